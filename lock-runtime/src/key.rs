@@ -1,0 +1,323 @@
+//! The name of a lock, and the one writer that builds names out of values.
+//!
+//! The macro and the layer both write through [`KeyWriter`], so the same values give the same key, and no value can reach
+//! the key of another.
+
+use std::{
+    fmt::{self, Write as _},
+    sync::Arc,
+};
+
+use crate::error::{LockError, LockErrorKind};
+
+/// The longest name of a lock, in bytes.
+pub const MAX_KEY_BYTES: usize = 512;
+
+/// First segment that would collide with the objects of `permits(n)`.
+const PERMITS: &str = "permits";
+
+/// The name of a lock: 1 to 512 bytes, no control characters, unique within the client's namespace.
+///
+/// Cheap to clone. Build it from a literal with [`LockKey::new`], from values with [`KeyWriter`], or let the macro and the layer do it.
+///
+/// A name may carry a Redis Cluster hash tag, `{orders}:42`; any other use of `}` is refused, as the lock and the keys beside
+/// it would lie in different slots. `permits:` is reserved as a beginning.
+///
+/// ```
+/// use lock_runtime::LockKey;
+/// assert_eq!(LockKey::new("order:42")?.as_str(), "order:42");
+/// assert!(LockKey::new("").is_err());
+/// # Ok::<(), lock_runtime::LockError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LockKey(Arc<str>);
+
+impl LockKey {
+    /// Checks and takes a name as it stands. Values that come from outside belong in a [`KeyWriter`].
+    ///
+    /// # Errors
+    /// `InvalidKey` for a name that is empty, longer than [`MAX_KEY_BYTES`], has a control character, a `}` outside of a
+    /// hash tag, or begins with `permits:`.
+    pub fn new(name: impl Into<Arc<str>>) -> Result<Self, LockError> {
+        let name = name.into();
+        match complaint(&name) {
+            None => Ok(Self(name)),
+            Some(complaint) => Err(invalid(&name, complaint)),
+        }
+    }
+
+    /// The name, without the namespace.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The part of the name that decides its Redis Cluster slot, if it has one of its own: the text within the first `{..}`.
+    pub fn hash_tag(&self) -> Option<&str> {
+        hash_tag(&self.0)
+    }
+}
+
+fn hash_tag(name: &str) -> Option<&str> {
+    let (_, rest) = name.split_once('{')?;
+    let (tag, _) = rest.split_once('}')?;
+    (!tag.is_empty()).then_some(tag)
+}
+
+fn complaint(name: &str) -> Option<&'static str> {
+    if name.is_empty() {
+        return Some("is empty; a lock needs a name such as \"order:42\"");
+    }
+    if name.len() > MAX_KEY_BYTES {
+        return Some("is longer than 512 bytes; use a digest of the long part");
+    }
+    if name.chars().any(char::is_control) {
+        return Some("contains a control character; write outside values through a placeholder, which escapes them");
+    }
+    if name.contains('}') && hash_tag(name).is_none() {
+        return Some("contains '}' outside of a hash tag; write \"{tag}\" whole, or leave the brace out");
+    }
+    if name.strip_prefix(PERMITS).is_some_and(|rest| rest.starts_with(':')) {
+        return Some("begins with \"permits:\", which is reserved; choose another first word");
+    }
+    None
+}
+
+fn invalid(name: &str, complaint: &str) -> LockError {
+    const SHOWN: usize = 64;
+    let shown: String = name.chars().take(SHOWN).collect();
+    let more = if shown.len() < name.len() { ".." } else { "" };
+    LockError::new(LockErrorKind::InvalidKey, format!("the key {shown:?}{more} {complaint}"))
+}
+
+impl fmt::Debug for LockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for LockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl AsRef<str> for LockKey {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What can name a lock. A name that is not valid surfaces when the lock is acquired.
+pub trait IntoLockKey {
+    /// The key, or `InvalidKey`.
+    ///
+    /// # Errors
+    /// As [`LockKey::new`].
+    fn into_lock_key(self) -> Result<LockKey, LockError>;
+}
+
+impl IntoLockKey for LockKey {
+    fn into_lock_key(self) -> Result<LockKey, LockError> {
+        Ok(self)
+    }
+}
+
+impl IntoLockKey for &LockKey {
+    fn into_lock_key(self) -> Result<LockKey, LockError> {
+        Ok(self.clone())
+    }
+}
+
+impl IntoLockKey for &str {
+    fn into_lock_key(self) -> Result<LockKey, LockError> {
+        LockKey::new(self)
+    }
+}
+
+impl IntoLockKey for String {
+    fn into_lock_key(self) -> Result<LockKey, LockError> {
+        LockKey::new(self)
+    }
+}
+
+impl IntoLockKey for &String {
+    fn into_lock_key(self) -> Result<LockKey, LockError> {
+        LockKey::new(self.as_str())
+    }
+}
+
+impl IntoLockKey for Result<LockKey, LockError> {
+    fn into_lock_key(self) -> Result<LockKey, LockError> {
+        self
+    }
+}
+
+/// Builds a [`LockKey`] out of literal text and of values.
+///
+/// A value is escaped (`:` `/` `%` `{` `}` and control characters as `%XX`), so that no value can pass for a piece of the
+/// text around it: `("1:2", "3")` never meets `("1", "2:3")`. Where the text between two values has neither `:` nor `/`,
+/// and so could not be told from the values, the writer puts `%.` in front of the second.
+///
+/// ```
+/// use lock_runtime::KeyWriter;
+/// let mut key = KeyWriter::new();
+/// key.lit("order:").arg(format_args!("{}", "a:b"));
+/// assert_eq!(key.finish()?.as_str(), "order:a%3Ab");
+/// # Ok::<(), lock_runtime::LockError>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct KeyWriter {
+    name: String,
+    /// A value was written and no `:` or `/` since.
+    open: bool,
+    /// Values stop being written here, so that a huge one costs no memory; `finish` then refuses the key.
+    overflow: bool,
+}
+
+impl KeyWriter {
+    /// An empty writer.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// An empty writer with room for `bytes`.
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self { name: String::with_capacity(bytes), ..Self::default() }
+    }
+
+    /// Text of the program's own, taken as it stands.
+    pub fn lit(&mut self, text: &str) -> &mut Self {
+        if text.contains(is_separator) {
+            self.open = false;
+        }
+        self.name.push_str(text);
+        self
+    }
+
+    /// A value, escaped.
+    pub fn arg(&mut self, value: fmt::Arguments<'_>) -> &mut Self {
+        if self.open {
+            self.name.push_str("%.");
+        }
+        self.open = true;
+        let start = self.name.len();
+        if (Escape { writer: self }).write_fmt(value).is_err() {
+            self.overflow = true;
+        }
+        // A value must not be able to make up the reserved beginning.
+        if start == 0 && self.name == PERMITS {
+            self.name.replace_range(..1, "%70");
+        }
+        self
+    }
+
+    /// The key.
+    ///
+    /// # Errors
+    /// `InvalidKey`, as [`LockKey::new`].
+    pub fn finish(self) -> Result<LockKey, LockError> {
+        if self.overflow {
+            return Err(invalid(&self.name, "is longer than 512 bytes; use a digest of the long part"));
+        }
+        LockKey::new(self.name)
+    }
+}
+
+fn is_separator(c: char) -> bool {
+    matches!(c, ':' | '/')
+}
+
+struct Escape<'a> {
+    writer: &'a mut KeyWriter,
+}
+
+impl fmt::Write for Escape<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let name = &mut self.writer.name;
+        for c in text.chars() {
+            if name.len() > MAX_KEY_BYTES {
+                return Err(fmt::Error);
+            }
+            if is_separator(c) || matches!(c, '%' | '{' | '}') || c.is_control() {
+                let mut utf8 = [0; 4];
+                for byte in c.encode_utf8(&mut utf8).bytes() {
+                    write!(name, "%{byte:02X}")?;
+                }
+            } else {
+                name.push(c);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn key(parts: &[(&str, &str)]) -> Result<LockKey, LockError> {
+        let mut writer = KeyWriter::new();
+        for (lit, arg) in parts {
+            writer.lit(lit).arg(format_args!("{arg}"));
+        }
+        writer.finish()
+    }
+
+    #[test]
+    fn a_bad_name_is_refused_with_the_reason() {
+        for (name, reason) in [
+            ("", "empty"),
+            (&"x".repeat(513), "512"),
+            ("a\nb", "control"),
+            ("x}y", "hash tag"),
+            ("x{}y", "hash tag"),
+            ("permits:x", "reserved"),
+        ] {
+            let error = LockKey::new(name).unwrap_err();
+            assert_eq!(error.kind(), LockErrorKind::InvalidKey);
+            assert!(error.to_string().contains(reason), "{error}");
+        }
+        assert!(LockKey::new("x".repeat(512)).is_ok());
+        assert_eq!(LockKey::new("a{b}c").unwrap().hash_tag(), Some("b"));
+        assert_eq!(LockKey::new("a{b").unwrap().hash_tag(), None);
+    }
+
+    #[test]
+    fn a_value_cannot_make_up_the_reserved_beginning() {
+        assert_eq!(key(&[("", "permits"), (":", "x")]).unwrap().as_str(), "%70ermits:x");
+    }
+
+    #[test]
+    fn an_overlong_value_is_refused_without_being_written_whole() {
+        let mut writer = KeyWriter::new();
+        writer.arg(format_args!("{}", "x".repeat(10_000_000)));
+        assert!(writer.name.len() < 600);
+        assert!(writer.finish().is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn different_values_give_different_keys(
+            lits in proptest::collection::vec("[a:/_-]{0,3}", 3),
+            a in proptest::collection::vec("[1:%/{}.\n]{0,3}|permits", 3),
+            b in proptest::collection::vec("[1:%/{}.\n]{0,3}|permits", 3),
+        ) {
+            let build = |values: &[String]| {
+                let mut writer = KeyWriter::new();
+                writer.lit("k");
+                for (lit, value) in lits.iter().zip(values) {
+                    writer.lit(lit).arg(format_args!("{value}"));
+                }
+                writer.finish().unwrap()
+            };
+            prop_assert_eq!(build(&a) == build(&b), a == b);
+        }
+
+        #[test]
+        fn a_value_never_makes_a_key_invalid_or_sets_its_hash_tag(value in "\\PC{1,20}") {
+            let written = key(&[("k:", &value)]).unwrap();
+            prop_assert_eq!(written.hash_tag(), None);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! What is asked of a lock: plain data, shared by the macro, the layer and configuration.
+//!
+//! A [`LockSpec`] holds only what was said; what was left open is filled from the client's defaults when the lock is
+//! acquired, and then checked as a whole into [`Terms`].
+
+use std::{num::NonZeroU32, time::Duration};
+
+use crate::error::{LockError, LockErrorKind};
+
+/// The shortest lease.
+pub const MIN_LEASE: Duration = Duration::from_millis(100);
+/// The longest lease.
+pub const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
+/// The lease where none is given: long enough that a slow minute of the network is no loss, short enough that a crash is over soon.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+/// How long a request waits where nothing else is said.
+pub const DEFAULT_WAIT: Duration = Duration::from_secs(10);
+
+/// Who may hold a key together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Mode {
+    /// One holder. The writer of a read/write lock is the same.
+    #[default]
+    Exclusive,
+    /// Many readers, no writer.
+    Shared,
+    /// At most so many holders. Permits are an object of their own: `permits` and `exclusive` of one name do not exclude each other.
+    Permits(NonZeroU32),
+}
+
+impl Mode {
+    /// Which of the two objects of a name this mode locks.
+    pub fn family(self) -> Family {
+        match self {
+            Self::Exclusive | Self::Shared => Family::Lock,
+            Self::Permits(_) => Family::Permits,
+        }
+    }
+}
+
+/// The two objects that one name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Family {
+    /// Exclusive and shared locks, which exclude each other.
+    Lock,
+    /// Permits.
+    Permits,
+}
+
+/// How long a request is ready to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Wait {
+    /// Not at all: a lock that is not free is `Contended`.
+    No,
+    /// At most so long, then `WaitTimeout`.
+    AtMost(Duration),
+}
+
+/// What is asked of a lock; every part that is not said comes from the client's defaults.
+///
+/// All setters are `const`, so that a spec can be a constant. Nothing is checked here: a spec that cannot be meant
+/// (a lease under 100 ms, say) is `InvalidSpec` when the lock is acquired.
+///
+/// ```
+/// use std::time::Duration;
+/// use lock_runtime::LockSpec;
+/// const CHECKOUT: LockSpec = LockSpec::exclusive().lease(Duration::from_secs(10)).wait(Duration::from_secs(2));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LockSpec {
+    mode: Mode,
+    lease: Option<Duration>,
+    wait: Option<Wait>,
+    renew: Option<bool>,
+    reentrant: Option<bool>,
+    min_hold: Option<Duration>,
+    max_hold: Option<Duration>,
+}
+
+impl LockSpec {
+    const fn with_mode(mode: Mode) -> Self {
+        Self { mode, lease: None, wait: None, renew: None, reentrant: None, min_hold: None, max_hold: None }
+    }
+
+    /// One holder.
+    pub const fn exclusive() -> Self {
+        Self::with_mode(Mode::Exclusive)
+    }
+
+    /// Many readers, no writer.
+    pub const fn shared() -> Self {
+        Self::with_mode(Mode::Shared)
+    }
+
+    /// At most `permits` holders.
+    pub const fn permits(permits: NonZeroU32) -> Self {
+        Self::with_mode(Mode::Permits(permits))
+    }
+
+    /// How long the store keeps the lock without a renewal, 100 ms to 24 h; 30 s by default.
+    ///
+    /// It is *how fast a crash is noticed, not how long you may hold*: a living holder renews every third of it. A short
+    /// lease frees a dead holder's lock sooner and is lost sooner when the store is out of reach.
+    #[must_use]
+    pub const fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// How long to wait for the lock; 10 s by default.
+    #[must_use]
+    pub const fn wait(mut self, wait: Duration) -> Self {
+        self.wait = Some(Wait::AtMost(wait));
+        self
+    }
+
+    /// Does not wait: a lock that is not free is `Contended`.
+    #[must_use]
+    pub const fn no_wait(mut self) -> Self {
+        self.wait = Some(Wait::No);
+        self
+    }
+
+    /// Does not renew: the lock ends with its lease, whatever its holder does. (Redisson's `leaseTime`.)
+    #[must_use]
+    pub const fn no_renew(mut self) -> Self {
+        self.renew = Some(false);
+        self
+    }
+
+    /// Lets a flow of work that holds the lock in an enclosing scope enter it again, without a round trip.
+    #[must_use]
+    pub const fn reentrant(mut self) -> Self {
+        self.reentrant = Some(true);
+        self
+    }
+
+    /// Keeps the lock at least so long after it was granted, also when it is released earlier; 24 h at most.
+    ///
+    /// For jobs that fire on every replica: a replica whose clock is late must find the lock still held. (ShedLock's
+    /// `lockAtLeastFor`.)
+    #[must_use]
+    pub const fn min_hold(mut self, min_hold: Duration) -> Self {
+        self.min_hold = Some(min_hold);
+        self
+    }
+
+    /// Ends renewal so long after the grant: the lock is then lost as `MaxHold`, so that a hung holder does not hold for ever.
+    /// (ShedLock's `lockAtMostFor`.)
+    #[must_use]
+    pub const fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.max_hold = Some(max_hold);
+        self
+    }
+
+    /// The mode.
+    pub const fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    pub(crate) fn set_mode(&mut self, mode: Mode) {
+        self.mode = mode;
+    }
+
+    /// Fills what is open from `defaults` (whose mode says nothing) and checks the whole.
+    pub(crate) fn terms(&self, defaults: &LockSpec) -> Result<Terms, LockError> {
+        let terms = Terms {
+            mode: self.mode,
+            lease: self.lease.or(defaults.lease).unwrap_or(DEFAULT_LEASE),
+            wait: self.wait.or(defaults.wait).unwrap_or(Wait::AtMost(DEFAULT_WAIT)),
+            renew: self.renew.or(defaults.renew).unwrap_or(true),
+            reentrant: self.reentrant.or(defaults.reentrant).unwrap_or(false),
+            min_hold: self.min_hold.or(defaults.min_hold),
+            max_hold: self.max_hold.or(defaults.max_hold),
+        };
+        match terms.complaint() {
+            None => Ok(terms),
+            Some(complaint) => Err(LockError::new(LockErrorKind::InvalidSpec, complaint)),
+        }
+    }
+}
+
+/// A spec with nothing left open, checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    pub(crate) mode: Mode,
+    pub(crate) lease: Duration,
+    pub(crate) wait: Wait,
+    pub(crate) renew: bool,
+    pub(crate) reentrant: bool,
+    pub(crate) min_hold: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+impl Terms {
+    fn complaint(&self) -> Option<String> {
+        let Self { lease, wait, min_hold, max_hold, .. } = *self;
+        if !(MIN_LEASE..=MAX_LEASE).contains(&lease) {
+            return Some(format!("a lease of {lease:?} is out of range; give 100 ms to 24 h"));
+        }
+        if let Wait::AtMost(wait) = wait
+            && wait > MAX_LEASE
+        {
+            return Some(format!("a wait of {wait:?} is too long; give at most 24 h"));
+        }
+        if let Some(min_hold) = min_hold
+            && min_hold > MAX_LEASE
+        {
+            return Some(format!("a min_hold of {min_hold:?} is too long; give at most 24 h"));
+        }
+        match (min_hold, max_hold) {
+            (_, Some(max_hold)) if max_hold.is_zero() => {
+                Some("a max_hold of zero holds nothing; leave it out for no limit".into())
+            }
+            (Some(min_hold), Some(max_hold)) if min_hold > max_hold => {
+                Some(format!("a min_hold of {min_hold:?} is longer than the max_hold of {max_hold:?}; swap them"))
+            }
+            _ => None,
+        }
+    }
+
+    /// How long one call to the store may take: min(lease/6, 500 ms), so that three tries fit between two renewals.
+    pub(crate) fn call_timeout(&self) -> Duration {
+        call_timeout(self.lease)
+    }
+}
+
+/// How long one call to the store may take for a lease of this length.
+pub(crate) fn call_timeout(lease: Duration) -> Duration {
+    (lease / 6).min(Duration::from_millis(500))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spec_that_cannot_be_meant_is_refused() {
+        let defaults = LockSpec::exclusive();
+        let seconds = Duration::from_secs;
+        for (spec, word) in [
+            (LockSpec::exclusive().lease(Duration::from_millis(99)), "lease"),
+            (LockSpec::exclusive().lease(MAX_LEASE + Duration::from_millis(1)), "lease"),
+            (LockSpec::exclusive().wait(seconds(90_000)), "wait"),
+            (LockSpec::exclusive().min_hold(seconds(90_000)), "min_hold"),
+            (LockSpec::exclusive().max_hold(Duration::ZERO), "max_hold"),
+            (LockSpec::exclusive().min_hold(seconds(2)).max_hold(seconds(1)), "max_hold"),
+        ] {
+            let error = spec.terms(&defaults).unwrap_err();
+            assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
+            assert!(error.to_string().contains(word), "{error}");
+        }
+        assert!(LockSpec::exclusive().lease(MIN_LEASE).terms(&defaults).is_ok());
+        assert!(LockSpec::exclusive().lease(MAX_LEASE).terms(&defaults).is_ok());
+    }
+
+    #[test]
+    fn what_is_left_open_comes_from_the_defaults() {
+        let defaults = LockSpec::shared().lease(Duration::from_secs(5)).no_wait().reentrant();
+        let terms = LockSpec::exclusive().wait(Duration::from_secs(1)).terms(&defaults).unwrap();
+        assert_eq!(terms.mode, Mode::Exclusive);
+        assert_eq!(terms.lease, Duration::from_secs(5));
+        assert_eq!(terms.wait, Wait::AtMost(Duration::from_secs(1)));
+        assert!(terms.reentrant && terms.renew);
+    }
+}
