@@ -83,6 +83,14 @@ impl LockError {
         Self(Arc::new(Inner { kind, key: None, message: message.into(), retry_after: None, source: None }))
     }
 
+    pub(crate) fn from_store(error: StoreError) -> Self {
+        let message = match error.kind() {
+            StoreErrorKind::Unavailable => "the store is out of reach",
+            _ => "the store refused",
+        };
+        Self::new(error.kind().into(), message).with_source(Some(error))
+    }
+
     fn edit(self, edit: impl FnOnce(&mut Inner)) -> Self {
         let Inner { kind, ref key, ref message, retry_after, ref source } = *self.0;
         let mut inner = Inner { kind, key: key.clone(), message: message.clone(), retry_after, source: source.clone() };
@@ -162,12 +170,6 @@ impl From<StoreErrorKind> for LockErrorKind {
             StoreErrorKind::ReadOnly => Self::ReadOnly,
             StoreErrorKind::ForeignKey => Self::ForeignKey,
         }
-    }
-}
-
-impl From<StoreError> for LockError {
-    fn from(error: StoreError) -> Self {
-        Self::new(error.kind().into(), "the store refused").with_source(Some(error))
     }
 }
 

@@ -81,23 +81,23 @@ pub struct LockSpec {
 }
 
 impl LockSpec {
-    const fn with_mode(mode: Mode) -> Self {
+    const fn new(mode: Mode) -> Self {
         Self { mode, lease: None, wait: None, renew: None, reentrant: None, min_hold: None, max_hold: None }
     }
 
     /// One holder.
     pub const fn exclusive() -> Self {
-        Self::with_mode(Mode::Exclusive)
+        Self::new(Mode::Exclusive)
     }
 
     /// Many readers, no writer.
     pub const fn shared() -> Self {
-        Self::with_mode(Mode::Shared)
+        Self::new(Mode::Shared)
     }
 
     /// At most `permits` holders.
     pub const fn permits(permits: NonZeroU32) -> Self {
-        Self::with_mode(Mode::Permits(permits))
+        Self::new(Mode::Permits(permits))
     }
 
     /// How long the store keeps the lock without a renewal, 100 ms to 24 h; 30 s by default.
@@ -161,8 +161,8 @@ impl LockSpec {
         self.mode
     }
 
-    pub(crate) fn set_mode(&mut self, mode: Mode) {
-        self.mode = mode;
+    pub(crate) fn with_mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
     }
 
     /// Fills what is open from `defaults` (whose mode says nothing) and checks the whole.

@@ -16,11 +16,11 @@ use crate::{
     spec::{Family, Mode},
 };
 
-// pub mod memory;
+pub mod memory;
 // cfg redis
 // pub mod redis;
 
-// pub use memory::MemoryStore;
+pub use memory::MemoryStore;
 
 /// The random 128-bit name of one acquisition. It is used once and dies with it, and is nobody else's to know.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,0 +1,373 @@
+//! How a request becomes a guard: through the gate to the head of its line, and from there to the store.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::{
+    client::Core,
+    driver::CleanUp,
+    error::{LockError, LockErrorKind, Loss},
+    gate::{Shut, Turn},
+    guard::{Entry, LockGuard},
+    holding::Holding,
+    key::LockKey,
+    owner,
+    spec::{Family, Mode, Terms, Wait},
+    store::{AcquireAllReply, AcquireReply, Hold, KeyRequest, StoreError, Token},
+};
+
+/// A request sent within a call's timeout is executed at most so much later, or not at all (PROTOCOL 7).
+const STRAGGLE: Duration = Duration::from_secs(1);
+/// The first question is asked even by a request that waits for less than a round trip may take.
+const SHORTEST_CALL: Duration = Duration::from_millis(50);
+/// A holder in this process tells its line when it releases; a loss that nobody tells of is found by asking now and then.
+const HELD_HERE: Duration = Duration::from_millis(500);
+
+/// Acquires every key, in the given order (sorted, without duplicates: two requests cannot wait for each other, PROTOCOL 18).
+pub(crate) async fn acquire(core: Arc<Core>, keys: Vec<LockKey>, terms: Terms) -> Result<LockGuard, LockError> {
+    let patience = Patience::new(&terms);
+    let mut entries = Vec::with_capacity(keys.len());
+    let mut fresh = Vec::new();
+    let at_once = keys.len() > 1 && terms.wait == Wait::No && terms.mode.family() == Family::Lock;
+    for key in keys {
+        match owner::enclosing(&core, &key, &terms)?.map(Entry::again).transpose()?.flatten() {
+            Some(entry) => {
+                tracing::debug!(%key, "entered again");
+                entries.push(entry);
+            }
+            None if at_once => fresh.push(key),
+            None => entries.push(acquire_one(&core, key, terms, &patience).await?),
+        }
+    }
+    if !fresh.is_empty() {
+        entries.extend(acquire_at_once(&core, fresh, terms).await?);
+    }
+    Ok(LockGuard::new(entries))
+}
+
+/// How long a request waits.
+struct Patience {
+    since: Instant,
+    until: Option<Instant>,
+}
+
+impl Patience {
+    fn new(terms: &Terms) -> Self {
+        let since = Instant::now();
+        let until = match terms.wait {
+            Wait::No => None,
+            Wait::AtMost(wait) => Some(since + wait),
+        };
+        Self { since, until }
+    }
+
+    /// How long a call to the store may take now.
+    fn for_call(&self, terms: &Terms) -> Duration {
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        left.map_or(terms.call_timeout(), |left| terms.call_timeout().min(left.max(SHORTEST_CALL)))
+    }
+
+    fn is_over(&self) -> bool {
+        self.until.is_none_or(|until| until <= Instant::now())
+    }
+}
+
+async fn acquire_one(core: &Arc<Core>, key: LockKey, terms: Terms, patience: &Patience) -> Result<Entry, LockError> {
+    let holding = match patience.until {
+        None => try_once(core, &key, terms, patience).await?,
+        Some(until) => wait_in_line(core, &key, terms, patience, until).await?,
+    };
+    tracing::debug!(%key, fence = %holding.fence(), waited = ?patience.since.elapsed(), "acquired");
+    Ok(Entry::first(holding))
+}
+
+/// One question, without standing in line; refused at once where others wait in line (PROTOCOL 16).
+async fn try_once(
+    core: &Arc<Core>,
+    key: &LockKey,
+    terms: Terms,
+    patience: &Patience,
+) -> Result<Arc<Holding>, LockError> {
+    if core.gates.is_closed() {
+        return Err(shutting_down(key));
+    }
+    if core.gates.is_stuck(key, terms.mode.family()) {
+        return Err(contended(key, None));
+    }
+    let hold = Hold::new(key.clone(), terms.mode, Token::random());
+    let mut question = Question::new(core, hold, terms, patience.for_call(&terms));
+    match question.ask().await? {
+        Answer::Granted(holding) => Ok(holding),
+        Answer::Refused { holder_ttl, .. } => Err(contended(key, holder_ttl)),
+        Answer::None(error) => Err(LockError::from_store(error).with_key(key)),
+    }
+}
+
+async fn wait_in_line(
+    core: &Arc<Core>,
+    key: &LockKey,
+    terms: Terms,
+    patience: &Patience,
+    until: Instant,
+) -> Result<Arc<Holding>, LockError> {
+    let shut = |shut| match shut {
+        Shut::Closed => shutting_down(key),
+        Shut::Full => {
+            let message = "too many requests wait for it in this process; `max_waiters` is the limit";
+            LockError::new(LockErrorKind::Overloaded, message).with_key(key)
+        }
+    };
+    let turn = core.gates.enter(key, terms.mode.family()).map_err(shut)?;
+    let mut head = Head { core, terms, turn };
+    let mut last = Refusal::None;
+    if !head.turn.is_first() {
+        tracing::debug!(%key, "waiting in line");
+        tokio::select! {
+            biased;
+            ready = head.turn.head() => ready.map_err(shut)?,
+            () = sleep_until(until) => return Err(last.into_error(key, patience)),
+        }
+    }
+    head.come_forward();
+    loop {
+        let ask_at = head.turn.place().map_or(until, |place| place.ask_at);
+        if ask_at > Instant::now() {
+            tokio::select! {
+                biased;
+                news = head.turn.news() => news.map_err(shut)?,
+                () = sleep_until(ask_at.min(until)) => {}
+            }
+            if patience.is_over() {
+                return Err(last.into_error(key, patience));
+            }
+        }
+        match head.ask(key, patience).await? {
+            Answer::Granted(holding) => return Ok(holding),
+            Answer::Refused { holder_ttl, .. } => last = Refusal::Busy(holder_ttl),
+            Answer::None(error) => last = Refusal::Unavailable(error),
+        }
+        if patience.is_over() {
+            return Err(last.into_error(key, patience));
+        }
+    }
+}
+
+/// Why the last question was not granted.
+enum Refusal {
+    None,
+    Busy(Option<Duration>),
+    Unavailable(StoreError),
+}
+
+impl Refusal {
+    fn into_error(self, key: &LockKey, patience: &Patience) -> LockError {
+        let waited = patience.since.elapsed();
+        let timed_out = |holder_ttl| {
+            let message = format!("still held after waiting for {waited:.1?}");
+            LockError::new(LockErrorKind::WaitTimeout, message).with_key(key).with_retry_after(holder_ttl)
+        };
+        match self {
+            Self::None => timed_out(None),
+            Self::Busy(holder_ttl) => timed_out(holder_ttl),
+            Self::Unavailable(error) => LockError::from_store(error).with_key(key),
+        }
+    }
+}
+
+fn contended(key: &LockKey, holder_ttl: Option<Duration>) -> LockError {
+    LockError::new(LockErrorKind::Contended, "somebody else holds it").with_key(key).with_retry_after(holder_ttl)
+}
+
+fn shutting_down(key: &LockKey) -> LockError {
+    LockError::new(LockErrorKind::ShuttingDown, "the client was shut down").with_key(key)
+}
+
+/// A turn that gives up its place properly, wherever its future is dropped.
+struct Head<'a> {
+    core: &'a Arc<Core>,
+    terms: Terms,
+    turn: Turn<'a>,
+}
+
+impl Head<'_> {
+    fn come_forward(&mut self) {
+        if let Some(unfit) = self.turn.take_place(self.terms.mode, self.terms.lease, Instant::now()) {
+            self.abandon(Hold::new(self.turn.key().clone(), unfit.mode, unfit.token));
+        }
+    }
+
+    async fn ask(&mut self, key: &LockKey, patience: &Patience) -> Result<Answer, LockError> {
+        self.turn.asking();
+        // `come_forward` has taken a place.
+        let token = self.turn.place().map_or_else(Token::random, |place| place.token);
+        let hold = Hold::new(key.clone(), self.terms.mode, token);
+        let mut question = Question::new(self.core, hold, self.terms, patience.for_call(&self.terms)).queued();
+        // Dropped here, the question gives up its token; the place must not go on with it.
+        let mut asking = Asking { turn: &mut self.turn, answered: false };
+        let answer = question.ask().await;
+        asking.answered = true;
+        let turn = &mut *asking.turn;
+        let now = Instant::now();
+        match &answer {
+            Ok(Answer::Granted(_)) => {
+                let ask_at = if self.terms.mode == Mode::Exclusive { now + HELD_HERE } else { now };
+                turn.granted(ask_at);
+            }
+            Ok(Answer::Refused { holder_ttl, queued }) => turn.refused(now, *holder_ttl, *queued, rand::random()),
+            Ok(Answer::None(_)) | Err(_) => turn.failed(now, rand::random()),
+        }
+        answer
+    }
+
+    fn abandon(&self, hold: Hold) {
+        self.core.driver.clean_up(self.core, CleanUp::abandon(hold, self.terms.lease, None));
+    }
+}
+
+impl Drop for Head<'_> {
+    fn drop(&mut self) {
+        if let Some(orphan) = self.turn.leave() {
+            self.abandon(Hold::new(self.turn.key().clone(), orphan.mode, orphan.token));
+        }
+    }
+}
+
+struct Asking<'a, 'g> {
+    turn: &'a mut Turn<'g>,
+    answered: bool,
+}
+
+impl Drop for Asking<'_, '_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.turn.failed(Instant::now(), 0.0);
+        }
+    }
+}
+
+/// One call of [`Store::acquire`](crate::store::Store::acquire) under a token. If it is dropped, or its answer does not come,
+/// the token is abandoned: now, and again when no straggler can be executed any more (PROTOCOL 8).
+struct Question<'a> {
+    core: &'a Arc<Core>,
+    request: KeyRequest,
+    terms: Terms,
+    patience: Duration,
+    in_flight: bool,
+}
+
+enum Answer {
+    Granted(Arc<Holding>),
+    Refused {
+        holder_ttl: Option<Duration>,
+        queued: bool,
+    },
+    /// None, or one that says "not now".
+    None(StoreError),
+}
+
+impl<'a> Question<'a> {
+    fn new(core: &'a Arc<Core>, hold: Hold, terms: Terms, patience: Duration) -> Self {
+        let request = KeyRequest::new(hold, terms.lease, Instant::now() + patience + STRAGGLE);
+        Self { core, request, terms, patience, in_flight: false }
+    }
+
+    fn queued(self) -> Self {
+        Self { request: self.request.clone().queued(), ..self }
+    }
+
+    async fn ask(&mut self) -> Result<Answer, LockError> {
+        let sent = Instant::now();
+        self.in_flight = true;
+        let reply = timeout(self.patience, self.core.store.acquire(&self.request)).await;
+        let hold = &self.request.hold;
+        let refused = |kind, message| Err(LockError::new(kind, message).with_key(&hold.key));
+        let reply = match reply {
+            Ok(Ok(reply)) => reply,
+            Ok(Err(error)) if error.is_transient() => return Ok(Answer::None(error)),
+            Ok(Err(error)) => return Err(LockError::from_store(error).with_key(&hold.key)),
+            Err(_) => return Ok(Answer::None(StoreError::timed_out(self.patience))),
+        };
+        self.in_flight = false;
+        match reply {
+            AcquireReply::Granted(grant) => match Holding::start(self.core, hold.clone(), grant, sent, self.terms) {
+                Some(holding) => Ok(Answer::Granted(holding)),
+                None => {
+                    self.in_flight = true;
+                    Ok(Answer::None(StoreError::timed_out(sent.elapsed())))
+                }
+            },
+            AcquireReply::Queued { holder_ttl, .. } => Ok(Answer::Refused { holder_ttl, queued: true }),
+            AcquireReply::Busy { holder_ttl } => Ok(Answer::Refused { holder_ttl, queued: false }),
+            AcquireReply::Late => Ok(Answer::None(StoreError::timed_out(self.patience))),
+            AcquireReply::ForeignKey => refused(LockErrorKind::ForeignKey, FOREIGN),
+            AcquireReply::ModeMismatch => refused(LockErrorKind::ModeMismatch, MISMATCH),
+        }
+    }
+}
+
+const FOREIGN: &str = "something that is not a lock lies under its name in the store; it was left untouched: choose another name or namespace";
+const MISMATCH: &str =
+    "it is held with another number of permits, or by something that is not a permit; use the same number everywhere";
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        if self.in_flight {
+            let hold = self.request.hold.clone();
+            let clean_up = CleanUp::abandon(hold, self.terms.lease, Some(self.request.deadline));
+            self.core.driver.clean_up(self.core, clean_up);
+        }
+    }
+}
+
+/// All or none, in one call.
+async fn acquire_at_once(core: &Arc<Core>, keys: Vec<LockKey>, terms: Terms) -> Result<Vec<Entry>, LockError> {
+    for key in &keys {
+        if core.gates.is_closed() {
+            return Err(shutting_down(key));
+        }
+        if core.gates.is_stuck(key, terms.mode.family()) {
+            return Err(contended(key, None));
+        }
+    }
+    let patience = terms.call_timeout();
+    let hold = |key| Hold::new(key, terms.mode, Token::random());
+    let mut questions: Vec<_> = keys.into_iter().map(|key| Question::new(core, hold(key), terms, patience)).collect();
+    questions.iter_mut().for_each(|question| question.in_flight = true);
+    let requests: Vec<_> = questions.iter().map(|question| question.request.clone()).collect();
+    let sent = Instant::now();
+    let reply = timeout(patience, core.store.acquire_all(&requests))
+        .await
+        .unwrap_or_else(|_| Err(StoreError::timed_out(patience)))
+        .map_err(LockError::from_store)?;
+    let grants = match reply {
+        AcquireAllReply::Granted(grants) => grants,
+        AcquireAllReply::Refused { index, reply } => {
+            questions.iter_mut().for_each(|question| question.in_flight = false);
+            let key = &requests[index.min(requests.len() - 1)].hold.key;
+            let error = |kind, message| LockError::new(kind, message).with_key(key);
+            return Err(match reply {
+                AcquireReply::Busy { holder_ttl } | AcquireReply::Queued { holder_ttl, .. } => {
+                    contended(key, holder_ttl)
+                }
+                AcquireReply::ForeignKey => error(LockErrorKind::ForeignKey, FOREIGN),
+                AcquireReply::ModeMismatch => error(LockErrorKind::ModeMismatch, MISMATCH),
+                AcquireReply::Granted(_) | AcquireReply::Late => {
+                    error(LockErrorKind::Unavailable, "the store was too late")
+                }
+            });
+        }
+    };
+    let mut entries = Vec::with_capacity(questions.len());
+    for (question, grant) in questions.iter_mut().zip(grants) {
+        let hold = question.request.hold.clone();
+        let Some(holding) = Holding::start(core, hold, grant, sent, terms) else {
+            let error = LockError::new(LockErrorKind::Lost(Loss::Expired), "the answer took longer than the lease");
+            return Err(error.with_key(&question.request.hold.key));
+        };
+        question.in_flight = false;
+        tracing::debug!(key = %holding.hold().key, fence = %holding.fence(), "acquired");
+        entries.push(Entry::first(holding));
+    }
+    Ok(entries)
+}

@@ -1,0 +1,83 @@
+//! The client that the macro uses: one for the whole process, or one for a task.
+
+use std::{
+    error::Error,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::OnceLock,
+    task::{Context, Poll},
+};
+
+use pin_project::pin_project;
+use tokio::task::futures::TaskLocalFuture;
+
+use crate::{
+    client::LockClient,
+    error::{LockError, LockErrorKind},
+};
+
+static INSTALLED: OnceLock<LockClient> = OnceLock::new();
+
+tokio::task_local! {
+    static SCOPED: LockClient;
+}
+
+impl LockClient {
+    /// Makes this the client of every `#[distributed_lock]` in the process that names no other.
+    ///
+    /// # Errors
+    /// If one was installed before; it stays.
+    pub fn install(self) -> Result<(), AlreadyInstalled> {
+        INSTALLED.set(self).map_err(|_| AlreadyInstalled(()))
+    }
+
+    /// Makes this the client of every `#[distributed_lock]` within `future`, instead of the installed one. A task spawned
+    /// within does not inherit it.
+    pub fn scope<F: Future>(&self, future: F) -> Scoped<F> {
+        Scoped { inner: SCOPED.scope(self.clone(), future) }
+    }
+}
+
+/// The client for code that names none: the innermost `scope`, else the installed one.
+pub(crate) fn ambient() -> Result<LockClient, LockError> {
+    SCOPED.try_with(LockClient::clone).ok().or_else(|| INSTALLED.get().cloned()).ok_or_else(|| {
+        let message = "no client for #[distributed_lock]; write `LockClient::connect(url).await?.install()?` at the start of \
+                       `main`, or name one: `client = self.locks`";
+        LockError::new(LockErrorKind::NoClient, message)
+    })
+}
+
+/// A client was installed before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AlreadyInstalled(());
+
+impl fmt::Display for AlreadyInstalled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a lock client is installed already")
+    }
+}
+
+impl Error for AlreadyInstalled {}
+
+/// A future with a client of its own; see [`LockClient::scope`].
+#[pin_project]
+#[must_use = "futures do nothing unless polled"]
+pub struct Scoped<F> {
+    #[pin]
+    inner: TaskLocalFuture<LockClient, F>,
+}
+
+impl<F: Future> Future for Scoped<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        self.project().inner.poll(cx)
+    }
+}
+
+impl<F> fmt::Debug for Scoped<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scoped").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,338 @@
+//! How a user gets in: [`LockClient`] and its builder.
+
+use std::{
+    fmt,
+    num::NonZeroU32,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::timeout;
+
+use crate::{
+    driver::Driver,
+    error::{LockError, LockErrorKind, Loss},
+    gate::Gates,
+    key::IntoLockKey,
+    request::LockRequest,
+    spec::{DEFAULT_LEASE, Family, LockSpec, call_timeout},
+    store::{Inspection, MemoryStore, RevokeReply, RevokeScope, Store, StoreError},
+};
+
+/// So many requests may wait for one key in this process.
+const MAX_WAITERS: usize = 10_000;
+/// How long `shutdown` waits for what is still to be given back: two call timeouts and a straggler's deadline.
+const SHUTDOWN: Duration = Duration::from_secs(3);
+
+/// What a client, its requests and its guards share.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) gates: Gates,
+    pub(crate) driver: Driver,
+    pub(crate) defaults: LockSpec,
+    ids: AtomicU64,
+}
+
+impl Core {
+    /// A number that tells leases and listeners of this client apart.
+    pub(crate) fn next_id(&self) -> u64 {
+        self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// Where locks come from. Clones share everything; one client per process and store is enough.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+/// use lock_runtime::LockClient;
+///
+/// let locks = LockClient::in_memory();
+/// let guard = locks.exclusive("order:42").acquire().await?;
+/// println!("mine, with fencing token {}", guard.fence());
+/// guard.release().await?;
+/// locks.shutdown().await;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct LockClient {
+    core: Arc<Core>,
+    /// The last clone tells the driver to end.
+    _clones: Arc<Clones>,
+}
+
+struct Clones(Arc<Core>);
+
+impl Drop for Clones {
+    fn drop(&mut self) {
+        self.0.driver.orphan();
+    }
+}
+
+impl LockClient {
+    /// A client of a new store in this process: locks among tasks, for development, tests and single processes.
+    pub fn in_memory() -> Self {
+        Self::with_store(Arc::new(MemoryStore::new()))
+    }
+
+    /// Connects to the store that `url` names, with all defaults; [`builder`](Self::builder) can do more.
+    ///
+    /// `memory:` · `redis://[user[:password]@]host[:port][/db]` · `rediss://` likewise, over TLS (feature `rustls` or `native-tls`)
+    ///
+    /// # Errors
+    /// `InvalidUrl`, `Unavailable`, `Unauthenticated`, `Forbidden`, `NotRedis`, `ReadOnly`; within 3 s.
+    ///
+    /// # Cancellation
+    /// Dropping the future closes the connection.
+    pub async fn connect(url: &str) -> Result<Self, LockError> {
+        Self::builder().connect(url).await
+    }
+
+    /// A client with other than the default settings.
+    pub fn builder() -> LockClientBuilder {
+        LockClientBuilder::default()
+    }
+
+    /// A client of a store of your own.
+    pub fn with_store(store: Arc<dyn Store>) -> Self {
+        Self::builder().with_store(store)
+    }
+
+    /// A lock with one holder. A writer among [`read`](Self::read)ers is the same.
+    pub fn exclusive(&self, key: impl IntoLockKey) -> LockRequest {
+        self.request(key, LockSpec::exclusive())
+    }
+
+    /// The same as [`exclusive`](Self::exclusive), for read/write locks.
+    pub fn write(&self, key: impl IntoLockKey) -> LockRequest {
+        self.exclusive(key)
+    }
+
+    /// An exclusive lock that a flow of work can enter again. See [`LockSpec::reentrant`].
+    pub fn reentrant(&self, key: impl IntoLockKey) -> LockRequest {
+        self.exclusive(key).reentrant()
+    }
+
+    /// A share of a read/write lock: many readers, no writer.
+    pub fn read(&self, key: impl IntoLockKey) -> LockRequest {
+        self.request(key, LockSpec::shared())
+    }
+
+    /// One of `permits`. The number is part of the lock: asking with another one while somebody holds it is `ModeMismatch`.
+    pub fn permits(&self, key: impl IntoLockKey, permits: NonZeroU32) -> LockRequest {
+        self.request(key, LockSpec::permits(permits))
+    }
+
+    /// Several keys at once, each exclusive. They are taken in one order everywhere, so two requests cannot wait for each
+    /// other; without waiting they are taken all or none.
+    pub fn all(&self, keys: impl IntoIterator<Item = impl IntoLockKey>) -> LockRequest {
+        LockRequest::all(self.core.clone(), keys, LockSpec::exclusive())
+    }
+
+    /// A lock as `spec` says.
+    pub fn request(&self, key: impl IntoLockKey, spec: LockSpec) -> LockRequest {
+        LockRequest::one(self.core.clone(), key, spec)
+    }
+
+    /// Who holds the lock, as the store sees it now.
+    ///
+    /// # Errors
+    /// `InvalidKey`, `ForeignKey`, `Unavailable`, and what the server may object to.
+    ///
+    /// # Cancellation
+    /// Dropping the future has no effect.
+    pub async fn inspect(&self, key: impl IntoLockKey) -> Result<Inspection, LockError> {
+        self.inspect_family(key, Family::Lock).await
+    }
+
+    /// Who holds the permits of that name, as the store sees it now.
+    ///
+    /// # Errors
+    /// As [`inspect`](Self::inspect).
+    ///
+    /// # Cancellation
+    /// Dropping the future has no effect.
+    pub async fn inspect_permits(&self, key: impl IntoLockKey) -> Result<Inspection, LockError> {
+        self.inspect_family(key, Family::Permits).await
+    }
+
+    async fn inspect_family(&self, key: impl IntoLockKey, family: Family) -> Result<Inspection, LockError> {
+        let key = key.into_lock_key()?;
+        self.bounded(self.core.store.inspect(&key, family)).await.map_err(|error| error.with_key(&key))
+    }
+
+    /// Takes the lock away from whoever holds it: its holder finds out at its next renewal, at once if it is in this process.
+    ///
+    /// For operators: whoever held it may still be at work. A lock without an expiry, which this library never makes, is left
+    /// alone unless `scope` says otherwise.
+    ///
+    /// # Errors
+    /// `InvalidKey`, `Unavailable`, and what the server may object to.
+    ///
+    /// # Cancellation
+    /// Dropping the future leaves open whether it was revoked.
+    pub async fn revoke(&self, key: impl IntoLockKey, scope: RevokeScope) -> Result<RevokeReply, LockError> {
+        self.revoke_family(key, Family::Lock, scope).await
+    }
+
+    /// Takes the permits of that name away from all who hold one. See [`revoke`](Self::revoke).
+    ///
+    /// # Errors
+    /// As `revoke`.
+    ///
+    /// # Cancellation
+    /// As `revoke`.
+    pub async fn revoke_permits(&self, key: impl IntoLockKey) -> Result<RevokeReply, LockError> {
+        self.revoke_family(key, Family::Permits, RevokeScope::Leased).await
+    }
+
+    async fn revoke_family(
+        &self,
+        key: impl IntoLockKey,
+        family: Family,
+        scope: RevokeScope,
+    ) -> Result<RevokeReply, LockError> {
+        let key = key.into_lock_key()?;
+        let held_here: Vec<_> = self
+            .core
+            .driver
+            .holdings()
+            .into_iter()
+            .filter(|holding| holding.hold().key == key && holding.hold().mode.family() == family)
+            .collect();
+        let reply =
+            self.bounded(self.core.store.revoke(&key, family, scope)).await.map_err(|error| error.with_key(&key))?;
+        if reply == RevokeReply::Revoked {
+            held_here.iter().for_each(|holding| holding.lose(Loss::Revoked));
+            self.core.gates.released(&key, family);
+        }
+        Ok(reply)
+    }
+
+    async fn bounded<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, LockError> {
+        let patience = call_timeout(DEFAULT_LEASE);
+        let reply = timeout(patience, call).await.unwrap_or_else(|_| Err(StoreError::timed_out(patience)));
+        reply.map_err(LockError::from_store)
+    }
+
+    /// Refuses new requests, sends those that wait home as `ShuttingDown`, and waits until everything that was dropped has
+    /// been given back, for 3 s at most. Guards in hand stay valid and are renewed until they are released.
+    ///
+    /// Call it at the end of `main`: what is dropped after that outlives the process until its lease ends.
+    ///
+    /// # Cancellation
+    /// Dropping the future leaves the client shut down.
+    pub async fn shutdown(&self) {
+        self.core.gates.close();
+        if timeout(SHUTDOWN, self.core.driver.drained()).await.is_err() {
+            tracing::warn!("shut down before everything was given back; the leases end by themselves");
+        }
+    }
+}
+
+impl fmt::Debug for LockClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockClient")
+            .field("store", &self.core.store)
+            .field("defaults", &self.core.defaults)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Settings of a client. The last call is the one that makes it: [`connect`](Self::connect), [`in_memory`](Self::in_memory), ...
+#[must_use = "a builder does nothing until it makes a client"]
+#[derive(Clone, Debug)]
+pub struct LockClientBuilder {
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(dead_code, reason = "only stores outside of this process have names to keep apart")
+    )]
+    namespace: String,
+    defaults: LockSpec,
+    max_waiters: usize,
+}
+
+impl Default for LockClientBuilder {
+    fn default() -> Self {
+        Self { namespace: "lock".into(), defaults: LockSpec::exclusive(), max_waiters: MAX_WAITERS }
+    }
+}
+
+impl LockClientBuilder {
+    /// The beginning of every name in the store, `lock` by default: 1 to 64 bytes without braces.
+    pub fn namespace(self, namespace: impl Into<String>) -> Self {
+        Self { namespace: namespace.into(), ..self }
+    }
+
+    /// What holds where a request does not say otherwise. The mode of `defaults` says nothing.
+    pub fn defaults(self, defaults: LockSpec) -> Self {
+        Self { defaults, ..self }
+    }
+
+    /// How many requests may wait for one key in this process, 10,000 by default; more are `Overloaded` at once.
+    ///
+    /// Each costs about the memory of its future. Set it to what can be served within the wait: those beyond would time out anyway.
+    pub fn max_waiters(self, max_waiters: usize) -> Self {
+        Self { max_waiters, ..self }
+    }
+
+    /// Connects to the store that `url` names. See [`LockClient::connect`].
+    ///
+    /// # Errors
+    /// As [`LockClient::connect`], and `InvalidSpec` for a bad namespace.
+    ///
+    /// # Cancellation
+    /// Dropping the future closes the connection.
+    pub async fn connect(self, url: &str) -> Result<LockClient, LockError> {
+        if url == "memory:" {
+            return self.in_memory();
+        }
+        #[cfg(feature = "redis")]
+        return self.check()?.over(crate::store::redis::RedisStore::connect(url, &self.namespace).await?);
+        #[cfg(not(feature = "redis"))]
+        Err(LockError::new(
+            LockErrorKind::InvalidUrl,
+            "only \"memory:\" is compiled in; enable the feature `redis` for \"redis://host:6379/0\"",
+        ))
+    }
+
+    /// Uses a ready `redis::Client`: its address, credentials and TLS settings. Connections are made anew, over RESP3.
+    ///
+    /// # Errors
+    /// As [`LockClient::connect`].
+    ///
+    /// # Cancellation
+    /// Dropping the future closes the connection.
+    #[cfg(feature = "redis")]
+    pub async fn redis_client(self, client: redis::Client) -> Result<LockClient, LockError> {
+        self.check()?.over(crate::store::redis::RedisStore::from_client(client, &self.namespace).await?)
+    }
+
+    /// Uses a new store in this process.
+    ///
+    /// # Errors
+    /// `InvalidSpec` for defaults that cannot be meant.
+    pub fn in_memory(self) -> Result<LockClient, LockError> {
+        self.check()?.over(MemoryStore::new())
+    }
+
+    /// Uses a store of your own.
+    pub fn with_store(self, store: Arc<dyn Store>) -> LockClient {
+        let Self { defaults, max_waiters, .. } = self;
+        let gates = Gates::new(max_waiters);
+        let core = Arc::new(Core { store, gates, driver: Driver::default(), defaults, ids: AtomicU64::new(0) });
+        LockClient { _clones: Arc::new(Clones(core.clone())), core }
+    }
+
+    /// Defaults that cannot be meant are better found at the start than at the first request.
+    fn check(&self) -> Result<&Self, LockError> {
+        self.defaults.terms(&LockSpec::exclusive()).map(|_| self)
+    }
+
+    fn over(&self, store: impl Store) -> Result<LockClient, LockError> {
+        Ok(self.clone().with_store(Arc::new(store)))
+    }
+}

@@ -1,0 +1,310 @@
+//! One lock that this process holds: shared by its guards, their views, the frames that cover it, and the driver.
+
+use std::{
+    sync::{Arc, Mutex},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use tokio::time::{Instant, timeout};
+
+use crate::{
+    client::Core,
+    driver::CleanUp,
+    error::{LockError, LockErrorKind, Loss},
+    fence::FencingToken,
+    lease::{Due, Lease},
+    spec::{Mode, Terms, call_timeout},
+    store::{ConvertReply, Grant, Hold, Release, RenewReply, Renewal, StoreError},
+    sync::lock,
+};
+
+/// A lock that this process holds, or held.
+#[derive(Debug)]
+pub(crate) struct Holding {
+    core: Arc<Core>,
+    id: u64,
+    hold: Hold,
+    fence: FencingToken,
+    terms: Terms,
+    /// `min_hold` passes here.
+    keep_until: Option<Instant>,
+    state: Mutex<State>,
+}
+
+/// One state machine owns renewal and release, so that no renewal is sent after the release (PROTOCOL 13).
+#[derive(Debug)]
+struct State {
+    lease: Lease,
+    phase: Phase,
+    /// Guards that stand on this lease: the first and those that re-entered.
+    guards: usize,
+    /// Where the driver's schedule has it.
+    planned: Option<Instant>,
+    /// Who wants to hear of the loss, by the number of the listener.
+    listeners: Vec<(u64, Waker)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Held,
+    Released,
+    Lost(Loss),
+}
+
+/// A move in the driver's schedule.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) before: Option<Instant>,
+    pub(crate) after: Option<Instant>,
+}
+
+/// What is left to do for a guard that leaves.
+#[derive(Debug)]
+pub(crate) enum Left {
+    /// Another guard still stands on the lease.
+    Shared,
+    /// It was the last one: give the lock back.
+    Last(Release),
+    /// There is nothing to give back any more.
+    Lost(Loss),
+}
+
+impl Holding {
+    /// Starts to look after a grant that the reply to a request sent at `sent` brought. `None` if it has no validity left.
+    pub(crate) fn start(core: &Arc<Core>, hold: Hold, grant: Grant, sent: Instant, terms: Terms) -> Option<Arc<Self>> {
+        let lease = Lease::granted(terms.lease, terms.renew, terms.max_hold, sent, grant.ttl, rand::random());
+        if lease.validity(Instant::now()).is_zero() {
+            return None;
+        }
+        let holding = Arc::new(Self {
+            core: core.clone(),
+            id: core.next_id(),
+            hold,
+            fence: grant.fence,
+            terms,
+            keep_until: terms.min_hold.map(|min_hold| sent + min_hold),
+            state: Mutex::new(State { lease, phase: Phase::Held, guards: 1, planned: None, listeners: Vec::new() }),
+        });
+        core.driver.plan(core, &holding);
+        Some(holding)
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn hold(&self) -> &Hold {
+        &self.hold
+    }
+
+    pub(crate) fn fence(&self) -> FencingToken {
+        self.fence
+    }
+
+    pub(crate) fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// What is surely left; zero when it was lost or released.
+    pub(crate) fn validity(&self) -> Duration {
+        let state = lock(&self.state);
+        match state.phase {
+            Phase::Held => state.lease.validity(Instant::now()),
+            Phase::Released | Phase::Lost(_) => Duration::ZERO,
+        }
+    }
+
+    /// How it was lost, if it was. By our own clock, so without waiting for the driver to notice.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        let state = lock(&self.state);
+        match state.phase {
+            Phase::Lost(loss) => Some(loss),
+            Phase::Held if state.lease.validity(Instant::now()).is_zero() => Some(Loss::Expired),
+            Phase::Held | Phase::Released => None,
+        }
+    }
+
+    pub(crate) fn lost_error(&self, loss: Loss) -> LockError {
+        let message = match loss {
+            Loss::Expired => "lost: renewal did not succeed before the lease ran out",
+            Loss::Taken => "lost: the store no longer knows this grant",
+            Loss::Revoked => "lost: it was revoked",
+            Loss::MaxHold => "lost: max_hold has passed",
+        };
+        LockError::new(LockErrorKind::Lost(loss), message).with_key(&self.hold.key)
+    }
+
+    /// Is ready with the loss once there is one; until then `listener` is woken when it comes.
+    pub(crate) fn poll_loss(&self, listener: u64, cx: &Context<'_>) -> Poll<Loss> {
+        if let Some(loss) = self.loss() {
+            return Poll::Ready(loss);
+        }
+        let mut state = lock(&self.state);
+        if let Phase::Lost(loss) = state.phase {
+            return Poll::Ready(loss);
+        }
+        match state.listeners.iter_mut().find(|(number, _)| *number == listener) {
+            Some((_, waker)) => waker.clone_from(cx.waker()),
+            None => state.listeners.push((listener, cx.waker().clone())),
+        }
+        Poll::Pending
+    }
+
+    /// `listener` is gone.
+    pub(crate) fn unlisten(&self, listener: u64) {
+        lock(&self.state).listeners.retain(|(number, _)| *number != listener);
+    }
+
+    /// Has the last guard left?
+    pub(crate) fn is_released(&self) -> bool {
+        lock(&self.state).phase == Phase::Released
+    }
+
+    /// Does more than one guard stand on this lease?
+    pub(crate) fn is_shared(&self) -> bool {
+        lock(&self.state).guards > 1
+    }
+
+    /// Lets one more guard stand on this lease; `false` if the last one has left.
+    pub(crate) fn enter(&self) -> Result<bool, LockError> {
+        if let Some(loss) = self.loss() {
+            return Err(self.lost_error(loss));
+        }
+        let mut state = lock(&self.state);
+        let held = state.phase == Phase::Held;
+        if held {
+            state.guards += 1;
+        }
+        Ok(held)
+    }
+
+    /// One guard less. With the last one renewal ends, before anything is sent.
+    pub(crate) fn leave(self: &Arc<Self>) -> Left {
+        let mut state = lock(&self.state);
+        state.guards = state.guards.saturating_sub(1);
+        match state.phase {
+            Phase::Lost(loss) => Left::Lost(loss),
+            _ if state.guards > 0 => Left::Shared,
+            _ => {
+                state.phase = Phase::Released;
+                drop(state);
+                self.core.driver.plan(&self.core, self);
+                let keep_for = self.keep_until.map(|until| until.saturating_duration_since(Instant::now()));
+                Left::Last(Release::new(self.hold.clone()).keep_for(keep_for.filter(|keep_for| !keep_for.is_zero())))
+            }
+        }
+    }
+
+    /// What the driver is to do with this lease now. A loss is dealt with here.
+    pub(crate) fn turn(self: &Arc<Self>, now: Instant, slack: Duration) -> Option<Due> {
+        let mut state = lock(&self.state);
+        // The driver has just taken it off the schedule.
+        state.planned = None;
+        if state.phase != Phase::Held {
+            return None;
+        }
+        let due = state.lease.due(now, slack);
+        drop(state);
+        match due {
+            Some(Due::Lost(loss)) => self.lose(loss),
+            Some(Due::Warn) => {
+                tracing::warn!(key = %self.hold.key, lease = ?self.terms.lease, "held for ten leases; is its holder alive? `max_hold` would end it");
+            }
+            Some(Due::Renew) | None => {}
+        }
+        due
+    }
+
+    /// Where the schedule has this lease and where it is to have it.
+    pub(crate) fn plan(&self) -> Plan {
+        let mut state = lock(&self.state);
+        let after = (state.phase == Phase::Held).then(|| state.lease.next_due());
+        Plan { before: std::mem::replace(&mut state.planned, after), after }
+    }
+
+    /// The renewal to send; `None` when the lease is over.
+    pub(crate) fn renewal(&self) -> Option<Renewal> {
+        let state = lock(&self.state);
+        (state.phase == Phase::Held).then(|| Renewal::new(self.hold.clone(), state.lease.length()))
+    }
+
+    /// The store said, in reply to a request sent at `sent`, that `ttl` is left.
+    pub(crate) fn confirm(self: &Arc<Self>, sent: Instant, ttl: Duration) {
+        lock(&self.state).lease.confirm(sent, ttl, rand::random());
+        tracing::trace!(key = %self.hold.key, ?ttl, "renewed");
+        self.core.driver.plan(&self.core, self);
+    }
+
+    pub(crate) fn renewal_failed(self: &Arc<Self>) {
+        lock(&self.state).lease.renewal_failed(Instant::now());
+        self.core.driver.plan(&self.core, self);
+    }
+
+    /// Renews by `within` from now instead of later.
+    pub(crate) fn hurry(self: &Arc<Self>, within: Duration) {
+        lock(&self.state).lease.hurry(Instant::now() + within);
+        self.core.driver.plan(&self.core, self);
+    }
+
+    /// The lock is lost: everybody is told, once, and the token is given up, as the store may not know yet (PROTOCOL 9).
+    pub(crate) fn lose(self: &Arc<Self>, loss: Loss) {
+        let mut state = lock(&self.state);
+        if state.phase != Phase::Held {
+            return;
+        }
+        state.phase = Phase::Lost(loss);
+        let listeners = std::mem::take(&mut state.listeners);
+        drop(state);
+        tracing::warn!(key = %self.hold.key, fence = %self.fence, loss = ?loss, "lost");
+        listeners.into_iter().for_each(|(_, waker)| waker.wake());
+        self.core.driver.plan(&self.core, self);
+        self.core.driver.clean_up(&self.core, CleanUp::abandon(self.hold.clone(), self.terms.lease, None));
+        self.core.gates.released(&self.hold.key, self.hold.mode.family());
+    }
+
+    /// Asks the store to keep the lock for at least `lease` from now; zero only asks whether it is held.
+    pub(crate) async fn extend(self: &Arc<Self>, lease: Duration) -> Result<(), LockError> {
+        if let Some(loss) = self.loss() {
+            return Err(self.lost_error(loss));
+        }
+        let patience = call_timeout(self.terms.lease);
+        let sent = Instant::now();
+        let renewal = [Renewal::new(self.hold.clone(), lease)];
+        let replies = timeout(patience, self.core.store.renew(&renewal))
+            .await
+            .unwrap_or_else(|_| Err(StoreError::timed_out(patience)))
+            .map_err(|error| LockError::from_store(error).with_key(&self.hold.key))?;
+        match replies.first() {
+            Some(RenewReply::Renewed { ttl }) => {
+                self.confirm(sent, *ttl);
+                Ok(())
+            }
+            Some(RenewReply::Gone) | None => {
+                self.lose(Loss::Taken);
+                Err(self.lost_error(Loss::Taken))
+            }
+        }
+    }
+
+    /// Makes the writer a reader at the store; the lease of the writer must have ended here ([`leave`](Self::leave)).
+    pub(crate) async fn convert(self: &Arc<Self>) -> Result<Arc<Self>, LockError> {
+        let patience = call_timeout(self.terms.lease);
+        let sent = Instant::now();
+        let reply = timeout(patience, self.core.store.convert(&self.hold))
+            .await
+            .unwrap_or_else(|_| Err(StoreError::timed_out(patience)))
+            .map_err(|error| LockError::from_store(error).with_key(&self.hold.key))?;
+        let grant = match reply {
+            ConvertReply::Converted(grant) => grant,
+            ConvertReply::NotHeld => return Err(self.lost_error(Loss::Taken)),
+        };
+        let hold = Hold::new(self.hold.key.clone(), Mode::Shared, self.hold.token);
+        let terms = Terms { mode: Mode::Shared, ..self.terms };
+        Self::start(&self.core, hold, grant, sent, terms).ok_or_else(|| self.lost_error(Loss::Expired))
+    }
+}

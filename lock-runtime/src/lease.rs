@@ -1,0 +1,223 @@
+//! How long a lock is surely held, when to renew it, when it is lost. Decides only; it is told the time and the replies.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::error::Loss;
+
+/// A holder that has renewed for so many leases without a `max_hold` is worth one warning.
+const WARN_AFTER_LEASES: u32 = 10;
+
+/// What is taken off a lease for clocks that do not run alike: 1 % and 2 ms, as in [Redlock].
+///
+/// [Redlock]: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
+pub(crate) fn drift(lease: Duration) -> Duration {
+    lease / 100 + Duration::from_millis(2)
+}
+
+/// A lease as its holder sees it.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    length: Duration,
+    /// When the request was sent whose reply `valid_until` comes from.
+    as_of: Instant,
+    valid_until: Instant,
+    renewal: Renewal,
+    /// `max_hold` passes here.
+    ends_at: Option<Instant>,
+    warn_at: Option<Instant>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Renewal {
+    Off,
+    At(Instant),
+    InFlight,
+}
+
+/// What a lease asks of its driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// Send a renewal. Nothing more is due until [`Lease::renewed`] or [`Lease::renewal_failed`], but the loss.
+    Renew,
+    /// Say that this lock has been held for very long.
+    Warn,
+    /// It is lost.
+    Lost(Loss),
+}
+
+impl Lease {
+    /// A lease granted for `ttl` by the reply to a request sent at `sent` (PROTOCOL 2). `jitter` in 0..1 spreads renewals.
+    pub(crate) fn granted(
+        length: Duration,
+        renew: bool,
+        max_hold: Option<Duration>,
+        sent: Instant,
+        ttl: Duration,
+        jitter: f64,
+    ) -> Self {
+        let warn = renew && max_hold.is_none();
+        let mut lease = Self {
+            length,
+            as_of: sent,
+            valid_until: sent,
+            renewal: if renew { Renewal::At(sent) } else { Renewal::Off },
+            ends_at: max_hold.map(|max_hold| sent + max_hold),
+            warn_at: warn.then(|| sent + length * WARN_AFTER_LEASES),
+        };
+        lease.confirm(sent, ttl, jitter);
+        lease
+    }
+
+    /// The length that was asked for, which every renewal asks for again.
+    pub(crate) fn length(&self) -> Duration {
+        self.length
+    }
+
+    /// What is surely left.
+    pub(crate) fn validity(&self, now: Instant) -> Duration {
+        let end = self.ends_at.map_or(self.valid_until, |ends_at| ends_at.min(self.valid_until));
+        end.saturating_duration_since(now)
+    }
+
+    /// When [`due`](Self::due) has something to say.
+    pub(crate) fn next_due(&self) -> Instant {
+        let renew_at = match self.renewal {
+            Renewal::At(at) => Some(at),
+            Renewal::Off | Renewal::InFlight => None,
+        };
+        [renew_at, self.ends_at, self.warn_at].into_iter().flatten().fold(self.valid_until, Instant::min)
+    }
+
+    /// What is to be done at `now`; `None` if nothing is. A renewal may be sent `slack` early, to share a round trip.
+    pub(crate) fn due(&mut self, now: Instant, slack: Duration) -> Option<Due> {
+        if self.ends_at.is_some_and(|at| at <= now) {
+            return Some(Due::Lost(Loss::MaxHold));
+        }
+        if self.valid_until <= now {
+            return Some(Due::Lost(Loss::Expired));
+        }
+        if matches!(self.renewal, Renewal::At(at) if at <= now + slack) {
+            self.renewal = Renewal::InFlight;
+            return Some(Due::Renew);
+        }
+        if self.warn_at.is_some_and(|at| at <= now) {
+            self.warn_at = None;
+            return Some(Due::Warn);
+        }
+        None
+    }
+
+    /// The store said `ttl` in reply to a renewal, an extension or a question sent at `sent`.
+    pub(crate) fn confirm(&mut self, sent: Instant, ttl: Duration, jitter: f64) {
+        // A reply overtaken by a newer one says nothing new.
+        if sent < self.as_of {
+            return;
+        }
+        self.as_of = sent;
+        self.valid_until = sent + ttl.saturating_sub(drift(ttl));
+        if self.renewal != Renewal::Off {
+            // A grant met late has little left, and is renewed sooner.
+            let third = ttl.min(self.length) / 3;
+            self.renewal = Renewal::At(sent + third.mul_f64(1.0 - 0.1 * jitter));
+        }
+    }
+
+    /// A renewal did not succeed; it is tried again, for as long as validity is left.
+    pub(crate) fn renewal_failed(&mut self, now: Instant) {
+        if self.renewal == Renewal::InFlight {
+            let pause = (self.length / 30).clamp(Duration::from_millis(5), Duration::from_secs(1));
+            self.renewal = Renewal::At(now + pause);
+        }
+    }
+
+    /// Asks for a renewal by `at`, unless it is off or in flight.
+    pub(crate) fn hurry(&mut self, at: Instant) {
+        if let Renewal::At(planned) = &mut self.renewal {
+            *planned = at.min(*planned);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    fn granted(max_hold: Option<Duration>) -> (Lease, Instant) {
+        let t0 = Instant::now();
+        (Lease::granted(LEASE, true, max_hold, t0, LEASE, 0.0), t0)
+    }
+
+    #[test]
+    fn validity_counts_from_the_sending_and_leaves_room_for_drift() {
+        let (lease, t0) = granted(None);
+        assert_eq!(lease.validity(t0), LEASE - Duration::from_millis(302));
+        assert_eq!(lease.validity(t0 + LEASE), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_failed_renewal_is_tried_again_until_validity_runs_out_and_not_longer() {
+        let (mut lease, t0) = granted(None);
+        let mut tries = 0;
+        let lost = loop {
+            let now = lease.next_due();
+            match lease.due(now, Duration::ZERO) {
+                Some(Due::Renew) => {
+                    tries += 1;
+                    lease.renewal_failed(now + Duration::from_millis(500));
+                }
+                Some(Due::Lost(loss)) => break (loss, now),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(lost, (Loss::Expired, t0 + LEASE - drift(LEASE)));
+        assert!(tries > 10, "{tries} tries");
+    }
+
+    #[test]
+    fn nothing_is_renewed_twice_at_a_time() {
+        let (mut lease, t0) = granted(None);
+        let now = t0 + LEASE / 3;
+        assert_eq!(lease.due(now, Duration::ZERO), Some(Due::Renew));
+        assert_eq!(lease.due(now, Duration::ZERO), None);
+        lease.hurry(now);
+        assert_eq!(lease.due(now, Duration::ZERO), None);
+    }
+
+    #[test]
+    fn max_hold_ends_a_lease_that_is_renewed() {
+        let (mut lease, t0) = granted(Some(LEASE * 2));
+        lease.confirm(t0 + LEASE, LEASE * 4, 0.0);
+        assert_eq!(lease.validity(t0 + LEASE), LEASE);
+        assert_eq!(lease.due(t0 + LEASE * 2, Duration::ZERO), Some(Due::Lost(Loss::MaxHold)));
+    }
+
+    #[test]
+    fn a_lock_held_for_ten_leases_is_warned_of_once() {
+        let (mut lease, t0) = granted(None);
+        let now = t0 + LEASE * 10;
+        lease.confirm(now, LEASE, 0.0);
+        assert_eq!(lease.due(now, Duration::ZERO), Some(Due::Warn));
+        assert_eq!(lease.due(now, Duration::ZERO), None);
+    }
+
+    proptest! {
+        /// Replies in any order: validity never reaches past what the newest request was told.
+        #[test]
+        fn an_overtaken_reply_changes_nothing(replies in proptest::collection::vec((0u64..60_000, 1u64..90_000), 1..8)) {
+            let (mut lease, t0) = granted(None);
+            let mut newest = (0, 30_000);
+            for (sent, ttl) in replies {
+                lease.confirm(t0 + Duration::from_millis(sent), Duration::from_millis(ttl), 0.5);
+                if sent >= newest.0 {
+                    newest = (sent, ttl);
+                }
+            }
+            prop_assert!(lease.validity(t0) <= Duration::from_millis(newest.0 + newest.1));
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Who is asking: the chain of locks that enclose the current flow of work.
+//!
+//! A frame lives in a tokio task-local, so it follows a future and never a thread. Siblings under `join!` do not enclose
+//! each other, and a spawned task starts with an empty chain.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use pin_project::pin_project;
+use tokio::task::futures::TaskLocalFuture;
+
+use crate::{
+    client::Core,
+    error::{LockError, LockErrorKind},
+    guard::HeldLock,
+    holding::Holding,
+    key::LockKey,
+    spec::{Mode, Terms},
+};
+
+tokio::task_local! {
+    static FRAME: Frame;
+}
+
+/// One held lock in a flow of work, and those around it.
+#[derive(Clone, Debug)]
+pub(crate) struct Frame(Arc<Node>);
+
+#[derive(Debug)]
+struct Node {
+    held: HeldLock,
+    outer: Option<Frame>,
+}
+
+impl Frame {
+    /// A frame of `held` within the current one.
+    pub(crate) fn enclosing(held: HeldLock) -> Self {
+        Self(Arc::new(Node { held, outer: Self::current() }))
+    }
+
+    fn current() -> Option<Self> {
+        FRAME.try_with(Self::clone).ok()
+    }
+
+    /// Runs `future` within this frame.
+    pub(crate) fn scope<F: Future>(self, future: F) -> InScope<F> {
+        InScope { inner: FRAME.scope(self, future) }
+    }
+
+    /// From the innermost to the outermost.
+    fn chain(&self) -> impl Iterator<Item = &Arc<Holding>> {
+        std::iter::successors(Some(self), |frame| frame.0.outer.as_ref()).flat_map(|frame| frame.0.held.holdings())
+    }
+}
+
+/// Does an enclosing scope of the current flow of work hold `key`?
+///
+/// For code that must run under a lock that its callers take: `debug_assert!(lock_runtime::is_held(&key))`. It knows the
+/// scopes of [`LockRequest::run`](crate::LockRequest::run), the macro, the layer and [`LockGuard::scope`](crate::LockGuard::scope).
+pub fn is_held(key: &LockKey) -> bool {
+    Frame::current()
+        .is_some_and(|frame| frame.chain().any(|holding| holding.hold().key == *key && !holding.validity().is_zero()))
+}
+
+/// The lease that an enclosing scope holds on `key`, if this request may enter it; `None` if no scope holds it.
+pub(crate) fn enclosing(core: &Arc<Core>, key: &LockKey, terms: &Terms) -> Result<Option<Arc<Holding>>, LockError> {
+    let Some(frame) = Frame::current() else { return Ok(None) };
+    let same = |holding: &&Arc<Holding>| {
+        let held = holding.hold();
+        held.key == *key
+            && held.mode.family() == terms.mode.family()
+            && Arc::ptr_eq(holding.core(), core)
+            && !holding.is_released()
+    };
+    let Some(holding) = frame.chain().find(same) else { return Ok(None) };
+    let refused = |kind, message: &'static str| Err(LockError::new(kind, message).with_key(key));
+    match (holding.hold().mode, terms.mode) {
+        (Mode::Shared, Mode::Exclusive) => refused(
+            LockErrorKind::WouldDeadlock,
+            "an enclosing scope holds it for reading, so it can never be had for writing; take it for writing there",
+        ),
+        (Mode::Permits(held), Mode::Permits(wanted)) if held != wanted => {
+            refused(LockErrorKind::ModeMismatch, "an enclosing scope holds it with another number of permits")
+        }
+        _ if !terms.reentrant => refused(
+            LockErrorKind::WouldDeadlock,
+            "an enclosing scope of this flow holds it; say `reentrant`, or take it once",
+        ),
+        _ => Ok(Some(holding.clone())),
+    }
+}
+
+/// A future within the frame of a lock; see [`LockGuard::scope`](crate::LockGuard::scope).
+#[pin_project]
+#[must_use = "futures do nothing unless polled"]
+pub struct InScope<F> {
+    #[pin]
+    inner: TaskLocalFuture<Frame, F>,
+}
+
+impl<F: Future> Future for InScope<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        self.project().inner.poll(cx)
+    }
+}
+
+impl<F> fmt::Debug for InScope<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InScope").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,180 @@
+//! A key and a spec bound to a client: what `LockClient::exclusive` and its like give, and `acquire` and `run` use up.
+
+use std::{fmt, future::Future, num::NonZeroU32, pin::Pin, sync::Arc, task, time::Duration};
+
+use futures_util::future::BoxFuture;
+
+use crate::{
+    acquire::acquire,
+    client::Core,
+    error::{LockError, LockErrorKind},
+    guard::{HeldLock, LockGuard},
+    key::{IntoLockKey, LockKey},
+    spec::{LockSpec, Mode},
+};
+
+/// A lock that is about to be asked for.
+///
+/// Nothing happens before [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run). A bad key or
+/// spec surfaces there, typed. Every setter overrides the client's default; [`LockSpec`] says what each is for.
+#[must_use = "a request does nothing until it is acquired or run"]
+#[derive(Clone)]
+pub struct LockRequest {
+    core: Arc<Core>,
+    keys: Result<Vec<LockKey>, LockError>,
+    spec: LockSpec,
+}
+
+impl LockRequest {
+    pub(crate) fn one(core: Arc<Core>, key: impl IntoLockKey, spec: LockSpec) -> Self {
+        Self { core, keys: key.into_lock_key().map(|key| vec![key]), spec }
+    }
+
+    pub(crate) fn all(core: Arc<Core>, keys: impl IntoIterator<Item = impl IntoLockKey>, spec: LockSpec) -> Self {
+        let keys =
+            keys.into_iter().map(IntoLockKey::into_lock_key).collect::<Result<Vec<_>, _>>().and_then(|mut keys| {
+                if keys.is_empty() {
+                    return Err(LockError::new(LockErrorKind::InvalidKey, "no key was given; name at least one"));
+                }
+                keys.sort_unstable();
+                keys.dedup();
+                Ok(keys)
+            });
+        Self { core, keys, spec }
+    }
+
+    fn with(self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
+        Self { spec: set(self.spec), ..self }
+    }
+
+    /// How long the store keeps the lock without a renewal, 100 ms to 24 h; 30 s by default. See [`LockSpec::lease`].
+    pub fn lease(self, lease: Duration) -> Self {
+        self.with(|spec| spec.lease(lease))
+    }
+
+    /// How long to wait for the lock; 10 s by default. See [`LockSpec::wait`].
+    pub fn wait(self, wait: Duration) -> Self {
+        self.with(|spec| spec.wait(wait))
+    }
+
+    /// Does not wait. See [`LockSpec::no_wait`].
+    pub fn no_wait(self) -> Self {
+        self.with(LockSpec::no_wait)
+    }
+
+    /// Does not renew. See [`LockSpec::no_renew`].
+    pub fn no_renew(self) -> Self {
+        self.with(LockSpec::no_renew)
+    }
+
+    /// Enters again where an enclosing scope holds the lock. See [`LockSpec::reentrant`].
+    pub fn reentrant(self) -> Self {
+        self.with(LockSpec::reentrant)
+    }
+
+    /// Keeps the lock at least so long after the grant. See [`LockSpec::min_hold`].
+    pub fn min_hold(self, min_hold: Duration) -> Self {
+        self.with(|spec| spec.min_hold(min_hold))
+    }
+
+    /// Ends renewal so long after the grant. See [`LockSpec::max_hold`].
+    pub fn max_hold(self, max_hold: Duration) -> Self {
+        self.with(|spec| spec.max_hold(max_hold))
+    }
+
+    /// Asks for a share: many readers, no writer.
+    pub fn read(self) -> Self {
+        self.with(|spec| spec.with_mode(Mode::Shared))
+    }
+
+    /// Asks for one of `permits`.
+    pub fn permits(self, permits: NonZeroU32) -> Self {
+        self.with(|spec| spec.with_mode(Mode::Permits(permits)))
+    }
+
+    /// Acquires the lock, waiting first come first served within this process.
+    ///
+    /// While the store is out of reach the request goes on trying for as long as it is ready to wait.
+    ///
+    /// # Errors
+    /// `WaitTimeout`, `Contended` (with [`no_wait`](Self::no_wait)), `Overloaded`, `WouldDeadlock`, `Unavailable`, `ModeMismatch`,
+    /// `ForeignKey`, `InvalidKey`, `InvalidSpec`, `ShuttingDown`, and what the server may object to.
+    ///
+    /// # Cancellation
+    /// Dropping the future leaves nothing behind: the place in line goes to the next, and a lock that may have been granted
+    /// meanwhile is given up in the background.
+    pub fn acquire(self) -> Acquire {
+        Acquire { inner: Box::pin(self.acquired()) }
+    }
+
+    /// Acquires the lock if it is free: [`acquire`](Self::acquire) with [`no_wait`](Self::no_wait), `None` for `Contended`.
+    ///
+    /// # Errors
+    /// As `acquire`, but for `Contended`.
+    ///
+    /// # Cancellation
+    /// As `acquire`.
+    pub async fn try_acquire(self) -> Result<Option<LockGuard>, LockError> {
+        match self.no_wait().acquired().await {
+            Ok(guard) => Ok(Some(guard)),
+            Err(error) if error.kind() == LockErrorKind::Contended => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Acquires the lock, runs `body` under it and releases it.
+    ///
+    /// `body` runs in a frame of the lock: requests in it that are `reentrant` enter again. When the lock is lost, the body
+    /// is dropped at its next await point. The release is awaited for at most one call timeout (min(lease/6, 500 ms)); a release
+    /// that fails is traced and never replaces the body's result.
+    ///
+    /// # Errors
+    /// Those of [`acquire`](Self::acquire), and `Lost`.
+    ///
+    /// # Cancellation
+    /// Dropping the future drops the body and releases in the background.
+    pub async fn run<F, Fut>(self, body: F) -> Result<Fut::Output, LockError>
+    where
+        F: FnOnce(HeldLock) -> Fut,
+        Fut: Future,
+    {
+        let guard = self.acquired().await?;
+        let body = body(guard.held());
+        guard.cancel_on_loss(body).await
+    }
+
+    pub(crate) async fn acquired(self) -> Result<LockGuard, LockError> {
+        let keys = self.keys?;
+        let terms = self.spec.terms(&self.core.defaults).map_err(|error| match keys.first() {
+            Some(key) => error.with_key(key),
+            None => error,
+        })?;
+        acquire(self.core, keys, terms).await
+    }
+}
+
+impl fmt::Debug for LockRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockRequest").field("keys", &self.keys).field("spec", &self.spec).finish_non_exhaustive()
+    }
+}
+
+/// The future of [`LockRequest::acquire`].
+#[must_use = "futures do nothing unless polled"]
+pub struct Acquire {
+    inner: BoxFuture<'static, Result<LockGuard, LockError>>,
+}
+
+impl Future for Acquire {
+    type Output = Result<LockGuard, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> task::Poll<Self::Output> {
+        self.inner.as_mut().poll(cx)
+    }
+}
+
+impl fmt::Debug for Acquire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Acquire").finish_non_exhaustive()
+    }
+}
