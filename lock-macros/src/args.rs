@@ -327,13 +327,16 @@ fn unnamed(input: ParseStream<'_>) -> syn::Error {
 fn unknown(name: &Ident) -> syn::Error {
     let text = name.to_string();
     let alias = ALIASES.iter().find(|(alias, _)| *alias == text).map(|(_, known)| *known);
-    let nearest = alias.or_else(|| {
-        let near = KNOWN.iter().map(|known| (distance(&text, known), *known)).min()?;
-        // Half of the letters wrong is another word.
-        (near.0 * 2 < text.len()).then_some(near.1)
-    });
-    let hint = nearest.map(|known| format!(", did you mean `{known}`?")).unwrap_or_default();
+    let near = alias.or_else(|| nearest(&text, KNOWN));
+    let hint = near.map(|known| format!(", did you mean `{known}`?")).unwrap_or_default();
     syn::Error::new(name.span(), format!("unknown argument `{text}`{hint}; the arguments are: {}", KNOWN.join(", ")))
+}
+
+/// The word that was probably meant.
+pub(crate) fn nearest<'a>(word: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let (distance, near) = words.into_iter().map(|other| (distance(word, other), other)).min()?;
+    // Half of the letters wrong is another word.
+    (distance * 2 < word.len()).then_some(near)
 }
 
 /// Letters to insert, remove or replace to get from one word to the other.

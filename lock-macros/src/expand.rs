@@ -6,22 +6,28 @@
 use std::time::Duration;
 
 use proc_macro2::{Delimiter, Group, Span, TokenStream};
-use quote::{ToTokens as _, quote, quote_spanned};
+use quote::{ToTokens, quote, quote_spanned};
 use syn::{
     Attribute, Ident, ReturnType, Signature, Token, Type, Visibility,
     ext::IdentExt as _,
     parse::{Parse, ParseStream},
     spanned::Spanned as _,
     token::Brace,
-    visit_mut::{VisitMut, visit_type_mut},
+    visit_mut::{VisitMut, visit_pat_ident_mut, visit_type_mut},
 };
 
-use crate::args::{Args, Mode, Value, Wait, located_at};
+use crate::{
+    args::{Args, Mode, Value, Wait, located_at, nearest},
+    key::Key,
+};
 
 /// The locked function; on any mistake the item as it was, beside the errors.
 pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
     let error = match (syn::parse2::<Function>(item.clone()), syn::parse2::<Args>(args)) {
-        (Ok(function), Ok(args)) => return function.locked(&args),
+        (Ok(function), Ok(args)) => match check_captures(&function.sig, &args.key) {
+            Ok(()) => return function.locked(&args),
+            Err(error) => error,
+        },
         (Err(mut error), Err(more)) => {
             error.combine(more);
             error
@@ -111,27 +117,70 @@ fn returns_boxed_future(sig: &Signature) -> bool {
     words.contains("Box") && words.contains("Future")
 }
 
+/// Refuses a key that captures what is no argument.
+///
+/// The compiler would refuse it too, but it cannot look into a string that was taken apart: it would propose to replace the
+/// whole key by the variable that was meant. A capital letter may begin a constant, which is the compiler's to know.
+fn check_captures(sig: &Signature, key: &Key) -> syn::Result<()> {
+    let mut arguments = Bindings::default();
+    arguments.visit_signature_mut(&mut sig.clone());
+    let missing = key.captures().find(|(name, _)| {
+        name.starts_with(|first: char| first.is_lowercase() || first == '_')
+            && !arguments.names.iter().any(|n| n == name)
+    });
+    match missing {
+        Some((name, span)) if !arguments.hidden => {
+            let hint = match nearest(name, arguments.names.iter().map(String::as_str)) {
+                Some(near) => format!("did you mean `{{{near}}}`?"),
+                None => "a key is made of what the function is called with, or of constants".to_owned(),
+            };
+            Err(syn::Error::new(span, format!("`{}` has no argument `{name}`: {hint}", sig.ident)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The names that the arguments of a function bind.
+#[derive(Default)]
+struct Bindings {
+    names: Vec<String>,
+    /// A macro stands for a pattern: there may be more names.
+    hidden: bool,
+}
+
+impl VisitMut for Bindings {
+    fn visit_pat_ident_mut(&mut self, pat: &mut syn::PatIdent) {
+        self.names.push(pat.ident.unraw().to_string());
+        visit_pat_ident_mut(self, pat);
+    }
+
+    fn visit_receiver_mut(&mut self, _: &mut syn::Receiver) {
+        self.names.push("self".to_owned());
+    }
+
+    fn visit_macro_mut(&mut self, _: &mut syn::Macro) {
+        self.hidden = true;
+    }
+}
+
 impl Function {
     fn locked(self, args: &Args) -> TokenStream {
-        // Whoever renames lock-runtime cannot use the attribute yet; all paths of the expansion start here.
         let span = Span::mixed_site();
-        let rt = quote_spanned!(span=> ::lock_runtime::__rt);
+        let rt = runtime(span);
         let Self { attrs, vis, sig, brace, inner_attrs, body } = self;
 
         let client = match &args.client {
             None => quote_spanned!(span=> #rt::ambient()),
             Some(client) => {
                 let span = located_at(client.span());
+                let rt = runtime(span);
                 quote_spanned!(span=> #rt::client(&(#client)))
             }
         };
-        let key = args.key.expand(&rt);
+        let key = args.key.expand(runtime);
         let spec = spec(args, &rt);
         let anchor = return_type_anchor(&sig);
-        let refused = {
-            let span = located_at(output_span(&sig));
-            quote_spanned!(span=> #rt::FromLockError::from_lock_error(__error))
-        };
+        let refused = from_lock_error(&sig);
         // The user's line, but not the user's braces: the compiler would call them unnecessary.
         let mut block = Group::new(Delimiter::Brace, body);
         block.set_span(located_at(brace.span.join()));
@@ -161,12 +210,31 @@ impl Function {
     }
 }
 
-/// Where to show what is wrong with the return type.
-fn output_span(sig: &Signature) -> Span {
-    match &sig.output {
-        ReturnType::Default => sig.ident.span(),
-        ReturnType::Type(_, ty) => ty.span(),
-    }
+/// The path to the runtime, where every path of the expansion starts. Whoever renames lock-runtime cannot use the
+/// attribute yet.
+fn runtime(span: Span) -> TokenStream {
+    quote_spanned!(span=> ::lock_runtime::__rt)
+}
+
+/// Turns `__error` into what the function returns.
+fn from_lock_error(sig: &Signature) -> TokenStream {
+    let (start, end) = match &sig.output {
+        ReturnType::Default => (sig.ident.span(), sig.ident.span()),
+        ReturnType::Type(_, ty) => ends(ty),
+    };
+    // The user's own spans, first token and last: a type that cannot hold the error is underlined, and nothing else.
+    let rt = runtime(start);
+    let error = Ident::new("__error", Span::mixed_site());
+    let mut call = quote_spanned!(start=> #rt::FromLockError::);
+    call.extend(quote_spanned!(end=> from_lock_error(#error)));
+    call
+}
+
+/// The spans of the first and the last token. The compiler joins what a stable macro cannot.
+fn ends(tokens: &impl ToTokens) -> (Span, Span) {
+    let mut spans = tokens.to_token_stream().into_iter().map(|token| token.span());
+    let start = spans.next().unwrap_or_else(Span::call_site);
+    (start, spans.last().unwrap_or(start))
 }
 
 /// A reference to the spec, to a constant if it can be one.
@@ -192,18 +260,18 @@ fn spec(args: &Args, rt: &TokenStream) -> TokenStream {
         }
     };
     let mut set = |setter: &str, value: Option<&Value<Duration>>| {
-        let setter = Ident::new(setter, span);
-        let value = match value {
-            None => TokenStream::new(),
+        let (span, value) = match value {
+            None => (span, TokenStream::new()),
             Some(Value::Literal(duration)) => {
                 let (secs, nanos) = (duration.as_secs(), duration.subsec_nanos());
-                quote_spanned!(span=> ::core::time::Duration::new(#secs, #nanos))
+                (span, quote_spanned!(span=> ::core::time::Duration::new(#secs, #nanos)))
             }
             Some(Value::Expr(expr)) => {
                 constant = false;
-                quote!(#expr)
+                (located_at(expr.span()), expr.to_token_stream())
             }
         };
+        let setter = Ident::new(setter, span);
         spec.extend(quote_spanned!(span=> .#setter(#value)));
     };
     if let Some(lease) = &args.lease {
@@ -230,11 +298,11 @@ fn spec(args: &Args, rt: &TokenStream) -> TokenStream {
 /// A `return` that never runs: the first one that the compiler sees, so that the body is held to the declared type and
 /// its errors stand where they stand without the attribute.
 fn return_type_anchor(sig: &Signature) -> TokenStream {
-    let span = located_at(output_span(sig));
-    let mut ty = match &sig.output {
-        ReturnType::Default => syn::parse_quote_spanned!(span=> ()),
-        ReturnType::Type(_, ty) => (**ty).clone(),
+    let (span, mut ty) = match &sig.output {
+        ReturnType::Default => (sig.ident.span(), syn::parse_quote!(())),
+        ReturnType::Type(_, ty) => (ty.span(), (**ty).clone()),
     };
+    let span = located_at(span);
     InferImplTrait.visit_type_mut(&mut ty);
     quote_spanned! {span=>
         #[allow(

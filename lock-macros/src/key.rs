@@ -36,8 +36,8 @@ pub(crate) struct Template {
 
 enum Piece {
     Text(String),
-    /// A format string of a single placeholder that captures a variable.
-    Capture(LitStr),
+    /// A variable, and a format string of a single placeholder that captures it.
+    Capture(String, LitStr),
     /// A format string of a single placeholder for the argument of this index.
     Argument(LitStr, usize),
 }
@@ -63,13 +63,26 @@ impl Key {
         Template::new(&text, Arguments::parse(input)?).map(Self::Template)
     }
 
+    /// The variables that stand inside of a format string, and where.
+    pub(crate) fn captures(&self) -> impl Iterator<Item = (&str, Span)> {
+        let pieces = match self {
+            Self::Template(template) => template.pieces.as_slice(),
+            Self::Expr(_) => &[],
+        };
+        pieces.iter().filter_map(|piece| match piece {
+            Piece::Capture(name, format) => Some((name.as_str(), format.span())),
+            Piece::Text(_) | Piece::Argument(..) => None,
+        })
+    }
+
     /// An expression of type `Result<LockKey, LockError>`.
-    pub(crate) fn expand(&self, rt: &TokenStream) -> TokenStream {
+    pub(crate) fn expand(&self, runtime: fn(Span) -> TokenStream) -> TokenStream {
         match self {
-            Self::Template(template) => template.expand(rt),
+            Self::Template(template) => template.expand(runtime),
             Self::Expr(expr) => {
-                // The span of the expression, so that "`u64` is no key" points there.
-                let span = located_at(expr.span());
+                // The user's own span, so that "`u64` is no key" points there and nowhere else.
+                let span = expr.span();
+                let rt = runtime(span);
                 quote_spanned!(span=> #rt::key_from(#expr))
             }
         }
@@ -120,13 +133,14 @@ impl Template {
         Ok(Self { pieces, arguments: arguments.values.into_iter().map(|(_, value)| value).collect() })
     }
 
-    fn expand(&self, rt: &TokenStream) -> TokenStream {
+    fn expand(&self, runtime: fn(Span) -> TokenStream) -> TokenStream {
         let span = Span::mixed_site();
+        let rt = runtime(span);
         let capacity: usize = self.pieces.iter().map(Piece::capacity).sum();
         let bound = |index: usize| format_ident!("__a{index}", span = located_at(self.arguments[index].span()));
         let calls = self.pieces.iter().map(|piece| match piece {
             Piece::Text(text) => quote_spanned!(span=> .lit(#text)),
-            Piece::Capture(format) => quote_spanned!(span=> .arg(::core::format_args!(#format))),
+            Piece::Capture(_, format) => quote_spanned!(span=> .arg(::core::format_args!(#format))),
             Piece::Argument(format, index) => {
                 let bound = bound(*index);
                 quote_spanned!(span=> .arg(::core::format_args!(#format, #bound)))
@@ -148,7 +162,7 @@ impl Piece {
     fn capacity(&self) -> usize {
         match self {
             Self::Text(text) => text.len(),
-            Self::Capture(_) | Self::Argument(..) => VALUE_BYTES,
+            Self::Capture(..) | Self::Argument(..) => VALUE_BYTES,
         }
     }
 }
@@ -329,7 +343,7 @@ mod tests {
     }
 
     fn expanded(key: syn::Result<Key>) -> String {
-        key.unwrap().expand(&quote!(rt)).to_string().replace(' ', "")
+        key.unwrap().expand(|_| quote!(rt)).to_string().replace(' ', "")
     }
 
     fn refused(key: syn::Result<Key>) -> String {
