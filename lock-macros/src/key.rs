@@ -115,7 +115,7 @@ impl Template {
             let index = arguments.resolve(name, &mut next, &source).map_err(error)?;
             // The span of the user's literal gives the captured name the user's scope, and errors the user's line.
             pieces.push(match index {
-                None => Piece::Capture(LitStr::new(&format!("{{{name}{spec}}}"), text.span())),
+                None => Piece::Capture(name.to_owned(), LitStr::new(&format!("{{{name}{spec}}}"), text.span())),
                 Some(index) => {
                     used[index] = true;
                     Piece::Argument(LitStr::new(&format!("{{{spec}}}"), text.span()), index)
