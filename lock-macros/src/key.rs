@@ -1,0 +1,449 @@
+//! The key of a lock: from the user's format string to calls on the key writer.
+//!
+//! The string is taken apart here, because text and values go into a key differently: text as it stands, values escaped.
+//! What stands inside a placeholder is left to `format_args!`, so that a key formats exactly as `format!` does.
+
+use proc_macro2::{Span, TokenStream};
+use quote::{format_ident, quote_spanned};
+use syn::{
+    Expr, Ident, Lit, LitStr, Token,
+    ext::IdentExt as _,
+    parse::{ParseStream, Parser as _},
+    spanned::Spanned as _,
+};
+
+use crate::args::{literal, located_at};
+
+/// Bytes that are put by for a value when the writer is made: a `u64` in decimal fits, a UUID takes one growth.
+const VALUE_BYTES: usize = 20;
+/// The longest name of a lock; the runtime's `MAX_KEY_BYTES`.
+const MAX_KEY_BYTES: usize = 512;
+
+/// What names the lock.
+pub(crate) enum Key {
+    /// `key = "order:{id}"` and `key("order:{}", order.id)`.
+    Template(Template),
+    /// `key = expr`.
+    Expr(Expr),
+}
+
+/// A format string, taken apart.
+pub(crate) struct Template {
+    pieces: Vec<Piece>,
+    /// The arguments after the string. They are evaluated once, in order, whatever the string does with them.
+    arguments: Vec<Expr>,
+}
+
+enum Piece {
+    Text(String),
+    /// A variable, and a format string of a single placeholder that captures it.
+    Capture(String, LitStr),
+    /// A format string of a single placeholder for the argument of this index.
+    Argument(LitStr, usize),
+}
+
+impl Key {
+    /// The value of `key = ..`.
+    pub(crate) fn from_value(value: Expr) -> syn::Result<Self> {
+        match literal(&value) {
+            Some(Lit::Str(text)) => Template::new(text, Arguments::none()).map(Self::Template),
+            Some(other) => Err(syn::Error::new_spanned(other, "a key is text: write `key = \"order:{id}\"`")),
+            None => Ok(Self::Expr(value)),
+        }
+    }
+
+    /// What stands between the parentheses of `key(..)`.
+    pub(crate) fn from_call(input: ParseStream<'_>) -> syn::Result<Self> {
+        let Ok(text) = input.parse::<LitStr>() else {
+            return Err(input.error("`key(..)` begins with a format string: write `key(\"order:{}\", order.id)`"));
+        };
+        if !input.is_empty() {
+            input.parse::<Token![,]>()?;
+        }
+        Template::new(&text, Arguments::parse(input)?).map(Self::Template)
+    }
+
+    /// The variables that stand inside of a format string, and where.
+    pub(crate) fn captures(&self) -> impl Iterator<Item = (&str, Span)> {
+        let pieces = match self {
+            Self::Template(template) => template.pieces.as_slice(),
+            Self::Expr(_) => &[],
+        };
+        pieces.iter().filter_map(|piece| match piece {
+            Piece::Capture(name, format) => Some((name.as_str(), format.span())),
+            Piece::Text(_) | Piece::Argument(..) => None,
+        })
+    }
+
+    /// An expression of type `Result<LockKey, LockError>`.
+    pub(crate) fn expand(&self, runtime: fn(Span) -> TokenStream) -> TokenStream {
+        match self {
+            Self::Template(template) => template.expand(runtime),
+            Self::Expr(expr) => {
+                // The user's own span, so that "`u64` is no key" points there and nowhere else.
+                let span = expr.span();
+                let rt = runtime(span);
+                quote_spanned!(span=> #rt::key_from(#expr))
+            }
+        }
+    }
+}
+
+impl Template {
+    fn new(text: &LitStr, arguments: Arguments) -> syn::Result<Self> {
+        let error = |message: String| syn::Error::new(text.span(), message);
+        let source = text.value();
+        if source.is_empty() {
+            return Err(error("the key is empty: name what is locked, such as \"order:{id}\"".into()));
+        }
+        let parts = split(&source).map_err(error)?;
+        if let Some(complaint) = complaint(&parts) {
+            return Err(error(complaint.into()));
+        }
+
+        let mut used = vec![false; arguments.values.len()];
+        let mut next = 0;
+        let mut pieces = Vec::with_capacity(parts.len());
+        for part in parts {
+            let (name, spec) = match part {
+                Part::Text(text) => {
+                    pieces.push(Piece::Text(text));
+                    continue;
+                }
+                Part::Hole { name, spec } => (name, spec),
+            };
+            let index = arguments.resolve(name, &mut next, &source).map_err(error)?;
+            // The span of the user's literal gives the captured name the user's scope, and errors the user's line.
+            pieces.push(match index {
+                None => Piece::Capture(name.to_owned(), LitStr::new(&format!("{{{name}{spec}}}"), text.span())),
+                Some(index) => {
+                    used[index] = true;
+                    Piece::Argument(LitStr::new(&format!("{{{spec}}}"), text.span()), index)
+                }
+            });
+        }
+        for ((name, value), used) in arguments.values.iter().zip(used) {
+            if !used {
+                let place = name.as_ref().map_or_else(|| "{}".into(), |name| format!("{{{name}}}"));
+                let message =
+                    format!("the key does not use this argument: write `{place}` into it, or drop the argument");
+                return Err(syn::Error::new_spanned(value, message));
+            }
+        }
+        Ok(Self { pieces, arguments: arguments.values.into_iter().map(|(_, value)| value).collect() })
+    }
+
+    fn expand(&self, runtime: fn(Span) -> TokenStream) -> TokenStream {
+        let span = Span::mixed_site();
+        let rt = runtime(span);
+        let capacity: usize = self.pieces.iter().map(Piece::capacity).sum();
+        let bound = |index: usize| format_ident!("__a{index}", span = located_at(self.arguments[index].span()));
+        let calls = self.pieces.iter().map(|piece| match piece {
+            Piece::Text(text) => quote_spanned!(span=> .lit(#text)),
+            Piece::Capture(_, format) => quote_spanned!(span=> .arg(::core::format_args!(#format))),
+            Piece::Argument(format, index) => {
+                let bound = bound(*index);
+                quote_spanned!(span=> .arg(::core::format_args!(#format, #bound)))
+            }
+        });
+        let write = quote_spanned!(span=> #rt::key(#capacity, |__k| { __k #(#calls)*; }));
+        if self.arguments.is_empty() {
+            return write;
+        }
+        // Outside of the closure, so that `?` and `.await` in an argument mean the function's; by reference, so that
+        // the function's body still owns what the key is made of.
+        let arguments = &self.arguments;
+        let names = (0..arguments.len()).map(bound);
+        quote_spanned!(span=> match (#(&(#arguments),)*) { (#(#names,)*) => #write })
+    }
+}
+
+impl Piece {
+    fn capacity(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Capture(..) | Self::Argument(..) => VALUE_BYTES,
+        }
+    }
+}
+
+/// The arguments after the format string.
+struct Arguments {
+    /// `None` for `key = ".."`, which takes no arguments.
+    positional: Option<usize>,
+    /// Positional ones first.
+    values: Vec<(Option<Ident>, Expr)>,
+}
+
+impl Arguments {
+    fn none() -> Self {
+        Self { positional: None, values: Vec::new() }
+    }
+
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        let mut values: Vec<(Option<Ident>, Expr)> = Vec::new();
+        while !input.is_empty() {
+            let name = if input.peek(Ident::peek_any) && input.peek2(Token![=]) && !input.peek2(Token![==]) {
+                let name = input.call(Ident::parse_any)?;
+                input.parse::<Token![=]>()?;
+                Some(name)
+            } else {
+                None
+            };
+            match &name {
+                Some(name) if values.iter().any(|(other, _)| other.as_ref() == Some(name)) => {
+                    return Err(syn::Error::new(name.span(), format!("`{name}` is given twice: keep one")));
+                }
+                None if values.iter().any(|(name, _)| name.is_some()) => {
+                    return Err(input.error("arguments without a name come first: move this one to the front"));
+                }
+                _ => values.push((name, input.parse()?)),
+            }
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        let positional = values.iter().filter(|(name, _)| name.is_none()).count();
+        Ok(Self { positional: Some(positional), values })
+    }
+
+    /// The argument that a placeholder of this name stands for; `None` if it captures a variable.
+    ///
+    /// `next` counts the `{}` so far. An error shows how to write the whole string, `source`.
+    fn resolve(&self, name: &str, next: &mut usize, source: &str) -> Result<Option<usize>, String> {
+        let index = if name.is_empty() {
+            *next += 1;
+            *next - 1
+        } else if name.bytes().all(|byte| byte.is_ascii_digit()) {
+            // A number that does not fit is past the end of any list.
+            name.parse().unwrap_or(usize::MAX)
+        } else if Ident::parse_any.parse_str(name).is_err() || name.starts_with("r#") {
+            let hole = source.replacen(name, "", 1);
+            return Err(format!("only a variable can stand inside of a string: write `key({hole:?}, {name})`"));
+        } else {
+            return Ok(self.values.iter().position(|(given, _)| given.as_ref().is_some_and(|given| given == name)));
+        };
+        match self.positional {
+            None => Err(format!(
+                "`{{{name}}}` has no value: name a variable in it, such as `{{id}}`, or give the value after the string, \
+                 `key({source:?}, value)`"
+            )),
+            Some(positional) if index < positional => Ok(Some(index)),
+            Some(positional) => Err(format!(
+                "the key has more placeholders than values ({positional}): give one after the string for each"
+            )),
+        }
+    }
+}
+
+/// A piece of a format string as it stands in the source.
+#[derive(Debug, PartialEq)]
+enum Part<'a> {
+    /// Text with `{{` and `}}` resolved.
+    Text(String),
+    /// `{name:spec}`; `spec` keeps its colon.
+    Hole { name: &'a str, spec: &'a str },
+}
+
+/// Splits a format string as `std::fmt` does.
+fn split(source: &str) -> Result<Vec<Part<'_>>, String> {
+    let mut parts = Vec::new();
+    let mut text = String::new();
+    let mut rest = source;
+    while let Some(at) = rest.find(['{', '}']) {
+        text.push_str(&rest[..at]);
+        rest = &rest[at..];
+        if let Some(after) = rest.strip_prefix("{{") {
+            text.push('{');
+            rest = after;
+        } else if let Some(after) = rest.strip_prefix("}}") {
+            text.push('}');
+            rest = after;
+        } else if let Some(after) = rest.strip_prefix('{') {
+            if !text.is_empty() {
+                parts.push(Part::Text(std::mem::take(&mut text)));
+            }
+            let (hole, after) = match after.split_once('}') {
+                Some((hole, after)) if !hole.contains('{') => (hole, after),
+                _ => return Err("a `{` is not closed: write `}` after the name, or `{{` for a brace in the key".into()),
+            };
+            parts.push(split_hole(hole, after)?);
+            rest = after;
+        } else {
+            return Err("a `}` has no `{` before it: write `}}` for a brace in the key".into());
+        }
+    }
+    text.push_str(rest);
+    if !text.is_empty() {
+        parts.push(Part::Text(text));
+    }
+    Ok(parts)
+}
+
+fn split_hole<'a>(hole: &'a str, after: &str) -> Result<Part<'a>, String> {
+    let (name, spec) = hole.split_at(hole.find(':').unwrap_or(hole.len()));
+    if spec.contains('$') || spec.contains(".*") {
+        return Err(format!(
+            "`{{{hole}}}` takes its width or precision from an argument, which a key cannot: write the number"
+        ));
+    }
+    // `{id:}>` is a fill of `}` to `format!` where more follows, and a placeholder with no spec to everybody else.
+    if spec == ":" && after.starts_with(['<', '^', '>']) {
+        return Err(format!("`{{{hole}}}` has a `:` and no format after it: write `{{{name}}}`"));
+    }
+    Ok(Part::Hole { name: name.trim(), spec: spec.trim_end() })
+}
+
+/// What the runtime would refuse in any key made of these parts.
+fn complaint(parts: &[Part<'_>]) -> Option<&'static str> {
+    let mut text_bytes = 0;
+    // Values are escaped, so a letter can stand for each of them.
+    let name: String = parts
+        .iter()
+        .map(|part| match part {
+            Part::Text(text) => {
+                text_bytes += text.len();
+                text.as_str()
+            }
+            Part::Hole { .. } => "x",
+        })
+        .collect();
+    if text_bytes > MAX_KEY_BYTES {
+        return Some("the key is longer than 512 bytes: shorten it");
+    }
+    if name.chars().any(char::is_control) {
+        return Some("the key contains a control character: leave it out");
+    }
+    let tagged =
+        name.split_once('{').and_then(|(_, rest)| rest.split_once('}')).is_some_and(|(tag, _)| !tag.is_empty());
+    if name.contains('}') && !tagged {
+        return Some("the key contains `}` outside of a hash tag: write `{{tag}}` whole, or leave the brace out");
+    }
+    if name.starts_with("permits:") {
+        return Some("`permits:` is reserved as the beginning of a key: choose another first word");
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quote::quote;
+
+    fn text(text: &str) -> Part<'_> {
+        Part::Text(text.into())
+    }
+
+    fn hole<'a>(name: &'a str, spec: &'a str) -> Part<'a> {
+        Part::Hole { name, spec }
+    }
+
+    fn call(tokens: TokenStream) -> syn::Result<Key> {
+        Key::from_call.parse2(tokens)
+    }
+
+    fn expanded(key: syn::Result<Key>) -> String {
+        key.unwrap().expand(|_| quote!(rt)).to_string().replace(' ', "")
+    }
+
+    fn refused(key: syn::Result<Key>) -> String {
+        key.err().unwrap().to_string()
+    }
+
+    #[test]
+    fn a_format_string_is_split_as_std_does() {
+        for (source, parts) in [
+            ("order", vec![text("order")]),
+            ("order:{id}", vec![text("order:"), hole("id", "")]),
+            ("{a}{b:>08.3}", vec![hole("a", ""), hole("b", ":>08.3")]),
+            ("{a:?}/{}", vec![hole("a", ":?"), text("/"), hole("", "")]),
+            ("{{{tag}}}:{id }", vec![text("{"), hole("tag", ""), text("}:"), hole("id", "")]),
+            ("{{x}}", vec![text("{x}")]),
+        ] {
+            assert_eq!(split(source).unwrap(), parts, "{source}");
+        }
+    }
+
+    #[test]
+    fn a_broken_format_string_is_refused() {
+        for (source, reason) in [
+            ("order:{id", "not closed"),
+            ("order:{", "not closed"),
+            ("order:{a{b}}", "not closed"),
+            ("order:id}", "no `{`"),
+            ("{id:width$}", "write the number"),
+            ("{id:.*}", "write the number"),
+            ("{id:}>x", "write `{id}`"),
+        ] {
+            let error = split(source).unwrap_err();
+            assert!(error.contains(reason), "{source}: {error}");
+        }
+    }
+
+    #[test]
+    fn text_and_values_are_written_apart() {
+        assert_eq!(
+            expanded(Key::from_value(syn::parse_quote!("order:{id:>4}/x"))),
+            r#"rt::key(28usize,|__k|{__k.lit("order:").arg(::core::format_args!("{id:>4}")).lit("/x");})"#
+        );
+    }
+
+    #[test]
+    fn an_argument_is_evaluated_once_however_often_it_is_written() {
+        assert_eq!(
+            expanded(call(quote!("{0}:{}:{n:?}:{id}", next(), n = b))),
+            r#"match(&(next()),&(b),){(__a0,__a1,)=>rt::key(83usize,|__k|{__k.arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{:?}",__a1)).lit(":").arg(::core::format_args!("{id}"));})}"#
+        );
+    }
+
+    #[test]
+    fn anything_but_a_literal_is_an_expression() {
+        assert_eq!(expanded(Key::from_value(syn::parse_quote!(order.key()))), "rt::key_from(order.key())");
+        assert_eq!(expanded(Key::from_value(syn::parse_quote!("a".to_owned()))), "rt::key_from(\"a\".to_owned())");
+    }
+
+    #[test]
+    fn a_placeholder_without_a_value_is_told_both_ways_out() {
+        let error = refused(Key::from_value(syn::parse_quote!("order:{}")));
+        assert!(error.contains("`key(\"order:{}\", value)`"), "{error}");
+        let error = refused(Key::from_value(syn::parse_quote!("order:{order.id:>4}")));
+        assert!(error.contains("`key(\"order:{:>4}\", order.id)`"), "{error}");
+        assert!(refused(Key::from_value(syn::parse_quote!("{r#type}"))).contains("only a variable"));
+    }
+
+    #[test]
+    fn values_and_placeholders_must_match() {
+        for (tokens, reason) in [
+            (quote!("{}:{}", a), "more placeholders than values (1)"),
+            (quote!("{1}", a), "more placeholders than values (1)"),
+            (quote!("{}"), "more placeholders than values (0)"),
+            (quote!("{}", a, b), "does not use this argument: write `{}`"),
+            (quote!("{a}", a = 1, b = 2), "does not use this argument: write `{b}`"),
+            (quote!("{a}", a = 1, a = 2), "given twice"),
+            (quote!("{a}{}", a = 1, 2), "come first"),
+            (quote!(id), "begins with a format string"),
+            (quote!(), "begins with a format string"),
+        ] {
+            let error = refused(call(tokens));
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_the_runtime_would_refuse_does_not_compile() {
+        let long = "x".repeat(513);
+        for (text, reason) in [
+            ("", "empty"),
+            ("a\nb", "control"),
+            ("x}}", "hash tag"),
+            ("permits:{id}", "reserved"),
+            (long.as_str(), "512"),
+        ] {
+            let error = refused(Key::from_value(syn::parse_quote!(#text)));
+            assert!(error.contains(reason), "{error}");
+        }
+        assert!(Key::from_value(syn::parse_quote!("{{orders}}:{id}")).is_ok());
+        assert!(Key::from_value(syn::parse_quote!("{{{shop}}}:{id}")).is_ok());
+        assert!(Key::from_value(syn::parse_quote!(42)).is_err());
+    }
+}
