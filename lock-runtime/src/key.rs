@@ -108,6 +108,11 @@ impl AsRef<str> for LockKey {
 }
 
 /// What can name a lock. A name that is not valid surfaces when the lock is acquired.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not the name of a lock",
+    label = "not a name",
+    note = "a name is text: in the attribute write `key = \"order:{{id}}\"`, elsewhere `format!(\"order:{{id}}\")` or a `LockKey`"
+)]
 pub trait IntoLockKey {
     /// The key, or `InvalidKey`.
     ///

@@ -30,6 +30,8 @@ pub use error::{LockError, LockErrorKind, Loss};
 pub use fence::FencingToken;
 pub use guard::{HeldLock, LockGuard, Lost};
 pub use key::{IntoLockKey, KeyWriter, LockKey, MAX_KEY_BYTES};
+#[cfg(feature = "macros")]
+pub use lock_macros::distributed_lock;
 pub use owner::{InScope, is_held};
 pub use request::{Acquire, LockRequest};
 pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, Family, LockSpec, MAX_LEASE, MIN_LEASE, Mode, Wait};

@@ -12,10 +12,9 @@ pub use crate::{
 ///
 /// Implemented for every `Result` whose error can be made from a [`LockError`].
 #[diagnostic::on_unimplemented(
-    message = "a function under #[distributed_lock] must be able to return a lock error, and `{Self}` cannot",
-    label = "cannot hold a `LockError`",
-    note = "return `Result<_, E>` where `E: From<lock_runtime::LockError>`, such as `Result<_, LockError>` or `std::io::Result<_>`",
-    note = "or lock inside of the function: `locks.exclusive(key).run(|_| async {{ .. }}).await`"
+    message = "`{Self}` cannot hold a `LockError`, which a locked function may return",
+    label = "no room for a `LockError`",
+    note = "return a `Result` whose error implements `From<LockError>`"
 )]
 pub trait FromLockError {
     /// The function's own way to say it.
