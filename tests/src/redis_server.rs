@@ -177,7 +177,7 @@ impl RedisServer {
     /// The same for a command that may be refused.
     pub async fn try_command(&self, command: &[&str]) -> RedisResult<Value> {
         let Some((name, arguments)) = command.split_first() else { panic!("a command has a name") };
-        self.connection().await?.send_packed_command(redis::cmd(name).arg(arguments)).await
+        redis::cmd(name).arg(arguments).query_async(&mut self.connection().await?).await
     }
 
     /// All keys that match `pattern` (as in KEYS), sorted.

@@ -32,10 +32,8 @@ impl FencedResource {
         Self::with_room(NonZeroU32::MIN)
     }
 
-    /// For permits: `room` inside at a time. Their tokens come in any order, so enter with [`enter_reader`] or with one
-    /// token for all when n is larger than one.
-    ///
-    /// [`enter_reader`]: Self::enter_reader
+    /// For permits: `room` inside at a time. Holders of permits come and go in any order of their tokens, so give all
+    /// entries one and the same token: only the overlaps mean something then.
     pub fn with_room(room: NonZeroU32) -> Self {
         Self { room: room.get().into(), state: Mutex::default() }
     }
