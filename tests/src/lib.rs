@@ -1,1 +1,28 @@
-//! Placeholder
+//! Fixtures of the workspace's tests: real servers, faults on the wire, resources that notice a broken lock, other
+//! processes, and what was traced. They know Redis, TCP and processes, and nothing of the locks under test.
+//!
+//! A fixture panics when it cannot do its work, with what went wrong: a test can do nothing better with the error.
+//!
+//! | module | what it gives |
+//! |---|---|
+//! | [`redis_server`] | a real `redis-server` of the test's own, or one shared by all tests of the process |
+//! | [`proxy`] | a TCP proxy that loses replies, delays, cuts, refuses and swallows |
+//! | [`fenced`] | a resource that checks fencing tokens and counts overlaps, stale writes and lost updates |
+//! | [`processes`] | worker processes that run this package's code (`lock-worker`) |
+//! | [`traces`] | the `tracing` events of a test |
+
+pub mod fenced;
+pub mod processes;
+pub mod proxy;
+pub mod redis_server;
+pub mod traces;
+
+mod ports;
+mod resp;
+mod supervised;
+
+pub use fenced::{FencedResource, RedisFencedResource};
+pub use processes::Worker;
+pub use proxy::Proxy;
+pub use redis_server::{RedisServer, shared_server, unique};
+pub use traces::Captured;

@@ -1,0 +1,27 @@
+//! `lock-worker`: what a test runs in other processes. One module per subcommand in `worker/`; to add one, write its
+//! module with a clap `Args` struct that has `async fn run(self, parent: Parent)`, and name it in [`Task`] and `main`.
+
+#[path = "worker/idle.rs"]
+mod idle;
+#[path = "worker/redis.rs"]
+mod redis;
+
+use clap::Parser;
+use lock_tests::processes::Parent;
+
+/// Runs one task for the test that started it, and ends when its standard input does.
+#[derive(Parser)]
+enum Task {
+    Idle(idle::Idle),
+    Redis(redis::Redis),
+}
+
+#[tokio::main]
+async fn main() {
+    let task = Task::parse();
+    let parent = Parent::follow();
+    match task {
+        Task::Idle(task) => task.run(parent).await,
+        Task::Redis(task) => task.run(parent).await,
+    }
+}

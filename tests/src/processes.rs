@@ -1,0 +1,140 @@
+//! Worker processes: a test starts `lock-worker` (src/bin/worker.rs) with a subcommand, talks with it in lines, stops it
+//! and kills it. A worker ends with its test, in whatever way the test ends.
+//!
+//! The test holds a [`Worker`]; inside the worker, [`Parent`] is the other end.
+//!
+//! ```ignore
+//! // in a test; only a test binary knows the path
+//! let mut worker = Worker::spawn(env!("CARGO_BIN_EXE_lock-worker"), &["idle"]);
+//! assert_eq!(worker.line().await.as_deref(), Some("ready"));
+//! assert!(worker.finish().await.success());
+//! ```
+
+mod parent;
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command as StdCommand, ExitStatus, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
+    process::{Child, ChildStdin, ChildStdout, Command},
+};
+
+pub use parent::{ORPHANED, Parent};
+
+/// A process whose only task is to wake a stopped worker when we are gone, so that the worker can see that too.
+const WAKER: &str = r#"while read -r _; do :; done; kill -CONT "$1""#;
+
+/// A running worker process; killed when dropped. Its standard error is the test's.
+#[derive(Debug)]
+pub struct Worker {
+    child: Child,
+    pid: Pid,
+    /// `None` when it was told to finish.
+    input: Option<ChildStdin>,
+    output: Lines<BufReader<ChildStdout>>,
+    waker: Option<std::process::Child>,
+}
+
+impl Worker {
+    /// Starts the worker binary at `path` with a subcommand and its options.
+    ///
+    /// # Panics
+    /// When it cannot be started, or outside a tokio runtime.
+    pub fn spawn(path: &str, args: &[&str]) -> Self {
+        let mut command = Command::new(path);
+        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{path}: {error}"));
+        let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).expect("a child not yet waited for");
+        let input = child.stdin.take();
+        let output = child.stdout.take().expect("asked for as a pipe");
+        Self { child, pid, input, output: BufReader::new(output).lines(), waker: None }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().cast_unsigned()
+    }
+
+    /// The next line that it printed; `None` when it has ended. Cancel safe.
+    pub async fn line(&mut self) -> Option<String> {
+        self.output.next_line().await.expect("a worker's output is text")
+    }
+
+    /// All lines that it prints until it ends.
+    pub async fn lines(&mut self) -> Vec<String> {
+        let mut lines = Vec::new();
+        while let Some(line) = self.line().await {
+            lines.push(line);
+        }
+        lines
+    }
+
+    /// Sends it a line.
+    ///
+    /// # Panics
+    /// When it has ended, or was told to finish.
+    pub async fn say(&mut self, line: &str) {
+        let input = self.input.as_mut().expect("the worker was told to finish");
+        input.write_all(format!("{line}\n").as_bytes()).await.expect("the worker has ended");
+    }
+
+    /// Closes its input, which tells it to finish, and waits for its end. Lines that nobody has read are lost; read
+    /// [`lines`](Self::lines) after [`close_input`](Self::close_input) to have them.
+    pub async fn finish(&mut self) -> ExitStatus {
+        self.close_input();
+        while self.line().await.is_some() {}
+        self.child.wait().await.expect("waits for its own child")
+    }
+
+    /// Tells it to finish; it ends five seconds later if it doesn't by itself.
+    pub fn close_input(&mut self) {
+        self.input = None;
+    }
+
+    /// SIGSTOP: the process pauses wherever it is, as under a debugger or on a frozen machine.
+    pub fn stop(&mut self) {
+        let waker = StdCommand::new("sh")
+            .args(["-c", WAKER, "waker", &self.pid().to_string()])
+            .stdin(Stdio::piped())
+            // It must outlive us by a moment, also when a terminal's Ctrl-C ends the whole group.
+            .process_group(0)
+            .spawn();
+        self.waker = Some(waker.expect("sh starts"));
+        self.signal(Signal::STOP);
+    }
+
+    /// SIGCONT: goes on after [`stop`](Self::stop).
+    pub fn resume(&mut self) {
+        self.signal(Signal::CONT);
+        self.dismiss_waker();
+    }
+
+    /// SIGKILL, and waits for the end.
+    pub async fn kill(&mut self) -> ExitStatus {
+        self.signal(Signal::KILL);
+        self.child.wait().await.expect("waits for its own child")
+    }
+
+    fn signal(&self, signal: Signal) {
+        // `id` is gone once the child was waited for, and only until then the pid is its own.
+        self.child.id().expect("the worker has ended");
+        kill_process(self.pid, signal).expect("a signal to its own child");
+    }
+
+    fn dismiss_waker(&mut self) {
+        if let Some(mut waker) = self.waker.take() {
+            // `wait` closes its input first.
+            let _ = waker.wait();
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Before the waker, which would wake a stopped worker for a moment.
+        let _ = self.child.start_kill();
+        self.dismiss_waker();
+    }
+}

@@ -1,0 +1,472 @@
+//! A TCP proxy on loopback between a client and a Redis server, with faults that are switched while it runs.
+//!
+//! It reads the Redis protocol (plain, not TLS), so a fault hits whole messages and "the next reply" is exactly the
+//! reply to the next command, whatever else is in flight. One thing holds for all faults: a connection that has lost
+//! bytes never carries later ones, because on a real network it could not. It is closed, at once or when the fault ends.
+//!
+//! Subscriptions over version 2 of the protocol pass, but their confirmations are counted as replies: tests that drop
+//! replies and subscribe use version 3 (`?protocol=resp3`).
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::{mpsc, watch},
+    task::{JoinHandle, JoinSet},
+    time::{Instant, sleep, sleep_until},
+};
+use url::Url;
+
+use crate::{RedisServer, ports::free_port, resp};
+
+/// What a client sends by itself when it connects; nobody means these by "the next command".
+const HANDSHAKE: [&str; 4] = ["AUTH", "CLIENT", "HELLO", "SELECT"];
+
+/// A running proxy; dropping it closes its port and all its connections.
+#[derive(Debug)]
+pub struct Proxy {
+    shared: Arc<Shared>,
+    upstream: Url,
+    port: u16,
+    accepting: JoinHandle<()>,
+}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Commands.
+    ToServer,
+    /// Replies and pushes.
+    ToClient,
+}
+
+/// Which replies get lost, and what their connections do next.
+///
+/// By default it is the reply to the next command, and the connection is closed: the client learns at once that it does
+/// not know what happened. The command itself always reaches the server.
+#[derive(Clone, Debug)]
+pub struct DropReply {
+    command: Option<String>,
+    times: u32,
+    then: Then,
+}
+
+impl DropReply {
+    /// The reply to the next command that is sent, the client's handshake (AUTH, CLIENT, HELLO, SELECT) aside.
+    #[must_use]
+    pub fn next() -> Self {
+        Self { command: None, times: 1, then: Then::Close }
+    }
+
+    /// Only replies to this command, for example `EVALSHA`.
+    #[must_use]
+    pub fn to(mut self, command: &str) -> Self {
+        self.command = Some(command.to_ascii_uppercase());
+        self
+    }
+
+    /// The replies to the next `times` such commands.
+    #[must_use]
+    pub fn times(mut self, times: u32) -> Self {
+        self.times = times;
+        self
+    }
+
+    /// The connection stays open and carries nothing to the client any more, until [`Proxy::let_through`] or
+    /// [`Proxy::cut`] closes it: the client has to find out by a time-out.
+    #[must_use]
+    pub fn silently(mut self) -> Self {
+        self.then = Then::Silence;
+        self
+    }
+
+    fn hits(&mut self, name: &str) -> bool {
+        let hit = self.times > 0 && self.command.as_deref().map_or(!HANDSHAKE.contains(&name), |only| only == name);
+        self.times -= u32::from(hit);
+        hit
+    }
+}
+
+impl Proxy {
+    /// A proxy to `server`.
+    pub async fn to(server: &RedisServer) -> Self {
+        Self::to_url(&server.url()).await
+    }
+
+    /// A proxy to the server of a plain Redis URL on loopback.
+    ///
+    /// # Panics
+    /// When the URL has no port, or no port can be bound.
+    pub async fn to_url(url: &str) -> Self {
+        let upstream = Url::parse(url).expect("a Redis URL");
+        let target = (Ipv4Addr::LOCALHOST, upstream.port().expect("a URL with a port")).into();
+        let (listener, port) = loop {
+            let port = free_port();
+            match TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await {
+                Ok(listener) => break (listener, port),
+                // Another process was faster.
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                Err(error) => panic!("cannot listen on 127.0.0.1:{port}: {error}"),
+            }
+        };
+        let shared = Arc::new(Shared::default());
+        let accepting = tokio::spawn(accept(shared.clone(), listener, port, target));
+        Self { shared, upstream, port, accepting }
+    }
+
+    /// The server's URL, by way of the proxy.
+    pub fn url(&self) -> String {
+        self.through(&self.upstream)
+    }
+
+    /// Another URL of the same server (another user, another database) by way of the proxy.
+    ///
+    /// # Panics
+    /// When it is not a URL.
+    pub fn url_for(&self, url: &str) -> String {
+        self.through(&Url::parse(url).expect("a Redis URL"))
+    }
+
+    /// The address that clients connect to.
+    pub fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// The next command is executed, its reply gets lost and its connection is closed.
+    pub fn drop_next_reply(&self) {
+        self.drop_reply(DropReply::next());
+    }
+
+    /// Loses replies to commands sent from now on; replaces an earlier call.
+    pub fn drop_reply(&self, drop: DropReply) {
+        self.shared.faults.send_modify(|faults| faults.drop = Some(drop));
+    }
+
+    /// Commands are executed, and nothing comes back on any connection, until [`let_through`](Self::let_through).
+    pub fn drop_all_replies(&self) {
+        self.shared.faults.send_modify(|faults| faults.flow = Flow::NoReplies);
+    }
+
+    /// Connections are accepted and everything is swallowed both ways, until [`let_through`](Self::let_through).
+    pub fn black_hole(&self) {
+        self.shared.faults.send_modify(|faults| faults.flow = Flow::Nothing);
+    }
+
+    /// What is read from now on arrives this much later; order and bandwidth stay.
+    pub fn delay(&self, direction: Direction, delay: Duration) {
+        self.shared.faults.send_modify(|faults| match direction {
+            Direction::ToServer => faults.delay_to_server = delay,
+            Direction::ToClient => faults.delay_to_client = delay,
+        });
+    }
+
+    /// Closes all connections; no message passes them once this has returned. New ones are accepted.
+    pub fn cut(&self) {
+        self.shared.faults.send_modify(|faults| faults.cuts += 1);
+    }
+
+    /// Closes the port: the system refuses new connections, from when this returns until
+    /// [`let_through`](Self::let_through). Open ones go on; [`cut`](Self::cut) closes them.
+    pub async fn refuse(&self) {
+        self.shared.faults.send_modify(|faults| faults.refuse = true);
+        self.listening(false).await;
+    }
+
+    /// Ends every fault. Connections that have lost something are closed, all others go on.
+    pub async fn let_through(&self) {
+        self.shared.faults.send_modify(|faults| {
+            *faults = Faults { cuts: faults.cuts, heals: faults.heals + 1, ..Faults::default() };
+        });
+        self.listening(true).await;
+    }
+
+    /// How many replies were lost so far.
+    pub fn dropped_replies(&self) -> u64 {
+        *self.shared.dropped.borrow()
+    }
+
+    /// Waits until at least `count` replies were lost since the start: then the server has executed their commands.
+    pub async fn wait_for_dropped_replies(&self, count: u64) {
+        let mut dropped = self.shared.dropped.subscribe();
+        let _ = dropped.wait_for(|dropped| *dropped >= count).await;
+    }
+
+    /// How many connections were accepted so far.
+    pub fn accepted_connections(&self) -> u64 {
+        *self.shared.accepted.borrow()
+    }
+
+    /// Waits until at least `count` connections were accepted since the start.
+    pub async fn wait_for_accepted_connections(&self, count: u64) {
+        let mut accepted = self.shared.accepted.subscribe();
+        let _ = accepted.wait_for(|accepted| *accepted >= count).await;
+    }
+
+    async fn listening(&self, wanted: bool) {
+        let mut listening = self.shared.listening.subscribe();
+        let _ = listening.wait_for(|listening| *listening == wanted).await;
+    }
+
+    fn through(&self, url: &Url) -> String {
+        let mut url = url.clone();
+        let _ = url.set_port(Some(self.port));
+        url.into()
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // It owns the tasks of all connections.
+        self.accepting.abort();
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    faults: watch::Sender<Faults>,
+    listening: watch::Sender<bool>,
+    dropped: watch::Sender<u64>,
+    accepted: watch::Sender<u64>,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        let (dropped, accepted) = (watch::Sender::new(0), watch::Sender::new(0));
+        Self { faults: watch::Sender::default(), listening: watch::Sender::new(true), dropped, accepted }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct Faults {
+    flow: Flow,
+    refuse: bool,
+    delay_to_server: Duration,
+    delay_to_client: Duration,
+    drop: Option<DropReply>,
+    /// Calls of `cut`: a connection from before the last one is to close.
+    cuts: u64,
+    /// Calls of `let_through`: a connection that lost something before the last one is to close.
+    heals: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Flow {
+    #[default]
+    Both,
+    NoReplies,
+    Nothing,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Then {
+    Close,
+    Silence,
+}
+
+async fn accept(shared: Arc<Shared>, listener: TcpListener, port: u16, target: SocketAddr) {
+    let mut listener = Some(listener);
+    let mut connections = JoinSet::new();
+    let mut faults = shared.faults.subscribe();
+    loop {
+        tokio::select! {
+            biased;
+            _ = faults.changed() => {
+                if faults.borrow_and_update().refuse {
+                    listener = None;
+                } else if listener.is_none() {
+                    listener = Some(listen_again(port).await);
+                }
+                shared.listening.send_replace(listener.is_some());
+            }
+            Some(_) = connections.join_next() => {}
+            Some(Ok((client, _))) = accept_from(listener.as_ref()) => {
+                let connection = Connection::new(shared.clone());
+                shared.accepted.send_modify(|accepted| *accepted += 1);
+                connections.spawn(async move { connection.run(client, target).await });
+            }
+        }
+    }
+}
+
+async fn accept_from(listener: Option<&TcpListener>) -> Option<io::Result<(TcpStream, SocketAddr)>> {
+    match listener {
+        Some(listener) => Some(listener.accept().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Nobody else uses the port, but the system may take a moment to give it back.
+async fn listen_again(port: u16) -> TcpListener {
+    loop {
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await {
+            Ok(listener) => return listener,
+            Err(_) => sleep(Duration::from_millis(1)).await,
+        }
+    }
+}
+
+struct Connection {
+    shared: Arc<Shared>,
+    /// The number of cuts when it was accepted.
+    cuts: u64,
+    state: Mutex<State>,
+}
+
+/// A std mutex around it: it is held for a few instructions, never across an await.
+#[derive(Default)]
+struct State {
+    /// What shall happen to the replies of the commands that are in flight, in their order.
+    replies: VecDeque<Option<Then>>,
+    /// Something was lost; the connection closes with the next `let_through`.
+    broken: bool,
+    /// Nothing goes to the client any more.
+    silent: bool,
+}
+
+/// What to do with a message.
+enum Verdict {
+    Pass(Duration),
+    Swallow,
+    Close,
+}
+
+impl Connection {
+    fn new(shared: Arc<Shared>) -> Self {
+        let cuts = shared.faults.borrow().cuts;
+        Self { shared, cuts, state: Mutex::default() }
+    }
+
+    /// Returns when either side has closed, or a fault closes it; both sockets are closed then.
+    async fn run(&self, client: TcpStream, target: SocketAddr) {
+        let faults = self.shared.faults.subscribe();
+        let heals = faults.borrow().heals;
+        let transfer = async {
+            let server = TcpStream::connect(target).await?;
+            // A delay is the test's to choose, not Nagle's.
+            client.set_nodelay(true)?;
+            server.set_nodelay(true)?;
+            let (from_client, to_client) = client.into_split();
+            let (from_server, to_server) = server.into_split();
+            tokio::select! {
+                ended = pump(from_client, to_server, |message| self.command(message)) => ended,
+                ended = pump(from_server, to_client, |message| self.reply(message)) => ended,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.closed_by_a_fault(faults, heals) => {}
+            // How a connection ended is the business of the two at its ends, who see it too.
+            _ = transfer => {}
+        }
+    }
+
+    async fn closed_by_a_fault(&self, mut faults: watch::Receiver<Faults>, mut heals: u64) {
+        loop {
+            {
+                let faults = faults.borrow_and_update();
+                if faults.cuts > self.cuts || (faults.heals > heals && self.state().broken) {
+                    return;
+                }
+                heals = faults.heals;
+            }
+            if faults.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn command(&self, message: &[u8]) -> Verdict {
+        let name = resp::command_name(message);
+        // The faults stay locked meanwhile: `let_through` must not come between the loss and its mark.
+        let mut verdict = Verdict::Close;
+        self.shared.faults.send_if_modified(|faults| {
+            verdict = self.command_under(faults, &name);
+            false
+        });
+        verdict
+    }
+
+    fn command_under(&self, faults: &mut Faults, name: &str) -> Verdict {
+        let mut state = self.state();
+        if faults.cuts > self.cuts {
+            return Verdict::Close;
+        }
+        if matches!(faults.flow, Flow::Nothing) {
+            state.broken = true;
+            return Verdict::Swallow;
+        }
+        // In version 3 these are confirmed by pushes, and have no reply.
+        if !name.ends_with("SUBSCRIBE") {
+            let drop = faults.drop.as_mut().and_then(|drop| drop.hits(name).then_some(drop.then));
+            state.replies.push_back(drop);
+        }
+        Verdict::Pass(faults.delay_to_server)
+    }
+
+    fn reply(&self, message: &[u8]) -> Verdict {
+        let faults = self.shared.faults.borrow();
+        let mut state = self.state();
+        if faults.cuts > self.cuts {
+            return Verdict::Close;
+        }
+        let push = resp::is_push(message);
+        let drop = if push { None } else { state.replies.pop_front().flatten() };
+        let swallow = state.silent || drop.is_some() || !matches!(faults.flow, Flow::Both);
+        if !swallow {
+            return Verdict::Pass(faults.delay_to_client);
+        }
+        state.broken = true;
+        state.silent |= matches!(drop, Some(Then::Silence));
+        if !push {
+            self.shared.dropped.send_modify(|dropped| *dropped += 1);
+        }
+        if matches!(drop, Some(Then::Close)) { Verdict::Close } else { Verdict::Swallow }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Copies messages, each judged when it is read and written when its delay is over.
+async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, judge: impl Fn(&[u8]) -> Verdict) -> io::Result<()> {
+    let (queue, mut due) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
+    let read = async move {
+        let mut buffer = Vec::with_capacity(16 * 1024);
+        while from.read_buf(&mut buffer).await? > 0 {
+            let mut passed = 0;
+            while let Some(length) = resp::message_len(&buffer[passed..]) {
+                let message = &buffer[passed..passed + length];
+                passed += length;
+                match judge(message) {
+                    Verdict::Pass(delay) => _ = queue.send((Instant::now() + delay, message.to_vec())),
+                    Verdict::Swallow => {}
+                    // What was queued before is still written: the queue ends behind it.
+                    Verdict::Close => return Ok(()),
+                }
+            }
+            buffer.drain(..passed);
+        }
+        io::Result::Ok(())
+    };
+    let write = async move {
+        while let Some((at, message)) = due.recv().await {
+            if at > Instant::now() {
+                sleep_until(at).await;
+            }
+            to.write_all(&message).await?;
+        }
+        Ok(())
+    };
+    tokio::try_join!(read, write).map(|_| ())
+}

@@ -1,0 +1,121 @@
+//! A child process that never outlives this one, however this one ends.
+//!
+//! A destructor does not run after SIGKILL, and Linux' parent-death signal needs unsafe code. So the child runs under a
+//! tiny shell whose standard input is a pipe that only we hold open. When it ends (we dropped it, or the system closed
+//! it because we died), the shell kills the child, also a stopped one, and removes its directory.
+
+use std::{
+    fmt,
+    io::{self, BufRead, BufReader, Read},
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::sync::watch;
+
+/// `$1` is the directory to remove at the end, the rest is the command.
+///
+/// - The child's output goes to standard error, so that standard output carries the child's pid only.
+/// - The shell closes its own copies of both: the end of standard error is then the end of the child.
+/// - It reads its input with a builtin and waits for the child last: until then the pid cannot be given to a stranger.
+const SUPERVISOR: &str = r#"
+dir=$1
+shift
+exec "$@" </dev/null >&2 &
+child=$!
+echo "$child"
+trap '' HUP INT TERM
+exec >/dev/null 2>&1
+while read -r _; do :; done
+kill -KILL "$child"
+wait "$child"
+rm -rf -- "$dir"
+"#;
+
+/// What a child has printed so far, and whether it has ended.
+#[derive(Clone, Default)]
+pub(crate) struct Log {
+    pub(crate) text: String,
+    pub(crate) ended: bool,
+}
+
+/// A running child under its supervisor; dropping it kills the child and waits for its end.
+pub(crate) struct Supervised {
+    supervisor: Child,
+    child: Pid,
+    log: watch::Receiver<Log>,
+}
+
+impl Supervised {
+    /// Runs `command` (the program and its arguments); `directory` belongs to it from now on and goes when it ends.
+    pub(crate) fn spawn<'a>(directory: &Path, command: impl IntoIterator<Item = &'a str>) -> io::Result<Self> {
+        let mut supervisor = Command::new("sh")
+            .args(["-c", SUPERVISOR, "supervisor"])
+            .arg(directory)
+            .args(command)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // Ctrl-C in a terminal reaches a whole process group: the supervisor has to live on to do its work.
+            .process_group(0)
+            .spawn()?;
+        let (Some(stdout), Some(stderr)) = (supervisor.stdout.take(), supervisor.stderr.take()) else {
+            unreachable!("both were asked for as pipes just above");
+        };
+        let mut pid = String::new();
+        BufReader::new(stdout).read_line(&mut pid)?;
+        let child = pid.trim().parse().ok().and_then(Pid::from_raw);
+        let child = child.ok_or_else(|| io::Error::other("the supervising shell did not start the child"))?;
+
+        let (sender, log) = watch::channel(Log::default());
+        thread::Builder::new().name(format!("log of {child:?}")).spawn(move || collect(stderr, &sender))?;
+        Ok(Self { supervisor, child, log })
+    }
+
+    /// The child's own process id, not the supervisor's.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Follows what the child prints.
+    pub(crate) fn log(&self) -> watch::Receiver<Log> {
+        self.log.clone()
+    }
+
+    /// Sends `signal` to the child.
+    pub(crate) fn signal(&mut self, signal: Signal) -> io::Result<()> {
+        // As long as the supervisor runs it has not waited for the child, so the pid is still the child's.
+        match self.supervisor.try_wait()? {
+            None => Ok(kill_process(self.child, signal)?),
+            Some(status) => Err(io::Error::other(format!("its supervisor has ended with {status}"))),
+        }
+    }
+}
+
+impl Drop for Supervised {
+    fn drop(&mut self) {
+        let _ = self.signal(Signal::KILL);
+        // `wait` closes the supervisor's input first.
+        let _ = self.supervisor.wait();
+    }
+}
+
+impl fmt::Debug for Supervised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Supervised").field("pid", &self.pid()).finish_non_exhaustive()
+    }
+}
+
+/// Reads to the end, always: a child whose pipe is full would stop at its next line.
+fn collect(output: impl Read, log: &watch::Sender<Log>) {
+    let mut output = BufReader::new(output);
+    let mut line = Vec::new();
+    while matches!(output.read_until(b'\n', &mut line), Ok(1..)) {
+        log.send_modify(|log| log.text.push_str(&String::from_utf8_lossy(&line)));
+        line.clear();
+    }
+    log.send_modify(|log| log.ended = true);
+}

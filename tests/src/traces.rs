@@ -1,0 +1,143 @@
+//! The `tracing` events of one test, to be asserted on or waited for.
+//!
+//! ```
+//! use lock_tests::Captured;
+//!
+//! let traces = Captured::new();
+//! tracing::subscriber::with_default(traces.dispatch(), || tracing::info!(key = "stock", "acquired"));
+//!
+//! let events = traces.events();
+//! assert_eq!(events[0].message, "acquired");
+//! assert_eq!(events[0].field("key"), Some("stock"));
+//! ```
+
+use std::{collections::BTreeMap, fmt};
+
+use tokio::sync::watch;
+use tracing::{
+    Dispatch, Level, Subscriber,
+    field::{Field, Visit},
+    subscriber::DefaultGuard,
+};
+use tracing_subscriber::{
+    Layer, Registry,
+    layer::{Context, SubscriberExt},
+    registry::LookupSpan,
+};
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The module that wrote it, unless it says otherwise.
+    pub target: String,
+    /// How important it is.
+    pub level: Level,
+    /// Its text.
+    pub message: String,
+    /// Its other fields, as printed.
+    pub fields: BTreeMap<String, String>,
+    /// The names of the spans around it, outermost first.
+    pub spans: Vec<String>,
+}
+
+impl Event {
+    /// A field by its name, as printed.
+    pub fn field(&self, name: &str) -> Option<&str> {
+        self.fields.get(name).map(String::as_str)
+    }
+}
+
+/// Collects the events of all levels that are written while it is the subscriber; clones share what they collect.
+#[derive(Clone, Debug)]
+pub struct Captured {
+    events: watch::Sender<Vec<Event>>,
+    dispatch: Dispatch,
+}
+
+impl Captured {
+    /// Collects nothing yet: see [`set_default`](Self::set_default) and [`dispatch`](Self::dispatch).
+    pub fn new() -> Self {
+        let events = watch::Sender::default();
+        let dispatch = Dispatch::new(Registry::default().with(Collect(events.clone())));
+        Self { events, dispatch }
+    }
+
+    /// Collects what this thread writes until the returned guard is dropped. In a test on a current-thread runtime
+    /// (`#[tokio::test]`) that is every task; tasks on other threads are collected by `WithSubscriber` only.
+    #[must_use = "dropping the guard ends the collecting"]
+    pub fn set_default(&self) -> DefaultGuard {
+        tracing::dispatcher::set_default(&self.dispatch)
+    }
+
+    /// For `tracing::instrument::WithSubscriber`, wherever the future runs: `future.with_subscriber(traces.dispatch())`.
+    /// Tasks that the future spawns are not included.
+    pub fn dispatch(&self) -> Dispatch {
+        self.dispatch.clone()
+    }
+
+    /// What was collected so far.
+    pub fn events(&self) -> Vec<Event> {
+        self.events.borrow().clone()
+    }
+
+    /// What was collected so far under a target or the modules below it.
+    pub fn events_of(&self, target: &str) -> Vec<Event> {
+        let below = format!("{target}::");
+        let mut events = self.events();
+        events.retain(|event| event.target == target || event.target.starts_with(&below));
+        events
+    }
+
+    /// Waits until an event `wanted` has been written, and returns the first such event, also one from before.
+    pub async fn wait_for(&self, wanted: impl Fn(&Event) -> bool) -> Event {
+        let mut events = self.events.subscribe();
+        loop {
+            if let Some(event) = events.borrow_and_update().iter().find(|event| wanted(event)) {
+                return event.clone();
+            }
+            // It cannot end: we hold the sender.
+            let _ = events.changed().await;
+        }
+    }
+}
+
+impl Default for Captured {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+struct Collect(watch::Sender<Vec<Event>>);
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collect {
+    fn on_event(&self, event: &tracing::Event<'_>, context: Context<'_, S>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let spans = context.event_scope(event).into_iter().flatten().map(|span| span.name().to_owned());
+        let mut spans: Vec<String> = spans.collect();
+        spans.reverse();
+        let metadata = event.metadata();
+        let event = Event {
+            target: metadata.target().to_owned(),
+            level: *metadata.level(),
+            message: fields.0.remove("message").unwrap_or_default(),
+            fields: fields.0,
+            spans,
+        };
+        self.0.send_modify(|events| events.push(event));
+    }
+}
+
+#[derive(Default)]
+struct Fields(BTreeMap<String, String>);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}"));
+    }
+
+    /// Without the quotes that `Debug` puts around text.
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name().to_owned(), value.to_owned());
+    }
+}

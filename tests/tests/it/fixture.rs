@@ -1,0 +1,10 @@
+//! The fixtures do what the other tests believe they do.
+
+mod fenced;
+mod processes;
+mod proxy;
+mod redis_server;
+mod traces;
+
+/// The worker binary of this package.
+const WORKER: &str = env!("CARGO_BIN_EXE_lock-worker");

@@ -1,0 +1,3 @@
+//! The promises of the workspace, a module each, held against real servers and processes.
+
+mod fixture;
