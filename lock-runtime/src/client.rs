@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::{
     driver::Driver,
-    error::{LockError, LockErrorKind, Loss},
+    error::{LockError, Loss},
     gate::Gates,
     key::IntoLockKey,
     request::LockRequest,
@@ -294,7 +294,7 @@ impl LockClientBuilder {
         return self.check()?.over(crate::store::redis::RedisStore::connect(url, &self.namespace).await?);
         #[cfg(not(feature = "redis"))]
         Err(LockError::new(
-            LockErrorKind::InvalidUrl,
+            crate::LockErrorKind::InvalidUrl,
             "only \"memory:\" is compiled in; enable the feature `redis` for \"redis://host:6379/0\"",
         ))
     }

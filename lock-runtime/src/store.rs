@@ -17,8 +17,8 @@ use crate::{
 };
 
 pub mod memory;
-// cfg redis
-// pub mod redis;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 pub use memory::MemoryStore;
 

@@ -1,0 +1,405 @@
+//! Locks on one Redis server.
+//!
+//! # How a lock lies there
+//!
+//! | mode | key | value |
+//! |---|---|---|
+//! | exclusive | `<namespace>:<name>` | STRING: the token, with the lease as its expiry; compatible with everything that speaks `SET key token NX PX` |
+//! | shared | `<namespace>:<name>` | ZSET: token → when it expires by the server's clock, in ms |
+//! | permits(n) | `<namespace>:permits:<name>` | ZSET: `n:token` → when it expires |
+//! | any | `{<lock>}:f`, or `f:<lock>` if the name has a hash tag | STRING: the latest fencing token, kept for a day after each grant |
+//!
+//! A set expires with its longest holder. A holder that was given back before its `min_hold` is called `<token>.kept`.
+//! Every operation is one script, so it is atomic, and safe to repeat. Whatever else lies under these names is left
+//! untouched and answered as foreign.
+//!
+//! # Access rules
+//!
+//! On a server with users, [`RedisStore::acl_line`] gives the rule that a lock needs.
+
+mod acl;
+mod clock;
+mod connection;
+mod error;
+mod handshake;
+mod names;
+mod reply;
+mod scripts;
+mod url;
+
+use std::{fmt, time::Duration};
+
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
+
+use self::{
+    acl::AclLine,
+    clock::ServerClock,
+    connection::Connection,
+    names::{Names, lock_name},
+    reply::{Reply, unexpected},
+    scripts::Call,
+};
+use super::{
+    AcquireAllReply, AcquireReply, ConvertReply, Events, Hold, Inspection, KeyRequest, PollReply, Release,
+    ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind, Token,
+};
+use crate::{
+    error::LockError,
+    key::LockKey,
+    spec::{Family, Mode},
+};
+
+pub(crate) use self::names::check_namespace;
+
+/// How long [`RedisStore::connect`] may take: two attempts of a second each, the pause between them and the checks.
+const CONNECT: Duration = Duration::from_millis(2500);
+/// How many renewals are sent at once: enough that the round trip is shared, few enough that other calls get their turn.
+const BATCH: usize = 100;
+
+/// Locks on one Redis server, 6.0 or later.
+///
+/// All calls share one connection, which is made again when it is lost; what was under way is then
+/// [`Unavailable`](StoreErrorKind::Unavailable), with an unknown outcome, and [`events`](Store::events) tells
+/// [`Disconnected`](super::StoreEvent::Disconnected). A call waits for its reply for as long as the connection lives: put
+/// it under a timeout. A dropped call may still be executed; follow it with [`abandon`](Store::abandon).
+///
+/// No call queues in this version: a request that would stand in line is answered `Busy`.
+pub struct RedisStore {
+    connection: Connection,
+    clock: ServerClock,
+    namespace: String,
+}
+
+impl RedisStore {
+    /// Connects to `redis://[[user]:password@]host[:port][/db]`, to `rediss://..` (TLS; with the feature `rustls` or
+    /// `native-tls`), or to `unix:///path`.
+    ///
+    /// All keys begin with `<namespace>:`, or hold that in their hash tag. Two namespaces never share a lock.
+    ///
+    /// It takes at most 2.5 s. Dropping the future closes what was opened. With the feature `rustls` the application
+    /// installs a crypto provider before the first `rediss://` connection.
+    ///
+    /// # Errors
+    /// - `InvalidUrl`: the URL does not name a Redis server, or needs a feature that is not compiled in.
+    /// - `InvalidSpec`: the namespace is empty, longer than 64 bytes, holds a brace or a control character, begins with the
+    ///   segment `f` or `q`, or has a segment `permits`.
+    /// - `Unavailable`: nobody answers there, or not now.
+    /// - `Unauthenticated`, `Forbidden`: the server wants another user; the message says what to allow.
+    /// - `ReadOnly`: the server is a replica.
+    /// - `NotRedis`: what answers is something else, a Sentinel, or older than 6.0.
+    pub async fn connect(url: &str, namespace: &str) -> Result<Self, LockError> {
+        check_namespace(namespace)?;
+        Self::open(url::open(url)?, namespace).await
+    }
+
+    /// As [`connect`](Self::connect), for what a URL cannot say: certificates, another source of credentials.
+    ///
+    /// The client's address, credentials, database and certificates are used; the protocol is set to RESP3,
+    /// `TCP_NODELAY` on, and keepalive and user timeout where the client leaves them open.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn from_client(client: redis::Client, namespace: &str) -> Result<Self, LockError> {
+        check_namespace(namespace)?;
+        Self::open(url::adjust(client.get_connection_info().clone())?, namespace).await
+    }
+
+    /// The `ACL SETUSER` line for a user that locks in `namespace`: the least that suffices. Databases other than 0 need `+select` as well.
+    pub fn acl_line(namespace: &str) -> String {
+        AclLine::new(namespace, 0).to_string()
+    }
+
+    async fn open(client: redis::Client, namespace: &str) -> Result<Self, LockError> {
+        let address = client.get_connection_info().addr().to_string();
+        let connect = async {
+            let connection = Connection::open(client, namespace).await?;
+            let clock = handshake::greet(&connection).await?;
+            Ok(Self { connection, clock, namespace: namespace.to_owned() })
+        };
+        let connected = tokio::time::timeout(CONNECT, connect).await;
+        connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT))).map_err(|error: StoreError| {
+            LockError::new(error.kind().into(), format!("cannot keep locks at {address}")).with_source(Some(error))
+        })
+    }
+
+    fn names(&self, key: &LockKey, family: Family) -> Names {
+        Names::new(&self.namespace, key, family)
+    }
+
+    fn lock_name(&self, key: &LockKey, family: Family) -> String {
+        lock_name(&self.namespace, key, family)
+    }
+
+    async fn run(&self, call: &Call) -> Result<Reply, StoreError> {
+        Reply::new(self.connection.call(call).await?)
+    }
+
+    async fn try_acquire(&self, requests: &[KeyRequest]) -> Result<AcquireAllReply, StoreError> {
+        let deadline = requests.iter().map(|request| request.deadline).min();
+        let sent = Instant::now();
+        let mut call = Call::new(&scripts::ACQUIRE).arg(self.clock.server_micros(deadline.unwrap_or(sent)).to_string());
+        for KeyRequest { hold, lease, .. } in requests {
+            let names = self.names(&hold.key, hold.mode.family());
+            call = call
+                .key(names.lock)
+                .key(names.fence)
+                .arg(mode(hold.mode))
+                .arg(member(hold.mode, hold.token))
+                .arg(millis(*lease));
+        }
+        let mut reply = self.run(&call).await?;
+        self.clock.observe(reply.count()?, sent, Instant::now());
+        match reply.word() {
+            "granted" => requests.iter().map(|_| reply.grant()).collect::<Result<_, _>>().map(AcquireAllReply::Granted),
+            "refused" => {
+                let index = reply.count()?.checked_sub(1).and_then(|index| usize::try_from(index).ok());
+                let index = index.filter(|index| *index < requests.len()).ok_or_else(unexpected)?;
+                let reply = match reply.text()?.as_str() {
+                    "busy" => AcquireReply::Busy { holder_ttl: reply.known_ttl()? },
+                    "foreign" => AcquireReply::ForeignKey,
+                    "mismatch" => AcquireReply::ModeMismatch,
+                    _ => return Err(unexpected()),
+                };
+                Ok(AcquireAllReply::Refused { index, reply })
+            }
+            "late" => Ok(AcquireAllReply::Refused { index: 0, reply: AcquireReply::Late }),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Acquires all or none, and tries a second time if the server found the request late and we do not: its clock has
+    /// jumped, and the first reply told us where to.
+    async fn acquire_each(&self, requests: &[KeyRequest]) -> Result<AcquireAllReply, StoreError> {
+        let reply = self.try_acquire(requests).await?;
+        let late = matches!(reply, AcquireAllReply::Refused { reply: AcquireReply::Late, .. });
+        let now = Instant::now();
+        if late && requests.iter().all(|request| request.deadline > now) {
+            return self.try_acquire(requests).await;
+        }
+        Ok(reply)
+    }
+
+    async fn acquire_one(&self, request: &KeyRequest) -> Result<AcquireReply, StoreError> {
+        match self.acquire_each(std::slice::from_ref(request)).await? {
+            AcquireAllReply::Granted(grants) => {
+                grants.first().copied().map(AcquireReply::Granted).ok_or_else(unexpected)
+            }
+            AcquireAllReply::Refused { reply, .. } => Ok(reply),
+        }
+    }
+
+    async fn poll_one(&self, hold: &Hold) -> Result<PollReply, StoreError> {
+        let names = self.names(&hold.key, hold.mode.family());
+        let call = Call::new(&scripts::POLL).key(names.lock).key(names.fence);
+        let mut reply = self.run(&call.arg(mode(hold.mode)).arg(member(hold.mode, hold.token))).await?;
+        match reply.word() {
+            "granted" => reply.grant().map(PollReply::Granted),
+            "gone" => Ok(PollReply::Gone),
+            _ => Err(foreign(&reply)),
+        }
+    }
+
+    fn renewal(&self, Renewal { hold, lease }: &Renewal) -> Call {
+        Call::new(&scripts::RENEW)
+            .key(self.lock_name(&hold.key, hold.mode.family()))
+            .arg(mode(hold.mode))
+            .arg(member(hold.mode, hold.token))
+            .arg(millis(*lease))
+    }
+
+    /// Sends every batch even after an error in one reply, so that no lock is lost because of another one. The error is
+    /// told at the end: what was renewed is then longer than the caller knows, which does no harm.
+    async fn renew_all(&self, renewals: &[Renewal]) -> Result<Vec<RenewReply>, StoreError> {
+        let mut replies = Vec::with_capacity(renewals.len());
+        let mut first_error = None;
+        for batch in renewals.chunks(BATCH) {
+            let calls: Vec<_> = batch.iter().map(|renewal| self.renewal(renewal)).collect();
+            for result in self.connection.call_each(&calls).await? {
+                match result.and_then(renewed) {
+                    Ok(reply) => replies.push(reply),
+                    Err(error) => first_error = first_error.or(Some(error)),
+                }
+            }
+        }
+        match first_error {
+            None if replies.len() == renewals.len() => Ok(replies),
+            None => Err(unexpected()),
+            Some(error) => Err(error),
+        }
+    }
+
+    async fn release_one(&self, Release { hold, keep_for, next }: &Release) -> Result<ReleaseReply, StoreError> {
+        let member_of = |token| member(hold.mode, token);
+        let call = match (hold.mode, next) {
+            (Mode::Exclusive, Some((next, lease))) => {
+                let names = self.names(&hold.key, Family::Lock);
+                let call = Call::new(&scripts::PASS).key(names.lock).key(names.fence);
+                call.arg(member_of(hold.token)).arg(member_of(*next)).arg(millis(*lease))
+            }
+            _ => Call::new(&scripts::RELEASE)
+                .key(self.lock_name(&hold.key, hold.mode.family()))
+                .arg(mode(hold.mode))
+                .arg(member_of(hold.token))
+                .arg(millis(keep_for.unwrap_or_default())),
+        };
+        let mut reply = self.run(&call).await?;
+        match reply.word() {
+            "released" => Ok(ReleaseReply::Released),
+            "passed" => reply.grant().map(ReleaseReply::Passed),
+            "not_held" => Ok(ReleaseReply::NotHeld),
+            _ => Err(foreign(&reply)),
+        }
+    }
+
+    async fn convert_one(&self, hold: &Hold) -> Result<ConvertReply, StoreError> {
+        if hold.mode.family() != Family::Lock {
+            return Ok(ConvertReply::NotHeld);
+        }
+        let names = self.names(&hold.key, Family::Lock);
+        let call = Call::new(&scripts::CONVERT).key(names.lock).key(names.fence);
+        let mut reply = self.run(&call.arg(member(Mode::Exclusive, hold.token))).await?;
+        match reply.word() {
+            "converted" => reply.grant().map(ConvertReply::Converted),
+            "not_held" => Ok(ConvertReply::NotHeld),
+            _ => Err(foreign(&reply)),
+        }
+    }
+
+    async fn inspect_one(&self, key: &LockKey, family: Family) -> Result<Inspection, StoreError> {
+        let names = self.names(key, family);
+        let call = Call::new(&scripts::INSPECT).key(names.lock).key(names.fence).arg(family_name(family));
+        let mut reply = self.run(&call).await?;
+        match reply.word() {
+            "holders" => {
+                let fence = reply.counter()?;
+                Ok(Inspection { holders: reply.holders()?, fence })
+            }
+            _ => Err(foreign(&reply)),
+        }
+    }
+
+    async fn revoke_one(&self, key: &LockKey, family: Family, scope: RevokeScope) -> Result<RevokeReply, StoreError> {
+        let scope = match scope {
+            RevokeScope::Leased => "leased",
+            RevokeScope::AlsoEndless => "endless",
+        };
+        let call = Call::new(&scripts::REVOKE).key(self.lock_name(key, family)).arg(family_name(family)).arg(scope);
+        match self.run(&call).await?.word() {
+            "revoked" => Ok(RevokeReply::Revoked),
+            "not_held" => Ok(RevokeReply::NotHeld),
+            "endless" => Ok(RevokeReply::Endless),
+            "foreign" => Ok(RevokeReply::ForeignKey),
+            _ => Err(unexpected()),
+        }
+    }
+}
+
+fn renewed(value: redis::Value) -> Result<RenewReply, StoreError> {
+    let mut reply = Reply::new(value)?;
+    match reply.word() {
+        "renewed" => Ok(RenewReply::Renewed { ttl: reply.ttl()? }),
+        "gone" => Ok(RenewReply::Gone),
+        _ => Err(unexpected()),
+    }
+}
+
+/// The error for a reply that is left when all others are told apart.
+fn foreign(reply: &Reply) -> StoreError {
+    match reply.word() {
+        "foreign" => StoreError::new(
+            StoreErrorKind::ForeignKey,
+            "data that are no lock lie under the lock's name or under its fence's, and were left untouched",
+        ),
+        _ => unexpected(),
+    }
+}
+
+/// How scripts call a mode.
+fn mode(mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => "exclusive".into(),
+        Mode::Shared => "shared".into(),
+        Mode::Permits(permits) => permits.to_string(),
+    }
+}
+
+fn family_name(family: Family) -> &'static str {
+    match family {
+        Family::Lock => "lock",
+        Family::Permits => "permits",
+    }
+}
+
+/// How a holder is written. With permits their number is in it, so that another number is noticed while somebody holds.
+fn member(mode: Mode, token: Token) -> String {
+    let mut member = String::with_capacity(48);
+    if let Mode::Permits(permits) = mode {
+        member.push_str(&permits.to_string());
+        member.push(':');
+    }
+    member.extend(token.to_hex().map(char::from));
+    member
+}
+
+/// Whole milliseconds, rounded up: a lease is at least what was asked. Bounded, so that the server can add its time.
+fn millis(duration: Duration) -> String {
+    const MOST: u128 = 1_000_000_000_000;
+    duration.as_nanos().div_ceil(1_000_000).min(MOST).to_string()
+}
+
+impl Store for RedisStore {
+    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+        Box::pin(self.acquire_one(request))
+    }
+
+    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+        Box::pin(self.acquire_each(requests))
+    }
+
+    fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
+        Box::pin(self.poll_one(hold))
+    }
+
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Result<Vec<RenewReply>, StoreError>> {
+        Box::pin(self.renew_all(renewals))
+    }
+
+    fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+        Box::pin(self.release_one(release))
+    }
+
+    fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
+        Box::pin(self.convert_one(hold))
+    }
+
+    fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(async move { self.release_one(&Release::new(hold.clone())).await.map(drop) })
+    }
+
+    fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+        Box::pin(self.inspect_one(key, family))
+    }
+
+    fn revoke<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+        scope: RevokeScope,
+    ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
+        Box::pin(self.revoke_one(key, family, scope))
+    }
+
+    fn events(&self) -> Events {
+        self.connection.events()
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore")
+            .field("address", &self.connection.address())
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
+    }
+}

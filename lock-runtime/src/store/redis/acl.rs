@@ -1,0 +1,56 @@
+//! The access rules that a lock needs on a server with users.
+
+use std::fmt;
+
+/// What the scripts call, and `eval` and `evalsha` for the scripts themselves. `info` is for the checks on connect.
+const COMMANDS: &str = "+eval +evalsha +info +time +type +get +set +del +pttl +pexpire +pexpireat \
+                        +zadd +zrem +zscore +zcount +zrange +zrangebyscore +zremrangebyscore";
+
+/// The `ACL SETUSER` line for the locks of one namespace, in database `db`.
+#[derive(Clone, Debug)]
+pub(super) struct AclLine {
+    namespace: String,
+    db: i64,
+}
+
+impl AclLine {
+    pub(super) fn new(namespace: &str, db: i64) -> Self {
+        // Key patterns are globs, and cannot hold blanks.
+        let mut pattern = String::with_capacity(namespace.len());
+        for c in namespace.chars() {
+            match c {
+                '*' | '?' | '[' | ']' | '\\' | '^' => pattern.extend(['\\', c]),
+                c if c.is_whitespace() => pattern.push('?'),
+                c => pattern.push(c),
+            }
+        }
+        Self { namespace: pattern, db }
+    }
+}
+
+impl fmt::Display for AclLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { namespace: ns, db } = self;
+        write!(f, "ACL SETUSER <user> on ><password> ~{ns}:*")?;
+        // The keys beside a lock: its fence, and its queue in a later version.
+        for side in ["f", "q"] {
+            write!(f, " ~{{{ns}:*}}:{side} ~{side}:{ns}:*")?;
+        }
+        write!(f, " &{ns}:* {COMMANDS}")?;
+        if *db == 0 { Ok(()) } else { f.write_str(" +select") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_is_no_pattern() {
+        let line = AclLine::new("a*b c", 0).to_string();
+        assert!(line.contains(" ~a\\*b?c:* "), "{line}");
+        assert!(line.contains(" ~{a\\*b?c:*}:f ~f:a\\*b?c:* "), "{line}");
+        assert!(!line.contains("+select"));
+        assert!(AclLine::new("a", 3).to_string().ends_with("+select"));
+    }
+}

@@ -1,0 +1,87 @@
+//! What time it is on the server, by estimate: a deadline that the server is to keep must be told in its own time.
+
+use std::{
+    sync::atomic::{AtomicI64, Ordering},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// The difference between the server's clock and this process's monotonic one.
+///
+/// Each observation bounds it from both sides: the server read its clock after the request was sent and before the reply
+/// came. The estimate moves only when it is out of bounds, to the nearer bound, so it settles within the shortest round
+/// trip, follows a slow drift, and after a jump is right again with the first reply.
+#[derive(Debug)]
+pub(super) struct ServerClock {
+    base: Instant,
+    /// The server's time at `base`, in microseconds since 1970.
+    at_base: AtomicI64,
+}
+
+impl ServerClock {
+    /// The first observation: the server said `micros` at some moment before `received`.
+    pub(super) fn new(micros: u64, received: Instant) -> Self {
+        // The lower bound: a deadline that is early makes the server refuse, one that is late lets it grant to nobody.
+        Self { base: received, at_base: AtomicI64::new(micros as i64) }
+    }
+
+    /// The server said `micros` at some moment between `sent` and `received`.
+    pub(super) fn observe(&self, micros: u64, sent: Instant, received: Instant) {
+        let micros = micros as i64;
+        let (lower, upper) = (micros - self.since_base(received), micros - self.since_base(sent));
+        // A number on its own: no other memory depends on it.
+        let clamp = |estimate: i64| Some(estimate.max(lower).min(upper));
+        let _ = self.at_base.fetch_update(Ordering::Relaxed, Ordering::Relaxed, clamp);
+    }
+
+    /// The server's time at `instant`, in microseconds since 1970.
+    pub(super) fn server_micros(&self, instant: Instant) -> u64 {
+        self.at_base.load(Ordering::Relaxed).saturating_add(self.since_base(instant)).max(0) as u64
+    }
+
+    fn since_base(&self, instant: Instant) -> i64 {
+        let micros = |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(i64::MAX / 4);
+        match instant.checked_duration_since(self.base) {
+            Some(after) => micros(after),
+            None => -micros(self.base - instant),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOON: u64 = 1_800_000_000_000_000;
+
+    fn ms(count: u64) -> Duration {
+        Duration::from_millis(count)
+    }
+
+    #[test]
+    fn a_reply_within_the_bounds_changes_nothing() {
+        let base = Instant::now();
+        let clock = ServerClock::new(NOON, base);
+        clock.observe(NOON + 1_050_000, base + ms(1_000), base + ms(1_100));
+        assert_eq!(clock.server_micros(base + ms(2_000)), NOON + 2_000_000);
+    }
+
+    #[test]
+    fn a_jump_is_followed_with_the_first_reply() {
+        let base = Instant::now();
+        let clock = ServerClock::new(NOON, base);
+        for jump in [3_600_000_000, -7_200_000_000_i64] {
+            let server = NOON.wrapping_add_signed(jump);
+            clock.observe(server, base + ms(1_000), base + ms(1_010));
+            let estimate = clock.server_micros(base + ms(1_010));
+            assert!(server <= estimate && estimate <= server + 10_000, "{estimate}");
+        }
+    }
+
+    #[test]
+    fn an_instant_before_the_first_reply_has_its_time_too() {
+        let base = Instant::now() + ms(10);
+        assert_eq!(ServerClock::new(NOON, base).server_micros(base - ms(10)), NOON - 10_000);
+    }
+}

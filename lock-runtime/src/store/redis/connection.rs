@@ -1,0 +1,170 @@
+//! The connection to one server: made again when it is lost, and shared by all calls.
+//!
+//! Nothing here waits longer than a connection attempt takes, and nothing is sent a second time but the text of a
+//! script in place of an unknown digest. Timeouts of calls are the caller's.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError, RwLock},
+    time::Duration,
+};
+
+use redis::{
+    Client, Cmd, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
+    aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig},
+};
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::{acl::AclLine, error, handshake, scripts::Call};
+use crate::store::{Events, StoreError, StoreErrorKind, StoreEvent};
+
+/// How long one attempt may take; there are two before a call is told.
+const ATTEMPT: Duration = Duration::from_secs(1);
+/// Between the two. The manager's own default grows to several seconds, during which calls would wait.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How many calls may be on their way to the socket: enough that it is the server that is waited for, not the channel.
+const BUFFERED_CALLS: usize = 4096;
+
+pub(super) struct Connection {
+    client: Client,
+    // Not tokio's: it is held for a clone only, never across an await.
+    manager: RwLock<ConnectionManager>,
+    listeners: Arc<Listeners>,
+    acl: AclLine,
+}
+
+impl Connection {
+    pub(super) async fn open(client: Client, namespace: &str) -> Result<Self, StoreError> {
+        let acl = AclLine::new(namespace, client.get_connection_info().redis_settings().db());
+        let listeners = Arc::<Listeners>::default();
+        match ConnectionManager::new_with_config(client.clone(), config(&listeners)).await {
+            Ok(manager) => Ok(Self { client, manager: RwLock::new(manager), listeners, acl }),
+            Err(cause) => {
+                let error = error::disconnected(&cause, &acl);
+                if error.kind() == StoreErrorKind::NotRedis
+                    && let Some(version) = old_version(&client).await
+                {
+                    return Err(error::too_old(Some(&version)));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens a channel for what this connection tells.
+    pub(super) fn events(&self) -> Events {
+        let (sender, events) = Events::channel();
+        self.listeners.add(sender);
+        events
+    }
+
+    /// Where the server is; never with a password.
+    pub(super) fn address(&self) -> String {
+        self.client.get_connection_info().addr().to_string()
+    }
+
+    /// Sends one command.
+    pub(super) async fn command(&self, command: &Cmd) -> Result<Value, StoreError> {
+        self.settle(self.send(command).await?)
+    }
+
+    /// Runs one script.
+    pub(super) async fn call(&self, call: &Call) -> Result<Value, StoreError> {
+        let value = self.send(&call.evalsha()).await?;
+        if is_unknown_script(&value) { self.command(&call.eval()).await } else { self.settle(value) }
+    }
+
+    /// Runs scripts in one round trip, and tells of each how it went.
+    pub(super) async fn call_each(&self, calls: &[Call]) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
+        let mut pipeline = Pipeline::with_capacity(calls.len());
+        for call in calls {
+            pipeline.add_command(call.evalsha());
+        }
+        let mut manager = self.manager();
+        let values = manager.req_packed_commands(&pipeline, 0, calls.len()).await;
+        let values = values.map_err(|cause| self.failed(&cause))?;
+
+        let mut results = Vec::with_capacity(calls.len());
+        for (call, value) in calls.iter().zip(values) {
+            results.push(match is_unknown_script(&value) {
+                true => self.command(&call.eval()).await,
+                false => self.settle(value),
+            });
+        }
+        Ok(results)
+    }
+
+    async fn send(&self, command: &Cmd) -> Result<Value, StoreError> {
+        let mut manager = self.manager();
+        manager.req_packed_command(command).await.map_err(|cause| self.failed(&cause))
+    }
+
+    fn settle(&self, value: Value) -> Result<Value, StoreError> {
+        match value {
+            Value::ServerError(error) => Err(error::refused(&error, &self.acl)),
+            value => Ok(value),
+        }
+    }
+
+    fn manager(&self) -> ConnectionManager {
+        self.manager.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Classifies an error of the connection itself.
+    ///
+    /// The manager connects again after an I/O error only: a server that refused the connection in words (too many
+    /// clients, say) would be given up for ever. So the manager is then replaced, by one that connects on the next call.
+    fn failed(&self, cause: &RedisError) -> StoreError {
+        if !cause.is_io_error()
+            && let Ok(manager) = ConnectionManager::new_lazy_with_config(self.client.clone(), config(&self.listeners))
+        {
+            *self.manager.write().unwrap_or_else(PoisonError::into_inner) = manager;
+        }
+        error::disconnected(cause, &self.acl)
+    }
+}
+
+fn is_unknown_script(value: &Value) -> bool {
+    matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+}
+
+fn config(listeners: &Arc<Listeners>) -> ConnectionManagerConfig {
+    let listeners = Arc::clone(listeners);
+    ConnectionManagerConfig::new()
+        .set_number_of_retries(1)
+        .set_min_delay(PAUSE)
+        .set_max_delay(PAUSE)
+        .set_connection_timeout(Some(ATTEMPT))
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(BUFFERED_CALLS)
+        .set_push_sender(move |push: PushInfo| {
+            if push.kind == PushKind::Disconnection {
+                listeners.tell(&StoreEvent::Disconnected);
+            }
+            Ok::<_, redis::aio::SendError>(())
+        })
+}
+
+/// The version of a server that does not know RESP3, asked in RESP2.
+async fn old_version(client: &Client) -> Option<String> {
+    let info = client.get_connection_info().clone();
+    let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
+    let client = Client::open(info.set_redis_settings(redis)).ok()?;
+    let mut connection = client.get_multiplexed_async_connection().await.ok()?;
+    let info: String = redis::cmd("INFO").query_async(&mut connection).await.ok()?;
+    handshake::version(&info).map(str::to_owned)
+}
+
+/// Who is told of events.
+#[derive(Default)]
+struct Listeners(Mutex<Vec<UnboundedSender<StoreEvent>>>);
+
+impl Listeners {
+    fn add(&self, listener: UnboundedSender<StoreEvent>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(listener);
+    }
+
+    fn tell(&self, event: &StoreEvent) {
+        let mut listeners = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.retain(|listener| listener.send(event.clone()).is_ok());
+    }
+}

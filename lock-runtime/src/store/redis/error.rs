@@ -1,0 +1,168 @@
+//! What an error of the server or of the connection means for a lock, and what to do about it.
+//!
+//! Messages of a server may repeat the arguments of a command, and so a password or a token: they are shown only where
+//! it is known that they do not.
+
+use redis::{ErrorKind, RedisError, ServerError};
+
+use super::acl::AclLine;
+use crate::store::{StoreError, StoreErrorKind};
+
+/// Classifies an error reply.
+pub(super) fn refused(error: &ServerError, acl: &AclLine) -> StoreError {
+    classify(error.code(), error.details().unwrap_or_default(), acl)
+}
+
+/// Classifies an error of the connection.
+pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
+    if let Some((_, error)) = error.clone().into_server_errors().as_deref().and_then(<[_]>::first) {
+        return refused(error, acl);
+    }
+    match error.kind() {
+        ErrorKind::Parse => StoreError::new(
+            StoreErrorKind::NotRedis,
+            "what answered does not speak the Redis protocol; check host and port, and whether the server asks for TLS (rediss://)",
+        ),
+        ErrorKind::RESP3NotSupported => too_old(None),
+        ErrorKind::AuthenticationFailed => unauthenticated(),
+        ErrorKind::Io => {
+            StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")).with_source(error.clone())
+        }
+        _ => StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")),
+    }
+}
+
+/// The server does not know RESP3, or what the scripts need.
+pub(super) fn too_old(version: Option<&str>) -> StoreError {
+    let found = version.map(|version| format!("Redis {version} is too old")).unwrap_or("the server is too old".into());
+    StoreError::new(StoreErrorKind::NotRedis, format!("{found}; locks need Redis 6.0 or later (HELLO 3)"))
+}
+
+/// The server is a replica.
+pub(super) fn read_only() -> StoreError {
+    StoreError::new(StoreErrorKind::ReadOnly, "the server is a read-only replica; connect to its primary")
+}
+
+fn unauthenticated() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Unauthenticated,
+        "the server refused the user name and password, or asks for them; \
+         give them in the URL: redis://user:password@host:6379 (or redis://:password@host:6379)",
+    )
+}
+
+fn classify(code: &str, details: &str, acl: &AclLine) -> StoreError {
+    let new = |kind, message: String| StoreError::new(kind, message);
+    match cause(code, details) {
+        "READONLY" => read_only(),
+        "NOPERM" => new(
+            StoreErrorKind::Forbidden,
+            format!("the server's access rules forbid what a lock needs ({}); allow it with: {acl}", safe(details)),
+        ),
+        "NOAUTH" | "WRONGPASS" => unauthenticated(),
+        "DENIED" => new(
+            StoreErrorKind::Forbidden,
+            "the server is in protected mode and accepts local connections only; give it a password, or bind it".into(),
+        ),
+        "WRONGTYPE" => new(StoreErrorKind::ForeignKey, "data of another kind lie under a key of the lock".into()),
+        "UNKNOWN" => new(
+            StoreErrorKind::NotRedis,
+            "the server does not know a command that a lock needs; is it Redis 6.0 or later?".into(),
+        ),
+        "OOM" => new(StoreErrorKind::Unavailable, "the server is out of memory (maxmemory)".into()),
+        "LOADING" => new(StoreErrorKind::Unavailable, "the server is loading its data".into()),
+        "BUSY" => new(StoreErrorKind::Unavailable, "the server is busy running another script".into()),
+        cause @ ("MOVED" | "ASK" | "CROSSSLOT") => new(
+            StoreErrorKind::Unavailable,
+            format!("the server is one node of a cluster and another one keeps this lock ({cause})"),
+        ),
+        cause => new(StoreErrorKind::Unavailable, format!("the server refused: {cause} {}", safe(details))),
+    }
+}
+
+/// The code that tells what went wrong. Before Redis 7 an error within a script comes as `ERR` with the first code in its text.
+fn cause<'a>(code: &'a str, details: &'a str) -> &'a str {
+    if code != "ERR" {
+        return code;
+    }
+    if details.contains("ACL failure in script") || details.contains("can't run this command or subcommand") {
+        return "NOPERM";
+    }
+    if details.starts_with("unknown command") || details.contains("Unknown Redis command") {
+        return "UNKNOWN";
+    }
+    if details.starts_with("AUTH ") || details.contains("no password is set") {
+        return "WRONGPASS";
+    }
+    if !details.starts_with("Error running script") {
+        return code;
+    }
+    [
+        "OOM",
+        "READONLY",
+        "NOPERM",
+        "WRONGTYPE",
+        "MISCONF",
+        "NOREPLICAS",
+        "MASTERDOWN",
+        "LOADING",
+        "CLUSTERDOWN",
+        "TRYAGAIN",
+    ]
+    .into_iter()
+    .find(|inner| details.contains(&format!(": -{inner} ")) || details.contains(&format!(": {inner} ")))
+    .unwrap_or(code)
+}
+
+/// A message without the arguments that it repeats.
+fn safe(details: &str) -> &str {
+    details.split(", with args").next().unwrap_or_default().trim_end()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reply_has_its_kind() {
+        use StoreErrorKind::*;
+        let acl = AclLine::new("lock", 0);
+        for (code, details, kind) in [
+            ("READONLY", "You can't write against a read only replica.", ReadOnly),
+            ("NOPERM", "this user has no permissions to run the 'evalsha' command", Forbidden),
+            ("ERR", "ACL failure in script: User x has no permissions to access the 'k' key", Forbidden),
+            ("NOAUTH", "Authentication required.", Unauthenticated),
+            ("WRONGPASS", "invalid username-password pair or user is disabled.", Unauthenticated),
+            ("ERR", "AUTH <password> called without any password configured", Unauthenticated),
+            ("WRONGTYPE", "Operation against a key holding the wrong kind of value", ForeignKey),
+            ("ERR", "unknown command 'EVALSHA', with args beginning with: 'x'", NotRedis),
+            ("OOM", "command not allowed when used memory > 'maxmemory'.", Unavailable),
+            ("ERR", "Error running script (call to f_1): @user_script:1: -OOM command not allowed", Unavailable),
+            ("ERR", "Error running script (call to f_1): @user_script:1: -READONLY You can't write", ReadOnly),
+            ("ERR", "Error running script (call to f_1): @user_script:1: WRONGTYPE Operation against", ForeignKey),
+            ("LOADING", "Redis is loading the dataset in memory", Unavailable),
+            ("BUSY", "Redis is busy running a script.", Unavailable),
+            ("MASTERDOWN", "Link with MASTER is down", Unavailable),
+            ("CLUSTERDOWN", "The cluster is down", Unavailable),
+            ("TRYAGAIN", "Multiple keys request during rehashing of slot", Unavailable),
+            ("MOVED", "1 127.0.0.1:1", Unavailable),
+            ("ERR", "max number of clients reached", Unavailable),
+        ] {
+            assert_eq!(classify(code, details, &acl).kind(), kind, "{code} {details}");
+        }
+    }
+
+    #[test]
+    fn a_forbidden_lock_says_what_to_allow() {
+        let error = classify("NOPERM", "no permissions", &AclLine::new("lock", 0));
+        assert!(error.to_string().contains("ACL SETUSER <user> on ><password> ~lock:* "), "{error}");
+    }
+
+    #[test]
+    fn arguments_that_the_server_repeats_are_not_shown() {
+        for (code, text) in [("ERR", "unknown command 'HELLO', "), ("NOPERM", "no, "), ("OTHER", "no, ")] {
+            let error = classify(code, &format!("{text}with args beginning with: 'secret'"), &AclLine::new("lock", 0));
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
+    }
+}

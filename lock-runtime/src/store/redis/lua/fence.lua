@@ -1,0 +1,28 @@
+-- The latest fencing token of a lock, 0 if there is none, nil if somebody's data lie in its place.
+local function counter(fence)
+  local kind = redis.call('TYPE', fence).ok
+  if kind == 'none' then
+    return 0
+  end
+  local text = kind == 'string' and redis.call('GET', fence) or ''
+  local number = string.match(text, '^%d+$') and tonumber(text)
+  -- Above 2^53 a Lua number is no longer exact.
+  return number and number < 9007199254740991 and number or nil
+end
+
+-- The token of a new grant. The clock keeps it increasing where the counter was lost (expired, evicted, or a replica
+-- was promoted that lagged behind), the counter keeps it increasing where the clock went back.
+local function advance(fence, last)
+  local number = math.max(last + 1, micros)
+  redis.call('SET', fence, whole(number), 'EX', 86400)
+  return number
+end
+
+-- The token of a grant that was given before. A writer's is the counter, as nobody can have been granted since. A
+-- reader's is not: another reader may have been granted the counter's value, so this one takes a larger.
+local function confirm(fence, last, mode)
+  if mode == 'exclusive' and last > 0 then
+    return last
+  end
+  return advance(fence, last)
+end

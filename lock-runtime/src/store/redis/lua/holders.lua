@@ -1,0 +1,46 @@
+-- What lies under a lock's name: 'none', 'string', 'set' (with the member that expires last, and when) or 'foreign'.
+-- TYPE comes first, before anything is touched. A set of ours has a lifetime, which ends with its longest holder; a
+-- set without one, or with another, is somebody's data.
+local function look(lock)
+  local kind = redis.call('TYPE', lock).ok
+  if kind == 'none' or kind == 'string' then
+    return kind
+  end
+  if kind ~= 'zset' then
+    return 'foreign'
+  end
+  local ttl = redis.call('PTTL', lock)
+  local last = redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')
+  local expiry = tonumber(last[2])
+  if ttl < 0 or not expiry or math.abs(now + ttl - expiry) > 1000 then
+    return 'foreign'
+  end
+  if expiry <= now then
+    return 'none'
+  end
+  return 'set', last[1], expiry
+end
+
+-- The number of permits in a member of a set, as text; nil for a reader.
+local function permits_of(member)
+  return string.match(member, '^(%d+):')
+end
+
+-- When a member of a set expires; 0 if it is not there.
+local function expiry_of(lock, member)
+  return tonumber(redis.call('ZSCORE', lock, member) or 0)
+end
+
+-- Lets a set end with its longest holder: neither before (a writer would come in) nor after (see `look`).
+local function settle(lock)
+  local last = redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')
+  if last[2] then
+    redis.call('PEXPIREAT', lock, whole(tonumber(last[2])))
+  end
+end
+
+-- Puts a holder into a set.
+local function join(lock, member, expiry)
+  redis.call('ZADD', lock, whole(expiry), member)
+  settle(lock)
+end

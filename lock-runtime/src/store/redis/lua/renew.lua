@@ -1,0 +1,22 @@
+-- Keeps a lock that is held for at least so long from now. Never shortens a lease and never creates one. It has one
+-- key, so that renewals go on while a cluster moves the slot.
+-- KEYS: lock. ARGV: mode, member, lease (ms; 0 only asks).
+-- {'renewed', ttl} | {'gone'}
+local lock, mode, member, lease = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local standing, ttl = judge(lock, mode, member)
+if standing ~= 'held' then
+  return {'gone'}
+end
+if lease <= ttl then
+  return {'renewed', ttl}
+end
+if mode == 'exclusive' then
+  redis.call('PEXPIRE', lock, lease)
+else
+  -- PEXPIREAT comes first: a server out of memory lets it pass, and what follows the first write of a script too.
+  local expiry = now + lease
+  local last = tonumber(redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')[2])
+  redis.call('PEXPIREAT', lock, whole(math.max(last, expiry)))
+  redis.call('ZADD', lock, 'XX', whole(expiry), member)
+end
+return {'renewed', lease}

@@ -1,0 +1,122 @@
+//! Where a lock lies: the names of its keys, and the namespace they share.
+
+use crate::{
+    error::{LockError, LockErrorKind},
+    key::LockKey,
+    spec::Family,
+};
+
+const MAX_NAMESPACE_BYTES: usize = 64;
+/// The first segment of the keys beside a lock whose name has a hash tag: `f` for its fence, `q` for its queue.
+const SIDE_KEYS: [&str; 2] = ["f", "q"];
+const PERMITS: &str = "permits";
+
+/// Refuses a namespace whose keys could meet those of another namespace or family.
+///
+/// # Errors
+/// `InvalidSpec`, with the remedy.
+pub(crate) fn check_namespace(namespace: &str) -> Result<(), LockError> {
+    let complaint = if namespace.is_empty() {
+        "is empty; choose a word such as \"lock\""
+    } else if namespace.len() > MAX_NAMESPACE_BYTES {
+        "is longer than 64 bytes; choose a shorter one"
+    } else if namespace.contains(['{', '}']) {
+        "contains a brace, which would decide the cluster slot of every lock; write hash tags into the names of locks"
+    } else if namespace.chars().any(char::is_control) {
+        "contains a control character; leave it out"
+    } else if namespace.split(':').next().is_some_and(|first| SIDE_KEYS.contains(&first)) {
+        "begins with the segment \"f\" or \"q\", which is reserved; choose another first word"
+    } else if namespace.split(':').any(|segment| segment == PERMITS) {
+        "has a segment \"permits\", which is reserved; choose another word"
+    } else {
+        return Ok(());
+    };
+    let shown: String = namespace.chars().take(MAX_NAMESPACE_BYTES).collect();
+    Err(LockError::new(LockErrorKind::InvalidSpec, format!("the namespace {shown:?} {complaint}")))
+}
+
+/// The keys of one lock. They lie in the same cluster slot.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Names {
+    /// Who holds it.
+    pub(super) lock: String,
+    /// Its latest fencing token.
+    pub(super) fence: String,
+}
+
+impl Names {
+    pub(super) fn new(namespace: &str, key: &LockKey, family: Family) -> Self {
+        let lock = lock_name(namespace, key, family);
+        // A hash tag must stay the first one in the name, so what is added stands in front; without one the whole
+        // name of the lock becomes the tag.
+        let fence = match key.hash_tag() {
+            Some(_) => format!("f:{lock}"),
+            None => format!("{{{lock}}}:f"),
+        };
+        Self { lock, fence }
+    }
+}
+
+/// The key that says who holds the lock.
+pub(super) fn lock_name(namespace: &str, key: &LockKey, family: Family) -> String {
+    match family {
+        Family::Lock => format!("{namespace}:{key}"),
+        Family::Permits => format!("{namespace}:{PERMITS}:{key}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What Redis Cluster hashes: the text within the first `{..}` if it is not empty, else the whole key.
+    fn slot_text(name: &str) -> &str {
+        name.split_once('{')
+            .and_then(|(_, rest)| rest.split_once('}'))
+            .map(|(tag, _)| tag)
+            .filter(|tag| !tag.is_empty())
+            .unwrap_or(name)
+    }
+
+    #[test]
+    fn the_keys_of_a_lock_share_a_slot_and_differ() {
+        for name in ["order:42", "{a}", "x{a}y", "x{a}{b}", "a{b", "{{a}", "a{b}}", "f:x", "ns:x"] {
+            let key = LockKey::new(name).unwrap();
+            for family in [Family::Lock, Family::Permits] {
+                let names = Names::new("ns:sub", &key, family);
+                assert_eq!(slot_text(&names.lock), slot_text(&names.fence), "{names:?}");
+                assert_ne!(names.lock, names.fence);
+            }
+        }
+    }
+
+    #[test]
+    fn the_names_are_those_of_the_documentation() {
+        let names = |name: &str, family| Names::new("lock", &LockKey::new(name).unwrap(), family);
+        assert_eq!(names("a", Family::Lock), Names { lock: "lock:a".into(), fence: "{lock:a}:f".into() });
+        assert_eq!(names("{a}b", Family::Lock), Names { lock: "lock:{a}b".into(), fence: "f:lock:{a}b".into() });
+        assert_eq!(names("a", Family::Permits).lock, "lock:permits:a");
+    }
+
+    #[test]
+    fn a_namespace_that_could_meet_another_is_refused() {
+        for (namespace, word) in [
+            ("", "empty"),
+            (&*"x".repeat(65), "64"),
+            ("a{b", "brace"),
+            ("a}b", "brace"),
+            ("a\nb", "control"),
+            ("f", "\"f\""),
+            ("q:x", "\"q\""),
+            ("a:permits", "permits"),
+            ("permits:a", "permits"),
+        ] {
+            let error = check_namespace(namespace).unwrap_err();
+            assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
+            assert!(error.to_string().contains(word), "{error}");
+        }
+        for namespace in ["lock", "my app:locks", "ff", "x:f", "a:permitsx", &"x".repeat(64)] {
+            assert!(check_namespace(namespace).is_ok(), "{namespace}");
+        }
+    }
+}

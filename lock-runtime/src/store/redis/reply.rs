@@ -1,0 +1,94 @@
+//! What the scripts answer: a word, then whole numbers.
+
+use std::time::Duration;
+
+use redis::Value;
+
+use crate::{
+    fence::FencingToken,
+    spec::Mode,
+    store::{Grant, Holder, StoreError, StoreErrorKind},
+};
+
+/// A reply, read from front to back.
+pub(super) struct Reply {
+    word: String,
+    rest: std::vec::IntoIter<Value>,
+}
+
+impl Reply {
+    pub(super) fn new(value: Value) -> Result<Self, StoreError> {
+        let Value::Array(items) = value else { return Err(unexpected()) };
+        let mut rest = items.into_iter();
+        let word = text(rest.next())?;
+        Ok(Self { word, rest })
+    }
+
+    /// What happened.
+    pub(super) fn word(&self) -> &str {
+        &self.word
+    }
+
+    pub(super) fn text(&mut self) -> Result<String, StoreError> {
+        text(self.rest.next())
+    }
+
+    pub(super) fn number(&mut self) -> Result<i64, StoreError> {
+        match self.rest.next() {
+            Some(Value::Int(number)) => Ok(number),
+            _ => Err(unexpected()),
+        }
+    }
+
+    pub(super) fn count(&mut self) -> Result<u64, StoreError> {
+        u64::try_from(self.number()?).map_err(|_| unexpected())
+    }
+
+    pub(super) fn ttl(&mut self) -> Result<Duration, StoreError> {
+        self.count().map(Duration::from_millis)
+    }
+
+    /// Redis says -1 for a key without an expiry.
+    pub(super) fn known_ttl(&mut self) -> Result<Option<Duration>, StoreError> {
+        self.number().map(|millis| u64::try_from(millis).ok().map(Duration::from_millis))
+    }
+
+    /// The latest fencing token, 0 for none.
+    pub(super) fn counter(&mut self) -> Result<Option<FencingToken>, StoreError> {
+        self.count().map(FencingToken::new)
+    }
+
+    pub(super) fn grant(&mut self) -> Result<Grant, StoreError> {
+        let fence = self.counter()?.ok_or_else(unexpected)?;
+        Ok(Grant::new(fence, self.ttl()?))
+    }
+
+    pub(super) fn holders(&mut self) -> Result<Vec<Holder>, StoreError> {
+        let mut holders = Vec::with_capacity(self.rest.len() / 2);
+        while self.rest.len() > 0 {
+            let mode = match self.text()?.as_str() {
+                "exclusive" => Mode::Exclusive,
+                "shared" => Mode::Shared,
+                permits => Mode::Permits(permits.parse().map_err(|_| unexpected())?),
+            };
+            holders.push(Holder::new(mode, self.known_ttl()?));
+        }
+        Ok(holders)
+    }
+}
+
+fn text(value: Option<Value>) -> Result<String, StoreError> {
+    match value {
+        Some(Value::BulkString(bytes)) => String::from_utf8(bytes).map_err(|_| unexpected()),
+        Some(Value::SimpleString(text)) => Ok(text),
+        _ => Err(unexpected()),
+    }
+}
+
+/// An answer that no script of ours gives. It is not shown: it may hold anything.
+pub(super) fn unexpected() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::NotRedis,
+        "the server answered a script with something else than the script's reply",
+    )
+}
