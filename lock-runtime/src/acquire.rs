@@ -122,7 +122,7 @@ async fn wait_in_line(
     let mut head = Head { core, terms, turn };
     let mut last = Refusal::None;
     if !head.turn.is_first() {
-        tracing::debug!(%key, "waiting in line");
+        tracing::debug!(%key, "waiting behind others in this process");
         tokio::select! {
             biased;
             ready = head.turn.head() => ready.map_err(shut)?,
@@ -144,8 +144,16 @@ async fn wait_in_line(
         }
         match head.ask(key, patience).await? {
             Answer::Granted(holding) => return Ok(holding),
-            Answer::Refused { holder_ttl, .. } => last = Refusal::Busy(holder_ttl),
-            Answer::None(error) => last = Refusal::Unavailable(error),
+            Answer::Refused { holder_ttl, .. } => {
+                if matches!(last, Refusal::None) {
+                    tracing::debug!(%key, ?holder_ttl, "waiting for its holder");
+                }
+                last = Refusal::Busy(holder_ttl);
+            }
+            Answer::None(error) => {
+                tracing::debug!(%key, %error, "waiting for the store");
+                last = Refusal::Unavailable(error);
+            }
         }
         if patience.is_over() {
             return Err(last.into_error(key, patience));
@@ -163,6 +171,7 @@ enum Refusal {
 impl Refusal {
     fn into_error(self, key: &LockKey, patience: &Patience) -> LockError {
         let waited = patience.since.elapsed();
+        tracing::debug!(%key, ?waited, "waited in vain");
         let timed_out = |holder_ttl| {
             let message = format!("still held after waiting for {waited:.1?}");
             LockError::new(LockErrorKind::WaitTimeout, message).with_key(key).with_retry_after(holder_ttl)
@@ -285,7 +294,11 @@ impl<'a> Question<'a> {
         let reply = match reply {
             Ok(Ok(reply)) => reply,
             Ok(Err(error)) if error.is_transient() => return Ok(Answer::None(error)),
-            Ok(Err(error)) => return Err(LockError::from_store(error).with_key(&hold.key)),
+            Ok(Err(error)) => {
+                // A refusal that another try would not change: nothing was granted.
+                self.in_flight = false;
+                return Err(LockError::from_store(error).with_key(&hold.key));
+            }
             Err(_) => return Ok(Answer::None(StoreError::timed_out(self.patience))),
         };
         self.in_flight = false;

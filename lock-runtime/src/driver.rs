@@ -15,7 +15,7 @@ use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
     runtime::Handle,
     sync::Notify,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use crate::{
@@ -34,8 +34,9 @@ const BATCH: usize = 100;
 const BATCHES_IN_FLIGHT: usize = 8;
 /// Leases that fall due so close together are renewed together.
 const SLACK: Duration = Duration::from_millis(10);
-/// How long a clean-up waits after a failure.
-const CLEAN_UP_PAUSE: Duration = Duration::from_millis(100);
+/// How long a clean-up waits after its first failure; twice as long after each further one, up to the longest.
+const CLEAN_UP_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_CLEAN_UP_PAUSE: Duration = Duration::from_secs(5);
 /// After a broken connection every lease is asked for within this time.
 const CHECK_WITHIN: Duration = Duration::from_millis(200);
 
@@ -96,35 +97,39 @@ impl CleanUp {
     }
 
     async fn say(&self, core: &Core) -> Result<(), StoreError> {
-        match &self.what {
-            What::Release(release) => core.store.release(release).await.map(drop),
-            What::Abandon(hold) => core.store.abandon(hold).await,
-        }
+        let patience = call_timeout(crate::DEFAULT_LEASE);
+        let said = async {
+            match &self.what {
+                What::Release(release) => core.store.release(release).await.map(drop),
+                What::Abandon(hold) => core.store.abandon(hold).await,
+            }
+        };
+        timeout(patience, said).await.unwrap_or_else(|_| Err(StoreError::timed_out(patience)))
     }
 
     async fn run(self, core: Arc<Core>) {
+        let Hold { key, mode, .. } = self.hold();
+        let mut pause = CLEAN_UP_PAUSE;
         loop {
             let sent = Instant::now();
-            let answer = timeout(call_timeout(crate::DEFAULT_LEASE), self.say(&core)).await;
-            let now = Instant::now();
-            match (answer, self.straggler_until) {
-                (Ok(Ok(())), Some(deadline)) if sent <= deadline => {
-                    core.gates.released(&self.hold().key, self.hold().mode.family());
+            match (self.say(&core).await, self.straggler_until) {
+                (Ok(()), Some(deadline)) if sent <= deadline => {
+                    core.gates.released(key, mode.family());
                     sleep_until(deadline + Duration::from_millis(1)).await;
                 }
-                (Ok(Ok(())), _) => break,
-                (Ok(Err(error)), _) if now >= self.give_up_at => {
-                    tracing::warn!(key = %self.hold().key, %error, "gave up a release; the lease has run out");
+                (Ok(()), _) => break,
+                (Err(error), _) if !error.is_transient() || Instant::now() >= self.give_up_at => {
+                    tracing::warn!(%key, %error, "gave up giving a lock back; its lease ends it");
                     break;
                 }
-                (Err(_), _) if now >= self.give_up_at => {
-                    tracing::warn!(key = %self.hold().key, "gave up a release; the lease has run out");
-                    break;
+                (Err(_), _) => {
+                    // Many may have failed together; they need not come again together.
+                    sleep(pause.mul_f64(0.5 + 0.5 * rand::random::<f64>())).await;
+                    pause = (pause * 2).min(LONGEST_CLEAN_UP_PAUSE);
                 }
-                _ => tokio::time::sleep(CLEAN_UP_PAUSE).await,
             }
         }
-        core.gates.released(&self.hold().key, self.hold().mode.family());
+        core.gates.released(key, mode.family());
     }
 }
 

@@ -27,8 +27,8 @@ pub(crate) struct Holding {
     hold: Hold,
     fence: FencingToken,
     terms: Terms,
-    /// `min_hold` passes here.
-    keep_until: Option<Instant>,
+    /// When it was asked for: `min_hold` and `max_hold` count from here.
+    since: Instant,
     state: Mutex<State>,
 }
 
@@ -83,7 +83,7 @@ impl Holding {
             hold,
             fence: grant.fence,
             terms,
-            keep_until: terms.min_hold.map(|min_hold| sent + min_hold),
+            since: sent,
             state: Mutex::new(State { lease, phase: Phase::Held, guards: 1, planned: None, listeners: Vec::new() }),
         });
         core.driver.plan(core, &holding);
@@ -194,8 +194,8 @@ impl Holding {
                 state.phase = Phase::Released;
                 drop(state);
                 self.core.driver.plan(&self.core, self);
-                let keep_for = self.keep_until.map(|until| until.saturating_duration_since(Instant::now()));
-                Left::Last(Release::new(self.hold.clone()).keep_for(keep_for.filter(|keep_for| !keep_for.is_zero())))
+                let keep_for = self.terms.min_hold.and_then(|min_hold| min_hold.checked_sub(self.since.elapsed()));
+                Left::Last(Release::new(self.hold.clone()).keep_for(keep_for))
             }
         }
     }
@@ -304,7 +304,10 @@ impl Holding {
             ConvertReply::NotHeld => return Err(self.lost_error(Loss::Taken)),
         };
         let hold = Hold::new(self.hold.key.clone(), Mode::Shared, self.hold.token);
-        let terms = Terms { mode: Mode::Shared, ..self.terms };
+        // The reader goes on where the writer was: its limits do not start anew.
+        let left = |limit: Duration| limit.saturating_sub(self.since.elapsed());
+        let (min_hold, max_hold) = (self.terms.min_hold.map(left), self.terms.max_hold.map(left));
+        let terms = Terms { mode: Mode::Shared, min_hold, max_hold, ..self.terms };
         Self::start(&self.core, hold, grant, sent, terms).ok_or_else(|| self.lost_error(Loss::Expired))
     }
 }

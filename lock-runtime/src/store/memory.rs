@@ -378,7 +378,9 @@ impl Store for MemoryStore {
 
     fn events(&self) -> Events {
         let (sender, events) = Events::channel();
-        lock(&self.listeners).push(sender);
+        let mut listeners = lock(&self.listeners);
+        listeners.retain(|listener| !listener.is_closed());
+        listeners.push(sender);
         events
     }
 }

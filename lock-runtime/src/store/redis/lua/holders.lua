@@ -39,8 +39,9 @@ local function settle(lock)
   end
 end
 
--- Puts a holder into a set.
+-- Puts a holder into a set. A user whom the server forbids PEXPIREAT is told before there is a set that would never end.
 local function join(lock, member, expiry)
+  redis.call('PEXPIREAT', lock, whole(expiry))
   redis.call('ZADD', lock, whole(expiry), member)
   settle(lock)
 end
