@@ -3,7 +3,7 @@
 //!
 //! The test holds a [`Worker`]; inside the worker, [`Parent`] is the other end.
 //!
-//! ```ignore
+//! ```text
 //! // in a test; only a test binary knows the path
 //! let mut worker = Worker::spawn(env!("CARGO_BIN_EXE_lock-worker"), &["idle"]);
 //! assert_eq!(worker.line().await.as_deref(), Some("ready"));

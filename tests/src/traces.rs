@@ -4,7 +4,7 @@
 //! use lock_tests::Captured;
 //!
 //! let traces = Captured::new();
-//! tracing::subscriber::with_default(traces.dispatch(), || tracing::info!(key = "stock", "acquired"));
+//! tracing::dispatcher::with_default(&traces.dispatch(), || tracing::info!(key = "stock", "acquired"));
 //!
 //! let events = traces.events();
 //! assert_eq!(events[0].message, "acquired");

@@ -3,6 +3,8 @@
 
 #[path = "worker/idle.rs"]
 mod idle;
+#[path = "worker/nested.rs"]
+mod nested;
 #[path = "worker/redis.rs"]
 mod redis;
 
@@ -13,6 +15,7 @@ use lock_tests::processes::Parent;
 #[derive(Parser)]
 enum Task {
     Idle(idle::Idle),
+    Nested(nested::Nested),
     Redis(redis::Redis),
 }
 
@@ -22,6 +25,7 @@ async fn main() {
     let parent = Parent::follow();
     match task {
         Task::Idle(task) => task.run(parent).await,
+        Task::Nested(task) => task.run(parent).await,
         Task::Redis(task) => task.run(parent).await,
     }
 }
