@@ -136,9 +136,11 @@ impl RedisStore {
     }
 
     async fn try_acquire(&self, requests: &[KeyRequest]) -> Result<AcquireAllReply, StoreError> {
-        let deadline = requests.iter().map(|request| request.deadline).min();
+        let Some(deadline) = requests.iter().map(|request| request.deadline).min() else {
+            return Ok(AcquireAllReply::Granted(Vec::new()));
+        };
         let sent = Instant::now();
-        let mut call = Call::new(&scripts::ACQUIRE).arg(self.clock.server_micros(deadline.unwrap_or(sent)).to_string());
+        let mut call = Call::new(&scripts::ACQUIRE).arg(self.clock.server_micros(deadline).to_string());
         for KeyRequest { hold, lease, .. } in requests {
             let names = self.names(&hold.key, hold.mode.family());
             call = call

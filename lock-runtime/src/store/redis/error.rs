@@ -114,9 +114,9 @@ fn cause<'a>(code: &'a str, details: &'a str) -> &'a str {
     .unwrap_or(code)
 }
 
-/// A message without the arguments that it repeats.
+/// A message without the arguments that it repeats, and without the place in the script, which tells a user nothing.
 fn safe(details: &str) -> &str {
-    details.split(", with args").next().unwrap_or_default().trim_end()
+    [", with args", " script: "].iter().fold(details, |text, cut| text.split(cut).next().unwrap_or_default())
 }
 
 #[cfg(test)]
