@@ -64,7 +64,8 @@ const BATCH: usize = 100;
 /// [`Disconnected`](super::StoreEvent::Disconnected). A call waits for its reply for as long as the connection lives: put
 /// it under a timeout. A dropped call may still be executed; follow it with [`abandon`](Store::abandon).
 ///
-/// No call queues in this version: a request that would stand in line is answered `Busy`.
+/// No call queues in this version: a request that would stand in line is answered `Busy`. The holder of a revoked lock
+/// learns of it with its next renewal.
 pub struct RedisStore {
     connection: Connection,
     clock: ServerClock,
@@ -93,7 +94,7 @@ impl RedisStore {
         Self::open(url::open(url)?, namespace).await
     }
 
-    /// As [`connect`](Self::connect), for what a URL cannot say: certificates, another source of credentials.
+    /// As [`connect`](Self::connect), for what a URL cannot say: certificates, settings of the socket.
     ///
     /// The client's address, credentials, database and certificates are used; the protocol is set to RESP3,
     /// `TCP_NODELAY` on, and keepalive and user timeout where the client leaves them open.
@@ -105,7 +106,15 @@ impl RedisStore {
         Self::open(url::adjust(client.get_connection_info().clone())?, namespace).await
     }
 
-    /// The `ACL SETUSER` line for a user that locks in `namespace`: the least that suffices. Databases other than 0 need `+select` as well.
+    /// The `ACL SETUSER` line for a user that locks in `namespace`: the least that suffices.
+    ///
+    /// A database other than 0 needs `+select` as well. Redis 6.0 knows no rules for channels: leave out the word that
+    /// begins with `&`.
+    ///
+    /// ```
+    /// use lock_runtime::store::redis::RedisStore;
+    /// assert!(RedisStore::acl_line("lock").starts_with("ACL SETUSER <user> on ><password> ~lock:* ~{lock:*}:f "));
+    /// ```
     pub fn acl_line(namespace: &str) -> String {
         AclLine::new(namespace, 0).to_string()
     }
@@ -246,9 +255,6 @@ impl RedisStore {
     }
 
     async fn convert_one(&self, hold: &Hold) -> Result<ConvertReply, StoreError> {
-        if hold.mode.family() != Family::Lock {
-            return Ok(ConvertReply::NotHeld);
-        }
         let call = self.on_both(&scripts::CONVERT, &hold.key, Family::Lock).token(hold.token);
         let mut reply = self.run(&call).await?;
         match reply.word() {
