@@ -78,8 +78,7 @@ impl RedisStore {
     ///
     /// All keys begin with `<namespace>:`, or hold that in their hash tag. Two namespaces never share a lock.
     ///
-    /// It takes at most 2.5 s. Dropping the future closes what was opened. With the feature `rustls` the application
-    /// installs a crypto provider before the first `rediss://` connection.
+    /// It takes at most 2.5 s. Dropping the future closes what was opened.
     ///
     /// # Errors
     /// - `InvalidUrl`: the URL does not name a Redis server, or needs a feature that is not compiled in.
@@ -89,6 +88,10 @@ impl RedisStore {
     /// - `Unauthenticated`, `Forbidden`: the server wants another user; the message says what to allow.
     /// - `ReadOnly`: the server is a replica.
     /// - `NotRedis`: what answers is something else, a Sentinel, or older than 6.0.
+    ///
+    /// # Panics
+    /// With the feature `rustls` and a `rediss://` URL, as rustls does, if the application has neither installed a crypto
+    /// provider nor compiled in exactly one.
     pub async fn connect(url: &str, namespace: &str) -> Result<Self, LockError> {
         check_namespace(namespace)?;
         Self::open(url::open(url)?, namespace).await
