@@ -34,8 +34,8 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
 
 /// The server does not know RESP3, or what the scripts need.
 pub(super) fn too_old(version: Option<&str>) -> StoreError {
-    let found = version.map(|version| format!("Redis {version} is too old")).unwrap_or("the server is too old".into());
-    StoreError::new(StoreErrorKind::NotRedis, format!("{found}; locks need Redis 6.0 or later (HELLO 3)"))
+    let found = version.map_or("the server".into(), |version| format!("Redis {version}"));
+    StoreError::new(StoreErrorKind::NotRedis, format!("{found} is too old; locks need Redis 6.0 or later (HELLO 3)"))
 }
 
 /// The server is a replica.

@@ -3,9 +3,14 @@
 //! A script is sent by its digest. A server that has forgotten it (a restart, a failover, `SCRIPT FLUSH`) says so
 //! before anything ran, and gets its text once; `SCRIPT LOAD` would need every node of a cluster.
 
-use std::{fmt, sync::LazyLock};
+use std::{fmt, sync::LazyLock, time::Duration};
 
 use redis::Cmd;
+
+use crate::{
+    spec::{Family, Mode},
+    store::{Hold, Token},
+};
 
 /// A script and its SHA-1, by which the server knows it.
 pub(super) struct Script {
@@ -69,6 +74,29 @@ impl Call {
         self
     }
 
+    /// How a lock is held, and by whom.
+    pub(super) fn hold(self, hold: &Hold) -> Self {
+        self.arg(mode(hold.mode)).arg(member(hold.mode, hold.token))
+    }
+
+    /// An exclusive holder.
+    pub(super) fn token(self, token: Token) -> Self {
+        self.arg(member(Mode::Exclusive, token))
+    }
+
+    pub(super) fn family(self, family: Family) -> Self {
+        self.arg(match family {
+            Family::Lock => "lock",
+            Family::Permits => "permits",
+        })
+    }
+
+    /// In whole milliseconds, rounded up: a lease is at least what was asked. Bounded, so that the server can add its time.
+    pub(super) fn millis(self, duration: Duration) -> Self {
+        const MOST: u128 = 1_000_000_000_000;
+        self.arg(duration.as_nanos().div_ceil(1_000_000).min(MOST).to_string())
+    }
+
     /// By its digest.
     pub(super) fn evalsha(&self) -> Cmd {
         self.command("EVALSHA", &self.script.digest)
@@ -91,4 +119,24 @@ impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Call").field("script", &self.script.name).field("keys", &self.keys).finish_non_exhaustive()
     }
+}
+
+/// How scripts call a mode.
+fn mode(mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => "exclusive".into(),
+        Mode::Shared => "shared".into(),
+        Mode::Permits(permits) => permits.to_string(),
+    }
+}
+
+/// How a holder is written. With permits their number is in it, so that another number is noticed while somebody holds.
+fn member(mode: Mode, token: Token) -> String {
+    let mut member = String::with_capacity(48);
+    if let Mode::Permits(permits) = mode {
+        member.push_str(&permits.to_string());
+        member.push(':');
+    }
+    member.extend(token.to_hex().map(char::from));
+    member
 }
