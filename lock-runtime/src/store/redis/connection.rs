@@ -15,7 +15,10 @@ use redis::{
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::{acl::AclLine, error, handshake, scripts::Call};
-use crate::store::{Events, StoreError, StoreErrorKind, StoreEvent};
+use crate::{
+    store::{Events, StoreError, StoreErrorKind, StoreEvent},
+    sync::lock,
+};
 
 /// How long one attempt may take; there are two before a call is told.
 const ATTEMPT: Duration = Duration::from_secs(1);
@@ -160,11 +163,11 @@ struct Listeners(Mutex<Vec<UnboundedSender<StoreEvent>>>);
 
 impl Listeners {
     fn add(&self, listener: UnboundedSender<StoreEvent>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(listener);
+        lock(&self.0).push(listener);
     }
 
     fn tell(&self, event: &StoreEvent) {
-        let mut listeners = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = lock(&self.0);
         listeners.retain(|listener| listener.send(event.clone()).is_ok());
     }
 }
