@@ -100,7 +100,7 @@ async fn try_once(
     match question.ask().await? {
         Answer::Granted(holding) => Ok(holding),
         Answer::Refused { holder_ttl, .. } => Err(contended(key, holder_ttl)),
-        Answer::None(error) => Err(LockError::from_store(error).with_key(key)),
+        Answer::Unanswered(error) => Err(LockError::from_store(error).with_key(key)),
     }
 }
 
@@ -150,7 +150,7 @@ async fn wait_in_line(
                 }
                 last = Refusal::Busy(holder_ttl);
             }
-            Answer::None(error) => {
+            Answer::Unanswered(error) => {
                 tracing::debug!(%key, %error, "waiting for the store");
                 last = Refusal::Unavailable(error);
             }
@@ -224,7 +224,7 @@ impl Head<'_> {
                 turn.granted(ask_at);
             }
             Ok(Answer::Refused { holder_ttl, queued }) => turn.refused(now, *holder_ttl, *queued, rand::random()),
-            Ok(Answer::None(_)) | Err(_) => turn.failed(now, rand::random()),
+            Ok(Answer::Unanswered(_)) | Err(_) => turn.failed(now, rand::random()),
         }
         answer
     }
@@ -271,8 +271,8 @@ enum Answer {
         holder_ttl: Option<Duration>,
         queued: bool,
     },
-    /// None, or one that says "not now".
-    None(StoreError),
+    /// No answer, or one that says "not now".
+    Unanswered(StoreError),
 }
 
 impl<'a> Question<'a> {
@@ -293,13 +293,13 @@ impl<'a> Question<'a> {
         let refused = |kind, message| Err(LockError::new(kind, message).with_key(&hold.key));
         let reply = match reply {
             Ok(Ok(reply)) => reply,
-            Ok(Err(error)) if error.is_transient() => return Ok(Answer::None(error)),
+            Ok(Err(error)) if error.is_transient() => return Ok(Answer::Unanswered(error)),
             Ok(Err(error)) => {
                 // A refusal that another try would not change: nothing was granted.
                 self.in_flight = false;
                 return Err(LockError::from_store(error).with_key(&hold.key));
             }
-            Err(_) => return Ok(Answer::None(StoreError::timed_out(self.patience))),
+            Err(_) => return Ok(Answer::Unanswered(StoreError::timed_out(self.patience))),
         };
         self.in_flight = false;
         match reply {
@@ -307,12 +307,12 @@ impl<'a> Question<'a> {
                 Some(holding) => Ok(Answer::Granted(holding)),
                 None => {
                     self.in_flight = true;
-                    Ok(Answer::None(StoreError::timed_out(sent.elapsed())))
+                    Ok(Answer::Unanswered(StoreError::timed_out(sent.elapsed())))
                 }
             },
             AcquireReply::Queued { holder_ttl, .. } => Ok(Answer::Refused { holder_ttl, queued: true }),
             AcquireReply::Busy { holder_ttl } => Ok(Answer::Refused { holder_ttl, queued: false }),
-            AcquireReply::Late => Ok(Answer::None(StoreError::timed_out(self.patience))),
+            AcquireReply::Late => Ok(Answer::Unanswered(StoreError::late())),
             AcquireReply::ForeignKey => refused(LockErrorKind::ForeignKey, FOREIGN),
             AcquireReply::ModeMismatch => refused(LockErrorKind::ModeMismatch, MISMATCH),
         }

@@ -138,14 +138,23 @@ impl Driver {
     pub(crate) fn plan(&self, core: &Arc<Core>, holding: &Arc<Holding>) {
         let mut desk = lock(&self.desk);
         let Plan { before, after } = holding.plan();
-        // Dropped after the desk is let go.
-        let _forgotten = before.and_then(|due| desk.schedule.remove(&(due, holding.id())));
-        let Some(due) = after else { return };
-        desk.schedule.insert((due, holding.id()), holding.clone());
-        let oversleeps = desk.sleeps_until.is_some_and(|until| due < until);
-        self.ensure_running(core, &mut desk);
+        if let Some(due) = before {
+            desk.schedule.remove(&(due, holding.id()));
+        }
+        let knock = match after {
+            Some(due) => {
+                desk.schedule.insert((due, holding.id()), holding.clone());
+                desk.sleeps_until.is_some_and(|until| due < until)
+            }
+            // The last lease of an orphan: there is nothing left to wait for.
+            None => desk.orphaned && desk.schedule.is_empty(),
+        };
+        let start = if after.is_some() { desk.start() } else { None };
         drop(desk);
-        if oversleeps {
+        if let Some(runtime) = start {
+            runtime.spawn(Task::new(core.clone()).run());
+        }
+        if knock {
             self.knock.notify_one();
         }
     }
@@ -155,8 +164,11 @@ impl Driver {
         let mut desk = lock(&self.desk);
         desk.clean_ups.push(clean_up);
         desk.unfinished += 1;
-        self.ensure_running(core, &mut desk);
+        let start = desk.start();
         drop(desk);
+        if let Some(runtime) = start {
+            runtime.spawn(Task::new(core.clone()).run());
+        }
         self.knock.notify_one();
     }
 
@@ -181,15 +193,19 @@ impl Driver {
     pub(crate) fn holdings(&self) -> Vec<Arc<Holding>> {
         lock(&self.desk).schedule.values().cloned().collect()
     }
+}
 
-    fn ensure_running(&self, core: &Arc<Core>, desk: &mut Desk) {
-        // Outside of a runtime there is nobody to run it; the next lease will find it missing.
-        if !desk.running
-            && let Ok(runtime) = Handle::try_current()
-        {
-            desk.running = true;
-            runtime.spawn(Task::new(core.clone()).run());
+impl Desk {
+    /// Where the task is to be started, if it must be. Not under the lock of the desk: a runtime that is shutting down drops
+    /// a new task on the spot, and that task leaves word at the desk.
+    fn start(&mut self) -> Option<Handle> {
+        if self.running {
+            return None;
         }
+        // Outside of a runtime there is nobody to run it; the next lease will find it missing.
+        let runtime = Handle::try_current().ok()?;
+        self.running = true;
+        Some(runtime)
     }
 }
 
@@ -221,7 +237,8 @@ impl Drop for Task {
         desk.unfinished = desk.clean_ups.len();
         drop(desk);
         driver.idle.notify_waiters();
-        driver.holdings().iter().for_each(|holding| holding.renewal_failed());
+        // Not planned anew here: that could start a task on the very runtime that is shutting down.
+        driver.holdings().iter().for_each(|holding| holding.renewal_stalled());
     }
 }
 
@@ -235,6 +252,8 @@ impl Task {
         let mut work: FuturesUnordered<Work> = FuturesUnordered::new();
         let mut renewals: Vec<Arc<Holding>> = Vec::new();
         let core = self.core.clone();
+        // What an earlier task left.
+        core.driver.holdings().iter().for_each(|holding| core.driver.plan(&core, holding));
         loop {
             for clean_up in self.open_desk(&mut renewals) {
                 let core = core.clone();
@@ -352,26 +371,21 @@ async fn renew(core: &Core, batch: Vec<Arc<Holding>>) {
     let (renewals, holdings): (Vec<Renewal>, Vec<Arc<Holding>>) = batch.into_iter().unzip();
     let Some(patience) = renewals.iter().map(|renewal| call_timeout(renewal.lease)).min() else { return };
     let sent = Instant::now();
-    let answer = timeout(patience, core.store.renew(&renewals)).await;
-    let replies = match answer {
-        Ok(Ok(replies)) => replies,
-        Ok(Err(error)) => {
-            tracing::warn!(leases = holdings.len(), %error, "renewal failed; trying again until validity ends");
-            return holdings.iter().for_each(|holding| holding.renewal_failed());
+    let replies = timeout(patience, core.store.renew(&renewals)).await;
+    let mut replies = replies.unwrap_or_default().into_iter();
+    let mut failed = None;
+    for holding in &holdings {
+        match replies.next().unwrap_or_else(|| Err(StoreError::timed_out(patience))) {
+            Ok(RenewReply::Renewed { ttl }) => holding.confirm(sent, ttl),
+            Ok(RenewReply::Gone) => holding.lose(Loss::Taken),
+            Err(error) => {
+                failed = Some(error);
+                holding.renewal_failed();
+            }
         }
-        Err(_) => {
-            tracing::warn!(
-                leases = holdings.len(),
-                ?patience,
-                "renewal got no answer; trying again until validity ends"
-            );
-            return holdings.iter().for_each(|holding| holding.renewal_failed());
-        }
-    };
-    for (holding, reply) in holdings.iter().zip(replies) {
-        match reply {
-            RenewReply::Renewed { ttl } => holding.confirm(sent, ttl),
-            RenewReply::Gone => holding.lose(Loss::Taken),
-        }
+    }
+    // Once for the batch: an outage would fill the log.
+    if let Some(error) = failed {
+        tracing::warn!(leases = holdings.len(), %error, "renewal failed; trying again until validity ends");
     }
 }

@@ -240,9 +240,15 @@ impl Holding {
         self.core.driver.plan(&self.core, self);
     }
 
+    /// The renewal that was sent has failed.
     pub(crate) fn renewal_failed(self: &Arc<Self>) {
-        lock(&self.state).lease.renewal_failed(Instant::now());
+        self.renewal_stalled();
         self.core.driver.plan(&self.core, self);
+    }
+
+    /// The renewal that was to be sent never will be; the next driver is to plan another.
+    pub(crate) fn renewal_stalled(&self) {
+        lock(&self.state).lease.renewal_failed(Instant::now());
     }
 
     /// Renews by `within` from now instead of later.
@@ -275,19 +281,17 @@ impl Holding {
         let patience = call_timeout(self.terms.lease);
         let sent = Instant::now();
         let renewal = [Renewal::new(self.hold.clone(), lease)];
-        let replies = timeout(patience, self.core.store.renew(&renewal))
-            .await
-            .unwrap_or_else(|_| Err(StoreError::timed_out(patience)))
-            .map_err(|error| LockError::from_store(error).with_key(&self.hold.key))?;
-        match replies.first() {
-            Some(RenewReply::Renewed { ttl }) => {
-                self.confirm(sent, *ttl);
+        let mut replies = timeout(patience, self.core.store.renew(&renewal)).await.unwrap_or_default();
+        match replies.pop().unwrap_or_else(|| Err(StoreError::timed_out(patience))) {
+            Ok(RenewReply::Renewed { ttl }) => {
+                self.confirm(sent, ttl);
                 Ok(())
             }
-            Some(RenewReply::Gone) | None => {
+            Ok(RenewReply::Gone) => {
                 self.lose(Loss::Taken);
                 Err(self.lost_error(Loss::Taken))
             }
+            Err(error) => Err(LockError::from_store(error).with_key(&self.hold.key)),
         }
     }
 

@@ -371,8 +371,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// How a request that stood in line is doing. Never enqueues.
     fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>>;
 
-    /// Keeps locks for longer; a reply for each renewal, in their order. Never shortens a lease, never creates one.
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Result<Vec<RenewReply>, StoreError>>;
+    /// Keeps locks for longer; a reply for each renewal, in their order, so that one that cannot be renewed does not cost the
+    /// others. Never shortens a lease, never creates one.
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>>;
 
     /// Gives a lock back, if the token still holds it.
     fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>>;
@@ -434,6 +435,10 @@ impl StoreError {
     #[must_use]
     pub fn with_source(self, source: impl Error + Send + Sync + 'static) -> Self {
         Self { source: Some(Arc::new(source)), ..self }
+    }
+
+    pub(crate) fn late() -> Self {
+        Self::new(StoreErrorKind::Unavailable, "the store came to execute the request too late, and did nothing")
     }
 
     pub(crate) fn timed_out(after: Duration) -> Self {

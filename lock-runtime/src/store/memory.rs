@@ -345,8 +345,8 @@ impl Store for MemoryStore {
         now(|| self.poll_now(hold))
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Result<Vec<RenewReply>, StoreError>> {
-        now(|| renewals.iter().map(|renewal| self.renew_now(renewal)).collect())
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+        Box::pin(async { renewals.iter().map(|renewal| Ok(self.renew_now(renewal))).collect() })
     }
 
     fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {

@@ -215,25 +215,16 @@ impl RedisStore {
         self.on_lock(&scripts::RENEW, &hold.key, hold.mode.family()).hold(hold).millis(*lease)
     }
 
-    /// Sends every batch even after an error in one reply, so that no lock is lost because of another one. The error is
-    /// told at the end: what was renewed is then longer than the caller knows, which does no harm.
-    async fn renew_all(&self, renewals: &[Renewal]) -> Result<Vec<RenewReply>, StoreError> {
+    async fn renew_all(&self, renewals: &[Renewal]) -> Vec<Result<RenewReply, StoreError>> {
         let mut replies = Vec::with_capacity(renewals.len());
-        let mut first_error = None;
         for batch in renewals.chunks(BATCH) {
             let calls: Vec<_> = batch.iter().map(|renewal| self.renewal(renewal)).collect();
-            for result in self.connection.call_each(&calls).await? {
-                match result.and_then(renewed) {
-                    Ok(reply) => replies.push(reply),
-                    Err(error) => first_error = first_error.or(Some(error)),
-                }
+            match self.connection.call_each(&calls).await {
+                Ok(values) => replies.extend(values.into_iter().map(|value| value.and_then(renewed))),
+                Err(error) => replies.extend(batch.iter().map(|_| Err(error.clone()))),
             }
         }
-        match first_error {
-            None if replies.len() == renewals.len() => Ok(replies),
-            None => Err(unexpected()),
-            Some(error) => Err(error),
-        }
+        replies
     }
 
     async fn release_one(&self, Release { hold, keep_for, next }: &Release) -> Result<ReleaseReply, StoreError> {
@@ -328,7 +319,7 @@ impl Store for RedisStore {
         Box::pin(self.poll_one(hold))
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Result<Vec<RenewReply>, StoreError>> {
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
         Box::pin(self.renew_all(renewals))
     }
 
