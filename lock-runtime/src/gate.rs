@@ -337,3 +337,6 @@ impl Turn<'_> {
         orphan
     }
 }
+
+#[cfg(test)]
+mod tests;
