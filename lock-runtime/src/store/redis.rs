@@ -27,9 +27,9 @@ mod reply;
 mod scripts;
 mod url;
 
-use std::{fmt, time::Duration};
+use std::{fmt, panic::AssertUnwindSafe, time::Duration};
 
-use futures_util::future::BoxFuture;
+use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::time::Instant;
 
 use self::{
@@ -88,10 +88,6 @@ impl RedisStore {
     /// - `Unauthenticated`, `Forbidden`: the server wants another user; the message says what to allow.
     /// - `ReadOnly`: the server is a replica.
     /// - `NotRedis`: what answers is something else, a Sentinel, or older than 6.0.
-    ///
-    /// # Panics
-    /// With the feature `rustls` and a `rediss://` URL, as rustls does, if the application has neither installed a crypto
-    /// provider nor compiled in exactly one.
     pub async fn connect(url: &str, namespace: &str) -> Result<Self, LockError> {
         check_namespace(namespace)?;
         Self::open(url::open(url)?, namespace).await
@@ -129,6 +125,12 @@ impl RedisStore {
             let clock = handshake::greet(&connection).await?;
             Ok(Self { connection, clock, namespace: namespace.to_owned() })
         };
+        // rustls panics where the application has chosen no crypto provider; a caller deserves an error that says so.
+        let connect = AssertUnwindSafe(connect).catch_unwind().map(|caught| {
+            let remedy = "TLS could not be set up; install a crypto provider at the start of `main`: \
+                          `rustls::crypto::ring::default_provider().install_default()`";
+            caught.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::Unavailable, remedy)))
+        });
         let connected = tokio::time::timeout(CONNECT, connect).await;
         connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT))).map_err(|error: StoreError| {
             LockError::new(error.kind().into(), format!("cannot keep locks at {address}")).with_source(Some(error))
@@ -137,16 +139,16 @@ impl RedisStore {
 
     /// A call that needs the lock alone.
     fn on_lock(&self, script: &'static Script, key: &LockKey, family: Family) -> Call {
-        Call::new(script).key(lock_name(&self.namespace, key, family))
+        Call::new(script, 1).arg(lock_name(&self.namespace, key, family))
     }
 
     /// A call that may grant, and so needs the fence as well.
     fn on_both(&self, script: &'static Script, key: &LockKey, family: Family) -> Call {
         let names = Names::new(&self.namespace, key, family);
-        Call::new(script).key(names.lock).key(names.fence)
+        Call::new(script, 2).arg(names.lock).arg(names.fence)
     }
 
-    async fn run(&self, call: &Call) -> Result<Reply, StoreError> {
+    async fn run(&self, call: Call) -> Result<Reply, StoreError> {
         Reply::new(self.connection.call(call).await?)
     }
 
@@ -155,12 +157,16 @@ impl RedisStore {
             return Ok(AcquireAllReply::Granted(Vec::new()));
         };
         let sent = Instant::now();
-        let mut call = Call::new(&scripts::ACQUIRE).arg(self.clock.server_micros(deadline).to_string());
-        for KeyRequest { hold, lease, .. } in requests {
+        let mut call = Call::new(&scripts::ACQUIRE, 2 * requests.len());
+        for KeyRequest { hold, .. } in requests {
             let names = Names::new(&self.namespace, &hold.key, hold.mode.family());
-            call = call.key(names.lock).key(names.fence).hold(hold).millis(*lease);
+            call = call.arg(names.lock).arg(names.fence);
         }
-        let mut reply = self.run(&call).await?;
+        call = call.arg(self.clock.server_micros(deadline).to_string());
+        for KeyRequest { hold, lease, .. } in requests {
+            call = call.hold(hold).millis(*lease);
+        }
+        let mut reply = self.run(call).await?;
         self.clock.observe(reply.count()?, sent, Instant::now());
         match reply.word() {
             "granted" => requests.iter().map(|_| reply.grant()).collect::<Result<_, _>>().map(AcquireAllReply::Granted),
@@ -203,7 +209,7 @@ impl RedisStore {
 
     async fn poll_one(&self, hold: &Hold) -> Result<PollReply, StoreError> {
         let call = self.on_both(&scripts::POLL, &hold.key, hold.mode.family()).hold(hold);
-        let mut reply = self.run(&call).await?;
+        let mut reply = self.run(call).await?;
         match reply.word() {
             "granted" => reply.grant().map(PollReply::Granted),
             "gone" => Ok(PollReply::Gone),
@@ -218,8 +224,7 @@ impl RedisStore {
     async fn renew_all(&self, renewals: &[Renewal]) -> Vec<Result<RenewReply, StoreError>> {
         let mut replies = Vec::with_capacity(renewals.len());
         for batch in renewals.chunks(BATCH) {
-            let calls: Vec<_> = batch.iter().map(|renewal| self.renewal(renewal)).collect();
-            match self.connection.call_each(&calls).await {
+            match self.connection.call_each(batch.iter().map(|renewal| self.renewal(renewal))).await {
                 Ok(values) => replies.extend(values.into_iter().map(|value| value.and_then(renewed))),
                 Err(error) => replies.extend(batch.iter().map(|_| Err(error.clone()))),
             }
@@ -234,12 +239,13 @@ impl RedisStore {
                 let call = self.on_both(&scripts::PASS, &hold.key, Family::Lock);
                 call.token(hold.token).token(*next).millis(*lease)
             }
-            _ => {
-                let call = self.on_lock(&scripts::RELEASE, &hold.key, hold.mode.family());
-                call.hold(hold).millis(keep_for.unwrap_or_default())
+            (mode, _) => {
+                let script = if mode == Mode::Exclusive { &scripts::RELEASE } else { &scripts::RELEASE_SHARE };
+                let call = self.on_lock(script, &hold.key, mode.family());
+                call.member(mode, hold.token).millis(keep_for.unwrap_or_default())
             }
         };
-        let mut reply = self.run(&call).await?;
+        let mut reply = self.run(call).await?;
         match reply.word() {
             "released" => Ok(ReleaseReply::Released),
             "passed" => reply.grant().map(ReleaseReply::Passed),
@@ -250,7 +256,7 @@ impl RedisStore {
 
     async fn convert_one(&self, hold: &Hold) -> Result<ConvertReply, StoreError> {
         let call = self.on_both(&scripts::CONVERT, &hold.key, Family::Lock).token(hold.token);
-        let mut reply = self.run(&call).await?;
+        let mut reply = self.run(call).await?;
         match reply.word() {
             "converted" => reply.grant().map(ConvertReply::Converted),
             "not_held" => Ok(ConvertReply::NotHeld),
@@ -260,7 +266,7 @@ impl RedisStore {
 
     async fn inspect_one(&self, key: &LockKey, family: Family) -> Result<Inspection, StoreError> {
         let call = self.on_both(&scripts::INSPECT, key, family).family(family);
-        let mut reply = self.run(&call).await?;
+        let mut reply = self.run(call).await?;
         match reply.word() {
             "holders" => {
                 let fence = reply.counter()?;
@@ -276,7 +282,7 @@ impl RedisStore {
             RevokeScope::AlsoEndless => "endless",
         };
         let call = self.on_lock(&scripts::REVOKE, key, family).family(family).arg(scope);
-        match self.run(&call).await?.word() {
+        match self.run(call).await?.word() {
             "revoked" => Ok(RevokeReply::Revoked),
             "not_held" => Ok(RevokeReply::NotHeld),
             "endless" => Ok(RevokeReply::Endless),

@@ -125,7 +125,7 @@ impl Raw {
             redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(&mut connection).await.expect("the script is valid")
         };
         let acquire = load(script!("clock" "fence" "holders" "standing" "acquire")).await;
-        let release = load(script!("clock" "holders" "release")).await;
+        let release = load(script!("release")).await;
         Self { connection, acquire, release }
     }
 
@@ -148,7 +148,6 @@ impl Raw {
             .arg(&self.release)
             .arg(1)
             .arg(&names[0])
-            .arg("exclusive")
             .arg(&token)
             .arg("0")
             .query_async(&mut connection)

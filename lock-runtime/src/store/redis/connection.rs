@@ -71,25 +71,32 @@ impl Connection {
     }
 
     /// Runs one script.
-    pub(super) async fn call(&self, call: &Call) -> Result<Value, StoreError> {
-        let value = self.send(&call.evalsha()).await?;
-        if is_unknown_script(&value) { self.command(&call.eval()).await } else { self.settle(value) }
+    pub(super) async fn call(&self, call: Call) -> Result<Value, StoreError> {
+        let (script, by_digest) = call.into_parts();
+        let value = self.send(&by_digest).await?;
+        if is_unknown_script(&value) { self.command(&script.by_text(&by_digest)).await } else { self.settle(value) }
     }
 
     /// Runs scripts in one round trip, and tells of each how it went.
-    pub(super) async fn call_each(&self, calls: &[Call]) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
+    pub(super) async fn call_each(
+        &self,
+        calls: impl ExactSizeIterator<Item = Call>,
+    ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
         let mut pipeline = Pipeline::with_capacity(calls.len());
+        let mut scripts = Vec::with_capacity(calls.len());
         for call in calls {
-            pipeline.add_command(call.evalsha());
+            let (script, by_digest) = call.into_parts();
+            pipeline.add_command(by_digest);
+            scripts.push(script);
         }
         let mut manager = self.manager();
-        let values = manager.req_packed_commands(&pipeline, 0, calls.len()).await;
+        let values = manager.req_packed_commands(&pipeline, 0, scripts.len()).await;
         let values = values.map_err(|cause| self.failed(&cause))?;
 
-        let mut results = Vec::with_capacity(calls.len());
-        for (call, value) in calls.iter().zip(values) {
+        let mut results = Vec::with_capacity(scripts.len());
+        for ((script, by_digest), value) in scripts.into_iter().zip(pipeline.cmd_iter()).zip(values) {
             results.push(match is_unknown_script(&value) {
-                true => self.command(&call.eval()).await,
+                true => self.command(&script.by_text(by_digest)).await,
                 false => self.settle(value),
             });
         }
