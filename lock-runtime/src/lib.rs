@@ -31,6 +31,7 @@
 
 pub mod guide;
 pub mod store;
+pub mod web;
 
 mod acquire;
 mod ambient;
