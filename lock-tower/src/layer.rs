@@ -148,3 +148,23 @@ impl<K, P: fmt::Debug> fmt::Debug for LockLayer<K, P> {
             .finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(set: impl Fn(LockLayer<()>) -> LockLayer<()>) -> LockSpec {
+        set(LockLayer::with_key(LockClient::in_memory(), ())).spec
+    }
+
+    #[test]
+    fn a_request_waits_two_seconds_where_nothing_else_is_said() {
+        let seconds = Duration::from_secs;
+        assert_eq!(spec(|layer| layer), LockSpec::exclusive().wait(seconds(2)));
+        assert_eq!(spec(LockLayer::read), LockSpec::shared().wait(seconds(2)));
+        let lease = LockSpec::shared().lease(seconds(9));
+        assert_eq!(spec(|layer| layer.spec(lease.clone())), LockSpec::shared().lease(seconds(9)).wait(seconds(2)));
+        assert_eq!(spec(|layer| layer.spec(lease.clone().no_wait())), LockSpec::shared().lease(seconds(9)).no_wait());
+        assert_eq!(spec(|layer| layer.wait(seconds(5)).spec(lease.clone()).read().no_wait()), lease.clone().no_wait());
+    }
+}

@@ -51,7 +51,8 @@
 //! # Where to put it
 //!
 //! On the route: `post(pay).layer(lock)`. There it sees what axum has found out, it covers the methods that were added to
-//! that `MethodRouter` before, and templates can be read next to the path.
+//! that `MethodRouter` before, and the template can be read next to the path. (Other methods take the lock as well, to be told
+//! 405; with `post(pay).route_layer(lock)` they do not.)
 //!
 //! - `Router::route_layer(lock)` covers every route that was added before it. All of them must have the parameters of the
 //!   template; one that has not is answered with 500 and an error event.
