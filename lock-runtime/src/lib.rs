@@ -27,6 +27,7 @@
 //! | `macros` | yes | [`distributed_lock`] |
 //! | `redis` | yes | the Redis store: `redis://` |
 //! | `rustls`, `native-tls` | | `rediss://` |
+//! | `http` | | refusals as problem documents: [`web`] |
 //! | `axum` | | `LockError` as a response, `HeldLock` as an extractor |
 
 pub mod guide;
