@@ -27,10 +27,12 @@
 //! | `macros` | yes | [`distributed_lock`] |
 //! | `redis` | yes | the Redis store: `redis://` |
 //! | `rustls`, `native-tls` | | `rediss://` |
+//! | `http` | | refusals as problem documents: [`web`] |
 //! | `axum` | | `LockError` as a response, `HeldLock` as an extractor |
 
 pub mod guide;
 pub mod store;
+pub mod web;
 
 mod acquire;
 mod ambient;

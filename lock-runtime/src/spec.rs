@@ -156,6 +156,28 @@ impl LockSpec {
         self
     }
 
+    /// Fills what this spec leaves open from `other`, whose mode says nothing.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lock_runtime::LockSpec;
+    /// let ours = LockSpec::shared().wait(Duration::from_secs(2));
+    /// let filled = LockSpec::exclusive().no_wait().reentrant().or(&ours).or(&LockSpec::shared().no_renew());
+    /// assert_eq!(filled, LockSpec::exclusive().no_wait().reentrant().no_renew());
+    /// ```
+    #[must_use]
+    pub fn or(self, other: &LockSpec) -> Self {
+        Self {
+            mode: self.mode,
+            lease: self.lease.or(other.lease),
+            wait: self.wait.or(other.wait),
+            renew: self.renew.or(other.renew),
+            reentrant: self.reentrant.or(other.reentrant),
+            min_hold: self.min_hold.or(other.min_hold),
+            max_hold: self.max_hold.or(other.max_hold),
+        }
+    }
+
     /// The mode.
     pub const fn mode(&self) -> Mode {
         self.mode
@@ -167,14 +189,15 @@ impl LockSpec {
 
     /// Fills what is open from `defaults` (whose mode says nothing) and checks the whole.
     pub(crate) fn terms(&self, defaults: &LockSpec) -> Result<Terms, LockError> {
+        let filled = self.clone().or(defaults);
         let terms = Terms {
-            mode: self.mode,
-            lease: self.lease.or(defaults.lease).unwrap_or(DEFAULT_LEASE),
-            wait: self.wait.or(defaults.wait).unwrap_or(Wait::AtMost(DEFAULT_WAIT)),
-            renew: self.renew.or(defaults.renew).unwrap_or(true),
-            reentrant: self.reentrant.or(defaults.reentrant).unwrap_or(false),
-            min_hold: self.min_hold.or(defaults.min_hold),
-            max_hold: self.max_hold.or(defaults.max_hold),
+            mode: filled.mode,
+            lease: filled.lease.unwrap_or(DEFAULT_LEASE),
+            wait: filled.wait.unwrap_or(Wait::AtMost(DEFAULT_WAIT)),
+            renew: filled.renew.unwrap_or(true),
+            reentrant: filled.reentrant.unwrap_or(false),
+            min_hold: filled.min_hold,
+            max_hold: filled.max_hold,
         };
         match terms.complaint() {
             None => Ok(terms),
