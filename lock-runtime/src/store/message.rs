@@ -107,7 +107,7 @@ impl Grant {
     }
 }
 
-/// The answer to [`Store::acquire`].
+/// The answer to [`Store::acquire`](super::Store::acquire).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireReply {
@@ -133,7 +133,7 @@ pub enum AcquireReply {
     ModeMismatch,
 }
 
-/// The answer to [`Store::acquire_all`].
+/// The answer to [`Store::acquire_all`](super::Store::acquire_all).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireAllReply {
@@ -148,7 +148,7 @@ pub enum AcquireAllReply {
     },
 }
 
-/// The answer to [`Store::poll`].
+/// The answer to [`Store::poll`](super::Store::poll).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PollReply {
@@ -226,7 +226,7 @@ impl Release {
     }
 }
 
-/// The answer to [`Store::release`].
+/// The answer to [`Store::release`](super::Store::release).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseReply {
@@ -238,7 +238,7 @@ pub enum ReleaseReply {
     NotHeld,
 }
 
-/// The answer to [`Store::convert`].
+/// The answer to [`Store::convert`](super::Store::convert).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConvertReply {
@@ -248,7 +248,7 @@ pub enum ConvertReply {
     NotHeld,
 }
 
-/// Which locks [`Store::revoke`] takes away.
+/// Which locks [`Store::revoke`](super::Store::revoke) takes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RevokeScope {
@@ -258,7 +258,7 @@ pub enum RevokeScope {
     AlsoEndless,
 }
 
-/// The answer to [`Store::revoke`].
+/// The answer to [`Store::revoke`](super::Store::revoke).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RevokeReply {
