@@ -167,12 +167,16 @@ impl Driver {
     }
 
     /// Waits until no clean-up is left.
-    pub(crate) async fn drained(&self) {
+    pub(crate) async fn drained(&self, core: &Arc<Core>) {
         loop {
             let idle = self.idle.notified();
-            if lock(&self.desk).unfinished == 0 {
+            let mut desk = lock(&self.desk);
+            if desk.unfinished == 0 {
                 return;
             }
+            // They may have been left where no runtime was.
+            self.ensure_running(core, &mut desk);
+            drop(desk);
             idle.await;
         }
     }
@@ -214,6 +218,8 @@ impl Drop for Task {
             return;
         }
         let driver = &self.core.driver;
+        // While the desk still says "running": a task started here, on a runtime that ends, would end here again, for ever.
+        driver.holdings().iter().for_each(|holding| holding.renewal_failed());
         let mut desk = lock(&driver.desk);
         desk.running = false;
         desk.sleeps_until = None;
@@ -221,7 +227,6 @@ impl Drop for Task {
         desk.unfinished = desk.clean_ups.len();
         drop(desk);
         driver.idle.notify_waiters();
-        driver.holdings().iter().for_each(|holding| holding.renewal_failed());
     }
 }
 
