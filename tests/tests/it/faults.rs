@@ -36,13 +36,19 @@ async fn an_acquire_whose_reply_is_lost_tries_again_and_leaves_one_holder() {
             let (proxy, locks, others) = by_proxy(server).await;
             proxy.drop_reply(drop_reply);
             let start = Instant::now();
-            let guard = locks.exclusive("a").wait(SOON).acquire().await.unwrap();
+            // The silence ends with its connection; until then nothing can pass.
+            let silence = async {
+                proxy.wait_for_dropped_replies(1).await;
+                sleep(Duration::from_secs(1)).await;
+                proxy.let_through().await;
+            };
+            let (guard, ()) = tokio::join!(locks.exclusive("a").wait(SOON).acquire(), silence);
+            let guard = guard.unwrap();
             assert_eq!(proxy.dropped_replies(), 1);
             assert_eq!(others.inspect("a").await.unwrap().holders.len(), 1);
             assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
             guard.verify().await.unwrap();
             guard.release().await.unwrap();
-            proxy.let_through().await;
             others.exclusive("a").wait(SOON).acquire().await.unwrap().release().await.unwrap();
         }
     })
@@ -103,7 +109,7 @@ async fn a_release_that_never_reached_the_server_is_made_up_for() {
         let [released, dropped] = guards;
         assert_eq!(released.release().await.unwrap_err().kind(), LockErrorKind::ReleaseUnknown);
         drop(dropped);
-        assert_eq!(others.inspect("a").await.unwrap().holders.len(), 1);
+        assert_eq!(others.inspect("a").await.unwrap().holders.len(), 1, "nothing has passed");
         proxy.let_through().await;
         for key in ["a", "b"] {
             others.exclusive(key).wait(SOON).acquire().await.unwrap().release().await.unwrap();
@@ -175,7 +181,8 @@ async fn scripts_that_the_server_forgets_are_sent_again() {
 async fn when_the_server_stops_everybody_who_waits_gets_an_answer_in_time() {
     in_time(async {
         let server = RedisServer::start().await;
-        let (locks, others) = (by_proxy(&server).await.1, LockClient::connect(&server.url()).await.unwrap());
+        let (locks, others) =
+            (LockClient::connect(&server.url()).await.unwrap(), LockClient::connect(&server.url()).await.unwrap());
         let guard = locks.exclusive("a").acquire().await.unwrap();
         let wait = Duration::from_millis(1500);
         let start = Instant::now();

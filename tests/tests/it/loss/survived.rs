@@ -53,8 +53,10 @@ async fn lost_replies_to_renewals_are_survived() {
             guards.push(locks.exclusive(key).lease(LEASE * 2).acquire().await.unwrap());
             guards.push(locks.read(format!("{key} read")).lease(LEASE * 2).acquire().await.unwrap());
         }
-        proxy.drop_reply(DropReply::next().to("EVALSHA").times(3));
-        proxy.wait_for_dropped_replies(3).await;
+        for dropped in 1..=3 {
+            proxy.drop_reply(DropReply::next().to("EVALSHA"));
+            proxy.wait_for_dropped_replies(dropped).await;
+        }
         sleep(LEASE * 2).await;
         for guard in guards {
             guard.verify().await.unwrap();
