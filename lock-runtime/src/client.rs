@@ -227,7 +227,7 @@ impl LockClient {
     /// Dropping the future leaves the client shut down.
     pub async fn shutdown(&self) {
         self.core.gates.close();
-        if timeout(SHUTDOWN, self.core.driver.drained()).await.is_err() {
+        if timeout(SHUTDOWN, self.core.driver.drained(&self.core)).await.is_err() {
             tracing::warn!("shut down before everything was given back; the leases end by themselves");
         }
     }

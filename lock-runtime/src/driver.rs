@@ -151,9 +151,7 @@ impl Driver {
         };
         let start = if after.is_some() { desk.start() } else { None };
         drop(desk);
-        if let Some(runtime) = start {
-            runtime.spawn(Task::new(core.clone()).run());
-        }
+        Task::spawn(core, start);
         if knock {
             self.knock.notify_one();
         }
@@ -166,9 +164,7 @@ impl Driver {
         desk.unfinished += 1;
         let start = desk.start();
         drop(desk);
-        if let Some(runtime) = start {
-            runtime.spawn(Task::new(core.clone()).run());
-        }
+        Task::spawn(core, start);
         self.knock.notify_one();
     }
 
@@ -179,12 +175,18 @@ impl Driver {
     }
 
     /// Waits until no clean-up is left.
-    pub(crate) async fn drained(&self) {
+    pub(crate) async fn drained(&self, core: &Arc<Core>) {
         loop {
             let idle = self.idle.notified();
-            if lock(&self.desk).unfinished == 0 {
-                return;
-            }
+            let start = {
+                let mut desk = lock(&self.desk);
+                if desk.unfinished == 0 {
+                    return;
+                }
+                // They may have been left where no runtime was.
+                desk.start()
+            };
+            Task::spawn(core, start);
             idle.await;
         }
     }
@@ -230,6 +232,8 @@ impl Drop for Task {
             return;
         }
         let driver = &self.core.driver;
+        // While the desk still says "running": a task started here, on a runtime that ends, would end here again, for ever.
+        driver.holdings().iter().for_each(|holding| holding.renewal_failed());
         let mut desk = lock(&driver.desk);
         desk.running = false;
         desk.sleeps_until = None;
@@ -237,23 +241,21 @@ impl Drop for Task {
         desk.unfinished = desk.clean_ups.len();
         drop(desk);
         driver.idle.notify_waiters();
-        // Not planned anew here: that could start a task on the very runtime that is shutting down.
-        driver.holdings().iter().for_each(|holding| holding.renewal_stalled());
     }
 }
 
 impl Task {
-    fn new(core: Arc<Core>) -> Self {
-        let events = Some(core.store.events());
-        Self { core, events, under_way: 0, ended: false }
+    fn spawn(core: &Arc<Core>, runtime: Option<Handle>) {
+        if let Some(runtime) = runtime {
+            let events = Some(core.store.events());
+            runtime.spawn(Self { core: core.clone(), events, under_way: 0, ended: false }.run());
+        }
     }
 
     async fn run(mut self) {
         let mut work: FuturesUnordered<Work> = FuturesUnordered::new();
         let mut renewals: Vec<Arc<Holding>> = Vec::new();
         let core = self.core.clone();
-        // What an earlier task left.
-        core.driver.holdings().iter().for_each(|holding| core.driver.plan(&core, holding));
         loop {
             for clean_up in self.open_desk(&mut renewals) {
                 let core = core.clone();

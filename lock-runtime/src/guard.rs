@@ -38,8 +38,9 @@ pub struct LockGuard {
 }
 
 impl LockGuard {
-    /// A guard of one or more leases, in the order of their keys.
-    pub(crate) fn new(entries: Vec<Entry>) -> Self {
+    /// A guard of one or more leases. They are put in the order of their keys: those that were entered again come first.
+    pub(crate) fn new(mut entries: Vec<Entry>) -> Self {
+        entries.sort_by(|one, other| one.holding.hold().key.cmp(&other.holding.hold().key));
         let holdings = entries.iter().map(|entry| entry.holding.clone()).collect();
         Self { held: HeldLock { holdings }, entries }
     }

@@ -242,13 +242,8 @@ impl Holding {
 
     /// The renewal that was sent has failed.
     pub(crate) fn renewal_failed(self: &Arc<Self>) {
-        self.renewal_stalled();
-        self.core.driver.plan(&self.core, self);
-    }
-
-    /// The renewal that was to be sent never will be; the next driver is to plan another.
-    pub(crate) fn renewal_stalled(&self) {
         lock(&self.state).lease.renewal_failed(Instant::now());
+        self.core.driver.plan(&self.core, self);
     }
 
     /// Renews by `within` from now instead of later.
