@@ -1,0 +1,23 @@
+//! The frame around each example's story.
+
+use std::process::ExitCode;
+
+/// Runs a story, and turns what stopped it into one line on standard error and a failing exit code.
+pub fn start(name: &str, story: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
+    // `rediss://` needs a crypto provider, and which one is the application's choice. It fails only if there is one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let ended = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(anyhow::Error::from)
+        .and_then(|runtime| runtime.block_on(story));
+    ended.unwrap_or_else(|error| {
+        eprintln!("{name}: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+/// A name for this run's keys: runs that share a server never meet, and each can count what it left behind.
+pub fn run_id(name: &str) -> String {
+    format!("{name}:{:08x}", rand::random::<u32>())
+}
