@@ -12,9 +12,21 @@ pub fn start(name: &str, story: impl Future<Output = anyhow::Result<ExitCode>>) 
         .map_err(anyhow::Error::from)
         .and_then(|runtime| runtime.block_on(story));
     ended.unwrap_or_else(|error| {
-        eprintln!("{name}: {error:#}");
+        eprintln!("{name}: {}", in_one_line(&error));
         ExitCode::FAILURE
     })
+}
+
+/// The error and its causes, without those that the error itself quotes.
+fn in_one_line(error: &anyhow::Error) -> String {
+    let mut line = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !line.contains(&cause) {
+            line.push_str(": ");
+            line.push_str(&cause);
+        }
+    }
+    line
 }
 
 /// A name for this run's keys: runs that share a server never meet, and each can count what it left behind.

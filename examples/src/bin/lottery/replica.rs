@@ -15,7 +15,7 @@ use crate::draw::{Outcome, fire};
 /// One that waits for its time.
 #[derive(Debug)]
 pub(crate) enum Replica {
-    Process(Child),
+    Process(Box<Child>),
     Task,
 }
 
@@ -24,7 +24,7 @@ impl Replica {
     pub(crate) async fn start(url: &str, run: &str) -> anyhow::Result<Self> {
         let mut child = Child::spawn([format!("--child-of={run}"), format!("--redis={url}")])?;
         child.line().await?;
-        Ok(Self::Process(child))
+        Ok(Self::Process(child.into()))
     }
 
     /// Has it fire at `instant`, and waits for what comes of it.
