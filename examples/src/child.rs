@@ -3,7 +3,13 @@
 //! Parent and child talk in lines over the child's standard input and output. The parent alone holds the other end of the
 //! input: when it is closed, because the parent is done or because it died, the child comes to its end.
 
-use std::{ffi::OsStr, process::Stdio, time::Duration};
+use std::{
+    ffi::OsStr,
+    fmt,
+    io::{self, Write},
+    process::Stdio,
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
 use tokio::{
@@ -77,7 +83,7 @@ impl Child {
             while let Some(line) = lines.next_line().await? {
                 last = Some(line);
             }
-            Ok::<_, std::io::Error>((last, process.wait().await?))
+            Ok::<_, io::Error>((last, process.wait().await?))
         };
         let (last, status) = timeout(PATIENCE, parting).await.context("a child process does not end")??;
         if !status.success() {
@@ -85,6 +91,11 @@ impl Child {
         }
         Ok(last)
     }
+}
+
+/// In a child: says one line to the parent. A parent that is no more does not hear it, which is no fault of the child's.
+pub fn say(line: impl fmt::Display) {
+    let _ = writeln!(io::stdout(), "{line}");
 }
 
 /// In a child: the next line that the parent says; none if it hung up.

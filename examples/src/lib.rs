@@ -3,5 +3,5 @@
 mod child;
 mod start;
 
-pub use child::{Child, order, parent_hangs_up};
+pub use child::{Child, order, parent_hangs_up, say};
 pub use start::{run_id, start};

@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::Context;
 use axum::serve::ListenerExt;
-use lock_examples::{parent_hangs_up, run_id};
+use lock_examples::{parent_hangs_up, run_id, say};
 use lock_runtime::{LockClient, LockClientBuilder};
 use tokio::{net::TcpListener, net::TcpSocket, signal::ctrl_c, time::timeout};
 
@@ -49,9 +49,9 @@ pub(crate) async fn serve_parent(options: &Options, run: &str) -> anyhow::Result
         server.shop.stock.write(ITEM, options.stock).await?;
     }
     let listener = listen((Ipv4Addr::LOCALHOST, 0).into())?;
-    println!("{}", listener.local_addr()?);
+    say(listener.local_addr()?);
     let account = server.sell(listener, parent_hangs_up()).await?;
-    println!("{account}");
+    say(account);
     Ok(ExitCode::SUCCESS)
 }
 

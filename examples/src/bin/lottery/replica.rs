@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Context;
-use lock_examples::{Child, order};
+use lock_examples::{Child, order, say};
 use lock_runtime::LockClient;
 use tokio::time::sleep;
 
@@ -58,10 +58,10 @@ pub(crate) async fn follow_orders(url: &str, run: &str) -> anyhow::Result<ExitCo
     // `min_hold` of the last one.
     let locks = LockClient::builder().namespace(run).connect(url).await?;
     locks.clone().install()?;
-    println!("ready");
+    say("ready");
     if let Some(instant) = order().await? {
         sleep_until(UNIX_EPOCH + Duration::from_millis(instant.parse()?)).await;
-        println!("{}", fire().await);
+        say(fire().await);
     }
     locks.shutdown().await;
     Ok(ExitCode::SUCCESS)
