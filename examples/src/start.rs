@@ -33,3 +33,16 @@ fn in_one_line(error: &anyhow::Error) -> String {
 pub fn run_id(name: &str) -> String {
     format!("{name}:{:08x}", rand::random::<u32>())
 }
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn a_cause_that_the_error_quotes_is_told_once() {
+        let error = Err::<(), _>(std::io::Error::other("refused")).context("no connection: refused").context("stuck");
+        assert_eq!(in_one_line(&error.unwrap_err()), "stuck: no connection: refused");
+    }
+}

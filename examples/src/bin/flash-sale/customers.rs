@@ -40,7 +40,7 @@ pub(crate) struct Experience {
 }
 
 impl Experience {
-    fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new() -> anyhow::Result<Self> {
         let longest = u64::try_from(PATIENCE.as_micros())?;
         let waits = Histogram::new_with_max(longest, 3)?;
         Ok(Self { sold: 0, sold_out: 0, errors: BTreeMap::new(), waits, elapsed: Duration::ZERO })

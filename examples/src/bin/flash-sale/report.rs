@@ -94,3 +94,26 @@ impl Report<'_> {
         self.experience.waits.value_at_quantile(quantile) as f64 / 1000.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    /// What the report counts: oversold, unbooked.
+    fn count(confirmed: u64, servers: &[Account]) -> (u64, u64) {
+        let options = Options::parse_from(["flash-sale", "--stock=10"]);
+        let experience = Experience { sold: confirmed, ..Experience::new().unwrap() };
+        let report = Report { options: &options, experience: &experience, servers, leftover_keys: 0 };
+        (report.oversold(), report.unbooked())
+    }
+
+    #[test]
+    fn every_sale_beyond_the_stock_and_every_lost_update_is_counted() {
+        let server = |sold, left| Account { sold, left, leftover_keys: 0 };
+        assert_eq!(count(10, &[server(4, 0), server(6, 0)]), (0, 0));
+        assert_eq!(count(12, &[server(5, 0), server(7, 0)]), (2, 2));
+        assert_eq!(count(6, &[server(6, 7)]), (0, 3), "two sold the same piece, with some left");
+    }
+}

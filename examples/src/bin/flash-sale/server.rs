@@ -174,3 +174,15 @@ impl FromStr for Account {
         Ok(Self { sold, left, leftover_keys })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_account_is_read_as_it_was_written() {
+        let account = Account { sold: 3, left: 7, leftover_keys: 1 };
+        assert_eq!(account.to_string().parse::<Account>().unwrap(), account);
+        assert!("3 7".parse::<Account>().is_err());
+    }
+}

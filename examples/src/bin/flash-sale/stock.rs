@@ -109,3 +109,21 @@ impl RedisStock {
 fn is_fence(name: &str) -> bool {
     name.starts_with("f:") || (name.starts_with('{') && name.ends_with(":f"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_fence_counters_are_no_leftovers() {
+        for (name, fence) in [
+            ("{run:lock:stock:sneaker}:f", true),
+            ("f:run:lock:{stock}", true),
+            ("run:lock:stock:sneaker", false),
+            ("{run:lock:stock:sneaker}:q", false),
+            ("run:lock:f", false),
+        ] {
+            assert_eq!(is_fence(name), fence, "{name}");
+        }
+    }
+}

@@ -107,3 +107,17 @@ impl FromStr for Outcome {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outcome_is_read_as_it_was_written() {
+        let drew = Outcome::Drew(vec!["Ada".into(), "Alan".into()]);
+        for outcome in [drew, Outcome::Skipped, Outcome::Failed("lock lottery:draw: the store is out of reach".into())]
+        {
+            assert_eq!(outcome.to_string().parse::<Outcome>().unwrap(), outcome);
+        }
+    }
+}
