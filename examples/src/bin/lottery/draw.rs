@@ -18,7 +18,7 @@ const PARTICIPANTS: [&str; 40] = [
     "Barbara",
     "Bjarne",
     "Brian",
-    "Claude",
+    "Cliff",
     "Dennis",
     "Donald",
     "Dorothy",
