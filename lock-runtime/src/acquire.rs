@@ -172,13 +172,14 @@ impl Refusal {
     fn into_error(self, key: &LockKey, patience: &Patience) -> LockError {
         let waited = patience.since.elapsed();
         tracing::debug!(%key, ?waited, "waited in vain");
-        let timed_out = |holder_ttl| {
-            let message = format!("still held after waiting for {waited:.1?}");
+        let timed_out = |holder_ttl, endless| {
+            let message = format!("still held after waiting for {waited:.1?}{endless}");
             LockError::new(LockErrorKind::WaitTimeout, message).with_key(key).with_retry_after(holder_ttl)
         };
         match self {
-            Self::None => timed_out(None),
-            Self::Busy(holder_ttl) => timed_out(holder_ttl),
+            Self::None => timed_out(None, ""),
+            Self::Busy(None) => timed_out(None, ", by a holder without an expiry; `revoke` with `AlsoEndless` frees it"),
+            Self::Busy(holder_ttl) => timed_out(holder_ttl, ""),
             Self::Unavailable(error) => LockError::from_store(error).with_key(key),
         }
     }
