@@ -178,7 +178,9 @@ impl Refusal {
         };
         match self {
             Self::None => timed_out(None, ""),
-            Self::Busy(None) => timed_out(None, ", by a holder without an expiry; `revoke` with `AlsoEndless` frees it"),
+            Self::Busy(None) => {
+                timed_out(None, ", by a holder without an expiry; `revoke` with `AlsoEndless` frees it")
+            }
             Self::Busy(holder_ttl) => timed_out(holder_ttl, ""),
             Self::Unavailable(error) => LockError::from_store(error).with_key(key),
         }
