@@ -7,7 +7,6 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 pub struct StoreError {
     kind: StoreErrorKind,
     message: Arc<str>,
-    source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
 /// The kinds of [`StoreError`].
@@ -29,15 +28,9 @@ pub enum StoreErrorKind {
 }
 
 impl StoreError {
-    /// An error whose message says what happened and, where there is one, the remedy.
+    /// An error whose message says what happened, what caused it and, where there is one, the remedy.
     pub fn new(kind: StoreErrorKind, message: impl Into<Arc<str>>) -> Self {
-        Self { kind, message: message.into(), source: None }
-    }
-
-    /// The same with what caused it.
-    #[must_use]
-    pub fn with_source(self, source: impl Error + Send + Sync + 'static) -> Self {
-        Self { source: Some(Arc::new(source)), ..self }
+        Self { kind, message: message.into() }
     }
 
     pub(crate) fn late() -> Self {
@@ -65,8 +58,4 @@ impl fmt::Display for StoreError {
     }
 }
 
-impl Error for StoreError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_deref().map(|source| source as &(dyn Error + 'static))
-    }
-}
+impl Error for StoreError {}

@@ -25,9 +25,7 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
         ),
         ErrorKind::RESP3NotSupported => too_old(None),
         ErrorKind::AuthenticationFailed => unauthenticated(),
-        ErrorKind::Io => {
-            StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")).with_source(error.clone())
-        }
+        ErrorKind::Io => StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")),
         _ => StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")),
     }
 }
