@@ -200,10 +200,9 @@ async fn when_the_server_stops_everybody_who_waits_gets_an_answer_in_time() {
         for result in tasks.join_all().await {
             match result {
                 Ok(guard) => drop(guard),
-                Err(error) => assert!(
-                    matches!(error.kind(), LockErrorKind::WaitTimeout | LockErrorKind::Unavailable),
-                    "{error}"
-                ),
+                Err(error) => {
+                    assert!(matches!(error.kind(), LockErrorKind::WaitTimeout | LockErrorKind::Unavailable), "{error}")
+                }
             }
         }
         assert!(start.elapsed() < wait + Duration::from_secs(5), "{:?}", start.elapsed());

@@ -87,7 +87,11 @@ async fn a_released_inner_guard_leaves_the_outer_one_held(place: Place) {
     let outer = locks.exclusive("a").acquire().await.unwrap();
     for drops in [false, true] {
         let inner = outer.scope(locks.reentrant("a").acquire()).await.unwrap();
-        if drops { drop(inner) } else { inner.release().await.unwrap() }
+        if drops {
+            drop(inner)
+        } else {
+            inner.release().await.unwrap()
+        }
         yield_now().await;
         assert!(others.exclusive("a").try_acquire().await.unwrap().is_none());
         outer.verify().await.unwrap();
@@ -174,10 +178,9 @@ async fn siblings_contend_like_strangers(place: Place) {
     let (left, right) = locks.exclusive("b").run(async |_| tokio::join!(body(), body())).await.unwrap();
     assert_ne!(left, right);
     let held = locks.exclusive("a").acquire().await.unwrap();
-    let (_, error) = tokio::join!(
-        held.scope(tokio::time::sleep(SOON * 2)),
-        async { locks.reentrant("a").wait(SOON).acquire().await.unwrap_err() },
-    );
+    let (_, error) = tokio::join!(held.scope(tokio::time::sleep(SOON * 2)), async {
+        locks.reentrant("a").wait(SOON).acquire().await.unwrap_err()
+    },);
     assert_eq!(error.kind(), LockErrorKind::WaitTimeout);
     held.release().await.unwrap();
 }

@@ -71,16 +71,17 @@ async fn borrowed(name: String) -> Result<bool, LockError> {
 
 #[distributed_lock(key = "pair:{a}:{b}")]
 async fn pair(a: &str, b: &str) -> Result<LockKey, LockError> {
-    let key = lock_runtime::KeyWriter::new().lit("pair:").arg(format_args!("{a}")).lit(":").arg(format_args!("{b}")).clone();
+    let key =
+        lock_runtime::KeyWriter::new().lit("pair:").arg(format_args!("{a}")).lit(":").arg(format_args!("{b}")).clone();
     let key = key.finish()?;
     assert!(is_held(&key));
     Ok(key)
 }
 
 #[distributed_lock(key = "generic:{value}")]
-async fn generic<T: Display + Clone, const N: usize>(value: T, rest: [u8; N]) -> Result<(T, usize), LockError>
+async fn generic<T, const N: usize>(value: T, rest: [u8; N]) -> Result<(T, usize), LockError>
 where
-    T: PartialEq,
+    T: Display + Clone,
 {
     assert!(held(&format!("generic:{value}")));
     Ok((value.clone(), rest.len()))

@@ -226,8 +226,7 @@ async fn a_dropped_shutdown_still_shuts_down() {
         let others = place.client().await;
         for polls in 1..4 {
             let locks = place.client().await;
-            let scene =
-                Scene { locks, others: others.clone(), key: format!("a{polls}"), polls, when: When::Waiting };
+            let scene = Scene { locks, others: others.clone(), key: format!("a{polls}"), polls, when: When::Waiting };
             drop(scene.guard().await);
             let waiting_for = others.exclusive("held").acquire().await.unwrap();
             let waiting = begun(scene.locks.exclusive("held").wait(LONG).acquire()).await;

@@ -19,7 +19,8 @@ async fn after_a_storm_no_key_is_left_and_no_lease_ever_grows() {
         let server = RedisServer::start().await;
         let namespace = unique("storm");
         let builder = LockClient::builder().namespace(&namespace);
-        let clients = [builder.clone().connect(&server.url()).await.unwrap(), builder.connect(&server.url()).await.unwrap()];
+        let clients =
+            [builder.clone().connect(&server.url()).await.unwrap(), builder.connect(&server.url()).await.unwrap()];
         let mut tasks = JoinSet::new();
         for task in 0..200 {
             let locks = clients[task % 2].clone();
@@ -46,7 +47,15 @@ async fn after_a_storm_no_key_is_left_and_no_lease_ever_grows() {
         }
         no_key_left(&server, &namespace).await;
         for number in 0..8 {
-            clients[0].exclusive(format!("k{number}")).try_acquire().await.unwrap().expect("free").release().await.unwrap();
+            clients[0]
+                .exclusive(format!("k{number}"))
+                .try_acquire()
+                .await
+                .unwrap()
+                .expect("free")
+                .release()
+                .await
+                .unwrap();
         }
     })
     .await;

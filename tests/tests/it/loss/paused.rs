@@ -19,7 +19,8 @@ async fn stop_and_overtake(place: &Place, resource: &str, how: &[&str]) -> (Work
     let url = shared_server().await.url();
     let locks = place.client().await;
     let lease = LEASE.as_millis().to_string();
-    let arguments = ["hold", "--url", &url, "--namespace", place.namespace(), "--resource", resource, "--lease-ms", &lease];
+    let arguments =
+        ["hold", "--url", &url, "--namespace", place.namespace(), "--resource", resource, "--lease-ms", &lease];
     let mut worker = Worker::spawn(WORKER, &[&arguments, how].concat());
     let fence: u64 = worker.line().await.unwrap().parse().unwrap();
     worker.stop();
