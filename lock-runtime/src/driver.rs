@@ -170,15 +170,20 @@ impl Driver {
     pub(crate) async fn drained(&self, core: &Arc<Core>) {
         loop {
             let idle = self.idle.notified();
-            let mut desk = lock(&self.desk);
-            if desk.unfinished == 0 {
+            if self.is_drained(core) {
                 return;
             }
-            // They may have been left where no runtime was.
-            self.ensure_running(core, &mut desk);
-            drop(desk);
             idle.await;
         }
+    }
+
+    fn is_drained(&self, core: &Arc<Core>) -> bool {
+        let mut desk = lock(&self.desk);
+        if desk.unfinished > 0 {
+            // It may have been left where no runtime was.
+            self.ensure_running(core, &mut desk);
+        }
+        desk.unfinished == 0
     }
 
     /// The leases looked after now.
