@@ -26,7 +26,7 @@
 //! |---|---|---|
 //! | `macros` | yes | [`distributed_lock`] |
 //! | `redis` | yes | the Redis store: `redis://` |
-//! | `rustls`, `native-tls` | | `rediss://` |
+//! | `rustls` | | `rediss://` |
 //! | `http` | | refusals as problem documents: [`web`] |
 //! | `axum` | | `LockError` as a response, `HeldLock` as an extractor |
 
@@ -66,6 +66,6 @@ pub use key::{IntoLockKey, KeyWriter, LockKey, MAX_KEY_BYTES};
 pub use lock_macros::distributed_lock;
 pub use owner::{InScope, is_held};
 pub use request::{Acquire, LockRequest};
-pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, Family, LockSpec, MAX_LEASE, MIN_LEASE, Mode, Wait};
+pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, Family, LockSpec, MAX_LEASE, MIN_LEASE, Mode};
 pub use store::{Holder, Inspection, RevokeReply, RevokeScope};
 pub use under_lock::UnderLock;

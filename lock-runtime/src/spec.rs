@@ -11,6 +11,8 @@ use crate::error::{LockError, LockErrorKind};
 pub const MIN_LEASE: Duration = Duration::from_millis(100);
 /// The longest lease.
 pub const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
+/// An `Instant` has an end.
+const LONGEST_HOLD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// The lease where none is given: long enough that a slow minute of the network is no loss, short enough that a crash is over soon.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 /// How long a request waits where nothing else is said.
@@ -51,8 +53,7 @@ pub enum Family {
 
 /// How long a request is ready to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Wait {
+pub(crate) enum Wait {
     /// Not at all: a lock that is not free is `Contended`.
     No,
     /// At most so long, then `WaitTimeout`.
@@ -128,6 +129,13 @@ impl LockSpec {
     #[must_use]
     pub const fn no_renew(mut self) -> Self {
         self.renew = Some(false);
+        self
+    }
+
+    /// Renews, where the client's defaults say otherwise.
+    #[must_use]
+    pub const fn renew(mut self) -> Self {
+        self.renew = Some(true);
         self
     }
 
@@ -235,6 +243,9 @@ impl Terms {
             return Some(format!("a min_hold of {min_hold:?} is too long; give at most 24 h"));
         }
         match (min_hold, max_hold) {
+            (_, Some(max_hold)) if max_hold > LONGEST_HOLD => Some(format!(
+                "a max_hold of {max_hold:?} is too long; give at most 365 days, or leave it out for no limit"
+            )),
             (_, Some(max_hold)) if max_hold.is_zero() => {
                 Some("a max_hold of zero holds nothing; leave it out for no limit".into())
             }
@@ -270,6 +281,10 @@ mod tests {
             (LockSpec::exclusive().wait(seconds(90_000)), "wait"),
             (LockSpec::exclusive().min_hold(seconds(90_000)), "min_hold"),
             (LockSpec::exclusive().max_hold(Duration::ZERO), "max_hold"),
+            (LockSpec::exclusive().max_hold(Duration::MAX), "max_hold"),
+            (LockSpec::exclusive().lease(Duration::MAX), "lease"),
+            (LockSpec::exclusive().wait(Duration::MAX), "wait"),
+            (LockSpec::exclusive().min_hold(Duration::MAX), "min_hold"),
             (LockSpec::exclusive().min_hold(seconds(2)).max_hold(seconds(1)), "max_hold"),
         ] {
             let error = spec.terms(&defaults).unwrap_err();

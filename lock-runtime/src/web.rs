@@ -141,76 +141,7 @@ pub const OURS: &str = "The server made a mistake in locking the resource; its l
 pub use problem::Problem;
 
 #[cfg(feature = "http")]
-mod problem {
-    use std::{borrow::Cow, time::Duration};
-
-    use http::{
-        HeaderValue, Response, StatusCode,
-        header::{CONTENT_TYPE, RETRY_AFTER},
-    };
-
-    use super::{Answer, DEFAULT_RETRY_AFTER, detail};
-    use crate::error::LockError;
-
-    /// A problem document: a refusal as an HTTP response.
-    #[derive(Clone, Debug)]
-    pub struct Problem<'a> {
-        answer: Answer,
-        code: &'static str,
-        detail: Cow<'a, str>,
-        retry_after: Option<Duration>,
-    }
-
-    impl<'a> Problem<'a> {
-        /// A document with a stable `code` for programs and a `detail` for people.
-        pub fn new(answer: Answer, code: &'static str, detail: impl Into<Cow<'a, str>>) -> Self {
-            Self { answer, code, detail: detail.into(), retry_after: None }
-        }
-
-        /// Adds a `Retry-After`, in whole seconds, rounded up.
-        #[must_use]
-        pub fn retry_after(self, after: Option<Duration>) -> Self {
-            Self { retry_after: after, ..self }
-        }
-
-        /// The response.
-        pub fn into_response<B: From<String>>(self) -> Response<B> {
-            let status = StatusCode::from(self.answer);
-            // The title of a problem without a type of its own is the status's phrase (RFC 9457, 4.2.1).
-            let document = serde_json::json!({
-                "type": "about:blank",
-                "title": status.canonical_reason(),
-                "status": status.as_u16(),
-                "detail": self.detail,
-                "code": self.code,
-            });
-            let mut response = Response::new(B::from(document.to_string()));
-            *response.status_mut() = status;
-            let headers = response.headers_mut();
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-            if let Some(after) = self.retry_after {
-                let seconds = after.as_secs().saturating_add(u64::from(after.subsec_nanos() > 0));
-                headers.insert(RETRY_AFTER, seconds.into());
-            }
-            response
-        }
-    }
-
-    impl From<&LockError> for Problem<'static> {
-        fn from(error: &LockError) -> Self {
-            let answer = Answer::from(error.kind());
-            let after = answer.retry_after(DEFAULT_RETRY_AFTER, error.retry_after());
-            Self::new(answer, error.code(), detail(error.kind())).retry_after(after)
-        }
-    }
-
-    impl From<Answer> for StatusCode {
-        fn from(answer: Answer) -> Self {
-            // The table has no status that is out of range.
-            Self::from_u16(answer.http_status()).unwrap_or(Self::INTERNAL_SERVER_ERROR)
-        }
-    }
-}
+mod problem;
 
 impl LockError {
     /// What the error means to a caller over the network.
@@ -223,69 +154,7 @@ impl LockError {
 pub use for_axum::NotLocked;
 
 #[cfg(feature = "axum")]
-mod for_axum {
-    use std::{convert::Infallible, error::Error, fmt};
-
-    use axum::{
-        extract::{FromRequestParts, OptionalFromRequestParts},
-        response::{IntoResponse, Response},
-    };
-    use http::request::Parts;
-
-    use super::{Answer, OURS, Problem};
-    use crate::{error::LockError, guard::HeldLock};
-
-    /// A refusal as in the [table](crate::web); the error itself goes to an event.
-    impl IntoResponse for LockError {
-        fn into_response(self) -> Response {
-            self.answer().trace(self.code(), &self);
-            Problem::from(&self).into_response()
-        }
-    }
-
-    /// A handler asked for the lock of its route, and no layer of lock-tower holds one: 500.
-    ///
-    /// Put the layer on the route, or take `Option<HeldLock>`.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct NotLocked(());
-
-    impl fmt::Display for NotLocked {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str(
-                "the handler takes a `HeldLock`, and no `LockLayer` holds one for the request; put the layer on the \
-                 route, or take `Option<HeldLock>`",
-            )
-        }
-    }
-
-    impl Error for NotLocked {}
-
-    impl IntoResponse for NotLocked {
-        fn into_response(self) -> Response {
-            let (answer, code) = (Answer::Internal, "not_locked");
-            answer.trace(code, &self);
-            Problem::new(answer, code, OURS).into_response()
-        }
-    }
-
-    /// The lock that the innermost `LockLayer` of lock-tower holds for the request.
-    impl<S: Sync> FromRequestParts<S> for HeldLock {
-        type Rejection = NotLocked;
-
-        async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, NotLocked> {
-            parts.extensions.get::<Self>().cloned().ok_or(NotLocked(()))
-        }
-    }
-
-    /// `None` where no lock is held for the request.
-    impl<S: Sync> OptionalFromRequestParts<S> for HeldLock {
-        type Rejection = Infallible;
-
-        async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Option<Self>, Infallible> {
-            Ok(parts.extensions.get::<Self>().cloned())
-        }
-    }
-}
+mod for_axum;
 
 #[cfg(all(test, feature = "http"))]
 mod tests {

@@ -89,9 +89,13 @@ impl<ReqBody, ResBody, Err, R: OnReject> Protocol<Request<ReqBody>, Response<Res
 
     fn wire(&self, req: &Request<ReqBody>) -> Wire {
         const GRPC: &[u8] = b"application/grpc";
-        let content_type = req.headers().get(CONTENT_TYPE).map(|value| value.as_bytes());
-        let start = content_type.and_then(|value| value.get(..GRPC.len()));
-        if start.is_some_and(|start| start.eq_ignore_ascii_case(GRPC)) { Wire::Grpc } else { Wire::Http }
+        let content_type =
+            req.headers().get(CONTENT_TYPE).and_then(|value| value.as_bytes().split_at_checked(GRPC.len()));
+        // `application/grpc`, `application/grpc+proto`, but not `application/grpc-web`, which has no trailers of its own.
+        let is_grpc = content_type.is_some_and(|(start, rest)| {
+            start.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
+        });
+        if is_grpc { Wire::Grpc } else { Wire::Http }
     }
 
     fn enter(req: &mut Request<ReqBody>, held: HeldLock) {

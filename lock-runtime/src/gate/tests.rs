@@ -81,7 +81,7 @@ fn a_name_without_an_answer_is_not_used_again() {
     let token = turn.place().unwrap().token;
     turn.refused(now, None, false, 0.5);
     assert_eq!(turn.place().unwrap().token, token, "a refusal is an answer");
-    turn.failed(now, 0.5);
+    turn.failed(now, None, 0.5);
     assert_ne!(turn.place().unwrap().token, token);
 }
 

@@ -3,7 +3,7 @@
 //! # Connecting
 //!
 //! `redis://[[user]:password@]host[:port][/db]`, or `rediss://` for TLS with the feature `rustls` (the application installs
-//! the crypto provider) or `native-tls`. What a URL cannot say, a ready `redis::Client` can:
+//! the crypto provider). What a URL cannot say, a ready `redis::Client` can:
 //! [`LockClientBuilder::redis_client`](crate::LockClientBuilder::redis_client).
 //!
 //! ```no_run

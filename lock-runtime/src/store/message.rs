@@ -111,7 +111,7 @@ impl Grant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireReply {
-    /// The lock is held by the request's token. A repeated request gets the same grant.
+    /// The lock is held by the request's token. A repeated request gets the same grant; a shared one may get a larger fencing token with it.
     Granted(Grant),
     /// The request stands in line. `counter` is the key's latest fencing token: a pushed grant counts only if its own is larger (PROTOCOL 3).
     Queued {

@@ -73,8 +73,8 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// Connects to `redis://[[user]:password@]host[:port][/db]`, to `rediss://..` (TLS; with the feature `rustls` or
-    /// `native-tls`), or to `unix:///path`.
+    /// Connects to `redis://[[user]:password@]host[:port][/db]`, to `rediss://..` (TLS; with the feature `rustls`),
+    /// or to `unix:///path`.
     ///
     /// All keys begin with `<namespace>:`, or hold that in their hash tag. Two namespaces never share a lock.
     ///
@@ -82,8 +82,7 @@ impl RedisStore {
     ///
     /// # Errors
     /// - `InvalidUrl`: the URL does not name a Redis server, or needs a feature that is not compiled in.
-    /// - `InvalidSpec`: the namespace is empty, longer than 64 bytes, holds a brace or a control character, begins with the
-    ///   segment `f` or `q`, or has a segment `permits`.
+    /// - `InvalidSpec`: the namespace is empty, longer than 64 bytes, holds `:`, a brace or a control character, or is `f` or `q`.
     /// - `Unavailable`: nobody answers there, or not now.
     /// - `Unauthenticated`, `Forbidden`: the server wants another user; the message says what to allow.
     /// - `ReadOnly`: the server is a replica.
@@ -245,7 +244,8 @@ impl RedisStore {
                 call.member(mode, hold.token).millis(keep_for.unwrap_or_default())
             }
         };
-        let mut reply = self.run(call).await?;
+        // Not repeated: "not held" would then not tell whether the first had been executed (PROTOCOL 14).
+        let mut reply = Reply::new(self.connection.call_once(call).await?)?;
         match reply.word() {
             "released" => Ok(ReleaseReply::Released),
             "passed" => reply.grant().map(ReleaseReply::Passed),

@@ -30,9 +30,16 @@ const BUFFERED_CALLS: usize = 4096;
 pub(super) struct Connection {
     client: Client,
     // Not tokio's: it is held for a clone only, never across an await.
-    manager: RwLock<ConnectionManager>,
+    manager: RwLock<Numbered>,
     listeners: Arc<Listeners>,
     acl: AclLine,
+}
+
+/// A manager, and which one it is.
+#[derive(Clone)]
+struct Numbered {
+    number: u64,
+    manager: ConnectionManager,
 }
 
 impl Connection {
@@ -40,7 +47,10 @@ impl Connection {
         let acl = AclLine::new(namespace, client.get_connection_info().redis_settings().db());
         let listeners = Arc::<Listeners>::default();
         match ConnectionManager::new_with_config(client.clone(), config(&listeners)).await {
-            Ok(manager) => Ok(Self { client, manager: RwLock::new(manager), listeners, acl }),
+            Ok(manager) => {
+                let manager = RwLock::new(Numbered { number: 0, manager });
+                Ok(Self { client, manager, listeners, acl })
+            }
             Err(cause) => {
                 let error = error::disconnected(&cause, &acl);
                 if error.kind() == StoreErrorKind::NotRedis
@@ -70,14 +80,28 @@ impl Connection {
         self.settle(self.send(command).await?)
     }
 
-    /// Runs one script.
+    /// Runs one script. If the connection breaks, it is run once more on the next one: what is under the same token does no
+    /// more twice than once.
     pub(super) async fn call(&self, call: Call) -> Result<Value, StoreError> {
+        self.run(call, Repeat::Once).await
+    }
+
+    /// Runs one script whose answer would mean something else the second time.
+    pub(super) async fn call_once(&self, call: Call) -> Result<Value, StoreError> {
+        self.run(call, Repeat::Never).await
+    }
+
+    async fn run(&self, call: Call, repeat: Repeat) -> Result<Value, StoreError> {
         let (script, by_digest) = call.into_parts();
-        let value = self.send(&by_digest).await?;
+        let value = match self.send(&by_digest).await {
+            Err(failed) if failed.broken && repeat == Repeat::Once => self.send(&by_digest).await,
+            result => result,
+        };
+        let value = value?;
         if is_unknown_script(&value) { self.command(&script.by_text(&by_digest)).await } else { self.settle(value) }
     }
 
-    /// Runs scripts in one round trip, and tells of each how it went.
+    /// Runs scripts in one round trip, and tells of each how it went. Repeated as [`call`](Self::call).
     pub(super) async fn call_each(
         &self,
         calls: impl ExactSizeIterator<Item = Call>,
@@ -89,9 +113,11 @@ impl Connection {
             pipeline.add_command(by_digest);
             scripts.push(script);
         }
-        let mut manager = self.manager();
-        let values = manager.req_packed_commands(&pipeline, 0, scripts.len()).await;
-        let values = values.map_err(|cause| self.failed(&cause))?;
+        let values = match self.send_all(&pipeline, scripts.len()).await {
+            Err(failed) if failed.broken => self.send_all(&pipeline, scripts.len()).await,
+            result => result,
+        };
+        let values = values?;
 
         let mut results = Vec::with_capacity(scripts.len());
         for ((script, by_digest), value) in scripts.into_iter().zip(pipeline.cmd_iter()).zip(values) {
@@ -103,9 +129,14 @@ impl Connection {
         Ok(results)
     }
 
-    async fn send(&self, command: &Cmd) -> Result<Value, StoreError> {
-        let mut manager = self.manager();
-        manager.req_packed_command(command).await.map_err(|cause| self.failed(&cause))
+    async fn send(&self, command: &Cmd) -> Result<Value, Failed> {
+        let Numbered { number, mut manager } = self.manager();
+        manager.req_packed_command(command).await.map_err(|cause| self.failed(number, &cause))
+    }
+
+    async fn send_all(&self, pipeline: &Pipeline, count: usize) -> Result<Vec<Value>, Failed> {
+        let Numbered { number, mut manager } = self.manager();
+        manager.req_packed_commands(pipeline, 0, count).await.map_err(|cause| self.failed(number, &cause))
     }
 
     fn settle(&self, value: Value) -> Result<Value, StoreError> {
@@ -115,21 +146,45 @@ impl Connection {
         }
     }
 
-    fn manager(&self) -> ConnectionManager {
+    fn manager(&self) -> Numbered {
         self.manager.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Classifies an error of the connection itself.
+    /// Classifies an error of the connection itself, on manager `number`.
     ///
     /// The manager connects again after an I/O error only: a server that refused the connection in words (too many
     /// clients, say) would be given up for ever. So the manager is then replaced, by one that connects on the next call.
-    fn failed(&self, cause: &RedisError) -> StoreError {
-        if !cause.is_io_error()
-            && let Ok(manager) = ConnectionManager::new_lazy_with_config(self.client.clone(), config(&self.listeners))
-        {
-            *self.manager.write().unwrap_or_else(PoisonError::into_inner) = manager;
+    fn failed(&self, number: u64, cause: &RedisError) -> Failed {
+        if !cause.is_io_error() {
+            let mut current = self.manager.write().unwrap_or_else(PoisonError::into_inner);
+            // The first of the calls that failed together replaces it for all.
+            if current.number == number
+                && let Ok(manager) =
+                    ConnectionManager::new_lazy_with_config(self.client.clone(), config(&self.listeners))
+            {
+                *current = Numbered { number: number + 1, manager };
+            }
         }
-        error::disconnected(cause, &self.acl)
+        Failed { error: error::disconnected(cause, &self.acl), broken: cause.is_connection_dropped() }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Repeat {
+    Once,
+    Never,
+}
+
+/// A call that has no reply.
+struct Failed {
+    error: StoreError,
+    /// There was a connection, and it is no more.
+    broken: bool,
+}
+
+impl From<Failed> for StoreError {
+    fn from(failed: Failed) -> Self {
+        failed.error
     }
 }
 
@@ -170,7 +225,9 @@ struct Listeners(Mutex<Vec<UnboundedSender<StoreEvent>>>);
 
 impl Listeners {
     fn add(&self, listener: UnboundedSender<StoreEvent>) {
-        lock(&self.0).push(listener);
+        let mut listeners = lock(&self.0);
+        listeners.retain(|listener| !listener.is_closed());
+        listeners.push(listener);
     }
 
     fn tell(&self, event: &StoreEvent) {

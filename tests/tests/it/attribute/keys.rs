@@ -79,9 +79,9 @@ async fn pair(a: &str, b: &str) -> Result<LockKey, LockError> {
 }
 
 #[distributed_lock(key = "generic:{value}")]
-async fn generic<T: Display + Clone, const N: usize>(value: T, rest: [u8; N]) -> Result<(T, usize), LockError>
+async fn generic<T, const N: usize>(value: T, rest: [u8; N]) -> Result<(T, usize), LockError>
 where
-    T: PartialEq,
+    T: Display + Clone,
 {
     assert!(held(&format!("generic:{value}")));
     Ok((value.clone(), rest.len()))

@@ -149,7 +149,7 @@ impl Drop for Argument<'_> {
 }
 
 #[distributed_lock(key = "a")]
-async fn owning(used: Argument<'_>, unused: Argument<'_>) -> Result<(), LockError> {
+async fn owning(used: Argument<'_>, _unused: Argument<'_>) -> Result<(), LockError> {
     let _used = &used;
     yield_now().await;
     Ok(())

@@ -61,6 +61,31 @@ async fn over_a_bad_network_nobody_meets_nobody_hangs_and_nothing_is_left() {
     }
 }
 
+/// PROTOCOL 8: a request may be executed after it was given up. Its lock is free soon all the same, long before its lease ends.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_executed_after_it_was_given_up_holds_nothing() {
+    for seed in 0..SEEDS {
+        let network = Network {
+            store: Arc::default(),
+            random: Mutex::new(StdRng::seed_from_u64(seed)),
+            loss: 0.0,
+            slowness: Duration::from_millis(1200),
+        };
+        let store = network.store.clone();
+        let locks = LockClient::with_store(Arc::new(network));
+        let keys: Vec<_> = (0..10).map(|number| LockKey::new(format!("k{number}")).unwrap()).collect();
+        for (key, patience) in keys.iter().zip(0..) {
+            let acquire = locks.exclusive(key).lease(LONG * 10).acquire();
+            drop(timeout(Duration::from_millis(patience * 40), acquire).await);
+        }
+        sleep(Duration::from_secs(6)).await;
+        for key in keys {
+            let left = store.inspect(&key, Family::Lock).await.unwrap().holders;
+            assert!(left.is_empty(), "seed {seed}: {key} is left: {left:?}");
+        }
+    }
+}
+
 /// What one task does; every step may be cut off. The resource belongs to key "a".
 async fn work(locks: LockClient, resource: Arc<FencedResource>, mut random: StdRng) {
     for _ in 0..6 {

@@ -47,7 +47,7 @@ async fn what_was_dropped_is_given_back_before_shutdown_ends(place: Place) {
     }
     // A request whose answer is still out.
     let mut asking = locks.exclusive("b").acquire();
-    poll_fn(|cx| Poll::Ready(drop(Pin::new(&mut asking).poll(cx)))).await;
+    drop(poll_fn(|cx| Poll::Ready(Pin::new(&mut asking).poll(cx))).await);
     drop(asking);
     locks.shutdown().await;
     for key in keys.iter().map(String::as_str).chain(["b"]) {

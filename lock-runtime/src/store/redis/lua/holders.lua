@@ -39,9 +39,12 @@ local function settle(lock)
   end
 end
 
--- Puts a holder into a set. A user whom the server forbids PEXPIREAT is told before there is a set that would never end.
+-- Puts a holder into a set. All that could be refused halfway (a user may lack a command) is asked for before there is a
+-- set that would never end.
 local function join(lock, member, expiry)
-  redis.call('PEXPIREAT', lock, whole(expiry))
+  local last = redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')
+  local ending = whole(math.max(expiry, tonumber(last[2] or 0)))
+  redis.call('PEXPIREAT', lock, ending)
   redis.call('ZADD', lock, whole(expiry), member)
-  settle(lock)
+  redis.call('PEXPIREAT', lock, ending)
 end
