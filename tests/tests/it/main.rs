@@ -1,3 +1,4 @@
 //! The promises of the workspace, a module each, held against real servers and processes.
 
 mod fixture;
+mod model;
