@@ -1,5 +1,6 @@
 //! The promises of the workspace, a module each, held against real servers and processes.
 
+mod environment;
 mod fixture;
 mod model;
 mod protocol;

@@ -121,7 +121,7 @@ async fn a_counter_lives_for_a_day_after_each_grant() {
     refreshed("passing on").await;
     release(&*store, &heir).await;
     let left = server.keys(&format!("*{}*", heir.key)).await;
-    assert_eq!(left, [fence.clone()], "only the counter is left, for a while");
+    assert_eq!(left, [fence], "only the counter is left, for a while");
 }
 
 // Rule 27: every way to hold a lock brings a larger one.
