@@ -75,22 +75,28 @@ impl Connection {
 
     /// Runs scripts in one round trip, and tells of each how it went.
     pub(super) async fn call_each(&self, calls: &[Call]) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
-        let mut pipeline = Pipeline::with_capacity(calls.len());
-        for call in calls {
-            pipeline.add_command(call.evalsha());
+        let mut values = self.send_all(calls.iter().map(Call::evalsha)).await?;
+        let again: Vec<_> = calls.iter().zip(&values).filter(|(_, value)| is_unknown_script(value)).collect();
+        if !again.is_empty() {
+            // In one round trip as well: the caller's time is that of one.
+            let repeated = self.send_all(again.into_iter().map(|(call, _)| call.eval())).await?;
+            values
+                .iter_mut()
+                .filter(|value| is_unknown_script(value))
+                .zip(repeated)
+                .for_each(|(value, repeated)| *value = repeated);
         }
-        let mut manager = self.manager();
-        let values = manager.req_packed_commands(&pipeline, 0, calls.len()).await;
-        let values = values.map_err(|cause| self.failed(&cause))?;
+        Ok(values.into_iter().map(|value| self.settle(value)).collect())
+    }
 
-        let mut results = Vec::with_capacity(calls.len());
-        for (call, value) in calls.iter().zip(values) {
-            results.push(match is_unknown_script(&value) {
-                true => self.command(&call.eval()).await,
-                false => self.settle(value),
-            });
-        }
-        Ok(results)
+    async fn send_all(&self, commands: impl Iterator<Item = Cmd>) -> Result<Vec<Value>, StoreError> {
+        let mut pipeline = Pipeline::new();
+        commands.for_each(|command| {
+            pipeline.add_command(command);
+        });
+        let mut manager = self.manager();
+        let values = manager.req_packed_commands(&pipeline, 0, pipeline.len()).await;
+        values.map_err(|cause| self.failed(&cause))
     }
 
     async fn send(&self, command: &Cmd) -> Result<Value, StoreError> {
