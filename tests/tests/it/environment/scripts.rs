@@ -6,7 +6,7 @@ use lock_runtime::{
     LockClient, LockKey, Mode, RevokeScope,
     store::{Hold, KeyRequest, Release, RenewReply, Renewal, Store as _, Token, redis::RedisStore},
 };
-use lock_tests::{Captured, RedisServer};
+use lock_tests::{Captured, Proxy, RedisServer, proxy::Direction};
 use tokio::time::Instant;
 use tracing::Level;
 
@@ -72,6 +72,20 @@ async fn a_batch_of_renewals_survives_a_server_that_forgot_its_scripts() {
             assert_eq!(matches!(reply, RenewReply::Renewed { .. }), number % 3 == 0, "{number}: {reply:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn forgotten_scripts_cost_a_batch_one_more_round_trip_and_not_one_for_each_lock() {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::to(&server).await;
+    let store = RedisStore::connect(&proxy.url(), "lock").await.unwrap();
+    let hold = || Hold::new(LockKey::new("k").unwrap(), Mode::Exclusive, Token::random());
+    let renewals: Vec<_> = std::iter::repeat_with(|| Renewal::new(hold(), HOUR)).take(100).collect();
+    let on_the_way = Duration::from_millis(50);
+    proxy.delay(Direction::ToServer, on_the_way);
+    let since = Instant::now();
+    assert_eq!(store.renew(&renewals).await.unwrap(), [RenewReply::Gone; 100]);
+    assert!(since.elapsed() < 50 * on_the_way, "{:?}", since.elapsed());
 }
 
 #[tokio::test]
