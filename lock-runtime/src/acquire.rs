@@ -374,7 +374,7 @@ async fn acquire_at_once(core: &Arc<Core>, keys: Vec<LockKey>, terms: Terms) -> 
     let reply = timeout(patience, core.store.acquire_all(&requests))
         .await
         .unwrap_or_else(|_| Err(StoreError::timed_out(patience)))
-        .map_err(LockError::from_store)?;
+        .map_err(|error| LockError::from_store(error).with_key(&requests[0].hold.key))?;
     let grants = match reply {
         AcquireAllReply::Granted(grants) if grants.len() == requests.len() => grants,
         // The store contradicts itself; every token is given up.

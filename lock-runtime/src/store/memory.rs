@@ -193,7 +193,8 @@ impl MemoryStore {
         let family = hold.mode.family();
         let mut shard = self.shard(&hold.key);
         let Some(entry) = shard.live(&hold.key, family, now) else { return ReleaseReply::NotHeld };
-        if let (Mode::Exclusive, Some((next, _))) = (entry.mode, release.next)
+        let next = release.next.filter(|_| hold.mode == Mode::Exclusive);
+        if let (Mode::Exclusive, Some((next, _))) = (entry.mode, next)
             && let [slot] = entry.slots.as_slice()
             && slot.is_held_by(next)
         {
@@ -202,14 +203,12 @@ impl MemoryStore {
         if entry.mode != hold.mode {
             return ReleaseReply::NotHeld;
         }
-        let Some(index) = entry.slots.iter().position(|slot| slot.token == hold.token) else {
-            return ReleaseReply::NotHeld;
+        let Some(index) = entry.slots.iter().position(|slot| slot.is_held_by(hold.token)) else {
+            let kept = entry.slots.iter().any(|slot| slot.token == hold.token);
+            return if kept { ReleaseReply::Released } else { ReleaseReply::NotHeld };
         };
         let slot = &mut entry.slots[index];
-        if slot.kept {
-            return ReleaseReply::Released;
-        }
-        if let Some((token, lease)) = release.next {
+        if let Some((token, lease)) = next {
             let fence = self.next_fence();
             *slot = Slot { token, kept: false, expires: now + lease, fence };
             return ReleaseReply::Passed(Grant::new(fence, lease));
@@ -218,6 +217,9 @@ impl MemoryStore {
             Some(keep_for) if !keep_for.is_zero() => {
                 slot.kept = true;
                 slot.expires = now + keep_for;
+                let fence = slot.fence;
+                // The token may have been kept before, when a straggling request took the lock once more.
+                entry.slots.retain(|slot| slot.token != hold.token || slot.fence == fence);
             }
             _ => {
                 entry.slots.swap_remove(index);
@@ -230,6 +232,9 @@ impl MemoryStore {
     }
 
     fn convert_now(&self, hold: &Hold) -> ConvertReply {
+        if hold.mode.family() != Family::Lock {
+            return ConvertReply::NotHeld;
+        }
         let now = Instant::now();
         let mut shard = self.shard(&hold.key);
         let Some(entry) = shard.live(&hold.key, Family::Lock, now) else { return ConvertReply::NotHeld };

@@ -26,6 +26,14 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
         ErrorKind::RESP3NotSupported => too_old(None),
         ErrorKind::AuthenticationFailed => unauthenticated(),
         ErrorKind::Io => StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")),
+        // What comes in words of the crate, with those of the server behind: it did not let us select the database.
+        ErrorKind::Server(_) if error.detail().is_some_and(|detail| detail.contains("has no permissions")) => {
+            classify("NOPERM", error.detail().unwrap_or_default(), acl)
+        }
+        ErrorKind::Server(_) if error.detail().is_some_and(|detail| detail.contains("DB index")) => StoreError::new(
+            StoreErrorKind::Unavailable,
+            "the server has no database of that number; the URL ends with one that it has, such as /0",
+        ),
         _ => StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")),
     }
 }

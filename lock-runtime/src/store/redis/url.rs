@@ -45,6 +45,9 @@ fn invalid(complaint: &str) -> LockError {
 /// # Errors
 /// `InvalidUrl` if the client names a server that cannot be reached with what is compiled in.
 pub(super) fn adjust(info: ConnectionInfo) -> Result<Client, LockError> {
+    if info.redis_settings().db() < 0 {
+        return Err(invalid("the number of the database is negative"));
+    }
     // RESP3 tells of a lost connection by itself, and carries pushes.
     let mut redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
     if redis.lib_name().is_none() {

@@ -39,12 +39,11 @@ local function settle(lock)
   end
 end
 
--- Puts a holder into a set. All that could be refused halfway (a user may lack a command) is asked for before there is a
--- set that would never end.
+-- Puts a holder into a set. A user whom the server forbids one of the commands is told before there is a set that would
+-- never end, or whose end is not that of its longest holder: the first PEXPIREAT changes nothing.
 local function join(lock, member, expiry)
-  local last = redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')
-  local ending = whole(math.max(expiry, tonumber(last[2] or 0)))
-  redis.call('PEXPIREAT', lock, ending)
+  local last = tonumber(redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')[2] or expiry)
+  redis.call('PEXPIREAT', lock, whole(last))
   redis.call('ZADD', lock, whole(expiry), member)
-  redis.call('PEXPIREAT', lock, ending)
+  redis.call('PEXPIREAT', lock, whole(math.max(last, expiry)))
 end

@@ -12,9 +12,13 @@ end
 if expiry_of(lock, member) <= now then
   return {expiry_of(lock, kept) > now and 'released' or 'not_held'}
 end
-redis.call('ZREM', lock, member)
 if keep > 0 then
-  redis.call('ZADD', lock, whole(now + keep), kept)
+  redis.call('ZREM', lock, member, kept)
+else
+  redis.call('ZREM', lock, member)
 end
 settle(lock)
+if keep > 0 then
+  join(lock, kept, now + keep)
+end
 return {'released'}
