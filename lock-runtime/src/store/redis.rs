@@ -255,6 +255,9 @@ impl RedisStore {
     }
 
     async fn convert_one(&self, hold: &Hold) -> Result<ConvertReply, StoreError> {
+        if hold.mode.family() != Family::Lock {
+            return Ok(ConvertReply::NotHeld);
+        }
         let call = self.on_both(&scripts::CONVERT, &hold.key, Family::Lock).token(hold.token);
         let mut reply = self.run(call).await?;
         match reply.word() {
