@@ -44,7 +44,7 @@ async fn an_acquire_whose_reply_is_lost_tries_again_and_leaves_one_holder() {
             };
             let (guard, ()) = tokio::join!(locks.exclusive("a").wait(SOON).acquire(), silence);
             let guard = guard.unwrap();
-            assert_eq!(proxy.dropped_replies(), 1);
+            assert!(proxy.dropped_replies() >= 1);
             assert_eq!(others.inspect("a").await.unwrap().holders.len(), 1);
             assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
             guard.verify().await.unwrap();
