@@ -124,8 +124,8 @@ impl Holding {
         let state = lock(&self.state);
         match state.phase {
             Phase::Lost(loss) => Some(loss),
-            Phase::Held if state.lease.validity(Instant::now()).is_zero() => Some(Loss::Expired),
-            Phase::Held | Phase::Released => None,
+            Phase::Held => state.lease.loss(Instant::now()),
+            Phase::Released => None,
         }
     }
 
@@ -185,6 +185,10 @@ impl Holding {
 
     /// One guard less. With the last one renewal ends, before anything is sent.
     pub(crate) fn leave(self: &Arc<Self>) -> Left {
+        // The clock may know of a loss before the driver does.
+        if let Some(loss) = self.loss() {
+            self.lose(loss);
+        }
         let mut state = lock(&self.state);
         state.guards = state.guards.saturating_sub(1);
         match state.phase {
