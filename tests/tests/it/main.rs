@@ -17,4 +17,5 @@ mod owners;
 mod place;
 mod protocol;
 mod replies;
+mod runtimes;
 mod ui;
