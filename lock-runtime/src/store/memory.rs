@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     hash::BuildHasher,
     sync::{
         Mutex, MutexGuard,
@@ -32,7 +33,6 @@ const SHARDS: usize = 32;
 ///
 /// Time is tokio's, so a paused clock works. Fencing tokens come from one counter for all keys: that keeps them
 /// increasing per key without a memory of keys that nobody holds.
-#[derive(Debug)]
 pub struct MemoryStore {
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
@@ -40,20 +40,24 @@ pub struct MemoryStore {
     listeners: Mutex<Vec<UnboundedSender<StoreEvent>>>,
 }
 
-#[derive(Debug, Default)]
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
 struct Shard {
     locks: HashMap<LockKey, Entry, RandomState>,
     permits: HashMap<LockKey, Entry, RandomState>,
 }
 
 /// What lies under one name: always at least one slot, the expired ones among them until somebody looks.
-#[derive(Debug)]
 struct Entry {
     mode: Mode,
     slots: Vec<Slot>,
 }
 
-#[derive(Debug)]
 struct Slot {
     token: Token,
     /// Nobody's any more: it only blocks until it expires (`min_hold`).
@@ -189,7 +193,8 @@ impl MemoryStore {
         let family = hold.mode.family();
         let mut shard = self.shard(&hold.key);
         let Some(entry) = shard.live(&hold.key, family, now) else { return ReleaseReply::NotHeld };
-        if let (Mode::Exclusive, Some((next, _))) = (entry.mode, release.next)
+        let next = release.next.filter(|_| hold.mode == Mode::Exclusive);
+        if let (Mode::Exclusive, Some((next, _))) = (entry.mode, next)
             && let [slot] = entry.slots.as_slice()
             && slot.is_held_by(next)
         {
@@ -198,14 +203,12 @@ impl MemoryStore {
         if entry.mode != hold.mode {
             return ReleaseReply::NotHeld;
         }
-        let Some(index) = entry.slots.iter().position(|slot| slot.token == hold.token) else {
-            return ReleaseReply::NotHeld;
+        let Some(index) = entry.slots.iter().position(|slot| slot.is_held_by(hold.token)) else {
+            let kept = entry.slots.iter().any(|slot| slot.token == hold.token);
+            return if kept { ReleaseReply::Released } else { ReleaseReply::NotHeld };
         };
         let slot = &mut entry.slots[index];
-        if slot.kept {
-            return ReleaseReply::Released;
-        }
-        if let Some((token, lease)) = release.next {
+        if let Some((token, lease)) = next {
             let fence = self.next_fence();
             *slot = Slot { token, kept: false, expires: now + lease, fence };
             return ReleaseReply::Passed(Grant::new(fence, lease));
@@ -214,6 +217,9 @@ impl MemoryStore {
             Some(keep_for) if !keep_for.is_zero() => {
                 slot.kept = true;
                 slot.expires = now + keep_for;
+                let fence = slot.fence;
+                // The token may have been kept before, when a straggling request took the lock once more.
+                entry.slots.retain(|slot| slot.token != hold.token || slot.fence == fence);
             }
             _ => {
                 entry.slots.swap_remove(index);
@@ -226,6 +232,9 @@ impl MemoryStore {
     }
 
     fn convert_now(&self, hold: &Hold) -> ConvertReply {
+        if hold.mode.family() != Family::Lock {
+            return ConvertReply::NotHeld;
+        }
         let now = Instant::now();
         let mut shard = self.shard(&hold.key);
         let Some(entry) = shard.live(&hold.key, Family::Lock, now) else { return ConvertReply::NotHeld };
@@ -345,8 +354,8 @@ impl Store for MemoryStore {
         now(|| self.poll_now(hold))
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Result<Vec<RenewReply>, StoreError>> {
-        now(|| renewals.iter().map(|renewal| self.renew_now(renewal)).collect())
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+        Box::pin(async { renewals.iter().map(|renewal| Ok(self.renew_now(renewal))).collect() })
     }
 
     fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {

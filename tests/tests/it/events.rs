@@ -63,7 +63,7 @@ async fn every_step_of_a_lock_is_told_with_its_key_and_never_with_its_token() {
         let held = locks.exclusive("d").lease(Duration::from_secs(2)).acquire().await.unwrap();
         secrets.push(server.query::<String>(&["GET", "lock:d"]).await);
         server.stop();
-        traces.wait_for(|event| event.message.starts_with("renewal got no answer")).await;
+        traces.wait_for(|event| event.message.starts_with("renewal failed")).await;
         let error = held.release().await.unwrap_err();
         assert!(matches!(error.kind(), LockErrorKind::ReleaseUnknown | LockErrorKind::Lost(_)), "{error}");
         printed.push(format!("{error} {error:?}"));

@@ -4,12 +4,17 @@
 
 mod attribute;
 mod cancellation;
+mod environment;
 mod events;
 mod exclusion;
 mod faults;
 mod fixture;
+mod layer;
 mod loss;
+mod model;
 mod modes;
 mod owners;
 mod place;
+mod protocol;
+mod replies;
 mod ui;

@@ -200,9 +200,10 @@ impl Store for Network {
         self.send(|store| Box::pin(async move { store.poll(&hold).await }))
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Result<Vec<RenewReply>, StoreError>> {
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
         let renewals = renewals.to_vec();
-        self.send(|store| Box::pin(async move { store.renew(&renewals).await }))
+        let answer = self.send(|store| Box::pin(async move { Ok(store.renew(&renewals).await) }));
+        Box::pin(async { answer.await.unwrap_or_else(|error| vec![Err(error)]) })
     }
 
     fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {

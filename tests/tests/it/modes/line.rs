@@ -170,7 +170,7 @@ impl Store for Spy {
         self.store.poll(hold)
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Result<Vec<RenewReply>, StoreError>> {
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
         self.store.renew(renewals)
     }
 

@@ -39,9 +39,11 @@ local function settle(lock)
   end
 end
 
--- Puts a holder into a set. A user whom the server forbids PEXPIREAT is told before there is a set that would never end.
+-- Puts a holder into a set. A user whom the server forbids one of the commands is told before there is a set that would
+-- never end, or whose end is not that of its longest holder: the first PEXPIREAT changes nothing.
 local function join(lock, member, expiry)
-  redis.call('PEXPIREAT', lock, whole(expiry))
+  local last = tonumber(redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')[2] or expiry)
+  redis.call('PEXPIREAT', lock, whole(last))
   redis.call('ZADD', lock, whole(expiry), member)
-  settle(lock)
+  redis.call('PEXPIREAT', lock, whole(math.max(last, expiry)))
 end

@@ -13,10 +13,12 @@ end
 if mode == 'exclusive' then
   redis.call('PEXPIRE', lock, lease)
 else
-  -- PEXPIREAT comes first: a server out of memory lets it pass, and what follows the first write of a script too.
+  -- The first PEXPIREAT changes nothing: a server out of memory lets it pass, and what follows the first write of a
+  -- script too; a user whom the server forbids ZADD is told before the set has an end that is not its longest holder's.
   local expiry = now + lease
   local last = tonumber(redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')[2])
-  redis.call('PEXPIREAT', lock, whole(math.max(last, expiry)))
+  redis.call('PEXPIREAT', lock, whole(last))
   redis.call('ZADD', lock, 'XX', whole(expiry), member)
+  redis.call('PEXPIREAT', lock, whole(math.max(last, expiry)))
 end
 return {'renewed', lease}

@@ -1,0 +1,44 @@
+//! Bad input and bad surroundings: each gives its own typed error with the key and the remedy, nothing is lost or
+//! overwritten, and nothing hangs longer than the wait.
+
+#![expect(clippy::unwrap_used, reason = "also in helpers: a test can do nothing better with an error")]
+
+use std::{num::NonZeroU32, time::Duration};
+
+use lock_runtime::{LockError, LockErrorKind};
+use tokio::time::{Instant, timeout};
+
+mod access;
+mod connection;
+mod foreign;
+mod input;
+mod scripts;
+mod servers;
+
+const HOUR: Duration = Duration::from_secs(3600);
+/// What a slow machine may take beyond the time that is promised.
+const SLACK: Duration = Duration::from_secs(5);
+/// Connecting is given up after so long.
+const CONNECT: Duration = Duration::from_secs(3);
+
+fn permits(count: u32) -> NonZeroU32 {
+    NonZeroU32::new(count).unwrap()
+}
+
+/// The outcome, which does not take longer than promised.
+async fn within<T>(promised: Duration, future: impl Future<Output = T>) -> T {
+    let since = Instant::now();
+    let outcome = timeout(promised + SLACK, future).await;
+    outcome.unwrap_or_else(|_| panic!("no outcome after {:?}, where {promised:?} is promised", since.elapsed()))
+}
+
+/// An error of this kind that says all of this.
+#[track_caller]
+fn assert_says(error: &LockError, kind: LockErrorKind, words: &[&str]) {
+    assert_eq!(error.kind(), kind, "{error}");
+    let text = error.to_string();
+    for word in words {
+        assert!(text.contains(word), "{word:?} is missing: {text}");
+    }
+    assert!(!text.contains('\n'), "one line: {text}");
+}

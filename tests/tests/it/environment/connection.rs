@@ -1,0 +1,80 @@
+//! Ways to a server, and what is left there: one connection, and nothing that stays for ever.
+
+use lock_runtime::LockClient;
+use lock_tests::RedisServer;
+use redis::{Client, IntoConnectionInfo as _, ProtocolVersion};
+
+use super::{Duration, HOUR, permits};
+
+#[tokio::test]
+async fn a_client_of_the_callers_own_is_used_as_it_is() {
+    let server = RedisServer::builder().user("ann", "hunter2", "~* &* +@all").start().await;
+    server.command(&["ACL", "SETUSER", "default", "off"]).await;
+    let info = format!("{}/2", server.url_as("ann", "hunter2")).into_connection_info().unwrap();
+    let old_protocol = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
+    let client = Client::open(info.set_redis_settings(old_protocol)).unwrap();
+    let locks = LockClient::builder().namespace("mine").redis_client(client.clone()).await.unwrap();
+    let guard = locks.exclusive("k").acquire().await.unwrap();
+    let mut own = client.get_multiplexed_async_connection().await.unwrap();
+    let exists: i64 = redis::cmd("EXISTS").arg("mine:k").query_async(&mut own).await.unwrap();
+    assert_eq!(exists, 1, "the same user and database");
+    guard.release().await.unwrap();
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_unix_socket_will_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("redis.sock");
+    let socket = socket.to_str().unwrap();
+    let server = RedisServer::builder().arg("--unixsocket", socket).start().await;
+    let locks = LockClient::connect(&format!("unix://{socket}")).await.unwrap();
+    let guard = locks.exclusive("k").acquire().await.unwrap();
+    assert_eq!(server.query::<i64>(&["EXISTS", "lock:k"]).await, 1);
+    guard.release().await.unwrap();
+}
+
+// 11 of the failures seen elsewhere.
+#[tokio::test]
+async fn a_client_has_one_connection_and_no_subscription_whatever_it_holds_or_waits_for() {
+    let server = RedisServer::start().await;
+    let locks = LockClient::connect(&server.url()).await.unwrap();
+    let mut guards = Vec::new();
+    for number in 0..100 {
+        guards.push(locks.exclusive(format!("k{number}")).lease(HOUR).acquire().await.unwrap());
+        guards.push(locks.read(format!("r{number}")).lease(HOUR).acquire().await.unwrap());
+    }
+    let waiting: Vec<_> =
+        (0..50).map(|number| tokio::spawn(locks.write(format!("k{number}")).wait(HOUR).acquire())).collect();
+    locks.inspect("k0").await.unwrap();
+    let list: String = server.query(&["CLIENT", "LIST"]).await;
+    let ours: Vec<_> = list.lines().filter(|line| !line.contains("cmd=client|list")).collect();
+    assert_eq!(ours.len(), 1, "{list}");
+    assert!(ours[0].contains(" sub=0 psub=0 ssub=0 "), "{list}");
+    drop(guards);
+    for guard in waiting {
+        guard.await.unwrap().unwrap().release().await.unwrap();
+    }
+    locks.shutdown().await;
+    assert_eq!(server.keys("lock:*").await, [""; 0]);
+}
+
+// 15 of the failures seen elsewhere.
+#[tokio::test]
+async fn nothing_that_a_lock_leaves_behind_stays_for_ever() {
+    let server = RedisServer::start().await;
+    let locks = LockClient::connect(&server.url()).await.unwrap();
+    for number in 0..50 {
+        let name = format!("k{number}");
+        locks.exclusive(name.as_str()).acquire().await.unwrap().release().await.unwrap();
+        locks.read(name.as_str()).acquire().await.unwrap().release().await.unwrap();
+        locks.permits(name.as_str(), permits(2)).acquire().await.unwrap().release().await.unwrap();
+        drop(locks.write(name.as_str()).min_hold(Duration::from_secs(60)).acquire().await.unwrap());
+    }
+    locks.shutdown().await;
+    for key in server.keys("*").await {
+        let ttl: i64 = server.query(&["TTL", &key]).await;
+        let longest = if key.ends_with("}:f") { 86_400 } else { 60 };
+        assert!((0..=longest).contains(&ttl), "{key}: {ttl}");
+    }
+}

@@ -1,0 +1,185 @@
+//! Somebody's data under the names that a lock needs: told as such, and the same to the last byte afterwards.
+
+use crate::replies::Replies as _;
+use std::sync::Arc;
+
+use lock_runtime::{
+    Family, LockClient, LockErrorKind, LockKey, Mode, RevokeReply, RevokeScope,
+    store::{
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, KeyRequest, PollReply, Release, ReleaseReply, RenewReply,
+        Renewal, Store, StoreError, StoreErrorKind, Token, redis::RedisStore,
+    },
+};
+use lock_tests::{RedisServer, shared_server, unique};
+use tokio::time::Instant;
+
+use super::{HOUR, assert_says, permits, within};
+
+/// Commands that make data of every type, with the name of the key left out.
+const DATA: [(&str, &[&str]); 11] = [
+    ("text", &["SET", "", "somebody's"]),
+    ("bits", &["SETBIT", "", "77", "1"]),
+    ("hyperloglog", &["PFADD", "", "ann", "bob"]),
+    ("list", &["RPUSH", "", "ann", "bob"]),
+    ("set", &["SADD", "", "ann", "bob"]),
+    ("hash", &["HSET", "", "ann", "1", "bob", "2"]),
+    ("sorted set", &["ZADD", "", "1", "ann", "2", "bob"]),
+    ("sorted set with times", &["ZADD", "", "1700000000000", "ann", "99999999999999", "bob"]),
+    ("sorted set with one member", &["ZADD", "", "0", "ann"]),
+    ("places", &["GEOADD", "", "13.4", "52.5", "Berlin"]),
+    ("stream", &["XADD", "", "1-1", "who", "ann"]),
+];
+
+async fn make(server: &RedisServer, command: &[&str], name: &str) -> Vec<u8> {
+    let command: Vec<_> = command.iter().map(|word| if word.is_empty() { name } else { word }).collect();
+    server.command(&command).await;
+    dump(server, name).await
+}
+
+async fn dump(server: &RedisServer, name: &str) -> Vec<u8> {
+    server.query(&["DUMP", name]).await
+}
+
+async fn store() -> (&'static RedisServer, Arc<RedisStore>) {
+    let server = shared_server().await;
+    (server, Arc::new(RedisStore::connect(&server.url(), "lock").await.unwrap()))
+}
+
+fn modes() -> [Mode; 3] {
+    [Mode::Exclusive, Mode::Shared, Mode::Permits(permits(2))]
+}
+
+fn foreign<T: std::fmt::Debug>(reply: Result<T, StoreError>) -> bool {
+    matches!(reply, Err(error) if error.kind() == StoreErrorKind::ForeignKey)
+}
+
+/// Asks everything that could touch what lies under the names of `hold`; none of it is granted.
+async fn try_everything(store: &dyn Store, hold: &Hold) {
+    let Hold { key, mode, .. } = hold;
+    let request = KeyRequest::new(hold.clone(), HOUR, Instant::now() + HOUR);
+    let reply = store.acquire(&request).await.unwrap();
+    assert!(!matches!(reply, AcquireReply::Granted(_) | AcquireReply::Queued { .. } | AcquireReply::Late), "{reply:?}");
+    if mode.family() == Family::Lock {
+        let reply = store.acquire_all(std::slice::from_ref(&request)).await.unwrap();
+        assert!(matches!(reply, AcquireAllReply::Refused { index: 0, .. }), "{reply:?}");
+    }
+    let reply = store.poll(hold).await;
+    assert!(matches!(reply, Ok(PollReply::Gone)) || foreign(reply.clone()), "{reply:?}");
+    for lease in [std::time::Duration::ZERO, HOUR] {
+        assert_eq!(store.renew(&[Renewal::new(hold.clone(), lease)]).await.all().unwrap(), [RenewReply::Gone]);
+    }
+    for release in [
+        Release::new(hold.clone()),
+        Release::new(hold.clone()).keep_for(Some(HOUR)),
+        Release::new(hold.clone()).next(Token::random(), HOUR),
+    ] {
+        let reply = store.release(&release).await;
+        assert!(matches!(reply, Ok(ReleaseReply::NotHeld)) || foreign(reply.clone()), "{reply:?}");
+    }
+    let reply = store.convert(hold).await;
+    assert!(matches!(reply, Ok(ConvertReply::NotHeld)) || foreign(reply.clone()), "{reply:?}");
+    store.abandon(hold).await.unwrap();
+    let _ = store.inspect(key, mode.family()).await;
+    let reply = store.revoke(key, mode.family(), RevokeScope::Leased).await.unwrap();
+    assert_ne!(reply, RevokeReply::Revoked);
+}
+
+#[tokio::test]
+async fn data_under_a_locks_name_stay_as_they_are() {
+    let (server, store) = store().await;
+    for (what, command) in DATA {
+        for mode in modes() {
+            let key = LockKey::new(unique("foreign")).unwrap();
+            let prefix = if mode.family() == Family::Permits { "lock:permits:" } else { "lock:" };
+            let name = format!("{prefix}{key}");
+            let before = make(server, command, &name).await;
+            try_everything(&*store, &Hold::new(key.clone(), mode, Token::random())).await;
+            assert_eq!(dump(server, &name).await, before, "{what} {mode:?}");
+            assert_eq!(server.query::<i64>(&["PTTL", &name]).await, -1, "{what} {mode:?}");
+            // With a lifetime it is somebody's just the same; a text is then a lock, as others make them.
+            server.command(&["PEXPIRE", &name, "3600000"]).await;
+            if server.query::<String>(&["TYPE", &name]).await != "string" {
+                try_everything(&*store, &Hold::new(key.clone(), mode, Token::random())).await;
+            }
+            assert_eq!(dump(server, &name).await, before, "{what} {mode:?}");
+            assert!(server.keys(&format!("*{key}*")).await.len() == 1, "and nothing was put beside it");
+        }
+    }
+}
+
+#[tokio::test]
+async fn data_under_the_name_of_a_fence_stay_as_they_are() {
+    let (server, store) = store().await;
+    for (what, command) in DATA {
+        for mode in modes() {
+            for tagged in [false, true] {
+                let name = unique("foreign");
+                let name = if tagged { format!("{{{name}}}") } else { name };
+                let key = LockKey::new(name).unwrap();
+                let prefix = if mode.family() == Family::Permits { "lock:permits:" } else { "lock:" };
+                let lock = format!("{prefix}{key}");
+                let fence = if tagged { format!("f:{lock}") } else { format!("{{{lock}}}:f") };
+                let before = make(server, command, &fence).await;
+                try_everything(&*store, &Hold::new(key, mode, Token::random())).await;
+                assert_eq!(dump(server, &fence).await, before, "{what} {mode:?}");
+                assert_eq!(server.query::<i64>(&["PTTL", &fence]).await, -1, "{what} {mode:?}");
+                assert_eq!(server.query::<i64>(&["EXISTS", &lock]).await, 0, "{what} {mode:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn data_that_came_under_the_fences_name_later_do_not_keep_the_lock() {
+    let (server, store) = store().await;
+    for mode in modes() {
+        let hold = Hold::new(LockKey::new(unique("foreign")).unwrap(), mode, Token::random());
+        let request = KeyRequest::new(hold.clone(), HOUR, Instant::now() + HOUR);
+        assert!(matches!(store.acquire(&request).await.unwrap(), AcquireReply::Granted(_)));
+        let prefix = if mode.family() == Family::Permits { "lock:permits:" } else { "lock:" };
+        let fence = format!("{{{prefix}{}}}:f", hold.key);
+        server.command(&["DEL", &fence]).await;
+        let before = make(server, &["HSET", "", "ann", "1"], &fence).await;
+        assert_eq!(store.acquire(&request).await.unwrap(), AcquireReply::ForeignKey);
+        assert!(foreign(store.poll(&hold).await));
+        if mode == Mode::Exclusive {
+            assert!(foreign(store.convert(&hold).await));
+        }
+        assert!(matches!(
+            store.renew(&[Renewal::new(hold.clone(), HOUR)]).await.all().unwrap()[0],
+            RenewReply::Renewed { .. }
+        ));
+        assert_eq!(store.release(&Release::new(hold.clone())).await.unwrap(), ReleaseReply::Released);
+        assert_eq!(server.query::<i64>(&["EXISTS", &format!("{prefix}{}", hold.key)]).await, 0);
+        assert_eq!(dump(server, &fence).await, before);
+    }
+}
+
+#[tokio::test]
+async fn data_under_a_locks_name_are_told_with_the_key_and_the_remedy() {
+    let server = shared_server().await;
+    let locks = LockClient::connect(&server.url()).await.unwrap();
+    let name = unique("foreign");
+    let words = ["lock foreign-", &name, "untouched"];
+    for name in [format!("lock:{name}"), format!("lock:permits:{name}")] {
+        make(server, DATA[5].1, &name).await;
+    }
+    let request = || locks.exclusive(name.as_str()).wait(HOUR);
+    for refused in [
+        within(std::time::Duration::ZERO, request().acquire()).await.unwrap_err(),
+        within(std::time::Duration::ZERO, request().read().acquire()).await.unwrap_err(),
+        within(std::time::Duration::ZERO, request().permits(permits(2)).acquire()).await.unwrap_err(),
+        within(std::time::Duration::ZERO, locks.all([name.as_str()]).no_wait().acquire()).await.unwrap_err(),
+        within(std::time::Duration::ZERO, locks.all([name.as_str(), "fine"]).no_wait().acquire()).await.unwrap_err(),
+    ] {
+        assert_says(&refused, LockErrorKind::ForeignKey, &words);
+        assert!(refused.to_string().contains("another name or namespace"), "{refused}");
+    }
+    for inspected in
+        [locks.inspect(name.as_str()).await.unwrap_err(), locks.inspect_permits(name.as_str()).await.unwrap_err()]
+    {
+        assert_says(&inspected, LockErrorKind::ForeignKey, &words);
+    }
+    assert_eq!(locks.revoke(name.as_str(), RevokeScope::AlsoEndless).await.unwrap(), RevokeReply::ForeignKey);
+    assert_eq!(locks.revoke_permits(name.as_str()).await.unwrap(), RevokeReply::ForeignKey);
+}

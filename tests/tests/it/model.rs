@@ -1,0 +1,68 @@
+//! The model test: random operations on the in-memory store and on a Redis server get the same answers.
+//!
+//! A sequence is decided by its seed alone. The sequences run beside each other, each with keys of its own, over the one
+//! connection of one [`RedisStore`]. One that fails prints its seed and every step with both answers; `LOCK_TESTS_SEED`
+//! starts at another seed.
+
+#![expect(clippy::unwrap_used, reason = "also in helpers: a test can do nothing better with an error")]
+
+mod answer;
+mod step;
+
+use std::{fmt::Write as _, sync::Arc, time::Duration};
+
+use lock_runtime::store::{MemoryStore, redis::RedisStore};
+use lock_tests::RedisServer;
+use tokio::task::JoinSet;
+
+use self::{answer::Side, step::Steps};
+
+const SEQUENCES: u64 = 1_000;
+const STEPS: usize = 110;
+/// So many sequences are under way at a time: enough that those that sleep cost nothing.
+const BESIDE: u64 = 100;
+
+#[tokio::test]
+async fn redis_answers_as_memory_does() {
+    let server = RedisServer::start().await;
+    let redis = Arc::new(RedisStore::connect(&server.url(), "model").await.unwrap());
+    let memory = Arc::new(MemoryStore::new());
+    let first: u64 = std::env::var("LOCK_TESTS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_default();
+    let mut sequences = JoinSet::new();
+    let mut operations = 0;
+    for seed in first..first + SEQUENCES {
+        if sequences.len() as u64 >= BESIDE {
+            operations += finished(sequences.join_next().await);
+        }
+        sequences.spawn(sequence(seed, memory.clone(), redis.clone()));
+    }
+    while !sequences.is_empty() {
+        operations += finished(sequences.join_next().await);
+    }
+    assert!(operations >= 100_000, "{operations} operations");
+}
+
+fn finished(sequence: Option<Result<usize, tokio::task::JoinError>>) -> usize {
+    match sequence {
+        Some(Ok(operations)) => operations,
+        Some(Err(error)) => std::panic::resume_unwind(error.into_panic()),
+        None => 0,
+    }
+}
+
+async fn sequence(seed: u64, memory: Arc<MemoryStore>, redis: Arc<RedisStore>) -> usize {
+    let mut steps = Steps::new(seed);
+    let (mut in_memory, mut on_redis) = (Side::new(memory), Side::new(redis).remembering());
+    let mut story = String::new();
+    for number in 1..=STEPS {
+        let step = steps.next();
+        let (expected, found) = (in_memory.take(&step).await, on_redis.take(&step).await);
+        let _ = writeln!(story, "{number:3}. {step}\n     memory: {expected:?}\n      redis: {found:?}");
+        assert!(expected.is_ok() && expected == found, "seed {seed}:\n{story}");
+        steps.learn(&step, expected.unwrap_or_default());
+        if step.is_short() {
+            tokio::time::sleep(2 * Duration::from_millis(step::SHORT_MS)).await;
+        }
+    }
+    STEPS
+}

@@ -1,0 +1,178 @@
+//! A store that is asked step by step, and its answers in a form that two stores have in common.
+
+use crate::replies::Replies as _;
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use lock_runtime::{
+    Family, FencingToken, LockKey, Mode, RevokeReply,
+    store::{
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyRequest, PollReply, Release,
+        ReleaseReply, RenewReply, Renewal, Store, StoreError, Token,
+    },
+};
+use tokio::time::Instant;
+
+use super::step::Step;
+
+/// What is left of a lease, to the nearest hour: leases are whole hours, or over at once, and a run takes minutes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hours(u64);
+
+impl From<Duration> for Hours {
+    fn from(ttl: Duration) -> Self {
+        Self((ttl.as_secs() + 1800) / 3600)
+    }
+}
+
+/// A grant. The numbers of two stores differ; whether one is larger than all before of its key does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Granted {
+    fresh: bool,
+    ttl: Hours,
+}
+
+/// An answer without what only one store can know.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) enum Answer {
+    #[default]
+    Done,
+    Granted(Granted),
+    AllGranted(Vec<Granted>),
+    Refused(usize, Box<Answer>),
+    Busy(Option<Hours>),
+    Late,
+    ForeignKey,
+    ModeMismatch,
+    Gone,
+    Renewals(Vec<Option<Hours>>),
+    Released,
+    Passed(Granted),
+    NotHeld,
+    Converted(Granted),
+    Holders(Vec<(Mode, Option<Hours>)>),
+    Revocation(RevokeReply),
+    Failed(String),
+}
+
+/// One of the two stores, and what it has said about fencing tokens.
+pub(super) struct Side {
+    store: Arc<dyn Store>,
+    fences: HashMap<(LockKey, Family), (FencingToken, Token)>,
+    remembers: bool,
+}
+
+impl Side {
+    pub(super) fn new(store: Arc<dyn Store>) -> Self {
+        Self { store, fences: HashMap::new(), remembers: false }
+    }
+
+    /// The store knows the latest fencing token of a key also while nobody holds it.
+    pub(super) fn remembering(self) -> Self {
+        Self { remembers: true, ..self }
+    }
+
+    /// Asks. An error tells what no store may ever answer.
+    pub(super) async fn take(&mut self, step: &Step) -> Result<Answer, String> {
+        self.ask(step).await.unwrap_or_else(|error| Ok(Answer::Failed(error.to_string())))
+    }
+
+    async fn ask(&mut self, step: &Step) -> Result<Result<Answer, String>, StoreError> {
+        let store = self.store.clone();
+        let deadline = Instant::now() + Duration::from_secs(3600);
+        Ok(match step {
+            Step::Acquire { hold, lease, late } => {
+                let deadline = if *late { Instant::now() - Duration::from_secs(5) } else { deadline };
+                let reply = store.acquire(&KeyRequest::new(hold.clone(), *lease, deadline)).await?;
+                self.acquired(hold, reply)
+            }
+            Step::AcquireAll { holds, lease } => {
+                let request = |hold: &Hold| KeyRequest::new(hold.clone(), *lease, deadline);
+                let requests: Vec<_> = holds.iter().map(request).collect();
+                match store.acquire_all(&requests).await? {
+                    AcquireAllReply::Granted(grants) if grants.len() == holds.len() => {
+                        let granted = holds.iter().zip(grants).map(|(hold, grant)| self.granted(hold, grant));
+                        granted.collect::<Result<_, _>>().map(Answer::AllGranted)
+                    }
+                    AcquireAllReply::Refused { index, reply } => {
+                        self.acquired(&holds[index], reply).map(|answer| Answer::Refused(index, Box::new(answer)))
+                    }
+                    reply => Err(format!("{reply:?}")),
+                }
+            }
+            Step::Poll(hold) => match store.poll(hold).await? {
+                PollReply::Granted(grant) => self.granted(hold, grant).map(Answer::Granted),
+                PollReply::Gone => Ok(Answer::Gone),
+                reply => Err(format!("{reply:?}")),
+            },
+            Step::Renew(renewals) => {
+                let renewals: Vec<_> =
+                    renewals.iter().map(|(hold, lease)| Renewal::new(hold.clone(), *lease)).collect();
+                let hours = |reply: RenewReply| match reply {
+                    RenewReply::Renewed { ttl } => Some(ttl.into()),
+                    _ => None,
+                };
+                Ok(Answer::Renewals(store.renew(&renewals).await.all()?.into_iter().map(hours).collect()))
+            }
+            Step::Release { hold, keep_for, next } => {
+                let release = Release::new(hold.clone()).keep_for(*keep_for);
+                let release = match next {
+                    Some((token, lease)) => release.next(*token, *lease),
+                    None => release,
+                };
+                match (store.release(&release).await?, next) {
+                    (ReleaseReply::Released, _) => Ok(Answer::Released),
+                    (ReleaseReply::NotHeld, _) => Ok(Answer::NotHeld),
+                    (ReleaseReply::Passed(grant), Some((next, _))) => {
+                        let hold = Hold::new(hold.key.clone(), hold.mode, *next);
+                        self.granted(&hold, grant).map(Answer::Passed)
+                    }
+                    (reply, _) => Err(format!("{reply:?}")),
+                }
+            }
+            Step::Convert(hold) => match store.convert(hold).await? {
+                ConvertReply::Converted(grant) => {
+                    let hold = Hold::new(hold.key.clone(), Mode::Shared, hold.token);
+                    self.granted(&hold, grant).map(Answer::Converted)
+                }
+                ConvertReply::NotHeld => Ok(Answer::NotHeld),
+                reply => Err(format!("{reply:?}")),
+            },
+            Step::Abandon(hold) => Ok(store.abandon(hold).await.map(|()| Answer::Done)?),
+            Step::Inspect(key, family) => self.inspected(key, *family, store.inspect(key, *family).await?),
+            Step::Revoke(key, family, scope) => Ok(Answer::Revocation(store.revoke(key, *family, *scope).await?)),
+        })
+    }
+
+    fn acquired(&mut self, hold: &Hold, reply: AcquireReply) -> Result<Answer, String> {
+        Ok(match reply {
+            AcquireReply::Granted(grant) => Answer::Granted(self.granted(hold, grant)?),
+            AcquireReply::Busy { holder_ttl } => Answer::Busy(holder_ttl.map(Hours::from)),
+            AcquireReply::Late => Answer::Late,
+            AcquireReply::ForeignKey => Answer::ForeignKey,
+            AcquireReply::ModeMismatch => Answer::ModeMismatch,
+            reply => return Err(format!("{reply:?}")),
+        })
+    }
+
+    /// The fencing token of a grant is the largest of its key, or that of an exclusive holder who is told it once more.
+    fn granted(&mut self, hold: &Hold, Grant { fence, ttl, .. }: Grant) -> Result<Granted, String> {
+        let latest = self.fences.insert((hold.key.clone(), hold.mode.family()), (fence, hold.token));
+        let fresh = latest.is_none_or(|(latest, _)| latest < fence);
+        let repeated = hold.mode == Mode::Exclusive && latest == Some((fence, hold.token));
+        if fresh || repeated {
+            Ok(Granted { fresh, ttl: ttl.into() })
+        } else {
+            Err(format!("fencing token {fence} after {latest:?}"))
+        }
+    }
+
+    fn inspected(&self, key: &LockKey, family: Family, found: Inspection) -> Result<Answer, String> {
+        let latest = self.fences.get(&(key.clone(), family)).map(|(fence, _)| *fence);
+        let right = if self.remembers { found.fence == latest } else { found.fence <= latest };
+        if !right {
+            return Err(format!("{:?} is not the latest fencing token, which is {latest:?}", found.fence));
+        }
+        let holders = found.holders.iter().map(|holder| (holder.mode, holder.ttl.map(Hours::from)));
+        Ok(Answer::Holders(holders.collect()))
+    }
+}

@@ -1,0 +1,235 @@
+//! What is asked, decided by a seed. Half of the steps speak of holds that were granted before, as most others are refused.
+
+use std::{fmt, num::NonZeroU32, time::Duration};
+
+use lock_runtime::{
+    Family, LockKey, Mode, RevokeScope,
+    store::{Hold, Token},
+};
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+
+use super::answer::Answer;
+
+/// A lease that has ended when the next step begins.
+pub(super) const SHORT_MS: u64 = 30;
+const HOUR: Duration = Duration::from_secs(3600);
+const KEYS: usize = 3;
+const TOKENS: usize = 4;
+
+/// One question to a store.
+#[derive(Clone)]
+pub(super) enum Step {
+    Acquire { hold: Hold, lease: Duration, late: bool },
+    AcquireAll { holds: Vec<Hold>, lease: Duration },
+    Poll(Hold),
+    Renew(Vec<(Hold, Duration)>),
+    Release { hold: Hold, keep_for: Option<Duration>, next: Option<(Token, Duration)> },
+    Convert(Hold),
+    Abandon(Hold),
+    Inspect(LockKey, Family),
+    Revoke(LockKey, Family, RevokeScope),
+}
+
+impl Step {
+    /// Does it make something that ends by itself?
+    pub(super) fn is_short(&self) -> bool {
+        let short = Some(Duration::from_millis(SHORT_MS));
+        match self {
+            Self::Acquire { lease, .. } => Some(*lease) == short,
+            Self::Release { keep_for, next, .. } => *keep_for == short || next.map(|(_, lease)| lease) == short,
+            _ => false,
+        }
+    }
+}
+
+/// Draws steps.
+pub(super) struct Steps {
+    random: StdRng,
+    keys: Vec<LockKey>,
+    tokens: Vec<Token>,
+    /// Holds that were granted, some of them over by now.
+    granted: Vec<Hold>,
+    /// Every token of this sequence, to tell them apart in print.
+    known: Vec<Token>,
+}
+
+/// A step, and the names of its tokens.
+pub(super) struct Told {
+    pub(super) step: Step,
+    known: Vec<Token>,
+}
+
+impl std::ops::Deref for Told {
+    type Target = Step;
+
+    fn deref(&self) -> &Step {
+        &self.step
+    }
+}
+
+impl Steps {
+    pub(super) fn new(seed: u64) -> Self {
+        // Names of every shape that has side keys of its own.
+        let keys = [format!("a{seed}"), format!("{{b{seed}}}:x"), format!("c{seed}{{d}}")];
+        let keys = keys.into_iter().map(|name| LockKey::new(name).unwrap()).collect();
+        let tokens: Vec<_> = std::iter::repeat_with(Token::random).take(TOKENS).collect();
+        Self { random: StdRng::seed_from_u64(seed), keys, known: tokens.clone(), tokens, granted: Vec::new() }
+    }
+
+    pub(super) fn next(&mut self) -> Told {
+        let step = self.draw();
+        Told { step, known: self.known.clone() }
+    }
+
+    /// Keeps in mind what was granted.
+    pub(super) fn learn(&mut self, step: &Step, answer: Answer) {
+        match (step, answer) {
+            (Step::Acquire { hold, .. }, Answer::Granted(_)) => self.granted.push(hold.clone()),
+            (Step::AcquireAll { holds, .. }, Answer::AllGranted(_)) => self.granted.extend_from_slice(holds),
+            (Step::Release { hold, next: Some((token, _)), .. }, Answer::Passed(_)) => {
+                self.granted.push(Hold::new(hold.key.clone(), hold.mode, *token));
+            }
+            (Step::Convert(hold), Answer::Converted(_)) => {
+                self.granted.push(Hold::new(hold.key.clone(), Mode::Shared, hold.token));
+            }
+            _ => {}
+        }
+        if self.granted.len() > 2 * TOKENS {
+            self.granted.remove(0);
+        }
+    }
+
+    fn draw(&mut self) -> Step {
+        match self.random.random_range(0..100) {
+            0..26 => Step::Acquire { hold: self.hold(3), lease: self.lease(), late: false },
+            26..28 => Step::Acquire { hold: self.hold(3), lease: HOUR, late: true },
+            28..30 => {
+                let short = Duration::from_millis(SHORT_MS);
+                Step::Acquire { hold: self.hold(5), lease: short, late: false }
+            }
+            30..36 => self.acquire_all(),
+            36..44 => Step::Poll(self.hold(8)),
+            44..56 => {
+                let count = self.random.random_range(1..4);
+                Step::Renew((0..count).map(|_| (self.hold(8), self.renewal())).collect())
+            }
+            56..74 => self.release(),
+            74..80 => Step::Convert(self.hold(8)),
+            80..86 => Step::Abandon(self.hold(7)),
+            86..96 => Step::Inspect(self.key(), self.family()),
+            _ => {
+                let scope = if self.chance(5) { RevokeScope::Leased } else { RevokeScope::AlsoEndless };
+                Step::Revoke(self.key(), self.family(), scope)
+            }
+        }
+    }
+
+    fn acquire_all(&mut self) -> Step {
+        let mut keys = self.keys.clone();
+        keys.sort();
+        let left_out = self.random.random_range(0..KEYS + 1);
+        if left_out < KEYS {
+            keys.remove(left_out);
+        }
+        let token = self.token();
+        let mode = |random: &mut StdRng| if random.random_bool(0.5) { Mode::Exclusive } else { Mode::Shared };
+        let holds = keys.into_iter().map(|key| Hold::new(key, mode(&mut self.random), token)).collect();
+        Step::AcquireAll { holds, lease: self.lease() }
+    }
+
+    fn release(&mut self) -> Step {
+        let hold = self.hold(8);
+        let (mut keep_for, mut next) = (None, None);
+        match self.random.random_range(0..10) {
+            0..2 => keep_for = Some(self.lease()),
+            2 => keep_for = Some(Duration::from_millis(SHORT_MS)),
+            3 => keep_for = Some(Duration::ZERO),
+            4..6 => next = Some((self.fresh_token(), self.lease())),
+            6 => next = Some((self.token(), Duration::from_millis(SHORT_MS))),
+            _ => {}
+        }
+        // A token that is passed on to itself has no meaning.
+        next = next.filter(|(token, _)| *token != hold.token);
+        Step::Release { hold, keep_for, next }
+    }
+
+    /// With a chance of `granted` in ten one that was granted before.
+    fn hold(&mut self, granted: u32) -> Hold {
+        if self.chance(granted) && !self.granted.is_empty() {
+            let index = self.random.random_range(0..self.granted.len());
+            return self.granted[index].clone();
+        }
+        let key = self.key();
+        let mode = match self.random.random_range(0..10) {
+            0..3 => Mode::Exclusive,
+            3..7 => Mode::Shared,
+            permits => Mode::Permits(NonZeroU32::new(permits - 6).unwrap()),
+        };
+        Hold::new(key, mode, self.token())
+    }
+
+    fn key(&mut self) -> LockKey {
+        // Most steps are about one key, so that they meet.
+        let index = if self.chance(6) { 0 } else { self.random.random_range(0..KEYS) };
+        self.keys[index].clone()
+    }
+
+    fn token(&mut self) -> Token {
+        if self.chance(2) {
+            self.fresh_token();
+        }
+        self.tokens[self.random.random_range(0..TOKENS)]
+    }
+
+    fn fresh_token(&mut self) -> Token {
+        let token = Token::random();
+        self.known.push(token);
+        let index = self.random.random_range(0..TOKENS);
+        self.tokens[index] = token;
+        token
+    }
+
+    fn lease(&mut self) -> Duration {
+        HOUR * self.random.random_range(1..4)
+    }
+
+    fn renewal(&mut self) -> Duration {
+        HOUR * self.random.random_range(0..5)
+    }
+
+    fn family(&mut self) -> Family {
+        if self.chance(6) { Family::Lock } else { Family::Permits }
+    }
+
+    fn chance(&mut self, of_ten: u32) -> bool {
+        self.random.random_ratio(of_ten, 10)
+    }
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let token = |token: &Token| self.known.iter().position(|known| known == token).unwrap_or_default();
+        let hold = |hold: &Hold| format!("{} {:?} #{}", hold.key, hold.mode, token(&hold.token));
+        match &self.step {
+            Step::Acquire { hold: of, lease, late } => {
+                write!(f, "acquire {} for {lease:?}{}", hold(of), if *late { ", late" } else { "" })
+            }
+            Step::AcquireAll { holds, lease } => {
+                write!(f, "acquire all [{}] for {lease:?}", holds.iter().map(hold).collect::<Vec<_>>().join(", "))
+            }
+            Step::Poll(of) => write!(f, "poll {}", hold(of)),
+            Step::Renew(renewals) => {
+                let renewals = renewals.iter().map(|(of, lease)| format!("{} for {lease:?}", hold(of)));
+                write!(f, "renew [{}]", renewals.collect::<Vec<_>>().join(", "))
+            }
+            Step::Release { hold: of, keep_for, next } => {
+                let next = next.map(|(next, lease)| (token(&next), lease));
+                write!(f, "release {}, keep for {keep_for:?}, next {next:?}", hold(of))
+            }
+            Step::Convert(of) => write!(f, "convert {}", hold(of)),
+            Step::Abandon(of) => write!(f, "abandon {}", hold(of)),
+            Step::Inspect(key, family) => write!(f, "inspect {key} {family:?}"),
+            Step::Revoke(key, family, scope) => write!(f, "revoke {key} {family:?} {scope:?}"),
+        }
+    }
+}

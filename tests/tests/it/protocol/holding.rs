@@ -1,0 +1,186 @@
+//! Rules 11 to 13: nothing shortens a lease, a renewal creates nothing, and none follows a release.
+
+use crate::replies::Replies as _;
+use std::{sync::Arc, time::Duration};
+
+use lock_runtime::{
+    LockClient, Mode,
+    store::{MemoryStore, Release, RenewReply, Renewal, Store},
+};
+use lock_tests::{RedisServer, shared_server};
+
+use super::{
+    Hold, MODES, beside, both, fresh_hold, granted, inspect, lock_name, member, micros,
+    monitor::Monitor,
+    redis_on,
+    watched::{Asked, Watched},
+};
+
+const HOUR: Duration = super::HOUR;
+const MINUTE: Duration = Duration::from_secs(60);
+
+async fn renew(store: &dyn Store, hold: &Hold, lease: Duration) -> RenewReply {
+    store.renew(&[Renewal::new(hold.clone(), lease)]).await.all().unwrap()[0]
+}
+
+// Rule 11.
+#[tokio::test]
+async fn a_shorter_renewal_does_not_shorten_a_lease() {
+    for store in both().await {
+        for mode in MODES {
+            let hold = fresh_hold(mode);
+            granted(&*store, &hold, HOUR).await;
+            for lease in [MINUTE, Duration::ZERO] {
+                let RenewReply::Renewed { ttl } = renew(&*store, &hold, lease).await else { panic!("gone") };
+                assert!(ttl > HOUR / 2, "{mode:?}: {ttl:?}");
+            }
+            assert!(inspect(&*store, &hold).await.holders[0].ttl > Some(HOUR / 2));
+        }
+    }
+}
+
+// Rule 11: a reader with a short lease once ended the whole set, and a writer came in.
+#[tokio::test]
+async fn a_set_lives_as_long_as_its_longest_holder() {
+    let server = shared_server().await;
+    let store = redis_on(server).await;
+    for mode in [Mode::Shared, super::TWO_PERMITS] {
+        let long = fresh_hold(mode);
+        let short = beside(&long.key, mode);
+        let left = async || server.query::<u64>(&["PTTL", &lock_name(&long)]).await;
+        granted(&*store, &long, HOUR).await;
+        granted(&*store, &short, MINUTE).await;
+        assert!(left().await > 1_800_000, "{mode:?}");
+        renew(&*store, &short, MINUTE * 2).await;
+        assert!(left().await > 1_800_000, "{mode:?}");
+        store.release(&Release::new(short.clone()).keep_for(Some(MINUTE))).await.unwrap();
+        assert!(left().await > 1_800_000, "{mode:?}");
+        store.release(&Release::new(long.clone())).await.unwrap();
+        assert!(left().await <= 120_000, "and no longer than that");
+    }
+}
+
+// Rule 11: the renewal that follows asks for the lease of the lock, which is shorter.
+#[tokio::test]
+async fn a_renewal_after_an_extension_leaves_it_as_long() {
+    let server = shared_server().await;
+    for mode in MODES {
+        let store = Watched::new(redis_on(server).await);
+        let locks = LockClient::with_store(store.clone());
+        let hold = fresh_hold(mode);
+        let request = match mode {
+            Mode::Shared => locks.read(&hold.key),
+            Mode::Permits(permits) => locks.permits(&hold.key, permits),
+            _ => locks.exclusive(&hold.key),
+        };
+        let guard = request.lease(Duration::from_millis(1_500)).acquire().await.unwrap();
+        guard.extend(HOUR).await.unwrap();
+        // The first is the extension itself.
+        store.wait_for(|asked| asked.iter().filter(|asked| matches!(asked, Asked::Renew(_))).count() >= 3).await;
+        guard.verify().await.unwrap();
+        assert!(server.query::<i64>(&["PTTL", &lock_name(&hold)]).await > 1_800_000, "{mode:?}");
+        assert!(guard.validity() > HOUR / 2);
+        guard.release().await.unwrap();
+    }
+}
+
+// Rule 12.
+#[tokio::test]
+async fn a_renewal_of_nothing_creates_nothing() {
+    let server = shared_server().await;
+    let store = redis_on(server).await;
+    for mode in MODES {
+        let hold = fresh_hold(mode);
+        assert_eq!(renew(&*store, &hold, HOUR).await, RenewReply::Gone);
+        granted(&*store, &hold, HOUR).await;
+        server.command(&["DEL", &lock_name(&hold)]).await;
+        assert_eq!(renew(&*store, &hold, HOUR).await, RenewReply::Gone, "{mode:?}");
+        assert_eq!(server.query::<i64>(&["EXISTS", &lock_name(&hold)]).await, 0, "{mode:?}");
+    }
+}
+
+// Rule 12.
+#[tokio::test]
+async fn an_expired_holder_is_not_revived_by_its_renewal() {
+    let server = shared_server().await;
+    let store = redis_on(server).await;
+    for mode in [Mode::Shared, super::TWO_PERMITS] {
+        let crashed = fresh_hold(mode);
+        let alive = beside(&crashed.key, mode);
+        granted(&*store, &crashed, HOUR).await;
+        granted(&*store, &alive, HOUR).await;
+        let past = (micros(server).await / 1000 - 1).to_string();
+        server.command(&["ZADD", &lock_name(&crashed), "XX", &past, &member(&crashed)]).await;
+        assert_eq!(renew(&*store, &crashed, HOUR).await, RenewReply::Gone, "{mode:?}");
+        assert!(matches!(renew(&*store, &alive, 2 * HOUR).await, RenewReply::Renewed { .. }));
+        // 13 of the failures seen elsewhere: the living keep no dead one alive.
+        assert_eq!(inspect(&*store, &alive).await.holders.len(), 1, "{mode:?}");
+    }
+}
+
+// Rule 13, and 1 of the failures seen elsewhere.
+#[tokio::test(start_paused = true)]
+async fn no_renewal_is_sent_after_the_release() {
+    let store = Watched::new(Arc::new(MemoryStore::new()));
+    store.slow_renewals(Duration::from_millis(9));
+    let locks = LockClient::with_store(store.clone());
+    let mut holders = tokio::task::JoinSet::new();
+    for number in 0..200_u64 {
+        let locks = locks.clone();
+        holders.spawn(async move {
+            let lease = Duration::from_millis(100);
+            let guard = locks.exclusive(format!("k{number}")).lease(lease).acquire().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(7 * (number / 4))).await;
+            match number % 4 {
+                0 => drop(guard),
+                1 => drop(tokio::time::timeout(Duration::ZERO, guard.release()).await),
+                _ => guard.release().await.unwrap(),
+            }
+        });
+    }
+    holders.join_all().await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+
+    let asked = store.asked();
+    assert!(asked.iter().filter(|asked| matches!(asked, Asked::Renew(_))).count() > 200, "leases were renewed");
+    for token in store.tokens() {
+        let released = asked.iter().position(|asked| *asked == Asked::Release(token)).expect("all are released");
+        assert!(!asked[released..].contains(&Asked::Renew(token)));
+    }
+}
+
+// Rule 13, as the server sees it.
+#[tokio::test]
+async fn the_server_sees_nothing_of_a_lock_after_its_release() {
+    let server = RedisServer::start().await;
+    let locks = LockClient::connect(&server.url()).await.unwrap();
+    // A script that the server does not know is sent once more, which is another story.
+    let guard = locks.exclusive("warm").acquire().await.unwrap();
+    guard.verify().await.unwrap();
+    guard.release().await.unwrap();
+    let monitor = Monitor::of(&server).await;
+    let mut holders = tokio::task::JoinSet::new();
+    for number in 0..40_u64 {
+        let locks = locks.clone();
+        holders.spawn(async move {
+            let lease = Duration::from_millis(900);
+            let guard = locks.exclusive(format!("k{number}.")).lease(lease).acquire().await.unwrap();
+            // At every phase of the first renewal.
+            tokio::time::sleep(Duration::from_millis(250 + 3 * number)).await;
+            // On a busy machine the lease may have run out, or the answer may be late: then it is said once more.
+            guard.release().await.is_ok().then_some(number)
+        });
+    }
+    let released = holders.join_all().await;
+    locks.shutdown().await;
+    let lines = monitor.lines_so_far(&server).await;
+    let mut renewed = 0;
+    for number in released.into_iter().flatten() {
+        let name = format!("\"lock:k{number}.\"");
+        let about: Vec<_> = lines.iter().filter(|line| line.contains(&name)).collect();
+        renewed += about.iter().filter(|line| line.contains("\"PEXPIRE\"")).count();
+        let end = about.iter().position(|line| line.contains("lua] \"DEL\"")).expect("it was released");
+        assert_eq!(about[end + 1..], [""; 0], "{about:#?}");
+    }
+    assert!(renewed > 0, "leases were renewed");
+}

@@ -1,0 +1,184 @@
+//! Rules 7 and 8: a request executed late does nothing, and one whose answer is lost leaves nothing behind.
+
+use std::{sync::Arc, time::Duration};
+
+use lock_runtime::{
+    LockClient, LockErrorKind, Mode,
+    store::{AcquireAllReply, AcquireReply, KeyRequest, MemoryStore, Store as _},
+};
+use lock_tests::{
+    Proxy, RedisServer,
+    proxy::{Direction, DropReply},
+    shared_server, unique,
+};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::{
+    HOUR, LONG, eventually, fresh_hold, is_free, key, redis_on, warm_client,
+    watched::{Asked, Fate, Watched},
+};
+
+// Rule 7.
+#[tokio::test]
+async fn a_late_acquire_does_nothing() {
+    let server = RedisServer::start().await;
+    let store = redis_on(&server).await;
+    server.stop();
+    let deadline = Instant::now() + Duration::from_millis(200);
+    let one = KeyRequest::new(fresh_hold(Mode::Exclusive), HOUR, deadline);
+    let shared = KeyRequest::new(fresh_hold(Mode::Shared), HOUR, deadline);
+    let all = [KeyRequest::new(fresh_hold(Mode::Exclusive), HOUR, deadline)];
+    let resume = async {
+        sleep_until(deadline + Duration::from_millis(50)).await;
+        server.resume();
+    };
+    let (one, shared, all, ()) =
+        tokio::join!(store.acquire(&one), store.acquire(&shared), store.acquire_all(&all), resume);
+    assert_eq!((one.unwrap(), shared.unwrap()), (AcquireReply::Late, AcquireReply::Late));
+    assert_eq!(all.unwrap(), AcquireAllReply::Refused { index: 0, reply: AcquireReply::Late });
+    assert_eq!(server.keys("*").await, [""; 0]);
+}
+
+// Rule 7: the bound that rule 8 builds upon.
+#[tokio::test(start_paused = true)]
+async fn no_acquire_may_be_executed_a_second_after_its_call_timeout() {
+    let store = Watched::new(Arc::new(MemoryStore::new()));
+    let locks = LockClient::with_store(store.clone());
+    for (lease, call_timeout) in [(HOUR, 500), (Duration::from_millis(600), 100)] {
+        let before = store.asked().len();
+        locks.exclusive("k").lease(lease).acquire().await.unwrap().release().await.unwrap();
+        locks.all(["k", "l"]).lease(lease).no_wait().acquire().await.unwrap().release().await.unwrap();
+        let ahead = |asked: &Asked| match asked {
+            Asked::Acquire { sent, deadline, .. } => Some(*deadline - *sent),
+            _ => None,
+        };
+        let ahead: Vec<_> = store.asked()[before..].iter().filter_map(ahead).collect();
+        assert_eq!(ahead.len(), 3);
+        assert!(ahead.iter().all(|ahead| *ahead <= Duration::from_millis(call_timeout + 1000)), "{ahead:?}");
+    }
+}
+
+// Rule 8.
+#[tokio::test(start_paused = true)]
+async fn a_straggler_that_its_abandon_has_overtaken_is_abandoned_once_more_after_the_deadline() {
+    for several in [false, true] {
+        let store = Watched::new(Arc::new(MemoryStore::new()));
+        let locks = LockClient::with_store(store.clone());
+        store.next_acquire(Fate::OvertakenByItsAbandon);
+        let request = locks.exclusive("k").lease(HOUR);
+        if several {
+            let guard = request.acquire().await.expect("who waits gets it, long before the lease is over");
+            guard.verify().await.unwrap();
+        } else {
+            let error = request.no_wait().acquire().await.unwrap_err();
+            assert_eq!(error.kind(), LockErrorKind::Unavailable);
+            locks.shutdown().await;
+            assert!(is_free(&*store, &key("k")).await);
+        }
+        let straggler = store.tokens()[0];
+        let abandoned = store.asked().iter().filter(|asked| **asked == Asked::Abandon(straggler)).count();
+        assert!(abandoned >= 2, "{abandoned}");
+    }
+}
+
+// Rule 8.
+#[tokio::test(start_paused = true)]
+async fn an_abandon_without_an_answer_is_repeated() {
+    let store = Watched::new(Arc::new(MemoryStore::new()));
+    let locks = LockClient::with_store(store.clone());
+    store.next_acquire(Fate::Unanswered);
+    store.lose_abandons(5);
+    locks.exclusive("k").lease(HOUR).no_wait().acquire().await.unwrap_err();
+    let since = Instant::now();
+    while !is_free(&*store, &key("k")).await {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(since.elapsed() < Duration::from_secs(60), "{:?}", since.elapsed());
+}
+
+// Rule 8, and 3 of the failures seen elsewhere.
+#[tokio::test]
+async fn a_lost_answer_leaves_no_key() {
+    let server = shared_server().await;
+    let proxy = Proxy::to(server).await;
+    let locks = warm_client(&proxy.url()).await;
+    let name = unique("lost");
+    // The store repeats a call whose connection broke.
+    proxy.drop_reply(DropReply::next().to("EVALSHA").times(2));
+    let error = locks.exclusive(name.as_str()).lease(HOUR).no_wait().acquire().await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
+    assert_eq!(server.query::<i64>(&["EXISTS", &format!("lock:{name}")]).await, 1, "it was executed");
+    eventually("the lock is given up", async || server.query::<i64>(&["EXISTS", &format!("lock:{name}")]).await == 0)
+        .await;
+
+    // The same with several keys, where a part of them would do as much harm.
+    let names = [unique("lost"), unique("lost")];
+    proxy.drop_reply(DropReply::next().to("EVALSHA").times(2));
+    locks.all(names.iter().map(String::as_str)).lease(HOUR).no_wait().acquire().await.unwrap_err();
+    for name in names.map(|name| format!("lock:{name}")) {
+        eventually("all are given up", async || server.query::<i64>(&["EXISTS", &name]).await == 0).await;
+    }
+    assert_eq!(proxy.dropped_replies(), 4);
+}
+
+// Rule 8.
+#[tokio::test]
+async fn who_waits_gets_the_lock_in_spite_of_lost_answers() {
+    let server = shared_server().await;
+    let proxy = Proxy::to(server).await;
+    let locks = warm_client(&proxy.url()).await;
+    for mode in ["write", "read"] {
+        proxy.drop_reply(DropReply::next().to("EVALSHA").times(2));
+        let name = unique("lost");
+        let request = if mode == "read" { locks.read(name.as_str()) } else { locks.write(name.as_str()) };
+        let guard = timeout(LONG, request.lease(HOUR).wait(LONG).acquire()).await.unwrap().unwrap();
+        guard.verify().await.unwrap();
+        eventually("one holder is left", async || locks.inspect(name.as_str()).await.unwrap().holders.len() == 1).await;
+        guard.release().await.unwrap();
+        // A straggler, if any were left, would be given up by now.
+        locks.write(name.as_str()).wait(LONG).acquire().await.unwrap().release().await.unwrap();
+    }
+    assert_eq!(proxy.dropped_replies(), 4);
+}
+
+// Rules 7 and 8: before the deadline it is granted to nobody and given up, after it nothing happens.
+#[tokio::test]
+async fn a_delayed_acquire_leaves_no_key() {
+    let server = shared_server().await;
+    for delay in [700, 2_000] {
+        let proxy = Proxy::to(server).await;
+        let locks = warm_client(&proxy.url()).await;
+        let name = unique("delayed");
+        proxy.delay(Direction::ToServer, Duration::from_millis(delay));
+        let error = locks.exclusive(name.as_str()).lease(HOUR).no_wait().acquire().await.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
+        proxy.let_through().await;
+        // Behind all that is on its way.
+        tokio::time::timeout(LONG, locks.shutdown()).await.unwrap();
+        eventually("nobody holds it", async || server.query::<i64>(&["EXISTS", &format!("lock:{name}")]).await == 0)
+            .await;
+    }
+}
+
+// Rules 7 and 8.
+#[tokio::test]
+async fn an_acquire_that_a_stopped_server_finds_later_leaves_no_key() {
+    let server = RedisServer::start().await;
+    let locks = warm_client(&server.url()).await;
+    server.stop();
+    let wait = Duration::from_millis(700);
+    let (one, permit, several) = tokio::join!(
+        locks.exclusive("one").lease(HOUR).wait(wait).acquire(),
+        locks.permits("permit", 2.try_into().unwrap()).lease(HOUR).wait(wait).acquire(),
+        locks.all(["a", "b"]).lease(HOUR).wait(wait).acquire(),
+    );
+    for error in [one.unwrap_err(), permit.unwrap_err(), several.unwrap_err()] {
+        assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
+    }
+    server.resume();
+    // It takes what it was sent in its order; this is behind.
+    let keys = async || server.keys("lock:*").await.is_empty();
+    eventually("all are given up", keys).await;
+    locks.shutdown().await;
+    assert!(keys().await, "and nothing came back");
+}
