@@ -23,6 +23,8 @@ async fn stop_and_overtake(place: &Place, resource: &str, how: &[&str]) -> (Work
         ["hold", "--url", &url, "--namespace", place.namespace(), "--resource", resource, "--lease-ms", &lease];
     let mut worker = Worker::spawn(WORKER, &[&arguments, how].concat());
     let fence: u64 = worker.line().await.unwrap().parse().unwrap();
+    // It says so just before it waits, and is to be stopped while it waits.
+    tokio::time::sleep(LEASE / 10).await;
     worker.stop();
 
     let resource = RedisFencedResource::open(&url, resource).await;
