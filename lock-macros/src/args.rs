@@ -332,7 +332,7 @@ fn unknown(name: &Ident) -> syn::Error {
     let text = name.to_string();
     let alias = ALIASES.iter().find(|(alias, _)| *alias == text).map(|(_, known)| *known);
     let near = alias.or_else(|| nearest(&text, KNOWN));
-    let hint = near.map(|known| format!(", did you mean `{known}`?")).unwrap_or_default();
+    let hint = near.map(|known| format!(" (did you mean `{known}`?)")).unwrap_or_default();
     syn::Error::new(name.span(), format!("unknown argument `{text}`{hint}; the arguments are: {}", KNOWN.join(", ")))
 }
 

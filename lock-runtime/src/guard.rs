@@ -85,7 +85,8 @@ impl LockGuard {
         Ok(())
     }
 
-    /// Makes a writer a reader, without a moment in which nobody holds the lock. The reader has a fencing token of its own.
+    /// Makes a writer a reader, without a moment in which nobody holds the lock. The reader has a fencing token of its own; to the
+    /// writer's views the lock is released.
     ///
     /// # Errors
     /// `ModeMismatch` for a guard that is not exclusive, re-entered or was re-entered, or has several keys: it is released. `Lost`. `Unavailable`: the lock is
@@ -179,7 +180,7 @@ impl Entry {
         let error = match reply {
             Ok(Ok(ReleaseReply::Released | ReleaseReply::Passed(_))) => {
                 self.step = Step::Done;
-                tracing::debug!(%key, "released");
+                tracing::debug!(%key, fence = %holding.fence(), "released");
                 holding.core().gates.released(key, mode.family());
                 return Ok(());
             }

@@ -258,7 +258,7 @@ impl Holding {
     /// The store said, in reply to a renewal sent at `sent`, that `ttl` is left.
     pub(crate) fn renewed(self: &Arc<Self>, sent: Instant, ttl: Duration) {
         lock(&self.state).lease.renewed(sent, ttl, rand::random());
-        tracing::trace!(key = %self.hold.key, ?ttl, "renewed");
+        tracing::trace!(key = %self.hold.key, fence = %self.fence, ?ttl, "renewed");
         self.core.driver.plan(&self.core, self);
     }
 

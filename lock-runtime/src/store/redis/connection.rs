@@ -5,7 +5,7 @@
 
 use std::{
     sync::{Arc, Mutex, PoisonError, RwLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use redis::{
@@ -24,6 +24,8 @@ use crate::{
 const ATTEMPT: Duration = Duration::from_secs(1);
 /// Between the two. The manager's own default grows to several seconds, during which calls would wait.
 const PAUSE: Duration = Duration::from_millis(100);
+/// A connection on which nothing was answered for so long, though something was asked, is given up.
+const SILENCE: Duration = Duration::from_secs(2);
 /// How many calls may be on their way to the socket: enough that it is the server that is waited for, not the channel.
 const BUFFERED_CALLS: usize = 4096;
 
@@ -40,6 +42,38 @@ pub(super) struct Connection {
 struct Numbered {
     number: u64,
     manager: ConnectionManager,
+    /// Since when no call was answered that was sent; `None` after an answer.
+    silent_since: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Numbered {
+    fn new(number: u64, manager: ConnectionManager) -> Self {
+        Self { number, manager, silent_since: Arc::default() }
+    }
+}
+
+/// A call without an answer yet. Dropped so, after a long silence, it gives the connection up: TCP may be alive, and
+/// nobody at the other end.
+struct Unanswered<'a> {
+    connection: &'a Connection,
+    number: u64,
+    silent_since: Arc<Mutex<Option<Instant>>>,
+    answered: bool,
+}
+
+impl Unanswered<'_> {
+    fn answered(mut self) {
+        *lock(&self.silent_since) = None;
+        self.answered = true;
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if !self.answered && lock(&self.silent_since).is_some_and(|since| since.elapsed() >= SILENCE) {
+            self.connection.replace(self.number);
+        }
+    }
 }
 
 impl Connection {
@@ -48,7 +82,7 @@ impl Connection {
         let listeners = Arc::<Listeners>::default();
         match ConnectionManager::new_with_config(client.clone(), config(&listeners)).await {
             Ok(manager) => {
-                let manager = RwLock::new(Numbered { number: 0, manager });
+                let manager = RwLock::new(Numbered::new(0, manager));
                 Ok(Self { client, manager, listeners, acl })
             }
             Err(cause) => {
@@ -135,13 +169,24 @@ impl Connection {
     }
 
     async fn send(&self, command: &Cmd) -> Result<Value, Failed> {
-        let Numbered { number, mut manager } = self.manager();
-        manager.req_packed_command(command).await.map_err(|cause| self.failed(number, &cause))
+        let Numbered { number, mut manager, silent_since } = self.manager();
+        let call = self.unanswered(number, silent_since);
+        let result = manager.req_packed_command(command).await;
+        call.answered();
+        result.map_err(|cause| self.failed(number, &cause))
     }
 
     async fn send_all(&self, pipeline: &Pipeline) -> Result<Vec<Value>, Failed> {
-        let Numbered { number, mut manager } = self.manager();
-        manager.req_packed_commands(pipeline, 0, pipeline.len()).await.map_err(|cause| self.failed(number, &cause))
+        let Numbered { number, mut manager, silent_since } = self.manager();
+        let call = self.unanswered(number, silent_since);
+        let result = manager.req_packed_commands(pipeline, 0, pipeline.len()).await;
+        call.answered();
+        result.map_err(|cause| self.failed(number, &cause))
+    }
+
+    fn unanswered(&self, number: u64, silent_since: Arc<Mutex<Option<Instant>>>) -> Unanswered<'_> {
+        lock(&silent_since).get_or_insert_with(Instant::now);
+        Unanswered { connection: self, number, silent_since, answered: false }
     }
 
     fn settle(&self, value: Value) -> Result<Value, StoreError> {
@@ -158,19 +203,26 @@ impl Connection {
     /// Classifies an error of the connection itself, on manager `number`.
     ///
     /// The manager connects again after an I/O error only: a server that refused the connection in words (too many
-    /// clients, say) would be given up for ever. So the manager is then replaced, by one that connects on the next call.
+    /// clients, say) would be given up for ever. So the manager is then replaced.
     fn failed(&self, number: u64, cause: &RedisError) -> Failed {
         if !cause.is_io_error() {
-            let mut current = self.manager.write().unwrap_or_else(PoisonError::into_inner);
-            // The first of the calls that failed together replaces it for all.
-            if current.number == number
-                && let Ok(manager) =
-                    ConnectionManager::new_lazy_with_config(self.client.clone(), config(&self.listeners))
-            {
-                *current = Numbered { number: number + 1, manager };
-            }
+            self.replace(number);
         }
         Failed { error: error::disconnected(cause, &self.acl), broken: cause.is_connection_dropped() }
+    }
+
+    /// Replaces manager `number` by one that connects on the next call. The first of the calls that find it useless does it
+    /// for all.
+    fn replace(&self, number: u64) {
+        let mut current = self.manager.write().unwrap_or_else(PoisonError::into_inner);
+        if current.number == number
+            && let Ok(manager) = ConnectionManager::new_lazy_with_config(self.client.clone(), config(&self.listeners))
+        {
+            *current = Numbered::new(number + 1, manager);
+            drop(current);
+            // What the old one would have told is lost.
+            self.listeners.tell(&StoreEvent::Disconnected);
+        }
     }
 }
 
