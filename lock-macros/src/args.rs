@@ -16,6 +16,7 @@ use crate::key::Key;
 /// The shortest and the longest lease; the runtime's `MIN_LEASE` and `MAX_LEASE`.
 const MIN_LEASE: Duration = Duration::from_millis(100);
 const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
+const MAX_MAX_HOLD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Every argument, in the order of the documentation.
 const KNOWN: [&str; 11] =
@@ -293,6 +294,9 @@ fn out_of_range(name: &Ident, duration: Duration) -> Option<String> {
         );
     }
     if name == "max_hold" {
+        if duration > MAX_MAX_HOLD {
+            return Some("a `max_hold` is at most 365days: write less, or leave it out for no limit".into());
+        }
         return duration.is_zero().then(|| "a `max_hold` of zero holds nothing: leave it out for no limit".into());
     }
     (duration > MAX_LEASE).then(|| format!("a `{name}` is at most 24h: write less"))

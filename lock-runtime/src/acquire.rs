@@ -8,7 +8,7 @@ use crate::{
     client::Core,
     driver::CleanUp,
     error::{LockError, LockErrorKind, Loss},
-    gate::{Shut, Turn},
+    gate::{Refusal, Shut, Turn},
     guard::{Entry, LockGuard},
     holding::Holding,
     key::LockKey,
@@ -28,22 +28,29 @@ const HELD_HERE: Duration = Duration::from_millis(500);
 pub(crate) async fn acquire(core: Arc<Core>, keys: Vec<LockKey>, terms: Terms) -> Result<LockGuard, LockError> {
     let patience = Patience::new(&terms);
     let mut entries = Vec::with_capacity(keys.len());
-    let mut fresh = Vec::new();
-    let at_once = keys.len() > 1 && terms.wait == Wait::No && terms.mode.family() == Family::Lock;
+    let mut fresh = Vec::with_capacity(keys.len());
+    // A request that can never be granted is better refused before it waits.
     for key in keys {
         match owner::enclosing(&core, &key, &terms)?.map(Entry::again).transpose()?.flatten() {
             Some(entry) => {
                 tracing::debug!(%key, "entered again");
                 entries.push(entry);
             }
-            None if at_once => fresh.push(key),
-            None => entries.push(acquire_one(&core, key, terms, &patience).await?),
+            None => fresh.push(key),
         }
     }
-    if !fresh.is_empty() {
+    if fresh.len() > 1 && terms.wait == Wait::No && terms.mode.family() == Family::Lock {
         entries.extend(acquire_at_once(&core, fresh, terms).await?);
+    } else {
+        for key in fresh {
+            entries.push(acquire_one(&core, key, terms, &patience).await?);
+        }
     }
-    Ok(LockGuard::new(entries))
+    // While the last was waited for, the first may have ended.
+    match entries.iter().find_map(Entry::lost) {
+        Some(error) if entries.len() > 1 => Err(error),
+        _ => Ok(LockGuard::new(entries)),
+    }
 }
 
 /// How long a request waits.
@@ -76,7 +83,10 @@ impl Patience {
 async fn acquire_one(core: &Arc<Core>, key: LockKey, terms: Terms, patience: &Patience) -> Result<Entry, LockError> {
     let holding = match patience.until {
         None => try_once(core, &key, terms, patience).await?,
-        Some(until) => wait_in_line(core, &key, terms, patience, until).await?,
+        Some(until) => match ask_beside(core, &key, terms, patience).await? {
+            Some(holding) => holding,
+            None => wait_in_line(core, &key, terms, patience, until).await?,
+        },
     };
     tracing::debug!(%key, fence = %holding.fence(), waited = ?patience.since.elapsed(), "acquired");
     Ok(Entry::first(holding))
@@ -98,9 +108,28 @@ async fn try_once(
     let hold = Hold::new(key.clone(), terms.mode, Token::random());
     let mut question = Question::new(core, hold, terms, patience.for_call(&terms));
     match question.ask().await? {
-        Answer::Granted(holding) => Ok(holding),
-        Answer::Refused { holder_ttl, .. } => Err(contended(key, holder_ttl)),
-        Answer::None(error) => Err(LockError::from_store(error).with_key(key)),
+        Outcome::Granted(holding) => Ok(holding),
+        Outcome::Refused { holder_ttl, .. } => Err(contended(key, holder_ttl)),
+        Outcome::Unanswered(error) => Err(LockError::from_store(error).with_key(key)),
+    }
+}
+
+/// One question beside the line, for modes that let several in, as long as nobody in the line was refused: they need not be let in
+/// one by one. `None`: stand in line.
+async fn ask_beside(
+    core: &Arc<Core>,
+    key: &LockKey,
+    terms: Terms,
+    patience: &Patience,
+) -> Result<Option<Arc<Holding>>, LockError> {
+    let family = terms.mode.family();
+    if terms.mode == Mode::Exclusive || core.gates.is_closed() || core.gates.is_stuck(key, family) {
+        return Ok(None);
+    }
+    let hold = Hold::new(key.clone(), terms.mode, Token::random());
+    match Question::new(core, hold, terms, patience.for_call(&terms)).ask().await? {
+        Outcome::Granted(holding) => Ok(Some(holding)),
+        Outcome::Refused { .. } | Outcome::Unanswered(_) => Ok(None),
     }
 }
 
@@ -120,16 +149,16 @@ async fn wait_in_line(
     };
     let turn = core.gates.enter(key, terms.mode.family()).map_err(shut)?;
     let mut head = Head { core, terms, turn };
-    let mut last = Refusal::None;
     if !head.turn.is_first() {
         tracing::debug!(%key, "waiting behind others in this process");
         tokio::select! {
             biased;
             ready = head.turn.head() => ready.map_err(shut)?,
-            () = sleep_until(until) => return Err(last.into_error(key, patience)),
+            () = sleep_until(until) => return Err(refused(head.turn.last_refusal(), key, patience)),
         }
     }
     head.come_forward();
+    let mut last = head.turn.last_refusal();
     loop {
         let ask_at = head.turn.place().map_or(until, |place| place.ask_at);
         if ask_at > Instant::now() {
@@ -139,48 +168,41 @@ async fn wait_in_line(
                 () = sleep_until(ask_at.min(until)) => {}
             }
             if patience.is_over() {
-                return Err(last.into_error(key, patience));
+                return Err(refused(last, key, patience));
             }
         }
         match head.ask(key, patience).await? {
-            Answer::Granted(holding) => return Ok(holding),
-            Answer::Refused { holder_ttl, .. } => {
-                if matches!(last, Refusal::None) {
+            Outcome::Granted(holding) => return Ok(holding),
+            Outcome::Refused { holder_ttl, .. } => {
+                if !matches!(last, Refusal::Busy(_)) {
                     tracing::debug!(%key, ?holder_ttl, "waiting for its holder");
                 }
                 last = Refusal::Busy(holder_ttl);
             }
-            Answer::None(error) => {
+            Outcome::Unanswered(error) => {
                 tracing::debug!(%key, %error, "waiting for the store");
                 last = Refusal::Unavailable(error);
             }
         }
         if patience.is_over() {
-            return Err(last.into_error(key, patience));
+            return Err(refused(last, key, patience));
         }
     }
 }
 
-/// Why the last question was not granted.
-enum Refusal {
-    None,
-    Busy(Option<Duration>),
-    Unavailable(StoreError),
-}
-
-impl Refusal {
-    fn into_error(self, key: &LockKey, patience: &Patience) -> LockError {
-        let waited = patience.since.elapsed();
-        tracing::debug!(%key, ?waited, "waited in vain");
-        let timed_out = |holder_ttl| {
-            let message = format!("still held after waiting for {waited:.1?}");
-            LockError::new(LockErrorKind::WaitTimeout, message).with_key(key).with_retry_after(holder_ttl)
-        };
-        match self {
-            Self::None => timed_out(None),
-            Self::Busy(holder_ttl) => timed_out(holder_ttl),
-            Self::Unavailable(error) => LockError::from_store(error).with_key(key),
-        }
+/// The wait is over.
+fn refused(last: Refusal, key: &LockKey, patience: &Patience) -> LockError {
+    let waited = patience.since.elapsed();
+    tracing::debug!(%key, ?waited, "waited in vain");
+    let timed_out = |holder_ttl, hint| {
+        let message = format!("still held after waiting for {waited:.1?}{hint}");
+        LockError::new(LockErrorKind::WaitTimeout, message).with_key(key).with_retry_after(holder_ttl)
+    };
+    match last {
+        Refusal::None => timed_out(None, ""),
+        Refusal::Busy(None) => timed_out(None, ", by a holder without an expiry; `revoke` with `AlsoEndless` frees it"),
+        Refusal::Busy(holder_ttl) => timed_out(holder_ttl, ""),
+        Refusal::Unavailable(error) => LockError::from_store(error).with_key(key),
     }
 }
 
@@ -206,7 +228,7 @@ impl Head<'_> {
         }
     }
 
-    async fn ask(&mut self, key: &LockKey, patience: &Patience) -> Result<Answer, LockError> {
+    async fn ask(&mut self, key: &LockKey, patience: &Patience) -> Result<Outcome, LockError> {
         self.turn.asking();
         // `come_forward` has taken a place.
         let token = self.turn.place().map_or_else(Token::random, |place| place.token);
@@ -219,12 +241,13 @@ impl Head<'_> {
         let turn = &mut *asking.turn;
         let now = Instant::now();
         match &answer {
-            Ok(Answer::Granted(_)) => {
+            Ok(Outcome::Granted(_)) => {
                 let ask_at = if self.terms.mode == Mode::Exclusive { now + HELD_HERE } else { now };
                 turn.granted(ask_at);
             }
-            Ok(Answer::Refused { holder_ttl, queued }) => turn.refused(now, *holder_ttl, *queued, rand::random()),
-            Ok(Answer::None(_)) | Err(_) => turn.failed(now, rand::random()),
+            Ok(Outcome::Refused { holder_ttl, queued }) => turn.refused(now, *holder_ttl, *queued, rand::random()),
+            Ok(Outcome::Unanswered(error)) => turn.failed(now, Some(error), rand::random()),
+            Err(_) => turn.failed(now, None, rand::random()),
         }
         answer
     }
@@ -250,7 +273,7 @@ struct Asking<'a, 'g> {
 impl Drop for Asking<'_, '_> {
     fn drop(&mut self) {
         if !self.answered {
-            self.turn.failed(Instant::now(), 0.0);
+            self.turn.failed(Instant::now(), None, 0.0);
         }
     }
 }
@@ -265,14 +288,14 @@ struct Question<'a> {
     in_flight: bool,
 }
 
-enum Answer {
+enum Outcome {
     Granted(Arc<Holding>),
     Refused {
         holder_ttl: Option<Duration>,
         queued: bool,
     },
-    /// None, or one that says "not now".
-    None(StoreError),
+    /// No answer, or one that says "not now".
+    Unanswered(StoreError),
 }
 
 impl<'a> Question<'a> {
@@ -285,7 +308,7 @@ impl<'a> Question<'a> {
         Self { request: self.request.clone().queued(), ..self }
     }
 
-    async fn ask(&mut self) -> Result<Answer, LockError> {
+    async fn ask(&mut self) -> Result<Outcome, LockError> {
         let sent = Instant::now();
         self.in_flight = true;
         let reply = timeout(self.patience, self.core.store.acquire(&self.request)).await;
@@ -293,26 +316,25 @@ impl<'a> Question<'a> {
         let refused = |kind, message| Err(LockError::new(kind, message).with_key(&hold.key));
         let reply = match reply {
             Ok(Ok(reply)) => reply,
-            Ok(Err(error)) if error.is_transient() => return Ok(Answer::None(error)),
-            Ok(Err(error)) => {
-                // A refusal that another try would not change: nothing was granted.
-                self.in_flight = false;
-                return Err(LockError::from_store(error).with_key(&hold.key));
-            }
-            Err(_) => return Ok(Answer::None(StoreError::timed_out(self.patience))),
+            Ok(Err(error)) if error.is_transient() => return Ok(Outcome::Unanswered(error)),
+            // A script may fail half-way, where the server forbids one of its commands: the token is given up all the same.
+            Ok(Err(error)) => return Err(LockError::from_store(error).with_key(&hold.key)),
+            Err(_) => return Ok(Outcome::Unanswered(StoreError::timed_out(self.patience))),
         };
+        if let AcquireReply::Granted(grant) = reply {
+            let holding = Holding::start(self.core, hold.clone(), grant, sent, self.terms);
+            // Without validity it is nobody's, and is given up.
+            self.in_flight = holding.is_none();
+            return Ok(match holding {
+                Some(holding) => Outcome::Granted(holding),
+                None => Outcome::Unanswered(StoreError::timed_out(sent.elapsed())),
+            });
+        }
         self.in_flight = false;
         match reply {
-            AcquireReply::Granted(grant) => match Holding::start(self.core, hold.clone(), grant, sent, self.terms) {
-                Some(holding) => Ok(Answer::Granted(holding)),
-                None => {
-                    self.in_flight = true;
-                    Ok(Answer::None(StoreError::timed_out(sent.elapsed())))
-                }
-            },
-            AcquireReply::Queued { holder_ttl, .. } => Ok(Answer::Refused { holder_ttl, queued: true }),
-            AcquireReply::Busy { holder_ttl } => Ok(Answer::Refused { holder_ttl, queued: false }),
-            AcquireReply::Late => Ok(Answer::None(StoreError::timed_out(self.patience))),
+            AcquireReply::Granted(_) | AcquireReply::Late => Ok(Outcome::Unanswered(StoreError::late())),
+            AcquireReply::Queued { holder_ttl, .. } => Ok(Outcome::Refused { holder_ttl, queued: true }),
+            AcquireReply::Busy { holder_ttl } => Ok(Outcome::Refused { holder_ttl, queued: false }),
             AcquireReply::ForeignKey => refused(LockErrorKind::ForeignKey, FOREIGN),
             AcquireReply::ModeMismatch => refused(LockErrorKind::ModeMismatch, MISMATCH),
         }
@@ -354,7 +376,9 @@ async fn acquire_at_once(core: &Arc<Core>, keys: Vec<LockKey>, terms: Terms) -> 
         .unwrap_or_else(|_| Err(StoreError::timed_out(patience)))
         .map_err(|error| LockError::from_store(error).with_key(&requests[0].hold.key))?;
     let grants = match reply {
-        AcquireAllReply::Granted(grants) => grants,
+        AcquireAllReply::Granted(grants) if grants.len() == requests.len() => grants,
+        // The store contradicts itself; every token is given up.
+        AcquireAllReply::Granted(_) => return Err(LockError::from_store(StoreError::late())),
         AcquireAllReply::Refused { index, reply } => {
             questions.iter_mut().for_each(|question| question.in_flight = false);
             let key = &requests[index.min(requests.len() - 1)].hold.key;

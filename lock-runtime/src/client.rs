@@ -28,7 +28,6 @@ const MAX_WAITERS: usize = 10_000;
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
 /// What a client, its requests and its guards share.
-#[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) gates: Gates,
@@ -45,6 +44,10 @@ impl Core {
 }
 
 /// Where locks come from. Clones share everything; one client per process and store is enough.
+///
+/// It is used within a tokio runtime that has its timers enabled (`enable_all`, as `#[tokio::main]` does). Renewal runs as a task
+/// there: on a runtime of one thread, code that blocks for a lease loses its locks. A client, its requests, its guards and
+/// their views keep the connection open.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
@@ -80,7 +83,7 @@ impl LockClient {
 
     /// Connects to the store that `url` names, with all defaults; [`builder`](Self::builder) can do more.
     ///
-    /// `memory:` · `redis://[user[:password]@]host[:port][/db]` · `rediss://` likewise, over TLS (feature `rustls` or `native-tls`)
+    /// `memory:` · `redis://[user[:password]@]host[:port][/db]` · `rediss://` likewise, over TLS (feature `rustls`)
     ///
     /// # Errors
     /// `InvalidUrl`, `Unavailable`, `Unauthenticated`, `Forbidden`, `NotRedis`, `ReadOnly`; within 3 s.
@@ -227,7 +230,7 @@ impl LockClient {
     /// Dropping the future leaves the client shut down.
     pub async fn shutdown(&self) {
         self.core.gates.close();
-        if timeout(SHUTDOWN, self.core.driver.drained()).await.is_err() {
+        if timeout(SHUTDOWN, self.core.driver.drained(&self.core)).await.is_err() {
             tracing::warn!("shut down before everything was given back; the leases end by themselves");
         }
     }
@@ -262,7 +265,8 @@ impl Default for LockClientBuilder {
 }
 
 impl LockClientBuilder {
-    /// The beginning of every name in the store, `lock` by default: 1 to 64 bytes without braces.
+    /// The beginning of every name on a server, `lock` by default: 1 to 64 bytes without `:`, braces or control characters, and
+    /// neither `f` nor `q`. A store in this process, or of your own, has no use for it.
     pub fn namespace(self, namespace: impl Into<String>) -> Self {
         Self { namespace: namespace.into(), ..self }
     }

@@ -125,6 +125,11 @@ impl LockError {
         self.0.key.as_ref()
     }
 
+    /// What the store said, if it was the store that refused or did not answer.
+    pub fn store_error(&self) -> Option<&StoreError> {
+        self.0.source.as_ref()
+    }
+
     /// What is left of the holder's lease, where the store said so. With renewal on it says nothing about the hold.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
@@ -193,11 +198,8 @@ impl fmt::Debug for LockError {
     }
 }
 
-impl std::error::Error for LockError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.source.as_ref().and_then(std::error::Error::source)
-    }
-}
+// The message names the cause already, so that one line tells all; a chain would tell it twice.
+impl std::error::Error for LockError {}
 
 impl From<LockError> for std::io::Error {
     fn from(error: LockError) -> Self {

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::{
     key::LockKey,
     spec::{Family, Mode},
-    store::Token,
+    store::{StoreError, Token},
     sync::lock,
 };
 
@@ -54,7 +54,7 @@ impl Place {
         let pause = self.pause.mul_f64(0.5 + 0.5 * jitter);
         self.pause = self.pause.mul_f64(1.6).min(LONGEST_PAUSE);
         // Past the very millisecond, so that the question does not come a moment too early.
-        let expiry = holder_ttl.map_or(LONGEST_PAUSE, |ttl| ttl + Duration::from_millis(1));
+        let expiry = holder_ttl.map_or(LONGEST_PAUSE, |ttl| ttl.saturating_add(Duration::from_millis(1)));
         self.ask_at = now + pause.min(expiry);
     }
 
@@ -66,7 +66,7 @@ impl Place {
 }
 
 /// Those who wait for one lock, in order. The head is not counted as waiting.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Line {
     head: Option<Ticket>,
     behind: BTreeMap<Ticket, Option<Waker>>,
@@ -78,6 +78,20 @@ struct Line {
     head_waker: Option<Waker>,
     /// The store refused the head, or gave it the whole lock: whoever does not wait need not ask.
     stuck: bool,
+    /// What the store said last, for those behind who never ask.
+    last: Refusal,
+}
+
+/// Why the last question was not granted.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Refusal {
+    /// There was none.
+    #[default]
+    None,
+    /// Somebody holds the lock, for so long if it is known.
+    Busy(Option<Duration>),
+    /// The store did not answer.
+    Unavailable(StoreError),
 }
 
 impl Line {
@@ -120,13 +134,12 @@ impl Line {
 }
 
 /// The lines of one client.
-#[derive(Debug)]
 pub(crate) struct Gates {
     lines: Mutex<Lines>,
     limit: usize,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Lines {
     closed: bool,
     by_lock: HashMap<(Family, LockKey), Line, RandomState>,
@@ -199,7 +212,6 @@ impl Gates {
 }
 
 /// A ticket in a line. Its owner must [`leave`](Self::leave), also when it is dropped.
-#[derive(Debug)]
 pub(crate) struct Turn<'a> {
     gates: &'a Gates,
     lock_name: (Family, LockKey),
@@ -286,7 +298,7 @@ impl Turn<'_> {
 
     /// The store refused the head's request; `queued` if it put it in its own line.
     pub(crate) fn refused(&mut self, now: Instant, holder_ttl: Option<Duration>, queued: bool, jitter: f64) {
-        self.set_stuck(true);
+        self.remember(true, Refusal::Busy(holder_ttl));
         if let Some(place) = &mut self.place {
             place.queued = queued;
             place.refused(now, holder_ttl, jitter);
@@ -294,7 +306,10 @@ impl Turn<'_> {
     }
 
     /// The head's request has no answer: its name is not to be used again (PROTOCOL 1), and the next question waits.
-    pub(crate) fn failed(&mut self, now: Instant, jitter: f64) {
+    pub(crate) fn failed(&mut self, now: Instant, error: Option<&StoreError>, jitter: f64) {
+        if let Some(error) = error {
+            self.remember(true, Refusal::Unavailable(error.clone()));
+        }
         if let Some(place) = &mut self.place {
             place.rename();
             place.refused(now, None, jitter);
@@ -309,13 +324,22 @@ impl Turn<'_> {
             place.pause = FIRST_PAUSE;
             place.ask_at = ask_at;
             let stuck = place.mode == Mode::Exclusive;
-            self.set_stuck(stuck);
+            self.remember(stuck, Refusal::None);
         }
     }
 
-    fn set_stuck(&self, stuck: bool) {
+    fn remember(&self, stuck: bool, last: Refusal) {
         let mut lines = lock(&self.gates.lines);
-        self.line(&mut lines, |line| line.stuck = stuck);
+        self.line(&mut lines, |line| {
+            line.stuck = stuck;
+            line.last = last;
+        });
+    }
+
+    /// What the store said last to whoever was the head.
+    pub(crate) fn last_refusal(&self) -> Refusal {
+        let mut lines = lock(&self.gates.lines);
+        self.line(&mut lines, |line| line.last.clone()).unwrap_or_default()
     }
 
     /// Lets the next one come forward. A place that nobody goes on with, and that stands in the store's line, is returned.
@@ -337,3 +361,6 @@ impl Turn<'_> {
         orphan
     }
 }
+
+#[cfg(test)]
+mod tests;

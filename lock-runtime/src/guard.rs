@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 
 use crate::{
@@ -38,8 +39,9 @@ pub struct LockGuard {
 }
 
 impl LockGuard {
-    /// A guard of one or more leases, in the order of their keys.
-    pub(crate) fn new(entries: Vec<Entry>) -> Self {
+    /// A guard of one or more leases. They are put in the order of their keys: those that were entered again come first.
+    pub(crate) fn new(mut entries: Vec<Entry>) -> Self {
+        entries.sort_by(|one, other| one.holding.hold().key.cmp(&other.holding.hold().key));
         let holdings = entries.iter().map(|entry| entry.holding.clone()).collect();
         Self { held: HeldLock { holdings }, entries }
     }
@@ -60,12 +62,9 @@ impl LockGuard {
     /// # Cancellation
     /// Dropping the future releases in the background.
     pub async fn release(mut self) -> Result<(), LockError> {
-        let mut result = Ok(());
-        while let Some(entry) = self.entries.pop() {
-            let released = entry.release().await;
-            result = result.and(released);
-        }
-        result
+        // All at once: several keys must not take several times as long.
+        let releases = std::mem::take(&mut self.entries).into_iter().map(Entry::release);
+        join_all(releases).await.into_iter().collect()
     }
 
     /// Keeps the lock for at least `lease` from now (100 ms to 24 h), once; renewals go on as before and never shorten it.
@@ -155,6 +154,11 @@ impl Entry {
         Ok(holding.enter()?.then(|| Self::first(holding)))
     }
 
+    /// How its lease was lost, if it was.
+    pub(crate) fn lost(&self) -> Option<LockError> {
+        self.holding.loss().map(|loss| self.holding.lost_error(loss))
+    }
+
     async fn release(mut self) -> Result<(), LockError> {
         let release = match self.holding.leave() {
             Left::Shared => {
@@ -194,12 +198,15 @@ impl Entry {
     }
 
     async fn downgrade(mut self) -> Result<Self, LockError> {
-        if self.holding.is_shared() {
-            return Err(mismatch(&self.holding.hold().key, "a lock that was entered again cannot be downgraded"));
-        }
-        if let Left::Lost(loss) = self.holding.leave() {
-            self.step = Step::Done;
-            return Err(self.holding.lost_error(loss));
+        match self.holding.leave_alone() {
+            None => {
+                return Err(mismatch(&self.holding.hold().key, "a lock that was entered again cannot be downgraded"));
+            }
+            Some(Left::Lost(loss)) => {
+                self.step = Step::Done;
+                return Err(self.holding.lost_error(loss));
+            }
+            Some(Left::Last(_) | Left::Shared) => {}
         }
         self.step = Step::Converting;
         let reader = self.holding.convert().await?;

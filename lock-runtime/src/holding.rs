@@ -1,12 +1,15 @@
 //! One lock that this process holds: shared by its guards, their views, the frames that cover it, and the driver.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
-use tokio::time::{Instant, timeout};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout},
+};
 
 use crate::{
     client::Core,
@@ -20,7 +23,6 @@ use crate::{
 };
 
 /// A lock that this process holds, or held.
-#[derive(Debug)]
 pub(crate) struct Holding {
     core: Arc<Core>,
     id: u64,
@@ -29,6 +31,8 @@ pub(crate) struct Holding {
     terms: Terms,
     /// When it was asked for: `min_hold` and `max_hold` count from here.
     since: Instant,
+    /// Where it was taken: if the driver's runtime ends, this one may still live.
+    runtime: Handle,
     state: Mutex<State>,
 }
 
@@ -84,6 +88,7 @@ impl Holding {
             fence: grant.fence,
             terms,
             since: sent,
+            runtime: Handle::current(),
             state: Mutex::new(State { lease, phase: Phase::Held, guards: 1, planned: None, listeners: Vec::new() }),
         });
         core.driver.plan(core, &holding);
@@ -104,6 +109,10 @@ impl Holding {
 
     pub(crate) fn fence(&self) -> FencingToken {
         self.fence
+    }
+
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
     }
 
     pub(crate) fn terms(&self) -> &Terms {
@@ -165,11 +174,6 @@ impl Holding {
         lock(&self.state).phase == Phase::Released
     }
 
-    /// Does more than one guard stand on this lease?
-    pub(crate) fn is_shared(&self) -> bool {
-        lock(&self.state).guards > 1
-    }
-
     /// Lets one more guard stand on this lease; `false` if the last one has left.
     pub(crate) fn enter(&self) -> Result<bool, LockError> {
         if let Some(loss) = self.loss() {
@@ -183,9 +187,18 @@ impl Holding {
         Ok(held)
     }
 
+    /// As [`leave`](Self::leave), but only for the last guard; `None`, and nothing is done, if others stand on the lease.
+    pub(crate) fn leave_alone(self: &Arc<Self>) -> Option<Left> {
+        let state = lock(&self.state);
+        (state.guards <= 1).then(|| self.leave_locked(state))
+    }
+
     /// One guard less. With the last one renewal ends, before anything is sent.
     pub(crate) fn leave(self: &Arc<Self>) -> Left {
-        let mut state = lock(&self.state);
+        self.leave_locked(lock(&self.state))
+    }
+
+    fn leave_locked(self: &Arc<Self>, mut state: MutexGuard<'_, State>) -> Left {
         state.guards = state.guards.saturating_sub(1);
         match state.phase {
             Phase::Lost(loss) => Left::Lost(loss),
@@ -233,13 +246,14 @@ impl Holding {
         (state.phase == Phase::Held).then(|| Renewal::new(self.hold.clone(), state.lease.length()))
     }
 
-    /// The store said, in reply to a request sent at `sent`, that `ttl` is left.
-    pub(crate) fn confirm(self: &Arc<Self>, sent: Instant, ttl: Duration) {
-        lock(&self.state).lease.confirm(sent, ttl, rand::random());
+    /// The store said, in reply to a renewal sent at `sent`, that `ttl` is left.
+    pub(crate) fn renewed(self: &Arc<Self>, sent: Instant, ttl: Duration) {
+        lock(&self.state).lease.renewed(sent, ttl, rand::random());
         tracing::trace!(key = %self.hold.key, ?ttl, "renewed");
         self.core.driver.plan(&self.core, self);
     }
 
+    /// The renewal that was sent has failed.
     pub(crate) fn renewal_failed(self: &Arc<Self>) {
         lock(&self.state).lease.renewal_failed(Instant::now());
         self.core.driver.plan(&self.core, self);
@@ -272,22 +286,25 @@ impl Holding {
         if let Some(loss) = self.loss() {
             return Err(self.lost_error(loss));
         }
+        if self.is_released() {
+            let message = "no longer held: it was released";
+            return Err(LockError::new(LockErrorKind::Lost(Loss::Taken), message).with_key(&self.hold.key));
+        }
         let patience = call_timeout(self.terms.lease);
         let sent = Instant::now();
         let renewal = [Renewal::new(self.hold.clone(), lease)];
-        let replies = timeout(patience, self.core.store.renew(&renewal))
-            .await
-            .unwrap_or_else(|_| Err(StoreError::timed_out(patience)))
-            .map_err(|error| LockError::from_store(error).with_key(&self.hold.key))?;
-        match replies.first() {
-            Some(RenewReply::Renewed { ttl }) => {
-                self.confirm(sent, *ttl);
+        let mut replies = timeout(patience, self.core.store.renew(&renewal)).await.unwrap_or_default();
+        match replies.pop().unwrap_or_else(|| Err(StoreError::timed_out(patience))) {
+            Ok(RenewReply::Renewed { ttl }) => {
+                lock(&self.state).lease.told(sent, ttl);
+                self.core.driver.plan(&self.core, self);
                 Ok(())
             }
-            Some(RenewReply::Gone) | None => {
+            Ok(RenewReply::Gone) => {
                 self.lose(Loss::Taken);
                 Err(self.lost_error(Loss::Taken))
             }
+            Err(error) => Err(LockError::from_store(error).with_key(&self.hold.key)),
         }
     }
 

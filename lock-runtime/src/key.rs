@@ -68,7 +68,7 @@ fn complaint(name: &str) -> Option<&'static str> {
         return Some("is empty; a lock needs a name such as \"order:42\"");
     }
     if name.len() > MAX_KEY_BYTES {
-        return Some("is longer than 512 bytes; use a digest of the long part");
+        return Some(TOO_LONG);
     }
     if name.chars().any(char::is_control) {
         return Some("contains a control character; write outside values through a placeholder, which escapes them");
@@ -175,9 +175,11 @@ pub struct KeyWriter {
     name: String,
     /// A value was written and no `:` or `/` since.
     open: bool,
-    /// Values stop being written here, so that a huge one costs no memory; `finish` then refuses the key.
-    overflow: bool,
+    /// Why `finish` refuses the key whatever else is written.
+    complaint: Option<&'static str>,
 }
+
+const TOO_LONG: &str = "is longer than 512 bytes; use a digest of the long part";
 
 impl KeyWriter {
     /// An empty writer.
@@ -207,7 +209,9 @@ impl KeyWriter {
         self.open = true;
         let start = self.name.len();
         if (Escape { writer: self }).write_fmt(value).is_err() {
-            self.overflow = true;
+            // Values stop being written at the limit, so that a huge one costs no memory.
+            let too_long = self.name.len() > MAX_KEY_BYTES;
+            self.complaint = Some(if too_long { TOO_LONG } else { "is not whole: a value could not be written" });
         }
         // A value must not be able to make up the reserved beginning.
         if start == 0 && self.name == PERMITS {
@@ -221,8 +225,8 @@ impl KeyWriter {
     /// # Errors
     /// `InvalidKey`, as [`LockKey::new`].
     pub fn finish(self) -> Result<LockKey, LockError> {
-        if self.overflow {
-            return Err(invalid(&self.name, "is longer than 512 bytes; use a digest of the long part"));
+        if let Some(complaint) = self.complaint {
+            return Err(invalid(&self.name, complaint));
         }
         LockKey::new(self.name)
     }

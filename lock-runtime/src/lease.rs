@@ -8,6 +8,8 @@ use crate::error::Loss;
 
 /// A holder that has renewed for so many leases without a `max_hold` is worth one warning.
 const WARN_AFTER_LEASES: u32 = 10;
+/// A lease is a day at most; whatever is longer is as good.
+const LONGEST_TTL: Duration = Duration::from_secs(10 * 24 * 60 * 60);
 
 /// What is taken off a lease for clocks that do not run alike: 1 % and 2 ms, as in [Redlock].
 ///
@@ -66,7 +68,7 @@ impl Lease {
             ends_at: max_hold.map(|max_hold| sent + max_hold),
             warn_at: warn.then(|| sent + length * WARN_AFTER_LEASES),
         };
-        lease.confirm(sent, ttl, jitter);
+        lease.renewed(sent, ttl, jitter);
         lease
     }
 
@@ -109,19 +111,27 @@ impl Lease {
         None
     }
 
-    /// The store said `ttl` in reply to a renewal, an extension or a question sent at `sent`.
-    pub(crate) fn confirm(&mut self, sent: Instant, ttl: Duration, jitter: f64) {
-        // A reply overtaken by a newer one says nothing new.
-        if sent < self.as_of {
-            return;
-        }
-        self.as_of = sent;
-        self.valid_until = sent + ttl.saturating_sub(drift(ttl));
+    /// The store said `ttl` in reply to a renewal sent at `sent`.
+    pub(crate) fn renewed(&mut self, sent: Instant, ttl: Duration, jitter: f64) {
         if self.renewal != Renewal::Off {
             // A grant met late has little left, and is renewed sooner.
             let third = ttl.min(self.length) / 3;
             self.renewal = Renewal::At(sent + third.mul_f64(1.0 - 0.1 * jitter));
         }
+        self.told(sent, ttl);
+    }
+
+    /// The store said `ttl` in reply to a question or an extension sent at `sent`. That puts no renewal off.
+    pub(crate) fn told(&mut self, sent: Instant, ttl: Duration) {
+        // A reply overtaken by a newer one says nothing new.
+        if sent < self.as_of {
+            return;
+        }
+        // A store of a user's own may say anything, and an `Instant` has an end.
+        let ttl = ttl.min(LONGEST_TTL);
+        self.as_of = sent;
+        self.valid_until = sent + ttl.saturating_sub(drift(ttl));
+        self.hurry(sent + ttl / 3);
     }
 
     /// A renewal did not succeed; it is tried again, for as long as validity is left.
@@ -189,9 +199,26 @@ mod tests {
     }
 
     #[test]
+    fn questions_put_no_renewal_off() {
+        let (mut lease, t0) = granted(None);
+        let renew_at = lease.next_due();
+        for second in 1..10 {
+            lease.told(t0 + Duration::from_secs(second), LEASE - Duration::from_secs(second));
+            assert_eq!(lease.next_due(), renew_at);
+        }
+        assert_eq!(lease.due(renew_at, Duration::ZERO), Some(Due::Renew));
+        lease.told(renew_at, LEASE * 2 / 3);
+        assert_eq!(lease.due(renew_at + LEASE / 3, Duration::ZERO), None, "the renewal is still in flight");
+        // A store on which somebody has shortened the lease.
+        let (mut lease, t0) = granted(None);
+        lease.told(t0, LEASE / 10);
+        assert_eq!(lease.next_due(), t0 + LEASE / 30);
+    }
+
+    #[test]
     fn max_hold_ends_a_lease_that_is_renewed() {
         let (mut lease, t0) = granted(Some(LEASE * 2));
-        lease.confirm(t0 + LEASE, LEASE * 4, 0.0);
+        lease.renewed(t0 + LEASE, LEASE * 4, 0.0);
         assert_eq!(lease.validity(t0 + LEASE), LEASE);
         assert_eq!(lease.due(t0 + LEASE * 2, Duration::ZERO), Some(Due::Lost(Loss::MaxHold)));
     }
@@ -200,7 +227,7 @@ mod tests {
     fn a_lock_held_for_ten_leases_is_warned_of_once() {
         let (mut lease, t0) = granted(None);
         let now = t0 + LEASE * 10;
-        lease.confirm(now, LEASE, 0.0);
+        lease.renewed(now, LEASE, 0.0);
         assert_eq!(lease.due(now, Duration::ZERO), Some(Due::Warn));
         assert_eq!(lease.due(now, Duration::ZERO), None);
     }
@@ -212,7 +239,7 @@ mod tests {
             let (mut lease, t0) = granted(None);
             let mut newest = (0, 30_000);
             for (sent, ttl) in replies {
-                lease.confirm(t0 + Duration::from_millis(sent), Duration::from_millis(ttl), 0.5);
+                lease.renewed(t0 + Duration::from_millis(sent), Duration::from_millis(ttl), 0.5);
                 if sent >= newest.0 {
                     newest = (sent, ttl);
                 }

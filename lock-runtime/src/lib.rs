@@ -1,6 +1,38 @@
-//! Distributed locks for async Rust.
+//! Distributed locks for async Rust: acquire, renew, release.
+//!
+//! ```
+//! use lock_runtime::{LockClient, LockError, distributed_lock};
+//!
+//! #[distributed_lock(key = "order:{order_id}", lease = "30s", wait = "2s")]
+//! async fn pay(order_id: u64) -> Result<String, LockError> {
+//!     Ok(format!("order {order_id} is paid")) // one runner per order in the whole fleet
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let locks = LockClient::in_memory(); // or LockClient::connect("redis://127.0.0.1/").await?
+//! locks.clone().install()?;
+//! assert_eq!(pay(42).await?, "order 42 is paid");
+//! locks.shutdown().await;
+//! # Ok(()) }
+//! ```
+//!
+//! [`LockClient`] is the way in, [`LockSpec`] what can be asked of a lock, [`LockGuard`] and [`HeldLock`] what a holder has,
+//! [`LockError`] what can go wrong. The [`guide`] is the manual, with a page on [what a lock cannot promise](guide::limits).
+//! A layer for axum and other Tower services is in the crate `lock-tower`.
+//!
+//! # Features
+//!
+//! | feature | default | adds |
+//! |---|---|---|
+//! | `macros` | yes | [`distributed_lock`] |
+//! | `redis` | yes | the Redis store: `redis://` |
+//! | `rustls` | | `rediss://` |
+//! | `http` | | refusals as problem documents: [`web`] |
+//! | `axum` | | `LockError` as a response, `HeldLock` as an extractor |
 
+pub mod guide;
 pub mod store;
+pub mod web;
 
 mod acquire;
 mod ambient;
@@ -34,6 +66,6 @@ pub use key::{IntoLockKey, KeyWriter, LockKey, MAX_KEY_BYTES};
 pub use lock_macros::distributed_lock;
 pub use owner::{InScope, is_held};
 pub use request::{Acquire, LockRequest};
-pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, Family, LockSpec, MAX_LEASE, MIN_LEASE, Mode, Wait};
+pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, Family, LockSpec, MAX_LEASE, MIN_LEASE, Mode};
 pub use store::{Holder, Inspection, RevokeReply, RevokeScope};
 pub use under_lock::UnderLock;

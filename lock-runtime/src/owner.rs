@@ -60,7 +60,7 @@ impl Frame {
 
 /// Does an enclosing scope of the current flow of work hold `key`?
 ///
-/// For code that must run under a lock that its callers take: `debug_assert!(lock_runtime::is_held(&key))`. It knows the
+/// Whatever its mode and its client: a permit of that name counts, too. For code that must run under a lock that its callers take: `debug_assert!(lock_runtime::is_held(&key))`. It knows the
 /// scopes of [`LockRequest::run`](crate::LockRequest::run), the macro, the layer and [`LockGuard::scope`](crate::LockGuard::scope).
 pub fn is_held(key: &LockKey) -> bool {
     Frame::current()

@@ -165,6 +165,13 @@ pub struct Acquire {
     inner: BoxFuture<'static, Result<LockGuard, LockError>>,
 }
 
+impl Acquire {
+    #[cfg(feature = "macros")]
+    pub(crate) fn refused(error: LockError) -> Self {
+        Self { inner: Box::pin(std::future::ready(Err(error))) }
+    }
+}
+
 impl Future for Acquire {
     type Output = Result<LockGuard, LockError>;
 

@@ -1,9 +1,8 @@
 //! What the expansion of `#[distributed_lock]` calls. Not for use by hand: it changes without notice.
 
-use crate::{ambient, client::LockClient};
+use crate::{ambient, client::LockClient, request::Acquire};
 pub use crate::{
     error::LockError,
-    guard::LockGuard,
     key::{IntoLockKey, KeyWriter, LockKey},
     spec::LockSpec,
 };
@@ -50,12 +49,10 @@ pub fn key_from(key: impl IntoLockKey) -> Result<LockKey, LockError> {
     key.into_lock_key()
 }
 
-/// Acquires the lock for the body.
-pub async fn enter(
-    client: Result<LockClient, LockError>,
-    key: Result<LockKey, LockError>,
-    spec: &LockSpec,
-) -> Result<LockGuard, LockError> {
-    let request = client?.request(key, spec.clone());
-    request.acquired().await
+/// Acquires the lock for the body. Boxed, as the future of the locked function would hold it whole, beside the body's arguments.
+pub fn enter(client: Result<LockClient, LockError>, key: Result<LockKey, LockError>, spec: &LockSpec) -> Acquire {
+    match client {
+        Ok(client) => client.request(key, spec.clone()).acquire(),
+        Err(error) => Acquire::refused(error),
+    }
 }

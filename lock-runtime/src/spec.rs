@@ -11,6 +11,8 @@ use crate::error::{LockError, LockErrorKind};
 pub const MIN_LEASE: Duration = Duration::from_millis(100);
 /// The longest lease.
 pub const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
+/// An `Instant` has an end.
+const LONGEST_HOLD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// The lease where none is given: long enough that a slow minute of the network is no loss, short enough that a crash is over soon.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 /// How long a request waits where nothing else is said.
@@ -51,8 +53,7 @@ pub enum Family {
 
 /// How long a request is ready to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Wait {
+pub(crate) enum Wait {
     /// Not at all: a lock that is not free is `Contended`.
     No,
     /// At most so long, then `WaitTimeout`.
@@ -131,6 +132,13 @@ impl LockSpec {
         self
     }
 
+    /// Renews, where the client's defaults say otherwise.
+    #[must_use]
+    pub const fn renew(mut self) -> Self {
+        self.renew = Some(true);
+        self
+    }
+
     /// Lets a flow of work that holds the lock in an enclosing scope enter it again, without a round trip.
     #[must_use]
     pub const fn reentrant(mut self) -> Self {
@@ -156,6 +164,28 @@ impl LockSpec {
         self
     }
 
+    /// Fills what this spec leaves open from `other`, whose mode says nothing.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lock_runtime::LockSpec;
+    /// let ours = LockSpec::shared().wait(Duration::from_secs(2));
+    /// let filled = LockSpec::exclusive().no_wait().reentrant().or(&ours).or(&LockSpec::shared().no_renew());
+    /// assert_eq!(filled, LockSpec::exclusive().no_wait().reentrant().no_renew());
+    /// ```
+    #[must_use]
+    pub fn or(self, other: &LockSpec) -> Self {
+        Self {
+            mode: self.mode,
+            lease: self.lease.or(other.lease),
+            wait: self.wait.or(other.wait),
+            renew: self.renew.or(other.renew),
+            reentrant: self.reentrant.or(other.reentrant),
+            min_hold: self.min_hold.or(other.min_hold),
+            max_hold: self.max_hold.or(other.max_hold),
+        }
+    }
+
     /// The mode.
     pub const fn mode(&self) -> Mode {
         self.mode
@@ -167,14 +197,15 @@ impl LockSpec {
 
     /// Fills what is open from `defaults` (whose mode says nothing) and checks the whole.
     pub(crate) fn terms(&self, defaults: &LockSpec) -> Result<Terms, LockError> {
+        let filled = self.clone().or(defaults);
         let terms = Terms {
-            mode: self.mode,
-            lease: self.lease.or(defaults.lease).unwrap_or(DEFAULT_LEASE),
-            wait: self.wait.or(defaults.wait).unwrap_or(Wait::AtMost(DEFAULT_WAIT)),
-            renew: self.renew.or(defaults.renew).unwrap_or(true),
-            reentrant: self.reentrant.or(defaults.reentrant).unwrap_or(false),
-            min_hold: self.min_hold.or(defaults.min_hold),
-            max_hold: self.max_hold.or(defaults.max_hold),
+            mode: filled.mode,
+            lease: filled.lease.unwrap_or(DEFAULT_LEASE),
+            wait: filled.wait.unwrap_or(Wait::AtMost(DEFAULT_WAIT)),
+            renew: filled.renew.unwrap_or(true),
+            reentrant: filled.reentrant.unwrap_or(false),
+            min_hold: filled.min_hold,
+            max_hold: filled.max_hold,
         };
         match terms.complaint() {
             None => Ok(terms),
@@ -212,6 +243,9 @@ impl Terms {
             return Some(format!("a min_hold of {min_hold:?} is too long; give at most 24 h"));
         }
         match (min_hold, max_hold) {
+            (_, Some(max_hold)) if max_hold > LONGEST_HOLD => Some(format!(
+                "a max_hold of {max_hold:?} is too long; give at most 365 days, or leave it out for no limit"
+            )),
             (_, Some(max_hold)) if max_hold.is_zero() => {
                 Some("a max_hold of zero holds nothing; leave it out for no limit".into())
             }
@@ -247,6 +281,10 @@ mod tests {
             (LockSpec::exclusive().wait(seconds(90_000)), "wait"),
             (LockSpec::exclusive().min_hold(seconds(90_000)), "min_hold"),
             (LockSpec::exclusive().max_hold(Duration::ZERO), "max_hold"),
+            (LockSpec::exclusive().max_hold(Duration::MAX), "max_hold"),
+            (LockSpec::exclusive().lease(Duration::MAX), "lease"),
+            (LockSpec::exclusive().wait(Duration::MAX), "wait"),
+            (LockSpec::exclusive().min_hold(Duration::MAX), "min_hold"),
             (LockSpec::exclusive().min_hold(seconds(2)).max_hold(seconds(1)), "max_hold"),
         ] {
             let error = spec.terms(&defaults).unwrap_err();

@@ -68,6 +68,11 @@ impl<F: Future> Future for UnderLock<F> {
         loop {
             let next = match state.as_mut().project() {
                 Stage::Running { body, lost, guard } => {
+                    // First, as a process that was paused must not go on with work whose lock has ended meanwhile.
+                    if let Poll::Ready(error) = Pin::new(&mut *lost).poll(cx) {
+                        state.set(State::Done);
+                        return Poll::Ready(Err(error));
+                    }
                     if let Poll::Ready(output) = body.poll(cx) {
                         // It is taken here only, and the stage is left for good.
                         let Some(guard) = guard.take() else { continue };

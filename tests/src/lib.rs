@@ -26,3 +26,8 @@ pub use processes::Worker;
 pub use proxy::Proxy;
 pub use redis_server::{RedisServer, shared_server, unique};
 pub use traces::Captured;
+
+/// The README's snippets compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;

@@ -11,7 +11,7 @@
 //! assert_eq!(events[0].field("key"), Some("stock"));
 //! ```
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, sync::LazyLock};
 
 use tokio::sync::watch;
 use tracing::{
@@ -54,9 +54,14 @@ pub struct Captured {
     dispatch: Dispatch,
 }
 
+/// Keeps [`Captured`] from ever being the only subscriber of the process: `tracing` then asks the subscriber of the current
+/// thread alone whether an event will ever be of interest, and a test without one that comes first would silence it for all.
+static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Registry::default()));
+
 impl Captured {
     /// Collects nothing yet: see [`set_default`](Self::set_default) and [`dispatch`](Self::dispatch).
     pub fn new() -> Self {
+        LazyLock::force(&ANOTHER);
         let events = watch::Sender::default();
         let dispatch = Dispatch::new(Registry::default().with(Collect(events.clone())));
         Self { events, dispatch }

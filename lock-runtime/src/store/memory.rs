@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     hash::BuildHasher,
     sync::{
         Mutex, MutexGuard,
@@ -32,7 +33,6 @@ const SHARDS: usize = 32;
 ///
 /// Time is tokio's, so a paused clock works. Fencing tokens come from one counter for all keys: that keeps them
 /// increasing per key without a memory of keys that nobody holds.
-#[derive(Debug)]
 pub struct MemoryStore {
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
@@ -40,20 +40,24 @@ pub struct MemoryStore {
     listeners: Mutex<Vec<UnboundedSender<StoreEvent>>>,
 }
 
-#[derive(Debug, Default)]
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
 struct Shard {
     locks: HashMap<LockKey, Entry, RandomState>,
     permits: HashMap<LockKey, Entry, RandomState>,
 }
 
 /// What lies under one name: always at least one slot, the expired ones among them until somebody looks.
-#[derive(Debug)]
 struct Entry {
     mode: Mode,
     slots: Vec<Slot>,
 }
 
-#[derive(Debug)]
 struct Slot {
     token: Token,
     /// Nobody's any more: it only blocks until it expires (`min_hold`).
@@ -350,8 +354,8 @@ impl Store for MemoryStore {
         now(|| self.poll_now(hold))
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Result<Vec<RenewReply>, StoreError>> {
-        now(|| renewals.iter().map(|renewal| self.renew_now(renewal)).collect())
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+        Box::pin(async { renewals.iter().map(|renewal| Ok(self.renew_now(renewal))).collect() })
     }
 
     fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {

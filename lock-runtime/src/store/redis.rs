@@ -27,9 +27,9 @@ mod reply;
 mod scripts;
 mod url;
 
-use std::{fmt, time::Duration};
+use std::{fmt, panic::AssertUnwindSafe, time::Duration};
 
-use futures_util::future::BoxFuture;
+use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::time::Instant;
 
 use self::{
@@ -38,11 +38,11 @@ use self::{
     connection::Connection,
     names::{Names, lock_name},
     reply::{Reply, unexpected},
-    scripts::Call,
+    scripts::{Call, Script},
 };
 use super::{
     AcquireAllReply, AcquireReply, ConvertReply, Events, Hold, Inspection, KeyRequest, PollReply, Release,
-    ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind, Token,
+    ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind,
 };
 use crate::{
     error::LockError,
@@ -64,7 +64,8 @@ const BATCH: usize = 100;
 /// [`Disconnected`](super::StoreEvent::Disconnected). A call waits for its reply for as long as the connection lives: put
 /// it under a timeout. A dropped call may still be executed; follow it with [`abandon`](Store::abandon).
 ///
-/// No call queues in this version: a request that would stand in line is answered `Busy`.
+/// No call queues in this version: a request that would stand in line is answered `Busy`. The holder of a revoked lock
+/// learns of it with its next renewal.
 pub struct RedisStore {
     connection: Connection,
     clock: ServerClock,
@@ -72,18 +73,16 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// Connects to `redis://[[user]:password@]host[:port][/db]`, to `rediss://..` (TLS; with the feature `rustls` or
-    /// `native-tls`), or to `unix:///path`.
+    /// Connects to `redis://[[user]:password@]host[:port][/db]`, to `rediss://..` (TLS; with the feature `rustls`),
+    /// or to `unix:///path`.
     ///
     /// All keys begin with `<namespace>:`, or hold that in their hash tag. Two namespaces never share a lock.
     ///
-    /// It takes at most 2.5 s. Dropping the future closes what was opened. With the feature `rustls` the application
-    /// installs a crypto provider before the first `rediss://` connection.
+    /// It takes at most 2.5 s. Dropping the future closes what was opened.
     ///
     /// # Errors
     /// - `InvalidUrl`: the URL does not name a Redis server, or needs a feature that is not compiled in.
-    /// - `InvalidSpec`: the namespace is empty, longer than 64 bytes, holds a brace or a control character, begins with the
-    ///   segment `f` or `q`, or has a segment `permits`.
+    /// - `InvalidSpec`: the namespace is empty, longer than 64 bytes, holds `:`, a brace or a control character, or is `f` or `q`.
     /// - `Unavailable`: nobody answers there, or not now.
     /// - `Unauthenticated`, `Forbidden`: the server wants another user; the message says what to allow.
     /// - `ReadOnly`: the server is a replica.
@@ -93,7 +92,7 @@ impl RedisStore {
         Self::open(url::open(url)?, namespace).await
     }
 
-    /// As [`connect`](Self::connect), for what a URL cannot say: certificates, another source of credentials.
+    /// As [`connect`](Self::connect), for what a URL cannot say: certificates, settings of the socket.
     ///
     /// The client's address, credentials, database and certificates are used; the protocol is set to RESP3,
     /// `TCP_NODELAY` on, and keepalive and user timeout where the client leaves them open.
@@ -105,7 +104,15 @@ impl RedisStore {
         Self::open(url::adjust(client.get_connection_info().clone())?, namespace).await
     }
 
-    /// The `ACL SETUSER` line for a user that locks in `namespace`: the least that suffices. Databases other than 0 need `+select` as well.
+    /// The `ACL SETUSER` line for a user that locks in `namespace`: the least that suffices.
+    ///
+    /// A database other than 0 needs `+select` as well. Redis 6.0 knows no rules for channels: leave out the word that
+    /// begins with `&`.
+    ///
+    /// ```
+    /// use lock_runtime::store::redis::RedisStore;
+    /// assert!(RedisStore::acl_line("lock").starts_with("ACL SETUSER <user> on ><password> ~lock:* ~{lock:*}:f "));
+    /// ```
     pub fn acl_line(namespace: &str) -> String {
         AclLine::new(namespace, 0).to_string()
     }
@@ -117,21 +124,30 @@ impl RedisStore {
             let clock = handshake::greet(&connection).await?;
             Ok(Self { connection, clock, namespace: namespace.to_owned() })
         };
+        // rustls panics where the application has chosen no crypto provider; a caller deserves an error that says so.
+        let connect = AssertUnwindSafe(connect).catch_unwind().map(|caught| {
+            let remedy = "TLS could not be set up; install a crypto provider at the start of `main`: \
+                          `rustls::crypto::ring::default_provider().install_default()`";
+            caught.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::Unavailable, remedy)))
+        });
         let connected = tokio::time::timeout(CONNECT, connect).await;
         connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT))).map_err(|error: StoreError| {
             LockError::new(error.kind().into(), format!("cannot keep locks at {address}")).with_source(Some(error))
         })
     }
 
-    fn names(&self, key: &LockKey, family: Family) -> Names {
-        Names::new(&self.namespace, key, family)
+    /// A call that needs the lock alone.
+    fn on_lock(&self, script: &'static Script, key: &LockKey, family: Family) -> Call {
+        Call::new(script, 1).arg(lock_name(&self.namespace, key, family))
     }
 
-    fn lock_name(&self, key: &LockKey, family: Family) -> String {
-        lock_name(&self.namespace, key, family)
+    /// A call that may grant, and so needs the fence as well.
+    fn on_both(&self, script: &'static Script, key: &LockKey, family: Family) -> Call {
+        let names = Names::new(&self.namespace, key, family);
+        Call::new(script, 2).arg(names.lock).arg(names.fence)
     }
 
-    async fn run(&self, call: &Call) -> Result<Reply, StoreError> {
+    async fn run(&self, call: Call) -> Result<Reply, StoreError> {
         Reply::new(self.connection.call(call).await?)
     }
 
@@ -140,17 +156,16 @@ impl RedisStore {
             return Ok(AcquireAllReply::Granted(Vec::new()));
         };
         let sent = Instant::now();
-        let mut call = Call::new(&scripts::ACQUIRE).arg(self.clock.server_micros(deadline).to_string());
-        for KeyRequest { hold, lease, .. } in requests {
-            let names = self.names(&hold.key, hold.mode.family());
-            call = call
-                .key(names.lock)
-                .key(names.fence)
-                .arg(mode(hold.mode))
-                .arg(member(hold.mode, hold.token))
-                .arg(millis(*lease));
+        let mut call = Call::new(&scripts::ACQUIRE, 2 * requests.len());
+        for KeyRequest { hold, .. } in requests {
+            let names = Names::new(&self.namespace, &hold.key, hold.mode.family());
+            call = call.arg(names.lock).arg(names.fence);
         }
-        let mut reply = self.run(&call).await?;
+        call = call.arg(self.clock.server_micros(deadline).to_string());
+        for KeyRequest { hold, lease, .. } in requests {
+            call = call.hold(hold).millis(*lease);
+        }
+        let mut reply = self.run(call).await?;
         self.clock.observe(reply.count()?, sent, Instant::now());
         match reply.word() {
             "granted" => requests.iter().map(|_| reply.grant()).collect::<Result<_, _>>().map(AcquireAllReply::Granted),
@@ -192,9 +207,8 @@ impl RedisStore {
     }
 
     async fn poll_one(&self, hold: &Hold) -> Result<PollReply, StoreError> {
-        let names = self.names(&hold.key, hold.mode.family());
-        let call = Call::new(&scripts::POLL).key(names.lock).key(names.fence);
-        let mut reply = self.run(&call.arg(mode(hold.mode)).arg(member(hold.mode, hold.token))).await?;
+        let call = self.on_both(&scripts::POLL, &hold.key, hold.mode.family()).hold(hold);
+        let mut reply = self.run(call).await?;
         match reply.word() {
             "granted" => reply.grant().map(PollReply::Granted),
             "gone" => Ok(PollReply::Gone),
@@ -203,49 +217,35 @@ impl RedisStore {
     }
 
     fn renewal(&self, Renewal { hold, lease }: &Renewal) -> Call {
-        Call::new(&scripts::RENEW)
-            .key(self.lock_name(&hold.key, hold.mode.family()))
-            .arg(mode(hold.mode))
-            .arg(member(hold.mode, hold.token))
-            .arg(millis(*lease))
+        self.on_lock(&scripts::RENEW, &hold.key, hold.mode.family()).hold(hold).millis(*lease)
     }
 
-    /// Sends every batch even after an error in one reply, so that no lock is lost because of another one. The error is
-    /// told at the end: what was renewed is then longer than the caller knows, which does no harm.
-    async fn renew_all(&self, renewals: &[Renewal]) -> Result<Vec<RenewReply>, StoreError> {
+    async fn renew_all(&self, renewals: &[Renewal]) -> Vec<Result<RenewReply, StoreError>> {
         let mut replies = Vec::with_capacity(renewals.len());
-        let mut first_error = None;
         for batch in renewals.chunks(BATCH) {
-            let calls: Vec<_> = batch.iter().map(|renewal| self.renewal(renewal)).collect();
-            for result in self.connection.call_each(&calls).await? {
-                match result.and_then(renewed) {
-                    Ok(reply) => replies.push(reply),
-                    Err(error) => first_error = first_error.or(Some(error)),
-                }
+            match self.connection.call_each(batch.iter().map(|renewal| self.renewal(renewal))).await {
+                Ok(values) => replies.extend(values.into_iter().map(|value| value.and_then(renewed))),
+                Err(error) => replies.extend(batch.iter().map(|_| Err(error.clone()))),
             }
         }
-        match first_error {
-            None if replies.len() == renewals.len() => Ok(replies),
-            None => Err(unexpected()),
-            Some(error) => Err(error),
-        }
+        replies
     }
 
     async fn release_one(&self, Release { hold, keep_for, next }: &Release) -> Result<ReleaseReply, StoreError> {
-        let member_of = |token| member(hold.mode, token);
         let call = match (hold.mode, next) {
+            // The lock does not become free, so there is nothing to keep it from.
             (Mode::Exclusive, Some((next, lease))) => {
-                let names = self.names(&hold.key, Family::Lock);
-                let call = Call::new(&scripts::PASS).key(names.lock).key(names.fence);
-                call.arg(member_of(hold.token)).arg(member_of(*next)).arg(millis(*lease))
+                let call = self.on_both(&scripts::PASS, &hold.key, Family::Lock);
+                call.token(hold.token).token(*next).millis(*lease)
             }
-            _ => Call::new(&scripts::RELEASE)
-                .key(self.lock_name(&hold.key, hold.mode.family()))
-                .arg(mode(hold.mode))
-                .arg(member_of(hold.token))
-                .arg(millis(keep_for.unwrap_or_default())),
+            (mode, _) => {
+                let script = if mode == Mode::Exclusive { &scripts::RELEASE } else { &scripts::RELEASE_SHARE };
+                let call = self.on_lock(script, &hold.key, mode.family());
+                call.member(mode, hold.token).millis(keep_for.unwrap_or_default())
+            }
         };
-        let mut reply = self.run(&call).await?;
+        // Not repeated: "not held" would then not tell whether the first had been executed (PROTOCOL 14).
+        let mut reply = Reply::new(self.connection.call_once(call).await?)?;
         match reply.word() {
             "released" => Ok(ReleaseReply::Released),
             "passed" => reply.grant().map(ReleaseReply::Passed),
@@ -258,9 +258,8 @@ impl RedisStore {
         if hold.mode.family() != Family::Lock {
             return Ok(ConvertReply::NotHeld);
         }
-        let names = self.names(&hold.key, Family::Lock);
-        let call = Call::new(&scripts::CONVERT).key(names.lock).key(names.fence);
-        let mut reply = self.run(&call.arg(member(Mode::Exclusive, hold.token))).await?;
+        let call = self.on_both(&scripts::CONVERT, &hold.key, Family::Lock).token(hold.token);
+        let mut reply = self.run(call).await?;
         match reply.word() {
             "converted" => reply.grant().map(ConvertReply::Converted),
             "not_held" => Ok(ConvertReply::NotHeld),
@@ -269,9 +268,8 @@ impl RedisStore {
     }
 
     async fn inspect_one(&self, key: &LockKey, family: Family) -> Result<Inspection, StoreError> {
-        let names = self.names(key, family);
-        let call = Call::new(&scripts::INSPECT).key(names.lock).key(names.fence).arg(family_name(family));
-        let mut reply = self.run(&call).await?;
+        let call = self.on_both(&scripts::INSPECT, key, family).family(family);
+        let mut reply = self.run(call).await?;
         match reply.word() {
             "holders" => {
                 let fence = reply.counter()?;
@@ -286,8 +284,8 @@ impl RedisStore {
             RevokeScope::Leased => "leased",
             RevokeScope::AlsoEndless => "endless",
         };
-        let call = Call::new(&scripts::REVOKE).key(self.lock_name(key, family)).arg(family_name(family)).arg(scope);
-        match self.run(&call).await?.word() {
+        let call = self.on_lock(&scripts::REVOKE, key, family).family(family).arg(scope);
+        match self.run(call).await?.word() {
             "revoked" => Ok(RevokeReply::Revoked),
             "not_held" => Ok(RevokeReply::NotHeld),
             "endless" => Ok(RevokeReply::Endless),
@@ -317,39 +315,6 @@ fn foreign(reply: &Reply) -> StoreError {
     }
 }
 
-/// How scripts call a mode.
-fn mode(mode: Mode) -> String {
-    match mode {
-        Mode::Exclusive => "exclusive".into(),
-        Mode::Shared => "shared".into(),
-        Mode::Permits(permits) => permits.to_string(),
-    }
-}
-
-fn family_name(family: Family) -> &'static str {
-    match family {
-        Family::Lock => "lock",
-        Family::Permits => "permits",
-    }
-}
-
-/// How a holder is written. With permits their number is in it, so that another number is noticed while somebody holds.
-fn member(mode: Mode, token: Token) -> String {
-    let mut member = String::with_capacity(48);
-    if let Mode::Permits(permits) = mode {
-        member.push_str(&permits.to_string());
-        member.push(':');
-    }
-    member.extend(token.to_hex().map(char::from));
-    member
-}
-
-/// Whole milliseconds, rounded up: a lease is at least what was asked. Bounded, so that the server can add its time.
-fn millis(duration: Duration) -> String {
-    const MOST: u128 = 1_000_000_000_000;
-    duration.as_nanos().div_ceil(1_000_000).min(MOST).to_string()
-}
-
 impl Store for RedisStore {
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
         Box::pin(self.acquire_one(request))
@@ -363,7 +328,7 @@ impl Store for RedisStore {
         Box::pin(self.poll_one(hold))
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Result<Vec<RenewReply>, StoreError>> {
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
         Box::pin(self.renew_all(renewals))
     }
 

@@ -1,8 +1,12 @@
 //! `lock-worker`: what a test runs in other processes. One module per subcommand in `worker/`; to add one, write its
 //! module with a clap `Args` struct that has `async fn run(self, parent: Parent)`, and name it in [`Task`] and `main`.
 
+#[path = "worker/hold.rs"]
+mod hold;
 #[path = "worker/idle.rs"]
 mod idle;
+#[path = "worker/increment.rs"]
+mod increment;
 #[path = "worker/nested.rs"]
 mod nested;
 #[path = "worker/redis.rs"]
@@ -14,7 +18,9 @@ use lock_tests::processes::Parent;
 /// Runs one task for the test that started it, and ends when its standard input does.
 #[derive(Parser)]
 enum Task {
+    Hold(hold::Hold),
     Idle(idle::Idle),
+    Increment(increment::Increment),
     Nested(nested::Nested),
     Redis(redis::Redis),
 }
@@ -24,7 +30,9 @@ async fn main() {
     let task = Task::parse();
     let parent = Parent::follow();
     match task {
+        Task::Hold(task) => task.run(parent).await,
         Task::Idle(task) => task.run(parent).await,
+        Task::Increment(task) => task.run(parent).await,
         Task::Nested(task) => task.run(parent).await,
         Task::Redis(task) => task.run(parent).await,
     }

@@ -1,6 +1,19 @@
 //! The promises of the workspace, a module each, held against real servers and processes.
 
+#![allow(clippy::unwrap_used, reason = "clippy.toml allows it in test functions only, and not in what they share")]
+
+mod attribute;
+mod cancellation;
 mod environment;
+mod events;
+mod exclusion;
+mod faults;
 mod fixture;
+mod layer;
+mod loss;
 mod model;
+mod modes;
+mod owners;
+mod place;
 mod protocol;
+mod ui;

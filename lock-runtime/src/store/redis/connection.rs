@@ -15,7 +15,10 @@ use redis::{
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::{acl::AclLine, error, handshake, scripts::Call};
-use crate::store::{Events, StoreError, StoreErrorKind, StoreEvent};
+use crate::{
+    store::{Events, StoreError, StoreErrorKind, StoreEvent},
+    sync::lock,
+};
 
 /// How long one attempt may take; there are two before a call is told.
 const ATTEMPT: Duration = Duration::from_secs(1);
@@ -27,9 +30,16 @@ const BUFFERED_CALLS: usize = 4096;
 pub(super) struct Connection {
     client: Client,
     // Not tokio's: it is held for a clone only, never across an await.
-    manager: RwLock<ConnectionManager>,
+    manager: RwLock<Numbered>,
     listeners: Arc<Listeners>,
     acl: AclLine,
+}
+
+/// A manager, and which one it is.
+#[derive(Clone)]
+struct Numbered {
+    number: u64,
+    manager: ConnectionManager,
 }
 
 impl Connection {
@@ -37,7 +47,10 @@ impl Connection {
         let acl = AclLine::new(namespace, client.get_connection_info().redis_settings().db());
         let listeners = Arc::<Listeners>::default();
         match ConnectionManager::new_with_config(client.clone(), config(&listeners)).await {
-            Ok(manager) => Ok(Self { client, manager: RwLock::new(manager), listeners, acl }),
+            Ok(manager) => {
+                let manager = RwLock::new(Numbered { number: 0, manager });
+                Ok(Self { client, manager, listeners, acl })
+            }
             Err(cause) => {
                 let error = error::disconnected(&cause, &acl);
                 if error.kind() == StoreErrorKind::NotRedis
@@ -67,41 +80,68 @@ impl Connection {
         self.settle(self.send(command).await?)
     }
 
-    /// Runs one script.
-    pub(super) async fn call(&self, call: &Call) -> Result<Value, StoreError> {
-        let value = self.send(&call.evalsha()).await?;
-        if is_unknown_script(&value) { self.command(&call.eval()).await } else { self.settle(value) }
+    /// Runs one script. If the connection breaks, it is run once more on the next one: what is under the same token does no
+    /// more twice than once.
+    pub(super) async fn call(&self, call: Call) -> Result<Value, StoreError> {
+        self.run(call, Repeat::Once).await
     }
 
-    /// Runs scripts in one round trip, and tells of each how it went.
-    pub(super) async fn call_each(&self, calls: &[Call]) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
-        let mut values = self.send_all(calls.iter().map(Call::evalsha)).await?;
-        let again: Vec<_> = calls.iter().zip(&values).filter(|(_, value)| is_unknown_script(value)).collect();
-        if !again.is_empty() {
-            // In one round trip as well: the caller's time is that of one.
-            let repeated = self.send_all(again.into_iter().map(|(call, _)| call.eval())).await?;
-            values
-                .iter_mut()
-                .filter(|value| is_unknown_script(value))
-                .zip(repeated)
-                .for_each(|(value, repeated)| *value = repeated);
+    /// Runs one script whose answer would mean something else the second time.
+    pub(super) async fn call_once(&self, call: Call) -> Result<Value, StoreError> {
+        self.run(call, Repeat::Never).await
+    }
+
+    async fn run(&self, call: Call, repeat: Repeat) -> Result<Value, StoreError> {
+        let (script, by_digest) = call.into_parts();
+        let value = match self.send(&by_digest).await {
+            Err(failed) if failed.broken && repeat == Repeat::Once => self.send(&by_digest).await,
+            result => result,
+        };
+        let value = value?;
+        if is_unknown_script(&value) { self.command(&script.by_text(&by_digest)).await } else { self.settle(value) }
+    }
+
+    /// Runs scripts in one round trip, and tells of each how it went. Repeated as [`call`](Self::call).
+    pub(super) async fn call_each(
+        &self,
+        calls: impl ExactSizeIterator<Item = Call>,
+    ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
+        let mut pipeline = Pipeline::with_capacity(calls.len());
+        let mut scripts = Vec::with_capacity(calls.len());
+        for call in calls {
+            let (script, by_digest) = call.into_parts();
+            pipeline.add_command(by_digest);
+            scripts.push(script);
+        }
+        let values = match self.send_all(&pipeline, scripts.len()).await {
+            Err(failed) if failed.broken => self.send_all(&pipeline, scripts.len()).await,
+            result => result,
+        };
+        let mut values = values?;
+
+        // In one round trip as well: the caller's time is that of one.
+        let mut by_text = Pipeline::new();
+        for ((script, by_digest), value) in scripts.into_iter().zip(pipeline.cmd_iter()).zip(&values) {
+            if is_unknown_script(value) {
+                by_text.add_command(script.by_text(by_digest));
+            }
+        }
+        if !by_text.is_empty() {
+            let repeated = self.send_all(&by_text, by_text.len()).await?;
+            let unknown = values.iter_mut().filter(|value| is_unknown_script(value));
+            unknown.zip(repeated).for_each(|(value, repeated)| *value = repeated);
         }
         Ok(values.into_iter().map(|value| self.settle(value)).collect())
     }
 
-    async fn send_all(&self, commands: impl Iterator<Item = Cmd>) -> Result<Vec<Value>, StoreError> {
-        let mut pipeline = Pipeline::new();
-        commands.for_each(|command| {
-            pipeline.add_command(command);
-        });
-        let mut manager = self.manager();
-        let values = manager.req_packed_commands(&pipeline, 0, pipeline.len()).await;
-        values.map_err(|cause| self.failed(&cause))
+    async fn send(&self, command: &Cmd) -> Result<Value, Failed> {
+        let Numbered { number, mut manager } = self.manager();
+        manager.req_packed_command(command).await.map_err(|cause| self.failed(number, &cause))
     }
 
-    async fn send(&self, command: &Cmd) -> Result<Value, StoreError> {
-        let mut manager = self.manager();
-        manager.req_packed_command(command).await.map_err(|cause| self.failed(&cause))
+    async fn send_all(&self, pipeline: &Pipeline, count: usize) -> Result<Vec<Value>, Failed> {
+        let Numbered { number, mut manager } = self.manager();
+        manager.req_packed_commands(pipeline, 0, count).await.map_err(|cause| self.failed(number, &cause))
     }
 
     fn settle(&self, value: Value) -> Result<Value, StoreError> {
@@ -111,21 +151,45 @@ impl Connection {
         }
     }
 
-    fn manager(&self) -> ConnectionManager {
+    fn manager(&self) -> Numbered {
         self.manager.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Classifies an error of the connection itself.
+    /// Classifies an error of the connection itself, on manager `number`.
     ///
     /// The manager connects again after an I/O error only: a server that refused the connection in words (too many
     /// clients, say) would be given up for ever. So the manager is then replaced, by one that connects on the next call.
-    fn failed(&self, cause: &RedisError) -> StoreError {
-        if !cause.is_io_error()
-            && let Ok(manager) = ConnectionManager::new_lazy_with_config(self.client.clone(), config(&self.listeners))
-        {
-            *self.manager.write().unwrap_or_else(PoisonError::into_inner) = manager;
+    fn failed(&self, number: u64, cause: &RedisError) -> Failed {
+        if !cause.is_io_error() {
+            let mut current = self.manager.write().unwrap_or_else(PoisonError::into_inner);
+            // The first of the calls that failed together replaces it for all.
+            if current.number == number
+                && let Ok(manager) =
+                    ConnectionManager::new_lazy_with_config(self.client.clone(), config(&self.listeners))
+            {
+                *current = Numbered { number: number + 1, manager };
+            }
         }
-        error::disconnected(cause, &self.acl)
+        Failed { error: error::disconnected(cause, &self.acl), broken: cause.is_connection_dropped() }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Repeat {
+    Once,
+    Never,
+}
+
+/// A call that has no reply.
+struct Failed {
+    error: StoreError,
+    /// There was a connection, and it is no more.
+    broken: bool,
+}
+
+impl From<Failed> for StoreError {
+    fn from(failed: Failed) -> Self {
+        failed.error
     }
 }
 
@@ -166,11 +230,13 @@ struct Listeners(Mutex<Vec<UnboundedSender<StoreEvent>>>);
 
 impl Listeners {
     fn add(&self, listener: UnboundedSender<StoreEvent>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(listener);
+        let mut listeners = lock(&self.0);
+        listeners.retain(|listener| !listener.is_closed());
+        listeners.push(listener);
     }
 
     fn tell(&self, event: &StoreEvent) {
-        let mut listeners = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = lock(&self.0);
         listeners.retain(|listener| listener.send(event.clone()).is_ok());
     }
 }

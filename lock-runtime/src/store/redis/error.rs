@@ -25,9 +25,7 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
         ),
         ErrorKind::RESP3NotSupported => too_old(None),
         ErrorKind::AuthenticationFailed => unauthenticated(),
-        ErrorKind::Io => {
-            StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")).with_source(error.clone())
-        }
+        ErrorKind::Io => StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")),
         // What comes in words of the crate, with those of the server behind: it did not let us select the database.
         ErrorKind::Server(_) if error.detail().is_some_and(|detail| detail.contains("has no permissions")) => {
             classify("NOPERM", error.detail().unwrap_or_default(), acl)
@@ -42,8 +40,8 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
 
 /// The server does not know RESP3, or what the scripts need.
 pub(super) fn too_old(version: Option<&str>) -> StoreError {
-    let found = version.map(|version| format!("Redis {version} is too old")).unwrap_or("the server is too old".into());
-    StoreError::new(StoreErrorKind::NotRedis, format!("{found}; locks need Redis 6.0 or later (HELLO 3)"))
+    let found = version.map_or("the server".into(), |version| format!("Redis {version}"));
+    StoreError::new(StoreErrorKind::NotRedis, format!("{found} is too old; locks need Redis 6.0 or later (HELLO 3)"))
 }
 
 /// The server is a replica.

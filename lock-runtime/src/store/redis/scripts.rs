@@ -3,9 +3,14 @@
 //! A script is sent by its digest. A server that has forgotten it (a restart, a failover, `SCRIPT FLUSH`) says so
 //! before anything ran, and gets its text once; `SCRIPT LOAD` would need every node of a cluster.
 
-use std::{fmt, sync::LazyLock};
+use std::{fmt, sync::LazyLock, time::Duration};
 
 use redis::Cmd;
+
+use crate::{
+    spec::{Family, Mode},
+    store::{Hold, Token},
+};
 
 /// A script and its SHA-1, by which the server knows it.
 pub(super) struct Script {
@@ -29,8 +34,10 @@ scripts! {
     POLL = "clock" "fence" "holders" "standing" "poll";
     /// Keeps for longer.
     RENEW = "clock" "holders" "standing" "renew";
-    /// Gives back, and may keep for nobody.
-    RELEASE = "clock" "holders" "release";
+    /// Gives a writer's lock back, and may keep it for nobody.
+    RELEASE = "release";
+    /// Gives a share back, and may keep it for nobody.
+    RELEASE_SHARE = "clock" "holders" "release_share";
     /// Gives back and takes up again.
     PASS = "clock" "fence" "holders" "pass";
     /// Makes a writer a reader.
@@ -45,50 +52,84 @@ impl Script {
     fn new(name: &'static str, body: &'static str) -> Self {
         Self { name, body, digest: redis::Script::new(body).get_hash().to_owned() }
     }
+
+    /// The same call by the script's text, which the server then remembers.
+    pub(super) fn by_text(&self, by_digest: &Cmd) -> Cmd {
+        const DIGEST: usize = 2;
+        let mut command = redis::cmd("EVAL");
+        command.arg(self.body);
+        for arg in by_digest.args_iter().skip(DIGEST) {
+            if let redis::Arg::Simple(arg) = arg {
+                command.arg(arg);
+            }
+        }
+        command
+    }
 }
 
-/// One call of a script.
+/// One call of a script, by its digest. Written straight into the command: renewals are many.
 pub(super) struct Call {
     script: &'static Script,
-    keys: Vec<String>,
-    args: Vec<String>,
+    command: Cmd,
 }
 
 impl Call {
-    pub(super) fn new(script: &'static Script) -> Self {
-        Self { script, keys: Vec::new(), args: Vec::new() }
+    /// A call with so many `keys`, which come before all other words.
+    pub(super) fn new(script: &'static Script, keys: usize) -> Self {
+        let mut command = Cmd::with_capacity(3 + keys + 4, 256);
+        command.arg("EVALSHA").arg(&script.digest).arg(keys);
+        Self { script, command }
     }
 
-    pub(super) fn key(mut self, key: impl Into<String>) -> Self {
-        self.keys.push(key.into());
+    pub(super) fn arg(mut self, arg: impl AsRef<[u8]>) -> Self {
+        self.command.arg(arg.as_ref());
         self
     }
 
-    pub(super) fn arg(mut self, arg: impl Into<String>) -> Self {
-        self.args.push(arg.into());
-        self
+    /// How a lock is held, and by whom.
+    pub(super) fn hold(self, hold: &Hold) -> Self {
+        let mode = match hold.mode {
+            Mode::Exclusive => "exclusive",
+            Mode::Shared => "shared",
+            Mode::Permits(permits) => return self.arg(permits.to_string()).member(hold.mode, hold.token),
+        };
+        self.arg(mode).member(hold.mode, hold.token)
     }
 
-    /// By its digest.
-    pub(super) fn evalsha(&self) -> Cmd {
-        self.command("EVALSHA", &self.script.digest)
+    /// An exclusive holder.
+    pub(super) fn token(self, token: Token) -> Self {
+        self.member(Mode::Exclusive, token)
     }
 
-    /// By its text, which the server then remembers.
-    pub(super) fn eval(&self) -> Cmd {
-        self.command("EVAL", self.script.body)
+    /// A holder. With permits their number is in it, so that another number is noticed while somebody holds.
+    pub(super) fn member(self, mode: Mode, token: Token) -> Self {
+        match mode {
+            Mode::Permits(permits) => self.arg([permits.to_string().as_bytes(), b":", &token.to_hex()].concat()),
+            Mode::Exclusive | Mode::Shared => self.arg(token.to_hex()),
+        }
     }
 
-    fn command(&self, verb: &str, script: &str) -> Cmd {
-        let mut command = redis::cmd(verb);
-        command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.args);
-        command
+    pub(super) fn family(self, family: Family) -> Self {
+        self.arg(match family {
+            Family::Lock => "lock",
+            Family::Permits => "permits",
+        })
+    }
+
+    /// In whole milliseconds, rounded up: a lease is at least what was asked. Bounded, so that the server can add its time.
+    pub(super) fn millis(self, duration: Duration) -> Self {
+        const MOST: u128 = 1_000_000_000_000;
+        self.arg(duration.as_nanos().div_ceil(1_000_000).min(MOST).to_string())
+    }
+
+    pub(super) fn into_parts(self) -> (&'static Script, Cmd) {
+        (self.script, self.command)
     }
 }
 
 // Arguments hold tokens.
 impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Call").field("script", &self.script.name).field("keys", &self.keys).finish_non_exhaustive()
+        f.debug_struct("Call").field("script", &self.script.name).finish_non_exhaustive()
     }
 }

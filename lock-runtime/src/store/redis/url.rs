@@ -17,10 +17,8 @@ const SILENCE: Duration = Duration::from_secs(5);
 pub(super) fn open(url: &str) -> Result<Client, LockError> {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     match scheme {
-        "rediss" | "valkeys" if !cfg!(any(feature = "rustls", feature = "native-tls")) => {
-            return Err(invalid(
-                "TLS is not compiled in; enable the feature \"rustls\" or \"native-tls\" of lock-runtime",
-            ));
+        "rediss" | "valkeys" if !cfg!(feature = "rustls") => {
+            return Err(invalid("TLS is not compiled in; enable the feature \"rustls\" of lock-runtime"));
         }
         "redis" | "rediss" | "valkey" | "valkeys" | "unix" | "redis+unix" | "valkey+unix" => {}
         _ => return Err(invalid("it begins with none of redis://, rediss:// and unix://")),
@@ -92,7 +90,7 @@ mod tests {
         }
     }
 
-    #[cfg(not(any(feature = "rustls", feature = "native-tls")))]
+    #[cfg(not(feature = "rustls"))]
     #[test]
     fn a_tls_url_names_the_missing_feature() {
         assert!(open("rediss://127.0.0.1").unwrap_err().to_string().contains("\"rustls\""));

@@ -110,7 +110,8 @@ impl Side {
                     RenewReply::Renewed { ttl } => Some(ttl.into()),
                     _ => None,
                 };
-                Ok(Answer::Renewals(store.renew(&renewals).await?.into_iter().map(hours).collect()))
+                let replies: Result<Vec<_>, _> = store.renew(&renewals).await.into_iter().collect();
+                Ok(Answer::Renewals(replies?.into_iter().map(hours).collect()))
             }
             Step::Release { hold, keep_for, next } => {
                 let release = Release::new(hold.clone()).keep_for(*keep_for);

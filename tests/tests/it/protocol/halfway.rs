@@ -29,7 +29,7 @@ async fn a_server_out_of_memory_lets_go_of_locks() {
             granted(&*store, &hold, HOUR).await;
             full(&server, true).await;
             // Also its renewal: a holder should not lose what it has.
-            store.renew(&[Renewal::new(hold.clone(), 2 * HOUR)]).await.unwrap();
+            store.renew(&[Renewal::new(hold.clone(), 2 * HOUR)]).await.remove(0).unwrap();
             let released = store.release(&Release::new(hold.clone()).keep_for(keep_for)).await.unwrap();
             full(&server, false).await;
             assert_eq!(released, ReleaseReply::Released, "{mode:?} {keep_for:?}");

@@ -19,7 +19,7 @@ const HOUR: Duration = super::HOUR;
 const MINUTE: Duration = Duration::from_secs(60);
 
 async fn renew(store: &dyn Store, hold: &Hold, lease: Duration) -> RenewReply {
-    store.renew(&[Renewal::new(hold.clone(), lease)]).await.unwrap()[0]
+    store.renew(&[Renewal::new(hold.clone(), lease)]).await.remove(0).unwrap()
 }
 
 // Rule 11.

@@ -18,8 +18,8 @@ async fn live(store: &dyn Store, key: &LockKey) {
         let hold = beside(key, mode);
         granted(store, &hold, HOUR).await;
         assert!(matches!(
-            store.renew(&[Renewal::new(hold.clone(), 2 * HOUR)]).await.unwrap()[0],
-            RenewReply::Renewed { .. }
+            store.renew(&[Renewal::new(hold.clone(), 2 * HOUR)]).await[0],
+            Ok(RenewReply::Renewed { .. })
         ));
         store.poll(&hold).await.unwrap();
         assert_eq!(inspect(store, &hold).await.holders.len(), 1);

@@ -184,7 +184,10 @@ impl Store for Watched {
         self.behind.poll(hold)
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Reply<'a, Vec<RenewReply>> {
+    fn renew<'a>(
+        &'a self,
+        renewals: &'a [Renewal],
+    ) -> Pin<Box<dyn Future<Output = Vec<Result<RenewReply, StoreError>>> + Send + 'a>> {
         Box::pin(async move {
             renewals.iter().for_each(|renewal| self.note(Asked::Renew(renewal.hold.token)));
             let replies = self.behind.renew(renewals).await;

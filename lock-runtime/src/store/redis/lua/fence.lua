@@ -1,10 +1,16 @@
 -- The latest fencing token of a lock, 0 if there is none, nil if somebody's data lie in its place.
 local function counter(fence)
-  local kind = redis.call('TYPE', fence).ok
-  if kind == 'none' then
+  -- Where something else than a string lies, GET says so and touches nothing.
+  local text = redis.pcall('GET', fence)
+  if not text then
     return 0
   end
-  local text = kind == 'string' and redis.call('GET', fence) or ''
+  if type(text) == 'table' then
+    if string.find(text.err, 'WRONGTYPE', 1, true) then
+      return nil
+    end
+    error(text)
+  end
   local number = string.match(text, '^%d+$') and tonumber(text)
   -- Above 2^53 a Lua number is no longer exact.
   return number and number < 9007199254740991 and number or nil

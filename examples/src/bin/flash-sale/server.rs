@@ -1,0 +1,188 @@
+//! A server process: opens the shop, sells until it is told to stop, and tells how it went.
+
+use std::{
+    fmt,
+    net::{Ipv4Addr, SocketAddr},
+    process::ExitCode,
+    str::FromStr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::Context;
+use axum::serve::ListenerExt;
+use lock_examples::{parent_hangs_up, run_id, say};
+use lock_runtime::{LockClient, LockClientBuilder};
+use tokio::{net::TcpListener, net::TcpSocket, signal::ctrl_c, time::timeout};
+
+use crate::{
+    ITEM, files,
+    options::Options,
+    shop::{Shop, routes},
+    stock::{RedisStock, Stock},
+};
+
+/// How many connections may be on their way in at once.
+const BACKLOG: u32 = 4096;
+/// How long requests under way may take when the server is told to stop.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// How a server did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Account {
+    /// What it sold.
+    pub(crate) sold: u64,
+    /// What its stock says is left.
+    pub(crate) left: u64,
+    /// Locks in its store that nobody gave back.
+    pub(crate) leftover_keys: u64,
+}
+
+/// Sells on behalf of the parent process until that hangs up.
+pub(crate) async fn serve_parent(options: &Options, run: &str) -> anyhow::Result<ExitCode> {
+    let server = Server::open(options, run).await?;
+    if options.redis.is_none() {
+        // Those who share a stock find it filled.
+        server.shop.stock.write(ITEM, options.stock).await?;
+    }
+    let listener = listen((Ipv4Addr::LOCALHOST, 0).into())?;
+    say(listener.local_addr()?);
+    let account = server.sell(listener, parent_hangs_up()).await?;
+    say(account);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Sells to whoever comes to `address`, until ctrl-c.
+pub(crate) async fn serve_public(options: &Options, address: SocketAddr) -> anyhow::Result<ExitCode> {
+    let run = run_id("flash-sale");
+    let listener = listen(address)?;
+    let address = listener.local_addr()?;
+    let files = files::raise();
+    let server = Server::open(options, &run).await?;
+    server.shop.stock.write(ITEM, options.stock).await?;
+    let store = if options.redis.is_some() { "in Redis" } else { "in memory" };
+    let how = if options.no_lock { "with no lock: expect too many" } else { "under the lock stock:{item}" };
+    println!(
+        "flash-sale sells {} pieces, kept {store}, {how}; at most {files} files are open at once.\n\n  \
+         curl -X POST http://{address}/buy/{ITEM}         buys one\n  \
+         curl http://{address}/stock/{ITEM}               how many are left\n  \
+         oha -m POST -n {} -c {} http://{address}/buy/{ITEM}\n\n\
+         200 is sold, 410 is sold out, anything else is an error. Ctrl-C ends the sale.",
+        options.stock, options.requests, options.concurrency,
+    );
+    let stop = async {
+        if ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    let Stock::Redis(redis) = server.shop.stock.clone() else {
+        return Ok(conclude(options, server.sell(listener, stop).await?));
+    };
+    let sold = server.sell(listener, stop).await;
+    let leftover_keys = redis.leftover_locks().await?;
+    redis.clear(ITEM).await?;
+    Ok(conclude(options, Account { leftover_keys, ..sold? }))
+}
+
+fn conclude(options: &Options, account: Account) -> ExitCode {
+    let oversold = account.sold.saturating_sub(options.stock);
+    println!("sold={} oversold={oversold} left={} leftover_keys={}", account.sold, account.left, account.leftover_keys);
+    let failed = account.leftover_keys > 0 || (oversold > 0 && !options.no_lock);
+    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// A client whose lines are long enough for every customer at once.
+pub(crate) fn lock_client(options: &Options, run: &str) -> LockClientBuilder {
+    let customers = usize::try_from(options.concurrency).unwrap_or(usize::MAX);
+    LockClient::builder().namespace(RedisStock::lock_namespace(run)).max_waiters(customers.max(10_000))
+}
+
+fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let listen = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listen().with_context(|| format!("cannot serve at {address}"))
+}
+
+struct Server {
+    shop: Shop,
+    locks: LockClient,
+}
+
+impl Server {
+    async fn open(options: &Options, run: &str) -> anyhow::Result<Self> {
+        let builder = lock_client(options, run);
+        let (locks, stock) = match &options.redis {
+            Some(url) => (builder.connect(url).await?, Stock::Redis(RedisStock::connect(url, run).await?)),
+            None => (builder.in_memory()?, Stock::in_memory()),
+        };
+        let shop = Shop { stock, locks: (!options.no_lock).then(|| locks.clone()), sold: Arc::new(AtomicU64::new(0)) };
+        Ok(Self { shop, locks })
+    }
+
+    async fn sell(
+        self,
+        listener: TcpListener,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> anyhow::Result<Account> {
+        let Self { shop, locks } = self;
+        let (told, stopping) = tokio::sync::oneshot::channel();
+        let stop = async {
+            stop.await;
+            // Nobody to tell if serving failed meanwhile.
+            let _ = told.send(());
+        };
+        // A small answer must not wait for the acknowledgement of the one before it. A connection for which that cannot be
+        // set is dead already.
+        let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
+        let serving = axum::serve(listener, routes(shop.clone())).with_graceful_shutdown(stop);
+        let serving = tokio::spawn(serving.into_future());
+        // An error is that of a sender that is gone: serving has failed, and says why.
+        let _ = stopping.await;
+        match timeout(FAREWELL, serving).await {
+            Ok(served) => served??,
+            Err(_) => eprintln!("flash-sale: requests are still under way after {FAREWELL:?}; leaving them"),
+        }
+        locks.shutdown().await;
+        let held = locks.inspect(format!("stock:{ITEM}")).await?;
+        Ok(Account {
+            sold: shop.sold.load(Ordering::Relaxed),
+            left: shop.stock.left(ITEM).await?.unwrap_or(0),
+            leftover_keys: held.holders.len() as u64,
+        })
+    }
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.sold, self.left, self.leftover_keys)
+    }
+}
+
+impl FromStr for Account {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        let numbers: Vec<u64> = text.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+        let [sold, left, leftover_keys] = numbers[..] else { anyhow::bail!("{text:?} is no account of a sale") };
+        Ok(Self { sold, left, leftover_keys })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_account_is_read_as_it_was_written() {
+        let account = Account { sold: 3, left: 7, leftover_keys: 1 };
+        assert_eq!(account.to_string().parse::<Account>().unwrap(), account);
+        assert!("3 7".parse::<Account>().is_err());
+    }
+}

@@ -1,0 +1,102 @@
+//! The shop: one route, and the critical section that the whole example is about.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use axum::{
+    Router,
+    extract::{Path, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use lock_runtime::{LockClient, LockError, distributed_lock};
+use tokio::task::yield_now;
+
+use crate::stock::Stock;
+
+/// One server's view of the shop. Clones share everything.
+#[derive(Clone)]
+pub(crate) struct Shop {
+    pub(crate) stock: Stock,
+    /// `None`: sell without a lock.
+    pub(crate) locks: Option<LockClient>,
+    /// What this server has sold.
+    pub(crate) sold: Arc<AtomicU64>,
+}
+
+/// The answer to somebody who wants to buy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sale {
+    Sold,
+    SoldOut,
+}
+
+/// Why there is no such answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("unknown_item: we do not sell that")]
+    UnknownItem,
+    #[error("{}: {_0}", _0.code())]
+    Lock(#[from] LockError),
+    #[error("stock: {_0}")]
+    Stock(#[from] redis::RedisError),
+}
+
+/// `POST /buy/{item}` sells one, `GET /stock/{item}` tells how many are left.
+pub(crate) fn routes(shop: Shop) -> Router {
+    Router::new().route("/buy/{item}", post(buy)).route("/stock/{item}", get(left)).with_state(shop)
+}
+
+async fn buy(State(shop): State<Shop>, Path(item): Path<String>) -> Result<Sale, Refusal> {
+    let sale = match &shop.locks {
+        Some(locks) => sell(locks, &shop.stock, &item).await?,
+        None => sell_without_lock(&shop.stock, &item).await?,
+    };
+    if let Sale::Sold = sale {
+        shop.sold.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(sale)
+}
+
+/// Everybody wants the same item, so all of them stand in one line: the wait is that of a patient customer.
+#[distributed_lock(key = "stock:{item}", wait = "60s", client = locks)]
+async fn sell(locks: &LockClient, stock: &Stock, item: &str) -> Result<Sale, Refusal> {
+    sell_without_lock(stock, item).await
+}
+
+/// A read, a pause, a write. Two of these at the same time read the same number and sell the same piece.
+async fn sell_without_lock(stock: &Stock, item: &str) -> Result<Sale, Refusal> {
+    let left = stock.left(item).await?.ok_or(Refusal::UnknownItem)?;
+    yield_now().await;
+    let Some(left) = left.checked_sub(1) else { return Ok(Sale::SoldOut) };
+    stock.write(item, left).await?;
+    Ok(Sale::Sold)
+}
+
+async fn left(State(shop): State<Shop>, Path(item): Path<String>) -> Result<String, Refusal> {
+    let left = shop.stock.left(&item).await?.ok_or(Refusal::UnknownItem)?;
+    Ok(format!("{left}\n"))
+}
+
+impl IntoResponse for Sale {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Sold => (StatusCode::OK, "sold\n"),
+            Self::SoldOut => (StatusCode::GONE, "sold out\n"),
+        }
+        .into_response()
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status = match self {
+            Self::UnknownItem => StatusCode::NOT_FOUND,
+            Self::Lock(_) | Self::Stock(_) => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        (status, format!("{self}\n")).into_response()
+    }
+}

@@ -1,0 +1,48 @@
+//! The frame around each example's story.
+
+use std::process::ExitCode;
+
+/// Runs a story, and turns what stopped it into one line on standard error and a failing exit code.
+pub fn start(name: &str, story: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
+    // `rediss://` needs a crypto provider, and which one is the application's choice. It fails only if there is one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let ended = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(anyhow::Error::from)
+        .and_then(|runtime| runtime.block_on(story));
+    ended.unwrap_or_else(|error| {
+        eprintln!("{name}: {}", in_one_line(&error));
+        ExitCode::FAILURE
+    })
+}
+
+/// The error and its causes, without those that the error itself quotes.
+fn in_one_line(error: &anyhow::Error) -> String {
+    let mut line = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !line.contains(&cause) {
+            line.push_str(": ");
+            line.push_str(&cause);
+        }
+    }
+    line
+}
+
+/// A name for this run's keys: runs that share a server never meet, and each can count what it left behind.
+pub fn run_id(name: &str) -> String {
+    format!("{name}:{:08x}", rand::random::<u32>())
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn a_cause_that_the_error_quotes_is_told_once() {
+        let error = Err::<(), _>(std::io::Error::other("refused")).context("no connection: refused").context("stuck");
+        assert_eq!(in_one_line(&error.unwrap_err()), "stuck: no connection: refused");
+    }
+}

@@ -1,0 +1,91 @@
+//! What must still be said to the store about a token that nobody uses any more.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::{
+    client::Core,
+    spec::{DEFAULT_LEASE, call_timeout},
+    store::{Hold, Release, StoreError},
+};
+
+/// How long a clean-up waits after its first failure; twice as long after each further one, up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A token to be given up: said until the store has heard it, or until the lease has run out in any case.
+#[derive(Debug)]
+pub(crate) struct CleanUp {
+    what: What,
+    /// A straggling request may be executed until then: say it once more afterwards (PROTOCOL 8).
+    straggler_until: Option<Instant>,
+    give_up_at: Instant,
+}
+
+#[derive(Debug)]
+enum What {
+    Release(Release),
+    Abandon(Hold),
+}
+
+impl CleanUp {
+    /// The release of a lock whose lease ends by itself within `lease`.
+    pub(crate) fn release(release: Release, lease: Duration) -> Self {
+        Self { what: What::Release(release), straggler_until: None, give_up_at: Instant::now() + lease }
+    }
+
+    /// Gives up a token. `straggler_until` is the deadline of a request whose outcome is not known.
+    pub(crate) fn abandon(hold: Hold, lease: Duration, straggler_until: Option<Instant>) -> Self {
+        let give_up_at = straggler_until.unwrap_or_else(Instant::now) + lease;
+        Self { what: What::Abandon(hold), straggler_until, give_up_at }
+    }
+
+    fn hold(&self) -> &Hold {
+        match &self.what {
+            What::Release(release) => &release.hold,
+            What::Abandon(hold) => hold,
+        }
+    }
+
+    async fn say(&self, core: &Core) -> Result<(), StoreError> {
+        let patience = call_timeout(DEFAULT_LEASE);
+        let said = async {
+            match &self.what {
+                What::Release(release) => core.store.release(release).await.map(drop),
+                What::Abandon(hold) => core.store.abandon(hold).await,
+            }
+        };
+        timeout(patience, said).await.unwrap_or_else(|_| Err(StoreError::timed_out(patience)))
+    }
+
+    pub(super) async fn run(&self, core: Arc<Core>) {
+        let Hold { key, mode, .. } = self.hold();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let sent = Instant::now();
+            match (self.say(&core).await, self.straggler_until) {
+                (Ok(()), Some(deadline)) if sent <= deadline => {
+                    core.gates.released(key, mode.family());
+                    sleep_until(deadline + Duration::from_millis(1)).await;
+                }
+                (Ok(()), _) => {
+                    if matches!(self.what, What::Release(_)) {
+                        tracing::debug!(%key, "released");
+                    }
+                    break;
+                }
+                (Err(error), _) if !error.is_transient() || Instant::now() >= self.give_up_at => {
+                    tracing::warn!(%key, %error, "gave up giving a lock back; its lease ends it");
+                    break;
+                }
+                (Err(_), _) => {
+                    // Many may have failed together; they need not come again together.
+                    sleep(pause.mul_f64(0.5 + 0.5 * rand::random::<f64>())).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+        core.gates.released(key, mode.family());
+    }
+}

@@ -1,0 +1,252 @@
+//! The task itself: what it takes from the desk, how much of it is under way at a time, and what it leaves when it ends.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    future::pending,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::CleanUp;
+use crate::{
+    client::Core,
+    error::Loss,
+    holding::Holding,
+    lease::Due,
+    spec::call_timeout,
+    store::{Events, RenewReply, Renewal, StoreError, StoreEvent},
+    sync::lock,
+};
+
+/// So many renewals share a round trip.
+const BATCH: usize = 100;
+/// So many batches are under way at a time, so that a burst does not time itself out.
+const BATCHES_UNDER_WAY: usize = 8;
+/// So many clean-ups are: after an outage there may be one for every lease.
+const CLEAN_UPS_UNDER_WAY: usize = 256;
+/// Leases that fall due so close together are renewed together.
+const SLACK: Duration = Duration::from_millis(10);
+/// After a broken connection every lease is asked for within this time.
+const CHECK_WITHIN: Duration = Duration::from_millis(200);
+
+/// The task. Dropped before it has ended, with its runtime, it leaves word that it is gone.
+pub(super) struct Task {
+    core: Arc<Core>,
+    events: Option<Events>,
+    /// Leases to be renewed, by how long the call may take: a short lease must not cost the others their patience.
+    renewals: BTreeMap<Duration, VecDeque<Arc<Holding>>>,
+    batches_under_way: usize,
+    clean_ups: u64,
+    ended: bool,
+}
+
+type Work = BoxFuture<'static, Done>;
+
+enum Done {
+    CleanUp(u64),
+    Batch,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let driver = &self.core.driver;
+        let holdings = driver.holdings();
+        // While the desk still says "running": a task started here, on a runtime that ends, would end here again, for ever.
+        holdings.iter().for_each(|holding| holding.renewal_failed());
+        let mut desk = lock(&driver.desk);
+        desk.running = false;
+        desk.sleeps_until = None;
+        let under_way: Vec<_> = desk.under_way.drain().map(|(_, clean_up)| clean_up).collect();
+        desk.clean_ups.extend(under_way);
+        drop(desk);
+        // Whoever waits for the end of the clean-ups looks again, and goes on with them.
+        driver.idle.notify_waiters();
+        // A lease that was taken on another runtime is still somebody's: go on there.
+        let mut asked = Vec::new();
+        for holding in holdings {
+            let runtime = holding.runtime();
+            if !asked.contains(&runtime.id()) {
+                asked.push(runtime.id());
+                let core = self.core.clone();
+                runtime.spawn(async move { core.driver.revive(&core) });
+            }
+        }
+    }
+}
+
+impl Task {
+    pub(super) fn spawn(core: &Arc<Core>, runtime: Option<Handle>) {
+        if let Some(runtime) = runtime {
+            let task = Self {
+                core: core.clone(),
+                events: None,
+                renewals: BTreeMap::new(),
+                batches_under_way: 0,
+                clean_ups: 0,
+                ended: false,
+            };
+            runtime.spawn(task.run());
+        }
+    }
+
+    async fn run(mut self) {
+        self.events = Some(self.core.store.events());
+        let mut work: FuturesUnordered<Work> = FuturesUnordered::new();
+        let core = self.core.clone();
+        loop {
+            for (number, clean_up) in self.open_desk() {
+                let core = core.clone();
+                work.push(Box::pin(async move {
+                    clean_up.run(core).await;
+                    Done::CleanUp(number)
+                }));
+            }
+            while let Some(batch) = self.next_batch() {
+                let core = core.clone();
+                work.push(Box::pin(async move {
+                    renew(&core, batch).await;
+                    Done::Batch
+                }));
+            }
+            let Some(until) = self.close_desk(work.is_empty()) else {
+                self.ended = true;
+                return;
+            };
+            tokio::select! {
+                () = core.driver.knock.notified() => {}
+                () = sleep_until(until) => {}
+                Some(done) = work.next() => self.finished(&done),
+                event = next(&mut self.events) => self.told(event),
+            }
+        }
+    }
+
+    /// Takes what is due off the schedule, renewals aside and losses at once, and the clean-ups there is room for.
+    fn open_desk(&mut self) -> Vec<(u64, Arc<CleanUp>)> {
+        let now = Instant::now();
+        let mut due = Vec::new();
+        let mut desk = lock(&self.core.driver.desk);
+        desk.sleeps_until = None;
+        while let Some(entry) = desk.schedule.first_entry()
+            && entry.key().0 <= now + SLACK
+        {
+            due.push(entry.remove());
+        }
+        let room = CLEAN_UPS_UNDER_WAY.saturating_sub(desk.under_way.len()).min(desk.clean_ups.len());
+        let clean_ups: Vec<_> = (self.clean_ups..).zip(desk.clean_ups.drain(..room)).collect();
+        self.clean_ups += room as u64;
+        desk.under_way.extend(clean_ups.iter().cloned());
+        drop(desk);
+        for holding in due {
+            if holding.turn(now, SLACK) == Some(Due::Renew) {
+                self.renewals.entry(call_timeout(holding.terms().lease)).or_default().push_back(holding.clone());
+            }
+            self.core.driver.plan(&self.core, &holding);
+        }
+        clean_ups
+    }
+
+    /// The renewals that have waited longest, among those with the least patience.
+    fn next_batch(&mut self) -> Option<Vec<Arc<Holding>>> {
+        if self.batches_under_way == BATCHES_UNDER_WAY {
+            return None;
+        }
+        let mut first = self.renewals.first_entry()?;
+        let waiting = first.get_mut();
+        let batch = waiting.drain(..waiting.len().min(BATCH)).collect();
+        if waiting.is_empty() {
+            first.remove();
+        }
+        self.batches_under_way += 1;
+        Some(batch)
+    }
+
+    /// When to look again; `None` if there will be nothing to look for.
+    fn close_desk(&self, at_rest: bool) -> Option<Instant> {
+        let mut desk = lock(&self.core.driver.desk);
+        let first = desk.schedule.first_key_value().map(|((due, _), _)| *due);
+        if desk.orphaned && at_rest && first.is_none() && desk.is_drained() {
+            desk.running = false;
+            return None;
+        }
+        // A day is "for ever" here: somebody will knock. Clean-ups that were left meanwhile have knocked already.
+        let until = first.unwrap_or_else(|| Instant::now() + crate::MAX_LEASE);
+        desk.sleeps_until = Some(until);
+        Some(until)
+    }
+
+    fn finished(&mut self, done: &Done) {
+        match done {
+            Done::Batch => self.batches_under_way -= 1,
+            Done::CleanUp(number) => {
+                let mut desk = lock(&self.core.driver.desk);
+                desk.under_way.remove(number);
+                let drained = desk.is_drained();
+                drop(desk);
+                if drained {
+                    self.core.driver.idle.notify_waiters();
+                }
+            }
+        }
+    }
+
+    fn told(&mut self, event: Option<StoreEvent>) {
+        let driver = &self.core.driver;
+        match event {
+            // What is pushed for a token that nobody waits for belongs to nobody (PROTOCOL 6).
+            Some(StoreEvent::Granted { hold, grant }) => {
+                driver.clean_up(&self.core, CleanUp::abandon(hold, grant.ttl, None));
+            }
+            Some(StoreEvent::Revoked { token }) => {
+                if let Some(holding) = driver.holdings().into_iter().find(|holding| holding.hold().token == token) {
+                    holding.lose(Loss::Revoked);
+                }
+            }
+            Some(StoreEvent::Disconnected) => {
+                driver.holdings().iter().for_each(|holding| holding.hurry(CHECK_WITHIN.mul_f64(rand::random())));
+            }
+            None => self.events = None,
+        }
+    }
+}
+
+async fn next(events: &mut Option<Events>) -> Option<StoreEvent> {
+    match events {
+        Some(events) => events.next().await,
+        None => pending().await,
+    }
+}
+
+/// Renews a batch in one round trip and tells each lease its reply.
+async fn renew(core: &Core, batch: Vec<Arc<Holding>>) {
+    let batch: Vec<_> = batch.into_iter().filter_map(|holding| Some((holding.renewal()?, holding))).collect();
+    let (renewals, holdings): (Vec<Renewal>, Vec<Arc<Holding>>) = batch.into_iter().unzip();
+    let Some(patience) = holdings.iter().map(|holding| call_timeout(holding.terms().lease)).min() else { return };
+    let sent = Instant::now();
+    let replies = timeout(patience, core.store.renew(&renewals)).await;
+    let mut replies = replies.unwrap_or_default().into_iter();
+    let mut failed = None;
+    for holding in &holdings {
+        match replies.next().unwrap_or_else(|| Err(StoreError::timed_out(patience))) {
+            Ok(RenewReply::Renewed { ttl }) => holding.renewed(sent, ttl),
+            Ok(RenewReply::Gone) => holding.lose(Loss::Taken),
+            Err(error) => {
+                failed = Some(error);
+                holding.renewal_failed();
+            }
+        }
+    }
+    // Once for the batch: an outage would fill the log.
+    if let Some(error) = failed {
+        tracing::warn!(leases = holdings.len(), %error, "renewal failed; trying again until validity ends");
+    }
+}

@@ -1,0 +1,13 @@
+//! The manual.
+//!
+//! | page | for |
+//! |---|---|
+//! | [`modes`] | which lock: exclusive, readers and a writer, permits, several keys, re-entry |
+//! | [`holding`] | lease, wait, loss, fencing, the end of the process |
+//! | [`limits`] | what a lock cannot promise, and what to do about it |
+//! | [`redis`] | a Redis server as the store: URL, access rules, settings, what lies there |
+
+pub mod holding;
+pub mod limits;
+pub mod modes;
+pub mod redis;

@@ -1,0 +1,45 @@
+//! What a lock cannot promise.
+//!
+//! # A paused holder still writes
+//!
+//! 1. A holds the lock and is about to write. Its process is stopped: a debugger, a hypervisor, a laptop lid.
+//! 2. The lease runs out. B gets the lock, reads, writes, and is done.
+//! 3. A goes on where it was, and writes over B.
+//!
+//! No check on A's side helps, as A may be stopped between the check and the write. What helps is the resource: A's write
+//! carries fencing token 33, B's carried 34, and the resource refuses 33. In SQL:
+//!
+//! ```sql
+//! UPDATE orders SET state = 'paid', fence = :fence WHERE id = :id AND fence <= :fence
+//! ```
+//!
+//! No row changed: the lock was lost. (Martin Kleppmann, [How to do distributed locking]; Redis's own page on
+//! [distributed locks] describes the lease side of it.)
+//!
+//! Where the resource cannot compare, a lock saves work. It does not save correctness: make the work idempotent.
+//!
+//! # A store that forgets
+//!
+//! A Redis server that dies without persistence comes back empty and grants every lock anew. Holders find out
+//! when the connection breaks or at their next renewal, a third of the lease later at the latest; until then there may be
+//! two. A replica that is promoted may lack the last grants, with the same effect. Fencing tokens go on increasing through both, as they follow
+//! the server's clock: as long as the clocks of the servers agree better than the outage lasts.
+//!
+//! A server whose `maxmemory-policy` evicts may evict a held lock; a warning says so at connect. Set `noeviction`.
+//!
+//! # Time
+//!
+//! A lease is counted by the store's clock, validity by the holder's own monotonic clock from *before* the request was
+//! sent, less a drift of 1 % and 2 ms. Clocks that run apart faster than 1 % break that. Clocks that are *set* differently do not matter.
+//!
+//! # Exactly once
+//!
+//! A lock makes it likely that something is done once at a time. It says nothing about whether it was done before.
+//!
+//! # Fairness between processes
+//!
+//! Within a process requests are served in order. Between processes they are not, in this version: the first in line of
+//! each asks the store again after a pause of 2 ms that grows to 500 ms.
+//!
+//! [How to do distributed locking]: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
+//! [distributed locks]: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/

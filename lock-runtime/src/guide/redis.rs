@@ -1,0 +1,36 @@
+//! A Redis server as the store.
+//!
+//! # Connecting
+//!
+//! `redis://[[user]:password@]host[:port][/db]`, or `rediss://` for TLS with the feature `rustls` (the application installs
+//! the crypto provider). What a URL cannot say, a ready `redis::Client` can:
+//! [`LockClientBuilder::redis_client`](crate::LockClientBuilder::redis_client).
+//!
+//! ```no_run
+//! # use lock_runtime::LockClient;
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+//! let locks = LockClient::builder().namespace("shop").connect("redis://locker:secret@127.0.0.1:6379/0").await?;
+//! # Ok(()) }
+//! ```
+//!
+//! All calls of a client share one connection over RESP3, which is made again when it breaks. Redis 6.0 or later.
+//!
+//! # What lies there
+//!
+//! | | key | value |
+//! |---|---|---|
+//! | exclusive, `write` | `<namespace>:<name>` | STRING: the token, as `SET key token NX PX lease` would write it |
+//! | `read` | `<namespace>:<name>` | ZSET: each reader's token and when it expires by the server's clock |
+//! | `permits` | `<namespace>:permits:<name>` | ZSET: the same for holders of a permit |
+//! | fencing | `{<namespace>:<name>}:f` | STRING: the latest fencing token, for a day |
+//!
+//! A name with a hash tag of its own, `{orders}:42`, keeps it, and its fence is `f:<namespace>:{orders}:42`. What lies under
+//! these names and is not of that form is somebody else's: it is left untouched, and the request is refused as `ForeignKey`.
+//!
+//! Other libraries that lock by `SET NX PX` exclude ours, and ours them, under the same key.
+//!
+//! # Settings of the server
+//!
+//! - `maxmemory-policy noeviction`: any other may evict a held lock.
+//! - A user of its own with what locks need and nothing else; the README and every `Forbidden` error show the line.
+//! - No replica: it cannot write. A client that is given one is told so.

@@ -1,0 +1,300 @@
+//! What is said to a store, and what it answers.
+
+use std::{fmt, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::{fence::FencingToken, key::LockKey, spec::Mode};
+
+/// The random 128-bit name of one acquisition. It is used once and dies with it, and is nobody else's to know.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(u128);
+
+impl Token {
+    /// A fresh token.
+    pub fn random() -> Self {
+        Self(rand::random())
+    }
+
+    /// The token as a store keeps it: 32 lower-case hexadecimal digits.
+    pub fn to_hex(self) -> [u8; 32] {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut text = [0; 32];
+        for (place, byte) in text.chunks_exact_mut(2).zip(self.0.to_be_bytes()) {
+            place[0] = DIGITS[usize::from(byte >> 4)];
+            place[1] = DIGITS[usize::from(byte & 15)];
+        }
+        text
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// One acquisition: who (the token) holds or wants what (the key) how (the mode).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Hold {
+    /// The lock.
+    pub key: LockKey,
+    /// How it is held.
+    pub mode: Mode,
+    /// The acquisition.
+    pub token: Token,
+}
+
+impl Hold {
+    /// The acquisition `token` of `key` in `mode`.
+    pub fn new(key: LockKey, mode: Mode, token: Token) -> Self {
+        Self { key, mode, token }
+    }
+}
+
+/// Asks for one key.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct KeyRequest {
+    /// Who asks for what.
+    pub hold: Hold,
+    /// How long the store keeps the lock without a renewal.
+    pub lease: Duration,
+    /// The store must answer [`AcquireReply::Late`] and do nothing if it comes to execute the request after this instant (PROTOCOL 7).
+    pub deadline: Instant,
+    /// What to do when the lock is not free.
+    pub if_busy: IfBusy,
+}
+
+impl KeyRequest {
+    /// A request that is refused when the lock is not free.
+    pub fn new(hold: Hold, lease: Duration, deadline: Instant) -> Self {
+        Self { hold, lease, deadline, if_busy: IfBusy::Refuse }
+    }
+
+    /// The same request, which stands in line when the lock is not free.
+    #[must_use]
+    pub fn queued(self) -> Self {
+        Self { if_busy: IfBusy::Queue, ..self }
+    }
+}
+
+/// What to do when a lock is not free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum IfBusy {
+    /// Answer [`AcquireReply::Busy`].
+    Refuse,
+    /// Stand in line, where the store keeps one; a store that keeps none answers `Busy`.
+    Queue,
+}
+
+/// A lock that is held now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Grant {
+    /// Larger than that of every earlier grant of the key.
+    pub fence: FencingToken,
+    /// What is left of the lease: the whole of it for a first grant, less where a repeated request meets its own grant (PROTOCOL 2).
+    pub ttl: Duration,
+}
+
+impl Grant {
+    /// A grant for another `ttl`.
+    pub fn new(fence: FencingToken, ttl: Duration) -> Self {
+        Self { fence, ttl }
+    }
+}
+
+/// The answer to [`Store::acquire`](super::Store::acquire).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AcquireReply {
+    /// The lock is held by the request's token. A repeated request gets the same grant; a shared one may get a larger fencing token with it.
+    Granted(Grant),
+    /// The request stands in line. `counter` is the key's latest fencing token: a pushed grant counts only if its own is larger (PROTOCOL 3).
+    Queued {
+        /// The latest fencing token of the key, where there is one.
+        counter: Option<FencingToken>,
+        /// What is left of the holder's lease, where it is known.
+        holder_ttl: Option<Duration>,
+    },
+    /// Not free, and not queued.
+    Busy {
+        /// What is left of the holder's lease, where it is known.
+        holder_ttl: Option<Duration>,
+    },
+    /// The deadline had passed when the request came to be executed; nothing was done.
+    Late,
+    /// Somebody's data lie under the lock's name, untouched.
+    ForeignKey,
+    /// Held with another number of permits, or in a form that this mode cannot read.
+    ModeMismatch,
+}
+
+/// The answer to [`Store::acquire_all`](super::Store::acquire_all).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AcquireAllReply {
+    /// All are held: a grant for each request, in their order.
+    Granted(Vec<Grant>),
+    /// None is held; this is the answer to the request at `index`, the first that could not be granted.
+    Refused {
+        /// Which request.
+        index: usize,
+        /// Its answer; never `Granted` or `Queued`.
+        reply: AcquireReply,
+    },
+}
+
+/// The answer to [`Store::poll`](super::Store::poll).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PollReply {
+    /// Held, with what is left of the lease. For a shared hold the fencing token may be a fresh, larger one.
+    Granted(Grant),
+    /// Still in line.
+    Queued {
+        /// The latest fencing token of the key, where there is one.
+        counter: Option<FencingToken>,
+        /// What is left of the holder's lease, where it is known.
+        holder_ttl: Option<Duration>,
+    },
+    /// Neither held nor in line.
+    Gone,
+}
+
+/// Asks to keep one lock for another `lease` from now.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Renewal {
+    /// The acquisition.
+    pub hold: Hold,
+    /// The lock is kept for at least so long from now; zero asks and changes nothing.
+    pub lease: Duration,
+}
+
+impl Renewal {
+    /// Keeps `hold` for at least `lease` from now.
+    pub fn new(hold: Hold, lease: Duration) -> Self {
+        Self { hold, lease }
+    }
+}
+
+/// The answer to one [`Renewal`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RenewReply {
+    /// Held for so long from now.
+    Renewed {
+        /// What is left of the lease, which is more than was asked if it had been longer.
+        ttl: Duration,
+    },
+    /// No longer held. It stays so: a renewal never creates.
+    Gone,
+}
+
+/// Gives a lock back.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Release {
+    /// The acquisition.
+    pub hold: Hold,
+    /// Keep the lock for nobody until so long from now (`min_hold`).
+    pub keep_for: Option<Duration>,
+    /// Take the lock up again under this fresh token, with this lease, unless somebody is waiting in the store. Exclusive holds only.
+    pub next: Option<(Token, Duration)>,
+}
+
+impl Release {
+    /// Gives `hold` back.
+    pub fn new(hold: Hold) -> Self {
+        Self { hold, keep_for: None, next: None }
+    }
+
+    /// Keeps the lock for nobody until `keep_for` from now.
+    #[must_use]
+    pub fn keep_for(self, keep_for: Option<Duration>) -> Self {
+        Self { keep_for, ..self }
+    }
+
+    /// Takes the lock up again under `token` unless somebody is waiting in the store.
+    #[must_use]
+    pub fn next(self, token: Token, lease: Duration) -> Self {
+        Self { next: Some((token, lease)), ..self }
+    }
+}
+
+/// The answer to [`Store::release`](super::Store::release).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReleaseReply {
+    /// Given back.
+    Released,
+    /// Given back, and held again by `next`.
+    Passed(Grant),
+    /// The token did not hold the lock; nothing was done.
+    NotHeld,
+}
+
+/// The answer to [`Store::convert`](super::Store::convert).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConvertReply {
+    /// The writer is now a reader under the same token, with the same time left and a fresh fencing token. A repeated request gets the same.
+    Converted(Grant),
+    /// The token did not hold the lock.
+    NotHeld,
+}
+
+/// Which locks [`Store::revoke`](super::Store::revoke) takes away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RevokeScope {
+    /// Only what has a lease.
+    Leased,
+    /// Also a lock that somebody set without an expiry.
+    AlsoEndless,
+}
+
+/// The answer to [`Store::revoke`](super::Store::revoke).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RevokeReply {
+    /// Taken away.
+    Revoked,
+    /// Nobody held it.
+    NotHeld,
+    /// It has no expiry, so it may not be a lock; it was left untouched.
+    Endless,
+    /// Somebody's data lie under the lock's name, untouched.
+    ForeignKey,
+}
+
+/// What a store knows of a lock at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// Who holds it, those that expire first in front. Empty: free.
+    pub holders: Vec<Holder>,
+    /// The latest fencing token of the key; `None` if it was not granted for a day.
+    pub fence: Option<FencingToken>,
+}
+
+/// A holder of a lock, as the store sees it. Never its token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// How it is held.
+    pub mode: Mode,
+    /// What is left of the lease; `None` if it has no expiry.
+    pub ttl: Option<Duration>,
+}
+
+impl Holder {
+    /// A holder with `ttl` left.
+    pub fn new(mode: Mode, ttl: Option<Duration>) -> Self {
+        Self { mode, ttl }
+    }
+}

@@ -1,0 +1,63 @@
+//! What axum makes of a lock: responses and extractors.
+
+use std::{convert::Infallible, error::Error, fmt};
+
+use axum::{
+    extract::{FromRequestParts, OptionalFromRequestParts},
+    response::{IntoResponse, Response},
+};
+use http::request::Parts;
+
+use super::{Answer, OURS, Problem};
+use crate::{error::LockError, guard::HeldLock};
+
+/// A refusal as in the [table](crate::web); the error itself goes to an event.
+impl IntoResponse for LockError {
+    fn into_response(self) -> Response {
+        self.answer().trace(self.code(), &self);
+        Problem::from(&self).into_response()
+    }
+}
+
+/// A handler asked for the lock of its route, and no layer of lock-tower holds one: 500.
+///
+/// Put the layer on the route, or take `Option<HeldLock>`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotLocked(());
+
+impl fmt::Display for NotLocked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "the handler takes a `HeldLock`, and no `LockLayer` holds one for the request; put the layer on the \
+             route, or take `Option<HeldLock>`",
+        )
+    }
+}
+
+impl Error for NotLocked {}
+
+impl IntoResponse for NotLocked {
+    fn into_response(self) -> Response {
+        let (answer, code) = (Answer::Internal, "not_locked");
+        answer.trace(code, &self);
+        Problem::new(answer, code, OURS).into_response()
+    }
+}
+
+/// The lock that the innermost `LockLayer` of lock-tower holds for the request.
+impl<S: Sync> FromRequestParts<S> for HeldLock {
+    type Rejection = NotLocked;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, NotLocked> {
+        parts.extensions.get::<Self>().cloned().ok_or(NotLocked(()))
+    }
+}
+
+/// `None` where no lock is held for the request.
+impl<S: Sync> OptionalFromRequestParts<S> for HeldLock {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Option<Self>, Infallible> {
+        Ok(parts.extensions.get::<Self>().cloned())
+    }
+}

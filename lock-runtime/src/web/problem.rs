@@ -1,0 +1,70 @@
+//! Problem documents, RFC 9457.
+
+use std::{borrow::Cow, time::Duration};
+
+use http::{
+    HeaderValue, Response, StatusCode,
+    header::{CONTENT_TYPE, RETRY_AFTER},
+};
+
+use super::{Answer, DEFAULT_RETRY_AFTER, detail};
+use crate::error::LockError;
+
+/// A problem document: a refusal as an HTTP response.
+#[derive(Clone, Debug)]
+pub struct Problem<'a> {
+    answer: Answer,
+    code: &'static str,
+    detail: Cow<'a, str>,
+    retry_after: Option<Duration>,
+}
+
+impl<'a> Problem<'a> {
+    /// A document with a stable `code` for programs and a `detail` for people.
+    pub fn new(answer: Answer, code: &'static str, detail: impl Into<Cow<'a, str>>) -> Self {
+        Self { answer, code, detail: detail.into(), retry_after: None }
+    }
+
+    /// Adds a `Retry-After`, in whole seconds, rounded up.
+    #[must_use]
+    pub fn retry_after(self, after: Option<Duration>) -> Self {
+        Self { retry_after: after, ..self }
+    }
+
+    /// The response.
+    pub fn into_response<B: From<String>>(self) -> Response<B> {
+        let status = StatusCode::from(self.answer);
+        // The title of a problem without a type of its own is the status's phrase (RFC 9457, 4.2.1).
+        let document = serde_json::json!({
+            "type": "about:blank",
+            "title": status.canonical_reason(),
+            "status": status.as_u16(),
+            "detail": self.detail,
+            "code": self.code,
+        });
+        let mut response = Response::new(B::from(document.to_string()));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Some(after) = self.retry_after {
+            let seconds = after.as_secs().saturating_add(u64::from(after.subsec_nanos() > 0));
+            headers.insert(RETRY_AFTER, seconds.into());
+        }
+        response
+    }
+}
+
+impl From<&LockError> for Problem<'static> {
+    fn from(error: &LockError) -> Self {
+        let answer = Answer::from(error.kind());
+        let after = answer.retry_after(DEFAULT_RETRY_AFTER, error.retry_after());
+        Self::new(answer, error.code(), detail(error.kind())).retry_after(after)
+    }
+}
+
+impl From<Answer> for StatusCode {
+    fn from(answer: Answer) -> Self {
+        // The table has no status that is out of range.
+        Self::from_u16(answer.http_status()).unwrap_or(Self::INTERNAL_SERVER_ERROR)
+    }
+}

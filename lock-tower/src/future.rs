@@ -1,0 +1,129 @@
+//! [`ResponseFuture`]: one request, from its lock to the release.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use lock_runtime::{Acquire, UnderLock};
+use pin_project::pin_project;
+use tower::util::Oneshot;
+use tower_service::Service;
+
+use crate::{
+    protocol::{Protocol, Wire},
+    reject::Reason,
+};
+
+/// The future of [`Lock`](crate::Lock).
+///
+/// # Cancellation
+/// Dropping it gives up the place in line, or drops the inner future and then releases the lock in the background.
+#[pin_project]
+#[must_use = "futures do nothing unless polled"]
+pub struct ResponseFuture<S: Service<Req>, Req, P> {
+    #[pin]
+    state: State<S, Req>,
+    protocol: P,
+    wire: Wire,
+}
+
+#[pin_project(project = Stage)]
+pub(crate) enum State<S: Service<Req>, Req> {
+    Acquiring {
+        acquire: Acquire,
+        /// Taken when the lock is granted.
+        call: Option<(S, Req)>,
+    },
+    Locked {
+        #[pin]
+        inner: UnderLock<Oneshot<S, Req>>,
+    },
+    Skipped {
+        #[pin]
+        inner: Oneshot<S, Req>,
+    },
+    Refused(Option<Reason>),
+    Done,
+}
+
+impl<S: Service<Req>, Req> State<S, Req> {
+    pub(crate) fn acquiring(acquire: Acquire, inner: S, req: Req) -> Self {
+        Self::Acquiring { acquire, call: Some((inner, req)) }
+    }
+
+    pub(crate) fn skipped(inner: S, req: Req) -> Self {
+        Self::Skipped { inner: Oneshot::new(inner, req) }
+    }
+
+    pub(crate) fn refused(reason: impl Into<Reason>) -> Self {
+        Self::Refused(Some(reason.into()))
+    }
+}
+
+impl<S: Service<Req>, Req, P> ResponseFuture<S, Req, P> {
+    pub(crate) fn new(state: State<S, Req>, protocol: P, wire: Wire) -> Self {
+        Self { state, protocol, wire }
+    }
+}
+
+impl<S, Req, P> Future for ResponseFuture<S, Req, P>
+where
+    S: Service<Req>,
+    P: Protocol<Req, S::Response, S::Error>,
+{
+    type Output = Result<P::Response, P::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        loop {
+            let next = match this.state.as_mut().project() {
+                Stage::Acquiring { acquire, call } => match ready!(Pin::new(acquire).poll(cx)) {
+                    Ok(guard) => {
+                        // It is taken here only, and the stage is left for good.
+                        let Some((inner, mut req)) = call.take() else { continue };
+                        P::enter(&mut req, guard.held());
+                        State::Locked { inner: guard.cancel_on_loss(Oneshot::new(inner, req)) }
+                    }
+                    Err(error) => State::refused(error),
+                },
+                Stage::Locked { inner } => match ready!(inner.poll(cx)) {
+                    Ok(result) => {
+                        this.state.set(State::Done);
+                        return Poll::Ready(P::served(result));
+                    }
+                    Err(error) => State::refused(error),
+                },
+                Stage::Skipped { inner } => {
+                    let result = ready!(inner.poll(cx));
+                    this.state.set(State::Done);
+                    return Poll::Ready(P::served(result));
+                }
+                Stage::Refused(reason) => {
+                    let reason = reason.take();
+                    this.state.set(State::Done);
+                    let Some(reason) = reason else { continue };
+                    return Poll::Ready(this.protocol.refused(reason, *this.wire));
+                }
+                #[expect(clippy::panic, reason = "a future must not be polled after it was ready")]
+                Stage::Done => panic!("`ResponseFuture` was polled after it was ready"),
+            };
+            this.state.set(next);
+        }
+    }
+}
+
+impl<S: Service<Req>, Req, P> fmt::Debug for ResponseFuture<S, Req, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match self.state {
+            State::Acquiring { .. } => "acquiring",
+            State::Locked { .. } => "locked",
+            State::Skipped { .. } => "skipped",
+            State::Refused(_) => "refused",
+            State::Done => "done",
+        };
+        f.debug_struct("ResponseFuture").field("state", &format_args!("{state}")).finish_non_exhaustive()
+    }
+}

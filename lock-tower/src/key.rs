@@ -1,0 +1,232 @@
+//! Which lock a request needs: [`KeyExtractor`], for closures, [`KeyTemplate`]s and types of your own.
+
+#[cfg(feature = "axum")]
+mod route;
+mod template;
+
+use std::{borrow::Cow, error::Error, fmt};
+
+use http::HeaderName;
+use lock_runtime::{LockError, LockKey, web::Answer};
+
+pub use template::{KeyTemplate, TemplateError};
+
+/// What an extractor says about a request.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Target {
+    /// It is served under this lock.
+    Lock(LockKey),
+    /// It is served without a lock.
+    Skip,
+}
+
+impl From<LockKey> for Target {
+    fn from(key: LockKey) -> Self {
+        Self::Lock(key)
+    }
+}
+
+/// Says which lock a request needs.
+///
+/// Closures do, `|request: &Request<_>| ..` (name the type of the argument, or rustc cannot), if they give what a [`Target`]
+/// can be made from: a [`LockKey`], a `Target`, or a `Result` of either with a [`LockError`] or a [`KeyError`].
+///
+/// ```
+/// use http::{Method, Request};
+/// use lock_tower::{KeyError, LockLayer, Target, runtime::{KeyWriter, LockClient}};
+///
+/// let layer = LockLayer::with_key(LockClient::in_memory(), |request: &Request<()>| {
+///     if request.method() == Method::GET {
+///         return Ok(Target::Skip);
+///     }
+///     let tenant: &u64 = request.extensions().get().ok_or(KeyError::misconfigured("no tenant was found out"))?;
+///     let mut key = KeyWriter::new();
+///     key.lit("tenant:").arg(format_args!("{tenant}"));
+///     Ok::<_, KeyError>(key.finish()?.into())
+/// });
+/// ```
+///
+/// Write what comes from a request through a [`KeyWriter`](lock_runtime::KeyWriter), so that no request can reach the key
+/// of another. Never use the raw path: it says less the deeper a router is nested, and it can be written in many ways.
+pub trait KeyExtractor<Req> {
+    /// The lock of `req`.
+    ///
+    /// # Errors
+    /// If the request does not say what the key needs, or the server is set up so that it cannot.
+    fn target(&self, req: &mut Req) -> Result<Target, KeyError>;
+}
+
+impl<F, Req, T> KeyExtractor<Req> for F
+where
+    F: Fn(&Req) -> T,
+    T: IntoTarget,
+{
+    fn target(&self, req: &mut Req) -> Result<Target, KeyError> {
+        self(req).into_target()
+    }
+}
+
+/// What a closure may give as a [`KeyExtractor`].
+///
+/// There is none for `Option`: a request without a lock is an explicit [`Target::Skip`].
+pub trait IntoTarget {
+    /// The target.
+    ///
+    /// # Errors
+    /// Those of the closure.
+    fn into_target(self) -> Result<Target, KeyError>;
+}
+
+impl IntoTarget for Target {
+    fn into_target(self) -> Result<Target, KeyError> {
+        Ok(self)
+    }
+}
+
+impl IntoTarget for LockKey {
+    fn into_target(self) -> Result<Target, KeyError> {
+        Ok(self.into())
+    }
+}
+
+impl<T: Into<Target>, E: Into<KeyError>> IntoTarget for Result<T, E> {
+    fn into_target(self) -> Result<Target, KeyError> {
+        self.map(Into::into).map_err(Into::into)
+    }
+}
+
+/// Why a request names no lock.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The request lacks a header: 400.
+    MissingHeader(HeaderName),
+    /// The request has a header more than once, so it does not say which value is meant: 400.
+    RepeatedHeader(HeaderName),
+    /// A header is empty or not UTF-8: 400.
+    InvalidHeader(HeaderName),
+    /// Something else is wrong with the request: 400, and the caller reads the text.
+    BadRequest(Cow<'static, str>),
+    /// The name is not valid, too long for instance: refused as the error is.
+    Lock(LockError),
+    /// The matched route has no such parameter: 500, and an event.
+    NoSuchParameter {
+        /// The name in the template.
+        name: Box<str>,
+        /// The route, such as `/orders/{order_id}`.
+        route: Box<str>,
+    },
+    /// The matched route has the parameter twice, once in the path of a `nest_service`: 500, and an event.
+    RepeatedParameter {
+        /// The name in the template.
+        name: Box<str>,
+        /// The route.
+        route: Box<str>,
+    },
+    /// A template needs path parameters, and no router has seen the request yet: 500, and an event.
+    NotRouted,
+    /// Something else is wrong with the server: 500, and an event with the text.
+    Misconfigured(Cow<'static, str>),
+}
+
+impl KeyError {
+    /// The caller's mistake: 400. The caller reads the text.
+    pub fn bad_request(text: impl Into<Cow<'static, str>>) -> Self {
+        Self::BadRequest(text.into())
+    }
+
+    /// A mistake of the server's: 500. The text goes to an event, not to the caller.
+    pub fn misconfigured(text: impl Into<Cow<'static, str>>) -> Self {
+        Self::Misconfigured(text.into())
+    }
+
+    /// The row of the table of refusals.
+    pub fn answer(&self) -> Answer {
+        match self {
+            Self::MissingHeader(_) | Self::RepeatedHeader(_) | Self::InvalidHeader(_) | Self::BadRequest(_) => {
+                Answer::BadRequest
+            }
+            Self::Lock(error) => error.answer(),
+            Self::NoSuchParameter { .. }
+            | Self::RepeatedParameter { .. }
+            | Self::NotRouted
+            | Self::Misconfigured(_) => Answer::Internal,
+        }
+    }
+
+    /// A stable text for programs, such as `missing_header`.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::MissingHeader(_) => "missing_header",
+            Self::RepeatedHeader(_) => "repeated_header",
+            Self::InvalidHeader(_) => "invalid_header",
+            Self::BadRequest(_) => "bad_request",
+            Self::Lock(error) => error.code(),
+            Self::NoSuchParameter { .. }
+            | Self::RepeatedParameter { .. }
+            | Self::NotRouted
+            | Self::Misconfigured(_) => "misconfigured",
+        }
+    }
+}
+
+impl From<LockError> for KeyError {
+    fn from(error: LockError) -> Self {
+        Self::Lock(error)
+    }
+}
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MissingHeader(name) => write!(f, "The header \"{name}\" is missing."),
+            Self::RepeatedHeader(name) => write!(f, "The header \"{name}\" is there more than once."),
+            Self::InvalidHeader(name) => write!(f, "The header \"{name}\" is empty or not UTF-8."),
+            Self::BadRequest(text) | Self::Misconfigured(text) => f.write_str(text),
+            Self::Lock(error) => error.fmt(f),
+            Self::NoSuchParameter { name, route } => {
+                write!(f, "the key template has {{{name}}}, and the route {route:?} has no such parameter")
+            }
+            Self::RepeatedParameter { name, route } => {
+                write!(f, "the key template has {{{name}}}, and the route {route:?} has it twice; rename one")
+            }
+            Self::NotRouted => f.write_str(
+                "the key template needs path parameters, and no axum router has seen the request; put the layer on the \
+                 route, `post(handler).layer(lock)`, not around the router",
+            ),
+        }
+    }
+}
+
+impl Error for KeyError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Lock(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+/// Without axum there are no routes, and no template asks for one.
+#[cfg(not(feature = "axum"))]
+mod route {
+    use http::Request;
+
+    use super::KeyError;
+
+    pub(super) enum Route {}
+
+    impl Route {
+        pub(super) fn of<'n, B>(
+            _req: &mut Request<B>,
+            _names: impl Iterator<Item = &'n str>,
+        ) -> Result<Option<Self>, KeyError> {
+            Ok(None)
+        }
+
+        pub(super) fn param(&self, _name: &str) -> Result<&str, KeyError> {
+            match *self {}
+        }
+    }
+}

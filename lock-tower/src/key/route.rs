@@ -1,0 +1,67 @@
+//! What axum's router has found out about a request.
+
+use axum::extract::{FromRequestParts, MatchedPath, OriginalUri, RawPathParams, rejection::RawPathParamsRejection};
+use futures_util::FutureExt;
+use http::Request;
+
+use super::KeyError;
+
+/// The route of a request, with the values of its parameters.
+pub(super) struct Route {
+    pattern: Option<MatchedPath>,
+    params: Option<RawPathParams>,
+}
+
+impl Route {
+    /// The route of `req`; none if none has matched, so that a 404 stays a 404.
+    ///
+    /// axum does not say that a `nest_service` has matched. It is taken for a route where its path has all the parameters
+    /// that are asked for, so that it is not served without its lock.
+    pub(super) fn of<'n, B>(
+        req: &mut Request<B>,
+        mut names: impl Iterator<Item = &'n str>,
+    ) -> Result<Option<Self>, KeyError> {
+        let pattern = req.extensions().get::<MatchedPath>().cloned();
+        if pattern.is_none() && req.extensions().get::<OriginalUri>().is_none() {
+            return Err(KeyError::NotRouted);
+        }
+        let route = Self { pattern, params: params(req)? };
+        let matched = route.pattern.is_some() || names.all(|name| route.param(name).is_ok());
+        if !matched {
+            // A 404, as a rule. Around a `nest_service` whose inner router has the parameters it is a request without its lock.
+            tracing::debug!("no route has matched; passed on without a lock");
+        }
+        Ok(matched.then_some(route))
+    }
+
+    /// The value of the parameter `name`, percent-decoded.
+    pub(super) fn param(&self, name: &str) -> Result<&str, KeyError> {
+        let of_name = |(key, value)| (key == name).then_some(value);
+        let mut values = self.params.iter().flatten().filter_map(of_name);
+        match (values.next(), values.next()) {
+            (Some(value), None) => Ok(value),
+            (None, _) => Err(KeyError::NoSuchParameter { name: name.into(), route: self.pattern() }),
+            (Some(_), Some(_)) => Err(KeyError::RepeatedParameter { name: name.into(), route: self.pattern() }),
+        }
+    }
+
+    fn pattern(&self) -> Box<str> {
+        self.pattern.as_ref().map_or("", MatchedPath::as_str).into()
+    }
+}
+
+fn params<B>(req: &mut Request<B>) -> Result<Option<RawPathParams>, KeyError> {
+    // The extractor wants the parts of a request and looks at the extensions only, so these are lent to empty parts.
+    let (mut parts, ()) = Request::new(()).into_parts();
+    std::mem::swap(&mut parts.extensions, req.extensions_mut());
+    let params = RawPathParams::from_request_parts(&mut parts, &()).now_or_never();
+    std::mem::swap(&mut parts.extensions, req.extensions_mut());
+    match params {
+        Some(Ok(params)) => Ok(Some(params)),
+        Some(Err(RawPathParamsRejection::InvalidUtf8InPathParam(error))) => {
+            Err(KeyError::bad_request(error.body_text()))
+        }
+        // The extractor has nothing to wait for.
+        Some(Err(_)) | None => Ok(None),
+    }
+}

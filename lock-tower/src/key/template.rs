@@ -1,0 +1,313 @@
+//! [`KeyTemplate`]: a key written as text with the parts of a request in braces.
+
+use std::{borrow::Cow, error::Error, fmt, str, str::FromStr, sync::Arc};
+
+use http::{HeaderName, Request};
+use lock_runtime::{KeyWriter, LockError};
+
+use super::{KeyError, KeyExtractor, Target, route::Route};
+
+/// The name of a lock as text with the parts of a request in braces, such as `"order:{id}:{header.idempotency-key}"`.
+///
+/// | in braces | is replaced by | if it is missing |
+/// |---|---|---|
+/// | `{id}` | the parameter `id` of axum's route, percent-decoded; write `{rest}` for `{*rest}` | 500 and an error event: a mistake of the server's |
+/// | `{header.x-tenant}` | the header `x-tenant` | 400, naming it; likewise if it is empty, not UTF-8, or there more than once |
+///
+/// `{{` and `}}` stand for the braces themselves. Values are escaped by [`KeyWriter`], as in `#[distributed_lock]`, so the same
+/// values give the same key in both, and no value can reach the key of others. A value that makes the key longer than 512
+/// bytes is answered with 400.
+///
+/// A request that has matched no route passes without a lock, so that a 404 stays a 404. The same route gives the same key
+/// however routers are nested or merged. What a layer *around* a `nest_service` cannot see is the route within: a template
+/// with parameters of that route then takes the request for a 404 and locks nothing. Put the layer on the route itself.
+#[derive(Clone)]
+pub struct KeyTemplate {
+    text: Arc<str>,
+    parts: Arc<[Part]>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Part {
+    Text(Box<str>),
+    Value(Source),
+}
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Source {
+    Header(HeaderName),
+    Path(Box<str>),
+}
+
+impl KeyTemplate {
+    /// Reads and checks a template.
+    ///
+    /// # Errors
+    /// For a template that no request could fill, with what to write instead.
+    pub fn new(template: &str) -> Result<Self, TemplateError> {
+        let key = Self { text: template.into(), parts: parse(template)?.into() };
+        // With any value the text around it is as valid as with another.
+        let trial = key.write(|_| Ok::<_, LockError>("x")).and_then(KeyWriter::finish);
+        match trial {
+            Ok(_) => Ok(key),
+            Err(error) => Err(TemplateError::new(template, 0, error.to_string())),
+        }
+    }
+
+    fn write<'v, E>(&'v self, value: impl Fn(&'v Source) -> Result<&'v str, E>) -> Result<KeyWriter, E> {
+        const USUAL: usize = 64;
+        let mut writer = KeyWriter::with_capacity(USUAL);
+        for part in self.parts.iter() {
+            match part {
+                Part::Text(text) => writer.lit(text),
+                Part::Value(source) => writer.arg(format_args!("{}", value(source)?)),
+            };
+        }
+        Ok(writer)
+    }
+
+    fn path_names(&self) -> impl Iterator<Item = &str> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Value(Source::Path(name)) => Some(&**name),
+            _ => None,
+        })
+    }
+}
+
+impl<B> KeyExtractor<Request<B>> for KeyTemplate {
+    fn target(&self, req: &mut Request<B>) -> Result<Target, KeyError> {
+        let needs_route = self.path_names().next().is_some();
+        let route = if needs_route { Route::of(req, self.path_names())? } else { None };
+        if needs_route && route.is_none() {
+            return Ok(Target::Skip);
+        }
+        let writer = self.write(|source| match source {
+            Source::Header(name) => header(req, name),
+            Source::Path(name) => route.as_ref().ok_or(KeyError::NotRouted)?.param(name),
+        })?;
+        Ok(Target::Lock(writer.finish()?))
+    }
+}
+
+fn header<'r, B>(req: &'r Request<B>, name: &HeaderName) -> Result<&'r str, KeyError> {
+    let mut values = req.headers().get_all(name).iter();
+    match (values.next(), values.next()) {
+        (None, _) => Err(KeyError::MissingHeader(name.clone())),
+        (Some(_), Some(_)) => Err(KeyError::RepeatedHeader(name.clone())),
+        (Some(value), None) => match str::from_utf8(value.as_bytes()) {
+            Ok(value) if !value.is_empty() => Ok(value),
+            _ => Err(KeyError::InvalidHeader(name.clone())),
+        },
+    }
+}
+
+fn parse(template: &str) -> Result<Vec<Part>, TemplateError> {
+    let mut parts = Vec::new();
+    let mut text = String::new();
+    let mut rest = template;
+    while let Some(found) = rest.find(['{', '}']) {
+        let at = template.len() - rest.len() + found;
+        let wrong = |complaint: &'static str| TemplateError::new(template, at, complaint);
+        text.push_str(&rest[..found]);
+        let brace = &rest[found..];
+        if let Some(after) = brace.strip_prefix("{{") {
+            text.push('{');
+            rest = after;
+        } else if let Some(after) = brace.strip_prefix("}}") {
+            text.push('}');
+            rest = after;
+        } else if let Some(open) = brace.strip_prefix('{') {
+            let (name, after) = open.split_once('}').ok_or_else(|| wrong(UNCLOSED))?;
+            if !text.is_empty() {
+                parts.push(Part::Text(std::mem::take(&mut text).into()));
+            }
+            let source = placeholder(name).map_err(|complaint| TemplateError::new(template, at, complaint))?;
+            parts.push(Part::Value(source));
+            rest = after;
+        } else {
+            return Err(wrong("this \"}\" closes nothing; write \"}}\" for a brace"));
+        }
+    }
+    text.push_str(rest);
+    if !text.is_empty() {
+        parts.push(Part::Text(text.into()));
+    }
+    Ok(parts)
+}
+
+const UNCLOSED: &str = "this \"{\" is not closed; write \"{name}\" for a path parameter, \"{{\" for a brace";
+
+fn placeholder(name: &str) -> Result<Source, Cow<'static, str>> {
+    if name.is_empty() {
+        return Err(
+            "the braces are empty; write \"{name}\" for a path parameter, \"{header.name}\" for a header".into()
+        );
+    }
+    if let Some(header) = name.strip_prefix("header.") {
+        return HeaderName::from_bytes(header.as_bytes()).map(Source::Header).map_err(|_| {
+            format!("{header:?} is no name of a header; write one such as \"{{header.x-tenant}}\"").into()
+        });
+    }
+    if let Some(name) = name.strip_prefix('*') {
+        return Err(format!("the star belongs to the route only; write \"{{{name}}}\"").into());
+    }
+    if let Some((name, _)) = name.split_once(':') {
+        return Err(format!("values are taken as they come, without a format; write \"{{{name}}}\"").into());
+    }
+    if name.contains('.') {
+        return Err(format!(
+            "{name:?} is not known; write \"{{name}}\" for a path parameter, \"{{header.name}}\" for a header"
+        )
+        .into());
+    }
+    if name == "method" {
+        return Err("\"method\" is reserved; give the path parameter another name".into());
+    }
+    if name.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '{' | '/' | '*')) {
+        return Err(
+            format!("{name:?} is no name of a path parameter; write the one of the route, as in \"{{id}}\"").into()
+        );
+    }
+    if !cfg!(feature = "axum") {
+        return Err("path parameters need the feature `axum` of lock-tower; or use `LockLayer::with_key`".into());
+    }
+    Ok(Source::Path(name.into()))
+}
+
+impl FromStr for KeyTemplate {
+    type Err = TemplateError;
+
+    fn from_str(template: &str) -> Result<Self, TemplateError> {
+        Self::new(template)
+    }
+}
+
+impl fmt::Display for KeyTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for KeyTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("KeyTemplate").field(&self.text).finish()
+    }
+}
+
+/// A key template that no request could fill. The message says where and what to write instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TemplateError {
+    template: Box<str>,
+    at: usize,
+    complaint: Cow<'static, str>,
+}
+
+impl TemplateError {
+    fn new(template: &str, at: usize, complaint: impl Into<Cow<'static, str>>) -> Self {
+        Self { template: template.into(), at, complaint: complaint.into() }
+    }
+
+    /// Where the mistake is, in bytes from the start of the template.
+    pub fn at(&self) -> usize {
+        self.at
+    }
+}
+
+impl fmt::Display for TemplateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { template, at, complaint } = self;
+        write!(f, "key template {template:?}, byte {at}: {complaint}")
+    }
+}
+
+impl Error for TemplateError {}
+
+#[cfg(test)]
+mod tests {
+    use lock_runtime::web::Answer;
+
+    use super::*;
+
+    fn key(template: &str, headers: &[(&str, &[u8])]) -> Result<Target, KeyError> {
+        let mut req = Request::new(());
+        for (name, value) in headers {
+            let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+            req.headers_mut().append(name, http::HeaderValue::from_bytes(value).unwrap());
+        }
+        KeyTemplate::new(template).unwrap().target(&mut req)
+    }
+
+    fn locked(template: &str, headers: &[(&str, &[u8])]) -> String {
+        match key(template, headers) {
+            Ok(Target::Lock(key)) => key.to_string(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_bad_template_is_refused_with_what_to_write() {
+        for (template, at, words) in [
+            ("", 0, "empty"),
+            ("order:{id", 6, "{{"),
+            ("order:id}", 8, "}}"),
+            ("order:{}", 6, "{name}"),
+            ("order:{header.}", 6, "{header.x-tenant}"),
+            ("order:{header.x y}", 6, "{header.x-tenant}"),
+            ("order:{*rest}", 6, "{rest}"),
+            ("order:{id:05}", 6, "{id}"),
+            ("order:{query.tenant}", 6, "{header.name}"),
+            ("order:{ id }", 6, "{id}"),
+            ("order:{method}", 6, "reserved"),
+            ("permits:{header.a}", 0, "reserved"),
+            ("order\n:{header.a}", 0, "control"),
+            ("a}}:{header.a}", 0, "hash tag"),
+        ] {
+            let error = KeyTemplate::new(template).unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+            assert_eq!(error.at(), at, "{error}");
+        }
+    }
+
+    #[test]
+    fn doubled_braces_are_braces() {
+        assert_eq!(locked("{{orders}}:{header.a}", &[("a", b"7")]), "{orders}:7");
+    }
+
+    #[test]
+    fn values_cannot_pass_for_the_text_around_them() {
+        let template = "k:{header.a}:{header.b}";
+        let one = locked(template, &[("a", b"1:2"), ("b", b"3")]);
+        let other = locked(template, &[("a", b"1"), ("b", b"2:3")]);
+        assert_ne!(one, other);
+        assert_ne!(
+            locked("{header.a}{header.b}", &[("a", b"1"), ("b", b"23")]),
+            locked("{header.a}{header.b}", &[("a", b"12"), ("b", b"3")])
+        );
+    }
+
+    #[test]
+    fn a_header_that_does_not_name_one_value_is_the_callers_mistake() {
+        let template = "k:{header.x-tenant}";
+        for (headers, code) in [
+            (&[][..], "missing_header"),
+            (&[("x-tenant", &b"1"[..]), ("x-tenant", b"2")], "repeated_header"),
+            (&[("x-tenant", b"")], "invalid_header"),
+            (&[("x-tenant", b"\xff")], "invalid_header"),
+        ] {
+            let error = key(template, headers).unwrap_err();
+            assert_eq!((error.answer(), error.code()), (Answer::BadRequest, code));
+            assert!(error.to_string().contains("x-tenant"), "{error}");
+        }
+        let error = key(template, &[("x-tenant", "x".repeat(600).as_bytes())]).unwrap_err();
+        assert_eq!((error.answer(), error.code()), (Answer::BadRequest, "invalid_key"));
+    }
+
+    #[cfg(feature = "axum")]
+    #[test]
+    fn path_parameters_without_a_router_are_our_mistake() {
+        let error = key("order:{id}", &[]).unwrap_err();
+        assert!(matches!(error, KeyError::NotRouted));
+        assert_eq!(error.answer(), Answer::Internal);
+    }
+}

@@ -1,0 +1,173 @@
+//! [`Protocol`]: how a service that is locked takes part in what its callers speak. [`Http`] answers refusals with a
+//! response, [`Plain`] with an error.
+
+use std::{any::type_name, error::Error, fmt, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response, header::CONTENT_TYPE};
+use lock_runtime::{HeldLock, LockError, web::DEFAULT_RETRY_AFTER};
+
+use crate::{
+    body::LockBody,
+    key::KeyError,
+    reject::{OnReject, Reason, Refusal, StandardReject},
+};
+
+/// How a service with these requests, responses and errors is answered for. Sealed: [`Http`] and [`Plain`] are all there are.
+pub trait Protocol<Req, Res, Err>: sealed::Sealed {
+    /// What the locked service answers.
+    type Response;
+    /// How the locked service fails.
+    type Error;
+
+    /// What the caller understands.
+    #[doc(hidden)]
+    fn wire(&self, req: &Req) -> Wire;
+    /// Lets the inner service see the lock.
+    #[doc(hidden)]
+    fn enter(req: &mut Req, held: HeldLock);
+    /// What the inner service has answered.
+    #[doc(hidden)]
+    fn served(result: Result<Res, Err>) -> Result<Self::Response, Self::Error>;
+    /// What is answered in its place.
+    #[doc(hidden)]
+    fn refused(&self, reason: Reason, wire: Wire) -> Result<Self::Response, Self::Error>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl<R> Sealed for super::Http<R> {}
+    impl Sealed for super::Plain {}
+}
+
+/// What a caller over HTTP understands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Wire {
+    /// Status codes and bodies.
+    Http,
+    /// gRPC: its request has the content type `application/grpc`, and statuses are in trailers.
+    Grpc,
+}
+
+/// Refuses with a response that `R` makes. The inner error stays as it is, so axum's `Infallible` does too, and no
+/// `HandleErrorLayer` is needed. The inner service finds a [`HeldLock`] in the request's extensions.
+#[derive(Clone)]
+pub struct Http<R = StandardReject> {
+    on_reject: R,
+    retry_after: Duration,
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Self { on_reject: StandardReject::default(), retry_after: DEFAULT_RETRY_AFTER }
+    }
+}
+
+impl<R> Http<R> {
+    pub(crate) fn with_retry_after(self, retry_after: Duration) -> Self {
+        Self { retry_after, ..self }
+    }
+
+    pub(crate) fn with_on_reject<R2>(self, on_reject: R2) -> Http<R2> {
+        Http { on_reject, retry_after: self.retry_after }
+    }
+}
+
+impl<R> fmt::Debug for Http<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Http")
+            .field("on_reject", &format_args!("{}", type_name::<R>()))
+            .field("retry_after", &self.retry_after)
+            .finish()
+    }
+}
+
+impl<ReqBody, ResBody, Err, R: OnReject> Protocol<Request<ReqBody>, Response<ResBody>, Err> for Http<R> {
+    type Response = Response<LockBody<ResBody>>;
+    type Error = Err;
+
+    fn wire(&self, req: &Request<ReqBody>) -> Wire {
+        const GRPC: &[u8] = b"application/grpc";
+        let content_type =
+            req.headers().get(CONTENT_TYPE).and_then(|value| value.as_bytes().split_at_checked(GRPC.len()));
+        // `application/grpc`, `application/grpc+proto`, but not `application/grpc-web`, which has no trailers of its own.
+        let is_grpc = content_type.is_some_and(|(start, rest)| {
+            start.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
+        });
+        if is_grpc { Wire::Grpc } else { Wire::Http }
+    }
+
+    fn enter(req: &mut Request<ReqBody>, held: HeldLock) {
+        req.extensions_mut().insert(held);
+    }
+
+    fn served(result: Result<Response<ResBody>, Err>) -> Result<Self::Response, Err> {
+        result.map(|response| response.map(LockBody::served))
+    }
+
+    fn refused(&self, reason: Reason, wire: Wire) -> Result<Self::Response, Err> {
+        let refusal = Refusal::new(&reason, wire, self.retry_after);
+        refusal.trace();
+        Ok(self.on_reject.reject(&refusal).map(|body: Bytes| LockBody::refused(body)))
+    }
+}
+
+/// Refuses with an error: [`ServiceError`].
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct Plain {}
+
+impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
+    type Response = Res;
+    type Error = ServiceError<Err>;
+
+    fn wire(&self, _req: &Req) -> Wire {
+        Wire::Http
+    }
+
+    fn enter(_req: &mut Req, _held: HeldLock) {}
+
+    fn served(result: Result<Res, Err>) -> Result<Res, ServiceError<Err>> {
+        result.map_err(ServiceError::Inner)
+    }
+
+    fn refused(&self, reason: Reason, _wire: Wire) -> Result<Res, ServiceError<Err>> {
+        Err(match reason {
+            Reason::Key(error) => ServiceError::Key(error),
+            Reason::Lock(error) => ServiceError::Lock(error),
+        })
+    }
+}
+
+/// How a service under a [`Plain`] lock fails.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum ServiceError<E> {
+    /// The request does not say which lock it needs.
+    Key(KeyError),
+    /// The lock was not to be had, or was lost.
+    Lock(LockError),
+    /// The inner service failed.
+    Inner(E),
+}
+
+impl<E: fmt::Display> fmt::Display for ServiceError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Key(error) => error.fmt(f),
+            Self::Lock(error) => error.fmt(f),
+            Self::Inner(error) => error.fmt(f),
+        }
+    }
+}
+
+impl<E: Error + 'static> Error for ServiceError<E> {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Key(error) => error.source(),
+            Self::Lock(error) => error.source(),
+            Self::Inner(error) => error.source(),
+        }
+    }
+}

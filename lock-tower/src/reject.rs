@@ -1,0 +1,189 @@
+//! What a request is told that is not served: [`Refusal`], and [`OnReject`] for those who want to say it in their own way.
+
+use std::{borrow::Cow, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
+use lock_runtime::{
+    LockError,
+    web::{self, Answer, Problem},
+};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+
+use crate::{key::KeyError, protocol::Wire};
+
+/// Makes the response of a request that is refused.
+///
+/// Closures do:
+///
+/// ```
+/// # use lock_tower::{LockLayer, Refusal, runtime::LockClient};
+/// # use bytes::Bytes;
+/// # fn layer(locks: LockClient) -> Result<LockLayer<lock_tower::KeyTemplate, impl Sized>, lock_tower::TemplateError> {
+/// let layer = LockLayer::new(locks, "order:{header.idempotency-key}")?.on_reject(|refusal: &Refusal<'_>| {
+///     let mut response = refusal.to_response();
+///     *response.body_mut() = Bytes::from(format!("not now: {}\n", refusal.detail()));
+///     response.headers_mut().remove("content-type");
+///     response
+/// });
+/// # Ok(layer) }
+/// ```
+pub trait OnReject {
+    /// The response to `refusal`.
+    fn reject(&self, refusal: &Refusal<'_>) -> Response<Bytes>;
+}
+
+impl<F: Fn(&Refusal<'_>) -> Response<Bytes>> OnReject for F {
+    fn reject(&self, refusal: &Refusal<'_>) -> Response<Bytes> {
+        self(refusal)
+    }
+}
+
+/// Refuses with [`Refusal::to_response`].
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct StandardReject {}
+
+impl OnReject for StandardReject {
+    fn reject(&self, refusal: &Refusal<'_>) -> Response<Bytes> {
+        refusal.to_response()
+    }
+}
+
+/// Why a request is refused.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Reason {
+    /// It does not say which lock it needs.
+    Key(KeyError),
+    /// The lock was not to be had, or was lost.
+    Lock(LockError),
+}
+
+impl From<KeyError> for Reason {
+    fn from(error: KeyError) -> Self {
+        match error {
+            KeyError::Lock(error) => Self::Lock(error),
+            error => Self::Key(error),
+        }
+    }
+}
+
+impl From<LockError> for Reason {
+    fn from(error: LockError) -> Self {
+        Self::Lock(error)
+    }
+}
+
+/// A request that is refused, and what to say about it. The reason itself is for the log: it names the lock and the store.
+#[derive(Clone, Debug)]
+pub struct Refusal<'a> {
+    reason: &'a Reason,
+    wire: Wire,
+    retry_after: Option<Duration>,
+}
+
+impl<'a> Refusal<'a> {
+    pub(crate) fn new(reason: &'a Reason, wire: Wire, configured: Duration) -> Self {
+        let mut refusal = Self { reason, wire, retry_after: None };
+        let holder = match reason {
+            Reason::Key(_) => None,
+            Reason::Lock(error) => error.retry_after(),
+        };
+        refusal.retry_after = refusal.answer().retry_after(configured, holder);
+        refusal
+    }
+
+    /// Why.
+    pub fn reason(&self) -> &'a Reason {
+        self.reason
+    }
+
+    /// What the caller understands.
+    pub fn wire(&self) -> Wire {
+        self.wire
+    }
+
+    /// The row of the table of refusals.
+    pub fn answer(&self) -> Answer {
+        match self.reason {
+            Reason::Key(error) => error.answer(),
+            Reason::Lock(error) => error.answer(),
+        }
+    }
+
+    /// The HTTP status, whatever the caller understands.
+    pub fn status(&self) -> StatusCode {
+        self.answer().into()
+    }
+
+    /// A stable text for programs, such as `wait_timeout`.
+    pub fn code(&self) -> &'static str {
+        match self.reason {
+            Reason::Key(error) => error.code(),
+            Reason::Lock(error) => error.code(),
+        }
+    }
+
+    /// A sentence for people, fit for the caller.
+    pub fn detail(&self) -> Cow<'static, str> {
+        match self.reason {
+            Reason::Key(error) if error.answer() == Answer::BadRequest => Cow::Owned(error.to_string()),
+            Reason::Key(_) => Cow::Borrowed(web::OURS),
+            Reason::Lock(error) => Cow::Borrowed(web::detail(error.kind())),
+        }
+    }
+
+    /// When to try again, where the caller may.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// The standard response: a problem document, or a trailers-only status for gRPC.
+    pub fn to_response(&self) -> Response<Bytes> {
+        match self.wire {
+            Wire::Http => {
+                Problem::new(self.answer(), self.code(), self.detail()).retry_after(self.retry_after).into_response()
+            }
+            Wire::Grpc => trailers_only(self.answer(), &self.detail()),
+        }
+    }
+
+    pub(crate) fn trace(&self) {
+        match self.reason {
+            Reason::Key(error) => self.answer().trace(self.code(), error),
+            Reason::Lock(error) => self.answer().trace(self.code(), error),
+        }
+    }
+}
+
+/// A gRPC response without a body, its status in the headers: see "Trailers-Only" in the
+/// [protocol](https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#responses).
+fn trailers_only(answer: Answer, message: &str) -> Response<Bytes> {
+    /// What `grpc-message` must not have as it stands, beside what is not ASCII.
+    const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
+    let mut response = Response::new(Bytes::new());
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(HeaderName::from_static("grpc-status"), i32::from(answer.grpc_code()).into());
+    let message = utf8_percent_encode(message, ESCAPED).to_string();
+    // What is percent-encoded is visible ASCII, which every header takes.
+    if let Ok(message) = HeaderValue::try_from(message) {
+        headers.insert(HeaderName::from_static("grpc-message"), message);
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grpc_message_is_percent_encoded() {
+        let reason = Reason::Key(KeyError::bad_request("100 % \u{e9}t\u{e9}\n"));
+        let response = Refusal::new(&reason, Wire::Grpc, Duration::ZERO).to_response();
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["grpc-status"], "3");
+        assert_eq!(response.headers()["grpc-message"], "100 %25 %C3%A9t%C3%A9%0A");
+    }
+}

@@ -1,0 +1,81 @@
+//! [`Lock`]: the service that a [`LockLayer`] makes of another.
+
+use std::{
+    fmt,
+    task::{Context, Poll},
+};
+
+use tower_service::Service;
+
+use crate::{
+    future::{ResponseFuture, State},
+    key::{KeyExtractor, KeyTemplate, Target},
+    layer::LockLayer,
+    protocol::{Http, Protocol},
+};
+
+/// A service that holds a lock around each call of the one within.
+///
+/// It is always ready. A call takes the lock, then waits until a clone of the inner service is ready, then calls that
+/// clone: a request that waits for its lock holds none of the inner capacity.
+#[derive(Clone)]
+pub struct Lock<S, K = KeyTemplate, P = Http> {
+    inner: S,
+    layer: LockLayer<K, P>,
+}
+
+impl<S, K, P> Lock<S, K, P> {
+    pub(crate) fn new(inner: S, layer: LockLayer<K, P>) -> Self {
+        Self { inner, layer }
+    }
+
+    /// The inner service.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// The inner service.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// The inner service.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<S, K, P, Req> Service<Req> for Lock<S, K, P>
+where
+    S: Service<Req> + Clone,
+    K: KeyExtractor<Req>,
+    P: Protocol<Req, S::Response, S::Error> + Clone,
+{
+    type Response = P::Response;
+    type Error = P::Error;
+    type Future = ResponseFuture<S, Req, P>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut req: Req) -> Self::Future {
+        let LockLayer { locks, key, spec, protocol } = &self.layer;
+        let wire = protocol.wire(&req);
+        let state = match key.target(&mut req) {
+            Ok(Target::Lock(key)) => {
+                let acquire = locks.request(key, spec.clone()).acquire();
+                State::acquiring(acquire, self.inner.clone(), req)
+            }
+            Ok(Target::Skip) => State::skipped(self.inner.clone(), req),
+            Err(error) => State::refused(error),
+        };
+        ResponseFuture::new(state, protocol.clone(), wire)
+    }
+}
+
+impl<S: fmt::Debug, K, P: fmt::Debug> fmt::Debug for Lock<S, K, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock").field("inner", &self.inner).field("layer", &self.layer).finish()
+    }
+}

@@ -1,0 +1,179 @@
+//! One connection through the proxy: which of its messages pass, when, and when it closes.
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until},
+};
+
+use super::{Faults, Flow, Shared, Then};
+use crate::resp;
+
+/// One client connected to the server.
+pub(super) struct Connection {
+    shared: Arc<Shared>,
+    /// The number of cuts when it was accepted.
+    cuts: u64,
+    state: Mutex<State>,
+}
+
+/// A std mutex around it: it is held for a few instructions, never across an await.
+#[derive(Default)]
+struct State {
+    /// What shall happen to the replies of the commands that are in flight, in their order.
+    replies: VecDeque<Option<Then>>,
+    /// Something was lost; the connection closes with the next `let_through`.
+    broken: bool,
+    /// Nothing goes to the client any more.
+    silent: bool,
+}
+
+/// What to do with a message.
+enum Verdict {
+    Pass(Duration),
+    Swallow,
+    Close,
+}
+
+impl Connection {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let cuts = shared.faults.borrow().cuts;
+        Self { shared, cuts, state: Mutex::default() }
+    }
+
+    /// Returns when either side has closed, or a fault closes it; both sockets are closed then.
+    pub(super) async fn run(&self, client: TcpStream, target: SocketAddr) {
+        let faults = self.shared.faults.subscribe();
+        let heals = faults.borrow().heals;
+        let transfer = async {
+            let server = TcpStream::connect(target).await?;
+            // A delay is the test's to choose, not Nagle's.
+            client.set_nodelay(true)?;
+            server.set_nodelay(true)?;
+            let (from_client, to_client) = client.into_split();
+            let (from_server, to_server) = server.into_split();
+            tokio::select! {
+                ended = pump(from_client, to_server, |message| self.command(message)) => ended,
+                ended = pump(from_server, to_client, |message| self.reply(message)) => ended,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.closed_by_a_fault(faults, heals) => {}
+            // How a connection ended is the business of the two at its ends, who see it too.
+            _ = transfer => {}
+        }
+    }
+
+    async fn closed_by_a_fault(&self, mut faults: watch::Receiver<Faults>, mut heals: u64) {
+        loop {
+            {
+                let faults = faults.borrow_and_update();
+                if faults.cuts > self.cuts || (faults.heals > heals && self.state().broken) {
+                    return;
+                }
+                heals = faults.heals;
+            }
+            if faults.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn command(&self, message: &[u8]) -> Verdict {
+        let name = resp::command_name(message);
+        // The faults stay locked meanwhile: `let_through` must not come between the loss and its mark.
+        let mut verdict = Verdict::Close;
+        self.shared.faults.send_if_modified(|faults| {
+            verdict = self.command_under(faults, &name);
+            false
+        });
+        verdict
+    }
+
+    fn command_under(&self, faults: &mut Faults, name: &str) -> Verdict {
+        let mut state = self.state();
+        if faults.cuts > self.cuts {
+            return Verdict::Close;
+        }
+        if matches!(faults.flow, Flow::Nothing) {
+            state.broken = true;
+            return Verdict::Swallow;
+        }
+        // In version 3 these are confirmed by pushes, and have no reply.
+        if !name.ends_with("SUBSCRIBE") {
+            let drop = faults.drop.as_mut().and_then(|drop| drop.hits(name).then_some(drop.then));
+            state.replies.push_back(drop);
+        }
+        Verdict::Pass(faults.delay_to_server)
+    }
+
+    fn reply(&self, message: &[u8]) -> Verdict {
+        let faults = self.shared.faults.borrow();
+        let mut state = self.state();
+        if faults.cuts > self.cuts {
+            return Verdict::Close;
+        }
+        let push = resp::is_push(message);
+        let drop = if push { None } else { state.replies.pop_front().flatten() };
+        let swallow = state.silent || drop.is_some() || !matches!(faults.flow, Flow::Both);
+        if !swallow {
+            return Verdict::Pass(faults.delay_to_client);
+        }
+        state.broken = true;
+        state.silent |= matches!(drop, Some(Then::Silence));
+        if !push {
+            self.shared.dropped.send_modify(|dropped| *dropped += 1);
+        }
+        if matches!(drop, Some(Then::Close)) { Verdict::Close } else { Verdict::Swallow }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Copies messages, each judged when it is read and written when its delay is over.
+async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, judge: impl Fn(&[u8]) -> Verdict) -> io::Result<()> {
+    let (queue, mut due) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
+    let read = async move {
+        let mut buffer = Vec::with_capacity(16 * 1024);
+        while from.read_buf(&mut buffer).await? > 0 {
+            let mut passed = 0;
+            while let Some(length) = resp::message_len(&buffer[passed..]) {
+                let message = &buffer[passed..passed + length];
+                passed += length;
+                match judge(message) {
+                    Verdict::Pass(delay) => _ = queue.send((Instant::now() + delay, message.to_vec())),
+                    Verdict::Swallow => {}
+                    // What was queued before is still written: the queue ends behind it.
+                    Verdict::Close => return Ok(()),
+                }
+            }
+            buffer.drain(..passed);
+        }
+        io::Result::Ok(())
+    };
+    let write = async move {
+        while let Some((at, message)) = due.recv().await {
+            if at > Instant::now() {
+                sleep_until(at).await;
+            }
+            to.write_all(&message).await?;
+        }
+        Ok(())
+    };
+    tokio::try_join!(read, write).map(|_| ())
+}

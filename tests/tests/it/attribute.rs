@@ -1,0 +1,20 @@
+//! `#[distributed_lock]` does what its arguments say, against the in-memory store.
+
+mod arguments;
+mod keys;
+mod returns;
+
+use lock_runtime::{LockClient, LockErrorKind};
+
+/// Runs a test with a client of its own, which the attribute finds; and another client of the same locks does not exist.
+async fn with_client<T>(test: impl AsyncFnOnce(&LockClient) -> T) -> T {
+    let locks = LockClient::in_memory();
+    crate::place::in_time(locks.scope(test(&locks))).await
+}
+
+/// Is the key held, exclusively or shared?
+async fn holders(locks: &LockClient, key: &str) -> usize {
+    locks.inspect(key).await.unwrap().holders.len()
+}
+
+const WOULD_WAIT: [LockErrorKind; 2] = [LockErrorKind::Contended, LockErrorKind::WaitTimeout];

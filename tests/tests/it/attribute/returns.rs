@@ -1,0 +1,173 @@
+//! What a locked function returns, and when.
+
+use std::{convert::Infallible, error::Error, fmt, io, sync::Mutex};
+
+use lock_runtime::{LockClient, LockError, LockErrorKind, Loss, RevokeScope, distributed_lock};
+use tokio::task::yield_now;
+
+use super::{holders, with_client};
+
+#[derive(Debug)]
+enum PayError {
+    Lock(LockError),
+    Declined,
+}
+
+impl From<LockError> for PayError {
+    fn from(error: LockError) -> Self {
+        Self::Lock(error)
+    }
+}
+
+#[distributed_lock(key = "a", no_wait)]
+async fn own_error(decline: bool) -> Result<u8, PayError> {
+    if decline {
+        return Err(PayError::Declined);
+    }
+    yield_now().await;
+    Ok(1)
+}
+
+#[distributed_lock(key = "a", no_wait)]
+async fn io_error() -> io::Result<()> {
+    Ok(())
+}
+
+#[distributed_lock(key = "a", wait = "10ms")]
+async fn io_error_after_a_wait() -> io::Result<()> {
+    Ok(())
+}
+
+#[distributed_lock(key = "a", no_wait)]
+async fn boxed_error() -> Result<(), Box<dyn Error + Send + Sync>> {
+    Err("as it likes".into())
+}
+
+#[distributed_lock(key = "a")]
+async fn opaque() -> Result<impl fmt::Display, LockError> {
+    Ok("hidden")
+}
+
+#[distributed_lock(key = "a")]
+async fn never() -> Result<Infallible, LockError> {
+    loop {
+        yield_now().await;
+    }
+}
+
+#[distributed_lock(key = "a", no_wait)]
+async fn question_mark(text: &str) -> Result<u32, Box<dyn Error + Send + Sync>> {
+    let number: u32 = text.parse()?;
+    Ok(number + 1)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_error_becomes_the_functions_own() {
+    with_client(async |locks| {
+        assert_eq!(own_error(false).await.unwrap(), 1);
+        assert!(matches!(own_error(true).await, Err(PayError::Declined)));
+        assert_eq!(opaque().await.unwrap().to_string(), "hidden");
+        assert_eq!(question_mark("1").await.unwrap(), 2);
+        assert!(question_mark("x").await.is_err());
+        assert_eq!(boxed_error().await.unwrap_err().to_string(), "as it likes");
+        assert_eq!(holders(locks, "a").await, 0, "an early return releases too");
+
+        let _guard = locks.exclusive("a").acquire().await.unwrap();
+        let Err(PayError::Lock(error)) = own_error(false).await else { panic!("the lock was to be had") };
+        assert_eq!(error.kind(), LockErrorKind::Contended);
+        let error = io_error().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert!(error.get_ref().unwrap().downcast_ref::<LockError>().is_some(), "the cause is kept");
+        assert_eq!(io_error_after_a_wait().await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(boxed_error().await.unwrap_err().downcast::<LockError>().is_ok());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn without_a_client_it_says_how_to_install_one() {
+    // No test of this process installs one.
+    let Err(PayError::Lock(error)) = own_error(false).await else { panic!("where is that client from?") };
+    assert_eq!((error.kind(), error.code()), (LockErrorKind::NoClient, "no_client"));
+    for word in ["install()", "LockClient::connect", "client = "] {
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_spawned_task_does_not_inherit_the_scope() {
+    with_client(async |_| {
+        let spawned = tokio::spawn(own_error(false)).await.unwrap();
+        assert!(matches!(spawned, Err(PayError::Lock(error)) if error.kind() == LockErrorKind::NoClient));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_innermost_scope_is_used() {
+    with_client(async |outer: &LockClient| {
+        let inner = LockClient::in_memory();
+        let _guard = outer.exclusive("a").acquire().await.unwrap();
+        inner.scope(own_error(false)).await.expect("the inner one's locks are free");
+        assert!(own_error(false).await.is_err());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lock_is_given_back_before_the_function_returns() {
+    with_client(async |locks| {
+        for _ in 0..20 {
+            own_error(false).await.unwrap();
+            locks.exclusive("a").try_acquire().await.unwrap().expect("given back").release().await.unwrap();
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_is_cancelled_when_its_lock_is_lost() {
+    with_client(async |locks| {
+        let revoke = async {
+            yield_now().await;
+            locks.revoke("a", RevokeScope::Leased).await.unwrap();
+        };
+        let (lost, ()) = tokio::join!(never(), revoke);
+        assert_eq!(lost.unwrap_err().kind(), LockErrorKind::Lost(Loss::Revoked));
+        own_error(false).await.unwrap();
+    })
+    .await;
+}
+
+/// Tells when it is dropped.
+struct Argument<'a>(&'a Mutex<Vec<&'static str>>, &'static str);
+
+impl Drop for Argument<'_> {
+    fn drop(&mut self) {
+        self.0.lock().unwrap().push(self.1);
+    }
+}
+
+#[distributed_lock(key = "a")]
+async fn owning(used: Argument<'_>, _unused: Argument<'_>) -> Result<(), LockError> {
+    let _used = &used;
+    yield_now().await;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_call_drops_the_body_and_frees_the_lock() {
+    with_client(async |locks| {
+        let drops = Mutex::new(Vec::new());
+        {
+            let call = owning(Argument(&drops, "used"), Argument(&drops, "unused"));
+            let call = crate::place::begun(call).await;
+            assert_eq!(holders(locks, "a").await, 1);
+            assert!(drops.lock().unwrap().is_empty());
+            drop(call);
+        }
+        assert_eq!(drops.lock().unwrap().len(), 2);
+        locks.exclusive("a").acquire().await.unwrap().release().await.unwrap();
+    })
+    .await;
+}

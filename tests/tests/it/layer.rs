@@ -1,0 +1,8 @@
+//! The layer on real axum servers over TCP: who is served when, under which key, and what the others are told.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod keys;
+mod refusals;
+mod server;
+mod serving;

@@ -1,0 +1,157 @@
+//! What a request is told that is not served.
+
+use std::{pin::pin, time::Duration};
+
+use axum::{Router, body::Bytes, http::Response, response::IntoResponse, routing::post};
+use futures_util::future;
+use lock_runtime::{HeldLock, LockClient};
+use lock_tests::Captured;
+use lock_tower::{LockLayer, Refusal};
+use tower::{Layer, ServiceExt};
+use tracing::Level;
+
+use super::server::Server;
+
+const GRPC: &[(&str, &str)] = &[("content-type", "application/grpc+proto")];
+
+fn orders(locks: &LockClient) -> LockLayer {
+    LockLayer::new(locks.clone(), "order:{id}").unwrap().no_wait()
+}
+
+async fn serve(layer: LockLayer) -> Server {
+    Server::start(Router::new().route("/orders/{id}", post(async || "paid").layer(layer))).await
+}
+
+#[tokio::test]
+async fn a_held_lock_is_a_conflict_that_may_be_tried_again() {
+    let locks = LockClient::in_memory();
+    let guard = locks.exclusive("order:secret-7").acquire().await.unwrap();
+    let waits = orders(&locks).wait(Duration::from_millis(20));
+    for (layer, code) in [(orders(&locks), "contended"), (waits, "wait_timeout")] {
+        let server = serve(layer).await;
+        let response = server.post("/orders/secret-7").await;
+        assert_eq!((response.status, response.problem().as_str()), (409, code));
+        assert_eq!(response.header("retry-after"), Some("1"));
+        for secret in ["secret-7", &guard.fence().to_string()] {
+            assert!(!response.body.contains(secret), "{}", response.body);
+        }
+    }
+}
+
+#[tokio::test]
+async fn nobody_is_asked_to_wait_longer_than_the_holders_lease() {
+    let locks = LockClient::in_memory();
+    let _guard = locks.exclusive("order:7").lease(Duration::from_secs(5)).acquire().await.unwrap();
+    let server = serve(orders(&locks).retry_after(Duration::from_secs(60))).await;
+    let after: u64 = server.post("/orders/7").await.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=5).contains(&after), "{after}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_full_or_ends_is_unavailable() {
+    let locks = LockClient::builder().max_waiters(0).in_memory().unwrap();
+    let server = serve(orders(&locks).wait(Duration::from_secs(10))).await;
+    let guard = locks.exclusive("order:7").acquire().await.unwrap();
+    let (first, second) = (pin!(server.post("/orders/7")), pin!(server.post("/orders/7")));
+    let (response, waiting) = future::select(first, second).await.factor_first();
+    assert_eq!((response.status, response.problem().as_str()), (503, "overloaded"));
+    assert_eq!(response.header("retry-after"), Some("1"));
+    guard.release().await.unwrap();
+    assert_eq!(waiting.await.status, 200);
+
+    locks.shutdown().await;
+    let response = server.post("/orders/7").await;
+    assert_eq!((response.status, response.problem().as_str()), (503, "shutting_down"));
+    assert_eq!(response.header("retry-after"), None);
+}
+
+#[tokio::test]
+async fn a_missing_header_is_named() {
+    let layer = LockLayer::new(LockClient::in_memory(), "pay:{header.idempotency-key}").unwrap();
+    let server = serve(layer).await;
+    let response = server.post("/orders/7").await;
+    assert_eq!((response.status, response.problem().as_str()), (400, "missing_header"));
+    assert!(response.body.contains("idempotency-key"), "{}", response.body);
+    let response = server.post_with("/orders/7", &[("idempotency-key", "1"), ("Idempotency-Key", "2")]).await;
+    assert_eq!((response.status, response.problem().as_str()), (400, "repeated_header"));
+    assert_eq!(server.post_with("/orders/7", &[("Idempotency-Key", "1")]).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_value_that_cannot_be_in_a_key_is_the_callers_mistake() {
+    let server = serve(orders(&LockClient::in_memory())).await;
+    let response = server.post(&format!("/orders/{}", "x".repeat(600))).await;
+    assert_eq!((response.status, response.problem().as_str()), (400, "invalid_key"));
+    let response = server.post("/orders/%FF").await;
+    assert_eq!((response.status, response.problem().as_str()), (400, "bad_request"));
+}
+
+#[tokio::test]
+async fn a_404_stays_a_404() {
+    let locks = LockClient::in_memory();
+    let inner = Router::new().route("/{id}", post(async || "paid")).layer(orders(&locks));
+    let app = Router::new().route("/orders/{id}", post(async || "paid")).nest("/nested", inner).layer(orders(&locks));
+    let server = Server::start(app).await;
+    assert_eq!(server.post("/orders/7").await.status, 200);
+    assert_eq!(server.post("/nowhere").await.status, 404);
+    assert_eq!(server.post("/nested/a/b").await.status, 404);
+    assert_eq!(server.send("GET", "/orders/7", &[]).await.response().await.unwrap().status, 405);
+}
+
+#[tokio::test]
+async fn a_placeholder_that_the_route_does_not_have_is_our_mistake() {
+    let traces = Captured::new();
+    let _collecting = traces.set_default();
+    let layer = LockLayer::new(LockClient::in_memory(), "order:{order_id}").unwrap();
+    let server = serve(layer).await;
+    let response = server.post("/orders/7").await;
+    assert_eq!((response.status, response.problem().as_str()), (500, "misconfigured"));
+    assert!(!response.body.contains("order_id"), "{}", response.body);
+    let event = traces.wait_for(|event| event.level == Level::ERROR).await;
+    let error = event.field("error").unwrap();
+    assert!(error.contains("{order_id}") && error.contains("/orders/{id}"), "{error}");
+}
+
+#[tokio::test]
+async fn a_layer_around_a_finished_router_serves_nothing_without_its_lock() {
+    let app: Router = Router::new().route("/orders/{id}", post(async || "paid"));
+    let app = orders(&LockClient::in_memory()).layer(app);
+    let request = axum::extract::Request::post("/orders/7").body(axum::body::Body::empty()).unwrap();
+    let response = app.oneshot(request).await.unwrap();
+    assert_eq!(response.status(), 500);
+}
+
+#[tokio::test]
+async fn a_grpc_caller_gets_a_status_in_the_headers() {
+    let locks = LockClient::in_memory();
+    let _guard = locks.exclusive("order:7").acquire().await.unwrap();
+    let server = serve(orders(&locks)).await;
+    let response = server.post_with("/orders/7", GRPC).await;
+    assert_eq!((response.status, response.body.as_str()), (200, ""));
+    assert_eq!(response.header("content-type"), Some("application/grpc"));
+    assert_eq!(response.header("grpc-status"), Some("10"));
+    assert_eq!(response.header("grpc-message"), Some("The resource is in use."));
+}
+
+#[tokio::test]
+async fn refusals_can_be_said_in_other_words() {
+    let locks = LockClient::in_memory();
+    let _guard = locks.exclusive("order:7").acquire().await.unwrap();
+    let layer = orders(&locks).on_reject(|refusal: &Refusal<'_>| {
+        Response::builder().status(423).body(Bytes::from(format!("{}!", refusal.code()))).unwrap()
+    });
+    let server = Server::start(Router::new().route("/orders/{id}", post(async || "paid").layer(layer))).await;
+    let response = server.post("/orders/7").await;
+    assert_eq!((response.status, response.body.as_str()), (423, "contended!"));
+}
+
+#[tokio::test]
+async fn a_handler_without_a_layer_has_no_lock() {
+    let app = Router::new()
+        .route("/must", post(async |lock: HeldLock| lock.key().to_string()))
+        .route("/may", post(async |lock: Option<HeldLock>| lock.is_none().to_string().into_response()));
+    let server = Server::start(app).await;
+    let response = server.post("/must").await;
+    assert_eq!((response.status, response.problem().as_str()), (500, "not_locked"));
+    assert_eq!(server.post("/may").await.body, "true");
+}

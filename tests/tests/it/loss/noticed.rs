@@ -1,0 +1,206 @@
+//! What ends a lock is noticed: at once where the server says so, by the own clock where it is silent.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use lock_runtime::{LockClient, LockErrorKind, LockGuard, Loss};
+use lock_tests::{Captured, Proxy, RedisServer};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, advance, sleep},
+};
+
+use super::{LEASE, hold};
+use crate::place::{LONG, in_time};
+
+/// Waits for the loss, which must come from the own clock: not before what was valid at `silent` had run out, and soon after.
+async fn expires(guard: LockGuard, silent: Instant, valid: Duration) {
+    let error = guard.lost().await;
+    assert_eq!(error.kind(), LockErrorKind::Lost(Loss::Expired), "{error}");
+    assert_eq!(error.key().unwrap().as_str(), "a");
+    let after = silent.elapsed();
+    assert!(after + Duration::from_millis(5) >= valid, "lost after {after:?}, but it was valid for {valid:?}");
+    assert!(after < LEASE + Duration::from_secs(5), "lost only after {after:?}");
+    assert!(guard.is_lost() && guard.validity().is_zero());
+    assert_eq!(guard.release().await.unwrap_err().kind(), LockErrorKind::Lost(Loss::Expired));
+}
+
+#[tokio::test]
+async fn a_deleted_key_is_noticed_at_the_next_renewal() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let (_locks, guard) = hold(&server.url(), LEASE).await;
+        server.command(&["DEL", "lock:a"]).await;
+        assert_eq!(guard.lost().await.kind(), LockErrorKind::Lost(Loss::Taken));
+        assert_eq!(guard.release().await.unwrap_err().kind(), LockErrorKind::Lost(Loss::Taken));
+        assert!(server.keys("lock:*").await.is_empty(), "a renewal created it anew");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lock_taken_by_another_is_not_taken_back() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let (_locks, guard) = hold(&server.url(), LEASE).await;
+        server.command(&["SET", "lock:a", "another", "PX", "20000"]).await;
+        assert_eq!(guard.lost().await.kind(), LockErrorKind::Lost(Loss::Taken));
+        guard.release().await.unwrap_err();
+        assert_eq!(server.query::<String>(&["GET", "lock:a"]).await, "another");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_stopped_server_is_noticed_by_the_own_clock() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let (_locks, guard) = hold(&server.url(), LEASE).await;
+        let (silent, valid) = (Instant::now(), guard.validity());
+        server.stop();
+        expires(guard, silent, valid).await;
+        server.resume();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_killed_server_is_noticed_by_the_own_clock() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let (_locks, guard) = hold(&server.url(), LEASE).await;
+        let (silent, valid) = (Instant::now(), guard.validity());
+        server.kill();
+        expires(guard, silent, valid).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_silent_network_is_noticed_by_the_own_clock() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let proxy = Proxy::to(&server).await;
+        let (locks, guard) = hold(&proxy.url(), LEASE).await;
+        let (silent, valid) = (Instant::now(), guard.validity());
+        proxy.black_hole();
+        assert_eq!(guard.verify().await.unwrap_err().kind(), LockErrorKind::Unavailable);
+        expires(guard, silent, valid).await;
+        proxy.let_through().await;
+        locks.exclusive("a").wait(LONG).acquire().await.unwrap().release().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn replies_that_never_come_are_no_renewals() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let proxy = Proxy::to(&server).await;
+        let (_locks, guard) = hold(&proxy.url(), LEASE).await;
+        let (silent, valid) = (Instant::now(), guard.validity());
+        // The server hears every renewal, and the holder cannot know.
+        proxy.drop_all_replies();
+        expires(guard, silent, valid).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_that_comes_back_empty_is_noticed_long_before_the_lease_ends() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let (_locks, guard) = hold(&server.url(), Duration::from_secs(60)).await;
+        let start = Instant::now();
+        server.restart_empty().await;
+        assert_eq!(guard.lost().await.kind(), LockErrorKind::Lost(Loss::Taken));
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        assert_eq!(guard.release().await.unwrap_err().kind(), LockErrorKind::Lost(Loss::Taken));
+    })
+    .await;
+}
+
+/// Dropped with the body that it stands in.
+struct Flag(Arc<AtomicBool>);
+
+impl Drop for Flag {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn a_body_is_dropped_at_its_await_when_the_lock_is_lost() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let locks = LockClient::connect(&server.url()).await.unwrap();
+        for silent in [false, true] {
+            let (dropped, finished) = (Arc::new(AtomicBool::new(false)), AtomicBool::new(false));
+            let flag = Flag(dropped.clone());
+            let body = async |_| {
+                let _flag = flag;
+                if silent {
+                    server.stop();
+                } else {
+                    server.command(&["DEL", "lock:a"]).await;
+                }
+                sleep(LONG).await;
+                finished.store(true, Ordering::SeqCst);
+            };
+            let error = locks.exclusive("a").lease(LEASE).run(body).await.unwrap_err();
+            let expected = if silent { Loss::Expired } else { Loss::Taken };
+            assert_eq!(error.kind(), LockErrorKind::Lost(expected));
+            assert!(dropped.load(Ordering::SeqCst) && !finished.load(Ordering::SeqCst));
+        }
+        server.resume();
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_once_and_to_everybody() {
+    in_time(async {
+        let traces = Captured::new();
+        let _collecting = traces.set_default();
+        let locks = LockClient::in_memory();
+        let guard = locks.exclusive("a").acquire().await.unwrap();
+        let mut listeners = JoinSet::new();
+        for _ in 0..10 {
+            listeners.spawn(guard.lost());
+            let held = guard.held();
+            listeners.spawn(async move { held.lost().await });
+        }
+        // Those that listen no longer are no hindrance.
+        drop(guard.lost());
+        tokio::task::yield_now().await;
+        locks.revoke("a", lock_runtime::RevokeScope::Leased).await.unwrap();
+        for error in listeners.join_all().await {
+            assert_eq!(error.kind(), LockErrorKind::Lost(Loss::Revoked));
+        }
+        assert_eq!(guard.lost().await.kind(), LockErrorKind::Lost(Loss::Revoked), "whoever comes late is told too");
+        guard.release().await.unwrap_err();
+        assert_eq!(traces.events().iter().filter(|event| event.message == "lost").count(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn validity_counts_down_and_never_reaches_the_lease_again_without_renewal() {
+    let locks = LockClient::in_memory();
+    let lease = Duration::from_secs(10);
+    let guard = locks.exclusive("a").lease(lease).no_renew().acquire().await.unwrap();
+    let start = guard.validity();
+    assert!(start < lease && start > lease.mul_f64(0.98), "{start:?}");
+    advance(Duration::from_secs(3)).await;
+    assert_eq!(guard.validity(), start - Duration::from_secs(3));
+    assert!(!guard.is_lost());
+    advance(start - Duration::from_secs(3)).await;
+    assert!(guard.validity().is_zero() && guard.is_lost());
+    assert!(locks.inspect("a").await.unwrap().holders.len() == 1, "the holder knows a moment before the store");
+    drop(guard);
+}

@@ -1,0 +1,87 @@
+//! A process that was paused for longer than its lease knows at once, and what it writes all the same is refused.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use lock_runtime::{LockClient, LockErrorKind, Loss};
+use lock_tests::{RedisFencedResource, Worker, shared_server, unique};
+use tokio::sync::oneshot;
+
+use super::LEASE;
+use crate::place::{LONG, Place, in_time};
+
+const WORKER: &str = env!("CARGO_BIN_EXE_lock-worker");
+
+/// Starts a worker that holds "a", stops it until another holder has written, and tells it to write too.
+async fn stop_and_overtake(place: &Place, resource: &str, how: &[&str]) -> (Worker, RedisFencedResource) {
+    let url = shared_server().await.url();
+    let locks = place.client().await;
+    let lease = LEASE.as_millis().to_string();
+    let arguments =
+        ["hold", "--url", &url, "--namespace", place.namespace(), "--resource", resource, "--lease-ms", &lease];
+    let mut worker = Worker::spawn(WORKER, &[&arguments, how].concat());
+    let fence: u64 = worker.line().await.unwrap().parse().unwrap();
+    worker.stop();
+
+    let resource = RedisFencedResource::open(&url, resource).await;
+    let guard = locks.exclusive("a").wait(LONG).acquire().await.unwrap();
+    assert!(guard.fence().number() > fence);
+    resource.write(guard.fence(), 1).await.unwrap();
+    guard.release().await.unwrap();
+
+    worker.say("go on").await;
+    worker.resume();
+    (worker, resource)
+}
+
+#[tokio::test]
+async fn a_paused_process_knows_at_once_and_its_late_write_is_refused() {
+    in_time(async {
+        let (place, resource) = (Place::redis().await, unique("resource"));
+        let (mut worker, resource) = stop_and_overtake(&place, &resource, &[]).await;
+        assert_eq!(worker.line().await.as_deref(), Some("lost=true written=false"));
+        assert_eq!(worker.line().await.as_deref(), Some("lost_expired"));
+        assert!(worker.finish().await.success());
+        let report = resource.report().await;
+        assert_eq!((report.value, report.violations, report.lost_updates), (1, 1, 0), "{report}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_body_does_not_go_on_after_a_pause() {
+    in_time(async {
+        let (place, resource) = (Place::redis().await, unique("resource"));
+        let (mut worker, resource) = stop_and_overtake(&place, &resource, &["--run"]).await;
+        assert_eq!(worker.line().await.as_deref(), Some("lost_expired"), "the body wrote");
+        assert!(worker.finish().await.success());
+        assert_eq!(resource.report().await.violations, 0);
+    })
+    .await;
+}
+
+/// The same without a process: what the body waits for comes together with the end of the lease.
+#[tokio::test]
+async fn a_body_does_not_go_on_when_it_is_woken_too_late() {
+    in_time(async {
+        let locks = LockClient::in_memory();
+        let (wake, woken) = oneshot::channel();
+        let went_on = AtomicBool::new(false);
+        let body = async |_| {
+            woken.await.unwrap();
+            went_on.store(true, Ordering::SeqCst);
+        };
+        let pause = async {
+            // The whole process stands still: nothing else runs on this thread.
+            std::thread::sleep(Duration::from_millis(150));
+            wake.send(()).unwrap();
+        };
+        let request = locks.exclusive("a").lease(Duration::from_millis(100)).no_renew();
+        let (result, ()) = tokio::join!(request.run(body), pause);
+        assert_eq!(result.unwrap_err().kind(), LockErrorKind::Lost(Loss::Expired));
+        assert!(!went_on.load(Ordering::SeqCst));
+    })
+    .await;
+}

@@ -1,0 +1,10 @@
+//! What each way to hold a lock promises, in memory and on Redis.
+
+mod exclusive;
+mod limits;
+mod line;
+mod operators;
+mod permits;
+mod read_write;
+mod several;
+mod shutdown;

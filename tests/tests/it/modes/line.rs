@@ -1,0 +1,205 @@
+//! First come first served within a process, nobody barges in, and the line has an end.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use lock_runtime::{
+    Family, LockClient, LockErrorKind, LockKey, RevokeReply, RevokeScope,
+    store::{
+        AcquireAllReply, AcquireReply, ConvertReply, Events, Hold, Inspection, KeyRequest, MemoryStore, PollReply,
+        Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, Token,
+    },
+};
+use lock_tests::Captured;
+use tokio::{sync::mpsc, task::JoinSet};
+
+use crate::place::{LONG, Place, begun, in_time, on_every_store};
+
+on_every_store! {
+    a_hundred_waiters_are_served_in_their_order,
+    whoever_gives_up_leaves_the_line_to_the_next,
+    nobody_barges_in_while_others_wait,
+    a_full_line_refuses_at_once,
+}
+
+async fn a_hundred_waiters_are_served_in_their_order(place: Place) {
+    let locks = place.client().await;
+    let first = locks.exclusive("a").acquire().await.unwrap();
+    let (served, mut order) = mpsc::unbounded_channel();
+    let mut tasks = JoinSet::new();
+    for number in 0..100 {
+        let waiting = begun(locks.exclusive("a").wait(LONG).acquire()).await;
+        let served = served.clone();
+        tasks.spawn(async move {
+            let guard = waiting.await.unwrap();
+            served.send(number).unwrap();
+            guard.release().await.unwrap();
+        });
+    }
+    first.release().await.unwrap();
+    for expected in 0..100 {
+        assert_eq!(order.recv().await, Some(expected));
+    }
+    tasks.join_all().await;
+}
+
+async fn whoever_gives_up_leaves_the_line_to_the_next(place: Place) {
+    let locks = place.client().await;
+    let first = locks.exclusive("a").acquire().await.unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..10 {
+        waiting.push(begun(locks.exclusive("a").wait(LONG).acquire()).await);
+    }
+    let last = waiting.pop().unwrap();
+    // The head, some in the middle, and each next head.
+    for index in [0, 4, 2] {
+        drop(waiting.remove(index));
+        tokio::task::yield_now().await;
+    }
+    first.release().await.unwrap();
+    drop(waiting);
+    last.await.unwrap().release().await.unwrap();
+}
+
+async fn nobody_barges_in_while_others_wait(place: Place) {
+    let traces = Captured::new();
+    let _collecting = traces.set_default();
+    let (locks, others) = (place.client().await, place.client().await);
+    let guard = others.exclusive("a").acquire().await.unwrap();
+    let waiting = tokio::spawn(locks.exclusive("a").wait(LONG).acquire());
+    traces.wait_for(|event| event.message == "waiting for its holder").await;
+    guard.release().await.unwrap();
+    // The store would grant it now, and the one who waits looks only now and then.
+    assert!(locks.exclusive("a").try_acquire().await.unwrap().is_none());
+    assert!(locks.all(["a", "b"]).try_acquire().await.unwrap().is_none());
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    locks.exclusive("a").try_acquire().await.unwrap().expect("nobody waits").release().await.unwrap();
+}
+
+async fn a_full_line_refuses_at_once(place: Place) {
+    let locks = place.client_of(LockClient::builder().max_waiters(3)).await;
+    let guard = locks.exclusive("a").acquire().await.unwrap();
+    // The one in front asks the store, and three wait behind it.
+    let mut waiting = Vec::new();
+    for _ in 0..4 {
+        waiting.push(begun(locks.exclusive("a").wait(LONG).acquire()).await);
+    }
+    let start = tokio::time::Instant::now();
+    let error = locks.exclusive("a").wait(LONG).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::Overloaded);
+    assert_eq!(error.key().unwrap().as_str(), "a");
+    assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());
+    locks.exclusive("b").acquire().await.unwrap().release().await.unwrap();
+    // A place that is given up can be taken.
+    drop(waiting.pop());
+    waiting.push(begun(locks.exclusive("a").wait(LONG).acquire()).await);
+    guard.release().await.unwrap();
+    for waiting in waiting {
+        waiting.await.unwrap().release().await.unwrap();
+    }
+}
+
+/// PROTOCOL 17 and 1: the next in line goes on under the name of the one before it, unless an answer to that is still out.
+#[tokio::test(start_paused = true)]
+async fn a_place_is_inherited_and_a_token_in_doubt_is_not() {
+    in_time(async {
+        let spy = Arc::new(Spy::default());
+        let (locks, others) = (LockClient::with_store(spy.clone()), LockClient::with_store(spy.clone()));
+        let guard = others.exclusive("a").acquire().await.unwrap();
+        spy.take_asked();
+
+        let head = begun(locks.exclusive("a").wait(LONG).acquire()).await;
+        let next = begun(locks.exclusive("a").wait(LONG).acquire()).await;
+        let place = spy.take_asked();
+        assert_eq!(place.len(), 1, "only the head asks");
+        drop(head);
+        let next = tokio::spawn(next);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(spy.take_asked().iter().all(|token| *token == place[0]), "the place was inherited");
+
+        // Now the head is dropped while the store has its question.
+        spy.answers.lock().unwrap().silent = true;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let third = begun(locks.exclusive("a").wait(LONG).acquire()).await;
+        next.abort();
+        spy.answers.lock().unwrap().silent = false;
+        let in_doubt = spy.take_asked();
+        guard.release().await.unwrap();
+        let guard = third.await.unwrap();
+        let asked = spy.take_asked();
+        assert!(!asked.is_empty() && asked.iter().all(|token| !in_doubt.contains(token)), "a name in doubt was used");
+        guard.release().await.unwrap();
+    })
+    .await;
+}
+
+/// A store that tells under which names it was asked, and may keep silent.
+#[derive(Debug, Default)]
+struct Spy {
+    store: MemoryStore,
+    answers: Mutex<Answers>,
+}
+
+#[derive(Debug, Default)]
+struct Answers {
+    silent: bool,
+    asked: Vec<Token>,
+}
+
+impl Spy {
+    fn take_asked(&self) -> Vec<Token> {
+        std::mem::take(&mut self.answers.lock().unwrap().asked)
+    }
+}
+
+impl Store for Spy {
+    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+        let mut answers = self.answers.lock().unwrap();
+        answers.asked.push(request.hold.token);
+        if answers.silent { Box::pin(std::future::pending()) } else { self.store.acquire(request) }
+    }
+
+    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+        self.store.acquire_all(requests)
+    }
+
+    fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
+        self.store.poll(hold)
+    }
+
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+        self.store.renew(renewals)
+    }
+
+    fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+        self.store.release(release)
+    }
+
+    fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
+        self.store.convert(hold)
+    }
+
+    fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.store.abandon(hold)
+    }
+
+    fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+        self.store.inspect(key, family)
+    }
+
+    fn revoke<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+        scope: RevokeScope,
+    ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
+        self.store.revoke(key, family, scope)
+    }
+
+    fn events(&self) -> Events {
+        self.store.events()
+    }
+}

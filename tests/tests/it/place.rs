@@ -1,0 +1,123 @@
+//! Where a test's locks live: in this process, or on Redis. A test body stands once and runs on both, by `on_every_store!`.
+
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
+
+use lock_runtime::{LockClient, LockClientBuilder, store::MemoryStore};
+use lock_tests::{RedisServer, shared_server, unique};
+use tokio::time::{Instant, sleep, timeout};
+
+/// Longer than anything takes that does not hang, on a machine that does much else.
+pub(crate) const LONG: Duration = Duration::from_secs(30);
+
+/// Makes a test of each function, which takes a [`Place`], on every store. In memory the clock is paused.
+macro_rules! on_every_store {
+    ($($name:ident),+ $(,)?) => {
+        mod in_memory {
+            $(#[tokio::test(start_paused = true)]
+            async fn $name() {
+                use crate::place::{Place, in_time};
+                in_time(super::$name(Place::memory())).await;
+            })+
+        }
+        mod on_redis {
+            $(#[tokio::test]
+            async fn $name() {
+                use crate::place::{Place, in_time};
+                in_time(super::$name(Place::redis().await)).await;
+            })+
+        }
+    };
+}
+pub(crate) use on_every_store;
+
+/// One set of locks, seen by as many clients as a test makes.
+pub(crate) enum Place {
+    Memory(Arc<MemoryStore>),
+    Redis { url: String, namespace: String },
+}
+
+impl Place {
+    pub(crate) fn memory() -> Self {
+        Self::Memory(Arc::default())
+    }
+
+    /// A namespace of its own on everybody's server.
+    pub(crate) async fn redis() -> Self {
+        Self::at(shared_server().await.url())
+    }
+
+    /// A namespace of its own behind a URL.
+    pub(crate) fn at(url: String) -> Self {
+        Self::Redis { url, namespace: unique("ns") }
+    }
+
+    /// A client of its own: to the store, another process.
+    pub(crate) async fn client(&self) -> LockClient {
+        self.client_of(LockClient::builder()).await
+    }
+
+    pub(crate) async fn client_of(&self, builder: LockClientBuilder) -> LockClient {
+        match self {
+            Self::Memory(store) => builder.with_store(store.clone()),
+            Self::Redis { url, namespace } => {
+                builder.namespace(namespace).connect(url).await.expect("a client of a server that runs")
+            }
+        }
+    }
+
+    pub(crate) fn namespace(&self) -> &str {
+        match self {
+            Self::Memory(_) => "",
+            Self::Redis { namespace, .. } => namespace,
+        }
+    }
+}
+
+/// A test that hangs fails.
+pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    timeout(LONG * 2, future).await.expect("the test hangs")
+}
+
+/// A future that has begun, and waits: what it does first is done.
+pub(crate) async fn begun<F: Future>(future: F) -> Pin<Box<F>>
+where
+    F::Output: fmt::Debug,
+{
+    let mut future = Box::pin(future);
+    poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Pending => Poll::Ready(()),
+        Poll::Ready(output) => panic!("it did not wait: {output:?}"),
+    })
+    .await;
+    future
+}
+
+/// Asks until it is so; for what tells nobody when it happens.
+pub(crate) async fn eventually<Fut: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> Fut) {
+    let deadline = Instant::now() + LONG;
+    while !is_so().await {
+        assert!(Instant::now() < deadline, "not within {LONG:?}: {what}");
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Nobody holds any of the keys, nor will in a moment.
+pub(crate) async fn all_free(client: &LockClient, keys: &[&str]) {
+    for key in keys {
+        eventually(&format!("{key} is free"), || async { client.inspect(*key).await.unwrap().holders.is_empty() })
+            .await;
+    }
+}
+
+/// No lock is left in a namespace of the server; the fences may.
+pub(crate) async fn no_key_left(server: &RedisServer, namespace: &str) {
+    let pattern = format!("{namespace}:*");
+    eventually("no key is left", || async { server.keys(&pattern).await.is_empty() }).await;
+}
