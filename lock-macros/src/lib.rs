@@ -11,7 +11,7 @@ mod key;
 ///
 /// A call waits until it holds the lock, runs the body, gives the lock back and returns what the body returned.
 ///
-/// ```ignore (needs lock-runtime, which depends on this crate)
+/// ```text
 /// use lock_runtime::distributed_lock;
 ///
 /// #[distributed_lock(key = "order:{order_id}", lease = "30s", wait = "2s")]
@@ -60,7 +60,7 @@ mod key;
 /// The function must be able to return a `LockError`, which tells that the lock was not to be had, or was lost. A
 /// `Result` can, if its error implements `From<LockError>`:
 ///
-/// ```ignore (needs lock-runtime, which depends on this crate)
+/// ```text
 /// #[derive(Debug, thiserror::Error)]
 /// enum PayError {
 ///     #[error(transparent)]

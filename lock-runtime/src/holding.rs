@@ -133,8 +133,8 @@ impl Holding {
         let state = lock(&self.state);
         match state.phase {
             Phase::Lost(loss) => Some(loss),
-            Phase::Held if state.lease.validity(Instant::now()).is_zero() => Some(Loss::Expired),
-            Phase::Held | Phase::Released => None,
+            Phase::Held => state.lease.loss(Instant::now()),
+            Phase::Released => None,
         }
     }
 
@@ -189,13 +189,22 @@ impl Holding {
 
     /// As [`leave`](Self::leave), but only for the last guard; `None`, and nothing is done, if others stand on the lease.
     pub(crate) fn leave_alone(self: &Arc<Self>) -> Option<Left> {
+        self.notice_loss();
         let state = lock(&self.state);
         (state.guards <= 1).then(|| self.leave_locked(state))
     }
 
     /// One guard less. With the last one renewal ends, before anything is sent.
     pub(crate) fn leave(self: &Arc<Self>) -> Left {
+        self.notice_loss();
         self.leave_locked(lock(&self.state))
+    }
+
+    /// The clock may know of a loss before the driver does.
+    fn notice_loss(self: &Arc<Self>) {
+        if let Some(loss) = self.loss() {
+            self.lose(loss);
+        }
     }
 
     fn leave_locked(self: &Arc<Self>, mut state: MutexGuard<'_, State>) -> Left {

@@ -83,6 +83,14 @@ impl Lease {
         end.saturating_duration_since(now)
     }
 
+    /// How it is lost at `now`, if it is.
+    pub(crate) fn loss(&self, now: Instant) -> Option<Loss> {
+        if self.ends_at.is_some_and(|at| at <= now) {
+            return Some(Loss::MaxHold);
+        }
+        (self.valid_until <= now).then_some(Loss::Expired)
+    }
+
     /// When [`due`](Self::due) has something to say.
     pub(crate) fn next_due(&self) -> Instant {
         let renew_at = match self.renewal {
@@ -94,11 +102,8 @@ impl Lease {
 
     /// What is to be done at `now`; `None` if nothing is. A renewal may be sent `slack` early, to share a round trip.
     pub(crate) fn due(&mut self, now: Instant, slack: Duration) -> Option<Due> {
-        if self.ends_at.is_some_and(|at| at <= now) {
-            return Some(Due::Lost(Loss::MaxHold));
-        }
-        if self.valid_until <= now {
-            return Some(Due::Lost(Loss::Expired));
+        if let Some(loss) = self.loss(now) {
+            return Some(Due::Lost(loss));
         }
         if matches!(self.renewal, Renewal::At(at) if at <= now + slack) {
             self.renewal = Renewal::InFlight;

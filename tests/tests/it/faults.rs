@@ -44,7 +44,7 @@ async fn an_acquire_whose_reply_is_lost_tries_again_and_leaves_one_holder() {
             };
             let (guard, ()) = tokio::join!(locks.exclusive("a").wait(SOON).acquire(), silence);
             let guard = guard.unwrap();
-            assert_eq!(proxy.dropped_replies(), 1);
+            assert!(proxy.dropped_replies() >= 1);
             assert_eq!(others.inspect("a").await.unwrap().holders.len(), 1);
             assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
             guard.verify().await.unwrap();
@@ -78,7 +78,8 @@ async fn a_try_whose_reply_is_lost_leaves_no_key() {
     in_time(async {
         let (proxy, locks, others) = by_proxy(shared_server().await).await;
         for request in [locks.exclusive("a"), locks.all(["a", "b"])] {
-            proxy.drop_reply(DropReply::next().to("EVALSHA"));
+            // The store repeats a call whose connection broke.
+            proxy.drop_reply(DropReply::next().to("EVALSHA").times(2));
             assert_eq!(request.try_acquire().await.unwrap_err().kind(), LockErrorKind::Unavailable);
             others.all(["a", "b"]).wait(SOON).acquire().await.unwrap().release().await.unwrap();
         }

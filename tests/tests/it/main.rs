@@ -16,4 +16,6 @@ mod modes;
 mod owners;
 mod place;
 mod protocol;
+mod replies;
+mod runtimes;
 mod ui;

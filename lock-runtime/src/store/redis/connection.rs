@@ -113,21 +113,21 @@ impl Connection {
             pipeline.add_command(by_digest);
             scripts.push(script);
         }
-        let values = match self.send_all(&pipeline, scripts.len()).await {
-            Err(failed) if failed.broken => self.send_all(&pipeline, scripts.len()).await,
+        let values = match self.send_all(&pipeline).await {
+            Err(failed) if failed.broken => self.send_all(&pipeline).await,
             result => result,
         };
         let mut values = values?;
 
         // In one round trip as well: the caller's time is that of one.
-        let mut by_text = Pipeline::new();
+        let mut again = Pipeline::new();
         for ((script, by_digest), value) in scripts.into_iter().zip(pipeline.cmd_iter()).zip(&values) {
             if is_unknown_script(value) {
-                by_text.add_command(script.by_text(by_digest));
+                again.add_command(script.by_text(by_digest));
             }
         }
-        if !by_text.is_empty() {
-            let repeated = self.send_all(&by_text, by_text.len()).await?;
+        if !again.is_empty() {
+            let repeated = self.send_all(&again).await?;
             let unknown = values.iter_mut().filter(|value| is_unknown_script(value));
             unknown.zip(repeated).for_each(|(value, repeated)| *value = repeated);
         }
@@ -139,9 +139,9 @@ impl Connection {
         manager.req_packed_command(command).await.map_err(|cause| self.failed(number, &cause))
     }
 
-    async fn send_all(&self, pipeline: &Pipeline, count: usize) -> Result<Vec<Value>, Failed> {
+    async fn send_all(&self, pipeline: &Pipeline) -> Result<Vec<Value>, Failed> {
         let Numbered { number, mut manager } = self.manager();
-        manager.req_packed_commands(pipeline, 0, count).await.map_err(|cause| self.failed(number, &cause))
+        manager.req_packed_commands(pipeline, 0, pipeline.len()).await.map_err(|cause| self.failed(number, &cause))
     }
 
     fn settle(&self, value: Value) -> Result<Value, StoreError> {

@@ -1,5 +1,6 @@
 //! A server with users: the line of the documentation is all that a lock needs, and nothing that it does not need.
 
+use crate::replies::Replies as _;
 use lock_runtime::{
     LockClient, LockErrorKind, LockKey, Mode, RevokeScope,
     store::{Hold, KeyRequest, Release, Renewal, Store, StoreError, StoreErrorKind, Token, redis::RedisStore},
@@ -38,7 +39,7 @@ async fn everything(store: &dyn Store) -> Vec<StoreError> {
                 told(store.acquire(&request(acquired)).await.map(drop));
             }
             told(store.poll(&first).await.map(drop));
-            told(store.renew(&[Renewal::new(first.clone(), 2 * HOUR)]).await.remove(0).map(drop));
+            told(store.renew(&[Renewal::new(first.clone(), 2 * HOUR)]).await.all().map(drop));
             told(store.inspect(&key, mode.family()).await.map(drop));
             told(store.release(&Release::new(first.clone()).next(heir.token, HOUR)).await.map(drop));
             told(store.convert(&heir).await.map(drop));
@@ -139,7 +140,7 @@ async fn a_refused_reader_leaves_the_set_of_the_others_as_it_was() {
         allow(&server, "ann", &["-zadd"]).await;
         for lease in [minute / 2, HOUR] {
             ann.acquire(&request(&refused, lease)).await.unwrap_err();
-            ann.renew(&[Renewal::new(hers.clone(), lease + 2 * minute)]).await.remove(0).unwrap_err();
+            ann.renew(&[Renewal::new(hers.clone(), lease + 2 * minute)]).await.all().unwrap_err();
             assert_eq!(others.inspect(&key, mode.family()).await.unwrap().holders.len(), 2, "{mode:?}");
         }
         ann.release(&Release::new(hers).keep_for(Some(minute))).await.unwrap_err();

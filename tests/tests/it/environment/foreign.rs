@@ -1,5 +1,6 @@
 //! Somebody's data under the names that a lock needs: told as such, and the same to the last byte afterwards.
 
+use crate::replies::Replies as _;
 use std::sync::Arc;
 
 use lock_runtime::{
@@ -65,7 +66,7 @@ async fn try_everything(store: &dyn Store, hold: &Hold) {
     let reply = store.poll(hold).await;
     assert!(matches!(reply, Ok(PollReply::Gone)) || foreign(reply.clone()), "{reply:?}");
     for lease in [std::time::Duration::ZERO, HOUR] {
-        assert!(matches!(store.renew(&[Renewal::new(hold.clone(), lease)]).await[..], [Ok(RenewReply::Gone)]));
+        assert_eq!(store.renew(&[Renewal::new(hold.clone(), lease)]).await.all().unwrap(), [RenewReply::Gone]);
     }
     for release in [
         Release::new(hold.clone()),
@@ -144,7 +145,10 @@ async fn data_that_came_under_the_fences_name_later_do_not_keep_the_lock() {
         if mode == Mode::Exclusive {
             assert!(foreign(store.convert(&hold).await));
         }
-        assert!(matches!(store.renew(&[Renewal::new(hold.clone(), HOUR)]).await[0], Ok(RenewReply::Renewed { .. })));
+        assert!(matches!(
+            store.renew(&[Renewal::new(hold.clone(), HOUR)]).await.all().unwrap()[0],
+            RenewReply::Renewed { .. }
+        ));
         assert_eq!(store.release(&Release::new(hold.clone())).await.unwrap(), ReleaseReply::Released);
         assert_eq!(server.query::<i64>(&["EXISTS", &format!("{prefix}{}", hold.key)]).await, 0);
         assert_eq!(dump(server, &fence).await, before);

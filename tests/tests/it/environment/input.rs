@@ -122,9 +122,8 @@ async fn a_bad_namespace_is_refused_with_the_remedy() {
         (&long, ["nnn", "64 bytes", "shorter"]),
         ("a{b}", ["a{b}", "brace", "hash tags"]),
         ("a\nb", ["a\\nb", "control", "leave it out"]),
-        ("f", ["\"f\"", "reserved", "longer word"]),
-        ("q", ["\"q\"", "reserved", "longer word"]),
-        ("a:b", ["a:b", "shorter namespace", "shop-eu"]),
+        ("f", ["f", "reserved", "longer word"]),
+        ("a:permits", ["a:permits", "':'", "shop-eu"]),
     ] {
         let builder = LockClient::builder().namespace(namespace);
         let error = builder.clone().connect(&url).await.unwrap_err();
@@ -139,7 +138,7 @@ async fn namespaces_share_no_lock() {
     let url = shared_server().await.url();
     let name = unique("shared");
     let mut guards = Vec::new();
-    for namespace in ["a", "ab", "a*", "ä ö", "[x]?"] {
+    for namespace in ["a", "a-b", "a*", "ä ö", "[x]?"] {
         let locks = LockClient::builder().namespace(namespace).connect(&url).await.unwrap();
         guards.push(locks.exclusive(name.as_str()).no_wait().acquire().await.unwrap());
     }

@@ -1,5 +1,6 @@
 //! 12 of the failures seen elsewhere: a server that has forgotten the scripts.
 
+use crate::replies::Replies as _;
 use std::time::Duration;
 
 use lock_runtime::{
@@ -31,7 +32,10 @@ async fn every_call_survives_a_server_that_forgot_its_scripts() {
         flush().await;
         store.poll(&hold).await.unwrap();
         flush().await;
-        assert!(matches!(store.renew(&[Renewal::new(hold.clone(), HOUR)]).await[0], Ok(RenewReply::Renewed { .. })));
+        assert!(matches!(
+            store.renew(&[Renewal::new(hold.clone(), HOUR)]).await.all().unwrap()[0],
+            RenewReply::Renewed { .. }
+        ));
         flush().await;
         store.release(&Release::new(hold.clone()).next(next, HOUR)).await.unwrap();
         flush().await;
@@ -63,7 +67,7 @@ async fn a_batch_of_renewals_survives_a_server_that_forgot_its_scripts() {
     let renewals: Vec<_> = holds.iter().map(|hold| Renewal::new(hold.clone(), 2 * HOUR)).collect();
     for _ in 0..2 {
         server.command(&["SCRIPT", "FLUSH"]).await;
-        let replies = store.renew(&renewals).await;
+        let replies = store.renew(&renewals).await.all().unwrap();
         assert_eq!(replies.len(), holds.len());
         for (number, reply) in replies.iter().enumerate() {
             assert_eq!(matches!(reply, Ok(RenewReply::Renewed { .. })), number % 3 == 0, "{number}: {reply:?}");
@@ -81,8 +85,7 @@ async fn forgotten_scripts_cost_a_batch_one_more_round_trip_and_not_one_for_each
     let on_the_way = Duration::from_millis(50);
     proxy.delay(Direction::ToServer, on_the_way);
     let since = Instant::now();
-    let replies = store.renew(&renewals).await;
-    assert!(replies.len() == 100 && replies.iter().all(|reply| matches!(reply, Ok(RenewReply::Gone))), "{replies:?}");
+    assert_eq!(store.renew(&renewals).await.all().unwrap(), [RenewReply::Gone; 100]);
     assert!(since.elapsed() < 50 * on_the_way, "{:?}", since.elapsed());
 }
 

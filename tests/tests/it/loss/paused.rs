@@ -85,3 +85,24 @@ async fn a_body_does_not_go_on_when_it_is_woken_too_late() {
     })
     .await;
 }
+
+/// The clock tells of the loss before the background task has run: then too everybody hears the same, and the lock is free.
+#[tokio::test]
+async fn a_loss_has_one_reason_whoever_tells_it() {
+    in_time(async {
+        let locks = LockClient::in_memory();
+        let end = Duration::from_millis(100);
+        for (request, loss) in [
+            (locks.exclusive("a").lease(end).no_renew(), Loss::Expired),
+            (locks.exclusive("a").max_hold(end), Loss::MaxHold),
+        ] {
+            let guard = request.acquire().await.unwrap();
+            std::thread::sleep(end * 3 / 2);
+            assert!(guard.is_lost());
+            assert_eq!(guard.lost().await.kind(), LockErrorKind::Lost(loss));
+            assert_eq!(guard.release().await.unwrap_err().kind(), LockErrorKind::Lost(loss));
+            locks.exclusive("a").acquire().await.unwrap().release().await.unwrap();
+        }
+    })
+    .await;
+}

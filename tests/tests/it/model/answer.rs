@@ -1,5 +1,6 @@
 //! A store that is asked step by step, and its answers in a form that two stores have in common.
 
+use crate::replies::Replies as _;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use lock_runtime::{
@@ -110,8 +111,7 @@ impl Side {
                     RenewReply::Renewed { ttl } => Some(ttl.into()),
                     _ => None,
                 };
-                let replies: Result<Vec<_>, _> = store.renew(&renewals).await.into_iter().collect();
-                Ok(Answer::Renewals(replies?.into_iter().map(hours).collect()))
+                Ok(Answer::Renewals(store.renew(&renewals).await.all()?.into_iter().map(hours).collect()))
             }
             Step::Release { hold, keep_for, next } => {
                 let release = Release::new(hold.clone()).keep_for(*keep_for);

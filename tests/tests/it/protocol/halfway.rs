@@ -1,5 +1,6 @@
 //! Rules 23 and 26: what stops in the middle leaves no lock behind that nobody holds; a server that evicts is warned of.
 
+use crate::replies::Replies as _;
 use std::time::Duration;
 
 use lock_runtime::{
@@ -29,7 +30,7 @@ async fn a_server_out_of_memory_lets_go_of_locks() {
             granted(&*store, &hold, HOUR).await;
             full(&server, true).await;
             // Also its renewal: a holder should not lose what it has.
-            store.renew(&[Renewal::new(hold.clone(), 2 * HOUR)]).await.remove(0).unwrap();
+            store.renew(&[Renewal::new(hold.clone(), 2 * HOUR)]).await.all().unwrap();
             let released = store.release(&Release::new(hold.clone()).keep_for(keep_for)).await.unwrap();
             full(&server, false).await;
             assert_eq!(released, ReleaseReply::Released, "{mode:?} {keep_for:?}");

@@ -1,5 +1,6 @@
 //! Rules 11 to 13: nothing shortens a lease, a renewal creates nothing, and none follows a release.
 
+use crate::replies::Replies as _;
 use std::{sync::Arc, time::Duration};
 
 use lock_runtime::{
@@ -19,7 +20,7 @@ const HOUR: Duration = super::HOUR;
 const MINUTE: Duration = Duration::from_secs(60);
 
 async fn renew(store: &dyn Store, hold: &Hold, lease: Duration) -> RenewReply {
-    store.renew(&[Renewal::new(hold.clone(), lease)]).await.remove(0).unwrap()
+    store.renew(&[Renewal::new(hold.clone(), lease)]).await.all().unwrap()[0]
 }
 
 // Rule 11.

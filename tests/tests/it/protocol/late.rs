@@ -103,7 +103,7 @@ async fn lost_answers_leave_no_key() {
     let proxy = Proxy::to(server).await;
     let locks = warm_client(&proxy.url()).await;
     let name = unique("lost");
-    // The store asks a second time by itself, under the same token, on its next connection.
+    // The store repeats a call whose connection broke.
     proxy.drop_reply(DropReply::next().to("EVALSHA").times(2));
     let error = locks.exclusive(name.as_str()).lease(HOUR).no_wait().acquire().await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");

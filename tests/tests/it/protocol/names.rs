@@ -1,5 +1,6 @@
 //! Rules 21 and 22: the type is looked at first, and all keys of a lock are declared and lie in one slot.
 
+use crate::replies::Replies as _;
 use lock_runtime::{
     Family, LockErrorKind, LockKey, Mode, RevokeReply, RevokeScope,
     store::{AcquireReply, Release, ReleaseReply, RenewReply, Renewal, Store},
@@ -18,8 +19,8 @@ async fn live(store: &dyn Store, key: &LockKey) {
         let hold = beside(key, mode);
         granted(store, &hold, HOUR).await;
         assert!(matches!(
-            store.renew(&[Renewal::new(hold.clone(), 2 * HOUR)]).await[0],
-            Ok(RenewReply::Renewed { .. })
+            store.renew(&[Renewal::new(hold.clone(), 2 * HOUR)]).await.all().unwrap()[0],
+            RenewReply::Renewed { .. }
         ));
         store.poll(&hold).await.unwrap();
         assert_eq!(inspect(store, &hold).await.holders.len(), 1);

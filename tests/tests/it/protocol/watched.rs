@@ -187,7 +187,7 @@ impl Store for Watched {
     fn renew<'a>(
         &'a self,
         renewals: &'a [Renewal],
-    ) -> Pin<Box<dyn Future<Output = Vec<Result<RenewReply, StoreError>>> + Send + 'a>> {
+    ) -> futures_util::future::BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
         Box::pin(async move {
             renewals.iter().for_each(|renewal| self.note(Asked::Renew(renewal.hold.token)));
             let replies = self.behind.renew(renewals).await;

@@ -1,0 +1,117 @@
+//! Keys, good and bad.
+
+use super::*;
+use quote::quote;
+
+fn text(text: &str) -> Part<'_> {
+    Part::Text(text.into())
+}
+
+fn hole<'a>(name: &'a str, spec: &'a str) -> Part<'a> {
+    Part::Hole { name, spec }
+}
+
+fn call(tokens: TokenStream) -> syn::Result<Key> {
+    Key::from_call.parse2(tokens)
+}
+
+fn expanded(key: syn::Result<Key>) -> String {
+    key.unwrap().expand(|_| quote!(rt)).to_string().replace(' ', "")
+}
+
+fn refused(key: syn::Result<Key>) -> String {
+    key.err().unwrap().to_string()
+}
+
+#[test]
+fn a_format_string_is_split_as_std_does() {
+    for (source, parts) in [
+        ("order", vec![text("order")]),
+        ("order:{id}", vec![text("order:"), hole("id", "")]),
+        ("{a}{b:>08.3}", vec![hole("a", ""), hole("b", ":>08.3")]),
+        ("{a:?}/{}", vec![hole("a", ":?"), text("/"), hole("", "")]),
+        ("{{{tag}}}:{id }", vec![text("{"), hole("tag", ""), text("}:"), hole("id", "")]),
+        ("{{x}}", vec![text("{x}")]),
+    ] {
+        assert_eq!(split(source).unwrap(), parts, "{source}");
+    }
+}
+
+#[test]
+fn a_broken_format_string_is_refused() {
+    for (source, reason) in [
+        ("order:{id", "not closed"),
+        ("order:{", "not closed"),
+        ("order:{a{b}}", "not closed"),
+        ("order:id}", "no `{`"),
+        ("{id:width$}", "write the number"),
+        ("{id:.*}", "write the number"),
+        ("{id:}>x", "write `{id}`"),
+    ] {
+        let error = split(source).unwrap_err();
+        assert!(error.contains(reason), "{source}: {error}");
+    }
+}
+
+#[test]
+fn text_and_values_are_written_apart() {
+    assert_eq!(
+        expanded(Key::from_value(syn::parse_quote!("order:{id:>4}/x"))),
+        r#"rt::key(28usize,|__k|{__k.lit("order:").arg(::core::format_args!("{id:>4}")).lit("/x");})"#
+    );
+}
+
+#[test]
+fn an_argument_is_evaluated_once_however_often_it_is_written() {
+    assert_eq!(
+        expanded(call(quote!("{0}:{}:{n:?}:{id}", next(), n = b))),
+        r#"match(&(next()),&(b),){(__a0,__a1,)=>rt::key(83usize,|__k|{__k.arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{:?}",__a1)).lit(":").arg(::core::format_args!("{id}"));})}"#
+    );
+}
+
+#[test]
+fn anything_but_a_literal_is_an_expression() {
+    assert_eq!(expanded(Key::from_value(syn::parse_quote!(order.key()))), "rt::key_from(order.key())");
+    assert_eq!(expanded(Key::from_value(syn::parse_quote!("a".to_owned()))), "rt::key_from(\"a\".to_owned())");
+}
+
+#[test]
+fn a_placeholder_without_a_value_is_told_both_ways_out() {
+    let error = refused(Key::from_value(syn::parse_quote!("order:{}")));
+    assert!(error.contains("`key(\"order:{}\", value)`"), "{error}");
+    let error = refused(Key::from_value(syn::parse_quote!("order:{order.id:>4}")));
+    assert!(error.contains("`key(\"order:{:>4}\", order.id)`"), "{error}");
+    assert!(refused(Key::from_value(syn::parse_quote!("{r#type}"))).contains("only a variable"));
+}
+
+#[test]
+fn values_and_placeholders_must_match() {
+    for (tokens, reason) in [
+        (quote!("{}:{}", a), "more placeholders than values (1)"),
+        (quote!("{1}", a), "more placeholders than values (1)"),
+        (quote!("{}"), "more placeholders than values (0)"),
+        (quote!("{}", a, b), "does not use this argument: write `{}`"),
+        (quote!("{a}", a = 1, b = 2), "does not use this argument: write `{b}`"),
+        (quote!("{a}", a = 1, a = 2), "given twice"),
+        (quote!("{a}{}", a = 1, 2), "come first"),
+        (quote!(id), "begins with a format string"),
+        (quote!(), "begins with a format string"),
+    ] {
+        let error = refused(call(tokens));
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+#[test]
+fn a_key_that_the_runtime_would_refuse_does_not_compile() {
+    let long = "x".repeat(513);
+    for (text, reason) in
+        [("", "empty"), ("a\nb", "control"), ("x}}", "hash tag"), ("permits:{id}", "reserved"), (long.as_str(), "512")]
+    {
+        let error = refused(Key::from_value(syn::parse_quote!(#text)));
+        assert!(error.contains(reason), "{error}");
+    }
+    assert!(Key::from_value(syn::parse_quote!("{{orders}}:{id}")).is_ok());
+    assert!(Key::from_value(syn::parse_quote!("{{{shop}}}:{id}")).is_ok());
+    assert!(Key::from_value(syn::parse_quote!(42)).is_err());
+}

@@ -1,0 +1,95 @@
+//! One question to the store, and what becomes of its token when the answer does not come.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, timeout};
+
+use crate::{
+    client::Core,
+    driver::CleanUp,
+    error::{LockError, LockErrorKind},
+    holding::Holding,
+    spec::Terms,
+    store::{AcquireReply, Hold, KeyRequest, StoreError},
+};
+
+/// A request sent within a call's timeout is executed at most so much later, or not at all (PROTOCOL 7).
+const STRAGGLE: Duration = Duration::from_secs(1);
+
+/// One call of [`Store::acquire`](crate::store::Store::acquire) under a token. If it is dropped, or its answer does not come,
+/// the token is abandoned: now, and again when no straggler can be executed any more (PROTOCOL 8).
+pub(super) struct Question<'a> {
+    core: &'a Arc<Core>,
+    pub(super) request: KeyRequest,
+    terms: Terms,
+    patience: Duration,
+    /// The token may hold the lock, and nobody knows.
+    pub(super) in_flight: bool,
+}
+
+pub(super) enum Outcome {
+    Granted(Arc<Holding>),
+    Refused {
+        holder_ttl: Option<Duration>,
+        queued: bool,
+    },
+    /// No answer, or one that says "not now".
+    Unanswered(StoreError),
+}
+
+impl<'a> Question<'a> {
+    pub(super) fn new(core: &'a Arc<Core>, hold: Hold, terms: Terms, patience: Duration) -> Self {
+        let request = KeyRequest::new(hold, terms.lease, Instant::now() + patience + STRAGGLE);
+        Self { core, request, terms, patience, in_flight: false }
+    }
+
+    pub(super) fn queued(self) -> Self {
+        Self { request: self.request.clone().queued(), ..self }
+    }
+
+    pub(super) async fn ask(&mut self) -> Result<Outcome, LockError> {
+        let sent = Instant::now();
+        self.in_flight = true;
+        let reply = timeout(self.patience, self.core.store.acquire(&self.request)).await;
+        let hold = &self.request.hold;
+        let refused = |kind, message| Err(LockError::new(kind, message).with_key(&hold.key));
+        let reply = match reply {
+            Ok(Ok(reply)) => reply,
+            Ok(Err(error)) if error.is_transient() => return Ok(Outcome::Unanswered(error)),
+            // A script may fail half-way, where the server forbids one of its commands: the token is given up all the same.
+            Ok(Err(error)) => return Err(LockError::from_store(error).with_key(&hold.key)),
+            Err(_) => return Ok(Outcome::Unanswered(StoreError::timed_out(self.patience))),
+        };
+        if let AcquireReply::Granted(grant) = reply {
+            let holding = Holding::start(self.core, hold.clone(), grant, sent, self.terms);
+            // Without validity it is nobody's, and is given up.
+            self.in_flight = holding.is_none();
+            return Ok(match holding {
+                Some(holding) => Outcome::Granted(holding),
+                None => Outcome::Unanswered(StoreError::timed_out(sent.elapsed())),
+            });
+        }
+        self.in_flight = false;
+        match reply {
+            AcquireReply::Granted(_) | AcquireReply::Late => Ok(Outcome::Unanswered(StoreError::late())),
+            AcquireReply::Queued { holder_ttl, .. } => Ok(Outcome::Refused { holder_ttl, queued: true }),
+            AcquireReply::Busy { holder_ttl } => Ok(Outcome::Refused { holder_ttl, queued: false }),
+            AcquireReply::ForeignKey => refused(LockErrorKind::ForeignKey, FOREIGN),
+            AcquireReply::ModeMismatch => refused(LockErrorKind::ModeMismatch, MISMATCH),
+        }
+    }
+}
+
+pub(super) const FOREIGN: &str = "something that is not a lock lies under its name in the store; it was left untouched: choose another name or namespace";
+pub(super) const MISMATCH: &str =
+    "it is held with another number of permits, or by something that is not a permit; use the same number everywhere";
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        if self.in_flight {
+            let hold = self.request.hold.clone();
+            let clean_up = CleanUp::abandon(hold, self.terms.lease, Some(self.request.deadline));
+            self.core.driver.clean_up(self.core, clean_up);
+        }
+    }
+}

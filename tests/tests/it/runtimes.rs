@@ -1,0 +1,200 @@
+//! One client on several tokio runtimes, as a static client in tests or a library that makes runtimes of its own has it.
+
+use std::{num::NonZeroU32, thread, time::Duration};
+
+use lock_runtime::{LockClient, LockErrorKind};
+use lock_tests::{RedisServer, shared_server, unique};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::timeout,
+};
+
+use crate::place::{LONG, begun, eventually, in_time};
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+#[test]
+fn a_lease_is_renewed_when_the_runtime_of_the_driver_ends() {
+    let locks = LockClient::in_memory();
+    let (first, second) = (runtime(), runtime());
+    let elsewhere = first.block_on(locks.exclusive("elsewhere").acquire()).unwrap();
+    let lease = Duration::from_millis(300);
+    let guard = second.block_on(locks.exclusive("a").lease(lease).acquire()).unwrap();
+    drop(first);
+    second.block_on(async {
+        // Nothing but the passing of time tells that it is renewed: three leases.
+        assert!(timeout(3 * lease, guard.lost()).await.is_err(), "it was lost");
+        guard.release().await.unwrap();
+        elsewhere.release().await.unwrap();
+    });
+}
+
+#[test]
+fn a_lock_that_was_left_where_no_runtime_was_is_given_back_by_shutdown() {
+    let locks = LockClient::in_memory();
+    let first = runtime();
+    let guard = first.block_on(locks.exclusive("a").acquire()).unwrap();
+    drop(first);
+    drop(guard);
+    runtime().block_on(in_time(async {
+        locks.shutdown().await;
+        assert!(locks.inspect("a").await.unwrap().holders.is_empty());
+    }));
+}
+
+#[test]
+fn a_release_under_way_on_a_runtime_that_ends_is_not_forgotten() {
+    let (first, second) = (runtime(), runtime());
+    let server = second.block_on(RedisServer::start());
+    let locks = second.block_on(LockClient::connect(&server.url())).unwrap();
+    // The driver runs on the first.
+    let guard = first.block_on(locks.exclusive("a").acquire()).unwrap();
+    server.stop();
+    drop(guard);
+    first.block_on(tokio::task::yield_now());
+    drop(first);
+    server.resume();
+    second.block_on(in_time(async {
+        locks.shutdown().await;
+        assert!(locks.inspect("a").await.unwrap().holders.is_empty());
+    }));
+}
+
+#[test]
+fn a_client_on_redis_survives_the_runtime_it_was_made_on() {
+    let first = runtime();
+    let (locks, key) = first.block_on(async {
+        let locks = LockClient::connect(&shared_server().await.url()).await.unwrap();
+        let key = unique("survivor");
+        locks.exclusive(key.as_str()).acquire().await.unwrap().release().await.unwrap();
+        (locks, key)
+    });
+    drop(first);
+    for _ in 0..2 {
+        runtime().block_on(in_time(async {
+            locks.exclusive(key.as_str()).no_wait().acquire().await.unwrap().release().await.unwrap();
+        }));
+    }
+}
+
+#[test]
+fn a_guard_may_be_dropped_on_any_thread() {
+    let locks = LockClient::in_memory();
+    runtime().block_on(in_time(async {
+        let guard = locks.exclusive("a").acquire().await.unwrap();
+        thread::spawn(move || drop(guard)).join().unwrap();
+        locks.exclusive("a").acquire().await.unwrap().release().await.unwrap();
+    }));
+}
+
+#[tokio::test]
+async fn the_connection_is_closed_with_the_last_clone_of_the_client() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let connections = async || server.query::<String>(&["CLIENT", "LIST", "TYPE", "NORMAL"]).await.lines().count();
+        let before = connections().await;
+        let locks = LockClient::connect(&server.url()).await.unwrap();
+        let guard = locks.exclusive("a").acquire().await.unwrap();
+        assert_eq!(connections().await, before + 1);
+        drop((locks, guard));
+        eventually("the connection is closed", async || connections().await == before).await;
+        assert!(server.keys("lock:*").await.is_empty(), "the guard was given back before");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_that_no_clock_can_hold_are_refused() {
+    let locks = LockClient::in_memory();
+    for request in [
+        locks.exclusive("a").max_hold(Duration::MAX),
+        locks.exclusive("a").min_hold(Duration::MAX),
+        locks.exclusive("a").lease(Duration::MAX),
+        locks.exclusive("a").wait(Duration::MAX),
+    ] {
+        let error = request.acquire().await.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::InvalidSpec, "{error}");
+    }
+    let guard = locks.exclusive("a").acquire().await.unwrap();
+    let error = guard.extend(Duration::MAX).await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::InvalidSpec, "{error}");
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_keys_are_not_handed_out_when_the_first_has_ended_meanwhile() {
+    let locks = LockClient::in_memory();
+    let blocker = locks.exclusive("b").acquire().await.unwrap();
+    let waiting = begun(locks.all(["a", "b"]).max_hold(Duration::from_secs(1)).wait(LONG).acquire()).await;
+    tokio::time::advance(Duration::from_secs(2)).await;
+    blocker.release().await.unwrap();
+    let error = waiting.await.unwrap_err();
+    assert!(matches!(error.kind(), LockErrorKind::Lost(_)), "{error}");
+    eventually("all are free", async || locks.all(["a", "b"]).try_acquire().await.unwrap().is_some()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_can_never_be_granted_is_refused_before_it_waits() {
+    let locks = LockClient::in_memory();
+    let _blocker = locks.exclusive("a").acquire().await.unwrap();
+    let held = locks.exclusive("b").acquire().await.unwrap();
+    let start = tokio::time::Instant::now();
+    let error = held.scope(locks.all(["a", "b"]).wait(LONG).acquire()).await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::WouldDeadlock, "{error}");
+    assert!(start.elapsed().is_zero());
+}
+
+#[tokio::test]
+async fn whoever_waits_in_an_outage_is_told_of_it() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let locks = LockClient::connect(&server.url()).await.unwrap();
+        server.kill();
+        let wait = Duration::from_secs(1);
+        let waiting = (0..10).map(|_| tokio::spawn(locks.exclusive("a").wait(wait).acquire())).collect::<Vec<_>>();
+        for waiting in waiting {
+            assert_eq!(waiting.await.unwrap().unwrap_err().kind(), LockErrorKind::Unavailable);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn several_keys_take_no_longer_to_release_than_one() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let locks = LockClient::connect(&server.url()).await.unwrap();
+        let names: Vec<_> = (0..8).map(|number| format!("k{number}")).collect();
+        let guard = locks.all(&names).acquire().await.unwrap();
+        server.stop();
+        let start = std::time::Instant::now();
+        assert_eq!(guard.release().await.unwrap_err().kind(), LockErrorKind::ReleaseUnknown);
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        server.resume();
+    })
+    .await;
+}
+
+/// A reader need not wait for the answer that another reader gets.
+#[tokio::test]
+async fn readers_and_permits_ask_side_by_side() {
+    in_time(async {
+        let server = shared_server().await;
+        let proxy = lock_tests::Proxy::to(server).await;
+        let locks = LockClient::builder().namespace(unique("ns")).connect(&proxy.url()).await.unwrap();
+        locks.read("warm").acquire().await.unwrap().release().await.unwrap();
+        proxy.delay(lock_tests::proxy::Direction::ToClient, Duration::from_millis(50));
+        let start = std::time::Instant::now();
+        let all = NonZeroU32::new(100).unwrap();
+        let readers = (0..100).map(|_| locks.read("a").acquire());
+        let permits = (0..100).map(|_| locks.permits("a", all).acquire());
+        for guard in futures_util::future::join_all(readers.chain(permits)).await {
+            drop(guard.unwrap());
+        }
+        // One after another they would take ten seconds.
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    })
+    .await;
+}
