@@ -1,8 +1,6 @@
 //! Bad input and bad surroundings: each gives its own typed error with the key and the remedy, nothing is lost or
 //! overwritten, and nothing hangs longer than the wait.
 
-#![expect(clippy::unwrap_used, reason = "also in helpers: a test can do nothing better with an error")]
-
 use std::{num::NonZeroU32, time::Duration};
 
 use lock_runtime::{LockError, LockErrorKind};

@@ -4,8 +4,6 @@
 //! connection of one [`RedisStore`]. One that fails prints its seed and every step with both answers; `LOCK_TESTS_SEED`
 //! starts at another seed.
 
-#![expect(clippy::unwrap_used, reason = "also in helpers: a test can do nothing better with an error")]
-
 mod answer;
 mod step;
 

@@ -1,8 +1,6 @@
 //! The rules that keep the protocol correct, each with a test that fails without it. The numbers in the comments are the
 //! rules' and, where it says so, those of the list of failures seen in other libraries.
 
-#![expect(clippy::unwrap_used, reason = "also in helpers: a test can do nothing better with an error")]
-
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use lock_runtime::{
