@@ -56,6 +56,12 @@ async fn store_as(server: &RedisServer, namespace: &str) -> Result<RedisStore, l
     RedisStore::connect(&server.url_as("ann", PASSWORD), namespace).await
 }
 
+#[test]
+fn the_readme_shows_the_line() {
+    let readme = include_str!("../../../../README.md");
+    assert!(readme.contains(&format!("\n{}\n", RedisStore::acl_line("lock"))), "{}", RedisStore::acl_line("lock"));
+}
+
 #[tokio::test]
 async fn a_user_of_the_documented_line_can_do_everything() {
     for namespace in ["lock", "a*b", "my app", "[x]?y^\\", "täg"] {
