@@ -31,7 +31,7 @@ fn in_one_line(error: &anyhow::Error) -> String {
 
 /// A name for this run's keys: runs that share a server never meet, and each can count what it left behind.
 pub fn run_id(name: &str) -> String {
-    format!("{name}:{:08x}", rand::random::<u32>())
+    format!("{name}-{:08x}", rand::random::<u32>())
 }
 
 #[cfg(test)]

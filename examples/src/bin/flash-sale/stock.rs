@@ -75,7 +75,7 @@ impl RedisStock {
 
     /// The namespace of this run's locks.
     pub(crate) fn lock_namespace(run: &str) -> String {
-        format!("{run}:lock")
+        format!("{run}-lock")
     }
 
     /// How many keys of this run's locks are left, fence counters aside: those outlive the locks on purpose, for a day, so
@@ -117,11 +117,11 @@ mod tests {
     #[test]
     fn only_fence_counters_are_no_leftovers() {
         for (name, fence) in [
-            ("{run:lock:stock:sneaker}:f", true),
-            ("f:run:lock:{stock}", true),
-            ("run:lock:stock:sneaker", false),
-            ("{run:lock:stock:sneaker}:q", false),
-            ("run:lock:f", false),
+            ("{run-lock:stock:sneaker}:f", true),
+            ("f:run-lock:{stock}", true),
+            ("run-lock:stock:sneaker", false),
+            ("{run-lock:stock:sneaker}:q", false),
+            ("run-lock:f", false),
         ] {
             assert_eq!(is_fence(name), fence, "{name}");
         }

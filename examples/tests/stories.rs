@@ -1,0 +1,74 @@
+//! Each story, told small: what it ends with is what it promises.
+
+use std::process::{Command, Output};
+
+use lock_tests::RedisServer;
+
+fn tell(story: &str, options: &[&str]) -> Output {
+    let output = Command::new(story).args(options).output().expect("the story is built");
+    assert!(!output.stdout.is_empty(), "it says nothing: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+/// The last line of a story that ended well.
+fn last_line(output: &Output) -> String {
+    let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{error}");
+    out.lines().last().unwrap_or_default().to_owned()
+}
+
+const SALE: [&str; 6] = ["--requests", "2000", "--concurrency", "100", "--stock", "1000"];
+const EXACT: &str = "requests=2000 sold=1000 oversold=0 errors=0 leftover_keys=0 seconds=";
+
+#[test]
+fn a_flash_sale_in_memory_sells_exactly_its_stock() {
+    let line = last_line(&tell(env!("CARGO_BIN_EXE_flash-sale"), &SALE));
+    assert!(line.starts_with(EXACT), "{line}");
+}
+
+#[tokio::test]
+async fn a_flash_sale_of_four_processes_on_redis_sells_exactly_its_stock() {
+    let server = RedisServer::start().await;
+    let url = server.url();
+    let options = [&SALE[..], &["--redis", &url, "--processes", "4"]].concat();
+    let line = last_line(&tell(env!("CARGO_BIN_EXE_flash-sale"), &options));
+    assert!(line.starts_with(EXACT), "{line}");
+    assert!(server.keys("*").await.is_empty(), "{:?}", server.keys("*").await);
+}
+
+#[test]
+fn a_flash_sale_without_a_lock_oversells() {
+    let output = tell(env!("CARGO_BIN_EXE_flash-sale"), &[&SALE[..], &["--no-lock"]].concat());
+    let line = last_line(&output);
+    assert!(line.contains(" errors=0 ") && !line.contains(" oversold=0 "), "{line}");
+}
+
+#[tokio::test]
+async fn a_lottery_draws_once() {
+    let server = RedisServer::start().await;
+    let line = last_line(&tell(env!("CARGO_BIN_EXE_lottery"), &["--redis", &server.url()]));
+    assert_eq!(line, "replicas=8 draws=1 skipped=7");
+}
+
+#[tokio::test]
+async fn a_catalog_is_never_read_while_it_is_written() {
+    let server = RedisServer::start().await;
+    for options in [&[][..], &["--redis", &server.url()]] {
+        let line = last_line(&tell(env!("CARGO_BIN_EXE_catalog"), options));
+        assert!(line.ends_with(" writer_met=0 torn_reads=0"), "{line}");
+    }
+}
+
+#[test]
+fn a_mistake_in_the_options_is_one_line() {
+    for (options, word) in [
+        (&["--redis", "nonsense"][..], "redis://"),
+        (&["--processes", "4"], "--redis"),
+        (&["--concurrency", "0"], "concurrency"),
+        (&["--redis", "redis://127.0.0.1:1/"], "127.0.0.1:1"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_flash-sale")).args(options).output().expect("the story is built");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains(word), "{options:?}: {error}");
+    }
+}
