@@ -15,8 +15,12 @@
 //! # }
 //! ```
 
+mod tls;
+
 use std::{
+    io,
     net::{Ipv4Addr, SocketAddr},
+    path::Path,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -34,6 +38,8 @@ use tokio::{
 };
 use url::Url;
 
+pub use self::tls::Identity;
+use self::tls::Tls;
 use crate::{
     ports::free_port,
     supervised::{Log, Supervised},
@@ -224,6 +230,7 @@ pub struct Builder {
     args: Vec<String>,
     password: Option<String>,
     primary: Option<Primary>,
+    tls: Option<Tls>,
 }
 
 #[derive(Clone, Debug)]
@@ -270,10 +277,13 @@ impl Builder {
     ///
     /// # Panics
     /// When it does not answer within ten seconds, with the server's log.
-    pub async fn start(self) -> RedisServer {
+    pub async fn start(mut self) -> RedisServer {
         let mut attempts = 20;
         let (port, process) = loop {
             let port = free_port();
+            if let Some(tls) = &mut self.tls {
+                tls.port = free_port();
+            }
             attempts -= 1;
             match self.launch(port).await {
                 Ok(process) => break (port, process),
@@ -289,7 +299,7 @@ impl Builder {
 
     async fn launch(&self, port: u16) -> Result<Supervised, Failure> {
         let directory = tempfile::Builder::new().prefix("lock-tests-redis-").tempdir()?;
-        let command = self.command_line(port, &directory.path().display().to_string());
+        let command = self.command_line(port, directory.path())?;
         // From here on the supervisor removes the directory, because it also does so when this process is killed.
         let process = Supervised::spawn(directory.path(), command.iter().map(String::as_str))?;
         let _ = directory.keep();
@@ -304,13 +314,17 @@ impl Builder {
         Err(if text.contains("Address already in use") { Failure::PortTaken(text) } else { Failure::Other(text) })
     }
 
-    fn command_line(&self, port: u16, directory: &str) -> Vec<String> {
-        let port = port.to_string();
-        let mut words = vec!["redis-server", "--port", &port, "--bind", "127.0.0.1", "--dir", directory];
+    fn command_line(&self, port: u16, directory: &Path) -> io::Result<Vec<String>> {
+        let (port, dir) = (port.to_string(), directory.display().to_string());
+        let mut words = vec!["redis-server", "--port", &port, "--bind", "127.0.0.1", "--dir", &dir];
         // A primary waits five seconds for more replicas before it sends its data, if it isn't told otherwise.
         words.extend(["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"]);
-        words.extend(self.args.iter().map(String::as_str));
         let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+        if let Some(tls) = &self.tls {
+            words.extend(tls.options(directory)?);
+        }
+        // Behind ours, so that a caller's own setting wins.
+        words.extend_from_slice(&self.args);
         if let Some(primary) = &self.primary {
             words.extend(["--replicaof".to_owned(), "127.0.0.1".to_owned(), primary.port.to_string()]);
             if let Some(password) = &primary.password {
@@ -319,7 +333,7 @@ impl Builder {
         }
         // The line we wait for must be printed, and to us.
         words.extend(["--loglevel", "notice", "--logfile", ""].map(str::to_owned));
-        words
+        Ok(words)
     }
 }
 
@@ -336,19 +350,19 @@ impl Failure {
     }
 }
 
-impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Self {
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
         Self::Other(error.to_string())
     }
 }
 
 /// Any reply will do: a server that asks for a password is ready too.
-async fn ping(port: u16) -> std::io::Result<()> {
+async fn ping(port: u16) -> io::Result<()> {
     let mut stream = BufReader::new(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?);
     stream.write_all(b"PING\r\n").await?;
     let mut reply = String::new();
     match stream.read_line(&mut reply).await? {
-        0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
         _ => Ok(()),
     }
 }

@@ -2,9 +2,8 @@
 //!
 //! # Connecting
 //!
-//! `redis://[[user]:password@]host[:port][/db]`, or `rediss://` for TLS with the feature `rustls` (the application installs
-//! the crypto provider). What a URL cannot say, a ready `redis::Client` can:
-//! [`LockClientBuilder::redis_client`](crate::LockClientBuilder::redis_client).
+//! `redis://[[user]:password@]host[:port][/db]`, or `rediss://` for TLS with the feature `rustls`. What a URL cannot
+//! say, a ready `redis::Client` can: [`LockClientBuilder::redis_client`](crate::LockClientBuilder::redis_client).
 //!
 //! ```no_run
 //! # use lock_runtime::LockClient;
@@ -14,6 +13,14 @@
 //! ```
 //!
 //! All calls of a client share one connection over RESP3, which is made again when it breaks. Redis 6.0 or later.
+//!
+//! # TLS
+//!
+//! - The application installs the crypto provider at the start of `main`:
+//!   `rustls::crypto::ring::default_provider().install_default()`. Where it doesn't and rustls cannot tell which one is
+//!   meant, connecting is refused with this line (with `panic = "abort"` rustls ends the process instead).
+//! - `rediss://` trusts what the system trusts, or the file in `SSL_CERT_FILE` instead.
+//! - An authority or a client certificate of your own comes with the client: `redis::Client::build_with_tls`.
 //!
 //! # What lies there
 //!

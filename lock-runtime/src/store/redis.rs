@@ -27,7 +27,12 @@ mod reply;
 mod scripts;
 mod url;
 
-use std::{fmt, panic::AssertUnwindSafe, time::Duration};
+use std::{
+    any::Any,
+    fmt,
+    panic::{AssertUnwindSafe, resume_unwind},
+    time::Duration,
+};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::time::Instant;
@@ -126,9 +131,14 @@ impl RedisStore {
         };
         // rustls panics where the application has chosen no crypto provider; a caller deserves an error that says so.
         let connect = AssertUnwindSafe(connect).catch_unwind().map(|caught| {
-            let remedy = "TLS could not be set up; install a crypto provider at the start of `main`: \
-                          `rustls::crypto::ring::default_provider().install_default()`";
-            caught.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::Unavailable, remedy)))
+            caught.unwrap_or_else(|panic| {
+                if !is_missing_provider(panic.as_ref()) {
+                    resume_unwind(panic);
+                }
+                let remedy = "TLS could not be set up; install a crypto provider at the start of `main`: \
+                              `rustls::crypto::ring::default_provider().install_default()`";
+                Err(StoreError::new(StoreErrorKind::Unavailable, remedy))
+            })
         });
         let connected = tokio::time::timeout(CONNECT, connect).await;
         connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT))).map_err(|error: StoreError| {
@@ -293,6 +303,13 @@ impl RedisStore {
             _ => Err(unexpected()),
         }
     }
+}
+
+/// Whether rustls has panicked for want of a crypto provider. It has no question to ask before: what is compiled in
+/// decides too.
+fn is_missing_provider(panic: &(dyn Any + Send)) -> bool {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    text.is_some_and(|text| text.contains("CryptoProvider"))
 }
 
 fn renewed(value: redis::Value) -> Result<RenewReply, StoreError> {

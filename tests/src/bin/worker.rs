@@ -1,6 +1,8 @@
 //! `lock-worker`: what a test runs in other processes. One module per subcommand in `worker/`; to add one, write its
 //! module with a clap `Args` struct that has `async fn run(self, parent: Parent)`, and name it in [`Task`] and `main`.
 
+#[path = "worker/connect.rs"]
+mod connect;
 #[path = "worker/hold.rs"]
 mod hold;
 #[path = "worker/idle.rs"]
@@ -18,6 +20,7 @@ use lock_tests::processes::Parent;
 /// Runs one task for the test that started it, and ends when its standard input does.
 #[derive(Parser)]
 enum Task {
+    Connect(connect::Connect),
     Hold(hold::Hold),
     Idle(idle::Idle),
     Increment(increment::Increment),
@@ -30,6 +33,7 @@ async fn main() {
     let task = Task::parse();
     let parent = Parent::follow();
     match task {
+        Task::Connect(task) => task.run(parent).await,
         Task::Hold(task) => task.run(parent).await,
         Task::Idle(task) => task.run(parent).await,
         Task::Increment(task) => task.run(parent).await,

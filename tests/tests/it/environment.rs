@@ -12,6 +12,7 @@ mod foreign;
 mod input;
 mod scripts;
 mod servers;
+mod tls;
 
 const HOUR: Duration = Duration::from_secs(3600);
 /// What a slow machine may take beyond the time that is promised.

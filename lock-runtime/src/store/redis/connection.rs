@@ -9,7 +9,7 @@ use std::{
 };
 
 use redis::{
-    Client, Cmd, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
+    Client, Cmd, ConnectionAddr, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
     aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig},
 };
 use tokio::sync::mpsc::UnboundedSender;
@@ -86,7 +86,8 @@ impl Connection {
                 Ok(Self { client, manager, listeners, acl })
             }
             Err(cause) => {
-                let error = error::disconnected(&cause, &acl);
+                let tls = matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
+                let error = error::unconnected(&cause, tls, &acl);
                 if error.kind() == StoreErrorKind::NotRedis
                     && let Some(version) = old_version(&client).await
                 {

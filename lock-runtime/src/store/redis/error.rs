@@ -38,6 +38,28 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
     }
 }
 
+/// Classifies why there is no first connection, over TLS or not, and says what to look at.
+pub(super) fn unconnected(error: &RedisError, tls: bool, acl: &AclLine) -> StoreError {
+    if error.kind() != ErrorKind::Io || error.is_connection_refusal() {
+        return disconnected(error, acl);
+    }
+    let text = error.to_string();
+    // rustls' own errors have no type here: redis hands them on as text.
+    let remedy = if tls && (text.contains("CertificateRequired") || text.contains("HandshakeFailure")) {
+        "the server may ask for a certificate: give one with a `redis::Client` (`Client::build_with_tls`)"
+    } else if tls && text.contains("certificate") {
+        "connect by a name that the certificate is for, and have its authority trusted: by the system, by SSL_CERT_FILE, \
+         or by a `redis::Client` of your own (`Client::build_with_tls`)"
+    } else if tls {
+        "does the server speak TLS on this port? a plain one is reached by redis://"
+    } else if error.is_connection_dropped() {
+        "check host and port, and whether the server asks for TLS (rediss://)"
+    } else {
+        return disconnected(error, acl);
+    };
+    StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {text}; {remedy}"))
+}
+
 /// The server does not know RESP3, or what the scripts need.
 pub(super) fn too_old(version: Option<&str>) -> StoreError {
     let found = version.map_or("the server".into(), |version| format!("Redis {version}"));

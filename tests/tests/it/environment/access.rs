@@ -19,7 +19,7 @@ async fn allow(server: &RedisServer, user: &str, rules: &[&str]) {
 }
 
 /// The rules of the documented line.
-fn rules(line: &str) -> Vec<&str> {
+pub(super) fn rules(line: &str) -> Vec<&str> {
     let words: Vec<_> = line.split(' ').collect();
     assert_eq!(words[..5], ["ACL", "SETUSER", "<user>", "on", "><password>"], "{line}");
     words[5..].to_vec()
