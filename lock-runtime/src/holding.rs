@@ -223,14 +223,14 @@ impl Holding {
     }
 
     /// What the driver is to do with this lease now. A loss is dealt with here.
-    pub(crate) fn turn(self: &Arc<Self>, now: Instant, slack: Duration) -> Option<Due> {
+    pub(crate) fn turn(self: &Arc<Self>, now: Instant) -> Option<Due> {
         let mut state = lock(&self.state);
         // The driver has just taken it off the schedule.
         state.planned = None;
         if state.phase != Phase::Held {
             return None;
         }
-        let due = state.lease.due(now, slack);
+        let due = state.lease.due(now);
         drop(state);
         match due {
             Some(Due::Lost(loss)) => self.lose(loss),

@@ -8,6 +8,9 @@ use crate::error::Loss;
 
 /// A holder that has renewed for so many leases without a `max_hold` is worth one warning.
 const WARN_AFTER_LEASES: u32 = 10;
+/// A renewal is sent at most so early. Longer, and fewer wake-ups would do; shorter, and a server with many leases is asked in smaller
+/// bursts, between which others get their turn.
+pub(crate) const LONGEST_SLACK: Duration = Duration::from_millis(30);
 /// A lease is a day at most; whatever is longer is as good.
 const LONGEST_TTL: Duration = Duration::from_secs(10 * 24 * 60 * 60);
 
@@ -100,8 +103,9 @@ impl Lease {
         [renew_at, self.ends_at, self.warn_at].into_iter().flatten().fold(self.valid_until, Instant::min)
     }
 
-    /// What is to be done at `now`; `None` if nothing is. A renewal may be sent `slack` early, to share a round trip.
-    pub(crate) fn due(&mut self, now: Instant, slack: Duration) -> Option<Due> {
+    /// What is to be done at `now`; `None` if nothing is. A renewal may be sent a little early, to share a round trip.
+    pub(crate) fn due(&mut self, now: Instant) -> Option<Due> {
+        let slack = (self.length / 1000).min(LONGEST_SLACK);
         if let Some(loss) = self.loss(now) {
             return Some(Due::Lost(loss));
         }
@@ -180,7 +184,7 @@ mod tests {
         let mut tries = 0;
         let lost = loop {
             let now = lease.next_due();
-            match lease.due(now, Duration::ZERO) {
+            match lease.due(now) {
                 Some(Due::Renew) => {
                     tries += 1;
                     lease.renewal_failed(now + Duration::from_millis(500));
@@ -197,10 +201,10 @@ mod tests {
     fn nothing_is_renewed_twice_at_a_time() {
         let (mut lease, t0) = granted(None);
         let now = t0 + LEASE / 3;
-        assert_eq!(lease.due(now, Duration::ZERO), Some(Due::Renew));
-        assert_eq!(lease.due(now, Duration::ZERO), None);
+        assert_eq!(lease.due(now), Some(Due::Renew));
+        assert_eq!(lease.due(now), None);
         lease.hurry(now);
-        assert_eq!(lease.due(now, Duration::ZERO), None);
+        assert_eq!(lease.due(now), None);
     }
 
     #[test]
@@ -211,9 +215,9 @@ mod tests {
             lease.told(t0 + Duration::from_secs(second), LEASE - Duration::from_secs(second));
             assert_eq!(lease.next_due(), renew_at);
         }
-        assert_eq!(lease.due(renew_at, Duration::ZERO), Some(Due::Renew));
+        assert_eq!(lease.due(renew_at), Some(Due::Renew));
         lease.told(renew_at, LEASE * 2 / 3);
-        assert_eq!(lease.due(renew_at + LEASE / 3, Duration::ZERO), None, "the renewal is still in flight");
+        assert_eq!(lease.due(renew_at + LEASE / 3), None, "the renewal is still in flight");
         // A store on which somebody has shortened the lease.
         let (mut lease, t0) = granted(None);
         lease.told(t0, LEASE / 10);
@@ -225,7 +229,7 @@ mod tests {
         let (mut lease, t0) = granted(Some(LEASE * 2));
         lease.renewed(t0 + LEASE, LEASE * 4, 0.0);
         assert_eq!(lease.validity(t0 + LEASE), LEASE);
-        assert_eq!(lease.due(t0 + LEASE * 2, Duration::ZERO), Some(Due::Lost(Loss::MaxHold)));
+        assert_eq!(lease.due(t0 + LEASE * 2), Some(Due::Lost(Loss::MaxHold)));
     }
 
     #[test]
@@ -233,8 +237,8 @@ mod tests {
         let (mut lease, t0) = granted(None);
         let now = t0 + LEASE * 10;
         lease.renewed(now, LEASE, 0.0);
-        assert_eq!(lease.due(now, Duration::ZERO), Some(Due::Warn));
-        assert_eq!(lease.due(now, Duration::ZERO), None);
+        assert_eq!(lease.due(now), Some(Due::Warn));
+        assert_eq!(lease.due(now), None);
     }
 
     proptest! {

@@ -18,7 +18,7 @@ use crate::{
     client::Core,
     error::Loss,
     holding::Holding,
-    lease::Due,
+    lease::{Due, LONGEST_SLACK},
     spec::call_timeout,
     store::{Events, RenewReply, Renewal, StoreError, StoreEvent},
     sync::lock,
@@ -30,8 +30,6 @@ const BATCH: usize = 100;
 const BATCHES_UNDER_WAY: usize = 8;
 /// So many clean-ups are: after an outage there may be one for every lease.
 const CLEAN_UPS_UNDER_WAY: usize = 256;
-/// Leases that fall due so close together are renewed together.
-const SLACK: Duration = Duration::from_millis(10);
 /// After a broken connection every lease is asked for within this time.
 const CHECK_WITHIN: Duration = Duration::from_millis(200);
 
@@ -137,7 +135,7 @@ impl Task {
         let mut desk = lock(&self.core.driver.desk);
         desk.sleeps_until = None;
         while let Some(entry) = desk.schedule.first_entry()
-            && entry.key().0 <= now + SLACK
+            && entry.key().0 <= now + LONGEST_SLACK
         {
             due.push(entry.remove());
         }
@@ -147,7 +145,7 @@ impl Task {
         desk.under_way.extend(clean_ups.iter().cloned());
         drop(desk);
         for holding in due {
-            if holding.turn(now, SLACK) == Some(Due::Renew) {
+            if holding.turn(now) == Some(Due::Renew) {
                 self.renewals.entry(call_timeout(holding.terms().lease)).or_default().push_back(holding.clone());
             }
             self.core.driver.plan(&self.core, &holding);

@@ -227,7 +227,12 @@ impl RedisStore {
     }
 
     fn renewal(&self, Renewal { hold, lease }: &Renewal) -> Call {
-        self.on_lock(&scripts::RENEW, &hold.key, hold.mode.family()).hold(hold).millis(*lease)
+        let family = hold.mode.family();
+        match hold.mode {
+            Mode::Exclusive => self.on_lock(&scripts::RENEW, &hold.key, family).token(hold.token),
+            Mode::Shared | Mode::Permits(_) => self.on_lock(&scripts::RENEW_SHARE, &hold.key, family).hold(hold),
+        }
+        .millis(*lease)
     }
 
     async fn renew_all(&self, renewals: &[Renewal]) -> Vec<Result<RenewReply, StoreError>> {

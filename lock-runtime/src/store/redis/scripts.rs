@@ -32,8 +32,10 @@ scripts! {
     ACQUIRE = "clock" "fence" "holders" "standing" "acquire";
     /// Does the token hold?
     POLL = "clock" "fence" "holders" "standing" "poll";
-    /// Keeps for longer.
-    RENEW = "clock" "holders" "standing" "renew";
+    /// Keeps a writer's lock for longer.
+    RENEW = "renew";
+    /// Keeps a share for longer.
+    RENEW_SHARE = "clock" "holders" "standing" "renew_share";
     /// Gives a writer's lock back, and may keep it for nobody.
     RELEASE = "release";
     /// Gives a share back, and may keep it for nobody.

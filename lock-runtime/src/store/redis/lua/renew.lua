@@ -1,24 +1,23 @@
--- Keeps a lock that is held for at least so long from now. Never shortens a lease and never creates one. It has one
--- key, so that renewals go on while a cluster moves the slot.
--- KEYS: lock. ARGV: mode, member, lease (ms; 0 only asks).
+-- Keeps a writer's lock for at least so long from now. Never shortens a lease and never creates one. It has one key, so
+-- that renewals go on while a cluster moves the slot; and few commands, as renewals are many.
+-- KEYS: lock. ARGV: member, lease (ms; 0 only asks).
 -- {'renewed', ttl} | {'gone'}
-local lock, mode, member, lease = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
-local standing, ttl = judge(lock, mode, member)
-if standing ~= 'held' then
+local lock, member, lease = KEYS[1], ARGV[1], tonumber(ARGV[2])
+-- Where something else than a string lies, GET says so and touches nothing; a server that forbids GET says that.
+local holder = redis.pcall('GET', lock)
+if type(holder) == 'table' and not string.find(holder.err, 'WRONGTYPE', 1, true) then
+  return holder
+end
+if holder ~= member then
+  return {'gone'}
+end
+local ttl = redis.call('PTTL', lock)
+-- Ours always has a lifetime.
+if ttl < 0 then
   return {'gone'}
 end
 if lease <= ttl then
   return {'renewed', ttl}
 end
-if mode == 'exclusive' then
-  redis.call('PEXPIRE', lock, lease)
-else
-  -- The first PEXPIREAT changes nothing: a server out of memory lets it pass, and what follows the first write of a
-  -- script too; a user whom the server forbids ZADD is told before the set has an end that is not its longest holder's.
-  local expiry = now + lease
-  local last = tonumber(redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')[2])
-  redis.call('PEXPIREAT', lock, whole(last))
-  redis.call('ZADD', lock, 'XX', whole(expiry), member)
-  redis.call('PEXPIREAT', lock, whole(math.max(last, expiry)))
-end
+redis.call('PEXPIRE', lock, lease)
 return {'renewed', lease}
