@@ -166,7 +166,6 @@ pub struct Acquire {
 }
 
 impl Acquire {
-    #[cfg(feature = "macros")]
     pub(crate) fn refused(error: LockError) -> Self {
         Self { inner: Box::pin(std::future::ready(Err(error))) }
     }
