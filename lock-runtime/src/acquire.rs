@@ -41,7 +41,15 @@ pub(crate) async fn acquire(core: Arc<Core>, keys: Vec<LockKey>, terms: Terms) -
         }
     }
     if fresh.len() > 1 && terms.wait == Wait::No && terms.mode.family() == Family::Lock {
-        entries.extend(acquire_at_once(&core, fresh, terms).await?);
+        let all = match acquire_at_once(&core, &fresh, terms).await {
+            Err(error) if error.kind() == LockErrorKind::Unavailable && patience.is_fresh(&terms) => {
+                // It may be the first question's own tokens that refuse the second.
+                let second = acquire_at_once(&core, &fresh, terms).await;
+                second.map_err(|again| if again.kind() == LockErrorKind::Contended { error } else { again })
+            }
+            result => result,
+        };
+        entries.extend(all?);
     } else {
         for key in fresh {
             entries.push(acquire_one(&core, key, terms, &patience).await?);
@@ -76,6 +84,12 @@ impl Patience {
         left.map_or(terms.call_timeout(), |left| terms.call_timeout().min(left.max(SHORTEST_CALL)))
     }
 
+    /// Has less time passed than one call may take? Then the connection had broken, rather than the store being silent, and
+    /// a request that does not wait is worth a second question, under a fresh token.
+    fn is_fresh(&self, terms: &Terms) -> bool {
+        self.since.elapsed() < terms.call_timeout()
+    }
+
     fn is_over(&self) -> bool {
         self.until.is_none_or(|until| until <= Instant::now())
     }
@@ -106,9 +120,22 @@ async fn try_once(
     if core.gates.is_stuck(key, terms.mode.family()) {
         return Err(contended(key, None));
     }
-    let hold = Hold::new(key.clone(), terms.mode, Token::random());
-    let mut question = Question::new(core, hold, terms, patience.for_call(&terms));
-    match question.ask().await? {
+    let ask = async || {
+        let hold = Hold::new(key.clone(), terms.mode, Token::random());
+        Question::new(core, hold, terms, patience.for_call(&terms)).ask().await
+    };
+    let mut outcome = ask().await?;
+    if let Outcome::Unanswered(error) = outcome {
+        outcome = match patience.is_fresh(&terms) {
+            false => Outcome::Unanswered(error),
+            // It may be the first question's own token that refuses the second.
+            true => match ask().await? {
+                Outcome::Refused { .. } => Outcome::Unanswered(error),
+                second => second,
+            },
+        };
+    }
+    match outcome {
         Outcome::Granted(holding) => Ok(holding),
         Outcome::Refused { holder_ttl, .. } => Err(contended(key, holder_ttl)),
         Outcome::Unanswered(error) => Err(LockError::from_store(error).with_key(key)),
@@ -280,8 +307,8 @@ impl Drop for Asking<'_, '_> {
 }
 
 /// All or none, in one call.
-async fn acquire_at_once(core: &Arc<Core>, keys: Vec<LockKey>, terms: Terms) -> Result<Vec<Entry>, LockError> {
-    for key in &keys {
+async fn acquire_at_once(core: &Arc<Core>, keys: &[LockKey], terms: Terms) -> Result<Vec<Entry>, LockError> {
+    for key in keys {
         if core.gates.is_closed() {
             return Err(shutting_down(key));
         }
@@ -290,8 +317,8 @@ async fn acquire_at_once(core: &Arc<Core>, keys: Vec<LockKey>, terms: Terms) -> 
         }
     }
     let patience = terms.call_timeout();
-    let hold = |key| Hold::new(key, terms.mode, Token::random());
-    let mut questions: Vec<_> = keys.into_iter().map(|key| Question::new(core, hold(key), terms, patience)).collect();
+    let hold = |key: &LockKey| Hold::new(key.clone(), terms.mode, Token::random());
+    let mut questions: Vec<_> = keys.iter().map(|key| Question::new(core, hold(key), terms, patience)).collect();
     questions.iter_mut().for_each(|question| question.in_flight = true);
     let requests: Vec<_> = questions.iter().map(|question| question.request.clone()).collect();
     let sent = Instant::now();

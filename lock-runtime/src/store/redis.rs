@@ -175,7 +175,9 @@ impl RedisStore {
         for KeyRequest { hold, lease, .. } in requests {
             call = call.hold(hold).millis(*lease);
         }
-        let mut reply = self.run(call).await?;
+        // Not repeated under the same token: the first request may be executed after the lock was released again, and
+        // would hold it for nobody (PROTOCOL 1).
+        let mut reply = Reply::new(self.connection.call_once(call).await?)?;
         self.clock.observe(reply.count()?, sent, Instant::now());
         match reply.word() {
             "granted" => requests.iter().map(|_| reply.grant()).collect::<Result<_, _>>().map(AcquireAllReply::Granted),

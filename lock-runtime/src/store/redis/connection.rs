@@ -121,7 +121,8 @@ impl Connection {
         self.run(call, Repeat::Once).await
     }
 
-    /// Runs one script whose answer would mean something else the second time.
+    /// Runs one script that must not be repeated: its answer would mean something else the second time, or the first would do harm
+    /// if it were executed late.
     pub(super) async fn call_once(&self, call: Call) -> Result<Value, StoreError> {
         self.run(call, Repeat::Never).await
     }

@@ -14,7 +14,9 @@ use lock_tests::{
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
-    HOUR, LONG, eventually, fresh_hold, is_free, key, redis_on, warm_client,
+    HOUR, LONG, eventually, fresh_hold, is_free, key,
+    monitor::{Monitor, words},
+    redis_on, warm_client,
     watched::{Asked, Fate, Watched},
 };
 
@@ -103,22 +105,22 @@ async fn lost_answers_leave_no_key() {
     let proxy = Proxy::to(server).await;
     let locks = warm_client(&proxy.url()).await;
     let name = unique("lost");
-    // The store repeats a call whose connection broke.
-    proxy.drop_reply(DropReply::next().to("EVALSHA").times(2));
+    // It is asked twice, and what abandons the first token may come between.
+    proxy.drop_reply(DropReply::next().to("EVALSHA").times(3));
     let error = locks.exclusive(name.as_str()).lease(HOUR).no_wait().acquire().await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
-    assert_eq!(server.query::<i64>(&["EXISTS", &format!("lock:{name}")]).await, 1, "it was executed");
+    proxy.let_through().await;
     eventually("the lock is given up", async || server.query::<i64>(&["EXISTS", &format!("lock:{name}")]).await == 0)
         .await;
 
     // The same with several keys, where a part of them would do as much harm.
     let names = [unique("lost"), unique("lost")];
-    proxy.drop_reply(DropReply::next().to("EVALSHA").times(2));
+    proxy.drop_reply(DropReply::next().to("EVALSHA").times(5));
     locks.all(names.iter().map(String::as_str)).lease(HOUR).no_wait().acquire().await.unwrap_err();
+    proxy.let_through().await;
     for name in names.map(|name| format!("lock:{name}")) {
         eventually("all are given up", async || server.query::<i64>(&["EXISTS", &name]).await == 0).await;
     }
-    assert_eq!(proxy.dropped_replies(), 4);
 }
 
 // Rule 8.
@@ -132,13 +134,14 @@ async fn who_waits_gets_the_lock_in_spite_of_lost_answers() {
         let name = unique("lost");
         let request = if mode == "read" { locks.read(name.as_str()) } else { locks.write(name.as_str()) };
         let guard = timeout(LONG, request.lease(HOUR).wait(LONG).acquire()).await.unwrap().unwrap();
+        proxy.let_through().await;
         guard.verify().await.unwrap();
         eventually("one holder is left", async || locks.inspect(name.as_str()).await.unwrap().holders.len() == 1).await;
         guard.release().await.unwrap();
         // A straggler, if any were left, would be given up by now.
         locks.write(name.as_str()).wait(LONG).acquire().await.unwrap().release().await.unwrap();
     }
-    assert_eq!(proxy.dropped_replies(), 6);
+    assert!(proxy.dropped_replies() >= 2);
 }
 
 // 3 of the failures seen elsewhere: what is asked twice is counted once, and valid from the first time on.
@@ -152,12 +155,38 @@ async fn a_question_that_is_repeated_after_a_lost_answer_is_one() {
         proxy.drop_reply(DropReply::next().to("EVALSHA"));
         let request = if mode == "read" { locks.read(name.as_str()) } else { locks.write(name.as_str()) };
         let guard = timeout(LONG, request.wait(LONG).acquire()).await.unwrap().unwrap();
-        let holders = locks.inspect(name.as_str()).await.unwrap().holders;
-        assert_eq!(holders.len(), 1, "{mode}");
-        assert!(Some(guard.validity()) < holders[0].ttl, "{mode}");
+        let holders = async || locks.inspect(name.as_str()).await.unwrap().holders;
+        eventually("one holder is left", async || holders().await.len() == 1).await;
+        assert!(Some(guard.validity()) < holders().await[0].ttl, "{mode}");
         guard.release().await.unwrap();
         assert!(locks.inspect(name.as_str()).await.unwrap().holders.is_empty(), "{mode}");
     }
+}
+
+// Rule 1: the first request may be executed after the second, and after the lock was released.
+#[tokio::test]
+async fn a_token_is_sent_in_one_request_only() {
+    let server = shared_server().await;
+    let proxy = Proxy::to(server).await;
+    let locks = warm_client(&proxy.url()).await;
+    let name = unique("once");
+    let monitor = Monitor::of(server).await;
+    proxy.drop_reply(DropReply::next().to("EVALSHA"));
+    let _ = locks.exclusive(name.as_str()).no_wait().acquire().await;
+    proxy.drop_reply(DropReply::next().to("EVALSHA"));
+    locks.exclusive(name.as_str()).wait(LONG).acquire().await.unwrap().release().await.unwrap();
+    let lines = monitor.lines_so_far(server).await;
+    let requests = lines.iter().map(|line| words(line)).filter(|words| words.contains(&&*format!("lock:{name}")));
+    let tokens = requests.filter_map(|words| {
+        let mode = words.iter().position(|word| *word == "exclusive")?;
+        words.get(mode + 1).map(|token| token.to_string())
+    });
+    let mut tokens: Vec<_> = tokens.collect();
+    assert!(tokens.len() >= 4, "{lines:?}");
+    tokens.sort_unstable();
+    let asked = tokens.len();
+    tokens.dedup();
+    assert_eq!(tokens.len(), asked, "{lines:?}");
 }
 
 // Rules 7 and 8: before the deadline it is granted to nobody and given up, after it nothing happens.
