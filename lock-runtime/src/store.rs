@@ -5,7 +5,7 @@
 //! retries are the runtime's. A store may be called from any task, and **any of its futures may be dropped** at any
 //! await point: the outcome is then unknown to the caller, who follows with [`Store::abandon`].
 
-use std::fmt;
+use std::{fmt, sync::Weak};
 
 use futures_util::future::BoxFuture;
 
@@ -19,17 +19,29 @@ mod message;
 pub mod redis;
 
 pub use error::{StoreError, StoreErrorKind};
-pub use event::{Events, StoreEvent};
+pub use event::{Listener, Listeners, StoreEvent};
 pub use memory::MemoryStore;
 pub use message::{
-    AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Holder, IfBusy, Inspection, KeyRequest, PollReply,
-    Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Token,
+    AcquireAllReply, AcquireReply, ConvertReply, FORGOTTEN, Grant, HANDED_OVER, Hold, Holder, IfBusy, Inspection,
+    KeyRequest, Next, PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, STALE, Token,
+    Waiter,
 };
 
 /// A place that keeps locks: in this process, on a Redis server, on several. Held as `Arc<dyn Store>`.
 ///
 /// Every operation is idempotent per (key, token): executed twice, it does no more than executed once, so that a call
 /// whose reply was lost can be repeated. No operation waits for a lock to become free.
+///
+/// # The line
+///
+/// A store may keep a line for each lock, first come first served; one that keeps none answers `Busy` instead of `Queued`.
+/// `acquire`, `acquire_all`, `poll`, `release`, `convert`, `abandon` and `revoke` each *advance* the line in the same step, before they
+/// judge their caller and after they have given something back (PROTOCOL 15): from the front on, whoever was not heard of for
+/// [`STALE`] is passed over, and removed after [`FORGOTTEN`]; the first of the others is granted its lock if the lock's holders let it
+/// in, and so on until one is not let in. A grant from the line lasts min(lease, [`HANDED_OVER`]) and is told to the
+/// [`Listener`] of whoever asked. A newcomer is granted its lock only if nobody is left in line whose turn would be before.
+///
+/// A place in line is kept by its token. Whoever has one asks at least once a second by [`poll`](Store::poll).
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Grants, queues or refuses.
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>>;
@@ -37,23 +49,23 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Grants all or none, and never queues. The keys are different ones, sorted; no request is for permits.
     fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>>;
 
-    /// How a request that stood in line is doing. Never enqueues.
+    /// How a request that stood in line is doing; that it asks keeps its place. Never enqueues, and never makes a grant last longer.
     fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>>;
 
     /// Keeps locks for longer; a reply for each renewal, in their order, so that one that cannot be renewed does not cost the
     /// others. Never shortens a lease, never creates one.
     fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>>;
 
-    /// Gives a lock back, if the token still holds it.
+    /// Gives a lock back, if the token still holds it, and hands it over to whoever is first in line.
     fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>>;
 
     /// Makes a writer a reader, without a gap.
     fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>>;
 
-    /// Frees whatever the token may hold or be in line for.
+    /// Frees whatever the token may hold, and gives up its place in line.
     fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>>;
 
-    /// Who holds the lock.
+    /// Who holds the lock, and who waits for it.
     fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>>;
 
     /// Takes the lock away from whoever holds it.
@@ -64,6 +76,6 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>>;
 
-    /// What the store tells unasked, from now on. Each call opens a channel of its own.
-    fn events(&self) -> Events;
+    /// Tells `listener` what happens unasked, from now on.
+    fn listen(&self, listener: Weak<dyn Listener>);
 }

@@ -1,8 +1,12 @@
 //! What a store tells unasked.
 
-use tokio::sync::mpsc;
+use std::{
+    fmt,
+    sync::{Mutex, Weak},
+};
 
 use super::message::{Grant, Hold, Token};
+use crate::sync::lock;
 
 /// Something a store tells unasked. **A hint, never the truth**: every event may be lost, doubled or late.
 #[derive(Clone, Debug)]
@@ -24,24 +28,35 @@ pub enum StoreEvent {
     Disconnected,
 }
 
-/// The receiving end of a store's events.
-#[derive(Debug)]
-pub struct Events(mpsc::UnboundedReceiver<StoreEvent>);
+/// Who is told of a store's events.
+pub trait Listener: Send + Sync {
+    /// Takes note of `event`, and returns at once. It is called from within the store: by the task that reads from the server, or
+    /// by another caller's operation; never while the store has anything locked.
+    fn tell(&self, event: &StoreEvent);
+}
 
-impl Events {
-    /// A channel; the store keeps the sender.
-    pub fn channel() -> (mpsc::UnboundedSender<StoreEvent>, Self) {
-        let (sender, receiver) = mpsc::unbounded_channel();
-        (sender, Self(receiver))
+/// The listeners of a store, for those who write one. A listener that was dropped is forgotten.
+#[derive(Default)]
+pub struct Listeners(Mutex<Vec<Weak<dyn Listener>>>);
+
+impl Listeners {
+    /// Tells `listener` of every event from now on.
+    pub fn add(&self, listener: Weak<dyn Listener>) {
+        let mut listeners = lock(&self.0);
+        listeners.retain(|listener| listener.strong_count() > 0);
+        listeners.push(listener);
     }
 
-    /// A store without events.
-    pub fn none() -> Self {
-        Self::channel().1
+    /// Tells everybody.
+    pub fn tell(&self, event: &StoreEvent) {
+        // Upgraded first: a listener may be dropped by its own call, and may call back.
+        let listeners: Vec<_> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
+        listeners.iter().for_each(|listener| listener.tell(event));
     }
+}
 
-    /// The next event; `None` when the store sends no more. Dropping the future loses nothing.
-    pub async fn next(&mut self) -> Option<StoreEvent> {
-        self.0.recv().await
+impl fmt::Debug for Listeners {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Listeners").field(&lock(&self.0).len()).finish()
     }
 }

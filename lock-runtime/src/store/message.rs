@@ -65,12 +65,21 @@ pub struct KeyRequest {
     pub deadline: Instant,
     /// What to do when the lock is not free.
     pub if_busy: IfBusy,
+    /// How many fencing tokens to reserve with the grant, beside its own (see [`Grant::spare`]). Exclusive holds only; a store
+    /// may reserve none.
+    pub spare: u32,
 }
 
 impl KeyRequest {
     /// A request that is refused when the lock is not free.
     pub fn new(hold: Hold, lease: Duration, deadline: Instant) -> Self {
-        Self { hold, lease, deadline, if_busy: IfBusy::Refuse }
+        Self { hold, lease, deadline, if_busy: IfBusy::Refuse, spare: 0 }
+    }
+
+    /// The same request, which reserves `spare` fencing tokens beside its own.
+    #[must_use]
+    pub fn spare(self, spare: u32) -> Self {
+        Self { spare, ..self }
     }
 
     /// The same request, which stands in line when the lock is not free.
@@ -96,14 +105,33 @@ pub enum IfBusy {
 pub struct Grant {
     /// Larger than that of every earlier grant of the key.
     pub fence: FencingToken,
-    /// What is left of the lease: the whole of it for a first grant, less where a repeated request meets its own grant (PROTOCOL 2).
+    /// What is left of the lease: the whole of it for a first grant, less where a repeated request meets its own grant (PROTOCOL 2),
+    /// and at most [`HANDED_OVER`] for a grant from the line.
     pub ttl: Duration,
+    /// So many fencing tokens, those after `fence`, are reserved for this grant: nobody is given one of them while it lasts.
+    pub spare: u32,
 }
+
+/// How long a grant from the line lasts at most, until a renewal confirms it: so a lock that was handed over to somebody who is no
+/// longer there comes back soon (PROTOCOL 4).
+pub const HANDED_OVER: Duration = Duration::from_secs(3);
+
+/// An entry of the line whose holder has not asked for so long is passed over (PROTOCOL 16).
+pub const STALE: Duration = Duration::from_secs(3);
+
+/// An entry of the line whose holder has not asked for so long is removed (PROTOCOL 16).
+pub const FORGOTTEN: Duration = Duration::from_secs(10);
 
 impl Grant {
     /// A grant for another `ttl`.
     pub fn new(fence: FencingToken, ttl: Duration) -> Self {
-        Self { fence, ttl }
+        Self { fence, ttl, spare: 0 }
+    }
+
+    /// The same grant, with `spare` fencing tokens reserved after its own.
+    #[must_use]
+    pub fn spare(self, spare: u32) -> Self {
+        Self { spare, ..self }
     }
 }
 
@@ -203,8 +231,28 @@ pub struct Release {
     pub hold: Hold,
     /// Keep the lock for nobody until so long from now (`min_hold`).
     pub keep_for: Option<Duration>,
-    /// Take the lock up again under this fresh token, with this lease, unless somebody is waiting in the store. Exclusive holds only.
-    pub next: Option<(Token, Duration)>,
+    /// Take the lock up again in the same step, or stand at the end of the line if there is one. Exclusive holds only; instead
+    /// of `keep_for`.
+    pub next: Option<Next>,
+}
+
+/// Who takes up a lock again that is given back in the same step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Next {
+    /// The acquisition: a fresh token.
+    pub token: Token,
+    /// Its lease.
+    pub lease: Duration,
+    /// How many fencing tokens to reserve for it, as in [`KeyRequest::spare`].
+    pub spare: u32,
+}
+
+impl Next {
+    /// Takes the lock up again under `token`.
+    pub fn new(token: Token, lease: Duration, spare: u32) -> Self {
+        Self { token, lease, spare }
+    }
 }
 
 impl Release {
@@ -219,10 +267,10 @@ impl Release {
         Self { keep_for, ..self }
     }
 
-    /// Takes the lock up again under `token` unless somebody is waiting in the store.
+    /// Takes the lock up again for `next`, or puts it in line.
     #[must_use]
-    pub fn next(self, token: Token, lease: Duration) -> Self {
-        Self { next: Some((token, lease)), ..self }
+    pub fn next(self, next: Next) -> Self {
+        Self { next: Some(next), ..self }
     }
 }
 
@@ -234,6 +282,13 @@ pub enum ReleaseReply {
     Released,
     /// Given back, and held again by `next`.
     Passed(Grant),
+    /// Given back and handed over to whoever was first in line; `next` stands in line.
+    Queued {
+        /// The latest fencing token of the key, where there is one.
+        counter: Option<FencingToken>,
+        /// What is left of the new holder's lease, where it is known.
+        holder_ttl: Option<Duration>,
+    },
     /// The token did not hold the lock; nothing was done.
     NotHeld,
 }
@@ -278,6 +333,8 @@ pub enum RevokeReply {
 pub struct Inspection {
     /// Who holds it, those that expire first in front. Empty: free.
     pub holders: Vec<Holder>,
+    /// Who stands in the store's line, in order. A process has one place in it for all who wait there with the same mode and lease.
+    pub waiters: Vec<Waiter>,
     /// The latest fencing token of the key; `None` if it was not granted for a day.
     pub fence: Option<FencingToken>,
 }
@@ -296,5 +353,24 @@ impl Holder {
     /// A holder with `ttl` left.
     pub fn new(mode: Mode, ttl: Option<Duration>) -> Self {
         Self { mode, ttl }
+    }
+}
+
+/// A place in the line of a lock, as the store sees it. Never its token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiter {
+    /// How it wants to hold the lock.
+    pub mode: Mode,
+    /// The lease it asks for.
+    pub lease: Duration,
+    /// How long ago it asked last. After [`STALE`] it is passed over, after [`FORGOTTEN`] removed.
+    pub silent: Duration,
+}
+
+impl Waiter {
+    /// A place whose holder asked `silent` ago.
+    pub fn new(mode: Mode, lease: Duration, silent: Duration) -> Self {
+        Self { mode, lease, silent }
     }
 }
