@@ -1,17 +1,20 @@
 //! How a request becomes a guard: through the gate to the head of its line, and from there to the store.
 
+mod in_line;
 mod question;
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
-use self::question::{FOREIGN, MISMATCH, Outcome, Question};
+use self::{
+    in_line::wait_in_line,
+    question::{FOREIGN, MISMATCH, Outcome, Question},
+};
 use crate::{
     client::Core,
-    driver::CleanUp,
     error::{LockError, LockErrorKind, Loss},
-    gate::{Refusal, Shut, Turn},
+    gate::Refusal,
     guard::{Entry, LockGuard},
     holding::Holding,
     key::LockKey,
@@ -22,8 +25,6 @@ use crate::{
 
 /// The first question is asked even by a request that waits for less than a round trip may take.
 const SHORTEST_CALL: Duration = Duration::from_millis(50);
-/// A holder in this process tells its line when it releases; a loss that nobody tells of is found by asking now and then.
-const HELD_HERE: Duration = Duration::from_millis(500);
 
 /// Acquires every key, in the given order (sorted, without duplicates: two requests cannot wait for each other, PROTOCOL 18).
 pub(crate) async fn acquire(core: Arc<Core>, keys: Vec<LockKey>, terms: Terms) -> Result<LockGuard, LockError> {
@@ -130,14 +131,14 @@ async fn try_once(
             false => Outcome::Unanswered(error),
             // It may be the first question's own token that refuses the second.
             true => match ask().await? {
-                Outcome::Refused { .. } => Outcome::Unanswered(error),
+                Outcome::Refused { .. } | Outcome::Queued { .. } => Outcome::Unanswered(error),
                 second => second,
             },
         };
     }
     match outcome {
         Outcome::Granted(holding) => Ok(holding),
-        Outcome::Refused { holder_ttl, .. } => Err(contended(key, holder_ttl)),
+        Outcome::Refused { holder_ttl } | Outcome::Queued { holder_ttl, .. } => Err(contended(key, holder_ttl)),
         Outcome::Unanswered(error) => Err(LockError::from_store(error).with_key(key)),
     }
 }
@@ -157,64 +158,7 @@ async fn ask_beside(
     let hold = Hold::new(key.clone(), terms.mode, Token::random());
     match Question::new(core, hold, terms, patience.for_call(&terms)).ask().await? {
         Outcome::Granted(holding) => Ok(Some(holding)),
-        Outcome::Refused { .. } | Outcome::Unanswered(_) => Ok(None),
-    }
-}
-
-async fn wait_in_line(
-    core: &Arc<Core>,
-    key: &LockKey,
-    terms: Terms,
-    patience: &Patience,
-    until: Instant,
-) -> Result<Arc<Holding>, LockError> {
-    let shut = |shut| match shut {
-        Shut::Closed => shutting_down(key),
-        Shut::Full => {
-            let message = "too many requests wait for it in this process; `max_waiters` is the limit";
-            LockError::new(LockErrorKind::Overloaded, message).with_key(key)
-        }
-    };
-    let turn = core.gates.enter(key, terms.mode.family()).map_err(shut)?;
-    let mut head = Head { core, terms, turn };
-    if !head.turn.is_first() {
-        tracing::debug!(%key, "waiting behind others in this process");
-        tokio::select! {
-            biased;
-            ready = head.turn.head() => ready.map_err(shut)?,
-            () = sleep_until(until) => return Err(refused(head.turn.last_refusal(), key, patience)),
-        }
-    }
-    head.come_forward();
-    let mut last = head.turn.last_refusal();
-    loop {
-        let ask_at = head.turn.place().map_or(until, |place| place.ask_at);
-        if ask_at > Instant::now() {
-            tokio::select! {
-                biased;
-                news = head.turn.news() => news.map_err(shut)?,
-                () = sleep_until(ask_at.min(until)) => {}
-            }
-            if patience.is_over() {
-                return Err(refused(last, key, patience));
-            }
-        }
-        match head.ask(key, patience).await? {
-            Outcome::Granted(holding) => return Ok(holding),
-            Outcome::Refused { holder_ttl, .. } => {
-                if !matches!(last, Refusal::Busy(_)) {
-                    tracing::debug!(%key, ?holder_ttl, "waiting for its holder");
-                }
-                last = Refusal::Busy(holder_ttl);
-            }
-            Outcome::Unanswered(error) => {
-                tracing::debug!(%key, %error, "waiting for the store");
-                last = Refusal::Unavailable(error);
-            }
-        }
-        if patience.is_over() {
-            return Err(refused(last, key, patience));
-        }
+        Outcome::Refused { .. } | Outcome::Queued { .. } | Outcome::Unanswered(_) => Ok(None),
     }
 }
 
@@ -240,70 +184,6 @@ fn contended(key: &LockKey, holder_ttl: Option<Duration>) -> LockError {
 
 fn shutting_down(key: &LockKey) -> LockError {
     LockError::new(LockErrorKind::ShuttingDown, "the client was shut down").with_key(key)
-}
-
-/// A turn that gives up its place properly, wherever its future is dropped.
-struct Head<'a> {
-    core: &'a Arc<Core>,
-    terms: Terms,
-    turn: Turn<'a>,
-}
-
-impl Head<'_> {
-    fn come_forward(&mut self) {
-        if let Some(unfit) = self.turn.take_place(self.terms.mode, self.terms.lease, Instant::now()) {
-            self.abandon(Hold::new(self.turn.key().clone(), unfit.mode, unfit.token));
-        }
-    }
-
-    async fn ask(&mut self, key: &LockKey, patience: &Patience) -> Result<Outcome, LockError> {
-        self.turn.asking();
-        // `come_forward` has taken a place.
-        let token = self.turn.place().map_or_else(Token::random, |place| place.token);
-        let hold = Hold::new(key.clone(), self.terms.mode, token);
-        let mut question = Question::new(self.core, hold, self.terms, patience.for_call(&self.terms)).queued();
-        // Dropped here, the question gives up its token; the place must not go on with it.
-        let mut asking = Asking { turn: &mut self.turn, answered: false };
-        let answer = question.ask().await;
-        asking.answered = true;
-        let turn = &mut *asking.turn;
-        let now = Instant::now();
-        match &answer {
-            Ok(Outcome::Granted(_)) => {
-                let ask_at = if self.terms.mode == Mode::Exclusive { now + HELD_HERE } else { now };
-                turn.granted(ask_at);
-            }
-            Ok(Outcome::Refused { holder_ttl, queued }) => turn.refused(now, *holder_ttl, *queued, rand::random()),
-            Ok(Outcome::Unanswered(error)) => turn.failed(now, Some(error), rand::random()),
-            Err(_) => turn.failed(now, None, rand::random()),
-        }
-        answer
-    }
-
-    fn abandon(&self, hold: Hold) {
-        self.core.driver.clean_up(self.core, CleanUp::abandon(hold, self.terms.lease, None));
-    }
-}
-
-impl Drop for Head<'_> {
-    fn drop(&mut self) {
-        if let Some(orphan) = self.turn.leave() {
-            self.abandon(Hold::new(self.turn.key().clone(), orphan.mode, orphan.token));
-        }
-    }
-}
-
-struct Asking<'a, 'g> {
-    turn: &'a mut Turn<'g>,
-    answered: bool,
-}
-
-impl Drop for Asking<'_, '_> {
-    fn drop(&mut self) {
-        if !self.answered {
-            self.turn.failed(Instant::now(), None, 0.0);
-        }
-    }
 }
 
 /// All or none, in one call.

@@ -4,7 +4,7 @@ use std::{
     fmt,
     num::NonZeroU32,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -13,19 +13,22 @@ use std::{
 use tokio::time::timeout;
 
 use crate::{
-    driver::Driver,
+    driver::{CleanUp, Driver},
     error::{LockError, Loss},
     gate::Gates,
     key::IntoLockKey,
     request::LockRequest,
     spec::{DEFAULT_LEASE, Family, LockSpec, call_timeout},
-    store::{Inspection, MemoryStore, RevokeReply, RevokeScope, Store, StoreError},
+    store::{Inspection, Listener, MemoryStore, RevokeReply, RevokeScope, Store, StoreError, StoreEvent},
 };
 
 /// So many requests may wait for one key in this process.
 const MAX_WAITERS: usize = 10_000;
 /// How long `shutdown` waits for what is still to be given back: two call timeouts and a straggler's deadline.
 const SHUTDOWN: Duration = Duration::from_secs(3);
+
+/// After a broken connection every lease is asked for within this time.
+const CHECK_WITHIN: Duration = Duration::from_millis(200);
 
 /// What a client, its requests and its guards share.
 pub(crate) struct Core {
@@ -34,12 +37,42 @@ pub(crate) struct Core {
     pub(crate) driver: Driver,
     pub(crate) defaults: LockSpec,
     ids: AtomicU64,
+    /// Kept for the store, which tells it of events.
+    _ear: Arc<Ear>,
 }
 
 impl Core {
     /// A number that tells leases and listeners of this client apart.
     pub(crate) fn next_id(&self) -> u64 {
         self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// What a client hears from its store. It does not keep the client.
+struct Ear(Weak<Core>);
+
+impl Listener for Ear {
+    fn tell(&self, event: &StoreEvent) {
+        let Some(core) = self.0.upgrade() else { return };
+        match event {
+            StoreEvent::Granted { hold, grant } => {
+                // What is held already was told by a reply.
+                if !core.gates.pushed(hold, *grant) && core.driver.is_given_up(hold.token) {
+                    core.driver.clean_up(&core, CleanUp::abandon(hold.clone(), grant.ttl, None));
+                }
+            }
+            StoreEvent::Revoked { token } => {
+                let holdings = core.driver.holdings();
+                if let Some(holding) = holdings.iter().find(|holding| holding.hold().token == *token) {
+                    holding.lose(Loss::Revoked);
+                }
+            }
+            StoreEvent::Disconnected => {
+                let holdings = core.driver.holdings();
+                holdings.iter().for_each(|holding| holding.hurry(CHECK_WITHIN.mul_f64(rand::random())));
+                core.gates.ask_at_once();
+            }
+        }
     }
 }
 
@@ -327,7 +360,12 @@ impl LockClientBuilder {
     pub fn with_store(self, store: Arc<dyn Store>) -> LockClient {
         let Self { defaults, max_waiters, .. } = self;
         let gates = Gates::new(max_waiters);
-        let core = Arc::new(Core { store, gates, driver: Driver::default(), defaults, ids: AtomicU64::new(0) });
+        let core = Arc::new_cyclic(|core: &Weak<Core>| {
+            let ear = Arc::new(Ear(core.clone()));
+            let listener: Weak<Ear> = Arc::downgrade(&ear);
+            store.listen(listener);
+            Core { store, gates, driver: Driver::default(), defaults, ids: AtomicU64::new(0), _ear: ear }
+        });
         LockClient { _clones: Arc::new(Clones(core.clone())), core }
     }
 

@@ -20,6 +20,7 @@ use self::task::Task;
 use crate::{
     client::Core,
     holding::{Holding, Plan},
+    store::Token,
     sync::lock,
 };
 
@@ -76,6 +77,13 @@ impl Driver {
         drop(desk);
         Task::spawn(core, start);
         self.knock.notify_one();
+    }
+
+    /// Is this token being given up? What is granted to it meanwhile is given up at once (PROTOCOL 6).
+    pub(crate) fn is_given_up(&self, token: Token) -> bool {
+        let desk = lock(&self.desk);
+        let mut clean_ups = desk.clean_ups.iter().chain(desk.under_way.values());
+        clean_ups.any(|clean_up| clean_up.token() == token)
     }
 
     /// Sees to it that the task runs, here if nowhere else.

@@ -26,6 +26,12 @@ impl FencingToken {
         self.0.get()
     }
 
+    /// The token `by` places further on, of a block that was reserved.
+    #[must_use]
+    pub(crate) fn later(self, by: u32) -> Self {
+        Self(self.0.saturating_add(by.into()))
+    }
+
     /// The token of the next grant at `micros` (microseconds since 1970): max(previous + 1, micros).
     #[must_use]
     pub fn next(previous: Option<Self>, micros: u64) -> Self {

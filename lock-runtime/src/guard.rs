@@ -11,17 +11,18 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use crate::{
     driver::CleanUp,
     error::{LockError, LockErrorKind, Loss},
     fence::FencingToken,
+    giving_back::give_back,
     holding::{Holding, Left},
     key::LockKey,
     owner::{Frame, InScope},
     spec::{MAX_LEASE, MIN_LEASE, Mode, call_timeout},
-    store::{Hold, Release, ReleaseReply, StoreError},
+    store::{Hold, Release, ReleaseReply},
 };
 
 /// A lock in hand. It is renewed in the background until it is released or dropped.
@@ -172,26 +173,26 @@ impl Entry {
             }
             Left::Last(release) => release,
         };
+        let Some(release) = self.holding.part(release) else {
+            self.step = Step::Done;
+            return Ok(());
+        };
         self.step = Step::Releasing(release.clone());
         let holding = self.holding.clone();
-        let Hold { key, mode, .. } = holding.hold();
+        let key = &holding.hold().key;
         let patience = call_timeout(holding.terms().lease);
-        let reply = timeout(patience, holding.core().store.release(&release)).await;
-        let error = match reply {
-            Ok(Ok(ReleaseReply::Released | ReleaseReply::Passed(_))) => {
+        let error = match give_back(holding.core(), &release, patience).await {
+            Ok(ReleaseReply::Released | ReleaseReply::Passed(_) | ReleaseReply::Queued { .. }) => {
                 self.step = Step::Done;
                 tracing::debug!(%key, fence = %holding.fence(), "released");
-                holding.core().gates.released(key, mode.family());
                 return Ok(());
             }
-            Ok(Ok(ReleaseReply::NotHeld)) => {
+            Ok(ReleaseReply::NotHeld) => {
                 self.step = Step::Done;
                 tracing::warn!(%key, fence = %holding.fence(), "lost before its release");
-                holding.core().gates.released(key, mode.family());
                 return Err(holding.lost_error(Loss::Taken));
             }
-            Ok(Err(error)) => error,
-            Err(_) => StoreError::timed_out(patience),
+            Err(error) => error,
         };
         tracing::warn!(%key, %error, "release not confirmed; going on in the background");
         let message = "release not confirmed; it goes on in the background, and the lease ends it at the latest";
@@ -225,11 +226,13 @@ impl Drop for Entry {
         match std::mem::replace(&mut self.step, Step::Done) {
             Step::Done => {}
             Step::Holding => {
-                if let Left::Last(release) = holding.leave() {
+                if let Left::Last(release) = holding.leave()
+                    && let Some(release) = holding.part(release)
+                {
                     core.driver.clean_up(core, CleanUp::release(release, lease));
                 }
             }
-            Step::Releasing(release) => core.driver.clean_up(core, CleanUp::release(release, lease)),
+            Step::Releasing(release) => core.driver.clean_up(core, CleanUp::release_again(release, lease)),
             Step::Converting => {
                 let hold = holding.hold();
                 let reader = Hold::new(hold.key.clone(), Mode::Shared, hold.token);

@@ -16,11 +16,15 @@ use crate::{
     driver::CleanUp,
     error::{LockError, LockErrorKind, Loss},
     fence::FencingToken,
+    gate::{Baton, Budget, PASSES, Parting},
     lease::{Due, Lease},
     spec::{Mode, Terms, call_timeout},
-    store::{ConvertReply, Grant, Hold, Release, RenewReply, Renewal, StoreError},
+    store::{ConvertReply, Grant, HANDED_OVER, Hold, Next, Release, RenewReply, Renewal, StoreError},
     sync::lock,
 };
+
+/// A grant out of the line is renewed so soon. Not at once: most critical sections are over before, and cost the store nothing.
+const CONFIRM_WITHIN: Duration = Duration::from_millis(100);
 
 /// A lock that this process holds, or held.
 pub(crate) struct Holding {
@@ -29,8 +33,10 @@ pub(crate) struct Holding {
     hold: Hold,
     fence: FencingToken,
     terms: Terms,
-    /// When it was asked for: `min_hold` and `max_hold` count from here.
+    /// When it was asked for, or handed over: `min_hold` and `max_hold` count from here.
     since: Instant,
+    /// How far it may be passed on in this process.
+    budget: Option<Budget>,
     /// Where it was taken: if the driver's runtime ends, this one may still live.
     runtime: Handle,
     state: Mutex<State>,
@@ -77,22 +83,87 @@ pub(crate) enum Left {
 impl Holding {
     /// Starts to look after a grant that the reply to a request sent at `sent` brought. `None` if it has no validity left.
     pub(crate) fn start(core: &Arc<Core>, hold: Hold, grant: Grant, sent: Instant, terms: Terms) -> Option<Arc<Self>> {
-        let lease = Lease::granted(terms.lease, terms.renew, terms.max_hold, sent, grant.ttl, rand::random());
+        let lease = Lease::granted(terms.lease, terms.renew, sent, grant.ttl, rand::random());
+        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, Instant::now()));
+        Self::begin(core, hold, grant.fence, lease, budget, terms, sent)
+    }
+
+    /// Starts to look after a grant out of the line, which is short and counts from `as_of` (PROTOCOL 4). `None` if it is to be
+    /// confirmed first: nothing is left of it, or nobody will renew it.
+    pub(crate) fn handed_over(
+        core: &Arc<Core>,
+        hold: Hold,
+        grant: Grant,
+        as_of: Instant,
+        terms: Terms,
+    ) -> Option<Arc<Self>> {
+        if !terms.renew {
+            return None;
+        }
+        let now = Instant::now();
+        let ttl = grant.ttl.min(HANDED_OVER).min(terms.lease);
+        let mut lease = Lease::granted(terms.lease, true, as_of, ttl, rand::random());
+        lease.hurry(now + CONFIRM_WITHIN);
+        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, now));
+        Self::begin(core, hold, grant.fence, lease, budget, terms, now)
+    }
+
+    /// Goes on with the lock of somebody else in this process. If nothing is left of it, it is to be given back.
+    pub(crate) fn passed(core: &Arc<Core>, baton: Baton, terms: Terms) -> Result<Arc<Self>, Hold> {
+        let Baton { hold, fence, lease, budget } = baton;
+        Self::begin(core, hold.clone(), fence, lease, Some(budget), terms, Instant::now()).ok_or(hold)
+    }
+
+    fn begin(
+        core: &Arc<Core>,
+        hold: Hold,
+        fence: FencingToken,
+        lease: Lease,
+        budget: Option<Budget>,
+        terms: Terms,
+        since: Instant,
+    ) -> Option<Arc<Self>> {
+        let lease = lease.held_since(since, terms.max_hold);
         if lease.validity(Instant::now()).is_zero() {
             return None;
         }
+        let state = State { lease, phase: Phase::Held, guards: 1, planned: None, listeners: Vec::new() };
         let holding = Arc::new(Self {
             core: core.clone(),
             id: core.next_id(),
             hold,
-            fence: grant.fence,
+            fence,
             terms,
-            since: sent,
+            since,
+            budget,
             runtime: Handle::current(),
-            state: Mutex::new(State { lease, phase: Phase::Held, guards: 1, planned: None, listeners: Vec::new() }),
+            state: Mutex::new(state),
         });
         core.driver.plan(core, &holding);
         Some(holding)
+    }
+
+    /// Until when it may be passed on in this process, or handed back for those who wait here.
+    pub(crate) fn passing_until(&self) -> Option<Instant> {
+        self.budget.map(|budget| budget.until)
+    }
+
+    /// After [`Left::Last`]: passes the lock on in this process, if somebody waits for it and may have it. Otherwise the release
+    /// to be sent is returned, which may take the lock up again for those who wait here.
+    pub(crate) fn part(&self, release: Release) -> Option<Release> {
+        let Some(budget) = self.budget.filter(|_| release.keep_for.is_none()) else { return Some(release) };
+        let baton = |now| {
+            let lease = lock(&self.state).lease.passed_on(now);
+            Baton::new(self.hold.clone(), self.fence, lease, budget, now)
+        };
+        match self.core.gates.part(&self.hold.key, self.terms.lease, baton) {
+            Parting::Passed => {
+                tracing::debug!(key = %self.hold.key, fence = %self.fence, "passed on in this process");
+                None
+            }
+            Parting::HandBack(token) => Some(release.next(Next::new(token, self.terms.lease, PASSES))),
+            Parting::GiveBack => Some(release),
+        }
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {

@@ -54,25 +54,35 @@ pub(crate) enum Due {
 
 impl Lease {
     /// A lease granted for `ttl` by the reply to a request sent at `sent` (PROTOCOL 2). `jitter` in 0..1 spreads renewals.
-    pub(crate) fn granted(
-        length: Duration,
-        renew: bool,
-        max_hold: Option<Duration>,
-        sent: Instant,
-        ttl: Duration,
-        jitter: f64,
-    ) -> Self {
-        let warn = renew && max_hold.is_none();
+    pub(crate) fn granted(length: Duration, renew: bool, sent: Instant, ttl: Duration, jitter: f64) -> Self {
         let mut lease = Self {
             length,
             as_of: sent,
             valid_until: sent,
             renewal: if renew { Renewal::At(sent) } else { Renewal::Off },
-            ends_at: max_hold.map(|max_hold| sent + max_hold),
-            warn_at: warn.then(|| sent + length * WARN_AFTER_LEASES),
+            ends_at: None,
+            warn_at: None,
         };
         lease.renewed(sent, ttl, jitter);
         lease
+    }
+
+    /// The lease of a holder that holds since `since`: `max_hold` counts from there.
+    pub(crate) fn held_since(mut self, since: Instant, max_hold: Option<Duration>) -> Self {
+        let warn = self.renewal != Renewal::Off && max_hold.is_none();
+        self.ends_at = max_hold.map(|max_hold| since + max_hold);
+        self.warn_at = warn.then(|| since + self.length * WARN_AFTER_LEASES);
+        self
+    }
+
+    /// The same lease for whoever goes on with it. A renewal that is under way answers to the one before.
+    pub(crate) fn passed_on(&self, now: Instant) -> Self {
+        let renewal = match self.renewal {
+            Renewal::InFlight => Renewal::At(now),
+            Renewal::At(at) => Renewal::At(at),
+            Renewal::Off => Renewal::Off,
+        };
+        Self { renewal, ends_at: None, warn_at: None, ..*self }
     }
 
     /// The length that was asked for, which every renewal asks for again.
@@ -168,7 +178,7 @@ mod tests {
 
     fn granted(max_hold: Option<Duration>) -> (Lease, Instant) {
         let t0 = Instant::now();
-        (Lease::granted(LEASE, true, max_hold, t0, LEASE, 0.0), t0)
+        (Lease::granted(LEASE, true, t0, LEASE, 0.0).held_since(t0, max_hold), t0)
     }
 
     #[test]

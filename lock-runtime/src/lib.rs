@@ -41,6 +41,7 @@ mod driver;
 mod error;
 mod fence;
 mod gate;
+mod giving_back;
 mod guard;
 mod holding;
 mod key;

@@ -67,6 +67,11 @@ impl LockRequest {
         self.with(LockSpec::no_renew)
     }
 
+    /// Lets other processes in between any two holders of this one. See [`LockSpec::strict_order`].
+    pub fn strict_order(self) -> Self {
+        self.with(LockSpec::strict_order)
+    }
+
     /// Enters again where an enclosing scope holds the lock. See [`LockSpec::reentrant`].
     pub fn reentrant(self) -> Self {
         self.with(LockSpec::reentrant)

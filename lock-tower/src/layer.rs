@@ -100,6 +100,11 @@ impl<K, P> LockLayer<K, P> {
         self.with(|spec| spec.min_hold(min_hold))
     }
 
+    /// Lets other processes in between any two holders of this one. See [`LockSpec::strict_order`].
+    pub fn strict_order(self) -> Self {
+        self.with(LockSpec::strict_order)
+    }
+
     /// Ends renewal so long after the grant; a request that takes longer is refused as `Lost`. See [`LockSpec::max_hold`].
     pub fn max_hold(self, max_hold: Duration) -> Self {
         self.with(|spec| spec.max_hold(max_hold))

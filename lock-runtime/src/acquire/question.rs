@@ -8,9 +8,10 @@ use crate::{
     client::Core,
     driver::CleanUp,
     error::{LockError, LockErrorKind},
+    fence::FencingToken,
     holding::Holding,
     spec::Terms,
-    store::{AcquireReply, Hold, KeyRequest, StoreError},
+    store::{AcquireReply, Hold, IfBusy, KeyRequest, StoreError},
 };
 
 /// A request sent within a call's timeout is executed at most so much later, or not at all (PROTOCOL 7).
@@ -29,9 +30,14 @@ pub(super) struct Question<'a> {
 
 pub(super) enum Outcome {
     Granted(Arc<Holding>),
+    /// It stands in line at the store.
+    Queued {
+        sent: Instant,
+        counter: Option<FencingToken>,
+        holder_ttl: Option<Duration>,
+    },
     Refused {
         holder_ttl: Option<Duration>,
-        queued: bool,
     },
     /// No answer, or one that says "not now".
     Unanswered(StoreError),
@@ -43,8 +49,11 @@ impl<'a> Question<'a> {
         Self { core, request, terms, patience, in_flight: false }
     }
 
-    pub(super) fn queued(self) -> Self {
-        Self { request: self.request.clone().queued(), ..self }
+    /// Stands in line if the lock is not free, and has `spare` fencing tokens reserved.
+    pub(super) fn queued(mut self, spare: u32) -> Self {
+        self.request.if_busy = IfBusy::Queue;
+        self.request.spare = spare;
+        self
     }
 
     pub(super) async fn ask(&mut self) -> Result<Outcome, LockError> {
@@ -72,8 +81,8 @@ impl<'a> Question<'a> {
         self.in_flight = false;
         match reply {
             AcquireReply::Granted(_) | AcquireReply::Late => Ok(Outcome::Unanswered(StoreError::late())),
-            AcquireReply::Queued { holder_ttl, .. } => Ok(Outcome::Refused { holder_ttl, queued: true }),
-            AcquireReply::Busy { holder_ttl } => Ok(Outcome::Refused { holder_ttl, queued: false }),
+            AcquireReply::Queued { counter, holder_ttl } => Ok(Outcome::Queued { sent, counter, holder_ttl }),
+            AcquireReply::Busy { holder_ttl } => Ok(Outcome::Refused { holder_ttl }),
             AcquireReply::ForeignKey => refused(LockErrorKind::ForeignKey, FOREIGN),
             AcquireReply::ModeMismatch => refused(LockErrorKind::ModeMismatch, MISMATCH),
         }

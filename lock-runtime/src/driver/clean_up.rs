@@ -6,8 +6,9 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::{
     client::Core,
+    giving_back::{give_back, heir},
     spec::{DEFAULT_LEASE, call_timeout},
-    store::{Hold, Release, StoreError},
+    store::{Hold, Release, StoreError, Token},
 };
 
 /// How long a clean-up waits after its first failure; twice as long after each further one, up to the longest.
@@ -18,6 +19,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct CleanUp {
     what: What,
+    /// A release that names a `next` was sent before, and nobody knows what came of it.
+    sent_before: bool,
     /// A straggling request may be executed until then: say it once more afterwards (PROTOCOL 8).
     straggler_until: Option<Instant>,
     give_up_at: Instant,
@@ -32,13 +35,19 @@ enum What {
 impl CleanUp {
     /// The release of a lock whose lease ends by itself within `lease`.
     pub(crate) fn release(release: Release, lease: Duration) -> Self {
-        Self { what: What::Release(release), straggler_until: None, give_up_at: Instant::now() + lease }
+        let give_up_at = Instant::now() + lease;
+        Self { what: What::Release(release), sent_before: false, straggler_until: None, give_up_at }
+    }
+
+    /// The same for a release that was sent, and whose reply did not come.
+    pub(crate) fn release_again(release: Release, lease: Duration) -> Self {
+        Self { sent_before: true, ..Self::release(release, lease) }
     }
 
     /// Gives up a token. `straggler_until` is the deadline of a request whose outcome is not known.
     pub(crate) fn abandon(hold: Hold, lease: Duration, straggler_until: Option<Instant>) -> Self {
         let give_up_at = straggler_until.unwrap_or_else(Instant::now) + lease;
-        Self { what: What::Abandon(hold), straggler_until, give_up_at }
+        Self { what: What::Abandon(hold), sent_before: false, straggler_until, give_up_at }
     }
 
     fn hold(&self) -> &Hold {
@@ -48,11 +57,19 @@ impl CleanUp {
         }
     }
 
+    pub(super) fn token(&self) -> Token {
+        self.hold().token
+    }
+
     async fn say(&self, core: &Core) -> Result<(), StoreError> {
         let patience = call_timeout(DEFAULT_LEASE);
         let said = async {
             match &self.what {
-                What::Release(release) => core.store.release(release).await.map(drop),
+                What::Release(release) => {
+                    // Who was to take it up again is not waited for any more.
+                    let release = Release { next: None, ..release.clone() };
+                    core.store.release(&release).await.map(drop)
+                }
                 What::Abandon(hold) => core.store.abandon(hold).await,
             }
         };
@@ -61,6 +78,17 @@ impl CleanUp {
 
     pub(super) async fn run(&self, core: Arc<Core>) {
         let Hold { key, mode, .. } = self.hold();
+        let next = match &self.what {
+            What::Release(release) => release.next.map(|next| (release, next)),
+            What::Abandon(_) => None,
+        };
+        if let Some((release, next)) = next {
+            if !self.sent_before && give_back(&core, release, call_timeout(DEFAULT_LEASE)).await.is_ok() {
+                tracing::debug!(%key, "released");
+                return;
+            }
+            core.gates.drop_place(&heir(release, next));
+        }
         let mut pause = FIRST_PAUSE;
         loop {
             let sent = Instant::now();
@@ -87,5 +115,9 @@ impl CleanUp {
             }
         }
         core.gates.released(key, mode.family());
+        if let Some((release, next)) = next {
+            // From now on the first release changes nothing any more, should it be executed late.
+            core.driver.clean_up(&core, CleanUp::abandon(heir(release, next), next.lease, None));
+        }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    future::pending,
     sync::Arc,
     time::Duration,
 };
@@ -20,7 +19,7 @@ use crate::{
     holding::Holding,
     lease::{Due, LONGEST_SLACK},
     spec::call_timeout,
-    store::{Events, RenewReply, Renewal, StoreError, StoreEvent},
+    store::{RenewReply, Renewal, StoreError},
     sync::lock,
 };
 
@@ -30,13 +29,10 @@ const BATCH: usize = 100;
 const BATCHES_UNDER_WAY: usize = 8;
 /// So many clean-ups are: after an outage there may be one for every lease.
 const CLEAN_UPS_UNDER_WAY: usize = 256;
-/// After a broken connection every lease is asked for within this time.
-const CHECK_WITHIN: Duration = Duration::from_millis(200);
 
 /// The task. Dropped before it has ended, with its runtime, it leaves word that it is gone.
 pub(super) struct Task {
     core: Arc<Core>,
-    events: Option<Events>,
     /// Leases to be renewed, by how long the call may take: a short lease must not cost the others their patience.
     renewals: BTreeMap<Duration, VecDeque<Arc<Holding>>>,
     batches_under_way: usize,
@@ -86,7 +82,6 @@ impl Task {
         if let Some(runtime) = runtime {
             let task = Self {
                 core: core.clone(),
-                events: None,
                 renewals: BTreeMap::new(),
                 batches_under_way: 0,
                 clean_ups: 0,
@@ -97,7 +92,6 @@ impl Task {
     }
 
     async fn run(mut self) {
-        self.events = Some(self.core.store.events());
         let mut work: FuturesUnordered<Work> = FuturesUnordered::new();
         let core = self.core.clone();
         loop {
@@ -123,7 +117,6 @@ impl Task {
                 () = core.driver.knock.notified() => {}
                 () = sleep_until(until) => {}
                 Some(done) = work.next() => self.finished(&done),
-                event = next(&mut self.events) => self.told(event),
             }
         }
     }
@@ -195,32 +188,6 @@ impl Task {
                 }
             }
         }
-    }
-
-    fn told(&mut self, event: Option<StoreEvent>) {
-        let driver = &self.core.driver;
-        match event {
-            // What is pushed for a token that nobody waits for belongs to nobody (PROTOCOL 6).
-            Some(StoreEvent::Granted { hold, grant }) => {
-                driver.clean_up(&self.core, CleanUp::abandon(hold, grant.ttl, None));
-            }
-            Some(StoreEvent::Revoked { token }) => {
-                if let Some(holding) = driver.holdings().into_iter().find(|holding| holding.hold().token == token) {
-                    holding.lose(Loss::Revoked);
-                }
-            }
-            Some(StoreEvent::Disconnected) => {
-                driver.holdings().iter().for_each(|holding| holding.hurry(CHECK_WITHIN.mul_f64(rand::random())));
-            }
-            None => self.events = None,
-        }
-    }
-}
-
-async fn next(events: &mut Option<Events>) -> Option<StoreEvent> {
-    match events {
-        Some(events) => events.next().await,
-        None => pending().await,
     }
 }
 

@@ -1,0 +1,228 @@
+//! Waiting: as one of the line in this process, and for all of it in the store's line.
+
+use std::sync::Arc;
+
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::{
+    Patience, refused, shutting_down,
+    question::{Outcome, Question},
+};
+use crate::{
+    client::Core,
+    driver::CleanUp,
+    error::{LockError, LockErrorKind},
+    gate::{Next, Proven, Refusal, Shut, Turn},
+    holding::Holding,
+    key::LockKey,
+    spec::Terms,
+    store::{Grant, Hold, PollReply, Release, RenewReply, Renewal, StoreError, Token},
+};
+
+/// Waits for its turn in this process and then for the lock, until `until`.
+pub(super) async fn wait_in_line(
+    core: &Arc<Core>,
+    key: &LockKey,
+    terms: Terms,
+    patience: &Patience,
+    until: Instant,
+) -> Result<Arc<Holding>, LockError> {
+    let turn = core.gates.enter(key, terms.wish()).map_err(|shut| shut_out(shut, key))?;
+    let waiter = Waiter { core, key, terms, patience, turn };
+    if !waiter.turn.is_first() {
+        tracing::debug!(%key, "waiting behind others in this process");
+        tokio::select! {
+            biased;
+            ready = waiter.turn.head() => ready.map_err(|shut| shut_out(shut, key))?,
+            () = sleep_until(until) => return Err(refused(waiter.turn.last_refusal(), key, patience)),
+        }
+    }
+    loop {
+        let served = match waiter.turn.next() {
+            Next::Take(baton) => waiter.take(baton),
+            Next::Granted(token, Proven { grant, as_of }) => waiter.granted(token, grant, as_of).await?,
+            Next::Ask(token, spare) => waiter.ask(token, spare).await?,
+            Next::Poll(token) => waiter.poll(token).await?,
+            Next::Wait(at) => {
+                tokio::select! {
+                    biased;
+                    news = waiter.turn.news() => news.map_err(|shut| shut_out(shut, key))?,
+                    () = sleep_until(at.min(until)) => {}
+                }
+                None
+            }
+        };
+        if let Some(holding) = served {
+            return Ok(holding);
+        }
+        if patience.is_over() {
+            return Err(refused(waiter.turn.last_refusal(), key, patience));
+        }
+    }
+}
+
+fn shut_out(shut: Shut, key: &LockKey) -> LockError {
+    match shut {
+        Shut::Closed => shutting_down(key),
+        Shut::Full => {
+            let message = "too many requests wait for it in this process; `max_waiters` is the limit";
+            LockError::new(LockErrorKind::Overloaded, message).with_key(key)
+        }
+    }
+}
+
+/// Somebody in line. Dropped, it leaves nothing behind that nobody goes on with.
+struct Waiter<'a> {
+    core: &'a Arc<Core>,
+    key: &'a LockKey,
+    terms: Terms,
+    patience: &'a Patience,
+    turn: Turn<'a>,
+}
+
+/// `None`: not yet.
+type Served = Option<Arc<Holding>>;
+
+impl Waiter<'_> {
+    fn hold(&self, token: Token) -> Hold {
+        Hold::new(self.key.clone(), self.terms.mode, token)
+    }
+
+    fn served(&self, token: Option<Token>, holding: Arc<Holding>) -> Served {
+        self.turn.served(token, holding.passing_until());
+        Some(holding)
+    }
+
+    /// Goes on with the lock of whoever held it in this process.
+    fn take(&self, baton: crate::gate::Baton) -> Served {
+        match Holding::passed(self.core, baton, self.terms) {
+            Ok(holding) => self.served(None, holding),
+            Err(hold) => {
+                self.give_back(hold);
+                None
+            }
+        }
+    }
+
+    /// Goes on with a grant out of the store's line.
+    async fn granted(&self, token: Token, grant: Grant, as_of: Instant) -> Result<Served, LockError> {
+        match Holding::handed_over(self.core, self.hold(token), grant, as_of, self.terms) {
+            Some(holding) => Ok(self.served(Some(token), holding)),
+            None => self.confirm(token, grant).await,
+        }
+    }
+
+    /// Makes a grant last for its lease before anybody relies on it. Dropped here, the grant stays with the place.
+    async fn confirm(&self, token: Token, grant: Grant) -> Result<Served, LockError> {
+        let renewal = [Renewal::new(self.hold(token), self.terms.lease)];
+        let patience = self.patience.for_call(&self.terms);
+        let sent = Instant::now();
+        let mut replies = timeout(patience, self.core.store.renew(&renewal)).await.unwrap_or_default();
+        match replies.pop().unwrap_or_else(|| Err(StoreError::timed_out(patience))) {
+            Ok(RenewReply::Renewed { ttl }) => {
+                let grant = Grant { ttl, ..grant };
+                let holding = Holding::start(self.core, self.hold(token), grant, sent, self.terms);
+                // Without validity left it is asked for again.
+                Ok(holding.and_then(|holding| self.served(Some(token), holding)))
+            }
+            Ok(RenewReply::Gone) => {
+                self.turn.gone(token);
+                Ok(None)
+            }
+            Err(error) => self.unanswered(token, error),
+        }
+    }
+
+    async fn ask(&self, token: Token, spare: u32) -> Result<Served, LockError> {
+        let mut question = Question::new(self.core, self.hold(token), self.terms, self.patience.for_call(&self.terms));
+        question = question.queued(spare);
+        // Dropped here, the question gives up its token; the place must not go on with it.
+        let mut asking = Asking { turn: &self.turn, token, answered: false };
+        let answer = question.ask().await;
+        asking.answered = true;
+        let turn = &self.turn;
+        match answer {
+            Ok(Outcome::Granted(holding)) => return Ok(self.served(Some(token), holding)),
+            Ok(Outcome::Queued { sent, counter, holder_ttl }) => {
+                tracing::debug!(key = %self.key, ?holder_ttl, "waiting in the store's line");
+                turn.queued(token, sent, counter, holder_ttl);
+            }
+            Ok(Outcome::Refused { holder_ttl }) => {
+                if !matches!(turn.last_refusal(), Refusal::Busy(_)) {
+                    tracing::debug!(key = %self.key, ?holder_ttl, "waiting for its holder");
+                }
+                turn.refused(token, holder_ttl);
+            }
+            Ok(Outcome::Unanswered(error)) => {
+                tracing::debug!(key = %self.key, %error, "waiting for the store");
+                turn.failed(token, Some(&error));
+            }
+            Err(error) => {
+                turn.failed(token, None);
+                return Err(error);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Asks how the place is doing, until there is other news.
+    async fn poll(&self, token: Token) -> Result<Served, LockError> {
+        let hold = self.hold(token);
+        let patience = self.patience.for_call(&self.terms);
+        let sent = Instant::now();
+        let reply = tokio::select! {
+            biased;
+            news = self.turn.news() => return news.map(|()| None).map_err(|shut| shut_out(shut, self.key)),
+            reply = timeout(patience, self.core.store.poll(&hold)) => reply,
+        };
+        match reply.unwrap_or_else(|_| Err(StoreError::timed_out(patience))) {
+            Ok(PollReply::Granted(grant)) => self.granted(token, grant, sent).await,
+            Ok(PollReply::Queued { counter, holder_ttl }) => {
+                self.turn.queued(token, sent, counter, holder_ttl);
+                Ok(None)
+            }
+            Ok(PollReply::Gone) => {
+                self.turn.gone(token);
+                Ok(None)
+            }
+            Err(error) => self.unanswered(token, error),
+        }
+    }
+
+    fn unanswered(&self, token: Token, error: StoreError) -> Result<Served, LockError> {
+        tracing::debug!(key = %self.key, %error, "waiting for the store");
+        self.turn.unanswered(token, &error);
+        if error.is_transient() { Ok(None) } else { Err(LockError::from_store(error).with_key(self.key)) }
+    }
+
+    fn give_back(&self, hold: Hold) {
+        self.core.driver.clean_up(self.core, CleanUp::release(Release::new(hold), self.terms.lease));
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        let left = self.turn.leave();
+        if let Some(place) = left.orphan {
+            let hold = Hold::new(self.key.clone(), place.mode, place.token);
+            self.core.driver.clean_up(self.core, CleanUp::abandon(hold, place.lease, None));
+        }
+        if let Some(baton) = left.baton {
+            self.give_back(baton.hold);
+        }
+    }
+}
+
+struct Asking<'a> {
+    turn: &'a Turn<'a>,
+    token: Token,
+    answered: bool,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.turn.failed(self.token, None);
+        }
+    }
+}

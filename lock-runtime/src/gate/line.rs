@@ -1,0 +1,353 @@
+//! Who waits in this process for one lock, in order; what the first of them is to do. Decides only; it is told the time.
+
+use std::{
+    collections::BTreeMap,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    baton::{Baton, PASSES},
+    place::{Place, Proven},
+};
+use crate::{
+    fence::FencingToken,
+    spec::Mode,
+    store::{Grant, StoreError, Token},
+};
+
+pub(crate) type Ticket = u64;
+
+/// What somebody in the line wants. Those with the same wish may go on with one another's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wish {
+    pub(crate) mode: Mode,
+    pub(crate) lease: Duration,
+    /// May the lock be passed on to this one, and from it?
+    pub(crate) passing: bool,
+}
+
+/// Those who wait for one lock, in order. The head is not counted as waiting.
+#[derive(Default)]
+pub(crate) struct Line {
+    head: Option<(Ticket, Wish)>,
+    behind: BTreeMap<Ticket, Waiting>,
+    next: Ticket,
+    place: Option<Place>,
+    /// On its way to the head.
+    baton: Option<Baton>,
+    /// Whoever holds the lock in this process may pass it on until then, so the store need not be asked.
+    passing_until: Option<Instant>,
+    /// There is something new for the head.
+    news: bool,
+    head_waker: Option<Waker>,
+    /// Something was given back since the store was asked last.
+    released: bool,
+    /// The store refused the head, or gave it the whole lock: whoever does not wait need not ask.
+    pub(super) stuck: bool,
+    /// What the store said last, for those behind who never ask.
+    pub(super) last: Refusal,
+}
+
+struct Waiting {
+    wish: Wish,
+    waker: Option<Waker>,
+}
+
+/// Why the last question was not granted.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Refusal {
+    /// There was none.
+    #[default]
+    None,
+    /// Somebody holds the lock, for so long if it is known.
+    Busy(Option<Duration>),
+    /// The store did not answer.
+    Unavailable(StoreError),
+}
+
+/// What the head is to do.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Go on with the lock of whoever held it in this process.
+    Take(Baton),
+    /// Go on with what the store has pushed.
+    Granted(Token, Proven),
+    /// Ask the store: to be put in line, with so many spare fencing tokens.
+    Ask(Token, u32),
+    /// Ask the store how the place is doing.
+    Poll(Token),
+    /// Wait for news, and look again then.
+    Wait(Instant),
+}
+
+/// What is left to do for somebody who has left.
+#[derive(Debug, Default)]
+pub(crate) struct Left {
+    /// Nobody goes on with it, and the store may know it: abandon it.
+    pub(crate) orphan: Option<Place>,
+    /// Nobody takes it: give it back to the store.
+    pub(crate) baton: Option<Baton>,
+    pub(super) wake: Option<Waker>,
+}
+
+/// What becomes of a lock whose last guard leaves.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Parting {
+    /// Somebody in this process has it.
+    Passed,
+    /// Give it back, and take it up again under this token for those who wait here, or stand in line.
+    HandBack(Token),
+    /// Give it back.
+    GiveBack,
+}
+
+impl Line {
+    pub(super) fn enter(&mut self, wish: Wish, limit: usize) -> Option<Ticket> {
+        if self.head.is_some() && self.behind.len() >= limit {
+            return None;
+        }
+        let ticket = self.next;
+        self.next += 1;
+        match self.head {
+            None => self.head = Some((ticket, wish)),
+            Some(_) => {
+                self.behind.insert(ticket, Waiting { wish, waker: None });
+            }
+        }
+        Some(ticket)
+    }
+
+    pub(super) fn is_head(&self, ticket: Ticket) -> bool {
+        self.head.is_some_and(|(head, _)| head == ticket)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.head.is_none()
+    }
+
+    pub(super) fn poll_head(&mut self, ticket: Ticket, cx: &Context<'_>) -> Poll<()> {
+        if self.is_head(ticket) {
+            return Poll::Ready(());
+        }
+        if let Some(waiting) = self.behind.get_mut(&ticket) {
+            waiting.waker = Some(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// Somebody leaves, served or not.
+    pub(super) fn leave(&mut self, ticket: Ticket) -> Left {
+        if !self.is_head(ticket) {
+            self.behind.remove(&ticket);
+            return Left::default();
+        }
+        self.head_waker = None;
+        let (head, wake) = self.behind.pop_first().map(|(ticket, next)| ((ticket, next.wish), next.waker)).unzip();
+        self.head = head;
+        let wish = self.head.map(|(_, wish)| wish);
+        let orphan = self.place.take_if(|place| wish.is_none_or(|wish| !place.fits(wish))).filter(Place::is_known);
+        let baton = self.baton.take_if(|baton| wish.is_none_or(|wish| !takes(wish, baton.lease.length())));
+        Left { orphan, baton, wake: wake.flatten() }
+    }
+
+    /// What the head does next.
+    pub(super) fn next(&mut self, now: Instant) -> Next {
+        self.news = false;
+        if let Some(baton) = self.baton.take() {
+            return Next::Take(baton);
+        }
+        let Some((_, wish)) = self.head else { return Next::Wait(now) };
+        if self.place.is_none()
+            && let Some(until) = self.passing_until.filter(|until| *until > now)
+            && wish.passing
+        {
+            return Next::Wait(until);
+        }
+        let place = self.place.get_or_insert_with(|| Place::new(wish, now));
+        if let Some(proven) = place.proven() {
+            return Next::Granted(place.token, proven);
+        }
+        if place.is_asked() {
+            // By whoever hands the lock back, who will say how it went.
+            return Next::Wait(now + super::place::LONGEST_PAUSE);
+        }
+        if place.ask_at > now {
+            return Next::Wait(place.ask_at);
+        }
+        self.released = false;
+        if place.asked() {
+            return Next::Poll(place.token);
+        }
+        let spare = if wish.passing && !self.behind.is_empty() { PASSES } else { 0 };
+        Next::Ask(place.token, spare)
+    }
+
+    /// Is ready when there is something new for the head.
+    pub(super) fn poll_news(&mut self, cx: &Context<'_>) -> Poll<()> {
+        if std::mem::take(&mut self.news) {
+            return Poll::Ready(());
+        }
+        self.head_waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// There is something new for the head; whoever is to be woken is returned.
+    #[must_use]
+    pub(super) fn call_head(&mut self) -> Option<Waker> {
+        self.news = true;
+        self.head_waker.take()
+    }
+
+    pub(super) fn sleepers(&mut self) -> impl Iterator<Item = Waker> {
+        self.behind.values_mut().filter_map(|waiting| waiting.waker.take()).chain(self.head_waker.take())
+    }
+
+    fn place_of(&mut self, token: Token) -> Option<&mut Place> {
+        self.place.as_mut().filter(|place| place.token == token)
+    }
+
+    /// The store put `token` in line, in reply to a request sent at `sent`. `false` if nobody waits under that token.
+    pub(super) fn queued(
+        &mut self,
+        token: Token,
+        sent: Instant,
+        counter: Option<FencingToken>,
+        holder_ttl: Option<Duration>,
+        now: Instant,
+        jitter: f64,
+    ) -> bool {
+        self.stuck = true;
+        self.last = Refusal::Busy(holder_ttl);
+        let place = self.place_of(token);
+        let is_known = place.is_some();
+        if let Some(place) = place {
+            place.queued(sent, counter, holder_ttl, now, jitter);
+        }
+        is_known
+    }
+
+    /// The store refused `token`, and put it in no line.
+    pub(super) fn refused(&mut self, token: Token, holder_ttl: Option<Duration>, now: Instant, jitter: f64) {
+        self.stuck = true;
+        self.last = Refusal::Busy(holder_ttl);
+        let released = self.released;
+        if let Some(place) = self.place_of(token) {
+            place.refused(now, holder_ttl, jitter);
+            if released {
+                place.ask_at = now;
+            }
+        }
+    }
+
+    /// A poll, or the confirmation of a grant, was not answered: the place is as it was, and the next poll tells.
+    pub(super) fn unanswered(&mut self, token: Token, error: &StoreError, now: Instant, jitter: f64) {
+        self.last = Refusal::Unavailable(error.clone());
+        if let Some(place) = self.place_of(token) {
+            place.try_later(now, None, jitter);
+        }
+    }
+
+    /// A request has no answer, or one that ends its token: that name is not to be used again (PROTOCOL 1), and the next question
+    /// waits.
+    pub(super) fn failed(&mut self, token: Token, error: Option<&StoreError>, now: Instant, jitter: f64) {
+        if let Some(error) = error {
+            self.stuck = true;
+            self.last = Refusal::Unavailable(error.clone());
+        }
+        if let Some(place) = self.place_of(token) {
+            place.rename();
+            place.try_later(now, None, jitter);
+        }
+    }
+
+    /// The store does not know `token` any more: ask under a fresh name, at once.
+    pub(super) fn gone(&mut self, token: Token, now: Instant) {
+        if let Some(place) = self.place_of(token) {
+            place.rename();
+            place.ask_at = now;
+        }
+    }
+
+    /// The head has the lock under its place's token, or by a baton with `token` none. It may pass it on until then.
+    pub(super) fn served(&mut self, token: Option<Token>, passing_until: Option<Instant>) {
+        if let Some(token) = token {
+            self.drop_place(token);
+            // The store has ended what was to be passed on, or it would not have granted this.
+            self.baton = None;
+        }
+        self.passing_until = passing_until;
+        self.stuck = self.head.is_some_and(|(_, wish)| wish.mode == Mode::Exclusive);
+        self.last = Refusal::None;
+    }
+
+    /// The store pushed a grant. Whoever is to be woken is returned; `None` if nobody waits under that token.
+    pub(super) fn pushed(&mut self, token: Token, grant: Grant) -> Option<Option<Waker>> {
+        self.place_of(token)?.pushed(grant);
+        Some(self.call_head())
+    }
+
+    /// The store may have forgotten the place, or pushed in vain: ask at once.
+    pub(super) fn ask_at_once(&mut self, now: Instant) -> Option<Waker> {
+        if let Some(place) = self.place.as_mut().filter(|place| !place.is_asked()) {
+            place.ask_at = now;
+        }
+        self.call_head()
+    }
+
+    /// The lock was given back, or lost, in this process.
+    pub(super) fn released(&mut self, now: Instant) -> Option<Waker> {
+        self.passing_until = None;
+        self.released = true;
+        // Who stands in the store's line is told by the store.
+        if let Some(place) = self.place.as_mut().filter(|place| !place.is_known()) {
+            place.ask_at = now;
+        }
+        self.call_head()
+    }
+
+    /// The last guard of a lock leaves. It may hand it back with a lease of `lease`, or even pass it on as `baton`.
+    pub(super) fn part(&mut self, lease: Duration, baton: Option<Baton>, now: Instant) -> (Parting, Option<Waker>) {
+        let heir = self.head.map(|(_, wish)| wish).filter(|wish| takes(*wish, lease) && self.baton.is_none());
+        match (heir, baton, &self.place) {
+            (None, ..) => (Parting::GiveBack, None),
+            (Some(_), Some(baton), _) => (Parting::Passed, self.pass(baton)),
+            (Some(wish), None, None) => {
+                let mut place = Place::new(wish, now);
+                place.asked();
+                self.place = Some(place);
+                (Parting::HandBack(place.token), None)
+            }
+            (Some(_), None, Some(_)) => (Parting::GiveBack, None),
+        }
+    }
+
+    fn pass(&mut self, baton: Baton) -> Option<Waker> {
+        self.passing_until = Some(baton.budget.until);
+        self.baton = Some(baton);
+        self.call_head()
+    }
+
+    /// The lock that was handed back is held again, as `baton`. It is returned if nobody takes it.
+    pub(super) fn handed_back(&mut self, baton: Baton) -> Result<Option<Waker>, Baton> {
+        self.drop_place(baton.hold.token);
+        match self.head {
+            Some((_, wish)) if self.baton.is_none() && takes(wish, baton.lease.length()) => Ok(self.pass(baton)),
+            _ => Err(baton),
+        }
+    }
+
+    /// `token` does not stand for anybody any more.
+    pub(super) fn drop_place(&mut self, token: Token) {
+        if self.place_of(token).is_some() {
+            self.place = None;
+        }
+    }
+}
+
+/// May a lock with a lease of `lease` be passed on to somebody with that wish?
+fn takes(wish: Wish, lease: Duration) -> bool {
+    wish.passing && wish.lease == lease
+}

@@ -1,0 +1,55 @@
+//! A release on its way to the store, and what its reply means for those who wait in this process.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, timeout};
+
+use crate::{
+    client::Core,
+    driver::CleanUp,
+    gate::{Baton, Budget},
+    lease::Lease,
+    spec::Mode,
+    store::{Hold, Next, Release, ReleaseReply, StoreError},
+};
+
+/// Whoever takes up a lock again that is given back.
+pub(crate) fn heir(release: &Release, next: Next) -> Hold {
+    Hold::new(release.hold.key.clone(), Mode::Exclusive, next.token)
+}
+
+/// Sends a release and waits for its reply, for at most `patience`. The line in this process goes on with what came of it; after an
+/// error or when the future is dropped, a release that names a `next` is to be followed up by [`CleanUp::release_again`].
+pub(crate) async fn give_back(
+    core: &Arc<Core>,
+    release: &Release,
+    patience: Duration,
+) -> Result<ReleaseReply, StoreError> {
+    let sent = Instant::now();
+    let reply = timeout(patience, core.store.release(release)).await;
+    let reply = reply.unwrap_or_else(|_| Err(StoreError::timed_out(patience)))?;
+    let Hold { key, mode, .. } = &release.hold;
+    let Some(next) = release.next else {
+        core.gates.released(key, mode.family());
+        return Ok(reply);
+    };
+    let hold = heir(release, next);
+    match reply {
+        ReleaseReply::Passed(grant) => {
+            let lease = Lease::granted(next.lease, true, sent, grant.ttl, rand::random());
+            let budget = Budget::new(grant.spare, Instant::now());
+            let baton = Baton { hold, fence: grant.fence, lease, budget };
+            if let Err(baton) = core.gates.handed_back(baton) {
+                // Whoever waited has gone meanwhile.
+                core.driver.clean_up(core, CleanUp::release(Release::new(baton.hold), next.lease));
+            }
+        }
+        ReleaseReply::Queued { counter, holder_ttl } => {
+            if !core.gates.queued_again(&hold, sent, counter, holder_ttl) {
+                core.driver.clean_up(core, CleanUp::abandon(hold, next.lease, None));
+            }
+        }
+        ReleaseReply::Released | ReleaseReply::NotHeld => core.gates.drop_place(&hold),
+    }
+    Ok(reply)
+}

@@ -1,0 +1,433 @@
+//! What lies in a shard of the store, and what becomes of it. Decides only; it is told the time.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use foldhash::fast::RandomState;
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use crate::{
+    fence::FencingToken,
+    key::LockKey,
+    spec::{Family, Mode},
+    store::{
+        AcquireReply, ConvertReply, FORGOTTEN, Grant, HANDED_OVER, Hold, Holder, IfBusy, Inspection, KeyRequest,
+        PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, STALE, Token, Waiter,
+    },
+};
+
+/// The latest fencing token of all keys.
+#[derive(Debug, Default)]
+pub(super) struct Fences(AtomicU64);
+
+impl Fences {
+    /// The next token, with `spare` more reserved after it.
+    fn next(&self, spare: u32) -> FencingToken {
+        let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
+        let next = |latest| FencingToken::next(FencingToken::new(latest), micros);
+        let last = |latest| next(latest).later(spare).number();
+        let (Ok(latest) | Err(latest)) =
+            self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| Some(last(latest)));
+        next(latest)
+    }
+
+    fn latest(&self) -> Option<FencingToken> {
+        FencingToken::new(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// One step: when it happens, and whom it gives a lock out of the line.
+pub(super) struct Step<'a> {
+    pub(super) now: Instant,
+    fences: &'a Fences,
+    /// Whose reply tells of its grant, so that it needs no other word.
+    caller: Option<Token>,
+    /// To be told when nothing is locked any more.
+    pub(super) handed_over: Vec<(Hold, Grant)>,
+}
+
+impl<'a> Step<'a> {
+    pub(super) fn new(fences: &'a Fences, caller: Option<Token>) -> Self {
+        Self { now: Instant::now(), fences, caller, handed_over: Vec::new() }
+    }
+}
+
+type Map = HashMap<LockKey, Entry, RandomState>;
+
+/// Some of the locks.
+#[derive(Default)]
+pub(super) struct Table {
+    locks: Map,
+    permits: Map,
+}
+
+/// What lies under one name: at least one slot or one place in line, those that are over among them until somebody looks.
+struct Entry {
+    /// How the slots are held; of no meaning without one.
+    mode: Mode,
+    slots: SmallVec<[Slot; 1]>,
+    line: VecDeque<Place>,
+}
+
+struct Slot {
+    token: Token,
+    /// Nobody's any more: it only blocks until it expires (`min_hold`).
+    kept: bool,
+    expires: Instant,
+    /// The last one that is reserved for it.
+    fence: FencingToken,
+}
+
+impl Slot {
+    fn is_held_by(&self, token: Token) -> bool {
+        self.token == token && !self.kept
+    }
+
+    fn grant(&self, now: Instant) -> Grant {
+        Grant::new(self.fence, self.expires - now)
+    }
+}
+
+/// A place in line.
+struct Place {
+    token: Token,
+    mode: Mode,
+    lease: Duration,
+    spare: u32,
+    seen: Instant,
+}
+
+impl Place {
+    fn is_live(&self, now: Instant) -> bool {
+        now < self.seen + STALE
+    }
+}
+
+impl Entry {
+    fn new(mode: Mode) -> Self {
+        Self { mode, slots: SmallVec::new(), line: VecDeque::new() }
+    }
+
+    fn slot(&mut self, mode: Mode, token: Token) -> Option<&mut Slot> {
+        if self.mode != mode {
+            return None;
+        }
+        self.slots.iter_mut().find(|slot| slot.is_held_by(token))
+    }
+
+    /// Do the holders let somebody in beside them?
+    fn admits(&self, mode: Mode) -> bool {
+        match (mode, self.mode) {
+            _ if self.slots.is_empty() => true,
+            (Mode::Shared, Mode::Shared) => true,
+            (Mode::Permits(wanted), Mode::Permits(held)) => wanted == held && self.slots.len() < held.get() as usize,
+            _ => false,
+        }
+    }
+
+    fn hold(&mut self, hold: &Hold, lease: Duration, spare: u32, step: &Step<'_>) -> Grant {
+        let spare = if hold.mode == Mode::Exclusive { spare } else { 0 };
+        let fence = step.fences.next(spare);
+        self.mode = hold.mode;
+        let slot = Slot { token: hold.token, kept: false, expires: step.now + lease, fence: fence.later(spare) };
+        self.slots.push(slot);
+        Grant::new(fence, lease).spare(spare)
+    }
+
+    /// Drops what is over, and hands the lock over to those whose turn it is (PROTOCOL 15).
+    fn advance(&mut self, key: &LockKey, step: &mut Step<'_>) {
+        let now = step.now;
+        self.slots.retain(|slot| slot.expires > now);
+        if self.line.is_empty() {
+            return;
+        }
+        self.line.retain(|place| now < place.seen + FORGOTTEN);
+        let mut index = 0;
+        while let Some(place) = self.line.get(index) {
+            if !place.is_live(now) {
+                index += 1;
+                continue;
+            }
+            if !self.admits(place.mode) {
+                break;
+            }
+            let hold = Hold::new(key.clone(), place.mode, place.token);
+            let (lease, spare) = (place.lease.min(HANDED_OVER), place.spare);
+            self.line.remove(index);
+            let grant = self.hold(&hold, lease, spare, step);
+            if step.caller != Some(hold.token) {
+                step.handed_over.push((hold, grant));
+            }
+        }
+    }
+
+    fn has_live_line(&self, now: Instant) -> bool {
+        self.line.iter().any(|place| place.is_live(now))
+    }
+
+    /// How long until somebody may be let in, if nothing is given back before.
+    fn holder_ttl(&self, now: Instant) -> Option<Duration> {
+        let left = self.slots.iter().map(|slot| slot.expires - now);
+        if matches!(self.mode, Mode::Permits(_)) { left.min() } else { left.max() }
+    }
+
+    /// Stands in line, or keeps the place it has.
+    fn enqueue(&mut self, hold: &Hold, lease: Duration, spare: u32, now: Instant) {
+        match self.line.iter_mut().find(|place| place.token == hold.token) {
+            Some(place) => place.seen = now,
+            None => self.line.push_back(Place { token: hold.token, mode: hold.mode, lease, spare, seen: now }),
+        }
+    }
+}
+
+/// What is said to a request before anything is granted.
+pub(super) enum Verdict {
+    Free,
+    Reply(AcquireReply),
+}
+
+impl Table {
+    fn map(&mut self, family: Family) -> &mut Map {
+        match family {
+            Family::Lock => &mut self.locks,
+            Family::Permits => &mut self.permits,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.locks.len() + self.permits.len()
+    }
+
+    /// The entry of a key, advanced; none if nothing is left in it.
+    fn advanced(&mut self, key: &LockKey, family: Family, step: &mut Step<'_>) -> Option<&mut Entry> {
+        let map = self.map(family);
+        let entry = map.get_mut(key)?;
+        entry.advance(key, step);
+        if entry.slots.is_empty() && entry.line.is_empty() {
+            map.remove(key);
+            return None;
+        }
+        map.get_mut(key)
+    }
+
+    /// After something was given back.
+    fn settle(&mut self, key: &LockKey, family: Family, step: &mut Step<'_>) {
+        self.advanced(key, family, step);
+    }
+
+    /// Whoever asks is still there.
+    fn keep_place(&mut self, hold: &Hold, now: Instant) {
+        if let Some(entry) = self.map(hold.mode.family()).get_mut(&hold.key) {
+            entry.line.retain(|place| now < place.seen + FORGOTTEN);
+            if let Some(place) = entry.line.iter_mut().find(|place| place.token == hold.token) {
+                place.seen = now;
+            }
+        }
+    }
+
+    /// How a request stands. Nothing is granted but to those in line.
+    pub(super) fn verdict(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> Verdict {
+        let Hold { ref key, mode, token } = request.hold;
+        let now = step.now;
+        if now > request.deadline {
+            return Verdict::Reply(AcquireReply::Late);
+        }
+        self.keep_place(&request.hold, now);
+        let Some(entry) = self.advanced(key, mode.family(), step) else { return Verdict::Free };
+        if let Some(slot) = entry.slot(mode, token) {
+            confirm(slot, mode, step);
+            return Verdict::Reply(AcquireReply::Granted(slot.grant(now)));
+        }
+        if let (Mode::Permits(wanted), Mode::Permits(held)) = (mode, entry.mode)
+            && wanted != held
+            && !entry.slots.is_empty()
+        {
+            return Verdict::Reply(AcquireReply::ModeMismatch);
+        }
+        if entry.admits(mode) && !entry.has_live_line(now) {
+            return Verdict::Free;
+        }
+        let holder_ttl = entry.holder_ttl(now);
+        if request.if_busy == IfBusy::Refuse {
+            return Verdict::Reply(AcquireReply::Busy { holder_ttl });
+        }
+        entry.enqueue(&request.hold, request.lease, request.spare, now);
+        Verdict::Reply(AcquireReply::Queued { counter: step.fences.latest(), holder_ttl })
+    }
+
+    /// Grants what [`verdict`](Self::verdict) found free.
+    pub(super) fn grant(&mut self, request: &KeyRequest, step: &Step<'_>) -> Grant {
+        let Hold { ref key, mode, .. } = request.hold;
+        let map = self.map(mode.family());
+        if let Some(entry) = map.get_mut(key) {
+            return entry.hold(&request.hold, request.lease, request.spare, step);
+        }
+        shrink(map, step.now);
+        let entry = map.entry(key.clone()).or_insert_with(|| Entry::new(mode));
+        entry.hold(&request.hold, request.lease, request.spare, step)
+    }
+
+    pub(super) fn acquire(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> AcquireReply {
+        match self.verdict(request, step) {
+            Verdict::Free => AcquireReply::Granted(self.grant(request, step)),
+            Verdict::Reply(reply) => reply,
+        }
+    }
+
+    pub(super) fn poll(&mut self, hold: &Hold, step: &mut Step<'_>) -> PollReply {
+        let now = step.now;
+        self.keep_place(hold, now);
+        let Some(entry) = self.advanced(&hold.key, hold.mode.family(), step) else { return PollReply::Gone };
+        let holder_ttl = entry.holder_ttl(now);
+        if let Some(slot) = entry.slot(hold.mode, hold.token) {
+            confirm(slot, hold.mode, step);
+            return PollReply::Granted(slot.grant(now));
+        }
+        if entry.line.iter().any(|place| place.token == hold.token) {
+            return PollReply::Queued { counter: step.fences.latest(), holder_ttl };
+        }
+        PollReply::Gone
+    }
+
+    /// The slot of a holder, if it still holds. Nobody in line is let in.
+    fn held(&mut self, hold: &Hold, now: Instant) -> Option<&mut Slot> {
+        let entry = self.map(hold.mode.family()).get_mut(&hold.key)?;
+        entry.slots.retain(|slot| slot.expires > now);
+        entry.slot(hold.mode, hold.token)
+    }
+
+    pub(super) fn renew(&mut self, renewal: &Renewal, now: Instant) -> RenewReply {
+        match self.held(&renewal.hold, now) {
+            None => RenewReply::Gone,
+            Some(slot) => {
+                slot.expires = slot.expires.max(now + renewal.lease);
+                RenewReply::Renewed { ttl: slot.expires - now }
+            }
+        }
+    }
+
+    pub(super) fn release(&mut self, release: &Release, step: &mut Step<'_>) -> ReleaseReply {
+        let (hold, now) = (&release.hold, step.now);
+        let given_back = self.give_back(release, now);
+        let Some(next) = release.next.filter(|_| hold.mode == Mode::Exclusive) else {
+            self.settle(&hold.key, hold.mode.family(), step);
+            return given_back.unwrap_or_else(|reply| reply);
+        };
+        let next_hold = Hold::new(hold.key.clone(), Mode::Exclusive, next.token);
+        step.caller = Some(next.token);
+        if let Err(reply) = given_back {
+            // The reply to an earlier release may have been lost.
+            return match self.poll(&next_hold, step) {
+                PollReply::Granted(grant) => ReleaseReply::Passed(grant),
+                PollReply::Queued { counter, holder_ttl } => ReleaseReply::Queued { counter, holder_ttl },
+                PollReply::Gone => reply,
+            };
+        }
+        let entry = self.locks.entry(hold.key.clone()).or_insert_with(|| Entry::new(Mode::Exclusive));
+        entry.advance(&hold.key, step);
+        if entry.admits(Mode::Exclusive) && !entry.has_live_line(now) {
+            return ReleaseReply::Passed(entry.hold(&next_hold, next.lease, next.spare, step));
+        }
+        entry.enqueue(&next_hold, next.lease, next.spare, now);
+        ReleaseReply::Queued { counter: step.fences.latest(), holder_ttl: entry.holder_ttl(now) }
+    }
+
+    /// The reply; `Err` where there was nothing to give back.
+    fn give_back(&mut self, release: &Release, now: Instant) -> Result<ReleaseReply, ReleaseReply> {
+        let hold = &release.hold;
+        let Some(entry) = self.map(hold.mode.family()).get_mut(&hold.key) else { return Err(ReleaseReply::NotHeld) };
+        entry.slots.retain(|slot| slot.expires > now);
+        if entry.mode != hold.mode {
+            return Err(ReleaseReply::NotHeld);
+        }
+        let Some(index) = entry.slots.iter().position(|slot| slot.is_held_by(hold.token)) else {
+            let kept = entry.slots.iter().any(|slot| slot.token == hold.token);
+            return Err(if kept { ReleaseReply::Released } else { ReleaseReply::NotHeld });
+        };
+        let slot = &mut entry.slots[index];
+        match release.keep_for {
+            // With somebody to take it up the lock does not become free, so there is nothing to keep it from.
+            Some(keep_for) if !keep_for.is_zero() && release.next.is_none() => {
+                slot.kept = true;
+                slot.expires = now + keep_for;
+                let fence = slot.fence;
+                // The token may have been kept before, when a straggling request took the lock once more.
+                entry.slots.retain(|slot| slot.token != hold.token || slot.fence == fence);
+            }
+            _ => {
+                entry.slots.swap_remove(index);
+            }
+        }
+        Ok(ReleaseReply::Released)
+    }
+
+    pub(super) fn abandon(&mut self, hold: &Hold, step: &mut Step<'_>) {
+        if let Some(entry) = self.map(hold.mode.family()).get_mut(&hold.key) {
+            entry.line.retain(|place| place.token != hold.token);
+        }
+        self.release(&Release::new(hold.clone()), step);
+    }
+
+    pub(super) fn convert(&mut self, hold: &Hold, step: &mut Step<'_>) -> ConvertReply {
+        if hold.mode.family() != Family::Lock {
+            return ConvertReply::NotHeld;
+        }
+        let now = step.now;
+        let Some(entry) = self.advanced(&hold.key, Family::Lock, step) else { return ConvertReply::NotHeld };
+        let Some(slot) = entry.slots.iter_mut().find(|slot| slot.is_held_by(hold.token)) else {
+            return ConvertReply::NotHeld;
+        };
+        slot.fence = step.fences.next(0);
+        let grant = slot.grant(now);
+        entry.mode = Mode::Shared;
+        // Readers in front of the line may come in.
+        entry.advance(&hold.key, step);
+        ConvertReply::Converted(grant)
+    }
+
+    pub(super) fn inspect(&self, key: &LockKey, family: Family, now: Instant) -> Inspection {
+        let map = match family {
+            Family::Lock => &self.locks,
+            Family::Permits => &self.permits,
+        };
+        let Some(entry) = map.get(key) else { return Inspection::default() };
+        let living = || entry.slots.iter().filter(|slot| slot.expires > now);
+        let mut holders: Vec<_> = living().map(|slot| Holder::new(entry.mode, Some(slot.expires - now))).collect();
+        holders.sort_by_key(|holder| holder.ttl);
+        let remembered = entry.line.iter().filter(|place| now < place.seen + FORGOTTEN);
+        let waiter = |place: &Place| Waiter::new(place.mode, place.lease, now.saturating_duration_since(place.seen));
+        Inspection { holders, waiters: remembered.map(waiter).collect(), fence: living().map(|slot| slot.fence).max() }
+    }
+
+    /// Who held the lock that was revoked.
+    pub(super) fn revoke(&mut self, key: &LockKey, family: Family, step: &mut Step<'_>) -> (RevokeReply, Vec<Token>) {
+        let now = step.now;
+        let Some(entry) = self.map(family).get_mut(key) else { return (RevokeReply::NotHeld, Vec::new()) };
+        entry.slots.retain(|slot| slot.expires > now);
+        let holders: Vec<_> = entry.slots.drain(..).map(|slot| slot.token).collect();
+        self.settle(key, family, step);
+        (if holders.is_empty() { RevokeReply::NotHeld } else { RevokeReply::Revoked }, holders)
+    }
+}
+
+/// A grant that is told again. A reader's own fencing token may not be the latest, so it is told a larger one.
+fn confirm(slot: &mut Slot, mode: Mode, step: &Step<'_>) {
+    if mode != Mode::Exclusive {
+        slot.fence = step.fences.next(0);
+    }
+}
+
+/// Drops what is over before the map has to grow, so that locks nobody released do not pile up.
+fn shrink(map: &mut Map, now: Instant) {
+    if map.len() == map.capacity() {
+        map.retain(|_, entry| {
+            entry.slots.iter().any(|slot| slot.expires > now)
+                || entry.line.iter().any(|place| now < place.seen + FORGOTTEN)
+        });
+    }
+}
