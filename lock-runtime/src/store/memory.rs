@@ -67,7 +67,7 @@ impl MemoryStore {
 
     /// One step on one lock. Whoever got it out of the line is told afterwards, when nothing is locked any more.
     fn step<T>(&self, key: &LockKey, caller: Option<Token>, what: impl FnOnce(&mut Table, &mut Step<'_>) -> T) -> T {
-        let mut step = Step::new(&self.fences, caller);
+        let mut step = Step::new(Instant::now(), &self.fences, caller);
         let outcome = what(&mut self.shard(key), &mut step);
         self.tell(step);
         outcome
@@ -86,7 +86,7 @@ impl MemoryStore {
         // Every caller locks shards from the first to the last, so two callers cannot wait for each other.
         let mut shards: Vec<_> = order.iter().map(|&index| lock(&self.shards[index])).collect();
         let place = |request: &KeyRequest| order.binary_search(&self.shard_of(&request.hold.key)).unwrap_or_default();
-        let mut step = Step::new(&self.fences, None);
+        let mut step = Step::new(Instant::now(), &self.fences, None);
 
         let mut grants = Vec::with_capacity(requests.len());
         let mut refused = None;

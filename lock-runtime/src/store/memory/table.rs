@@ -51,8 +51,8 @@ pub(super) struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
-    pub(super) fn new(fences: &'a Fences, caller: Option<Token>) -> Self {
-        Self { now: Instant::now(), fences, caller, handed_over: Vec::new() }
+    pub(super) fn new(now: Instant, fences: &'a Fences, caller: Option<Token>) -> Self {
+        Self { now, fences, caller, handed_over: Vec::new() }
     }
 }
 
