@@ -1,23 +1,31 @@
 //! The line of one lock, by property and by story; no store, no sleep.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    task::Context,
 };
 
 use futures_util::{FutureExt as _, task::ArcWake};
 use proptest::prelude::*;
 
-use super::*;
+use super::{
+    place::{LONGEST_PAUSE, Place},
+    *,
+};
+use crate::{lease::Lease, spec::Mode, store::HANDED_OVER};
 
 const LEASE: Duration = Duration::from_secs(30);
+const WISH: Wish = Wish { mode: Mode::Exclusive, lease: LEASE, passing: true };
 
 fn key() -> LockKey {
     LockKey::new("k").unwrap()
 }
 
 fn enter<'a>(gates: &'a Gates) -> Turn<'a> {
-    gates.enter(&key(), Family::Lock).unwrap()
+    gates.enter(&key(), WISH).unwrap()
 }
 
 /// Counts how often it was woken.
@@ -40,117 +48,246 @@ fn poll_news(turn: &Turn<'_>, bell: &Arc<Bell>) -> Poll<Result<(), Shut>> {
     Box::pin(turn.news()).poll_unpin(&mut Context::from_waker(&waker))
 }
 
-#[test]
-fn a_place_goes_to_the_next_with_the_same_wish() {
-    let gates = Gates::new(10);
+fn asked(turn: &Turn<'_>) -> Token {
+    match turn.next() {
+        Next::Ask(token, _) => token,
+        next => panic!("{next:?}"),
+    }
+}
+
+fn queued(turn: &Turn<'_>) -> Token {
+    let token = asked(turn);
+    turn.queued(token, Instant::now(), FencingToken::new(7), Some(LEASE));
+    token
+}
+
+fn waits(turn: &Turn<'_>) -> Instant {
+    match turn.next() {
+        Next::Wait(at) => at,
+        next => panic!("{next:?}"),
+    }
+}
+
+fn grant(fence: u64) -> Grant {
+    Grant::new(FencingToken::new(fence).unwrap(), HANDED_OVER)
+}
+
+fn hold(token: Token) -> Hold {
+    Hold::new(key(), Mode::Exclusive, token)
+}
+
+fn baton(left: u32) -> Baton {
     let now = Instant::now();
-    let (mut first, mut second, mut third) = (enter(&gates), enter(&gates), enter(&gates));
-    assert_eq!(first.take_place(Mode::Exclusive, LEASE, now), None);
-    first.refused(now, None, true, 0.5);
-    let place = *first.place().unwrap();
-    assert_eq!(first.leave(), None, "the second goes on with it");
-
-    assert_eq!(second.take_place(Mode::Exclusive, LEASE, now), None);
-    assert_eq!(second.place(), Some(&place));
-    assert_eq!(second.leave(), None);
-
-    let unfit = third.take_place(Mode::Shared, LEASE, now);
-    assert_eq!(unfit, Some(place), "nobody goes on with it, so it must be abandoned in the store");
-    assert_ne!(third.place().unwrap().token, place.token);
+    let lease = Lease::granted(LEASE, true, now, LEASE, 0.5);
+    Baton::new(hold(Token::random()), FencingToken::new(9).unwrap(), lease, Budget::new(left + 1, now), now).unwrap()
 }
 
 #[test]
-fn the_last_to_leave_gives_up_a_place_in_the_stores_line() {
+fn a_place_goes_to_the_next_with_the_same_wish() {
     let gates = Gates::new(10);
-    let now = Instant::now();
-    for queued in [false, true] {
-        let mut turn = enter(&gates);
-        turn.take_place(Mode::Exclusive, LEASE, now);
-        turn.refused(now, None, queued, 0.5);
-        assert_eq!(turn.leave().is_some(), queued);
+    let (first, second) = (enter(&gates), enter(&gates));
+    let reader = gates.enter(&key(), Wish { mode: Mode::Shared, lease: LEASE, passing: false }).unwrap();
+    let token = queued(&first);
+    assert!(first.leave().orphan.is_none(), "the second goes on with it");
+    waits(&second);
+    gates.pushed(&hold(token), grant(8));
+    assert!(matches!(second.next(), Next::Granted(granted, _) if granted == token));
+
+    let orphan = second.leave().orphan.expect("nobody goes on with it, so it must be abandoned in the store");
+    assert_eq!(orphan.token, token);
+    assert_ne!(asked(&reader), token);
+}
+
+#[test]
+fn the_last_to_leave_gives_up_a_place_that_the_store_knows() {
+    let gates = Gates::new(10);
+    for known in [false, true] {
+        let turn = enter(&gates);
+        let token = asked(&turn);
+        match known {
+            true => turn.queued(token, Instant::now(), None, None),
+            false => turn.refused(token, None),
+        }
+        assert_eq!(turn.leave().orphan.is_some(), known);
         assert!(lock(&gates.lines).by_lock.is_empty());
     }
 }
 
+// Rule 1.
 #[test]
 fn a_name_without_an_answer_is_not_used_again() {
     let gates = Gates::new(10);
-    let now = Instant::now();
-    let mut turn = enter(&gates);
-    turn.take_place(Mode::Exclusive, LEASE, now);
-    let token = turn.place().unwrap().token;
-    turn.refused(now, None, false, 0.5);
-    assert_eq!(turn.place().unwrap().token, token, "a refusal is an answer");
-    turn.failed(now, None, 0.5);
-    assert_ne!(turn.place().unwrap().token, token);
+    let turn = enter(&gates);
+    let token = asked(&turn);
+    turn.failed(token, None);
+    assert!(!gates.pushed(&hold(token), grant(8)), "nobody waits for it any more");
+    std::thread::sleep(waits(&turn).saturating_duration_since(Instant::now()));
+    assert_ne!(asked(&turn), token);
+}
+
+// Rule 3.
+#[test]
+fn a_push_counts_only_if_it_is_newer_than_the_latest_reply() {
+    let gates = Gates::new(10);
+    let turn = enter(&gates);
+    let token = asked(&turn);
+    assert!(gates.pushed(&hold(token), grant(7)));
+    waits(&turn);
+    let sent = Instant::now();
+    turn.queued(token, sent, FencingToken::new(7), Some(LEASE));
+    waits(&turn);
+    assert!(gates.pushed(&hold(token), grant(8)));
+    let Next::Granted(granted, proven) = turn.next() else { panic!("it is newer") };
+    assert_eq!((granted, proven), (token, Proven { grant: grant(8), as_of: sent }));
+
+    // A poll that shows the counter beyond it.
+    turn.queued(token, Instant::now(), FencingToken::new(8), Some(LEASE));
+    waits(&turn);
+}
+
+// Rule 4: the latest moment at which it surely did not hold the lock.
+#[test]
+fn a_pushed_grant_counts_from_the_latest_request_that_was_answered_queued() {
+    let gates = Gates::new(10);
+    let turn = enter(&gates);
+    let token = asked(&turn);
+    let t0 = Instant::now();
+    turn.queued(token, t0 + Duration::from_secs(2), None, None);
+    // An older reply comes late.
+    turn.queued(token, t0 + Duration::from_secs(1), None, None);
+    gates.pushed(&hold(token), grant(8));
+    let Next::Granted(_, proven) = turn.next() else { panic!("it is in line") };
+    assert_eq!(proven.as_of, t0 + Duration::from_secs(2));
 }
 
 #[test]
-fn a_release_during_the_question_is_not_missed() {
+fn a_release_during_the_question_is_not_missed_where_the_store_keeps_no_line() {
     let gates = Gates::new(10);
-    let now = Instant::now();
     let bell = Arc::<Bell>::default();
-    let mut turn = enter(&gates);
-    turn.take_place(Mode::Exclusive, LEASE, now);
-    turn.asking();
+    let turn = enter(&gates);
+    let token = asked(&turn);
     gates.released(&key(), Family::Lock);
-    turn.refused(now, None, false, 0.5);
-    assert_eq!(poll_news(&turn, &bell), Poll::Ready(Ok(())));
+    turn.refused(token, None);
+    assert_eq!(asked(&turn), token);
 
-    turn.asking();
-    turn.refused(now, None, false, 0.5);
+    turn.refused(token, None);
+    waits(&turn);
     assert_eq!(poll_news(&turn, &bell), Poll::Pending);
     gates.released(&key(), Family::Lock);
     assert_eq!(bell.0.load(Ordering::Relaxed), 1);
     assert_eq!(poll_news(&turn, &bell), Poll::Ready(Ok(())));
+    assert_eq!(asked(&turn), token);
 }
 
 #[test]
-fn a_release_between_two_heads_is_not_missed() {
+fn whoever_stands_in_line_is_told_by_the_store_and_asks_once_a_second() {
     let gates = Gates::new(10);
-    let now = Instant::now();
-    let bell = Arc::<Bell>::default();
-    let (mut first, mut second) = (enter(&gates), enter(&gates));
-    first.take_place(Mode::Exclusive, LEASE, now);
-    first.asking();
-    first.granted(now + LEASE);
-    // The first holds and releases before the second comes forward.
+    let turn = enter(&gates);
+    let before = Instant::now();
+    queued(&turn);
     gates.released(&key(), Family::Lock);
-    first.leave();
-    second.take_place(Mode::Exclusive, LEASE, now);
-    assert_eq!(poll_news(&second, &bell), Poll::Ready(Ok(())));
+    let at = waits(&turn);
+    assert!(at >= before + Duration::from_millis(750), "{:?}", at - before);
+    assert!(at <= Instant::now() + Duration::from_secs(1));
+    gates.ask_at_once();
+    assert!(matches!(turn.next(), Next::Poll(_)));
+}
+
+#[test]
+fn a_lock_is_passed_on_to_the_head_and_to_nobody_with_another_wish() {
+    let gates = Gates::new(10);
+    let part = |baton: Option<Baton>| gates.part(&key(), LEASE, |_| baton);
+    assert_eq!(part(Some(baton(3))), Parting::GiveBack, "nobody waits");
+    let reader = gates.enter(&key(), Wish { mode: Mode::Shared, lease: LEASE, passing: false }).unwrap();
+    let (first, second) = (enter(&gates), enter(&gates));
+    assert_eq!(part(Some(baton(3))), Parting::GiveBack, "a reader is first in line");
+    reader.leave();
+    assert_eq!(gates.part(&key(), LEASE * 2, |_| Some(baton(3))), Parting::GiveBack, "another lease");
+
+    let bell = Arc::<Bell>::default();
+    assert_eq!(poll_news(&first, &bell), Poll::Pending);
+    assert_eq!(part(Some(baton(3))), Parting::Passed);
+    assert_eq!(bell.0.load(Ordering::Relaxed), 1);
+    // The first is cancelled: an undelivered pass goes to the next (PROTOCOL 20).
+    assert!(first.leave().baton.is_none());
+    let Next::Take(passed) = second.next() else { panic!("it was passed on") };
+    assert_eq!((passed.fence.number(), passed.budget.left), (10, 3));
+    second.served(None, Some(passed.budget.until));
+
+    let third = enter(&gates);
+    second.leave();
+    // While the holder may pass it on, the store is not asked.
+    assert!(waits(&third) > Instant::now());
+    assert_eq!(part(Some(baton(3))), Parting::Passed);
+    assert!(third.leave().baton.is_some(), "nobody is left to take it");
+}
+
+#[test]
+fn a_lock_that_cannot_be_passed_on_is_handed_back_for_those_who_wait_here() {
+    let gates = Gates::new(10);
+    let turn = enter(&gates);
+    let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else { panic!("somebody waits") };
+    // The releaser asks for it.
+    waits(&turn);
+    assert!(gates.queued_again(&hold(token), Instant::now(), FencingToken::new(7), Some(LEASE)));
+    assert_eq!(gates.part(&key(), LEASE, |_| None), Parting::GiveBack, "it stands in the store's line");
+    gates.pushed(&hold(token), grant(8));
+    assert!(matches!(turn.next(), Next::Granted(granted, _) if granted == token));
+    turn.served(Some(token), None);
+
+    let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else { panic!("somebody waits") };
+    let taken_up = Baton { hold: hold(token), ..baton(3) };
+    gates.handed_back(taken_up).unwrap();
+    assert!(matches!(turn.next(), Next::Take(_)));
+
+    let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else { panic!("somebody waits") };
+    gates.drop_place(&hold(token));
+    assert_ne!(asked(&turn), token, "it asks by itself");
+}
+
+#[test]
+fn passing_ends_with_its_budget_or_its_validity() {
+    let now = Instant::now();
+    let lease = |ttl| Lease::granted(LEASE, true, now, ttl, 0.5);
+    let fence = FencingToken::new(9).unwrap();
+    let pass = |lease, budget, now| Baton::new(hold(Token::random()), fence, lease, budget, now);
+    let budget = Budget::new(1, now);
+    let once = pass(lease(LEASE), budget, now).unwrap();
+    assert!(pass(lease(LEASE), once.budget, now).is_none(), "no fencing token is left");
+    assert!(pass(lease(LEASE), budget, budget.until).is_none(), "others have waited long enough");
+    assert!(pass(lease(Duration::from_secs(1)), budget, now).is_none(), "too little is left of the lease");
+    assert_eq!(Budget::new(1000, now).left, PASSES);
 }
 
 #[test]
 fn the_pause_between_questions_grows_to_its_limit_and_ends_with_the_holders_lease() {
-    let gates = Gates::new(10);
+    let mut place = Place::new(WISH, Instant::now());
     let now = Instant::now();
-    let mut turn = enter(&gates);
-    turn.take_place(Mode::Exclusive, LEASE, now);
     let mut last = Duration::ZERO;
     for _ in 0..30 {
-        turn.refused(now, Some(LEASE), false, 1.0);
-        let pause = turn.place().unwrap().ask_at - now;
+        place.refused(now, Some(LEASE), 1.0);
+        let pause = place.ask_at - now;
         assert!(pause >= last && pause <= LONGEST_PAUSE);
         last = pause;
     }
     assert_eq!(last, LONGEST_PAUSE);
-    turn.refused(now, Some(Duration::from_millis(7)), false, 1.0);
-    assert_eq!(turn.place().unwrap().ask_at - now, Duration::from_millis(8));
+    place.refused(now, Some(Duration::from_millis(7)), 1.0);
+    assert_eq!(place.ask_at - now, Duration::from_millis(8));
+    place.queued(now, None, Some(Duration::from_millis(7)), now, 1.0);
+    assert_eq!(place.ask_at - now, Duration::from_millis(8));
 }
 
 #[test]
 fn closing_sends_everybody_home() {
     let gates = Gates::new(10);
-    let (mut head, waiting) = (enter(&gates), enter(&gates));
+    let (head, waiting) = (enter(&gates), enter(&gates));
     let (at_head, behind) = (Arc::<Bell>::default(), Arc::<Bell>::default());
-    head.take_place(Mode::Exclusive, LEASE, Instant::now());
     assert_eq!(poll_news(&head, &at_head), Poll::Pending);
     assert_eq!(poll_head(&waiting, &behind), Poll::Pending);
     gates.close();
     assert_eq!((at_head.0.load(Ordering::Relaxed), behind.0.load(Ordering::Relaxed)), (1, 1));
     assert_eq!(poll_head(&waiting, &behind), Poll::Ready(Err(Shut::Closed)));
-    assert_eq!(gates.enter(&key(), Family::Lock).map(drop), Err(Shut::Closed));
+    assert_eq!(gates.enter(&key(), WISH).map(drop), Err(Shut::Closed));
 }
 
 proptest! {
@@ -163,7 +300,7 @@ proptest! {
         let mut line: Vec<(Turn<'_>, Arc<Bell>, bool)> = Vec::new();
         for (comes, who, polls) in steps {
             if comes {
-                match gates.enter(&key(), Family::Lock) {
+                match gates.enter(&key(), WISH) {
                     Ok(turn) => {
                         let bell = Arc::<Bell>::default();
                         let waits = polls && poll_head(&turn, &bell).is_pending();
@@ -177,19 +314,19 @@ proptest! {
                 }
             } else if !line.is_empty() {
                 let index = who.index(line.len());
-                let (mut turn, ..) = line.remove(index);
+                let (turn, ..) = line.remove(index);
                 turn.leave();
                 if index == 0 && let Some((_, bell, waits)) = line.first() {
                     prop_assert_eq!(bell.0.load(Ordering::Relaxed), u32::from(*waits));
                 }
             }
             for (index, (turn, bell, _)) in line.iter().enumerate() {
-                let head = lock(&gates.lines).by_lock[&(Family::Lock, key())].head == Some(turn.ticket);
+                let head = lock(&gates.lines).by_lock[&(Family::Lock, key())].is_head(turn.ticket);
                 prop_assert_eq!(head, index == 0);
                 prop_assert!(index == 0 || bell.0.load(Ordering::Relaxed) == 0);
             }
         }
-        for (turn, ..) in &mut line {
+        for (turn, ..) in &line {
             turn.leave();
         }
         prop_assert!(lock(&gates.lines).by_lock.is_empty());
