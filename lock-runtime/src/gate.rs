@@ -18,12 +18,12 @@ use std::{
 use foldhash::fast::RandomState;
 use tokio::time::Instant;
 
+use self::line::Ticket;
 pub(crate) use self::{
     baton::{Baton, Budget, PASSES},
     line::{Left, Line, Next, Parting, Refusal, Wish},
     place::Proven,
 };
-use self::line::Ticket;
 use crate::{
     fence::FencingToken,
     key::LockKey,
@@ -92,12 +92,7 @@ impl Gates {
     }
 
     /// The last guard of an exclusive lock leaves: see [`Line::part`].
-    pub(crate) fn part(
-        &self,
-        key: &LockKey,
-        lease: Duration,
-        baton: impl FnOnce(Instant) -> Option<Baton>,
-    ) -> Parting {
+    pub(crate) fn part(&self, key: &LockKey, lease: Duration, baton: impl FnOnce(Instant) -> Option<Baton>) -> Parting {
         let parted = self.with(Family::Lock, key, |line| {
             let now = Instant::now();
             line.part(lease, baton(now), now)
@@ -154,8 +149,7 @@ impl Gates {
     /// What the store has pushed may be lost: every head asks at once.
     pub(crate) fn ask_at_once(&self) {
         let now = Instant::now();
-        let wakers: Vec<_> =
-            lock(&self.lines).by_lock.values_mut().filter_map(|line| line.ask_at_once(now)).collect();
+        let wakers: Vec<_> = lock(&self.lines).by_lock.values_mut().filter_map(|line| line.ask_at_once(now)).collect();
         wakers.into_iter().for_each(Waker::wake);
     }
 

@@ -87,7 +87,16 @@ pub struct LockSpec {
 
 impl LockSpec {
     const fn new(mode: Mode) -> Self {
-        Self { mode, lease: None, wait: None, renew: None, strict_order: None, reentrant: None, min_hold: None, max_hold: None }
+        Self {
+            mode,
+            lease: None,
+            wait: None,
+            renew: None,
+            strict_order: None,
+            reentrant: None,
+            min_hold: None,
+            max_hold: None,
+        }
     }
 
     /// One holder.

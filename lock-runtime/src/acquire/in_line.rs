@@ -5,8 +5,9 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
-    Patience, refused, shutting_down,
+    Patience,
     question::{Outcome, Question},
+    refused, shutting_down,
 };
 use crate::{
     client::Core,
@@ -144,12 +145,12 @@ impl Waiter<'_> {
         match answer {
             Ok(Outcome::Granted(holding)) => return Ok(self.served(Some(token), holding)),
             Ok(Outcome::Queued { sent, counter, holder_ttl }) => {
-                tracing::debug!(key = %self.key, ?holder_ttl, "waiting in the store's line");
+                tracing::debug!(key = %self.key, ?holder_ttl, in_line = true, "waiting for its holder");
                 turn.queued(token, sent, counter, holder_ttl);
             }
             Ok(Outcome::Refused { holder_ttl }) => {
                 if !matches!(turn.last_refusal(), Refusal::Busy(_)) {
-                    tracing::debug!(key = %self.key, ?holder_ttl, "waiting for its holder");
+                    tracing::debug!(key = %self.key, ?holder_ttl, in_line = false, "waiting for its holder");
                 }
                 turn.refused(token, holder_ttl);
             }

@@ -3,7 +3,7 @@
 
 use std::{
     future::pending,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use lock_runtime::{
     Family, LockClient, LockKey, RevokeReply, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Events, Hold, Inspection, KeyRequest, MemoryStore, PollReply,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener, MemoryStore, PollReply,
         Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, StoreErrorKind,
     },
 };
@@ -234,7 +234,7 @@ impl Store for Network {
         self.store.revoke(key, family, scope)
     }
 
-    fn events(&self) -> Events {
-        self.store.events()
+    fn listen(&self, listener: Weak<dyn Listener>) {
+        self.store.listen(listener);
     }
 }

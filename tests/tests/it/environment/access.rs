@@ -3,7 +3,7 @@
 use crate::replies::Replies as _;
 use lock_runtime::{
     LockClient, LockErrorKind, LockKey, Mode, RevokeScope,
-    store::{Hold, KeyRequest, Release, Renewal, Store, StoreError, StoreErrorKind, Token, redis::RedisStore},
+    store::{Hold, KeyRequest, Next, Release, Renewal, Store, StoreError, StoreErrorKind, Token, redis::RedisStore},
 };
 use lock_tests::{Captured, RedisServer};
 use tokio::time::Instant;
@@ -41,7 +41,7 @@ async fn everything(store: &dyn Store) -> Vec<StoreError> {
             told(store.poll(&first).await.map(drop));
             told(store.renew(&[Renewal::new(first.clone(), 2 * HOUR)]).await.all().map(drop));
             told(store.inspect(&key, mode.family()).await.map(drop));
-            told(store.release(&Release::new(first.clone()).next(heir.token, HOUR)).await.map(drop));
+            told(store.release(&Release::new(first.clone()).next(Next::new(heir.token, HOUR, 0))).await.map(drop));
             told(store.convert(&heir).await.map(drop));
             told(store.abandon(&Hold::new(key.clone(), Mode::Shared, heir.token)).await);
             told(store.acquire_all(&[request(&first)]).await.map(drop));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use lock_runtime::{
     Family, LockClient, LockErrorKind, LockKey, Mode, RevokeReply, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, KeyRequest, PollReply, Release, ReleaseReply, RenewReply,
-        Renewal, Store, StoreError, StoreErrorKind, Token, redis::RedisStore,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, KeyRequest, Next, PollReply, Release, ReleaseReply,
+        RenewReply, Renewal, Store, StoreError, StoreErrorKind, Token, redis::RedisStore,
     },
 };
 use lock_tests::{RedisServer, shared_server, unique};
@@ -71,7 +71,7 @@ async fn try_everything(store: &dyn Store, hold: &Hold) {
     for release in [
         Release::new(hold.clone()),
         Release::new(hold.clone()).keep_for(Some(HOUR)),
-        Release::new(hold.clone()).next(Token::random(), HOUR),
+        Release::new(hold.clone()).next(Next::new(Token::random(), HOUR, 0)),
     ] {
         let reply = store.release(&release).await;
         assert!(matches!(reply, Ok(ReleaseReply::NotHeld)) || foreign(reply.clone()), "{reply:?}");

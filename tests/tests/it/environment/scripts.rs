@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lock_runtime::{
     LockClient, LockKey, Mode, RevokeScope,
-    store::{Hold, KeyRequest, Release, RenewReply, Renewal, Store as _, Token, redis::RedisStore},
+    store::{Hold, KeyRequest, Next, Release, RenewReply, Renewal, Store as _, Token, redis::RedisStore},
 };
 use lock_tests::{Captured, Proxy, RedisServer, proxy::Direction};
 use tokio::time::Instant;
@@ -37,7 +37,7 @@ async fn every_call_survives_a_server_that_forgot_its_scripts() {
             RenewReply::Renewed { .. }
         ));
         flush().await;
-        store.release(&Release::new(hold.clone()).next(next, HOUR)).await.unwrap();
+        store.release(&Release::new(hold.clone()).next(Next::new(next, HOUR, 0))).await.unwrap();
         flush().await;
         store.convert(&heir).await.unwrap();
         flush().await;

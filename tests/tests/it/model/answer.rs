@@ -29,6 +29,7 @@ impl From<Duration> for Hours {
 pub(super) struct Granted {
     fresh: bool,
     ttl: Hours,
+    spare: u32,
 }
 
 /// An answer without what only one store can know.
@@ -40,6 +41,7 @@ pub(super) enum Answer {
     AllGranted(Vec<Granted>),
     Refused(usize, Box<Answer>),
     Busy(Option<Hours>),
+    Queued(Option<Hours>),
     Late,
     ForeignKey,
     ModeMismatch,
@@ -49,7 +51,10 @@ pub(super) enum Answer {
     Passed(Granted),
     NotHeld,
     Converted(Granted),
-    Holders(Vec<(Mode, Option<Hours>)>),
+    Inspected {
+        holders: Vec<(Mode, Option<Hours>)>,
+        waiters: Vec<(Mode, Hours)>,
+    },
     Revocation(RevokeReply),
     Failed(String),
 }
@@ -80,9 +85,11 @@ impl Side {
         let store = self.store.clone();
         let deadline = Instant::now() + Duration::from_secs(3600);
         Ok(match step {
-            Step::Acquire { hold, lease, late } => {
+            Step::Acquire { hold, lease, late, queue, spare } => {
                 let deadline = if *late { Instant::now() - Duration::from_secs(5) } else { deadline };
-                let reply = store.acquire(&KeyRequest::new(hold.clone(), *lease, deadline)).await?;
+                let request = KeyRequest::new(hold.clone(), *lease, deadline).spare(*spare);
+                let request = if *queue { request.queued() } else { request };
+                let reply = store.acquire(&request).await?;
                 self.acquired(hold, reply)
             }
             Step::AcquireAll { holds, lease } => {
@@ -102,6 +109,7 @@ impl Side {
             Step::Poll(hold) => match store.poll(hold).await? {
                 PollReply::Granted(grant) => self.granted(hold, grant).map(Answer::Granted),
                 PollReply::Gone => Ok(Answer::Gone),
+                PollReply::Queued { counter, holder_ttl } => self.queued(hold, counter, holder_ttl),
                 reply => Err(format!("{reply:?}")),
             },
             Step::Renew(renewals) => {
@@ -116,16 +124,17 @@ impl Side {
             Step::Release { hold, keep_for, next } => {
                 let release = Release::new(hold.clone()).keep_for(*keep_for);
                 let release = match next {
-                    Some((token, lease)) => release.next(*token, *lease),
+                    Some(next) => release.next(*next),
                     None => release,
                 };
                 match (store.release(&release).await?, next) {
                     (ReleaseReply::Released, _) => Ok(Answer::Released),
                     (ReleaseReply::NotHeld, _) => Ok(Answer::NotHeld),
-                    (ReleaseReply::Passed(grant), Some((next, _))) => {
-                        let hold = Hold::new(hold.key.clone(), hold.mode, *next);
+                    (ReleaseReply::Passed(grant), Some(next)) => {
+                        let hold = Hold::new(hold.key.clone(), hold.mode, next.token);
                         self.granted(&hold, grant).map(Answer::Passed)
                     }
+                    (ReleaseReply::Queued { counter, holder_ttl }, Some(_)) => self.queued(hold, counter, holder_ttl),
                     (reply, _) => Err(format!("{reply:?}")),
                 }
             }
@@ -147,6 +156,7 @@ impl Side {
         Ok(match reply {
             AcquireReply::Granted(grant) => Answer::Granted(self.granted(hold, grant)?),
             AcquireReply::Busy { holder_ttl } => Answer::Busy(holder_ttl.map(Hours::from)),
+            AcquireReply::Queued { counter, holder_ttl } => self.queued(hold, counter, holder_ttl)?,
             AcquireReply::Late => Answer::Late,
             AcquireReply::ForeignKey => Answer::ForeignKey,
             AcquireReply::ModeMismatch => Answer::ModeMismatch,
@@ -154,13 +164,28 @@ impl Side {
         })
     }
 
+    /// The counter is at least the latest fencing token that was told.
+    fn queued(
+        &self,
+        hold: &Hold,
+        counter: Option<FencingToken>,
+        holder_ttl: Option<Duration>,
+    ) -> Result<Answer, String> {
+        let latest = self.fences.get(&(hold.key.clone(), hold.mode.family())).map(|(fence, _)| *fence);
+        if counter < latest {
+            return Err(format!("counter {counter:?} after {latest:?}"));
+        }
+        Ok(Answer::Queued(holder_ttl.map(Hours::from)))
+    }
+
     /// The fencing token of a grant is the largest of its key, or that of an exclusive holder who is told it once more.
-    fn granted(&mut self, hold: &Hold, Grant { fence, ttl, .. }: Grant) -> Result<Granted, String> {
-        let latest = self.fences.insert((hold.key.clone(), hold.mode.family()), (fence, hold.token));
+    fn granted(&mut self, hold: &Hold, Grant { fence, ttl, spare, .. }: Grant) -> Result<Granted, String> {
+        let last = FencingToken::new(fence.number() + u64::from(spare)).ok_or("no fencing token")?;
+        let latest = self.fences.insert((hold.key.clone(), hold.mode.family()), (last, hold.token));
         let fresh = latest.is_none_or(|(latest, _)| latest < fence);
         let repeated = hold.mode == Mode::Exclusive && latest == Some((fence, hold.token));
         if fresh || repeated {
-            Ok(Granted { fresh, ttl: ttl.into() })
+            Ok(Granted { fresh, ttl: ttl.into(), spare })
         } else {
             Err(format!("fencing token {fence} after {latest:?}"))
         }
@@ -168,11 +193,12 @@ impl Side {
 
     fn inspected(&self, key: &LockKey, family: Family, found: Inspection) -> Result<Answer, String> {
         let latest = self.fences.get(&(key.clone(), family)).map(|(fence, _)| *fence);
-        let right = if self.remembers { found.fence == latest } else { found.fence <= latest };
-        if !right {
-            return Err(format!("{:?} is not the latest fencing token, which is {latest:?}", found.fence));
+        // A lock that was handed over has a token that was not told yet.
+        if found.fence < latest && (self.remembers || found.fence.is_some()) {
+            return Err(format!("{:?} is older than the latest fencing token, which is {latest:?}", found.fence));
         }
-        let holders = found.holders.iter().map(|holder| (holder.mode, holder.ttl.map(Hours::from)));
-        Ok(Answer::Holders(holders.collect()))
+        let holders = found.holders.iter().map(|holder| (holder.mode, holder.ttl.map(Hours::from))).collect();
+        let waiters = found.waiters.iter().map(|waiter| (waiter.mode, waiter.lease.into())).collect();
+        Ok(Answer::Inspected { holders, waiters })
     }
 }

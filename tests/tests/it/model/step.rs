@@ -1,10 +1,10 @@
 //! What is asked, decided by a seed. Half of the steps speak of holds that were granted before, as most others are refused.
 
-use std::{fmt, num::NonZeroU32, time::Duration};
+use std::{collections::VecDeque, fmt, num::NonZeroU32, time::Duration};
 
 use lock_runtime::{
     Family, LockKey, Mode, RevokeScope,
-    store::{Hold, Token},
+    store::{Hold, Next, Token},
 };
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
@@ -19,11 +19,11 @@ const TOKENS: usize = 4;
 /// One question to a store.
 #[derive(Clone)]
 pub(super) enum Step {
-    Acquire { hold: Hold, lease: Duration, late: bool },
+    Acquire { hold: Hold, lease: Duration, late: bool, queue: bool, spare: u32 },
     AcquireAll { holds: Vec<Hold>, lease: Duration },
     Poll(Hold),
     Renew(Vec<(Hold, Duration)>),
-    Release { hold: Hold, keep_for: Option<Duration>, next: Option<(Token, Duration)> },
+    Release { hold: Hold, keep_for: Option<Duration>, next: Option<Next> },
     Convert(Hold),
     Abandon(Hold),
     Inspect(LockKey, Family),
@@ -36,7 +36,7 @@ impl Step {
         let short = Some(Duration::from_millis(SHORT_MS));
         match self {
             Self::Acquire { lease, .. } => Some(*lease) == short,
-            Self::Release { keep_for, next, .. } => *keep_for == short || next.map(|(_, lease)| lease) == short,
+            Self::Release { keep_for, next, .. } => *keep_for == short || next.map(|next| next.lease) == short,
             _ => false,
         }
     }
@@ -49,6 +49,10 @@ pub(super) struct Steps {
     tokens: Vec<Token>,
     /// Holds that were granted, some of them over by now.
     granted: Vec<Hold>,
+    /// Holds that stand in line, some of them granted by now.
+    in_line: Vec<Hold>,
+    polls: VecDeque<Hold>,
+    confirm: VecDeque<Hold>,
     /// Every token of this sequence, to tell them apart in print.
     known: Vec<Token>,
 }
@@ -73,11 +77,30 @@ impl Steps {
         let keys = [format!("a{seed}"), format!("{{b{seed}}}:x"), format!("c{seed}{{d}}")];
         let keys = keys.into_iter().map(|name| LockKey::new(name).unwrap()).collect();
         let tokens: Vec<_> = std::iter::repeat_with(Token::random).take(TOKENS).collect();
-        Self { random: StdRng::seed_from_u64(seed), keys, known: tokens.clone(), tokens, granted: Vec::new() }
+        Self {
+            random: StdRng::seed_from_u64(seed),
+            keys,
+            known: tokens.clone(),
+            tokens,
+            granted: Vec::new(),
+            in_line: Vec::new(),
+            polls: VecDeque::new(),
+            confirm: VecDeque::new(),
+        }
     }
 
     pub(super) fn next(&mut self) -> Told {
-        let step = self.draw();
+        // After each step everybody in line asks, as a client does now and then: nobody becomes stale, and whatever is handed
+        // over is confirmed before it ends.
+        let step = if let Some(hold) = self.confirm.pop_front() {
+            Step::Renew(vec![(hold, HOUR)])
+        } else if let Some(hold) = self.polls.pop_front() {
+            Step::Poll(hold)
+        } else {
+            let step = self.draw();
+            self.polls.extend(self.in_line.iter().cloned());
+            step
+        };
         Told { step, known: self.known.clone() }
     }
 
@@ -86,9 +109,22 @@ impl Steps {
         match (step, answer) {
             (Step::Acquire { hold, .. }, Answer::Granted(_)) => self.granted.push(hold.clone()),
             (Step::AcquireAll { holds, .. }, Answer::AllGranted(_)) => self.granted.extend_from_slice(holds),
-            (Step::Release { hold, next: Some((token, _)), .. }, Answer::Passed(_)) => {
-                self.granted.push(Hold::new(hold.key.clone(), hold.mode, *token));
+            (Step::Release { hold, next: Some(next), .. }, Answer::Passed(_)) => {
+                self.granted.push(Hold::new(hold.key.clone(), hold.mode, next.token));
             }
+            (Step::Release { hold, next: Some(next), .. }, Answer::Queued(_)) => {
+                self.in_line.push(Hold::new(hold.key.clone(), hold.mode, next.token));
+            }
+            (Step::Acquire { hold, .. }, Answer::Queued(_)) if !self.in_line.contains(hold) => {
+                self.in_line.push(hold.clone());
+            }
+            (Step::Poll(hold), Answer::Granted(_)) if self.in_line.contains(hold) => {
+                self.in_line.retain(|other| other != hold);
+                self.granted.push(hold.clone());
+                // As a client does: what is handed over is short.
+                self.confirm.push_back(hold.clone());
+            }
+            (Step::Poll(hold), Answer::Gone) => self.in_line.retain(|other| other != hold),
             (Step::Convert(hold), Answer::Converted(_)) => {
                 self.granted.push(Hold::new(hold.key.clone(), Mode::Shared, hold.token));
             }
@@ -101,11 +137,14 @@ impl Steps {
 
     fn draw(&mut self) -> Step {
         match self.random.random_range(0..100) {
-            0..26 => Step::Acquire { hold: self.hold(3), lease: self.lease(), late: false },
-            26..28 => Step::Acquire { hold: self.hold(3), lease: HOUR, late: true },
+            0..26 => {
+                let (queue, spare) = (self.chance(6), self.random.random_range(0..3));
+                Step::Acquire { hold: self.hold(3), lease: self.lease(), late: false, queue, spare }
+            }
+            26..28 => Step::Acquire { hold: self.hold(3), lease: HOUR, late: true, queue: true, spare: 0 },
             28..30 => {
                 let short = Duration::from_millis(SHORT_MS);
-                Step::Acquire { hold: self.hold(5), lease: short, late: false }
+                Step::Acquire { hold: self.hold(5), lease: short, late: false, queue: false, spare: 0 }
             }
             30..36 => self.acquire_all(),
             36..44 => Step::Poll(self.hold(8)),
@@ -144,12 +183,12 @@ impl Steps {
             0..2 => keep_for = Some(self.lease()),
             2 => keep_for = Some(Duration::from_millis(SHORT_MS)),
             3 => keep_for = Some(Duration::ZERO),
-            4..6 => next = Some((self.fresh_token(), self.lease())),
-            6 => next = Some((self.token(), Duration::from_millis(SHORT_MS))),
+            4..6 => next = Some(Next::new(self.fresh_token(), self.lease(), self.random.random_range(0..3))),
+            6 => next = Some(Next::new(self.token(), self.lease(), 0)),
             _ => {}
         }
         // A token that is passed on to itself has no meaning.
-        next = next.filter(|(token, _)| *token != hold.token);
+        next = next.filter(|next| next.token != hold.token);
         Step::Release { hold, keep_for, next }
     }
 
@@ -211,8 +250,9 @@ impl fmt::Display for Told {
         let token = |token: &Token| self.known.iter().position(|known| known == token).unwrap_or_default();
         let hold = |hold: &Hold| format!("{} {:?} #{}", hold.key, hold.mode, token(&hold.token));
         match &self.step {
-            Step::Acquire { hold: of, lease, late } => {
-                write!(f, "acquire {} for {lease:?}{}", hold(of), if *late { ", late" } else { "" })
+            Step::Acquire { hold: of, lease, late, queue, spare } => {
+                let how = format!("{}{}", if *late { ", late" } else { "" }, if *queue { ", queued" } else { "" });
+                write!(f, "acquire {} for {lease:?}{how}, {spare} spare", hold(of))
             }
             Step::AcquireAll { holds, lease } => {
                 write!(f, "acquire all [{}] for {lease:?}", holds.iter().map(hold).collect::<Vec<_>>().join(", "))
@@ -223,7 +263,7 @@ impl fmt::Display for Told {
                 write!(f, "renew [{}]", renewals.collect::<Vec<_>>().join(", "))
             }
             Step::Release { hold: of, keep_for, next } => {
-                let next = next.map(|(next, lease)| (token(&next), lease));
+                let next = next.map(|next| (token(&next.token), next.lease, next.spare));
                 write!(f, "release {}, keep for {keep_for:?}, next {next:?}", hold(of))
             }
             Step::Convert(of) => write!(f, "convert {}", hold(of)),

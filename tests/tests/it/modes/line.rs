@@ -1,7 +1,7 @@
 //! First come first served within a process, nobody barges in, and the line has an end.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use lock_runtime::{
     Family, LockClient, LockErrorKind, LockKey, RevokeReply, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Events, Hold, Inspection, KeyRequest, MemoryStore, PollReply,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener, MemoryStore, PollReply,
         Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, Token,
     },
 };
@@ -199,7 +199,7 @@ impl Store for Spy {
         self.store.revoke(key, family, scope)
     }
 
-    fn events(&self) -> Events {
-        self.store.events()
+    fn listen(&self, listener: Weak<dyn Listener>) {
+        self.store.listen(listener);
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lock_runtime::{
     Mode,
-    store::{ConvertReply, Grant, PollReply, Release, ReleaseReply, Store, Token},
+    store::{ConvertReply, Grant, Next, PollReply, Release, ReleaseReply, Store, Token},
 };
 use lock_tests::{RedisServer, shared_server};
 
@@ -117,7 +117,7 @@ async fn a_counter_lives_for_a_day_after_each_grant() {
     release(&*store, &reader).await;
     granted(&*store, &writer, HOUR).await;
     refreshed("the next grant").await;
-    store.release(&Release::new(writer).next(heir.token, HOUR)).await.unwrap();
+    store.release(&Release::new(writer).next(Next::new(heir.token, HOUR, 0))).await.unwrap();
     refreshed("passing on").await;
     release(&*store, &heir).await;
     let left = server.keys(&format!("*{}*", heir.key)).await;
@@ -137,8 +137,10 @@ async fn every_grant_carries_a_larger_fencing_token() {
         larger(granted(&*store, &writer, HOUR).await);
         for _ in 0..20 {
             let next = Token::random();
-            let ReleaseReply::Passed(grant) =
-                store.release(&Release::new(writer.clone()).next(next, Duration::from_secs(60))).await.unwrap()
+            let ReleaseReply::Passed(grant) = store
+                .release(&Release::new(writer.clone()).next(Next::new(next, Duration::from_secs(60), 0)))
+                .await
+                .unwrap()
             else {
                 panic!("{store:?}")
             };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lock_runtime::{
     LockClient, LockErrorKind, Mode,
-    store::{ConvertReply, KeyRequest, Release, ReleaseReply, Renewal, Store as _, StoreErrorKind, Token},
+    store::{ConvertReply, KeyRequest, Next, Release, ReleaseReply, Renewal, Store as _, StoreErrorKind, Token},
 };
 use lock_tests::{Captured, RedisServer, shared_server};
 use tracing::Level;
@@ -48,7 +48,7 @@ async fn a_server_out_of_memory_passes_locks_on() {
     let (writer, heir) = (fresh_hold(Mode::Exclusive), Token::random());
     granted(&*store, &writer, HOUR).await;
     full(&server, true).await;
-    let passed = store.release(&Release::new(writer.clone()).next(heir, HOUR)).await.unwrap();
+    let passed = store.release(&Release::new(writer.clone()).next(Next::new(heir, HOUR, 0))).await.unwrap();
     assert!(matches!(passed, ReleaseReply::Passed(_)), "{passed:?}");
     let heir = Hold::new(writer.key.clone(), Mode::Exclusive, heir);
     let converted = store.convert(&heir).await.unwrap();
@@ -113,7 +113,7 @@ async fn a_counter_that_turned_foreign_does_not_keep_a_lock() {
     let writer = fresh_hold(Mode::Exclusive);
     granted(&*store, &writer, HOUR).await;
     server.command(&["SET", &fence_name(&writer), "somebody's"]).await;
-    let release = Release::new(writer.clone()).next(Token::random(), HOUR);
+    let release = Release::new(writer.clone()).next(Next::new(Token::random(), HOUR, 0));
     assert_eq!(store.release(&release).await.unwrap(), ReleaseReply::Released);
     assert_eq!(server.query::<i64>(&["EXISTS", &lock_name(&writer)]).await, 0);
     assert_eq!(server.query::<String>(&["GET", &fence_name(&writer)]).await, "somebody's");

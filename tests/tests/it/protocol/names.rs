@@ -3,7 +3,7 @@
 use crate::replies::Replies as _;
 use lock_runtime::{
     Family, LockErrorKind, LockKey, Mode, RevokeReply, RevokeScope,
-    store::{AcquireReply, Release, ReleaseReply, RenewReply, Renewal, Store},
+    store::{AcquireReply, Next, Release, ReleaseReply, RenewReply, Renewal, Store},
 };
 use lock_tests::{RedisServer, shared_server};
 
@@ -25,7 +25,7 @@ async fn live(store: &dyn Store, key: &LockKey) {
         store.poll(&hold).await.unwrap();
         assert_eq!(inspect(store, &hold).await.holders.len(), 1);
         let heir = beside(key, mode);
-        let reply = store.release(&Release::new(hold.clone()).next(heir.token, HOUR)).await.unwrap();
+        let reply = store.release(&Release::new(hold.clone()).next(Next::new(heir.token, HOUR, 0))).await.unwrap();
         if mode == Mode::Exclusive {
             assert!(matches!(reply, ReleaseReply::Passed(_)));
             store.convert(&heir).await.unwrap();

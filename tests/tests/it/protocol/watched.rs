@@ -4,14 +4,14 @@ use std::{
     collections::VecDeque,
     future::{Future, pending},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
 use lock_runtime::{
     Family, LockKey, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Events, Grant, Hold, Inspection, KeyRequest, PollReply, Release,
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyRequest, Listener, PollReply, Release,
         ReleaseReply, RenewReply, Renewal, Store, StoreError, StoreErrorKind, Token,
     },
 };
@@ -227,7 +227,7 @@ impl Store for Watched {
         self.behind.revoke(key, family, scope)
     }
 
-    fn events(&self) -> Events {
-        self.behind.events()
+    fn listen(&self, listener: Weak<dyn Listener>) {
+        self.behind.listen(listener);
     }
 }
