@@ -26,6 +26,12 @@ impl Token {
         }
         text
     }
+
+    /// The token that a store keeps as `text`.
+    pub fn from_hex(text: &str) -> Option<Self> {
+        let digits = text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        digits.then(|| u128::from_str_radix(text, 16).ok()).flatten().map(Self)
+    }
 }
 
 impl fmt::Debug for Token {

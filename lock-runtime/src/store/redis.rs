@@ -8,10 +8,17 @@
 //! | shared | `<namespace>:<name>` | ZSET: token → when it expires by the server's clock, in ms |
 //! | permits(n) | `<namespace>:permits:<name>` | ZSET: `n:token` → when it expires |
 //! | any | `{<lock>}:f`, or `f:<lock>` if the name has a hash tag | STRING: the latest fencing token, kept for a day after each grant |
+//! | any | `{<lock>}:q`, or `q:<lock>` | HASH: who waits, in order; gone when nobody does, or 10 s after the last who waited was heard of |
 //!
 //! A set expires with its longest holder. A holder that was given back before its `min_hold` is called `<token>.kept`.
 //! Every operation is one script, so it is atomic, and safe to repeat. Whatever else lies under these names is left
 //! untouched and answered as foreign.
+//!
+//! # Who is told
+//!
+//! A lock that is given back is handed over to whoever is first in line, in the same script, and that one is told on the
+//! channel of its store, `<namespace>:<random>`. On `<namespace>:revoked` every store is told who lost a lock. Each
+//! connection subscribes to these two, however many locks there are. What is lost on the way is found by the polls.
 //!
 //! # Access rules
 //!
@@ -23,6 +30,7 @@ mod connection;
 mod error;
 mod handshake;
 mod names;
+mod pushes;
 mod reply;
 mod scripts;
 mod url;
@@ -31,6 +39,7 @@ use std::{
     any::Any,
     fmt,
     panic::{AssertUnwindSafe, resume_unwind},
+    sync::Weak,
     time::Duration,
 };
 
@@ -46,7 +55,7 @@ use self::{
     scripts::{Call, Script},
 };
 use super::{
-    AcquireAllReply, AcquireReply, ConvertReply, Events, Hold, Inspection, KeyRequest, PollReply, Release,
+    AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyRequest, Listener, PollReply, Release,
     ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind,
 };
 use crate::{
@@ -65,12 +74,12 @@ const BATCH: usize = 100;
 /// Locks on one Redis server, 6.0 or later.
 ///
 /// All calls share one connection, which is made again when it is lost; what was under way is then
-/// [`Unavailable`](StoreErrorKind::Unavailable), with an unknown outcome, and [`events`](Store::events) tells
+/// [`Unavailable`](StoreErrorKind::Unavailable), with an unknown outcome, and who [`listen`](Store::listen)s is told
 /// [`Disconnected`](super::StoreEvent::Disconnected). A call waits for its reply for as long as the connection lives: put
 /// it under a timeout. A dropped call may still be executed; follow it with [`abandon`](Store::abandon).
 ///
-/// No call queues in this version: a request that would stand in line is answered `Busy`. The holder of a revoked lock
-/// learns of it with its next renewal.
+/// Where the server's access rules forbid the channels, locks do without: a grant from the line is then found by the next
+/// poll, and a revocation by the next renewal.
 pub struct RedisStore {
     connection: Connection,
     clock: ServerClock,
@@ -151,36 +160,45 @@ impl RedisStore {
         Call::new(script, 1).arg(lock_name(&self.namespace, key, family))
     }
 
-    /// A call that may grant, and so needs the fence as well.
-    fn on_both(&self, script: &'static Script, key: &LockKey, family: Family) -> Call {
-        let names = Names::new(&self.namespace, key, family);
-        Call::new(script, 2).arg(names.lock).arg(names.fence)
+    /// A call that may grant, and so needs the fence and the queue as well.
+    fn on_all(&self, script: &'static Script, key: &LockKey, family: Family) -> Call {
+        Call::new(script, 3).names(Names::new(&self.namespace, key, family))
     }
 
     async fn run(&self, call: Call) -> Result<Reply, StoreError> {
         Reply::new(self.connection.call(call).await?)
     }
 
-    async fn try_acquire(&self, requests: &[KeyRequest]) -> Result<AcquireAllReply, StoreError> {
+    /// Acquires all or none, or stands in line for a single one.
+    async fn try_acquire(&self, requests: &[KeyRequest], if_busy: IfBusy) -> Result<Acquired, StoreError> {
         let Some(deadline) = requests.iter().map(|request| request.deadline).min() else {
-            return Ok(AcquireAllReply::Granted(Vec::new()));
+            return Ok(Acquired::All(AcquireAllReply::Granted(Vec::new())));
         };
         let sent = Instant::now();
-        let mut call = Call::new(&scripts::ACQUIRE, 2 * requests.len());
+        let mut call = Call::new(&scripts::ACQUIRE, 3 * requests.len());
         for KeyRequest { hold, .. } in requests {
-            let names = Names::new(&self.namespace, &hold.key, hold.mode.family());
-            call = call.arg(names.lock).arg(names.fence);
+            call = call.names(Names::new(&self.namespace, &hold.key, hold.mode.family()));
         }
         call = call.arg(self.clock.server_micros(deadline).to_string());
-        for KeyRequest { hold, lease, .. } in requests {
-            call = call.hold(hold).millis(*lease);
+        call = call.arg(match if_busy {
+            IfBusy::Queue => self.connection.pushes().own(),
+            IfBusy::Refuse => "",
+        });
+        for KeyRequest { hold, lease, spare, .. } in requests {
+            // A reader's tokens could not increase with those of another.
+            let spare = if hold.mode == Mode::Exclusive { *spare } else { 0 };
+            call = call.hold(hold).millis(*lease).number(spare);
         }
         // Not repeated under the same token: the first request may be executed after the lock was released again, and
         // would hold it for nobody (PROTOCOL 1).
         let mut reply = Reply::new(self.connection.call_once(call).await?)?;
         self.clock.observe(reply.count()?, sent, Instant::now());
-        match reply.word() {
-            "granted" => requests.iter().map(|_| reply.grant()).collect::<Result<_, _>>().map(AcquireAllReply::Granted),
+        let reply = match reply.word() {
+            "granted" => requests.iter().map(|_| reply.grant()).collect::<Result<_, _>>().map(AcquireAllReply::Granted)?,
+            "queued" => {
+                let (counter, holder_ttl) = reply.place()?;
+                return Ok(Acquired::Queued(AcquireReply::Queued { counter, holder_ttl }));
+            }
             "refused" => {
                 let index = reply.count()?.checked_sub(1).and_then(|index| usize::try_from(index).ok());
                 let index = index.filter(|index| *index < requests.len()).ok_or_else(unexpected)?;
@@ -190,39 +208,51 @@ impl RedisStore {
                     "mismatch" => AcquireReply::ModeMismatch,
                     _ => return Err(unexpected()),
                 };
-                Ok(AcquireAllReply::Refused { index, reply })
+                AcquireAllReply::Refused { index, reply }
             }
-            "late" => Ok(AcquireAllReply::Refused { index: 0, reply: AcquireReply::Late }),
-            _ => Err(unexpected()),
-        }
+            "late" => AcquireAllReply::Refused { index: 0, reply: AcquireReply::Late },
+            _ => return Err(unexpected()),
+        };
+        Ok(Acquired::All(reply))
     }
 
-    /// Acquires all or none, and tries a second time if the server found the request late and we do not: its clock has
-    /// jumped, and the first reply told us where to.
-    async fn acquire_each(&self, requests: &[KeyRequest]) -> Result<AcquireAllReply, StoreError> {
-        let reply = self.try_acquire(requests).await?;
-        let late = matches!(reply, AcquireAllReply::Refused { reply: AcquireReply::Late, .. });
+    /// Acquires, and tries a second time if the server found the request late and we do not: its clock has jumped, and the
+    /// first reply told us where to.
+    async fn acquire_in_time(&self, requests: &[KeyRequest], if_busy: IfBusy) -> Result<Acquired, StoreError> {
+        let reply = self.try_acquire(requests, if_busy).await?;
+        let late = matches!(reply, Acquired::All(AcquireAllReply::Refused { reply: AcquireReply::Late, .. }));
         let now = Instant::now();
         if late && requests.iter().all(|request| request.deadline > now) {
-            return self.try_acquire(requests).await;
+            return self.try_acquire(requests, if_busy).await;
         }
         Ok(reply)
     }
 
+    async fn acquire_each(&self, requests: &[KeyRequest]) -> Result<AcquireAllReply, StoreError> {
+        match self.acquire_in_time(requests, IfBusy::Refuse).await? {
+            Acquired::All(reply) => Ok(reply),
+            Acquired::Queued(_) => Err(unexpected()),
+        }
+    }
+
     async fn acquire_one(&self, request: &KeyRequest) -> Result<AcquireReply, StoreError> {
-        match self.acquire_each(std::slice::from_ref(request)).await? {
-            AcquireAllReply::Granted(grants) => {
+        match self.acquire_in_time(std::slice::from_ref(request), request.if_busy).await? {
+            Acquired::All(AcquireAllReply::Granted(grants)) => {
                 grants.first().copied().map(AcquireReply::Granted).ok_or_else(unexpected)
             }
-            AcquireAllReply::Refused { reply, .. } => Ok(reply),
+            Acquired::All(AcquireAllReply::Refused { reply, .. }) | Acquired::Queued(reply) => Ok(reply),
         }
     }
 
     async fn poll_one(&self, hold: &Hold) -> Result<PollReply, StoreError> {
-        let call = self.on_both(&scripts::POLL, &hold.key, hold.mode.family()).hold(hold);
+        let call = self.on_all(&scripts::POLL, &hold.key, hold.mode.family()).hold(hold);
         let mut reply = self.run(call).await?;
         match reply.word() {
             "granted" => reply.grant().map(PollReply::Granted),
+            "queued" => {
+                let (counter, holder_ttl) = reply.place()?;
+                Ok(PollReply::Queued { counter, holder_ttl })
+            }
             "gone" => Ok(PollReply::Gone),
             _ => Err(foreign(&reply)),
         }
@@ -251,13 +281,16 @@ impl RedisStore {
     async fn release_one(&self, Release { hold, keep_for, next }: &Release) -> Result<ReleaseReply, StoreError> {
         let call = match (hold.mode, next) {
             // The lock does not become free, so there is nothing to keep it from.
-            (Mode::Exclusive, Some((next, lease))) => {
-                let call = self.on_both(&scripts::PASS, &hold.key, Family::Lock);
-                call.token(hold.token).token(*next).millis(*lease)
-            }
+            (Mode::Exclusive, Some(next)) => self
+                .on_all(&scripts::PASS, &hold.key, Family::Lock)
+                .token(hold.token)
+                .token(next.token)
+                .millis(next.lease)
+                .number(next.spare)
+                .arg(self.connection.pushes().own()),
             (mode, _) => {
                 let script = if mode == Mode::Exclusive { &scripts::RELEASE } else { &scripts::RELEASE_SHARE };
-                let call = self.on_lock(script, &hold.key, mode.family());
+                let call = self.on_all(script, &hold.key, mode.family());
                 call.member(mode, hold.token).millis(keep_for.unwrap_or_default())
             }
         };
@@ -266,6 +299,10 @@ impl RedisStore {
         match reply.word() {
             "released" => Ok(ReleaseReply::Released),
             "passed" => reply.grant().map(ReleaseReply::Passed),
+            "queued" => {
+                let (counter, holder_ttl) = reply.place()?;
+                Ok(ReleaseReply::Queued { counter, holder_ttl })
+            }
             "not_held" => Ok(ReleaseReply::NotHeld),
             _ => Err(foreign(&reply)),
         }
@@ -275,7 +312,7 @@ impl RedisStore {
         if hold.mode.family() != Family::Lock {
             return Ok(ConvertReply::NotHeld);
         }
-        let call = self.on_both(&scripts::CONVERT, &hold.key, Family::Lock).token(hold.token);
+        let call = self.on_all(&scripts::CONVERT, &hold.key, Family::Lock).token(hold.token);
         let mut reply = self.run(call).await?;
         match reply.word() {
             "converted" => reply.grant().map(ConvertReply::Converted),
@@ -284,13 +321,21 @@ impl RedisStore {
         }
     }
 
+    async fn abandon_one(&self, hold: &Hold) -> Result<(), StoreError> {
+        let call = self.on_all(&scripts::ABANDON, &hold.key, hold.mode.family()).hold(hold);
+        match self.run(call).await?.word() {
+            "released" | "not_held" => Ok(()),
+            _ => Err(unexpected()),
+        }
+    }
+
     async fn inspect_one(&self, key: &LockKey, family: Family) -> Result<Inspection, StoreError> {
-        let call = self.on_both(&scripts::INSPECT, key, family).family(family);
+        let call = self.on_all(&scripts::INSPECT, key, family).family(family);
         let mut reply = self.run(call).await?;
         match reply.word() {
             "holders" => {
-                let fence = reply.counter()?;
-                Ok(Inspection { holders: reply.holders()?, fence })
+                let (fence, count) = (reply.counter()?, reply.count()?);
+                Ok(Inspection { holders: reply.holders(count)?, waiters: reply.waiters()?, fence })
             }
             _ => Err(foreign(&reply)),
         }
@@ -301,7 +346,8 @@ impl RedisStore {
             RevokeScope::Leased => "leased",
             RevokeScope::AlsoEndless => "endless",
         };
-        let call = self.on_lock(&scripts::REVOKE, key, family).family(family).arg(scope);
+        let call = self.on_all(&scripts::REVOKE, key, family).family(family).arg(scope);
+        let call = call.arg(self.connection.pushes().revoked());
         match self.run(call).await?.word() {
             "revoked" => Ok(RevokeReply::Revoked),
             "not_held" => Ok(RevokeReply::NotHeld),
@@ -310,6 +356,12 @@ impl RedisStore {
             _ => Err(unexpected()),
         }
     }
+}
+
+/// The answer to several requests, or to one that stands in line.
+enum Acquired {
+    All(AcquireAllReply),
+    Queued(AcquireReply),
 }
 
 /// Whether rustls has panicked for want of a crypto provider. It has no question to ask before: what is compiled in
@@ -333,7 +385,7 @@ fn foreign(reply: &Reply) -> StoreError {
     match reply.word() {
         "foreign" => StoreError::new(
             StoreErrorKind::ForeignKey,
-            "data that are no lock lie under the lock's name or under its fence's, and were left untouched",
+            "data that are no lock lie under the lock's name, its fence's or its queue's, and were left untouched",
         ),
         _ => unexpected(),
     }
@@ -365,7 +417,7 @@ impl Store for RedisStore {
     }
 
     fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
-        Box::pin(async move { self.release_one(&Release::new(hold.clone())).await.map(drop) })
+        Box::pin(self.abandon_one(hold))
     }
 
     fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>> {
@@ -381,8 +433,8 @@ impl Store for RedisStore {
         Box::pin(self.revoke_one(key, family, scope))
     }
 
-    fn events(&self) -> Events {
-        self.connection.events()
+    fn listen(&self, listener: Weak<dyn Listener>) {
+        self.connection.pushes().listeners().add(listener);
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-/// What the scripts call, and `eval` and `evalsha` for the scripts themselves. `info` is for the checks on connect.
-const COMMANDS: &str = "+eval +evalsha +info +time +type +get +set +del +pttl +pexpire +pexpireat \
+/// What the scripts call, and `eval` and `evalsha` for the scripts themselves. `info` is for the checks on connect;
+/// `subscribe`, and `publish` in the scripts, are for what is told unasked.
+const COMMANDS: &str = "+eval +evalsha +info +subscribe +publish +time +type +get +set +del +pttl +pexpire +pexpireat \
+                        +hget +hmget +hset +hdel \
                         +zadd +zrem +zscore +zcount +zrange +zrangebyscore +zremrangebyscore";
 
 /// The `ACL SETUSER` line for the locks of one namespace, in database `db`.
@@ -32,7 +34,7 @@ impl fmt::Display for AclLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { namespace: ns, db } = self;
         write!(f, "ACL SETUSER <user> on ><password> ~{ns}:*")?;
-        // The keys beside a lock: its fence, and its queue in a later version.
+        // The keys beside a lock: its fence and its queue.
         for side in ["f", "q"] {
             write!(f, " ~{{{ns}:*}}:{side} ~{side}:{ns}:*")?;
         }

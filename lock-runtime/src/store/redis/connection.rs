@@ -1,22 +1,31 @@
 //! The connection to one server: made again when it is lost, and shared by all calls.
 //!
+//! It subscribes to what the server tells unasked, once for each connection: the first call on a connection takes the
+//! subscription along, in front of itself. The client's own resubscription is not used: it forgets a subscription that
+//! failed, and knows none for a connection that was made anew by [`Connection::replace`].
+//!
 //! Nothing here waits longer than a connection attempt takes, and nothing is sent a second time but the text of a
 //! script in place of an unknown digest. Timeouts of calls are the caller's.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    future::Future,
+    sync::{
+        Arc, Mutex, Once, PoisonError, RwLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
+use futures_util::future::join;
 use redis::{
-    Client, Cmd, ConnectionAddr, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
+    Client, Cmd, ConnectionAddr, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisError, RedisResult,
+    ServerErrorKind, Value,
     aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig},
 };
-use tokio::sync::mpsc::UnboundedSender;
 
-use super::{acl::AclLine, error, handshake, scripts::Call};
+use super::{acl::AclLine, error, handshake, pushes::Pushes, scripts::Call};
 use crate::{
-    store::{Events, StoreError, StoreErrorKind, StoreEvent},
+    store::{StoreError, StoreErrorKind, StoreEvent},
     sync::lock,
 };
 
@@ -33,8 +42,9 @@ pub(super) struct Connection {
     client: Client,
     // Not tokio's: it is held for a clone only, never across an await.
     manager: RwLock<Numbered>,
-    listeners: Arc<Listeners>,
+    pushes: Arc<Pushes>,
     acl: AclLine,
+    warned: Once,
 }
 
 /// A manager, and which one it is.
@@ -44,11 +54,51 @@ struct Numbered {
     manager: ConnectionManager,
     /// Since when no call was answered that was sent; `None` after an answer.
     silent_since: Arc<Mutex<Option<Instant>>>,
+    subscribed: Weak<Subscribed>,
 }
 
+/// Whether the subscription was sent on the current connection of a manager. It is sent again after whatever may have ended
+/// that connection: once too often does no harm.
+///
+/// It belongs to the manager's push sender, which ends with the runtime that the manager was made on. What is left then
+/// connects again, and hears nothing.
+#[derive(Default)]
+struct Subscribed(AtomicBool);
+
 impl Numbered {
-    fn new(number: u64, manager: ConnectionManager) -> Self {
-        Self { number, manager, silent_since: Arc::default() }
+    fn new(number: u64, manager: ConnectionManager, subscribed: Weak<Subscribed>) -> Self {
+        Self { number, manager, silent_since: Arc::default(), subscribed }
+    }
+
+    fn is_deaf(&self) -> bool {
+        self.subscribed.strong_count() == 0
+    }
+
+    /// Whether this call is the one that takes the subscription along.
+    fn must_subscribe(&self) -> bool {
+        let Some(subscribed) = self.subscribed.upgrade() else { return false };
+        // Looked at first: all calls but one only read.
+        !subscribed.0.load(Ordering::Acquire) && !subscribed.0.swap(true, Ordering::AcqRel)
+    }
+
+    fn must_subscribe_again(&self) {
+        if let Some(subscribed) = self.subscribed.upgrade() {
+            subscribed.0.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// A subscription under way. Dropped so, it is left to the next call.
+struct Subscribing<'a> {
+    numbered: &'a Numbered,
+    settled: bool,
+}
+
+impl Drop for Subscribing<'_> {
+    fn drop(&mut self) {
+        if !self.settled {
+            self.numbered.must_subscribe_again();
+        }
     }
 }
 
@@ -79,11 +129,12 @@ impl Drop for Unanswered<'_> {
 impl Connection {
     pub(super) async fn open(client: Client, namespace: &str) -> Result<Self, StoreError> {
         let acl = AclLine::new(namespace, client.get_connection_info().redis_settings().db());
-        let listeners = Arc::<Listeners>::default();
-        match ConnectionManager::new_with_config(client.clone(), config(&listeners)).await {
+        let pushes = Arc::new(Pushes::new(namespace));
+        let (config, subscribed) = config(&pushes);
+        match ConnectionManager::new_with_config(client.clone(), config).await {
             Ok(manager) => {
-                let manager = RwLock::new(Numbered::new(0, manager));
-                Ok(Self { client, manager, listeners, acl })
+                let manager = RwLock::new(Numbered::new(0, manager, subscribed));
+                Ok(Self { client, manager, pushes, acl, warned: Once::new() })
             }
             Err(cause) => {
                 let tls = matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
@@ -98,11 +149,9 @@ impl Connection {
         }
     }
 
-    /// Opens a channel for what this connection tells.
-    pub(super) fn events(&self) -> Events {
-        let (sender, events) = Events::channel();
-        self.listeners.add(sender);
-        events
+    /// What the server tells on this connection.
+    pub(super) fn pushes(&self) -> &Pushes {
+        &self.pushes
     }
 
     /// Where the server is; never with a password.
@@ -171,24 +220,57 @@ impl Connection {
     }
 
     async fn send(&self, command: &Cmd) -> Result<Value, Failed> {
-        let Numbered { number, mut manager, silent_since } = self.manager();
-        let call = self.unanswered(number, silent_since);
-        let result = manager.req_packed_command(command).await;
+        let numbered = self.manager();
+        let call = self.unanswered(&numbered);
+        let mut manager = numbered.manager.clone();
+        let result = self.exchange(&numbered, manager.req_packed_command(command)).await;
         call.answered();
-        result.map_err(|cause| self.failed(number, &cause))
+        result.map_err(|cause| self.failed(&numbered, &cause))
     }
 
     async fn send_all(&self, pipeline: &Pipeline) -> Result<Vec<Value>, Failed> {
-        let Numbered { number, mut manager, silent_since } = self.manager();
-        let call = self.unanswered(number, silent_since);
-        let result = manager.req_packed_commands(pipeline, 0, pipeline.len()).await;
+        let numbered = self.manager();
+        let call = self.unanswered(&numbered);
+        let mut manager = numbered.manager.clone();
+        let result = self.exchange(&numbered, manager.req_packed_commands(pipeline, 0, pipeline.len())).await;
         call.answered();
-        result.map_err(|cause| self.failed(number, &cause))
+        result.map_err(|cause| self.failed(&numbered, &cause))
     }
 
-    fn unanswered(&self, number: u64, silent_since: Arc<Mutex<Option<Instant>>>) -> Unanswered<'_> {
+    /// Sends a call, the subscription in front of it if it is the first on its connection.
+    async fn exchange<T>(
+        &self,
+        numbered: &Numbered,
+        call: impl Future<Output = RedisResult<T>>,
+    ) -> RedisResult<T> {
+        if !numbered.must_subscribe() {
+            return call.await;
+        }
+        // Polled in this order, so the server executes them in this order; and neither waits for the other.
+        join(Box::pin(self.subscribe(numbered)), call).await.1
+    }
+
+    async fn subscribe(&self, numbered: &Numbered) {
+        let mut subscribing = Subscribing { numbered, settled: false };
+        let channels = [self.pushes.own(), self.pushes.revoked()];
+        let Err(cause) = numbered.manager.clone().subscribe(&channels).await else {
+            subscribing.settled = true;
+            return;
+        };
+        // A refusal in words stands as long as the connection does. Locks do without, but are handed over more slowly.
+        if cause.code().is_some() || cause.clone().into_server_errors().is_some() {
+            subscribing.settled = true;
+            let error = error::disconnected(&cause, &self.acl);
+            self.warned.call_once(|| {
+                tracing::warn!(%error, "the server does not tell who is granted a lock: those who wait only ask once a second");
+            });
+        }
+    }
+
+    fn unanswered(&self, numbered: &Numbered) -> Unanswered<'_> {
+        let silent_since = Arc::clone(&numbered.silent_since);
         lock(&silent_since).get_or_insert_with(Instant::now);
-        Unanswered { connection: self, number, silent_since, answered: false }
+        Unanswered { connection: self, number: numbered.number, silent_since, answered: false }
     }
 
     fn settle(&self, value: Value) -> Result<Value, StoreError> {
@@ -199,31 +281,41 @@ impl Connection {
     }
 
     fn manager(&self) -> Numbered {
-        self.manager.read().unwrap_or_else(PoisonError::into_inner).clone()
+        let current = || self.manager.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let numbered = current();
+        if !numbered.is_deaf() {
+            return numbered;
+        }
+        self.replace(numbered.number);
+        current()
     }
 
-    /// Classifies an error of the connection itself, on manager `number`.
+    /// Classifies an error of the connection itself.
     ///
     /// The manager connects again after an I/O error only: a server that refused the connection in words (too many
     /// clients, say) would be given up for ever. So the manager is then replaced.
-    fn failed(&self, number: u64, cause: &RedisError) -> Failed {
-        if !cause.is_io_error() {
-            self.replace(number);
+    fn failed(&self, numbered: &Numbered, cause: &RedisError) -> Failed {
+        if cause.is_io_error() {
+            // Where it connects again without telling of the end of a connection, it gives this error.
+            numbered.must_subscribe_again();
+        } else {
+            self.replace(numbered.number);
         }
         Failed { error: error::disconnected(cause, &self.acl), broken: cause.is_connection_dropped() }
     }
 
-    /// Replaces manager `number` by one that connects on the next call. The first of the calls that find it useless does it
-    /// for all.
+    /// Replaces manager `number` by one that connects, and subscribes, on the next call. The first of the calls that find it
+    /// useless does it for all.
     fn replace(&self, number: u64) {
         let mut current = self.manager.write().unwrap_or_else(PoisonError::into_inner);
+        let (config, subscribed) = config(&self.pushes);
         if current.number == number
-            && let Ok(manager) = ConnectionManager::new_lazy_with_config(self.client.clone(), config(&self.listeners))
+            && let Ok(manager) = ConnectionManager::new_lazy_with_config(self.client.clone(), config)
         {
-            *current = Numbered::new(number + 1, manager);
+            *current = Numbered::new(number + 1, manager, subscribed);
             drop(current);
             // What the old one would have told is lost.
-            self.listeners.tell(&StoreEvent::Disconnected);
+            self.pushes.listeners().tell(&StoreEvent::Disconnected);
         }
     }
 }
@@ -251,9 +343,10 @@ fn is_unknown_script(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }
 
-fn config(listeners: &Arc<Listeners>) -> ConnectionManagerConfig {
-    let listeners = Arc::clone(listeners);
-    ConnectionManagerConfig::new()
+fn config(pushes: &Arc<Pushes>) -> (ConnectionManagerConfig, Weak<Subscribed>) {
+    let (pushes, subscribed) = (Arc::clone(pushes), Arc::<Subscribed>::default());
+    let weak = Arc::downgrade(&subscribed);
+    let config = ConnectionManagerConfig::new()
         .set_number_of_retries(1)
         .set_min_delay(PAUSE)
         .set_max_delay(PAUSE)
@@ -262,10 +355,13 @@ fn config(listeners: &Arc<Listeners>) -> ConnectionManagerConfig {
         .set_pipeline_buffer_size(BUFFERED_CALLS)
         .set_push_sender(move |push: PushInfo| {
             if push.kind == PushKind::Disconnection {
-                listeners.tell(&StoreEvent::Disconnected);
+                // Before anybody is told, who may call at once.
+                subscribed.0.store(false, Ordering::Release);
             }
+            pushes.take(&push);
             Ok::<_, redis::aio::SendError>(())
-        })
+        });
+    (config, weak)
 }
 
 /// The version of a server that does not know RESP3, asked in RESP2.
@@ -276,21 +372,4 @@ async fn old_version(client: &Client) -> Option<String> {
     let mut connection = client.get_multiplexed_async_connection().await.ok()?;
     let info: String = redis::cmd("INFO").query_async(&mut connection).await.ok()?;
     handshake::version(&info).map(str::to_owned)
-}
-
-/// Who is told of events.
-#[derive(Default)]
-struct Listeners(Mutex<Vec<UnboundedSender<StoreEvent>>>);
-
-impl Listeners {
-    fn add(&self, listener: UnboundedSender<StoreEvent>) {
-        let mut listeners = lock(&self.0);
-        listeners.retain(|listener| !listener.is_closed());
-        listeners.push(listener);
-    }
-
-    fn tell(&self, event: &StoreEvent) {
-        let mut listeners = lock(&self.0);
-        listeners.retain(|listener| listener.send(event.clone()).is_ok());
-    }
 }

@@ -42,6 +42,8 @@ pub(super) struct Names {
     pub(super) lock: String,
     /// Its latest fencing token.
     pub(super) fence: String,
+    /// Who waits for it.
+    pub(super) queue: String,
 }
 
 impl Names {
@@ -49,11 +51,11 @@ impl Names {
         let lock = lock_name(namespace, key, family);
         // A hash tag must stay the first one in the name, so what is added stands in front; without one the whole
         // name of the lock becomes the tag.
-        let fence = match key.hash_tag() {
-            Some(_) => format!("f:{lock}"),
-            None => format!("{{{lock}}}:f"),
-        };
-        Self { lock, fence }
+        let [fence, queue] = SIDE_KEYS.map(|side| match key.hash_tag() {
+            Some(_) => format!("{side}:{lock}"),
+            None => format!("{{{lock}}}:{side}"),
+        });
+        Self { lock, fence, queue }
     }
 }
 
@@ -62,6 +64,15 @@ pub(super) fn lock_name(namespace: &str, key: &LockKey, family: Family) -> Strin
     match family {
         Family::Lock => format!("{namespace}:{key}"),
         Family::Permits => format!("{namespace}:{PERMITS}:{key}"),
+    }
+}
+
+/// The lock whose key that is; `None` if it is not one of this namespace and family.
+pub(super) fn key_of<'a>(namespace: &str, lock: &'a str, family: Family) -> Option<&'a str> {
+    let name = lock.strip_prefix(namespace)?.strip_prefix(':')?;
+    match family {
+        Family::Lock => Some(name),
+        Family::Permits => name.strip_prefix(PERMITS)?.strip_prefix(':'),
     }
 }
 
@@ -85,7 +96,8 @@ mod tests {
             for family in [Family::Lock, Family::Permits] {
                 let names = Names::new("ns:sub", &key, family);
                 assert_eq!(slot_text(&names.lock), slot_text(&names.fence), "{names:?}");
-                assert_ne!(names.lock, names.fence);
+                assert_eq!(slot_text(&names.lock), slot_text(&names.queue), "{names:?}");
+                assert!(names.lock != names.fence && names.lock != names.queue && names.fence != names.queue);
             }
         }
     }
@@ -93,8 +105,10 @@ mod tests {
     #[test]
     fn the_names_are_those_of_the_documentation() {
         let names = |name: &str, family| Names::new("lock", &LockKey::new(name).unwrap(), family);
-        assert_eq!(names("a", Family::Lock), Names { lock: "lock:a".into(), fence: "{lock:a}:f".into() });
-        assert_eq!(names("{a}b", Family::Lock), Names { lock: "lock:{a}b".into(), fence: "f:lock:{a}b".into() });
+        let plain = Names { lock: "lock:a".into(), fence: "{lock:a}:f".into(), queue: "{lock:a}:q".into() };
+        assert_eq!(names("a", Family::Lock), plain);
+        let tagged = Names { lock: "lock:{a}b".into(), fence: "f:lock:{a}b".into(), queue: "q:lock:{a}b".into() };
+        assert_eq!(names("{a}b", Family::Lock), tagged);
         assert_eq!(names("a", Family::Permits).lock, "lock:permits:a");
     }
 

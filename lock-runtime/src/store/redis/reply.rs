@@ -7,7 +7,7 @@ use redis::Value;
 use crate::{
     fence::FencingToken,
     spec::Mode,
-    store::{Grant, Holder, StoreError, StoreErrorKind},
+    store::{Grant, Holder, StoreError, StoreErrorKind, Waiter},
 };
 
 /// A reply, read from front to back.
@@ -60,20 +60,41 @@ impl Reply {
 
     pub(super) fn grant(&mut self) -> Result<Grant, StoreError> {
         let fence = self.counter()?.ok_or_else(unexpected)?;
-        Ok(Grant::new(fence, self.ttl()?))
+        let ttl = self.ttl()?;
+        let spare = u32::try_from(self.count()?).map_err(|_| unexpected())?;
+        Ok(Grant::new(fence, ttl).spare(spare))
     }
 
-    pub(super) fn holders(&mut self) -> Result<Vec<Holder>, StoreError> {
-        let mut holders = Vec::with_capacity(self.rest.len() / 2);
+    /// A place in line: the latest fencing token, and what the holder has left.
+    pub(super) fn place(&mut self) -> Result<(Option<FencingToken>, Option<Duration>), StoreError> {
+        Ok((self.counter()?, self.known_ttl()?))
+    }
+
+    fn mode(&mut self) -> Result<Mode, StoreError> {
+        mode(&self.text()?).ok_or_else(unexpected)
+    }
+
+    /// So many holders.
+    pub(super) fn holders(&mut self, count: u64) -> Result<Vec<Holder>, StoreError> {
+        (0..count).map(|_| Ok(Holder::new(self.mode()?, self.known_ttl()?))).collect()
+    }
+
+    /// Those who wait: the rest of the reply.
+    pub(super) fn waiters(&mut self) -> Result<Vec<Waiter>, StoreError> {
+        let mut waiters = Vec::with_capacity(self.rest.len() / 3);
         while self.rest.len() > 0 {
-            let mode = match self.text()?.as_str() {
-                "exclusive" => Mode::Exclusive,
-                "shared" => Mode::Shared,
-                permits => Mode::Permits(permits.parse().map_err(|_| unexpected())?),
-            };
-            holders.push(Holder::new(mode, self.known_ttl()?));
+            waiters.push(Waiter::new(self.mode()?, self.ttl()?, self.ttl()?));
         }
-        Ok(holders)
+        Ok(waiters)
+    }
+}
+
+/// A mode as the scripts write it.
+pub(super) fn mode(text: &str) -> Option<Mode> {
+    match text {
+        "exclusive" => Some(Mode::Exclusive),
+        "shared" => Some(Mode::Shared),
+        permits => permits.parse().ok().map(Mode::Permits),
     }
 }
 

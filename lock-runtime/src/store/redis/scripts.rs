@@ -7,6 +7,7 @@ use std::{fmt, sync::LazyLock, time::Duration};
 
 use redis::Cmd;
 
+use super::names::Names;
 use crate::{
     spec::{Family, Mode},
     store::{Hold, Token},
@@ -28,26 +29,28 @@ macro_rules! scripts {
 }
 
 scripts! {
-    /// Grants all or none.
-    ACQUIRE = "clock" "fence" "holders" "standing" "acquire";
-    /// Does the token hold?
-    POLL = "clock" "fence" "holders" "standing" "poll";
+    /// Grants all or none; a single request may stand in line.
+    ACQUIRE = "clock" "fence" "holders" "standing" "line" "acquire";
+    /// Does the token hold, or does it wait?
+    POLL = "clock" "fence" "holders" "standing" "line" "poll";
     /// Keeps a writer's lock for longer.
     RENEW = "renew";
     /// Keeps a share for longer.
     RENEW_SHARE = "clock" "holders" "standing" "renew_share";
-    /// Gives a writer's lock back, and may keep it for nobody.
-    RELEASE = "release";
+    /// Gives a writer's lock back, and hands it over or keeps it for nobody.
+    RELEASE = "release" "clock" "fence" "holders" "standing" "line" "hand_over";
     /// Gives a share back, and may keep it for nobody.
-    RELEASE_SHARE = "clock" "holders" "release_share";
-    /// Gives back and takes up again.
-    PASS = "clock" "fence" "holders" "pass";
+    RELEASE_SHARE = "clock" "fence" "holders" "standing" "line" "release_share";
+    /// Gives back and takes up again, or stands in line.
+    PASS = "clock" "fence" "holders" "standing" "line" "pass";
     /// Makes a writer a reader.
-    CONVERT = "clock" "fence" "holders" "standing" "convert";
-    /// Who holds?
-    INSPECT = "clock" "fence" "holders" "inspect";
+    CONVERT = "clock" "fence" "holders" "standing" "line" "convert";
+    /// Gives up whatever is held or waited for.
+    ABANDON = "clock" "fence" "holders" "standing" "line" "abandon";
+    /// Who holds, and who waits?
+    INSPECT = "clock" "fence" "holders" "standing" "line" "inspect";
     /// Takes away.
-    REVOKE = "clock" "holders" "revoke";
+    REVOKE = "clock" "fence" "holders" "standing" "line" "revoke";
 }
 
 impl Script {
@@ -86,6 +89,15 @@ impl Call {
     pub(super) fn arg(mut self, arg: impl AsRef<[u8]>) -> Self {
         self.command.arg(arg.as_ref());
         self
+    }
+
+    /// The keys of a lock.
+    pub(super) fn names(self, names: Names) -> Self {
+        self.arg(names.lock).arg(names.fence).arg(names.queue)
+    }
+
+    pub(super) fn number(self, number: u32) -> Self {
+        self.arg(number.to_string())
     }
 
     /// How a lock is held, and by whom.
@@ -133,5 +145,17 @@ impl Call {
 impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Call").field("script", &self.script.name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::store::{FORGOTTEN, HANDED_OVER, STALE};
+
+    #[test]
+    fn the_line_keeps_the_times_of_the_contract() {
+        let [stale, forgotten, handed_over] = [STALE, FORGOTTEN, HANDED_OVER].map(|time| time.as_millis());
+        let times = format!("local STALE, FORGOTTEN, HANDED_OVER = {stale}, {forgotten}, {handed_over}\n");
+        assert!(include_str!("lua/line.lua").contains(&times), "{times}");
     }
 }

@@ -1,49 +1,73 @@
--- Grants every lock that is asked for, or none.
--- KEYS: for each request its lock and its fence.
--- ARGV: the deadline (server time, microseconds); for each request its mode, member and lease (ms).
--- {'granted', server time, fence, ttl, ...} | {'refused', server time, index, why, ttl} | {'late', server time}
+-- Grants every lock that is asked for, or none. A single request may stand in line.
+-- KEYS: for each request its lock, its fence and its queue.
+-- ARGV: the deadline (server time, microseconds); where to tell a grant from the line ('': the request does not stand in
+-- line); for each request its mode, member, lease (ms) and spare fencing tokens.
+-- {'granted', server time, fence, ttl, spare, ...} | {'queued', server time, counter, ttl}
+-- | {'refused', server time, index, why, ttl} | {'late', server time}
 if micros > tonumber(ARGV[1]) then
   return {'late', micros}
 end
+local channel = ARGV[2]
 
 local requests = {}
-for i = 1, #KEYS / 2 do
-  local request = {
-    lock = KEYS[2 * i - 1], fence = KEYS[2 * i],
-    mode = ARGV[3 * i - 1], member = ARGV[3 * i], lease = tonumber(ARGV[3 * i + 1]),
-  }
-  local standing, ttl = judge(request.lock, request.mode, request.member)
-  if standing == 'free' or standing == 'held' then
-    request.counter = counter(request.fence)
-    if not request.counter then
-      standing = 'foreign'
-    end
+local function answer(reply)
+  for _, request in ipairs(requests) do
+    finish(request.line)
   end
+  return reply
+end
+
+for i = 1, #KEYS / 3 do
+  local request = {
+    lock = KEYS[3 * i - 2], fence = KEYS[3 * i - 1],
+    mode = ARGV[4 * i - 1], member = ARGV[4 * i], lease = tonumber(ARGV[4 * i + 1]), spare = tonumber(ARGV[4 * i + 2]),
+  }
+  local line = line_of(KEYS[3 * i], request.member)
+  if not line then
+    return answer({'refused', micros, i, 'foreign', -1})
+  end
+  request.line = line
+  requests[i] = request
+  if channel ~= '' then
+    refresh(line, request.member)
+  end
+  local standing, ttl = approach(line, request.lock, request.fence, request.mode, request.member)
+  local queued = standing == 'busy' and channel ~= ''
   if standing == 'held' then
     request.ttl = ttl
-  elseif standing ~= 'free' then
-    return {'refused', micros, i, standing, ttl or -1}
   end
-  requests[i] = request
+  if (standing == 'free' or standing == 'held' or queued) and not line.grant then
+    request.counter = counter(request.fence)
+    if not request.counter then
+      standing, queued = 'foreign', false
+    end
+  end
+  if queued and not line.own and
+      not enqueue(line, request.member, request.mode, request.lease, request.spare, channel) then
+    standing, queued = 'foreign', false
+  end
+  if queued then
+    return answer({'queued', micros, request.counter, ttl or -1})
+  end
+  if standing ~= 'free' and standing ~= 'held' then
+    return answer({'refused', micros, i, standing, ttl or -1})
+  end
 end
 
 local reply = {'granted', micros}
 for _, request in ipairs(requests) do
-  local lock, fence = request.lock, nil
-  if request.ttl then
-    fence = confirm(request.fence, request.counter, request.mode)
-  else
+  local grant = request.line.grant
+  if not grant and request.ttl then
+    grant = {confirm(request.fence, request.counter, request.mode), request.ttl, 0}
+  elseif not grant then
     -- The fence is written before the lock. A server out of memory refuses only the first write of a script, and
     -- refusing the lock after the fence was written would do no harm; the other way round it would be held by nobody.
-    fence = advance(request.fence, request.counter)
-    if request.mode == 'exclusive' then
-      redis.call('SET', lock, request.member, 'PX', request.lease)
-    else
-      redis.call('ZREMRANGEBYSCORE', lock, '-inf', whole(now))
-      join(lock, request.member, now + request.lease)
-    end
+    local number = draw(request.fence, request.counter, request.spare)
+    hold(request.lock, request.mode, request.member, request.lease)
+    grant = {number, request.lease, request.spare}
   end
-  table.insert(reply, fence)
-  table.insert(reply, request.ttl or request.lease)
+  for _, word in ipairs(grant) do
+    table.insert(reply, word)
+  end
 end
-return reply
+return answer(reply)

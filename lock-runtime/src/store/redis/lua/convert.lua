@@ -1,26 +1,34 @@
 -- Makes a writer a reader under the same token, for the time that it has left, so that no other writer comes between.
--- KEYS: lock, fence. ARGV: member.
--- {'converted', fence, ttl} | {'not_held'} | {'foreign'}
+-- The readers who are first in line come in with it.
+-- KEYS: lock, fence, queue. ARGV: member.
+-- {'converted', fence, ttl, spare} | {'not_held'} | {'foreign'}
 local lock, fence, member = KEYS[1], KEYS[2], ARGV[1]
+local line = line_of(KEYS[3], member)
 local mode = 'exclusive'
-local standing, ttl = judge(lock, mode, member)
+local standing, ttl, kind = judge(lock, mode, member)
 if standing ~= 'held' then
   -- The reply to an earlier request may have been lost.
   mode = 'shared'
-  standing, ttl = judge(lock, mode, member)
+  standing, ttl, kind = judge(lock, mode, member)
 end
-if standing ~= 'held' or ttl <= 0 then
-  return {'not_held'}
+local reply = {'not_held'}
+if standing == 'held' and ttl > 0 then
+  local latest = counter(fence)
+  if not latest then
+    return {'foreign'}
+  end
+  if mode == 'shared' then
+    reply = {'converted', confirm(fence, latest, mode), ttl, 0}
+  else
+    -- DEL comes first: a server out of memory lets it pass, and what follows the first write of a script too.
+    redis.call('DEL', lock)
+    reply = {'converted', draw(fence, latest, 0), ttl, 0}
+    join(lock, member, now + ttl)
+    kind = 'set'
+  end
 end
-local last = counter(fence)
-if not last then
-  return {'foreign'}
+if line and line.count > 0 and (kind == 'none' or kind == 'set') then
+  advance(line, lock, fence, kind)
+  finish(line)
 end
-if mode == 'shared' then
-  return {'converted', confirm(fence, last, mode), ttl}
-end
--- DEL comes first: a server out of memory lets it pass, and what follows the first write of a script too.
-redis.call('DEL', lock)
-local number = advance(fence, last)
-join(lock, member, now + ttl)
-return {'converted', number, ttl}
+return reply

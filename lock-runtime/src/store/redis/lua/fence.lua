@@ -16,19 +16,21 @@ local function counter(fence)
   return number and number < 9007199254740991 and number or nil
 end
 
--- The token of a new grant. The clock keeps it increasing where the counter was lost (expired, evicted, or a replica
--- was promoted that lagged behind), the counter keeps it increasing where the clock went back.
-local function advance(fence, last)
+-- The token of a new grant, and so many behind it that are its own as well. The clock keeps it increasing where the
+-- counter was lost (expired, evicted, or a replica was promoted that lagged behind), the counter keeps it increasing
+-- where the clock went back.
+local function draw(fence, last, spare)
   local number = math.max(last + 1, micros)
-  redis.call('SET', fence, whole(number), 'EX', 86400)
+  redis.call('SET', fence, whole(number + spare), 'EX', 86400)
   return number
 end
 
--- The token of a grant that was given before. A writer's is the counter, as nobody can have been granted since. A
--- reader's is not: another reader may have been granted the counter's value, so this one takes a larger.
+-- The token of a grant that was given before. A writer's is the counter, as nobody can have been granted since: its own
+-- token or the last of those that are reserved for it. A reader's is not: another reader may have been granted the
+-- counter's value, so this one takes a larger.
 local function confirm(fence, last, mode)
   if mode == 'exclusive' and last > 0 then
     return last
   end
-  return advance(fence, last)
+  return draw(fence, last, 0)
 end

@@ -1,7 +1,20 @@
--- What lies under a lock's name: 'none', 'string', 'set' (with the member that expires last, and when) or 'foreign'.
--- TYPE comes first, before anything is touched. A set of ours has a lifetime, which ends with its longest holder; a
--- set without one, or with another, is somebody's data.
-local function look(lock)
+-- What lies under a lock's name: 'none', 'string' (with what it says, if a writer asks), 'set' (with the member that
+-- expires last, and when) or 'foreign'. The type is known before anything is touched. A set of ours has a lifetime,
+-- which ends with its longest holder; a set without one, or with another, is somebody's data.
+local function look(lock, mode)
+  -- A writer mostly meets a writer or nobody: GET tells both in one command, and touches nothing else.
+  if mode == 'exclusive' then
+    local holder = redis.pcall('GET', lock)
+    if not holder then
+      return 'none'
+    end
+    if type(holder) == 'string' then
+      return 'string', holder
+    end
+    if not string.find(holder.err, 'WRONGTYPE', 1, true) then
+      error(holder)
+    end
+  end
   local kind = redis.call('TYPE', lock).ok
   if kind == 'none' or kind == 'string' then
     return kind
@@ -46,4 +59,14 @@ local function join(lock, member, expiry)
   redis.call('PEXPIREAT', lock, whole(last))
   redis.call('ZADD', lock, whole(expiry), member)
   redis.call('PEXPIREAT', lock, whole(math.max(last, expiry)))
+end
+
+-- Writes down a new holder of a lock that lets it in.
+local function hold(lock, mode, member, lease)
+  if mode == 'exclusive' then
+    redis.call('SET', lock, member, 'PX', lease)
+  else
+    redis.call('ZREMRANGEBYSCORE', lock, '-inf', whole(now))
+    join(lock, member, now + lease)
+  end
 end

@@ -1,13 +1,15 @@
--- Tells who holds a lock. Reads only.
--- KEYS: lock, fence. ARGV: 'lock' or 'permits'.
--- {'holders', counter, mode, ttl, ...}, those that expire first in front, ttl -1: no expiry | {'foreign'}
+-- Tells who holds a lock, and who waits for it. Reads only.
+-- KEYS: lock, fence, queue. ARGV: 'lock' or 'permits'.
+-- {'holders', counter, how many hold, mode, ttl, ..., mode, lease, silent, ...} | {'foreign'}
+-- The holders that expire first in front, ttl -1: no expiry; behind them those who wait, in their order.
 local lock, permits = KEYS[1], ARGV[1] == 'permits'
-local kind, last = look(lock)
-local number = counter(KEYS[2])
-if kind == 'foreign' or not number or (kind == 'string' and permits) then
+local kind, last = look(lock, 'shared')
+local latest = counter(KEYS[2])
+local line = line_of(KEYS[3], '')
+if kind == 'foreign' or not latest or not line or (kind == 'string' and permits) then
   return {'foreign'}
 end
-local reply = {'holders', number}
+local reply = {'holders', latest, 0}
 if kind == 'string' then
   table.insert(reply, 'exclusive')
   table.insert(reply, redis.call('PTTL', lock))
@@ -19,6 +21,17 @@ elseif kind == 'set' then
   for i = 1, #holders, 2 do
     table.insert(reply, permits_of(holders[i]) or 'shared')
     table.insert(reply, tonumber(holders[i + 1]) - now)
+  end
+end
+reply[3] = (#reply - 3) / 2
+for place = line.first, line.last do
+  local entry = redis.call('HGET', line.queue, place)
+  local seen, mode, lease = string.match(entry or '', '^(%d+) (%w+) (%d+) ')
+  local silent = seen and math.max(now - tonumber(seen), 0)
+  if silent and silent < FORGOTTEN then
+    table.insert(reply, mode)
+    table.insert(reply, tonumber(lease))
+    table.insert(reply, silent)
   end
 end
 return reply

@@ -1,30 +1,60 @@
--- Gives an exclusive lock back and takes it up again under another token, in one step.
--- KEYS: lock, fence. ARGV: member, next member, lease (ms).
--- {'passed', fence, ttl} | {'released'} | {'not_held'} | {'foreign'}
-local lock, fence, member, heir, lease = KEYS[1], KEYS[2], ARGV[1], ARGV[2], tonumber(ARGV[3])
-local holder = look(lock) == 'string' and redis.call('GET', lock)
+-- Gives an exclusive lock back and takes it up again under another token, in one step. If somebody waits whose turn it
+-- is, that one gets the lock, and the other token stands at the end of the line.
+-- KEYS: lock, fence, queue. ARGV: member, next member, lease (ms), spare fencing tokens, where to tell a grant.
+-- {'passed', fence, ttl, spare} | {'queued', counter, ttl} | {'released'} | {'not_held'} | {'foreign'}
+local lock, fence, queue, member, heir = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2]
+local lease, spare, channel = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local kind, holder = look(lock, 'exclusive')
+-- Somebody's data in the place of the line keep nobody from giving the lock back.
+local line = line_of(queue, heir) or line_by(queue, false)
 
-if holder == heir then
-  local last = counter(fence)
-  if not last then
-    return {'foreign'}
+if holder == heir or line.own then
+  -- The reply to an earlier request may have been lost.
+  refresh(line, heir)
+  local standing, ttl = approach(line, lock, fence, 'exclusive', heir)
+  local reply = {'not_held'}
+  if line.grant then
+    reply = {'passed', unpack(line.grant)}
+  elseif standing == 'held' or line.own then
+    local latest = counter(fence)
+    if not latest then
+      reply = {'foreign'}
+    elseif standing == 'held' then
+      reply = {'passed', confirm(fence, latest, 'exclusive'), ttl, 0}
+    else
+      reply = {'queued', latest, ttl or -1}
+    end
   end
-  return {'passed', confirm(fence, last, 'exclusive'), math.max(redis.call('PTTL', lock), 0)}
+  finish(line)
+  return reply
 end
 if holder == member .. '.kept' then
   return {'released'}
 end
 if holder ~= member then
+  if kind == 'none' or kind == 'set' then
+    advance(line, lock, fence, kind)
+    finish(line)
+  end
   return {'not_held'}
 end
 
-local last = counter(fence)
+local latest = counter(fence)
 -- DEL comes first: a server out of memory lets it pass, and what follows the first write of a script too.
 redis.call('DEL', lock)
-if not last then
+if not latest then
   -- Without a fencing token there is no grant, but the lock is given back all the same.
   return {'released'}
 end
-local number = advance(fence, last)
-redis.call('SET', lock, heir, 'PX', lease)
-return {'passed', number, lease}
+local reply
+advance(line, lock, fence, 'none')
+if line.latest then
+  -- There is a line of ours, so there is room in it.
+  enqueue(line, heir, 'exclusive', lease, spare, channel)
+  reply = {'queued', line.latest, line.lease}
+else
+  reply = {'passed', draw(fence, latest, spare), lease, spare}
+  hold(lock, 'exclusive', heir, lease)
+end
+finish(line)
+return reply

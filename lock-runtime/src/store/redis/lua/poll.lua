@@ -1,12 +1,26 @@
--- Tells a request whether it holds its lock. Changes nothing but the fencing token of a reader (see `confirm`).
--- KEYS: lock, fence. ARGV: mode, member.
--- {'granted', fence, ttl} | {'gone'} | {'foreign'}
-local standing, ttl = judge(KEYS[1], ARGV[1], ARGV[2])
-if standing ~= 'held' then
-  return {'gone'}
-end
-local last = counter(KEYS[2])
-if not last then
+-- Tells a request that stood in line how it is doing, and keeps its place. Never puts it there, and makes no grant last
+-- longer.
+-- KEYS: lock, fence, queue. ARGV: mode, member.
+-- {'granted', fence, ttl, spare} | {'queued', counter, ttl} | {'gone'} | {'foreign'}
+local lock, fence, mode, member = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+local line = line_of(KEYS[3], member)
+if not line then
   return {'foreign'}
 end
-return {'granted', confirm(KEYS[2], last, ARGV[1]), ttl}
+refresh(line, member)
+local standing, ttl = approach(line, lock, fence, mode, member)
+local reply = {'gone'}
+if line.grant then
+  reply = {'granted', unpack(line.grant)}
+elseif standing == 'held' or line.own then
+  local latest = counter(fence)
+  if not latest then
+    reply = {'foreign'}
+  elseif standing == 'held' then
+    reply = {'granted', confirm(fence, latest, mode), ttl, 0}
+  else
+    reply = {'queued', latest, ttl or -1}
+  end
+end
+finish(line)
+return reply

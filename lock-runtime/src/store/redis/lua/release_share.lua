@@ -1,24 +1,33 @@
--- Gives a reader's or a permit holder's share back if the token holds it, and may keep it for nobody for a while.
--- KEYS: lock. ARGV: member, how long to keep it (ms; 0: not at all).
+-- Gives a reader's or a permit holder's share back if the token holds it, and may keep it for nobody for a while; else
+-- whoever is first in line may come in.
+-- KEYS: lock, fence, queue. ARGV: member, how long to keep it (ms; 0: not at all).
 -- {'released'} | {'not_held'}
 --
 -- A kept share belongs to another name, as a kept lock does. ZREM comes first: a server out of memory lets it pass, and
 -- what follows the first write of a script too.
-local lock, member, keep = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local lock, fence, member, keep = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2])
 local kept = member .. '.kept'
-if look(lock) ~= 'set' then
-  return {'not_held'}
+local line = line_of(KEYS[3], member)
+local kind = look(lock, 'shared')
+local reply = {'not_held'}
+if kind == 'set' then
+  if expiry_of(lock, member) > now then
+    reply = {'released'}
+    if keep > 0 then
+      redis.call('ZREM', lock, member, kept)
+    else
+      redis.call('ZREM', lock, member)
+    end
+    settle(lock)
+    if keep > 0 then
+      join(lock, kept, now + keep)
+    end
+  elseif expiry_of(lock, kept) > now then
+    reply = {'released'}
+  end
 end
-if expiry_of(lock, member) <= now then
-  return {expiry_of(lock, kept) > now and 'released' or 'not_held'}
+if line and line.count > 0 then
+  advance(line, lock, fence, look(lock, 'shared'))
+  finish(line)
 end
-if keep > 0 then
-  redis.call('ZREM', lock, member, kept)
-else
-  redis.call('ZREM', lock, member)
-end
-settle(lock)
-if keep > 0 then
-  join(lock, kept, now + keep)
-end
-return {'released'}
+return reply

@@ -1,0 +1,29 @@
+-- Frees whatever a token may hold, and gives up its place in line.
+-- KEYS: lock, fence, queue. ARGV: mode, member.
+-- {'released'} | {'not_held'}
+--
+-- What frees comes first: a server out of memory lets it pass, and what follows the first write of a script too.
+local lock, fence, mode, member = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+local line = line_of(KEYS[3], member)
+local kind, holder = look(lock, mode)
+local reply = {'not_held'}
+if mode == 'exclusive' then
+  if kind == 'string' and holder == member then
+    redis.call('DEL', lock)
+    reply, kind = {'released'}, 'none'
+  end
+elseif kind == 'set' and expiry_of(lock, member) > now then
+  redis.call('ZREM', lock, member)
+  settle(lock)
+  reply, kind = {'released'}, look(lock, mode)
+end
+if line then
+  if line.own then
+    leave(line, line.own, member)
+  end
+  if line.count > 0 and (kind == 'none' or kind == 'set') then
+    advance(line, lock, fence, kind)
+  end
+  finish(line)
+end
+return reply

@@ -1,0 +1,172 @@
+-- The line of those who wait for a lock, first come first served. It is a hash:
+--   ends      'first last count': the numbers of the first and the last place, and how many of the places are taken
+--   <number>  'seen mode lease spare member channel': who stands there, and when it was heard of last (ms)
+--   <member>  the number of its place
+-- It lives for as long as somebody in it may come back: each word from one of them begins that time anew.
+local STALE, FORGOTTEN, HANDED_OVER = 3000, 10000, 3000
+
+-- The line by its field `ends` (false: nobody stands there), nil if somebody's data lie in its place.
+local function line_by(queue, ends)
+  if not ends then
+    return {queue = queue, first = 1, last = 0, count = 0, news = {}}
+  end
+  local first, last, count = string.match(ends, '^(%d+) (%d+) (%d+)$')
+  if not first then
+    return nil
+  end
+  return {queue = queue, first = tonumber(first), last = tonumber(last), count = tonumber(count), news = {}}
+end
+
+-- The same, with the place of a member.
+local function line_of(queue, member)
+  -- Where something else than a hash lies, HMGET says so and touches nothing.
+  local fields = redis.pcall('HMGET', queue, 'ends', member)
+  if fields.err then
+    if string.find(fields.err, 'WRONGTYPE', 1, true) then
+      return nil
+    end
+    error(fields)
+  end
+  local line = line_by(queue, fields[1])
+  if line then
+    line.own = tonumber(fields[2])
+  end
+  return line
+end
+
+-- Takes a member out of its place. Nothing is left of a line in which nobody stands.
+local function leave(line, place, member)
+  line.count = line.count - 1
+  line.changed = true
+  if line.count > 0 then
+    redis.call('HDEL', line.queue, place, member)
+  else
+    redis.call('DEL', line.queue)
+  end
+end
+
+-- Writes down that the member was heard of, if it stands in line; one that is forgotten does not stand there.
+local function refresh(line, member)
+  local entry = line.own and redis.call('HGET', line.queue, line.own)
+  local seen, rest = string.match(entry or '', '^(%d+) (.+)$')
+  if not seen then
+    line.own = nil
+  elseif now - tonumber(seen) >= FORGOTTEN then
+    leave(line, line.own, member)
+    line.own = nil
+  else
+    -- PEXPIRE comes first: a server out of memory lets it pass, and what follows the first write of a script too.
+    redis.call('PEXPIRE', line.queue, FORGOTTEN)
+    redis.call('HSET', line.queue, line.own, whole(now) .. ' ' .. rest)
+  end
+end
+
+local function ends_of(line)
+  return string.format('%.0f %.0f %.0f', line.first, line.last, line.count)
+end
+
+-- Puts a member at the end of the line. False: somebody's data lie there.
+local function enqueue(line, member, mode, lease, spare, channel)
+  -- Without `ends` it may be somebody's hash. Where a line ended just now there is none.
+  if line.last == 0 and redis.call('TYPE', line.queue).ok ~= 'none' then
+    return false
+  end
+  line.last = line.last + 1
+  line.count = line.count + 1
+  line.changed = false
+  local entry = table.concat({whole(now), mode, whole(lease), whole(spare), member, channel}, ' ')
+  redis.call('HSET', line.queue, 'ends', ends_of(line), line.last, entry, member, line.last)
+  local kept = redis.pcall('PEXPIRE', line.queue, FORGOTTEN)
+  if type(kept) == 'table' then
+    -- Forbidden by the server's access rules: no line may be left that never ends.
+    if line.count == 1 then
+      redis.call('DEL', line.queue)
+    end
+    error(kept)
+  end
+  return true
+end
+
+-- Grants the lock to those whose turn it is, as long as its holders let them in. `kind` tells what lies under the lock's
+-- name. Afterwards the line knows whether somebody it heard of is left (`waits`), and the grant to `own`, who is told by
+-- the script's reply; the others are told when all is done (`finish`).
+local function advance(line, lock, fence, kind, own)
+  local latest, kept
+  local place = line.first
+  while place <= line.last do
+    -- Who gave up leaves a gap.
+    local entry = redis.call('HGET', line.queue, place) or ''
+    local seen, mode, lease, spare, member, channel = string.match(entry, '^(%d+) (%w+) (%d+) (%d+) (%S+) (.+)$')
+    if seen then
+      local silent = now - tonumber(seen)
+      if silent >= FORGOTTEN then
+        leave(line, place, member)
+      elseif silent >= STALE then
+        -- It keeps its place, and has its turn once it is heard of again.
+        kept = kept or place
+      else
+        local standing = kind == 'none' and 'free' or 'busy'
+        if kind == 'set' and mode ~= 'exclusive' then
+          standing = judge(lock, mode, member)
+        end
+        if standing == 'free' then
+          latest = latest or counter(fence)
+        end
+        if standing == 'held' then
+          leave(line, place, member)
+        elseif standing == 'free' and latest then
+          lease, spare = math.min(tonumber(lease), HANDED_OVER), tonumber(spare)
+          -- The fence is written before the lock, and what names the heir after it: stopped in between by an error, the
+          -- script leaves nothing that two could hold.
+          local number = draw(fence, latest, spare)
+          latest = number + spare
+          hold(lock, mode, member, lease)
+          leave(line, place, member)
+          line.latest, line.lease = latest, lease
+          if member == own then
+            line.grant = {number, lease, spare}
+          else
+            table.insert(line.news, {channel, table.concat({mode, member, whole(number), lease, spare, lock}, ' ')})
+          end
+          if mode == 'exclusive' then
+            place = place + 1
+            break
+          end
+          kind = 'set'
+        else
+          line.waits = true
+          break
+        end
+      end
+    end
+    place = place + 1
+  end
+  line.first = kept or place
+end
+
+-- How a request stands (see `judge`) after all those had their turn who come before it.
+local function approach(line, lock, fence, mode, member)
+  local standing, ttl, kind = judge(lock, mode, member)
+  -- A writer lets nobody in.
+  if line.count > 0 and (kind == 'none' or kind == 'set') then
+    advance(line, lock, fence, kind, member)
+    if line.latest then
+      standing, ttl = judge(lock, mode, member)
+    end
+    if standing == 'free' and line.waits then
+      return 'busy', redis.call('PTTL', lock)
+    end
+  end
+  return standing, ttl
+end
+
+-- Writes down the ends of the line, and tells those who were granted their lock. That comes last, and a failure of it is
+-- found by a poll.
+local function finish(line)
+  if line.changed and line.count > 0 then
+    redis.call('HSET', line.queue, 'ends', ends_of(line))
+  end
+  for _, news in ipairs(line.news) do
+    redis.pcall('PUBLISH', news[1], news[2])
+  end
+end

@@ -1,0 +1,137 @@
+//! What the server tells unasked: grants from the line, and locks that were revoked.
+//!
+//! A store has a channel of its own, whose name stands with its places in line, and shares one with all others. Whatever
+//! cannot be understood is ignored: it is a hint at best, and anybody may publish.
+
+use std::{str, time::Duration};
+
+use redis::{PushInfo, PushKind, Value};
+
+use super::{names, reply};
+use crate::{
+    fence::FencingToken,
+    key::LockKey,
+    store::{Grant, Hold, Listeners, StoreEvent, Token},
+};
+
+/// Takes what is pushed, and tells the listeners.
+#[derive(Debug)]
+pub(super) struct Pushes {
+    namespace: String,
+    own: String,
+    revoked: String,
+    listeners: Listeners,
+}
+
+impl Pushes {
+    pub(super) fn new(namespace: &str) -> Self {
+        let name = Token::random().to_hex().map(char::from);
+        Self {
+            namespace: namespace.to_owned(),
+            own: format!("{namespace}:{}", String::from_iter(name)),
+            revoked: format!("{namespace}:revoked"),
+            listeners: Listeners::default(),
+        }
+    }
+
+    pub(super) fn listeners(&self) -> &Listeners {
+        &self.listeners
+    }
+
+    /// Where grants to this store's requests are told.
+    pub(super) fn own(&self) -> &str {
+        &self.own
+    }
+
+    /// Where it is told which holders have lost their lock.
+    pub(super) fn revoked(&self) -> &str {
+        &self.revoked
+    }
+
+    /// Called where the connection is read, so it does no more than parse and tell.
+    pub(super) fn take(&self, push: &PushInfo) {
+        match push.kind {
+            PushKind::Disconnection => self.listeners.tell(&StoreEvent::Disconnected),
+            PushKind::Message => {
+                let mut words = push.data.iter().map(text);
+                let (Some(Some(channel)), Some(Some(message))) = (words.next(), words.next()) else { return };
+                if channel == self.own {
+                    if let Some(granted) = self.granted(message) {
+                        self.listeners.tell(&granted);
+                    }
+                } else if channel == self.revoked {
+                    for member in message.split(' ') {
+                        let token = member.rsplit(':').next().and_then(Token::from_hex);
+                        token.into_iter().for_each(|token| self.listeners.tell(&StoreEvent::Revoked { token }));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// `mode member fence ttl spare lock`; the name of the lock may hold blanks.
+    fn granted(&self, message: &str) -> Option<StoreEvent> {
+        let mut words = message.splitn(6, ' ');
+        let mode = reply::mode(words.next()?)?;
+        let token = Token::from_hex(words.next()?.rsplit(':').next()?)?;
+        let fence = FencingToken::new(words.next()?.parse().ok()?)?;
+        let ttl = Duration::from_millis(words.next()?.parse().ok()?);
+        let spare = words.next()?.parse().ok()?;
+        let key = LockKey::new(names::key_of(&self.namespace, words.next()?, mode.family())?).ok()?;
+        Some(StoreEvent::Granted { hold: Hold::new(key, mode, token), grant: Grant::new(fence, ttl).spare(spare) })
+    }
+}
+
+fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => str::from_utf8(bytes).ok(),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Mode;
+
+    #[test]
+    fn a_message_tells_the_whole_grant() {
+        let pushes = Pushes::new("my app");
+        let token = Token::random();
+        let hex = String::from_utf8(token.to_hex().to_vec()).unwrap();
+        for (mode, written, member, lock) in [
+            (Mode::Exclusive, "exclusive", hex.clone(), "my app:a b"),
+            (Mode::Shared, "shared", hex.clone(), "my app:a b"),
+            (Mode::Permits(3.try_into().unwrap()), "3", format!("3:{hex}"), "my app:permits:a b"),
+        ] {
+            let message = format!("{written} {member} 7 250 2 {lock}");
+            let Some(StoreEvent::Granted { hold, grant }) = pushes.granted(&message) else { panic!("{message}") };
+            assert_eq!(hold, Hold::new(LockKey::new("a b").unwrap(), mode, token));
+            let fence = FencingToken::new(7).unwrap();
+            assert_eq!(grant, Grant::new(fence, Duration::from_millis(250)).spare(2));
+        }
+    }
+
+    #[test]
+    fn what_is_no_grant_is_ignored() {
+        let pushes = Pushes::new("lock");
+        let hex = "0123456789abcdef0123456789abcdef";
+        assert!(pushes.granted(&format!("exclusive {hex} 7 250 0 lock:a")).is_some());
+        for message in [
+            "",
+            "hello",
+            &format!("exclusive {hex} 7 250 0 other:a"),
+            &format!("exclusive {hex} 7 250 0 lock:"),
+            &format!("exclusive {hex} 0 250 0 lock:a"),
+            &format!("exclusive {hex} 7 -1 0 lock:a"),
+            &format!("exclusive {} 7 250 0 lock:a", &hex[1..]),
+            &format!("exclusive {} 7 250 0 lock:a", hex.to_uppercase()),
+            &format!("0 0:{hex} 7 250 0 lock:permits:a"),
+            &format!("2 2:{hex} 7 250 0 lock:a"),
+        ] {
+            assert!(pushes.granted(message).is_none(), "{message}");
+        }
+    }
+}
