@@ -113,22 +113,27 @@ async fn a_place_is_inherited_and_a_token_in_doubt_is_not() {
 
         let head = begun(locks.exclusive("a").wait(LONG).acquire()).await;
         let next = begun(locks.exclusive("a").wait(LONG).acquire()).await;
-        let place = spy.take_asked();
-        assert_eq!(place.len(), 1, "only the head asks");
+        assert_eq!(spy.take_asked().len(), 1, "only the head asks");
         drop(head);
         let next = tokio::spawn(next);
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        assert!(spy.take_asked().iter().all(|token| *token == place[0]), "the place was inherited");
-
-        // Now the head is dropped while the store has its question.
-        spy.answers.lock().unwrap().silent = true;
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let third = begun(locks.exclusive("a").wait(LONG).acquire()).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(spy.take_asked().is_empty(), "the place was inherited, and is kept by polls");
+        assert_eq!(locks.inspect("a").await.unwrap().waiters.len(), 1);
         next.abort();
+        eventually("the last one gives the place up", async || locks.inspect("a").await.unwrap().waiters.is_empty())
+            .await;
+
+        // A head is dropped while the store has its question.
+        spy.answers.lock().unwrap().silent = true;
+        let head = begun(locks.exclusive("a").wait(LONG).acquire()).await;
+        let next = begun(locks.exclusive("a").wait(LONG).acquire()).await;
+        drop(head);
         spy.answers.lock().unwrap().silent = false;
         let in_doubt = spy.take_asked();
+        assert_eq!(in_doubt.len(), 1);
+        let next = tokio::spawn(next);
         guard.release().await.unwrap();
-        let guard = third.await.unwrap();
+        let guard = next.await.unwrap().unwrap();
         let asked = spy.take_asked();
         assert!(!asked.is_empty() && asked.iter().all(|token| !in_doubt.contains(token)), "a name in doubt was used");
         guard.release().await.unwrap();

@@ -18,6 +18,12 @@ async fn live(store: &dyn Store, key: &LockKey) {
     for mode in MODES {
         let hold = beside(key, mode);
         granted(store, &hold, HOUR).await;
+        let waiter = beside(key, Mode::Exclusive);
+        if mode.family() == waiter.mode.family() {
+            queued(store, &waiter, HOUR).await;
+            store.poll(&waiter).await.unwrap();
+            store.abandon(&waiter).await.unwrap();
+        }
         assert!(matches!(
             store.renew(&[Renewal::new(hold.clone(), 2 * HOUR)]).await.all().unwrap()[0],
             RenewReply::Renewed { .. }
@@ -79,9 +85,9 @@ async fn every_key_that_a_script_touches_is_declared() {
                 if declared.len() == 1 {
                     continue;
                 }
-                assert_eq!(declared.len(), 2, "a lock and its fence: {line}");
+                assert_eq!(declared.len(), 3, "a lock, its fence and its queue: {line}");
             }
-            "TIME" => {}
+            "TIME" | "PUBLISH" | "SUBSCRIBE" => {}
             _ => {
                 assert!(line.contains("lua]"), "{line}");
                 touched += 1;
