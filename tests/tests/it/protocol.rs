@@ -17,6 +17,7 @@ mod holding;
 mod late;
 mod monitor;
 mod names;
+mod queue;
 mod released;
 mod several;
 mod tokens;

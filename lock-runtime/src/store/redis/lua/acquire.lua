@@ -28,15 +28,13 @@ for i = 1, #KEYS / 3 do
   end
   request.line = line
   requests[i] = request
-  if channel ~= '' then
-    refresh(line, request.member)
-  end
+  refresh(line, request.member)
   local standing, ttl = approach(line, request.lock, request.fence, request.mode, request.member)
   local queued = standing == 'busy' and channel ~= ''
   if standing == 'held' then
     request.ttl = ttl
   end
-  if (standing == 'free' or standing == 'held' or queued) and not line.grant then
+  if standing == 'free' or standing == 'held' or queued then
     request.counter = counter(request.fence)
     if not request.counter then
       standing, queued = 'foreign', false
@@ -56,10 +54,10 @@ end
 
 local reply = {'granted', micros}
 for _, request in ipairs(requests) do
-  local grant = request.line.grant
-  if not grant and request.ttl then
+  local grant
+  if request.ttl then
     grant = {confirm(request.fence, request.counter, request.mode), request.ttl, 0}
-  elseif not grant then
+  else
     -- The fence is written before the lock. A server out of memory refuses only the first write of a script, and
     -- refusing the lock after the fence was written would do no harm; the other way round it would be held by nobody.
     local number = draw(request.fence, request.counter, request.spare)

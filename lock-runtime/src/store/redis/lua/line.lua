@@ -88,8 +88,8 @@ local function enqueue(line, member, mode, lease, spare, channel)
 end
 
 -- Grants the lock to those whose turn it is, as long as its holders let them in. `kind` tells what lies under the lock's
--- name. Afterwards the line knows whether somebody it heard of is left (`waits`), and the grant to `own`, who is told by
--- the script's reply; the others are told when all is done (`finish`).
+-- name. Afterwards the line knows whether somebody it heard of is left (`waits`), and the latest fencing token and the
+-- lease if somebody was granted the lock. All but `own`, whom the script's reply tells, are told in the end (`finish`).
 local function advance(line, lock, fence, kind, own)
   local latest, kept
   local place = line.first
@@ -123,9 +123,7 @@ local function advance(line, lock, fence, kind, own)
           hold(lock, mode, member, lease)
           leave(line, place, member)
           line.latest, line.lease = latest, lease
-          if member == own then
-            line.grant = {number, lease, spare}
-          else
+          if member ~= own then
             table.insert(line.news, {channel, table.concat({mode, member, whole(number), lease, spare, lock}, ' ')})
           end
           if mode == 'exclusive' then

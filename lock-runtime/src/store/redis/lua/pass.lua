@@ -13,16 +13,14 @@ if holder == heir or line.own then
   refresh(line, heir)
   local standing, ttl = approach(line, lock, fence, 'exclusive', heir)
   local reply = {'not_held'}
-  if line.grant then
-    reply = {'passed', unpack(line.grant)}
-  elseif standing == 'held' or line.own then
+  if standing == 'held' or line.own then
     local latest = counter(fence)
     if not latest then
       reply = {'foreign'}
     elseif standing == 'held' then
       reply = {'passed', confirm(fence, latest, 'exclusive'), ttl, 0}
     else
-      reply = {'queued', latest, ttl or -1}
+      reply = {'queued', latest, ttl or redis.call('PTTL', lock)}
     end
   end
   finish(line)

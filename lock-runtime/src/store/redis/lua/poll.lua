@@ -10,16 +10,14 @@ end
 refresh(line, member)
 local standing, ttl = approach(line, lock, fence, mode, member)
 local reply = {'gone'}
-if line.grant then
-  reply = {'granted', unpack(line.grant)}
-elseif standing == 'held' or line.own then
+if standing == 'held' or line.own then
   local latest = counter(fence)
   if not latest then
     reply = {'foreign'}
   elseif standing == 'held' then
     reply = {'granted', confirm(fence, latest, mode), ttl, 0}
   else
-    reply = {'queued', latest, ttl or -1}
+    reply = {'queued', latest, ttl or redis.call('PTTL', lock)}
   end
 end
 finish(line)
