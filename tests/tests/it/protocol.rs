@@ -68,6 +68,11 @@ async fn granted(store: &dyn Store, hold: &Hold, lease: Duration) -> Grant {
     }
 }
 
+async fn queued(store: &dyn Store, hold: &Hold, lease: Duration) {
+    let reply = store.acquire(&KeyRequest::new(hold.clone(), lease, in_a_minute()).queued()).await.unwrap();
+    assert!(matches!(reply, AcquireReply::Queued { .. }), "{reply:?}");
+}
+
 async fn inspect(store: &dyn Store, hold: &Hold) -> Inspection {
     store.inspect(&hold.key, hold.mode.family()).await.unwrap()
 }

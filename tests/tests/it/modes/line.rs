@@ -16,7 +16,7 @@ use lock_runtime::{
 use lock_tests::Captured;
 use tokio::{sync::mpsc, task::JoinSet};
 
-use crate::place::{LONG, Place, begun, in_time, on_every_store};
+use crate::place::{LONG, Place, begun, eventually, in_time, on_every_store};
 
 on_every_store! {
     a_hundred_waiters_are_served_in_their_order,

@@ -10,7 +10,7 @@ use lock_tests::{RedisServer, shared_server};
 use super::{
     HOUR, Hold, MODES, acquire, beside, eventually, fresh_hold, granted, inspect, lock_name,
     monitor::{Monitor, words},
-    redis_on,
+    queued, redis_on,
 };
 
 /// Every operation that changes something, on a key that is free before and after.
