@@ -13,6 +13,45 @@ pub(crate) const ROUNDS: usize = 3;
 /// The subject that the others are compared with.
 pub(crate) const LIMIT: &str = "limit";
 
+/// What one subject does in one round.
+pub(crate) struct Tally {
+    /// Nanoseconds.
+    taken: Histogram<u64>,
+    holder: Option<usize>,
+    grants: u64,
+    /// Those to another client than the one before.
+    handed_on: u64,
+}
+
+impl Tally {
+    pub(crate) fn new() -> Self {
+        let taken = Histogram::new(3).expect("three digits are within what a histogram allows");
+        Self { taken, holder: None, grants: 0, handed_on: 0 }
+    }
+
+    pub(crate) fn record(&mut self, each: Duration, times: u64) {
+        self.taken.record_n(each.as_nanos() as u64, times).expect("the histogram grows");
+    }
+
+    pub(crate) fn granted(&mut self, client: usize) {
+        self.grants += 1;
+        self.handed_on += u64::from(self.holder.replace(client) != Some(client));
+    }
+
+    /// `served` are the turns of each client.
+    pub(crate) fn round(&self, took: Duration, served: &[u64]) -> Round {
+        let micros = |nanos: u64| nanos as f64 / 1e3;
+        Round {
+            ops_per_s: served.iter().sum::<u64>() as f64 / took.as_secs_f64(),
+            p50_us: micros(self.taken.value_at_quantile(0.5)),
+            p99_us: micros(self.taken.value_at_quantile(0.99)),
+            longest_us: micros(self.taken.max()),
+            served: served.iter().copied().min().zip(served.iter().copied().max()).filter(|_| served.len() > 1),
+            handed_on_percent: (self.grants > 0).then(|| 100.0 * self.handed_on as f64 / self.grants as f64),
+        }
+    }
+}
+
 /// What one subject did in one round.
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
@@ -22,20 +61,8 @@ pub(crate) struct Round {
     longest_us: f64,
     /// The fewest and the most turns of one client, where there are several.
     served: Option<(u64, u64)>,
-}
-
-impl Round {
-    /// `served` are the turns of each client, `taken` nanoseconds.
-    pub(crate) fn new(took: Duration, served: &[u64], taken: &Histogram<u64>) -> Self {
-        let micros = |nanos: u64| nanos as f64 / 1e3;
-        Self {
-            ops_per_s: served.iter().sum::<u64>() as f64 / took.as_secs_f64(),
-            p50_us: micros(taken.value_at_quantile(0.5)),
-            p99_us: micros(taken.value_at_quantile(0.99)),
-            longest_us: micros(taken.max()),
-            served: served.iter().copied().min().zip(served.iter().copied().max()).filter(|_| served.len() > 1),
-        }
-    }
+    /// Where clients wait for each other.
+    handed_on_percent: Option<f64>,
 }
 
 type Measure<'a> = Box<dyn Fn(usize) -> LocalBoxFuture<'a, Round> + 'a>;
@@ -80,18 +107,18 @@ impl<'a> Contest<'a> {
         };
         let row = |(name, rounds): (_, &Vec<Round>)| {
             let of = |field: fn(&Round) -> f64| Some(median(rounds.iter().map(field)));
-            let served = |end: fn((u64, u64)) -> u64| {
-                let of_rounds: Option<Vec<_>> =
-                    rounds.iter().map(|round| round.served.map(|it| end(it) as f64)).collect();
-                of_rounds.map(median)
+            let if_any = |field: fn(&Round) -> Option<f64>| {
+                let values: Option<Vec<_>> = rounds.iter().map(field).collect();
+                values.map(median)
             };
             Row {
                 ops_per_s: of(|round| round.ops_per_s),
                 p50_us: of(|round| round.p50_us),
                 p99_us: of(|round| round.p99_us),
                 longest_us: of(|round| round.longest_us),
-                served_min: served(|(min, _)| min),
-                served_max: served(|(_, max)| max),
+                served_min: if_any(|round| round.served.map(|(min, _)| min as f64)),
+                served_max: if_any(|round| round.served.map(|(_, max)| max as f64)),
+                handed_on_percent: if_any(|round| round.handed_on_percent),
                 ratio_to_limit: of_limit(name, rounds),
                 ..Row::new(self.scenario, name, self.clients)
             }

@@ -22,6 +22,9 @@ pub(crate) struct Row {
     pub(crate) ratio_to_limit: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) longest_us: Option<f64>,
+    /// Turns that went to another client than the one before. Without a line, who has just released is the first to ask again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) handed_on_percent: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) core_percent: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,6 +48,7 @@ impl Row {
             served_max: None,
             ratio_to_limit: None,
             longest_us: None,
+            handed_on_percent: None,
             core_percent: None,
             bytes_per_lease: None,
             bytes_per_waiter: None,
@@ -55,6 +59,7 @@ impl Row {
     /// The extra figures, in words.
     fn besides(&self) -> String {
         let figures = [
+            self.handed_on_percent.map(|percent| format!("{percent:.1} % handed on")),
             self.core_percent.map(|percent| format!("{percent:.1} % of a core")),
             self.bytes_per_lease.map(|bytes| format!("{bytes:.0} bytes/lease")),
             self.bytes_per_waiter.map(|bytes| format!("{bytes:.0} bytes/waiter")),

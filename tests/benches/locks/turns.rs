@@ -2,21 +2,24 @@
 
 use std::{
     pin::{Pin, pin},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use hdrhistogram::Histogram;
 use tokio::time::{Sleep, sleep_until};
 
-use crate::{contest::Round, subject::Subject};
+use crate::{
+    contest::{Round, Tally},
+    subject::Subject,
+};
 
-/// The clock of one subject in one round, shared by its tasks.
+/// The clock of one subject in one round, as one of its tasks sees it.
 #[derive(Clone)]
 pub(crate) struct Watch {
+    client: usize,
     until: Instant,
-    /// Nanoseconds. One for all: a histogram for each of 10,000 tasks would take gigabytes.
-    taken: Arc<Mutex<Histogram<u64>>>,
+    /// One for all tasks: a histogram for each of 10,000 would take gigabytes.
+    tally: Arc<Mutex<Tally>>,
 }
 
 impl Watch {
@@ -30,8 +33,16 @@ impl Watch {
     }
 
     pub(crate) fn record(&self, each: Duration, times: u32) {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.record_n(each.as_nanos() as u64, times.into()).expect("the histogram grows");
+        self.tally().record(each, times.into());
+    }
+
+    /// A lock that others want as well is granted to this client.
+    pub(crate) fn granted(&self) {
+        self.tally().granted(self.client);
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -45,16 +56,16 @@ where
     F: Future<Output = u64> + Send + 'static,
 {
     let start = Instant::now();
-    let taken = Histogram::new(3).expect("three digits are within what a histogram allows");
-    let watch = Watch { until: start + slice, taken: Arc::new(Mutex::new(taken)) };
-    let tasks: Vec<_> = subjects.into_iter().map(|subject| tokio::spawn(task(subject, watch.clone()))).collect();
+    let (until, tally) = (start + slice, Arc::new(Mutex::new(Tally::new())));
+    let watch = |client| Watch { client, until, tally: tally.clone() };
+    let subjects = subjects.into_iter().enumerate();
+    let tasks: Vec<_> = subjects.map(|(client, subject)| tokio::spawn(task(subject, watch(client)))).collect();
     let mut served = Vec::with_capacity(tasks.len());
     for task in tasks {
         served.push(task.await.expect("a subject does not panic"));
     }
     let took = start.elapsed();
-    let taken = watch.taken.lock().unwrap_or_else(PoisonError::into_inner);
-    Round::new(took, &served, &taken)
+    watch(0).tally().round(took, &served)
 }
 
 /// Something that can be done again and again.
@@ -100,6 +111,7 @@ pub(crate) async fn contend(subject: impl Subject, watch: Watch) -> u64 {
         let guard = acquire_before(&subject, end.as_mut()).await;
         watch.record(before.elapsed(), 1);
         let Some(guard) = guard else { break };
+        watch.granted();
         subject.release(guard).await;
         turns += 1;
     }

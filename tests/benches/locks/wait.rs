@@ -4,13 +4,12 @@
 
 use std::{
     pin::pin,
-    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use futures_util::future::join_all;
 use lock_tests::redis_server::RedisServer;
-use tokio::time::sleep;
+use tokio::{sync::watch, time::sleep};
 
 use crate::{
     contest::{Contest, LIMIT, Round},
@@ -51,23 +50,39 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
 }
 
 fn in_turn<S: Subject>(slice: Duration, subjects: impl Iterator<Item = S>) -> impl Future<Output = Round> {
-    let released = Arc::new(Mutex::new(None));
-    together(slice * LONGER, subjects, move |subject, watch| hold_in_turn(subject, released.clone(), watch))
+    let (line, _) = watch::channel(Line::default());
+    together(slice * LONGER, subjects, move |subject, watch| hold_in_turn(subject, line.clone(), watch))
 }
 
-/// `released` is when the one before was about to release.
-async fn hold_in_turn(subject: impl Subject, released: Arc<Mutex<Option<Instant>>>, watch: Watch) -> u64 {
+/// What the clients know of each other.
+#[derive(Clone, Copy, Default)]
+struct Line {
+    grants: u64,
+    /// When the last holder was about to release.
+    released: Option<Instant>,
+}
+
+async fn hold_in_turn(subject: impl Subject, line: watch::Sender<Line>, watch: Watch) -> u64 {
     let mut end = pin!(watch.end());
+    let mut changes = line.subscribe();
     let mut turns = 0;
     while let Some(guard) = acquire_before(&subject, end.as_mut()).await {
         let acquired = Instant::now();
-        if let Some(released) = *released.lock().expect("nobody panics under it") {
+        let Line { grants: before, released } = *line.borrow();
+        if let Some(released) = released {
             watch.record(acquired - released, 1);
         }
+        line.send_modify(|line| line.grants += 1);
+        watch.granted();
         sleep(HELD).await;
-        *released.lock().expect("nobody panics under it") = Some(Instant::now());
+        line.send_modify(|line| line.released = Some(Instant::now()));
         subject.release(guard).await;
         turns += 1;
+        // Who asked again at once would be the first: it is the others that wait, and the next of them that is late.
+        tokio::select! {
+            _ = changes.wait_for(|line| line.grants > before + 1) => {}
+            () = end.as_mut() => break,
+        }
     }
     turns
 }
