@@ -4,43 +4,63 @@ use std::time::{Duration, Instant};
 
 use lock_runtime::{LockClient, LockGuard};
 use lock_tests::redis_server::RedisServer;
-use rustix::time::{ClockId, clock_gettime};
+use tokio::time::sleep;
 
-use crate::report::{Report, Row};
+use crate::{
+    heap,
+    report::Row,
+    subject::{LEASE, connect},
+};
 
 const LEASES: usize = 100_000;
-const LEASE: Duration = Duration::from_secs(30);
+/// Every lease is renewed by then.
+const RENEWED: Duration = Duration::from_secs(12);
 /// Three renewals of every lease.
 const WATCHED: Duration = Duration::from_secs(30);
 
-pub(crate) async fn measure(report: &mut Report) {
+pub(crate) async fn measure() -> Vec<Row> {
+    let bytes_per_lease = bytes_per_lease().await;
     let server = RedisServer::start().await;
     let locks = LockClient::connect(&server.url()).await.expect("our own server answers");
-    // What the client and its connection take before the first lease is not the leases'.
-    let warm = hold(&locks, "warm", 1_000).await;
-    drop(warm);
-    tokio::time::sleep(Duration::from_secs(1)).await;
 
     eprintln!("held, acquiring {LEASES} leases");
-    let before = resident_bytes();
     let guards = hold(&locks, "held", LEASES).await;
-    // Over the first renewal of each, so that what renewal needs is counted too.
-    tokio::time::sleep(LEASE / 2).await;
-    let bytes = resident_bytes().saturating_sub(before);
+    sleep(RENEWED).await;
 
     eprintln!("held, watching for {WATCHED:?}");
-    let start = Instant::now();
-    let (ours, theirs) = (own_cpu(), server_cpu(&server).await);
-    tokio::time::sleep(WATCHED).await;
+    let spent = || (cpu(std::process::id()), cpu(server.pid()));
+    let (start, before) = (Instant::now(), spent());
+    sleep(WATCHED).await;
+    let after = spent();
     let share = |spent: Duration| Some(100.0 * spent.as_secs_f64() / start.elapsed().as_secs_f64());
-    let (ours, theirs) = (share(own_cpu() - ours), share(server_cpu(&server).await.saturating_sub(theirs)));
-    let lost = guards.iter().filter(|guard| guard.is_lost()).count();
-    assert_eq!(lost, 0, "{lost} of {LEASES} leases were lost");
-
-    let bytes_per_lease = Some(bytes as f64 / LEASES as f64);
-    report.add(Row { core_percent: ours, bytes_per_lease, ..Row::new("held", "lock-runtime", LEASES) });
-    report.add(Row { core_percent: theirs, ..Row::new("held", "redis-server", LEASES) });
+    let (ours, theirs) = (share(after.0 - before.0), share(after.1 - before.1));
+    expect_all_held(&guards);
     server.kill();
+
+    let held = |subject| Row::new("held", subject, LEASES);
+    vec![
+        Row { core_percent: ours, bytes_per_lease: Some(bytes_per_lease), ..held("lock-runtime") },
+        Row { core_percent: theirs, ..held("redis-server") },
+    ]
+}
+
+/// With what the renewal of each needs.
+async fn bytes_per_lease() -> f64 {
+    eprintln!("held, bytes per lease");
+    let prepare = async || {
+        let server = RedisServer::start().await;
+        let locks = connect(&server.url(), 1).await.remove(0);
+        // What the client and its connection take before the first lease is not the leases'.
+        drop(hold(&locks, "warm", 1_000).await);
+        sleep(Duration::from_secs(1)).await;
+        (server, locks, Vec::with_capacity(LEASES))
+    };
+    let grow = async |(_, locks, guards): &mut (RedisServer, LockClient, Vec<_>)| {
+        guards.append(&mut hold(locks, "held", LEASES).await);
+        sleep(RENEWED).await;
+        expect_all_held(guards);
+    };
+    heap::growth(prepare, grow).await / LEASES as f64
 }
 
 async fn hold(locks: &LockClient, name: &str, count: usize) -> Vec<LockGuard> {
@@ -55,23 +75,17 @@ async fn hold(locks: &LockClient, name: &str, count: usize) -> Vec<LockGuard> {
     guards
 }
 
-/// Resident, so it counts at least what is on the heap.
-fn resident_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("the bench runs on Linux");
-    let kib = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
-    kib.expect("Linux tells the resident size") * 1024
+fn expect_all_held(guards: &[LockGuard]) {
+    let lost = guards.iter().filter(|guard| guard.is_lost()).count();
+    assert_eq!(lost, 0, "{lost} of {LEASES} leases were lost");
 }
 
-fn own_cpu() -> Duration {
-    let spent = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32)
-}
-
-async fn server_cpu(server: &RedisServer) -> Duration {
-    let info: String = server.query(&["INFO", "cpu"]).await;
-    let seconds =
-        |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok()).unwrap_or(0.0);
-    Duration::from_secs_f64(seconds("used_cpu_user:") + seconds("used_cpu_sys:"))
+/// What a process has spent so far, in its own code and in the kernel's.
+fn cpu(pid: u32) -> Duration {
+    let stat =
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the bench runs on Linux, and so does the server");
+    // The second field is a name in parentheses, and may have blanks; the times are the 14th and the 15th.
+    let (_, fields) = stat.rsplit_once(')').expect("the name is in parentheses");
+    let ticks: u64 = fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }

@@ -1,46 +1,75 @@
-//! Acquire and release in memory, one task.
+//! Acquire and release in this process. In `memory` every task has its own key, in `memory-one-key` all want the same. The
+//! limit is a map of mutexes, looked up by the key each time.
 
-use std::time::Duration;
-
-use lock_runtime::{LockClient, LockKey};
-
-use crate::{
-    ROUNDS,
-    report::{Report, Round, latencies},
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
-/// So many turns are timed together, as reading the clock costs a good part of one.
-const TURNS: u32 = 1_000;
+use lock_runtime::LockClient;
+use tokio::sync::OwnedMutexGuard;
 
-pub(crate) async fn measure(report: &mut Report, slice: Duration) {
+use crate::{
+    contest::{Contest, LIMIT, Round},
+    report::Row,
+    subject::{Ours, Subject},
+    turns::{Turn, repeat, together},
+};
+
+/// So many turns are timed together.
+const BATCH: u32 = 1_000;
+const TASKS: usize = 64;
+
+pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
+    let mut rows = compare("memory", 1, slice, |task| format!("bench:{task}")).await;
+    rows.extend(compare("memory", TASKS, slice, |task| format!("bench:{task}")).await);
+    rows.extend(compare("memory-one-key", TASKS, slice, |_| "bench".to_owned()).await);
+    rows
+}
+
+async fn compare(scenario: &'static str, tasks: usize, slice: Duration, key: fn(usize) -> String) -> Vec<Row> {
     let locks = LockClient::in_memory();
-    let key = LockKey::new("bench").expect("a short name is valid");
-    let mut rounds = Vec::new();
-    for round in 0..=ROUNDS {
-        eprintln!("memory, 1 task, round {round} of {ROUNDS}");
-        let (locks, key) = (locks.clone(), key.clone());
-        // A task of its own, as in a service: the main future of a multi-threaded runtime is on another thread.
-        let task = tokio::spawn(async move {
-            let mut latencies = latencies();
-            let start = std::time::Instant::now();
-            let mut before = start;
-            while before - start < slice {
-                for _ in 0..TURNS {
-                    let guard = locks.exclusive(&key).acquire().await.expect("nobody else wants this key");
-                    guard.release().await.expect("it is held");
-                }
-                let after = std::time::Instant::now();
-                let each = ((after - before) / TURNS).as_nanos() as u64;
-                latencies.record_n(each, u64::from(TURNS)).expect("the histogram grows");
-                before = after;
-            }
-            Round::new(start.elapsed(), &latencies)
-        });
-        let measured = task.await.expect("the subject does not panic");
-        if round > 0 {
-            rounds.push(measured);
+    let mutexes = Arc::<Mutexes>::default();
+    let contest = Contest::new(scenario, tasks)
+        .subject("lock-runtime", |_| each(slice, (0..tasks).map(|task| Ours::new(&locks, key(task)))))
+        .subject(LIMIT, |_| each(slice, (0..tasks).map(|task| Keyed { mutexes: mutexes.clone(), key: key(task) })));
+    let rows = contest.run().await;
+    locks.shutdown().await;
+    rows
+}
+
+// A task of its own for one as well, as in a service: the main future of a multi-threaded runtime is on another thread.
+fn each<S: Subject>(slice: Duration, subjects: impl Iterator<Item = S>) -> impl Future<Output = Round> {
+    together(slice, subjects.map(Turn), |turn, watch| repeat(turn, BATCH, watch))
+}
+
+type Mutexes = Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>;
+
+/// What one writes where there is no library.
+struct Keyed {
+    mutexes: Arc<Mutexes>,
+    key: String,
+}
+
+impl Keyed {
+    fn mutex(&self) -> Arc<tokio::sync::Mutex<()>> {
+        let mut mutexes = self.mutexes.lock().unwrap_or_else(PoisonError::into_inner);
+        match mutexes.get(&self.key) {
+            Some(mutex) => mutex.clone(),
+            None => mutexes.entry(self.key.clone()).or_default().clone(),
         }
     }
-    report.compare("memory", 1, &rounds, None);
-    locks.shutdown().await;
+}
+
+impl Subject for Keyed {
+    type Guard = OwnedMutexGuard<()>;
+
+    async fn acquire(&self) -> OwnedMutexGuard<()> {
+        self.mutex().lock_owned().await
+    }
+
+    async fn release(&self, guard: OwnedMutexGuard<()>) {
+        drop(guard);
+    }
 }

@@ -1,12 +1,14 @@
 //! The figures: rows, the table, the JSON file.
 
-use std::{io, path::Path, time::Duration};
+use std::{io, path::Path};
 
 use comfy_table::Table;
-use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// What one subject did in one scenario.
+use crate::contest::ROUNDS;
+
+/// What one subject did in one scenario. What a scenario has no figure for is `null`, or left out if it is one of the extra
+/// figures at the end.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) scenario: &'static str,
@@ -15,11 +17,22 @@ pub(crate) struct Row {
     pub(crate) ops_per_s: Option<f64>,
     pub(crate) p50_us: Option<f64>,
     pub(crate) p99_us: Option<f64>,
-    pub(crate) served_min: Option<u64>,
-    pub(crate) served_max: Option<u64>,
+    pub(crate) served_min: Option<f64>,
+    pub(crate) served_max: Option<f64>,
     pub(crate) ratio_to_limit: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) longest_us: Option<f64>,
+    /// Turns that went to another client than the one before. Without a line, who has just released is the first to ask again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) handed_on_percent: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) core_percent: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_lease: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes_per_waiter: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) added_ns: Option<f64>,
 }
 
 impl Row {
@@ -34,35 +47,26 @@ impl Row {
             served_min: None,
             served_max: None,
             ratio_to_limit: None,
+            longest_us: None,
+            handed_on_percent: None,
             core_percent: None,
             bytes_per_lease: None,
+            bytes_per_waiter: None,
+            added_ns: None,
         }
     }
-}
 
-/// What one subject did in one round.
-#[derive(Clone, Debug)]
-pub(crate) struct Round {
-    pub(crate) ops_per_s: f64,
-    pub(crate) p50_us: f64,
-    pub(crate) p99_us: f64,
-}
-
-impl Round {
-    pub(crate) fn new(took: Duration, latencies: &Histogram<u64>) -> Self {
-        let micros = |quantile| latencies.value_at_quantile(quantile) as f64 / 1e3;
-        Self { ops_per_s: latencies.len() as f64 / took.as_secs_f64(), p50_us: micros(0.5), p99_us: micros(0.99) }
+    /// The extra figures, in words.
+    fn besides(&self) -> String {
+        let figures = [
+            self.handed_on_percent.map(|percent| format!("{percent:.1} % handed on")),
+            self.core_percent.map(|percent| format!("{percent:.1} % of a core")),
+            self.bytes_per_lease.map(|bytes| format!("{bytes:.0} bytes/lease")),
+            self.bytes_per_waiter.map(|bytes| format!("{bytes:.0} bytes/waiter")),
+            self.added_ns.map(|nanos| format!("adds {nanos:.0} ns")),
+        ];
+        figures.into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
-}
-
-/// A histogram of nanoseconds.
-pub(crate) fn latencies() -> Histogram<u64> {
-    Histogram::new(3).expect("three digits are within what a histogram allows")
-}
-
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 #[derive(Debug, Default)]
@@ -71,38 +75,8 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(crate) fn new() -> Self {
-        Self::default()
-    }
-
-    pub(crate) fn add(&mut self, row: Row) {
-        self.rows.push(row);
-    }
-
-    /// Adds a subject and, where there is one, the limit it took turns with; the ratio is the median of the rounds' ratios.
-    pub(crate) fn compare(
-        &mut self,
-        scenario: &'static str,
-        clients: usize,
-        ours: &[Round],
-        limit: Option<(&'static str, &[Round])>,
-    ) {
-        let row = |subject, rounds: &[Round]| {
-            let of = |field: fn(&Round) -> f64| Some(median(rounds.iter().map(field).collect()));
-            Row {
-                ops_per_s: of(|round| round.ops_per_s),
-                p50_us: of(|round| round.p50_us),
-                p99_us: of(|round| round.p99_us),
-                ..Row::new(scenario, subject, clients)
-            }
-        };
-        let ratio = limit.map(|(_, limit)| {
-            median(ours.iter().zip(limit).map(|(ours, limit)| ours.ops_per_s / limit.ops_per_s).collect())
-        });
-        self.add(Row { ratio_to_limit: ratio, ..row("lock-runtime", ours) });
-        if let Some((subject, limit)) = limit {
-            self.add(row(subject, limit));
-        }
+    pub(crate) fn add(&mut self, rows: Vec<Row>) {
+        self.rows.extend(rows);
     }
 
     pub(crate) fn print(&self) {
@@ -112,29 +86,37 @@ impl Report {
             "subject",
             "clients",
             "ops/s",
+            "of limit",
             "p50 µs",
             "p99 µs",
-            "of limit",
-            "core",
-            "bytes/lease",
+            "longest µs",
+            "served",
+            "besides",
         ]);
         for row in &self.rows {
             let show =
                 |value: Option<f64>, digits: usize| value.map_or(String::new(), |value| format!("{value:.digits$}"));
+            let served = match (row.served_min, row.served_max) {
+                (Some(min), Some(max)) => format!("{min:.0} to {max:.0}"),
+                _ => String::new(),
+            };
             table.add_row([
                 row.scenario.to_owned(),
                 row.subject.to_owned(),
                 row.clients.to_string(),
                 show(row.ops_per_s, 0),
+                show(row.ratio_to_limit, 3),
                 show(row.p50_us, 2),
                 show(row.p99_us, 2),
-                show(row.ratio_to_limit, 3),
-                row.core_percent.map_or(String::new(), |percent| format!("{percent:.1} %")),
-                show(row.bytes_per_lease, 0),
+                show(row.longest_us, 0),
+                served,
+                row.besides(),
             ]);
         }
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
-        println!("{table}\n{cores} cores; medians of {} rounds", super::ROUNDS);
+        println!(
+            "{table}\n{cores} cores; medians of {ROUNDS} rounds; served: the fewest and the most turns of one client"
+        );
     }
 
     pub(crate) fn write(&self, path: &Path) -> io::Result<()> {

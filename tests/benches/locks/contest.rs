@@ -1,0 +1,134 @@
+//! The subjects of a scenario take turns, so that what else happens on the machine meets all of them.
+
+use std::time::Duration;
+
+use futures_util::future::{FutureExt, LocalBoxFuture};
+use hdrhistogram::Histogram;
+
+use crate::report::Row;
+
+/// Rounds that count. One more goes before, to warm everybody up.
+pub(crate) const ROUNDS: usize = 3;
+
+/// The subject that the others are compared with.
+pub(crate) const LIMIT: &str = "limit";
+
+/// What one subject does in one round.
+pub(crate) struct Tally {
+    /// Nanoseconds.
+    taken: Histogram<u64>,
+    holder: Option<usize>,
+    grants: u64,
+    /// Those to another client than the one before.
+    handed_on: u64,
+}
+
+impl Tally {
+    pub(crate) fn new() -> Self {
+        let taken = Histogram::new(3).expect("three digits are within what a histogram allows");
+        Self { taken, holder: None, grants: 0, handed_on: 0 }
+    }
+
+    pub(crate) fn record(&mut self, each: Duration, times: u64) {
+        self.taken.record_n(each.as_nanos() as u64, times).expect("the histogram grows");
+    }
+
+    pub(crate) fn granted(&mut self, client: usize) {
+        self.grants += 1;
+        self.handed_on += u64::from(self.holder.replace(client) != Some(client));
+    }
+
+    /// `served` are the turns of each client.
+    pub(crate) fn round(&self, took: Duration, served: &[u64]) -> Round {
+        let micros = |nanos: u64| nanos as f64 / 1e3;
+        Round {
+            ops_per_s: served.iter().sum::<u64>() as f64 / took.as_secs_f64(),
+            p50_us: micros(self.taken.value_at_quantile(0.5)),
+            p99_us: micros(self.taken.value_at_quantile(0.99)),
+            longest_us: micros(self.taken.max()),
+            served: served.iter().copied().min().zip(served.iter().copied().max()).filter(|_| served.len() > 1),
+            handed_on_percent: (self.grants > 0).then(|| 100.0 * self.handed_on as f64 / self.grants as f64),
+        }
+    }
+}
+
+/// What one subject did in one round.
+#[derive(Clone, Debug)]
+pub(crate) struct Round {
+    ops_per_s: f64,
+    p50_us: f64,
+    p99_us: f64,
+    longest_us: f64,
+    /// The fewest and the most turns of one client, where there are several.
+    served: Option<(u64, u64)>,
+    /// Where clients wait for each other.
+    handed_on_percent: Option<f64>,
+}
+
+type Measure<'a> = Box<dyn Fn(usize) -> LocalBoxFuture<'a, Round> + 'a>;
+
+pub(crate) struct Contest<'a> {
+    scenario: &'static str,
+    clients: usize,
+    subjects: Vec<(&'static str, Measure<'a>)>,
+}
+
+impl<'a> Contest<'a> {
+    pub(crate) fn new(scenario: &'static str, clients: usize) -> Self {
+        Self { scenario, clients, subjects: Vec::new() }
+    }
+
+    /// Adds a subject. `measure` is told the number of the round.
+    pub(crate) fn subject<F: Future<Output = Round> + 'a>(
+        mut self,
+        name: &'static str,
+        measure: impl Fn(usize) -> F + 'a,
+    ) -> Self {
+        self.subjects.push((name, Box::new(move |round| measure(round).boxed_local())));
+        self
+    }
+
+    /// A row for each subject, in the order in which they were added.
+    pub(crate) async fn run(self) -> Vec<Row> {
+        let mut rounds = vec![Vec::new(); self.subjects.len()];
+        for round in 0..=ROUNDS {
+            eprintln!("{}, {} clients, round {round} of {ROUNDS}", self.scenario, self.clients);
+            for ((_, measure), rounds) in self.subjects.iter().zip(&mut rounds) {
+                let measured = measure(round).await;
+                if round > 0 {
+                    rounds.push(measured);
+                }
+            }
+        }
+        let limit = self.subjects.iter().position(|&(name, _)| name == LIMIT).map(|at| rounds[at].clone());
+        let of_limit = |name, rounds: &[Round]| {
+            let limit = limit.as_ref().filter(|_| name != LIMIT)?;
+            Some(median(rounds.iter().zip(limit).map(|(round, limit)| round.ops_per_s / limit.ops_per_s)))
+        };
+        let row = |(name, rounds): (_, &Vec<Round>)| {
+            let of = |field: fn(&Round) -> f64| Some(median(rounds.iter().map(field)));
+            let if_any = |field: fn(&Round) -> Option<f64>| {
+                let values: Option<Vec<_>> = rounds.iter().map(field).collect();
+                values.map(median)
+            };
+            Row {
+                ops_per_s: of(|round| round.ops_per_s),
+                p50_us: of(|round| round.p50_us),
+                p99_us: of(|round| round.p99_us),
+                longest_us: of(|round| round.longest_us),
+                served_min: if_any(|round| round.served.map(|(min, _)| min as f64)),
+                served_max: if_any(|round| round.served.map(|(_, max)| max as f64)),
+                handed_on_percent: if_any(|round| round.handed_on_percent),
+                ratio_to_limit: of_limit(name, rounds),
+                ..Row::new(self.scenario, name, self.clients)
+            }
+        };
+        self.subjects.iter().map(|&(name, _)| name).zip(&rounds).map(row).collect()
+    }
+}
+
+fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

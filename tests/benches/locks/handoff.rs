@@ -1,0 +1,42 @@
+//! Clients with a connection of their own hand one key to each other: acquire, release at once, again. The limit is one client
+//! that sends one script after the other, each of which gives the lock back and takes it up again.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use lock_tests::redis_server::RedisServer;
+
+use crate::{
+    contest::{Contest, LIMIT},
+    raw::{self, Raw},
+    report::Row,
+    subject::{Ours, Rslock, connect},
+    turns::{contend, together},
+};
+
+const CLIENTS: [usize; 4] = [2, 8, 32, 128];
+
+pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
+    let server = RedisServer::start().await;
+    let client = raw::client(&server.url());
+    let raw = &Raw::connect(&client).await;
+    let mut rows = Vec::new();
+    for clients in CLIENTS {
+        let ours = &connect(&server.url(), clients).await;
+        let peers = &(0..clients).map(|_| Rslock::manager(&client)).collect::<Vec<_>>();
+        // Every round has a key of its own: on the last one may still lie what the end has cut off.
+        let contest = Contest::new("handoff", clients)
+            .subject("lock-runtime", |round| {
+                let subject = move |locks| Ours::new(locks, format!("bench:{clients}:{round}"));
+                together(slice, ours.iter().map(subject), contend)
+            })
+            .subject(LIMIT, |round| raw::hand_off(raw, format!("raw:{clients}:{round}"), slice))
+            .subject("rslock", |round| {
+                let subject = move |manager| Rslock::new(manager, format!("rslock:{clients}:{round}"));
+                together(slice, peers.iter().map(subject), contend)
+            });
+        rows.extend(contest.run().await);
+        join_all(ours.iter().map(|locks| locks.shutdown())).await;
+    }
+    rows
+}

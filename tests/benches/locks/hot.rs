@@ -1,0 +1,96 @@
+//! Tasks of one client hand one key on Redis to each other. The limit is that of the hand-off.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::poll;
+use lock_runtime::LockClient;
+use lock_tests::redis_server::RedisServer;
+use tokio::{
+    sync::watch,
+    task::{JoinSet, yield_now},
+    time::sleep,
+};
+
+use crate::{
+    contest::{Contest, LIMIT},
+    heap,
+    raw::{self, Raw},
+    report::Row,
+    subject::{Ours, Rslock, Subject},
+    turns::{contend, together},
+};
+
+/// The last is as many as may wait by default.
+const TASKS: [usize; 2] = [100, 10_000];
+/// Longer than the first question of each waiter and its answer take.
+const SETTLED: Duration = Duration::from_millis(500);
+
+pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
+    let server = RedisServer::start().await;
+    let client = raw::client(&server.url());
+    let locks = &LockClient::connect(&server.url()).await.expect("our own server answers");
+    let raw = &Raw::connect(&client).await;
+    let manager = &Rslock::manager(&client);
+    let mut rows = Vec::new();
+    for tasks in TASKS {
+        let bytes_per_waiter = bytes_per_waiter(server.url(), tasks).await;
+        // Every round has a key of its own: on the last one may still lie what the end has cut off.
+        let contest = Contest::new("hot", tasks)
+            .subject("lock-runtime", |round| {
+                let subject = move |_| Ours::new(locks, format!("bench:{tasks}:{round}"));
+                together(slice, (0..tasks).map(subject), contend)
+            })
+            .subject(LIMIT, |round| raw::hand_off(raw, format!("raw:{tasks}:{round}"), slice))
+            .subject("rslock", |round| {
+                let subject = move |_| Rslock::new(manager, format!("rslock:{tasks}:{round}"));
+                together(slice, (0..tasks).map(subject), contend)
+            });
+        let mut measured = contest.run().await;
+        measured[0].bytes_per_waiter = Some(bytes_per_waiter);
+        rows.append(&mut measured);
+    }
+    locks.shutdown().await;
+    rows
+}
+
+/// What the future of an acquire, and all that it makes the client keep, take on the heap while it waits. The tasks are
+/// there before, and what a task takes by itself is not part of it.
+async fn bytes_per_waiter(url: String, tasks: usize) -> f64 {
+    eprintln!("hot, {tasks} clients, bytes per waiter");
+    let prepare = async move || {
+        let locks = LockClient::connect(&url).await.expect("our own server answers");
+        let holder = Ours::new(&locks, "bench:waiters".to_owned());
+        let guard = holder.acquire().await;
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let (start, started) = watch::channel(false);
+        let mut waiters = JoinSet::new();
+        for _ in 0..tasks {
+            let (mut started, waiting) = (started.clone(), waiting.clone());
+            let request = locks.exclusive("bench:waiters").wait(Duration::from_secs(60));
+            waiters.spawn(async move {
+                let _ = started.wait_for(|&started| started).await;
+                let mut acquire = request.acquire();
+                assert!(poll!(&mut acquire).is_pending(), "somebody else holds it");
+                waiting.fetch_add(1, Ordering::Relaxed);
+                acquire.await
+            });
+        }
+        // Until each waits for the start.
+        yield_now().await;
+        (start, waiting, waiters, guard)
+    };
+    let wait = async move |(start, waiting, ..): &mut (watch::Sender<bool>, Arc<AtomicUsize>, JoinSet<_>, _)| {
+        start.send_replace(true);
+        while waiting.load(Ordering::Relaxed) < tasks {
+            yield_now().await;
+        }
+        sleep(SETTLED).await;
+    };
+    heap::growth(prepare, wait).await / tasks as f64
+}

@@ -1,0 +1,140 @@
+//! The limit of the wire: the store's own scripts, sent by hand through a connection with the store's own settings.
+//!
+//! All that is known here of the scripts' keys, arguments and replies is in this file.
+
+use std::{sync::Mutex, time::Duration};
+
+use lock_runtime::store::Token;
+use redis::{
+    Client, Cmd, Value,
+    aio::{ConnectionManager, ConnectionManagerConfig},
+};
+
+use crate::{
+    contest::Round,
+    subject::{LEASE, Subject},
+    turns::{Call, repeat, together},
+};
+
+macro_rules! script {
+    ($($part:literal)+) => {
+        concat!($(include_str!(concat!("../../../lock-runtime/src/store/redis/lua/", $part, ".lua"))),+)
+    };
+}
+
+/// Late enough that no request is too late.
+const DEADLINE: &str = "9000000000000000";
+
+/// A client with the settings of the store's own; the peer gets the same.
+pub(crate) fn client(url: &str) -> Client {
+    let client = Client::open(format!("{url}?protocol=resp3")).expect("the fixture's URL is valid");
+    let info = client.get_connection_info().clone();
+    let tcp = info.tcp_settings().clone().set_nodelay(true);
+    Client::open(info.set_tcp_settings(tcp)).expect("the fixture's URL is valid")
+}
+
+/// A connection, and the digests of what is sent over it.
+#[derive(Clone)]
+pub(crate) struct Raw {
+    connection: ConnectionManager,
+    acquire: String,
+    release: String,
+    pass: String,
+    nothing: String,
+}
+
+impl Raw {
+    pub(crate) async fn connect(client: &Client) -> Self {
+        let config = ConnectionManagerConfig::new().set_response_timeout(None).set_pipeline_buffer_size(4096);
+        let connection = ConnectionManager::new_with_config(client.clone(), config).await;
+        let mut connection = connection.expect("our own server answers");
+        let mut load = async |text: &str| {
+            redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(&mut connection).await.expect("the script is valid")
+        };
+        let acquire = load(script!("clock" "fence" "holders" "standing" "acquire")).await;
+        let release = load(script!("release")).await;
+        let pass = load(script!("clock" "fence" "holders" "pass")).await;
+        let nothing = load("return 0").await;
+        Self { connection, acquire, release, pass, nothing }
+    }
+
+    async fn send(&self, command: &Cmd) -> Value {
+        command.query_async(&mut self.connection.clone()).await.expect("the script runs")
+    }
+}
+
+fn call(digest: &str, names: &[String]) -> Cmd {
+    let mut command = redis::cmd("EVALSHA");
+    command.arg(digest).arg(names.len()).arg(names);
+    command
+}
+
+fn expect_word(reply: &Value, word: &str) {
+    let Value::Array(items) = reply else { panic!("{reply:?}") };
+    assert!(matches!(items.first(), Some(Value::BulkString(first)) if first == word.as_bytes()), "{reply:?}");
+}
+
+/// One lock, acquired and released by the same two scripts as ours.
+pub(crate) struct RawLock {
+    raw: Raw,
+    /// The lock and its fence.
+    names: [String; 2],
+}
+
+impl RawLock {
+    pub(crate) fn new(raw: &Raw, key: &str) -> Self {
+        Self { raw: raw.clone(), names: [format!("lock:{key}"), format!("{{lock:{key}}}:f")] }
+    }
+}
+
+impl Subject for RawLock {
+    type Guard = [u8; 32];
+
+    async fn acquire(&self) -> [u8; 32] {
+        let member = Token::random().to_hex();
+        let mut command = call(&self.raw.acquire, &self.names);
+        command.arg(DEADLINE).arg("exclusive").arg(&member).arg(LEASE.as_millis().to_string());
+        expect_word(&self.raw.send(&command).await, "granted");
+        member
+    }
+
+    async fn release(&self, member: [u8; 32]) {
+        let mut command = call(&self.raw.release, &self.names[..1]);
+        command.arg(&member).arg("0");
+        expect_word(&self.raw.send(&command).await, "released");
+    }
+}
+
+/// The fastest hand-off that the wire allows: one script gives the lock back and takes it up again, with nobody to tell.
+struct RawPass {
+    lock: RawLock,
+    member: Mutex<[u8; 32]>,
+}
+
+impl Call for RawPass {
+    async fn call(&self) {
+        let next = Token::random().to_hex();
+        let member = std::mem::replace(&mut *self.member.lock().expect("nobody panics under it"), next);
+        let RawLock { raw, names } = &self.lock;
+        let mut command = call(&raw.pass, names);
+        command.arg(&member).arg(&next).arg(LEASE.as_millis().to_string());
+        expect_word(&raw.send(&command).await, "passed");
+    }
+}
+
+/// One client hands a lock to itself; nobody else may want `key`.
+pub(crate) async fn hand_off(raw: &Raw, key: String, slice: Duration) -> Round {
+    let lock = RawLock::new(raw, &key);
+    let member = lock.acquire().await.into();
+    together(slice, [RawPass { lock, member }], |pass, watch| repeat(pass, 1, watch)).await
+}
+
+/// A round trip of a script that does nothing.
+pub(crate) struct RawTrip(pub(crate) Raw);
+
+impl Call for RawTrip {
+    async fn call(&self) {
+        let Self(raw) = self;
+        raw.send(&call(&raw.nothing, &[])).await;
+    }
+}
