@@ -25,6 +25,9 @@ macro_rules! script {
 /// Late enough that no request is too late.
 const DEADLINE: &str = "9000000000000000";
 
+/// Where a grant from the line would be told.
+const CHANNEL: &str = "lock:0123456789abcdef0123456789abcdef";
+
 /// A client with the settings of the store's own; the peer gets the same.
 pub(crate) fn client(url: &str) -> Client {
     let client = Client::open(format!("{url}?protocol=resp3")).expect("the fixture's URL is valid");
@@ -51,9 +54,9 @@ impl Raw {
         let mut load = async |text: &str| {
             redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(&mut connection).await.expect("the script is valid")
         };
-        let acquire = load(script!("clock" "fence" "holders" "standing" "acquire")).await;
-        let release = load(script!("release")).await;
-        let pass = load(script!("clock" "fence" "holders" "pass")).await;
+        let acquire = load(script!("clock" "fence" "holders" "standing" "line" "acquire")).await;
+        let release = load(script!("release" "clock" "fence" "holders" "standing" "line" "hand_over")).await;
+        let pass = load(script!("clock" "fence" "holders" "standing" "line" "pass")).await;
         let nothing = load("return 0").await;
         Self { connection, acquire, release, pass, nothing }
     }
@@ -77,13 +80,16 @@ fn expect_word(reply: &Value, word: &str) {
 /// One lock, acquired and released by the same two scripts as ours.
 pub(crate) struct RawLock {
     raw: Raw,
-    /// The lock and its fence.
-    names: [String; 2],
+    /// The lock, its fence and its queue.
+    names: [String; 3],
 }
 
 impl RawLock {
     pub(crate) fn new(raw: &Raw, key: &str) -> Self {
-        Self { raw: raw.clone(), names: [format!("lock:{key}"), format!("{{lock:{key}}}:f")] }
+        Self {
+            raw: raw.clone(),
+            names: [format!("lock:{key}"), format!("{{lock:{key}}}:f"), format!("{{lock:{key}}}:q")],
+        }
     }
 }
 
@@ -93,13 +99,13 @@ impl Subject for RawLock {
     async fn acquire(&self) -> [u8; 32] {
         let member = Token::random().to_hex();
         let mut command = call(&self.raw.acquire, &self.names);
-        command.arg(DEADLINE).arg("exclusive").arg(&member).arg(LEASE.as_millis().to_string());
+        command.arg(DEADLINE).arg(CHANNEL).arg("exclusive").arg(&member).arg(LEASE.as_millis().to_string()).arg("0");
         expect_word(&self.raw.send(&command).await, "granted");
         member
     }
 
     async fn release(&self, member: [u8; 32]) {
-        let mut command = call(&self.raw.release, &self.names[..1]);
+        let mut command = call(&self.raw.release, &self.names);
         command.arg(&member).arg("0");
         expect_word(&self.raw.send(&command).await, "released");
     }
@@ -117,7 +123,7 @@ impl Call for RawPass {
         let member = std::mem::replace(&mut *self.member.lock().expect("nobody panics under it"), next);
         let RawLock { raw, names } = &self.lock;
         let mut command = call(&raw.pass, names);
-        command.arg(&member).arg(&next).arg(LEASE.as_millis().to_string());
+        command.arg(&member).arg(&next).arg(LEASE.as_millis().to_string()).arg("0").arg(CHANNEL);
         expect_word(&raw.send(&command).await, "passed");
     }
 }
