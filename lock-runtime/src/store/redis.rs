@@ -194,7 +194,9 @@ impl RedisStore {
         let mut reply = Reply::new(self.connection.call_once(call).await?)?;
         self.clock.observe(reply.count()?, sent, Instant::now());
         let reply = match reply.word() {
-            "granted" => requests.iter().map(|_| reply.grant()).collect::<Result<_, _>>().map(AcquireAllReply::Granted)?,
+            "granted" => {
+                requests.iter().map(|_| reply.grant()).collect::<Result<_, _>>().map(AcquireAllReply::Granted)?
+            }
             "queued" => {
                 let (counter, holder_ttl) = reply.place()?;
                 return Ok(Acquired::Queued(AcquireReply::Queued { counter, holder_ttl }));

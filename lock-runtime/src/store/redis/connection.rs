@@ -238,11 +238,7 @@ impl Connection {
     }
 
     /// Sends a call, the subscription in front of it if it is the first on its connection.
-    async fn exchange<T>(
-        &self,
-        numbered: &Numbered,
-        call: impl Future<Output = RedisResult<T>>,
-    ) -> RedisResult<T> {
+    async fn exchange<T>(&self, numbered: &Numbered, call: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
         if !numbered.must_subscribe() {
             return call.await;
         }

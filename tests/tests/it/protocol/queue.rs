@@ -224,10 +224,17 @@ async fn a_block_of_fencing_tokens_belongs_to_one_writer() {
     let AcquireReply::Granted(block) = reply else { panic!("{reply:?}") };
     assert_eq!(block.spare, 32);
     let PollReply::Granted(again) = client.poll(&first).await else { panic!("it holds") };
-    assert_eq!((again.fence.number(), again.spare), (block.fence.number() + 32, 0), "told again, it is the last of the block");
+    assert_eq!(
+        (again.fence.number(), again.spare),
+        (block.fence.number() + 32, 0),
+        "told again, it is the last of the block"
+    );
     let second = beside(&first.key, Mode::Exclusive);
     let reply = client.store.acquire(&request(&second)).await.unwrap();
-    assert!(matches!(reply, AcquireReply::Queued { counter: Some(counter), .. } if counter == again.fence), "{reply:?}");
+    assert!(
+        matches!(reply, AcquireReply::Queued { counter: Some(counter), .. } if counter == again.fence),
+        "{reply:?}"
+    );
     client.release(&first).await;
     let grant = client.pushed(&second).await;
     assert!(grant.fence > again.fence && grant.spare == 32, "{grant:?}");
@@ -358,7 +365,8 @@ async fn a_poll_never_enqueues() {
 async fn whoever_gives_up_leaves_no_gap() {
     let server = shared_server().await;
     let client = Client::of(server).await;
-    for given_up in [vec![0], vec![2], vec![4], vec![1, 3], vec![0, 1], vec![3, 4], vec![0, 1, 2, 3, 4], vec![4, 2, 0]] {
+    for given_up in [vec![0], vec![2], vec![4], vec![1, 3], vec![0, 1], vec![3, 4], vec![0, 1, 2, 3, 4], vec![4, 2, 0]]
+    {
         let holder = client.held(Mode::Exclusive).await;
         let mut waiters = Vec::new();
         for _ in 0..5 {
@@ -393,8 +401,7 @@ async fn whatever_frees_a_lock_hands_it_over() {
         if mode == TWO_PERMITS {
             granted(&*client.store, &also, HOUR).await;
         }
-        let [first, second] =
-            [client.waiter(&holder.key, wanted).await, client.waiter(&holder.key, wanted).await];
+        let [first, second] = [client.waiter(&holder.key, wanted).await, client.waiter(&holder.key, wanted).await];
         client.store.abandon(&holder).await.unwrap();
         client.pushed(&first).await;
         client.store.revoke(&holder.key, mode.family(), RevokeScope::Leased).await.unwrap();
@@ -402,7 +409,8 @@ async fn whatever_frees_a_lock_hands_it_over() {
         if mode == TWO_PERMITS {
             told.push(client.told().await);
         }
-        let lost = |token| told.iter().any(|event| matches!(event, StoreEvent::Revoked { token: lost } if *lost == token));
+        let lost =
+            |token| told.iter().any(|event| matches!(event, StoreEvent::Revoked { token: lost } if *lost == token));
         assert!(lost(first.token) && lost(also.token) == (mode == TWO_PERMITS), "{told:?}");
         let next = |event: &StoreEvent| matches!(event, StoreEvent::Granted { hold, .. } if *hold == second);
         assert!(told.iter().any(next), "{told:?}");
@@ -544,7 +552,9 @@ async fn a_lock_that_is_passed_on_goes_to_the_line_first() {
     let next = beside(&holder.key, Mode::Exclusive);
     for _ in 0..2 {
         let reply = client.release_to(&holder, next.token).await;
-        let ReleaseReply::Queued { counter: Some(counter), holder_ttl: Some(left) } = reply else { panic!("{reply:?}") };
+        let ReleaseReply::Queued { counter: Some(counter), holder_ttl: Some(left) } = reply else {
+            panic!("{reply:?}")
+        };
         assert!(left <= 3 * SECOND);
         let PollReply::Granted(grant) = client.poll(&waiter).await else { panic!("it is its turn") };
         assert_eq!(grant.fence, counter);
@@ -556,7 +566,10 @@ async fn a_lock_that_is_passed_on_goes_to_the_line_first() {
     assert_eq!(grant.spare, 3);
     // The reply to a repeated release tells of the grant, whatever led to it.
     let reply = client.release_to(&holder, next.token).await;
-    assert!(matches!(reply, ReleaseReply::Passed(again) if again.fence.number() == grant.fence.number() + 3), "{reply:?}");
+    assert!(
+        matches!(reply, ReleaseReply::Passed(again) if again.fence.number() == grant.fence.number() + 3),
+        "{reply:?}"
+    );
 
     // Nobody waits, or nobody who is heard of.
     let silent_one = client.waiter(&holder.key, Mode::Exclusive).await;
@@ -776,9 +789,7 @@ async fn who_was_turned_away_is_told_again_afterwards() {
 async fn who_outlives_the_runtime_it_connected_on_is_told_on_another() {
     let server = shared_server().await;
     let (url, there) = (server.url(), Client::of(server).await);
-    let client = std::thread::spawn(move || {
-        tokio::runtime::Runtime::new().unwrap().block_on(Client::at(&url))
-    });
+    let client = std::thread::spawn(move || tokio::runtime::Runtime::new().unwrap().block_on(Client::at(&url)));
     let client = client.join().unwrap();
     let holder = there.held(Mode::Exclusive).await;
     let waiter = beside(&holder.key, Mode::Exclusive);
