@@ -5,6 +5,8 @@
 local lock, fence, queue, member, heir = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2]
 local lease, spare, channel = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local kind, holder = look(lock, 'exclusive')
+-- Of a set it is the name of one among several.
+holder = kind == 'string' and holder
 -- Somebody's data in the place of the line keep nobody from giving the lock back.
 local line = line_of(queue, heir) or line_by(queue, false)
 
