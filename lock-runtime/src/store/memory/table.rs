@@ -113,10 +113,7 @@ impl Entry {
     }
 
     fn slot(&mut self, mode: Mode, token: Token) -> Option<&mut Slot> {
-        if self.mode != mode {
-            return None;
-        }
-        self.slots.iter_mut().find(|slot| slot.is_held_by(token))
+        self.slots.iter_mut().find(|slot| self.mode == mode && slot.is_held_by(token))
     }
 
     /// Do the holders let somebody in beside them?
@@ -150,6 +147,10 @@ impl Entry {
         while let Some(place) = self.line.get(index) {
             if !place.is_live(now) {
                 index += 1;
+                continue;
+            }
+            if self.mode == place.mode && self.slots.iter().any(|slot| slot.is_held_by(place.token)) {
+                self.line.remove(index);
                 continue;
             }
             if !self.admits(place.mode) {

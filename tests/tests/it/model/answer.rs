@@ -194,7 +194,7 @@ impl Side {
     fn inspected(&self, key: &LockKey, family: Family, found: Inspection) -> Result<Answer, String> {
         let latest = self.fences.get(&(key.clone(), family)).map(|(fence, _)| *fence);
         // A lock that was handed over has a token that was not told yet.
-        if found.fence < latest && (self.remembers || found.fence.is_some()) {
+        if self.remembers && found.fence < latest {
             return Err(format!("{:?} is older than the latest fencing token, which is {latest:?}", found.fence));
         }
         let holders = found.holders.iter().map(|holder| (holder.mode, holder.ttl.map(Hours::from))).collect();

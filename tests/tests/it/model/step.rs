@@ -187,8 +187,9 @@ impl Steps {
             6 => next = Some(Next::new(self.token(), self.lease(), 0)),
             _ => {}
         }
-        // A token that is passed on to itself has no meaning.
-        next = next.filter(|next| next.token != hold.token);
+        // A token that is passed on to itself, or to one that waits already, has no meaning.
+        let waits = |token| self.in_line.iter().any(|hold| hold.token == token);
+        next = next.filter(|next| next.token != hold.token && !waits(next.token));
         Step::Release { hold, keep_for, next }
     }
 
