@@ -105,6 +105,11 @@ impl Place {
     fn is_live(&self, now: Instant) -> bool {
         now < self.seen + STALE
     }
+
+    /// With permits their number is part of the name.
+    fn is_of(&self, hold: &Hold) -> bool {
+        self.token == hold.token && (self.mode.family() == Family::Lock || self.mode == hold.mode)
+    }
 }
 
 impl Entry {
@@ -178,7 +183,7 @@ impl Entry {
 
     /// Stands in line, or keeps the place it has.
     fn enqueue(&mut self, hold: &Hold, lease: Duration, spare: u32, now: Instant) {
-        match self.line.iter_mut().find(|place| place.token == hold.token) {
+        match self.line.iter_mut().find(|place| place.is_of(hold)) {
             Some(place) => place.seen = now,
             None => self.line.push_back(Place { token: hold.token, mode: hold.mode, lease, spare, seen: now }),
         }
@@ -225,7 +230,7 @@ impl Table {
     fn keep_place(&mut self, hold: &Hold, now: Instant) {
         if let Some(entry) = self.map(hold.mode.family()).get_mut(&hold.key) {
             entry.line.retain(|place| now < place.seen + FORGOTTEN);
-            if let Some(place) = entry.line.iter_mut().find(|place| place.token == hold.token) {
+            if let Some(place) = entry.line.iter_mut().find(|place| place.is_of(hold)) {
                 place.seen = now;
             }
         }
@@ -289,7 +294,7 @@ impl Table {
             confirm(slot, hold.mode, step);
             return PollReply::Granted(slot.grant(now));
         }
-        if entry.line.iter().any(|place| place.token == hold.token) {
+        if entry.line.iter().any(|place| place.is_of(hold)) {
             return PollReply::Queued { counter: step.fences.latest(), holder_ttl };
         }
         PollReply::Gone
@@ -369,7 +374,7 @@ impl Table {
 
     pub(super) fn abandon(&mut self, hold: &Hold, step: &mut Step<'_>) {
         if let Some(entry) = self.map(hold.mode.family()).get_mut(&hold.key) {
-            entry.line.retain(|place| place.token != hold.token);
+            entry.line.retain(|place| !place.is_of(hold));
         }
         self.release(&Release::new(hold.clone()), step);
     }
