@@ -53,14 +53,16 @@ async fn bytes_per_waiter(url: String, tasks: usize) -> f64 {
     eprintln!("hot, {tasks} clients, bytes per waiter");
     let prepare = async move || {
         let locks = LockClient::connect(&url).await.expect("our own server answers");
-        let holder = Ours::new(&locks, "bench:waiters".to_owned());
+        // Nobody is left to release it at the end, so it is not the key of another measurement.
+        let key = format!("waiters:{tasks}");
+        let holder = Ours::new(&locks, key.clone());
         let guard = holder.acquire().await;
         let waiting = Arc::new(AtomicUsize::new(0));
         let (start, started) = watch::channel(false);
         let mut waiters = JoinSet::new();
         for _ in 0..tasks {
             let (mut started, waiting) = (started.clone(), waiting.clone());
-            let request = locks.exclusive("bench:waiters").wait(Duration::from_secs(60));
+            let request = locks.exclusive(&key).wait(Duration::from_secs(60));
             waiters.spawn(async move {
                 let _ = started.wait_for(|&started| started).await;
                 let mut acquire = request.acquire();
