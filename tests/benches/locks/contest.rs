@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 
 use crate::report::Row;
 
-/// Rounds that count. One more goes before, to warm everybody up.
+/// Rounds that count. A shorter one goes before, to warm everybody up.
 pub(crate) const ROUNDS: usize = 3;
 
 /// The subject that the others are compared with.
@@ -65,26 +65,29 @@ pub(crate) struct Round {
     handed_on_percent: Option<f64>,
 }
 
-type Measure<'a> = Box<dyn Fn(usize) -> LocalBoxFuture<'a, Round> + 'a>;
+type Measure<'a> = Box<dyn Fn(usize, Duration) -> LocalBoxFuture<'a, Round> + 'a>;
 
 pub(crate) struct Contest<'a> {
     scenario: &'static str,
     clients: usize,
+    slice: Duration,
     subjects: Vec<(&'static str, Measure<'a>)>,
 }
 
 impl<'a> Contest<'a> {
-    pub(crate) fn new(scenario: &'static str, clients: usize) -> Self {
-        Self { scenario, clients, subjects: Vec::new() }
+    /// Each subject is measured for a `slice` of each round.
+    pub(crate) fn new(scenario: &'static str, clients: usize, slice: Duration) -> Self {
+        Self { scenario, clients, slice, subjects: Vec::new() }
     }
 
-    /// Adds a subject. `measure` is told the number of the round.
+    /// Adds a subject. `measure` is told the number of the round and its slice. Where clients wait for each other, every round
+    /// needs a key of its own: on that of the last one may still lie what its end has cut off.
     pub(crate) fn subject<F: Future<Output = Round> + 'a>(
         mut self,
         name: &'static str,
-        measure: impl Fn(usize) -> F + 'a,
+        measure: impl Fn(usize, Duration) -> F + 'a,
     ) -> Self {
-        self.subjects.push((name, Box::new(move |round| measure(round).boxed_local())));
+        self.subjects.push((name, Box::new(move |round, slice| measure(round, slice).boxed_local())));
         self
     }
 
@@ -93,8 +96,9 @@ impl<'a> Contest<'a> {
         let mut rounds = vec![Vec::new(); self.subjects.len()];
         for round in 0..=ROUNDS {
             eprintln!("{}, {} clients, round {round} of {ROUNDS}", self.scenario, self.clients);
+            let slice = if round == 0 { self.slice / 4 } else { self.slice };
             for ((_, measure), rounds) in self.subjects.iter().zip(&mut rounds) {
-                let measured = measure(round).await;
+                let measured = measure(round, slice).await;
                 if round > 0 {
                     rounds.push(measured);
                 }
@@ -107,18 +111,19 @@ impl<'a> Contest<'a> {
         };
         let row = |(name, rounds): (_, &Vec<Round>)| {
             let of = |field: fn(&Round) -> f64| Some(median(rounds.iter().map(field)));
-            let if_any = |field: fn(&Round) -> Option<f64>| {
-                let values: Option<Vec<_>> = rounds.iter().map(field).collect();
-                values.map(median)
+            let served = |end: fn((u64, u64)) -> u64| {
+                let ends: Option<Vec<_>> = rounds.iter().map(|round| round.served.map(end)).collect();
+                Some(median(ends?))
             };
+            let handed_on: Option<Vec<_>> = rounds.iter().map(|round| round.handed_on_percent).collect();
             Row {
                 ops_per_s: of(|round| round.ops_per_s),
                 p50_us: of(|round| round.p50_us),
                 p99_us: of(|round| round.p99_us),
                 longest_us: of(|round| round.longest_us),
-                served_min: if_any(|round| round.served.map(|(min, _)| min as f64)),
-                served_max: if_any(|round| round.served.map(|(_, max)| max as f64)),
-                handed_on_percent: if_any(|round| round.handed_on_percent),
+                served_min: served(|(min, _)| min),
+                served_max: served(|(_, max)| max),
+                handed_on_percent: handed_on.map(median),
                 ratio_to_limit: of_limit(name, rounds),
                 ..Row::new(self.scenario, name, self.clients)
             }
@@ -127,8 +132,8 @@ impl<'a> Contest<'a> {
     }
 }
 
-fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+fn median<T: Copy + PartialOrd>(values: impl IntoIterator<Item = T>) -> T {
     let mut values: Vec<_> = values.into_iter().collect();
-    values.sort_by(f64::total_cmp);
+    values.sort_by(|one, other| one.partial_cmp(other).expect("no figure is NaN"));
     values[values.len() / 2]
 }

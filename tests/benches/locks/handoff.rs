@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use lock_runtime::LockClient;
 use lock_tests::redis_server::RedisServer;
+use rslock::LockManager;
 
 use crate::{
     contest::{Contest, LIMIT},
@@ -19,24 +21,35 @@ const CLIENTS: [usize; 4] = [2, 8, 32, 128];
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let server = RedisServer::start().await;
     let client = raw::client(&server.url());
-    let raw = &Raw::connect(&client).await;
+    let raw = Raw::connect(&client).await;
     let mut rows = Vec::new();
     for clients in CLIENTS {
-        let ours = &connect(&server.url(), clients).await;
-        let peers = &(0..clients).map(|_| Rslock::manager(&client)).collect::<Vec<_>>();
-        // Every round has a key of its own: on the last one may still lie what the end has cut off.
-        let contest = Contest::new("handoff", clients)
-            .subject("lock-runtime", |round| {
-                let subject = move |locks| Ours::new(locks, format!("bench:{clients}:{round}"));
-                together(slice, ours.iter().map(subject), contend)
-            })
-            .subject(LIMIT, |round| raw::hand_off(raw, format!("raw:{clients}:{round}"), slice))
-            .subject("rslock", |round| {
-                let subject = move |manager| Rslock::new(manager, format!("rslock:{clients}:{round}"));
-                together(slice, peers.iter().map(subject), contend)
-            });
-        rows.extend(contest.run().await);
-        join_all(ours.iter().map(|locks| locks.shutdown())).await;
+        let ours = connect(&server.url(), clients).await;
+        let peers: Vec<_> = (0..clients).map(|_| Rslock::manager(&client)).collect();
+        rows.extend(on_one_key("handoff", slice, &raw, &ours, &peers).await);
+        join_all(ours.iter().map(LockClient::shutdown)).await;
     }
     rows
+}
+
+/// Each of `ours`, and then each of `peers`, wants the same key.
+pub(crate) async fn on_one_key(
+    scenario: &'static str,
+    slice: Duration,
+    raw: &Raw,
+    ours: &[LockClient],
+    peers: &[LockManager],
+) -> Vec<Row> {
+    let clients = ours.len();
+    let contest = Contest::new(scenario, clients, slice)
+        .subject("lock-runtime", |round, slice| {
+            let subject = move |locks| Ours::new(locks, format!("bench:{clients}:{round}"));
+            together(slice, ours.iter().map(subject), contend)
+        })
+        .subject(LIMIT, |round, slice| raw::hand_off(raw, format!("raw:{clients}:{round}"), slice))
+        .subject("rslock", |round, slice| {
+            let subject = move |manager| Rslock::new(manager, format!("rslock:{clients}:{round}"));
+            together(slice, peers.iter().map(subject), contend)
+        });
+    contest.run().await
 }

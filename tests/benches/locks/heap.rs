@@ -1,4 +1,7 @@
 //! How much memory something takes: the live heap after it, less the live heap before it.
+//!
+//! Counting costs all scenarios a few nanoseconds for each allocation, which shows only where a turn takes hardly more than
+//! its allocations: in memory, some 150 ns of 1.8 µs.
 
 use tokio::runtime;
 

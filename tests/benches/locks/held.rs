@@ -15,8 +15,8 @@ use crate::{
 const LEASES: usize = 100_000;
 /// Every lease is renewed by then.
 const RENEWED: Duration = Duration::from_secs(12);
-/// Three renewals of every lease.
-const WATCHED: Duration = Duration::from_secs(30);
+/// Two renewals of every lease.
+const WATCHED: Duration = Duration::from_secs(20);
 
 pub(crate) async fn measure() -> Vec<Row> {
     let bytes_per_lease = bytes_per_lease().await;

@@ -18,12 +18,10 @@ use tokio::{
 };
 
 use crate::{
-    contest::{Contest, LIMIT},
-    heap,
+    handoff, heap,
     raw::{self, Raw},
     report::Row,
     subject::{Ours, Rslock, Subject},
-    turns::{contend, together},
 };
 
 /// The last is as many as may wait by default.
@@ -34,24 +32,14 @@ const SETTLED: Duration = Duration::from_millis(500);
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let server = RedisServer::start().await;
     let client = raw::client(&server.url());
-    let locks = &LockClient::connect(&server.url()).await.expect("our own server answers");
-    let raw = &Raw::connect(&client).await;
-    let manager = &Rslock::manager(&client);
+    let locks = LockClient::connect(&server.url()).await.expect("our own server answers");
+    let raw = Raw::connect(&client).await;
+    let manager = Rslock::manager(&client);
     let mut rows = Vec::new();
     for tasks in TASKS {
         let bytes_per_waiter = bytes_per_waiter(server.url(), tasks).await;
-        // Every round has a key of its own: on the last one may still lie what the end has cut off.
-        let contest = Contest::new("hot", tasks)
-            .subject("lock-runtime", |round| {
-                let subject = move |_| Ours::new(locks, format!("bench:{tasks}:{round}"));
-                together(slice, (0..tasks).map(subject), contend)
-            })
-            .subject(LIMIT, |round| raw::hand_off(raw, format!("raw:{tasks}:{round}"), slice))
-            .subject("rslock", |round| {
-                let subject = move |_| Rslock::new(manager, format!("rslock:{tasks}:{round}"));
-                together(slice, (0..tasks).map(subject), contend)
-            });
-        let mut measured = contest.run().await;
+        let (ours, peers) = (vec![locks.clone(); tasks], vec![manager.clone(); tasks]);
+        let mut measured = handoff::on_one_key("hot", slice, &raw, &ours, &peers).await;
         measured[0].bytes_per_waiter = Some(bytes_per_waiter);
         rows.append(&mut measured);
     }
@@ -65,14 +53,16 @@ async fn bytes_per_waiter(url: String, tasks: usize) -> f64 {
     eprintln!("hot, {tasks} clients, bytes per waiter");
     let prepare = async move || {
         let locks = LockClient::connect(&url).await.expect("our own server answers");
-        let holder = Ours::new(&locks, "bench:waiters".to_owned());
+        // Nobody is left to release it at the end, so it is not the key of another measurement.
+        let key = format!("waiters:{tasks}");
+        let holder = Ours::new(&locks, key.clone());
         let guard = holder.acquire().await;
         let waiting = Arc::new(AtomicUsize::new(0));
         let (start, started) = watch::channel(false);
         let mut waiters = JoinSet::new();
         for _ in 0..tasks {
             let (mut started, waiting) = (started.clone(), waiting.clone());
-            let request = locks.exclusive("bench:waiters").wait(Duration::from_secs(60));
+            let request = locks.exclusive(&key).wait(Duration::from_secs(60));
             waiters.spawn(async move {
                 let _ = started.wait_for(|&started| started).await;
                 let mut acquire = request.acquire();
@@ -81,8 +71,6 @@ async fn bytes_per_waiter(url: String, tasks: usize) -> f64 {
                 acquire.await
             });
         }
-        // Until each waits for the start.
-        yield_now().await;
         (start, waiting, waiters, guard)
     };
     let wait = async move |(start, waiting, ..): &mut (watch::Sender<bool>, Arc<AtomicUsize>, JoinSet<_>, _)| {

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `lock-runtime` | ours |
 //! | `limit` | the least that could do the same: the scripts sent raw, or a map of mutexes in this process |
-//! | `rslock` | the best peer in Rust, over one server: it knows no fencing tokens, no renewal and no line |
+//! | `rslock` | the best peer in Rust, over one server. Its scripts do less than the limit's: no fencing tokens; and it has no line |
 
 mod contest;
 mod handoff;

@@ -31,9 +31,11 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
 async fn compare(scenario: &'static str, tasks: usize, slice: Duration, key: fn(usize) -> String) -> Vec<Row> {
     let locks = LockClient::in_memory();
     let mutexes = Arc::<Mutexes>::default();
-    let contest = Contest::new(scenario, tasks)
-        .subject("lock-runtime", |_| each(slice, (0..tasks).map(|task| Ours::new(&locks, key(task)))))
-        .subject(LIMIT, |_| each(slice, (0..tasks).map(|task| Keyed { mutexes: mutexes.clone(), key: key(task) })));
+    let contest = Contest::new(scenario, tasks, slice)
+        .subject("lock-runtime", |_, slice| each(slice, (0..tasks).map(|task| Ours::new(&locks, key(task)))))
+        .subject(LIMIT, |_, slice| {
+            each(slice, (0..tasks).map(|task| Keyed { mutexes: mutexes.clone(), key: key(task) }))
+        });
     let rows = contest.run().await;
     locks.shutdown().await;
     rows

@@ -24,11 +24,11 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     locks.clone().install().expect("nobody else has installed one");
     let layer = &LockLayer::new(locks.clone(), "order:{header.order}").expect("a request can fill it");
     let service = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
-    let mut rows = Contest::new("overhead", 1)
-        .subject("lock-runtime", |_| time(slice, Runtime(locks.clone())))
-        .subject("macro", |_| time(slice, Macro))
-        .subject("layer", |_| time(slice, Served(layer.layer(service))))
-        .subject("service", |_| time(slice, Served(service)))
+    let mut rows = Contest::new("overhead", 1, slice)
+        .subject("lock-runtime", |_, slice| time(slice, Runtime(locks.clone())))
+        .subject("macro", |_, slice| time(slice, Macro))
+        .subject("layer", |_, slice| time(slice, Served(layer.layer(service))))
+        .subject("service", |_, slice| time(slice, Served(service)))
         .run()
         .await;
     let nanos: Vec<_> = rows.iter().map(|row| row.p50_us.map_or(f64::NAN, |micros| micros * 1e3)).collect();

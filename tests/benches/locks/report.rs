@@ -17,8 +17,8 @@ pub(crate) struct Row {
     pub(crate) ops_per_s: Option<f64>,
     pub(crate) p50_us: Option<f64>,
     pub(crate) p99_us: Option<f64>,
-    pub(crate) served_min: Option<f64>,
-    pub(crate) served_max: Option<f64>,
+    pub(crate) served_min: Option<u64>,
+    pub(crate) served_max: Option<u64>,
     pub(crate) ratio_to_limit: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) longest_us: Option<f64>,
@@ -97,7 +97,7 @@ impl Report {
             let show =
                 |value: Option<f64>, digits: usize| value.map_or(String::new(), |value| format!("{value:.digits$}"));
             let served = match (row.served_min, row.served_max) {
-                (Some(min), Some(max)) => format!("{min:.0} to {max:.0}"),
+                (Some(min), Some(max)) => format!("{min} to {max}"),
                 _ => String::new(),
             };
             table.add_row([

@@ -23,10 +23,10 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let manager = Rslock::manager(&client);
     let mut rows = Vec::new();
     for tasks in TASKS {
-        let contest = Contest::new("uncontended", tasks)
-            .subject("lock-runtime", |_| each(slice, tasks, |task| Ours::new(&locks, format!("bench:{task}"))))
-            .subject(LIMIT, |_| each(slice, tasks, |task| RawLock::new(&raw, &format!("raw:{task}"))))
-            .subject("rslock", |_| each(slice, tasks, |task| Rslock::new(&manager, format!("rslock:{task}"))));
+        let contest = Contest::new("uncontended", tasks, slice)
+            .subject("lock-runtime", |_, slice| each(slice, tasks, |task| Ours::new(&locks, format!("bench:{task}"))))
+            .subject(LIMIT, |_, slice| each(slice, tasks, |task| RawLock::new(&raw, &format!("raw:{task}"))))
+            .subject("rslock", |_, slice| each(slice, tasks, |task| Rslock::new(&manager, format!("rslock:{task}"))));
         rows.extend(contest.run().await);
     }
     locks.shutdown().await;

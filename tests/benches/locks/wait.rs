@@ -8,6 +8,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
+use lock_runtime::LockClient;
 use lock_tests::redis_server::RedisServer;
 use tokio::{sync::watch, time::sleep};
 
@@ -31,13 +32,12 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let ours = &connect(&server.url(), WAITERS + 1).await;
     let raw = &Raw::connect(&client).await;
     let peers = &(0..=WAITERS).map(|_| Rslock::manager(&client)).collect::<Vec<_>>();
-    // Every round has a key of its own: on the last one may still lie what the end has cut off.
-    let contest = Contest::new("wait", WAITERS)
-        .subject("lock-runtime", |round| {
+    let contest = Contest::new("wait", WAITERS, slice)
+        .subject("lock-runtime", |round, slice| {
             in_turn(slice, ours.iter().map(move |locks| Ours::new(locks, format!("bench:{round}"))))
         })
-        .subject(LIMIT, |_| together(slice, [RawTrip(raw.clone())], |trip, watch| repeat(trip, 1, watch)))
-        .subject("rslock", |round| {
+        .subject(LIMIT, |_, slice| together(slice, [RawTrip(raw.clone())], |trip, watch| repeat(trip, 1, watch)))
+        .subject("rslock", |round, slice| {
             in_turn(slice, peers.iter().map(move |manager| Rslock::new(manager, format!("rslock:{round}"))))
         });
     let mut rows = contest.run().await;
@@ -45,7 +45,7 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     for row in &mut rows {
         (row.ratio_to_limit, row.served_min, row.served_max) = (None, None, None);
     }
-    join_all(ours.iter().map(|locks| locks.shutdown())).await;
+    join_all(ours.iter().map(LockClient::shutdown)).await;
     rows
 }
 

@@ -12,6 +12,9 @@ local line = line_of(queue, heir) or line_by(queue, false)
 
 if holder == heir or line.own then
   -- The reply to an earlier request may have been lost.
+  if holder == member then
+    redis.call('DEL', lock)
+  end
   refresh(line, heir)
   local standing, ttl = approach(line, lock, fence, 'exclusive', heir)
   local reply = {'not_held'}
