@@ -5,17 +5,19 @@ mod question;
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use self::{
     in_line::wait_in_line,
     question::{FOREIGN, MISMATCH, Outcome, Question},
 };
 use crate::{
+    call::within,
     client::Core,
     error::{LockError, LockErrorKind, Loss},
     gate::Refusal,
-    guard::{Entry, LockGuard},
+    guard::{Entries, Entry, LockGuard},
     holding::Holding,
     key::LockKey,
     owner,
@@ -26,11 +28,14 @@ use crate::{
 /// The first question is asked even by a request that waits for less than a round trip may take.
 const SHORTEST_CALL: Duration = Duration::from_millis(50);
 
+/// Most requests are for one key.
+pub(crate) type Keys = SmallVec<[LockKey; 1]>;
+
 /// Acquires every key, in the given order (sorted, without duplicates: two requests cannot wait for each other, PROTOCOL 18).
-pub(crate) async fn acquire(core: Arc<Core>, keys: Vec<LockKey>, terms: Terms) -> Result<LockGuard, LockError> {
+pub(crate) async fn acquire(core: Arc<Core>, keys: Keys, terms: Terms) -> Result<LockGuard, LockError> {
     let patience = Patience::new(&terms);
-    let mut entries = Vec::with_capacity(keys.len());
-    let mut fresh = Vec::with_capacity(keys.len());
+    let mut entries = Entries::new();
+    let mut fresh = Keys::new();
     // A request that can never be granted is better refused before it waits.
     for key in keys {
         match owner::enclosing(&core, &key, &terms)?.map(Entry::again).transpose()?.flatten() {
@@ -79,9 +84,9 @@ impl Patience {
         Self { since, until }
     }
 
-    /// How long a call to the store may take now.
-    fn for_call(&self, terms: &Terms) -> Duration {
-        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+    /// How long a call to the store may take at `now`.
+    fn for_call(&self, terms: &Terms, now: Instant) -> Duration {
+        let left = self.until.map(|until| until.saturating_duration_since(now));
         left.map_or(terms.call_timeout(), |left| terms.call_timeout().min(left.max(SHORTEST_CALL)))
     }
 
@@ -123,7 +128,8 @@ async fn try_once(
     }
     let ask = async || {
         let hold = Hold::new(key.clone(), terms.mode, Token::random());
-        Question::new(core, hold, terms, patience.for_call(&terms)).ask().await
+        let now = Instant::now();
+        Question::new(core, hold, terms, patience.for_call(&terms, now), now).ask().await
     };
     let mut outcome = ask().await?;
     if let Outcome::Unanswered(error) = outcome {
@@ -156,7 +162,8 @@ async fn ask_beside(
         return Ok(None);
     }
     let hold = Hold::new(key.clone(), terms.mode, Token::random());
-    match Question::new(core, hold, terms, patience.for_call(&terms)).ask().await? {
+    let now = Instant::now();
+    match Question::new(core, hold, terms, patience.for_call(&terms, now), now).ask().await? {
         Outcome::Granted(holding) => Ok(Some(holding)),
         Outcome::Refused { .. } | Outcome::Queued { .. } | Outcome::Unanswered(_) => Ok(None),
     }
@@ -198,13 +205,12 @@ async fn acquire_at_once(core: &Arc<Core>, keys: &[LockKey], terms: Terms) -> Re
     }
     let patience = terms.call_timeout();
     let hold = |key: &LockKey| Hold::new(key.clone(), terms.mode, Token::random());
-    let mut questions: Vec<_> = keys.iter().map(|key| Question::new(core, hold(key), terms, patience)).collect();
+    let sent = Instant::now();
+    let mut questions: Vec<_> = keys.iter().map(|key| Question::new(core, hold(key), terms, patience, sent)).collect();
     questions.iter_mut().for_each(|question| question.in_flight = true);
     let requests: Vec<_> = questions.iter().map(|question| question.request.clone()).collect();
-    let sent = Instant::now();
-    let reply = timeout(patience, core.store.acquire_all(&requests))
+    let reply = within(patience, core.store.acquire_all(&requests))
         .await
-        .unwrap_or_else(|_| Err(StoreError::timed_out(patience)))
         .map_err(|error| LockError::from_store(error).with_key(&requests[0].hold.key))?;
     let grants = match reply {
         AcquireAllReply::Granted(grants) if grants.len() == requests.len() => grants,

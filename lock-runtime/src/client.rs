@@ -13,6 +13,7 @@ use std::{
 use tokio::time::timeout;
 
 use crate::{
+    call::within,
     driver::{CleanUp, Driver},
     error::{LockError, Loss},
     gate::Gates,
@@ -249,9 +250,7 @@ impl LockClient {
     }
 
     async fn bounded<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, LockError> {
-        let patience = call_timeout(DEFAULT_LEASE);
-        let reply = timeout(patience, call).await.unwrap_or_else(|_| Err(StoreError::timed_out(patience)));
-        reply.map_err(LockError::from_store)
+        within(call_timeout(DEFAULT_LEASE), call).await.map_err(LockError::from_store)
     }
 
     /// Refuses new requests, sends those that wait home as `ShuttingDown`, and waits until everything that was dropped has

@@ -204,8 +204,7 @@ impl Turn<'_> {
     }
 
     /// What the head does next.
-    pub(crate) fn next(&self) -> Next {
-        let now = Instant::now();
+    pub(crate) fn next(&self, now: Instant) -> Next {
         self.with(|line| line.next(now)).unwrap_or(Next::Wait(now))
     }
 

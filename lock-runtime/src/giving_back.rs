@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use crate::{
+    call::within,
     client::Core,
     driver::CleanUp,
     gate::{Baton, Budget},
@@ -25,14 +26,13 @@ pub(crate) async fn give_back(
     release: &Release,
     patience: Duration,
 ) -> Result<ReleaseReply, StoreError> {
-    let sent = Instant::now();
-    let reply = timeout(patience, core.store.release(release)).await;
-    let reply = reply.unwrap_or_else(|_| Err(StoreError::timed_out(patience)))?;
-    let Hold { key, mode, .. } = &release.hold;
     let Some(next) = release.next else {
-        core.gates.released(key, mode.family());
+        let reply = within(patience, core.store.release(release)).await?;
+        core.gates.released(&release.hold.key, release.hold.mode.family());
         return Ok(reply);
     };
+    let sent = Instant::now();
+    let reply = within(patience, core.store.release(release)).await?;
     let hold = heir(release, next);
     match reply {
         ReleaseReply::Passed(grant) => {

@@ -11,6 +11,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
+use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use crate::{
@@ -36,12 +37,12 @@ use crate::{
 #[derive(Debug)]
 pub struct LockGuard {
     held: HeldLock,
-    entries: Vec<Entry>,
+    entries: Entries,
 }
 
 impl LockGuard {
     /// A guard of one or more leases. They are put in the order of their keys: those that were entered again come first.
-    pub(crate) fn new(mut entries: Vec<Entry>) -> Self {
+    pub(crate) fn new(mut entries: Entries) -> Self {
         entries.sort_by(|one, other| one.holding.hold().key.cmp(&other.holding.hold().key));
         let holdings = entries.iter().map(|entry| entry.holding.clone()).collect();
         Self { held: HeldLock { holdings }, entries }
@@ -63,8 +64,14 @@ impl LockGuard {
     /// # Cancellation
     /// Dropping the future releases in the background.
     pub async fn release(mut self) -> Result<(), LockError> {
+        let mut entries = std::mem::take(&mut self.entries);
+        if entries.len() == 1
+            && let Some(entry) = entries.pop()
+        {
+            return entry.release().await;
+        }
         // All at once: several keys must not take several times as long.
-        let releases = std::mem::take(&mut self.entries).into_iter().map(Entry::release);
+        let releases = entries.into_iter().map(Entry::release);
         join_all(releases).await.into_iter().collect()
     }
 
@@ -102,7 +109,7 @@ impl LockGuard {
         if entry.holding.hold().mode != Mode::Exclusive {
             return Err(mismatch(self.key(), "only an exclusive lock can be downgraded"));
         }
-        Ok(LockGuard::new(vec![entry.downgrade().await?]))
+        Ok(LockGuard::new(smallvec![entry.downgrade().await?]))
     }
 
     /// Runs `future` in a frame of this lock: requests within it that are `reentrant` enter the lock again instead of waiting
@@ -123,6 +130,9 @@ impl Deref for LockGuard {
         &self.held
     }
 }
+
+/// Most guards have one key.
+pub(crate) type Entries = SmallVec<[Entry; 1]>;
 
 /// One guard's part in a lease. Dropped, it leaves the rest to the driver.
 pub(crate) struct Entry {
@@ -250,7 +260,7 @@ impl Drop for Entry {
 /// Cheap to clone, `'static`, and fit for `http::Extensions`. Of several keys it is the first one's where it speaks of one.
 #[derive(Clone)]
 pub struct HeldLock {
-    holdings: Arc<[Arc<Holding>]>,
+    holdings: SmallVec<[Arc<Holding>; 1]>,
 }
 
 impl HeldLock {

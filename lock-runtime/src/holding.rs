@@ -6,12 +6,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    runtime::Handle,
-    time::{Instant, timeout},
-};
+use tokio::{runtime::Handle, time::Instant};
 
 use crate::{
+    call::{renew_one, within},
     client::Core,
     driver::CleanUp,
     error::{LockError, LockErrorKind, Loss},
@@ -19,7 +17,7 @@ use crate::{
     gate::{Baton, Budget, PASSES, Parting},
     lease::{Due, Lease},
     spec::{Mode, Terms, call_timeout},
-    store::{ConvertReply, Grant, HANDED_OVER, Hold, Next, Release, RenewReply, Renewal, StoreError},
+    store::{ConvertReply, Grant, HANDED_OVER, Hold, Next, Release, RenewReply, Renewal},
     sync::lock,
 };
 
@@ -84,8 +82,9 @@ impl Holding {
     /// Starts to look after a grant that the reply to a request sent at `sent` brought. `None` if it has no validity left.
     pub(crate) fn start(core: &Arc<Core>, hold: Hold, grant: Grant, sent: Instant, terms: Terms) -> Option<Arc<Self>> {
         let lease = Lease::granted(terms.lease, terms.renew, sent, grant.ttl, rand::random());
-        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, Instant::now()));
-        Self::begin(core, hold, grant.fence, lease, budget, terms, sent)
+        let now = Instant::now();
+        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, now));
+        Self::begin(core, hold, grant.fence, lease.held_since(sent, terms.max_hold), budget, terms, now)
     }
 
     /// Starts to look after a grant out of the line, which is short and counts from `as_of` (PROTOCOL 4). `None` if it is to be
@@ -105,13 +104,15 @@ impl Holding {
         let mut lease = Lease::granted(terms.lease, true, as_of, ttl, rand::random());
         lease.hurry(now + CONFIRM_WITHIN);
         let budget = terms.wish().passing.then(|| Budget::new(grant.spare, now));
-        Self::begin(core, hold, grant.fence, lease, budget, terms, now)
+        Self::begin(core, hold, grant.fence, lease.held_since(now, terms.max_hold), budget, terms, now)
     }
 
     /// Goes on with the lock of somebody else in this process. If nothing is left of it, it is to be given back.
     pub(crate) fn passed(core: &Arc<Core>, baton: Baton, terms: Terms) -> Result<Arc<Self>, Hold> {
         let Baton { hold, fence, lease, budget } = baton;
-        Self::begin(core, hold.clone(), fence, lease, Some(budget), terms, Instant::now()).ok_or(hold)
+        let now = Instant::now();
+        let lease = lease.held_since(now, terms.max_hold);
+        Self::begin(core, hold.clone(), fence, lease, Some(budget), terms, now).ok_or(hold)
     }
 
     fn begin(
@@ -121,12 +122,12 @@ impl Holding {
         lease: Lease,
         budget: Option<Budget>,
         terms: Terms,
-        since: Instant,
+        now: Instant,
     ) -> Option<Arc<Self>> {
-        let lease = lease.held_since(since, terms.max_hold);
-        if lease.validity(Instant::now()).is_zero() {
+        if lease.validity(now).is_zero() {
             return None;
         }
+        let since = lease.since();
         let state = State { lease, phase: Phase::Held, guards: 1, planned: None, listeners: Vec::new() };
         let holding = Arc::new(Self {
             core: core.clone(),
@@ -372,9 +373,8 @@ impl Holding {
         }
         let patience = call_timeout(self.terms.lease);
         let sent = Instant::now();
-        let renewal = [Renewal::new(self.hold.clone(), lease)];
-        let mut replies = timeout(patience, self.core.store.renew(&renewal)).await.unwrap_or_default();
-        match replies.pop().unwrap_or_else(|| Err(StoreError::timed_out(patience))) {
+        let renewal = Renewal::new(self.hold.clone(), lease);
+        match renew_one(&self.core, patience, &renewal).await {
             Ok(RenewReply::Renewed { ttl }) => {
                 lock(&self.state).lease.told(sent, ttl);
                 self.core.driver.plan(&self.core, self);
@@ -392,9 +392,8 @@ impl Holding {
     pub(crate) async fn convert(self: &Arc<Self>) -> Result<Arc<Self>, LockError> {
         let patience = call_timeout(self.terms.lease);
         let sent = Instant::now();
-        let reply = timeout(patience, self.core.store.convert(&self.hold))
+        let reply = within(patience, self.core.store.convert(&self.hold))
             .await
-            .unwrap_or_else(|_| Err(StoreError::timed_out(patience)))
             .map_err(|error| LockError::from_store(error).with_key(&self.hold.key))?;
         let grant = match reply {
             ConvertReply::Converted(grant) => grant,

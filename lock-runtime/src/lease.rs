@@ -25,6 +25,7 @@ pub(crate) fn drift(lease: Duration) -> Duration {
 #[derive(Debug)]
 pub(crate) struct Lease {
     length: Duration,
+    since: Instant,
     /// When the request was sent whose reply `valid_until` comes from.
     as_of: Instant,
     valid_until: Instant,
@@ -57,6 +58,7 @@ impl Lease {
     pub(crate) fn granted(length: Duration, renew: bool, sent: Instant, ttl: Duration, jitter: f64) -> Self {
         let mut lease = Self {
             length,
+            since: sent,
             as_of: sent,
             valid_until: sent,
             renewal: if renew { Renewal::At(sent) } else { Renewal::Off },
@@ -70,6 +72,7 @@ impl Lease {
     /// The lease of a holder that holds since `since`: `max_hold` counts from there.
     pub(crate) fn held_since(mut self, since: Instant, max_hold: Option<Duration>) -> Self {
         let warn = self.renewal != Renewal::Off && max_hold.is_none();
+        self.since = since;
         self.ends_at = max_hold.map(|max_hold| since + max_hold);
         self.warn_at = warn.then(|| since + self.length * WARN_AFTER_LEASES);
         self
@@ -83,6 +86,10 @@ impl Lease {
             Renewal::Off => Renewal::Off,
         };
         Self { renewal, ends_at: None, warn_at: None, ..*self }
+    }
+
+    pub(crate) fn since(&self) -> Instant {
+        self.since
     }
 
     /// The length that was asked for, which every renewal asks for again.

@@ -36,6 +36,7 @@ pub mod web;
 
 mod acquire;
 mod ambient;
+mod call;
 mod client;
 mod driver;
 mod error;

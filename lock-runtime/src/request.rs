@@ -3,13 +3,14 @@
 use std::{fmt, future::Future, num::NonZeroU32, pin::Pin, sync::Arc, task, time::Duration};
 
 use futures_util::future::BoxFuture;
+use smallvec::smallvec;
 
 use crate::{
-    acquire::acquire,
+    acquire::{Keys, acquire},
     client::Core,
     error::{LockError, LockErrorKind},
     guard::{HeldLock, LockGuard},
-    key::{IntoLockKey, LockKey},
+    key::IntoLockKey,
     spec::{LockSpec, Mode},
 };
 
@@ -21,18 +22,18 @@ use crate::{
 #[derive(Clone)]
 pub struct LockRequest {
     core: Arc<Core>,
-    keys: Result<Vec<LockKey>, LockError>,
+    keys: Result<Keys, LockError>,
     spec: LockSpec,
 }
 
 impl LockRequest {
     pub(crate) fn one(core: Arc<Core>, key: impl IntoLockKey, spec: LockSpec) -> Self {
-        Self { core, keys: key.into_lock_key().map(|key| vec![key]), spec }
+        Self { core, keys: key.into_lock_key().map(|key| smallvec![key]), spec }
     }
 
     pub(crate) fn all(core: Arc<Core>, keys: impl IntoIterator<Item = impl IntoLockKey>, spec: LockSpec) -> Self {
         let keys =
-            keys.into_iter().map(IntoLockKey::into_lock_key).collect::<Result<Vec<_>, _>>().and_then(|mut keys| {
+            keys.into_iter().map(IntoLockKey::into_lock_key).collect::<Result<Keys, _>>().and_then(|mut keys| {
                 if keys.is_empty() {
                     return Err(LockError::new(LockErrorKind::InvalidKey, "no key was given; name at least one"));
                 }

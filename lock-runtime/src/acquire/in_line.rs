@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 
 use super::{
     Patience,
@@ -10,6 +10,7 @@ use super::{
     refused, shutting_down,
 };
 use crate::{
+    call::{renew_one, within},
     client::Core,
     driver::CleanUp,
     error::{LockError, LockErrorKind},
@@ -38,12 +39,14 @@ pub(super) async fn wait_in_line(
             () = sleep_until(until) => return Err(refused(waiter.turn.last_refusal(), key, patience)),
         }
     }
+    // Reading the clock costs a good part of what an uncontended lock in memory costs.
+    let mut now = if waiter.turn.is_first() { patience.since } else { Instant::now() };
     loop {
-        let served = match waiter.turn.next() {
+        let served = match waiter.turn.next(now) {
             Next::Take(baton) => waiter.take(baton),
             Next::Granted(token, Proven { grant, as_of }) => waiter.granted(token, grant, as_of).await?,
-            Next::Ask(token, spare) => waiter.ask(token, spare).await?,
-            Next::Poll(token) => waiter.poll(token).await?,
+            Next::Ask(token, spare) => waiter.ask(token, spare, now).await?,
+            Next::Poll(token) => waiter.poll(token, now).await?,
             Next::Wait(at) => {
                 tokio::select! {
                     biased;
@@ -56,7 +59,8 @@ pub(super) async fn wait_in_line(
         if let Some(holding) = served {
             return Ok(holding);
         }
-        if patience.is_over() {
+        now = Instant::now();
+        if until <= now {
             return Err(refused(waiter.turn.last_refusal(), key, patience));
         }
     }
@@ -115,11 +119,10 @@ impl Waiter<'_> {
 
     /// Makes a grant last for its lease before anybody relies on it. Dropped here, the grant stays with the place.
     async fn confirm(&self, token: Token, grant: Grant) -> Result<Served, LockError> {
-        let renewal = [Renewal::new(self.hold(token), self.terms.lease)];
-        let patience = self.patience.for_call(&self.terms);
+        let renewal = Renewal::new(self.hold(token), self.terms.lease);
         let sent = Instant::now();
-        let mut replies = timeout(patience, self.core.store.renew(&renewal)).await.unwrap_or_default();
-        match replies.pop().unwrap_or_else(|| Err(StoreError::timed_out(patience))) {
+        let patience = self.patience.for_call(&self.terms, sent);
+        match renew_one(self.core, patience, &renewal).await {
             Ok(RenewReply::Renewed { ttl }) => {
                 let grant = Grant { ttl, ..grant };
                 let holding = Holding::start(self.core, self.hold(token), grant, sent, self.terms);
@@ -134,9 +137,9 @@ impl Waiter<'_> {
         }
     }
 
-    async fn ask(&self, token: Token, spare: u32) -> Result<Served, LockError> {
-        let mut question = Question::new(self.core, self.hold(token), self.terms, self.patience.for_call(&self.terms));
-        question = question.queued(spare);
+    async fn ask(&self, token: Token, spare: u32, now: Instant) -> Result<Served, LockError> {
+        let patience = self.patience.for_call(&self.terms, now);
+        let mut question = Question::new(self.core, self.hold(token), self.terms, patience, now).queued(spare);
         // Dropped here, the question gives up its token; the place must not go on with it.
         let mut asking = Asking { turn: &self.turn, token, answered: false };
         let answer = question.ask().await;
@@ -167,16 +170,15 @@ impl Waiter<'_> {
     }
 
     /// Asks how the place is doing, until there is other news.
-    async fn poll(&self, token: Token) -> Result<Served, LockError> {
+    async fn poll(&self, token: Token, sent: Instant) -> Result<Served, LockError> {
         let hold = self.hold(token);
-        let patience = self.patience.for_call(&self.terms);
-        let sent = Instant::now();
+        let patience = self.patience.for_call(&self.terms, sent);
         let reply = tokio::select! {
             biased;
             news = self.turn.news() => return news.map(|()| None).map_err(|shut| shut_out(shut, self.key)),
-            reply = timeout(patience, self.core.store.poll(&hold)) => reply,
+            reply = within(patience, self.core.store.poll(&hold)) => reply,
         };
-        match reply.unwrap_or_else(|_| Err(StoreError::timed_out(patience))) {
+        match reply {
             Ok(PollReply::Granted(grant)) => self.granted(token, grant, sent).await,
             Ok(PollReply::Queued { counter, holder_ttl }) => {
                 self.turn.queued(token, sent, counter, holder_ttl);

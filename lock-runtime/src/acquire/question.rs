@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use crate::{
+    call::within,
     client::Core,
     driver::CleanUp,
     error::{LockError, LockErrorKind},
@@ -24,6 +25,7 @@ pub(super) struct Question<'a> {
     pub(super) request: KeyRequest,
     terms: Terms,
     patience: Duration,
+    sent: Instant,
     /// The token may hold the lock, and nobody knows.
     pub(super) in_flight: bool,
 }
@@ -44,9 +46,10 @@ pub(super) enum Outcome {
 }
 
 impl<'a> Question<'a> {
-    pub(super) fn new(core: &'a Arc<Core>, hold: Hold, terms: Terms, patience: Duration) -> Self {
-        let request = KeyRequest::new(hold, terms.lease, Instant::now() + patience + STRAGGLE);
-        Self { core, request, terms, patience, in_flight: false }
+    /// A question to be asked at once, at `now`.
+    pub(super) fn new(core: &'a Arc<Core>, hold: Hold, terms: Terms, patience: Duration, now: Instant) -> Self {
+        let request = KeyRequest::new(hold, terms.lease, now + patience + STRAGGLE);
+        Self { core, request, terms, patience, sent: now, in_flight: false }
     }
 
     /// Stands in line if the lock is not free, and has `spare` fencing tokens reserved.
@@ -57,17 +60,16 @@ impl<'a> Question<'a> {
     }
 
     pub(super) async fn ask(&mut self) -> Result<Outcome, LockError> {
-        let sent = Instant::now();
+        let sent = self.sent;
         self.in_flight = true;
-        let reply = timeout(self.patience, self.core.store.acquire(&self.request)).await;
+        let reply = within(self.patience, self.core.store.acquire(&self.request)).await;
         let hold = &self.request.hold;
         let refused = |kind, message| Err(LockError::new(kind, message).with_key(&hold.key));
         let reply = match reply {
-            Ok(Ok(reply)) => reply,
-            Ok(Err(error)) if error.is_transient() => return Ok(Outcome::Unanswered(error)),
+            Ok(reply) => reply,
+            Err(error) if error.is_transient() => return Ok(Outcome::Unanswered(error)),
             // A script may fail half-way, where the server forbids one of its commands: the token is given up all the same.
-            Ok(Err(error)) => return Err(LockError::from_store(error).with_key(&hold.key)),
-            Err(_) => return Ok(Outcome::Unanswered(StoreError::timed_out(self.patience))),
+            Err(error) => return Err(LockError::from_store(error).with_key(&hold.key)),
         };
         if let AcquireReply::Granted(grant) = reply {
             let holding = Holding::start(self.core, hold.clone(), grant, sent, self.terms);

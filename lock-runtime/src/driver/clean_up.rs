@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::{
+    call::within,
     client::Core,
     giving_back::{give_back, heir},
     spec::{DEFAULT_LEASE, call_timeout},
@@ -73,7 +74,7 @@ impl CleanUp {
                 What::Abandon(hold) => core.store.abandon(hold).await,
             }
         };
-        timeout(patience, said).await.unwrap_or_else(|_| Err(StoreError::timed_out(patience)))
+        within(patience, said).await
     }
 
     pub(super) async fn run(&self, core: Arc<Core>) {

@@ -49,7 +49,7 @@ fn poll_news(turn: &Turn<'_>, bell: &Arc<Bell>) -> Poll<Result<(), Shut>> {
 }
 
 fn asked(turn: &Turn<'_>) -> Token {
-    match turn.next() {
+    match turn.next(Instant::now()) {
         Next::Ask(token, _) => token,
         next => panic!("{next:?}"),
     }
@@ -62,7 +62,7 @@ fn queued(turn: &Turn<'_>) -> Token {
 }
 
 fn waits(turn: &Turn<'_>) -> Instant {
-    match turn.next() {
+    match turn.next(Instant::now()) {
         Next::Wait(at) => at,
         next => panic!("{next:?}"),
     }
@@ -91,7 +91,7 @@ fn a_place_goes_to_the_next_with_the_same_wish() {
     assert!(first.leave().orphan.is_none(), "the second goes on with it");
     waits(&second);
     gates.pushed(&hold(token), grant(8));
-    assert!(matches!(second.next(), Next::Granted(granted, _) if granted == token));
+    assert!(matches!(second.next(Instant::now()), Next::Granted(granted, _) if granted == token));
 
     let orphan = second.leave().orphan.expect("nobody goes on with it, so it must be abandoned in the store");
     assert_eq!(orphan.token, token);
@@ -137,7 +137,7 @@ fn a_push_counts_only_if_it_is_newer_than_the_latest_reply() {
     turn.queued(token, sent, FencingToken::new(7), Some(LEASE));
     waits(&turn);
     assert!(gates.pushed(&hold(token), grant(8)));
-    let Next::Granted(granted, proven) = turn.next() else { panic!("it is newer") };
+    let Next::Granted(granted, proven) = turn.next(Instant::now()) else { panic!("it is newer") };
     assert_eq!((granted, proven), (token, Proven { grant: grant(8), as_of: sent }));
 
     // A poll that shows the counter beyond it.
@@ -156,7 +156,7 @@ fn a_pushed_grant_counts_from_the_latest_request_that_was_answered_queued() {
     // An older reply comes late.
     turn.queued(token, t0 + Duration::from_secs(1), None, None);
     gates.pushed(&hold(token), grant(8));
-    let Next::Granted(_, proven) = turn.next() else { panic!("it is in line") };
+    let Next::Granted(_, proven) = turn.next(Instant::now()) else { panic!("it is in line") };
     assert_eq!(proven.as_of, t0 + Duration::from_secs(2));
 }
 
@@ -190,7 +190,7 @@ fn whoever_stands_in_line_is_told_by_the_store_and_asks_once_a_second() {
     assert!(at >= before + Duration::from_millis(750), "{:?}", at - before);
     assert!(at <= Instant::now() + Duration::from_secs(1));
     gates.ask_at_once();
-    assert!(matches!(turn.next(), Next::Poll(_)));
+    assert!(matches!(turn.next(Instant::now()), Next::Poll(_)));
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn a_lock_is_passed_on_to_the_head_and_to_nobody_with_another_wish() {
     assert_eq!(bell.0.load(Ordering::Relaxed), 1);
     // The first is cancelled: an undelivered pass goes to the next (PROTOCOL 20).
     assert!(first.leave().baton.is_none());
-    let Next::Take(passed) = second.next() else { panic!("it was passed on") };
+    let Next::Take(passed) = second.next(Instant::now()) else { panic!("it was passed on") };
     assert_eq!((passed.fence.number(), passed.budget.left), (10, 3));
     second.served(None, Some(passed.budget.until));
 
@@ -232,13 +232,13 @@ fn a_lock_that_cannot_be_passed_on_is_handed_back_for_those_who_wait_here() {
     assert!(gates.queued_again(&hold(token), Instant::now(), FencingToken::new(7), Some(LEASE)));
     assert_eq!(gates.part(&key(), LEASE, |_| None), Parting::GiveBack, "it stands in the store's line");
     gates.pushed(&hold(token), grant(8));
-    assert!(matches!(turn.next(), Next::Granted(granted, _) if granted == token));
+    assert!(matches!(turn.next(Instant::now()), Next::Granted(granted, _) if granted == token));
     turn.served(Some(token), None);
 
     let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else { panic!("somebody waits") };
     let taken_up = Baton { hold: hold(token), ..baton(3) };
     gates.handed_back(taken_up).unwrap();
-    assert!(matches!(turn.next(), Next::Take(_)));
+    assert!(matches!(turn.next(Instant::now()), Next::Take(_)));
 
     let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else { panic!("somebody waits") };
     gates.drop_place(&hold(token));

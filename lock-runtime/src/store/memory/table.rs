@@ -21,22 +21,34 @@ use crate::{
 };
 
 /// The latest fencing token of all keys.
-#[derive(Debug, Default)]
-pub(super) struct Fences(AtomicU64);
+#[derive(Debug)]
+pub(super) struct Fences {
+    latest: AtomicU64,
+    /// When the first was asked for, by the clock of the steps and in microseconds since 1970.
+    epoch: (Instant, u64),
+}
+
+impl Default for Fences {
+    fn default() -> Self {
+        let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
+        Self { latest: AtomicU64::new(0), epoch: (Instant::now(), micros) }
+    }
+}
 
 impl Fences {
-    /// The next token, with `spare` more reserved after it.
-    fn next(&self, spare: u32) -> FencingToken {
-        let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
+    /// The next token at `now`, with `spare` more reserved after it.
+    fn next(&self, spare: u32, now: Instant) -> FencingToken {
+        let (began, micros) = self.epoch;
+        let micros = micros + now.saturating_duration_since(began).as_micros() as u64;
         let next = |latest| FencingToken::next(FencingToken::new(latest), micros);
         let last = |latest| next(latest).later(spare).number();
         let (Ok(latest) | Err(latest)) =
-            self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| Some(last(latest)));
+            self.latest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| Some(last(latest)));
         next(latest)
     }
 
     fn latest(&self) -> Option<FencingToken> {
-        FencingToken::new(self.0.load(Ordering::Relaxed))
+        FencingToken::new(self.latest.load(Ordering::Relaxed))
     }
 }
 
@@ -133,7 +145,7 @@ impl Entry {
 
     fn hold(&mut self, hold: &Hold, lease: Duration, spare: u32, step: &Step<'_>) -> Grant {
         let spare = if hold.mode == Mode::Exclusive { spare } else { 0 };
-        let fence = step.fences.next(spare);
+        let fence = step.fences.next(spare, step.now);
         self.mode = hold.mode;
         let slot = Slot { token: hold.token, kept: false, expires: step.now + lease, fence: fence.later(spare) };
         self.slots.push(slot);
@@ -388,7 +400,7 @@ impl Table {
         let Some(slot) = entry.slots.iter_mut().find(|slot| slot.is_held_by(hold.token)) else {
             return ConvertReply::NotHeld;
         };
-        slot.fence = step.fences.next(0);
+        slot.fence = step.fences.next(0, step.now);
         let grant = slot.grant(now);
         entry.mode = Mode::Shared;
         // Readers in front of the line may come in.
@@ -424,7 +436,7 @@ impl Table {
 /// A grant that is told again. A reader's own fencing token may not be the latest, so it is told a larger one.
 fn confirm(slot: &mut Slot, mode: Mode, step: &Step<'_>) {
     if mode != Mode::Exclusive {
-        slot.fence = step.fences.next(0);
+        slot.fence = step.fences.next(0, step.now);
     }
 }
 

@@ -1,0 +1,33 @@
+//! A call to the store, and how long its answer is waited for.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    task::Poll,
+    time::Duration,
+};
+
+use tokio::time::timeout;
+
+use crate::{
+    client::Core,
+    store::{RenewReply, Renewal, StoreError},
+};
+
+/// Waits for the store's answer for at most `patience`. No timer is set where it answers at once.
+pub(crate) async fn within<T>(
+    patience: Duration,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let mut call = pin!(call);
+    match poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await {
+        Poll::Ready(reply) => reply,
+        Poll::Pending => timeout(patience, call).await.unwrap_or_else(|_| Err(StoreError::timed_out(patience))),
+    }
+}
+
+/// Renews one lock.
+pub(crate) async fn renew_one(core: &Core, patience: Duration, renewal: &Renewal) -> Result<RenewReply, StoreError> {
+    let reply = async { core.store.renew(std::slice::from_ref(renewal)).await.pop().ok_or_else(StoreError::late)? };
+    within(patience, reply).await
+}
