@@ -91,45 +91,49 @@ impl<'a> Contest<'a> {
         self
     }
 
-    /// A row for each subject, in the order in which they were added.
     pub(crate) async fn run(self) -> Vec<Row> {
-        let mut rounds = vec![Vec::new(); self.subjects.len()];
+        let mut measured: Vec<_> = self.subjects.iter().map(|&(name, _)| (name, Vec::new())).collect();
         for round in 0..=ROUNDS {
             eprintln!("{}, {} clients, round {round} of {ROUNDS}", self.scenario, self.clients);
             let slice = if round == 0 { self.slice / 4 } else { self.slice };
-            for ((_, measure), rounds) in self.subjects.iter().zip(&mut rounds) {
-                let measured = measure(round, slice).await;
+            for ((_, measure), (_, rounds)) in self.subjects.iter().zip(&mut measured) {
+                let one = measure(round, slice).await;
                 if round > 0 {
-                    rounds.push(measured);
+                    rounds.push(one);
                 }
             }
         }
-        let limit = self.subjects.iter().position(|&(name, _)| name == LIMIT).map(|at| rounds[at].clone());
-        let of_limit = |name, rounds: &[Round]| {
-            let limit = limit.as_ref().filter(|_| name != LIMIT)?;
-            Some(median(rounds.iter().zip(limit).map(|(round, limit)| round.ops_per_s / limit.ops_per_s)))
-        };
-        let row = |(name, rounds): (_, &Vec<Round>)| {
-            let of = |field: fn(&Round) -> f64| Some(median(rounds.iter().map(field)));
-            let served = |end: fn((u64, u64)) -> u64| {
-                let ends: Option<Vec<_>> = rounds.iter().map(|round| round.served.map(end)).collect();
-                Some(median(ends?))
-            };
-            let handed_on: Option<Vec<_>> = rounds.iter().map(|round| round.handed_on_percent).collect();
-            Row {
-                ops_per_s: of(|round| round.ops_per_s),
-                p50_us: of(|round| round.p50_us),
-                p99_us: of(|round| round.p99_us),
-                longest_us: of(|round| round.longest_us),
-                served_min: served(|(min, _)| min),
-                served_max: served(|(_, max)| max),
-                handed_on_percent: handed_on.map(median),
-                ratio_to_limit: of_limit(name, rounds),
-                ..Row::new(self.scenario, name, self.clients)
-            }
-        };
-        self.subjects.iter().map(|&(name, _)| name).zip(&rounds).map(row).collect()
+        rows(self.scenario, self.clients, &measured)
     }
+}
+
+/// A row for each subject, in the given order.
+pub(crate) fn rows(scenario: &'static str, clients: usize, measured: &[(&'static str, Vec<Round>)]) -> Vec<Row> {
+    let limit = measured.iter().find(|&&(name, _)| name == LIMIT);
+    let of_limit = |name, rounds: &[Round]| {
+        let (_, limit) = limit.filter(|_| name != LIMIT)?;
+        Some(median(rounds.iter().zip(limit).map(|(round, limit)| round.ops_per_s / limit.ops_per_s)))
+    };
+    let row = |&(name, ref rounds): &(&'static str, Vec<Round>)| {
+        let of = |field: fn(&Round) -> f64| Some(median(rounds.iter().map(field)));
+        let served = |end: fn((u64, u64)) -> u64| {
+            let ends: Option<Vec<_>> = rounds.iter().map(|round| round.served.map(end)).collect();
+            Some(median(ends?))
+        };
+        let handed_on: Option<Vec<_>> = rounds.iter().map(|round| round.handed_on_percent).collect();
+        Row {
+            ops_per_s: of(|round| round.ops_per_s),
+            p50_us: of(|round| round.p50_us),
+            p99_us: of(|round| round.p99_us),
+            longest_us: of(|round| round.longest_us),
+            served_min: served(|(min, _)| min),
+            served_max: served(|(_, max)| max),
+            handed_on_percent: handed_on.map(median),
+            ratio_to_limit: of_limit(name, rounds),
+            ..Row::new(scenario, name, clients)
+        }
+    };
+    measured.iter().map(row).collect()
 }
 
 fn median<T: Copy + PartialOrd>(values: impl IntoIterator<Item = T>) -> T {
