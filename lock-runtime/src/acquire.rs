@@ -95,10 +95,6 @@ impl Patience {
     fn is_fresh(&self, terms: &Terms) -> bool {
         self.since.elapsed() < terms.call_timeout()
     }
-
-    fn is_over(&self) -> bool {
-        self.until.is_none_or(|until| until <= Instant::now())
-    }
 }
 
 async fn acquire_one(core: &Arc<Core>, key: LockKey, terms: Terms, patience: &Patience) -> Result<Entry, LockError> {
