@@ -29,6 +29,7 @@ mod clock;
 mod connection;
 mod error;
 mod handshake;
+mod link;
 mod names;
 mod pushes;
 mod reply;

@@ -5,10 +5,7 @@
 use std::{sync::Mutex, time::Duration};
 
 use lock_runtime::store::Token;
-use redis::{
-    Client, Cmd, Value,
-    aio::{ConnectionManager, ConnectionManagerConfig},
-};
+use redis::{AsyncConnectionConfig, Client, Cmd, Value, aio::MultiplexedConnection};
 
 use crate::{
     contest::Round,
@@ -39,7 +36,7 @@ pub(crate) fn client(url: &str) -> Client {
 /// A connection, and the digests of what is sent over it.
 #[derive(Clone)]
 pub(crate) struct Raw {
-    connection: ConnectionManager,
+    connection: MultiplexedConnection,
     acquire: String,
     release: String,
     pass: String,
@@ -48,8 +45,8 @@ pub(crate) struct Raw {
 
 impl Raw {
     pub(crate) async fn connect(client: &Client) -> Self {
-        let config = ConnectionManagerConfig::new().set_response_timeout(None).set_pipeline_buffer_size(4096);
-        let connection = ConnectionManager::new_with_config(client.clone(), config).await;
+        let config = AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(4096);
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
         let mut connection = connection.expect("our own server answers");
         let mut load = async |text: &str| {
             redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(&mut connection).await.expect("the script is valid")

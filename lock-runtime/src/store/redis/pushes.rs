@@ -51,7 +51,6 @@ impl Pushes {
     /// Called where the connection is read, so it does no more than parse and tell.
     pub(super) fn take(&self, push: &PushInfo) {
         match push.kind {
-            PushKind::Disconnection => self.listeners.tell(&StoreEvent::Disconnected),
             PushKind::Message => {
                 let mut words = push.data.iter().map(text);
                 let (Some(Some(channel)), Some(Some(message))) = (words.next(), words.next()) else { return };

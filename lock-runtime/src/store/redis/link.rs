@@ -1,0 +1,166 @@
+//! One connection to the server, from the first attempt to its end.
+
+use std::{
+    io,
+    sync::{
+        Arc, Mutex, Once,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, Shared},
+};
+use redis::{AsyncConnectionConfig, Client, PushInfo, PushKind, RedisError, aio::MultiplexedConnection};
+use tokio::time::{sleep, timeout};
+
+use super::{acl::AclLine, error, pushes::Pushes};
+use crate::{store::StoreEvent, sync::lock};
+
+/// How long one attempt may take; there are two before a call is told.
+const ATTEMPT: Duration = Duration::from_secs(1);
+/// Between the two.
+const PAUSE: Duration = Duration::from_millis(100);
+/// A connection on which nothing was answered for so long, though something was asked, is given up.
+const SILENCE: Duration = Duration::from_secs(2);
+/// How many calls may be on their way to the socket: enough that it is the server that is waited for, not the channel.
+const BUFFERED_CALLS: usize = 4096;
+
+/// What a connection is made with.
+#[derive(Clone)]
+pub(super) struct Dial {
+    pub(super) client: Client,
+    pub(super) pushes: Arc<Pushes>,
+    pub(super) acl: AclLine,
+    warned: Arc<Once>,
+}
+
+/// A connection that is being made, stands, or is over. It is not made again: whoever finds it over dials anew.
+pub(super) struct Link {
+    connected: Shared<BoxFuture<'static, Result<MultiplexedConnection, RedisError>>>,
+    life: Arc<Life>,
+    /// Since when no call was answered that was sent; `None` after an answer.
+    silent_since: Mutex<Option<Instant>>,
+}
+
+/// Whether a connection stands, known to the task that reads from it as well.
+struct Life {
+    /// It stood once, so its end is news.
+    stood: AtomicBool,
+    over: AtomicBool,
+    pushes: Arc<Pushes>,
+}
+
+impl Life {
+    fn end(&self) {
+        if !self.over.swap(true, Ordering::AcqRel) && self.stood.load(Ordering::Acquire) {
+            self.pushes.listeners().tell(&StoreEvent::Disconnected);
+        }
+    }
+}
+
+impl Dial {
+    pub(super) fn new(client: Client, pushes: Arc<Pushes>, acl: AclLine) -> Self {
+        Self { client, pushes, acl, warned: Arc::new(Once::new()) }
+    }
+
+    /// Begins to connect, in a task of its own: whoever waits for it may stop waiting.
+    pub(super) fn dial(&self) -> Link {
+        let life =
+            Arc::new(Life { stood: AtomicBool::new(false), over: AtomicBool::new(false), pushes: self.pushes.clone() });
+        let connected = self.clone().connect(life.clone()).boxed().shared();
+        tokio::spawn(connected.clone().map(drop));
+        Link { connected, life, silent_since: Mutex::default() }
+    }
+
+    async fn connect(self, life: Arc<Life>) -> Result<MultiplexedConnection, RedisError> {
+        let reader = life.clone();
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(ATTEMPT))
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(BUFFERED_CALLS)
+            .set_push_sender(move |push: PushInfo| {
+                match push.kind {
+                    PushKind::Disconnection => reader.end(),
+                    _ => reader.pushes.take(&push),
+                }
+                Ok::<_, redis::aio::SendError>(())
+            });
+        let connected = match self.attempt(&config).await {
+            Err(cause) if cause.is_io_error() => {
+                sleep(PAUSE).await;
+                self.attempt(&config).await
+            }
+            result => result,
+        };
+        match &connected {
+            Ok(_) => life.stood.store(true, Ordering::Release),
+            Err(_) => life.end(),
+        }
+        connected
+    }
+
+    async fn attempt(&self, config: &AsyncConnectionConfig) -> Result<MultiplexedConnection, RedisError> {
+        let mut connection = self.client.get_multiplexed_async_connection_with_config(config).await?;
+        let channels = [self.pushes.own(), self.pushes.revoked()];
+        let subscribed = timeout(ATTEMPT, connection.subscribe(&channels)).await;
+        let Err(cause) = subscribed.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into())) else {
+            return Ok(connection);
+        };
+        // A refusal in words stands as long as the connection does. Locks do without, but are handed over more slowly.
+        if cause.code().is_some() || cause.clone().into_server_errors().is_some() {
+            let error = error::disconnected(&cause, &self.acl);
+            self.warned.call_once(|| {
+                tracing::warn!(%error, "the server does not tell who is granted a lock: those who wait only ask once a second");
+            });
+            return Ok(connection);
+        }
+        Err(cause)
+    }
+}
+
+impl Link {
+    /// The connection, once it stands.
+    pub(super) async fn connected(&self) -> Result<MultiplexedConnection, RedisError> {
+        self.connected.clone().await
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.life.over.load(Ordering::Acquire)
+    }
+
+    /// It has turned out to be useless. What it would have told is lost.
+    pub(super) fn end(&self) {
+        self.life.end();
+    }
+
+    /// A call is about to be sent.
+    pub(super) fn unanswered(&self) -> Unanswered<'_> {
+        lock(&self.silent_since).get_or_insert_with(Instant::now);
+        Unanswered { link: self, answered: false }
+    }
+}
+
+/// A call without an answer yet. Dropped so, after a long silence, it gives the connection up: TCP may be alive, and
+/// nobody at the other end.
+pub(super) struct Unanswered<'a> {
+    link: &'a Link,
+    answered: bool,
+}
+
+impl Unanswered<'_> {
+    pub(super) fn answered(mut self) {
+        *lock(&self.link.silent_since) = None;
+        self.answered = true;
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if !self.answered && lock(&self.link.silent_since).is_some_and(|since| since.elapsed() >= SILENCE) {
+            self.link.end();
+        }
+    }
+}
