@@ -97,29 +97,30 @@ impl Schedule {
     pub(super) fn random(dice: &mut Dice) -> Self {
         let millis = Duration::from_millis;
         let short = dice.one_of(&[100, 100, 300, 300, 1000, 2000, 4000, 8000]);
-        let leases = [millis(short), millis(dice.one_of(&[short, short, 300, 6000]))];
+        let leases = [millis(short), millis(dice.one_of(&[short, short, short, 300, 6000]))];
         let longest_lease = leases[0].max(leases[1]);
         // Long enough for leases to run out, and short enough for others to meet them.
         let horizon = (leases[0] * dice.one_of(&[1, 2, 4])).clamp(millis(50), millis(6000));
         let network = Network {
-            lost: dice.one_of(&[0, 20, 100, 250]),
+            lost: dice.one_of(&[0, 10, 50, 200]),
             doubled: dice.one_of(&[0, 0, 50, 300]),
-            late: dice.one_of(&[0, 50, 200, 500]),
+            late: dice.one_of(&[0, 20, 100, 400]),
             longest: dice.one_of(&[millis(20), leases[0], horizon, millis(3500)]),
         };
-        let kind = dice.one_of(&[Kind::Passing, Kind::Passing, Kind::Strict, Kind::Mixed, Kind::Mixed, Kind::Permits]);
+        let kind = dice.one_of(&[Kind::Passing, Kind::Passing, Kind::Passing, Kind::Strict, Kind::Mixed, Kind::Permits]);
         let (processes, locks) = (2 + dice.below(2), if dice.chance(100) { 2 } else { 1 });
-        let mut longest = longest_lease;
-        let arrivals: Vec<_> = (0..3 + dice.below(6))
-            .map(|number| {
-                let arrival = arrival(dice, number, kind, &leases, horizon, processes, locks);
-                let times = arrival.extend.map_or(1, |(_, times)| times);
-                longest = longest.max(arrival.terms.lease * times);
-                arrival
+        let holds = [millis(4), dice.one_of(&[millis(4), horizon / 4, horizon / 2, longest_lease * 2])];
+        let crowd = Crowd { kind, processes, locks, leases, holds, horizon };
+        let arrivals: Vec<_> = (0..dice.one_of(&[3, 5, 7, 10])).map(|number| crowd.arrival(dice, number)).collect();
+        // Alone, or all at once.
+        let rush = dice.up_to(horizon);
+        let mut actions: Vec<_> = arrivals
+            .iter()
+            .map(|arrival| {
+                let when = if dice.chance(400) { dice.up_to(horizon) } else { rush + dice.up_to(millis(5)) };
+                (when.min(horizon), Action::Arrive(arrival.number))
             })
             .collect();
-        let mut actions: Vec<_> =
-            arrivals.iter().map(|arrival| (dice.up_to(horizon), Action::Arrive(arrival.number))).collect();
         for _ in 0..dice.one_of(&[0, 0, 1, 2, 3]) {
             let process = dice.below(processes);
             let action = match dice.below(6) {
@@ -132,43 +133,52 @@ impl Schedule {
         }
         actions.push((horizon, Action::Quiet));
         // A dead holder's lease, extended by a straggler; a dead waiter's grant; the pause of a clean-up; 2 s; everybody's turn.
+        let extended = |arrival: &Arrival| arrival.terms.lease * arrival.extend.map_or(1, |(_, times)| times);
+        let longest = arrivals.iter().map(extended).max().unwrap_or_default();
         let bound = longest.max(millis(3000)) + network.longest + millis(3000) + millis(5500) + millis(2000);
         let turns = super::HOLD_AT_LAST * 2 * arrivals.len() as u32;
         Self { processes, locks, network, arrivals, actions, bound: bound + turns }
     }
 }
 
-fn arrival(
-    dice: &mut Dice,
-    number: usize,
+/// Those who want locks in a schedule.
+struct Crowd {
     kind: Kind,
-    leases: &[Duration],
-    horizon: Duration,
     processes: usize,
     locks: usize,
-) -> Arrival {
-    let lease = dice.one_of(leases);
-    let mode = match kind {
-        Kind::Passing | Kind::Strict => Mode::Exclusive,
-        Kind::Mixed => dice.one_of(&[Mode::Exclusive, Mode::Shared]),
-        Kind::Permits => NonZeroU32::new(2).map_or(Mode::Exclusive, Mode::Permits),
-    };
-    let wait = if dice.chance(80) { Wait::No } else { Wait::AtMost(dice.up_to(horizon * 2)) };
-    let mut terms = terms(mode, lease, wait);
-    terms.strict_order = matches!(kind, Kind::Strict) || dice.chance(100);
-    terms.renew = !dice.chance(100);
-    terms.min_hold = dice.chance(30).then(|| dice.up_to(lease));
-    terms.max_hold = dice.chance(50).then(|| terms.min_hold.unwrap_or_default() + dice.up_to(lease * 2));
-    let longest_hold = if dice.chance(200) { lease * 2 } else { horizon / 4 };
-    Arrival {
-        number,
-        process: dice.below(processes),
-        lock: dice.below(locks),
-        terms,
-        hold_for: dice.up_to(longest_hold),
-        ending: dice.one_of(&[Ending::Release, Ending::Release, Ending::Forsake, Ending::Drop]),
-        cancel_after: dice.chance(200).then(|| dice.up_to(horizon)),
-        extend: dice.chance(100).then(|| (dice.up_to(lease), 2 + dice.below(2) as u32)),
-        again: None,
+    leases: [Duration; 2],
+    holds: [Duration; 2],
+    horizon: Duration,
+}
+
+impl Crowd {
+    fn arrival(&self, dice: &mut Dice, number: usize) -> Arrival {
+        let lease = dice.one_of(&self.leases);
+        let mode = match self.kind {
+            Kind::Passing | Kind::Strict => Mode::Exclusive,
+            Kind::Mixed => dice.one_of(&[Mode::Exclusive, Mode::Shared]),
+            Kind::Permits => NonZeroU32::new(2).map_or(Mode::Exclusive, Mode::Permits),
+        };
+        let wait = Wait::AtMost(self.horizon / 8 + dice.up_to(self.horizon * 2));
+        let mut terms = terms(mode, lease, if dice.chance(80) { Wait::No } else { wait });
+        terms.strict_order = matches!(self.kind, Kind::Strict) || dice.chance(50);
+        terms.renew = !dice.chance(80);
+        terms.min_hold = dice.chance(30).then(|| dice.up_to(lease));
+        // A `max_hold` shorter than a round trip can never be had.
+        let max_hold = terms.min_hold.unwrap_or_default() + Duration::from_millis(10) + dice.up_to(lease * 2);
+        terms.max_hold = dice.chance(50).then_some(max_hold);
+        let longest_hold = dice.one_of(&self.holds);
+        Arrival {
+            number,
+            // Most meet in one process.
+            process: dice.below(self.processes).min(dice.below(self.processes)),
+            lock: dice.below(self.locks),
+            terms,
+            hold_for: dice.up_to(longest_hold),
+            ending: dice.one_of(&[Ending::Release, Ending::Release, Ending::Forsake, Ending::Drop]),
+            cancel_after: dice.chance(200).then(|| dice.up_to(self.horizon)),
+            extend: dice.chance(100).then(|| (dice.up_to(lease), 2 + dice.below(2) as u32)),
+            again: None,
+        }
     }
 }
