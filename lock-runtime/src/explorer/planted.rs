@@ -26,7 +26,7 @@ fn a_client_that_counts_a_whole_lease_from_the_reply_is_found() {
 
 #[test]
 fn a_client_that_cannot_tell_an_old_push_is_found() {
-    is_found(Broken::HidesTheCounter, Wrong::TwoHolders);
+    is_found(Broken::HidesTheCounter, Wrong::NotHeld);
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn a_client_that_abandons_a_question_once_is_found() {
 
 #[test]
 fn a_store_whose_renewals_shorten_a_lease_is_found() {
-    is_found(Broken::RenewalShortens, Wrong::TwoHolders);
+    is_found(Broken::RenewalShortens, Wrong::NotHeld);
 }
 
 #[test]

@@ -12,11 +12,13 @@ pub(super) struct Network {
     pub(super) doubled: usize,
     /// So many messages take more than a millisecond, up to `longest`.
     pub(super) late: usize,
+    /// The same of pushes, which come by a connection of their own.
+    pub(super) pushes_late: usize,
     pub(super) longest: Duration,
 }
 
 impl Network {
-    pub(super) const PERFECT: Self = Self { lost: 0, doubled: 0, late: 0, longest: Duration::ZERO };
+    pub(super) const PERFECT: Self = Self { lost: 0, doubled: 0, late: 0, pushes_late: 0, longest: Duration::ZERO };
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -96,21 +98,28 @@ pub(super) fn terms(mode: Mode, lease: Duration, wait: Wait) -> Terms {
 impl Schedule {
     pub(super) fn random(dice: &mut Dice) -> Self {
         let millis = Duration::from_millis;
-        let short = dice.one_of(&[100, 100, 300, 300, 1000, 2000, 4000, 8000]);
+        // Short leases on a slow network that doubles much: what was said of a token reaches a later time of its life.
+        let is_echoing = dice.chance(150);
+        let short = if is_echoing { 100 } else { dice.one_of(&[100, 300, 300, 1000, 2000, 4000, 8000]) };
         let leases = [millis(short), millis(dice.one_of(&[short, short, short, 300, 6000]))];
         let longest_lease = leases[0].max(leases[1]);
         // Long enough for leases to run out, and short enough for others to meet them.
-        let horizon = (leases[0] * dice.one_of(&[1, 2, 4])).clamp(millis(50), millis(6000));
-        let network = Network {
+        let times = if is_echoing { 16 } else { dice.one_of(&[1, 2, 4]) };
+        let horizon = (leases[0] * times).clamp(millis(50), millis(6000));
+        let mut network = Network {
             lost: dice.one_of(&[0, 10, 50, 200]),
             doubled: dice.one_of(&[0, 0, 50, 300]),
             late: dice.one_of(&[0, 20, 100, 400]),
+            pushes_late: dice.one_of(&[0, 100, 500]),
             longest: dice.one_of(&[millis(20), leases[0], horizon, millis(3500)]),
         };
+        if is_echoing {
+            network = Network { lost: 0, doubled: 500, late: 150, pushes_late: 900, longest: millis(900) };
+        }
         let kind = dice.one_of(&[Kind::Passing, Kind::Passing, Kind::Passing, Kind::Strict, Kind::Mixed, Kind::Permits]);
         let (processes, locks) = (2 + dice.below(2), if dice.chance(100) { 2 } else { 1 });
-        let holds = [millis(4), dice.one_of(&[millis(4), horizon / 4, horizon / 2, longest_lease * 2])];
-        let crowd = Crowd { kind, processes, locks, leases, holds, horizon };
+        let holds = if is_echoing { [millis(150); 2] } else { [millis(4), dice.one_of(&[millis(4), horizon / 4, horizon / 2, longest_lease * 2])] };
+        let crowd = Crowd { kind, processes, locks, leases, holds, horizon, is_echoing };
         let arrivals: Vec<_> = (0..dice.one_of(&[3, 5, 7, 10])).map(|number| crowd.arrival(dice, number)).collect();
         // Alone, or all at once.
         let rush = dice.up_to(horizon);
@@ -131,6 +140,10 @@ impl Schedule {
             };
             actions.push((dice.up_to(horizon), action));
         }
+        for _ in 0..if is_echoing { 6 } else { 0 } {
+            let pause = millis(100) + dice.up_to(millis(300));
+            actions.push((dice.up_to(horizon), Action::Stop(dice.below(processes), pause)));
+        }
         actions.push((horizon, Action::Quiet));
         // A dead holder's lease, extended by a straggler; a dead waiter's grant; the pause of a clean-up; 2 s; everybody's turn.
         let extended = |arrival: &Arrival| arrival.terms.lease * arrival.extend.map_or(1, |(_, times)| times);
@@ -149,6 +162,7 @@ struct Crowd {
     leases: [Duration; 2],
     holds: [Duration; 2],
     horizon: Duration,
+    is_echoing: bool,
 }
 
 impl Crowd {
@@ -178,7 +192,8 @@ impl Crowd {
             ending: dice.one_of(&[Ending::Release, Ending::Release, Ending::Forsake, Ending::Drop]),
             cancel_after: dice.chance(200).then(|| dice.up_to(self.horizon)),
             extend: dice.chance(100).then(|| (dice.up_to(lease), 2 + dice.below(2) as u32)),
-            again: None,
+            // Nearly always somebody holds.
+            again: self.is_echoing.then_some(Duration::from_millis(1)),
         }
     }
 }

@@ -181,7 +181,7 @@ impl Sim {
         if let Some(token) = request.introduces() {
             self.introduce(token, who);
         }
-        let delays = self.delays();
+        let delays = self.delays(self.network.late);
         say!(self, "{who} sends #{call} {}{}", self.show(&request), fate(&delays));
         if let (2, Request::Acquire(acquire)) = (delays.len(), &request) {
             self.excused.push(acquire.hold.token);
@@ -192,7 +192,7 @@ impl Sim {
     }
 
     pub(super) fn reply(&mut self, who: Who, call: Call, reply: Reply) {
-        let delays = self.delays();
+        let delays = self.delays(self.network.late);
         say!(self, "    store replies to #{call} of {who}: {}{}", self.show_reply(&reply), fate(&delays));
         for delay in delays {
             self.after(delay, Event::Replied(who, call, reply));
@@ -201,25 +201,24 @@ impl Sim {
 
     pub(super) fn push(&mut self, hold: Hold, grant: Grant) {
         let Some(who) = self.whose(hold.token) else { return };
-        let delays = self.delays();
+        let delays = self.delays(self.network.pushes_late);
         say!(self, "    store pushes {} to {who}: {}{}", self.name(hold.token), self.show_grant(&grant), fate(&delays));
         for delay in delays {
             self.after(delay, Event::Pushed(who, hold.clone(), grant));
         }
     }
 
-    fn delays(&mut self) -> Vec<Duration> {
+    fn delays(&mut self, late: usize) -> Vec<Duration> {
         if self.quiet {
             return vec![Duration::from_micros(200)];
         }
         if self.dice.chance(self.network.lost) {
             return Vec::new();
         }
-        let copies = 1 + usize::from(self.dice.chance(self.network.doubled));
-        let mut delays = Vec::with_capacity(copies);
-        for _ in 0..copies {
-            let longest = if self.dice.chance(self.network.late) { self.network.longest } else { Duration::from_millis(1) };
-            delays.push(self.dice.up_to(longest));
+        let longest = if self.dice.chance(late) { self.network.longest } else { Duration::from_millis(1) };
+        let mut delays = vec![self.dice.up_to(longest)];
+        if self.dice.chance(self.network.doubled) {
+            delays.push(self.dice.up_to(self.network.longest));
         }
         delays
     }
