@@ -130,7 +130,7 @@ impl Process {
             (Some(_), _) => {}
             (None, _) if sim.now >= clean_up.give_up_at => {
                 say!(sim, "{} c{id} gives up", self.who);
-                sim.excused.push(clean_up.hold().token);
+                sim.excuse(clean_up.hold().token);
             }
             (None, _) => {
                 let pause = clean_up.pause.mul_f64(0.5 + 0.5 * sim.dice.fraction());

@@ -41,7 +41,7 @@ fn a_client_that_abandons_a_question_once_is_found() {
 
 #[test]
 fn a_store_whose_renewals_shorten_a_lease_is_found() {
-    is_found(Broken::RenewalShortens, Wrong::NotHeld);
+    is_found(Broken::RenewalShortens, Wrong::TwoHolders);
 }
 
 #[test]

@@ -27,7 +27,12 @@ impl Server {
         let reply = match request {
             Request::Acquire(request) => Reply::Acquire(self.table.acquire(request, &mut step)),
             Request::Poll(hold) => Reply::Poll(self.table.poll(hold, &mut step)),
-            Request::Release(release) => Reply::Release(self.table.release(release, &mut step)),
+            Request::Release(release) => {
+                if let Some(next) = release.next.filter(|_| sim.is_excused(token)) {
+                    sim.excuse(next.token);
+                }
+                Reply::Release(self.table.release(release, &mut step))
+            }
             Request::Abandon(hold) => {
                 self.table.abandon(hold, &mut step);
                 Reply::Abandoned

@@ -80,8 +80,9 @@ pub(super) struct Sim {
     pub(super) keys: Vec<LockKey>,
     /// Whose a token is.
     tokens: Vec<(Token, Who)>,
-    /// Tokens that may lie in the store for nobody: their acquire was sent twice by the network, or their clean-up had to give up.
-    pub(super) excused: Vec<Token>,
+    /// Tokens that may lie in the store for nobody: their acquire was doubled by the network, which PROTOCOL 10 is there to
+    /// exclude, or their clean-up had to give up.
+    excused: Vec<Token>,
     pub(super) began: Vec<Began>,
     /// How many waiters were served, by process.
     pub(super) served: Vec<u32>,
@@ -206,6 +207,14 @@ impl Sim {
         for delay in delays {
             self.after(delay, Event::Pushed(who, hold.clone(), grant));
         }
+    }
+
+    pub(super) fn excuse(&mut self, token: Token) {
+        self.excused.push(token);
+    }
+
+    pub(super) fn is_excused(&self, token: Token) -> bool {
+        self.excused.contains(&token)
     }
 
     fn delays(&mut self, late: usize) -> Vec<Duration> {
