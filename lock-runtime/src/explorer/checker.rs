@@ -24,8 +24,6 @@ pub(super) enum Wrong {
     Stuck,
     /// Something is left in the store or in a process when all is over.
     Leak,
-    /// Somebody was never served.
-    Starved,
 }
 
 pub(super) struct Violation {
