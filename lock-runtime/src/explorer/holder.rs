@@ -94,7 +94,7 @@ impl Process {
         let (name, validity) = (sim.name(hold.token), holder.lease.validity(sim.now));
         say!(sim, "{} h{id} HOLDS {:?} as {name}, fence ..{}, valid for {validity:?}", self.who, hold.key, fence.number() % 1_000_000_000);
         sim.began.push(Began { hold, fence });
-        sim.served[self.who.process] += 1;
+        sim.served[self.who.process] += u32::from(!sim.quiet);
         let hold_for = if sim.quiet { arrival.hold_for.min(super::HOLD_AT_LAST) } else { arrival.hold_for };
         sim.after(hold_for, Event::Timer(self.who, Timer::Done(id)));
         if let Some((pause, _)) = arrival.extend {

@@ -84,7 +84,7 @@ pub(super) struct Sim {
     /// exclude, or their clean-up had to give up.
     excused: Vec<Token>,
     pub(super) began: Vec<Began>,
-    /// How many waiters were served, by process.
+    /// How many waiters were served before the end of the faults, by process.
     pub(super) served: Vec<u32>,
     woken: Arc<Mutex<Vec<(Who, u32)>>>,
     pub(super) trace: Option<String>,
