@@ -5,9 +5,11 @@ mod question;
 
 use std::{sync::Arc, time::Duration};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
+#[cfg(test)]
+pub(crate) use self::question::STRAGGLE;
 use self::{
     in_line::wait_in_line,
     question::{FOREIGN, MISMATCH, Outcome, Question},
@@ -26,46 +28,70 @@ use crate::{
 };
 
 /// The first question is asked even by a request that waits for less than a round trip may take.
-const SHORTEST_CALL: Duration = Duration::from_millis(50);
+pub(crate) const SHORTEST_CALL: Duration = Duration::from_millis(50);
 
 /// Most requests are for one key.
 pub(crate) type Keys = SmallVec<[LockKey; 1]>;
 
+/// Acquires every key.
+pub(crate) async fn acquire(core: &Arc<Core>, keys: &[LockKey], terms: &Terms) -> Result<LockGuard, LockError> {
+    let patience = Patience::new(terms);
+    let [key] = keys else {
+        // Boxed, as it is rare and would make every other request's future larger.
+        return Box::pin(acquire_several(core, keys, terms, &patience)).await;
+    };
+    let entry = match enter_again(core, key, terms)? {
+        Some(entry) => entry,
+        None => acquire_one(core, key, terms, &patience).await?,
+    };
+    Ok(LockGuard::new(smallvec![entry]))
+}
+
 /// Acquires every key, in the given order (sorted, without duplicates: two requests cannot wait for each other, PROTOCOL 18).
-pub(crate) async fn acquire(core: Arc<Core>, keys: Keys, terms: Terms) -> Result<LockGuard, LockError> {
-    let patience = Patience::new(&terms);
+async fn acquire_several(
+    core: &Arc<Core>,
+    keys: &[LockKey],
+    terms: &Terms,
+    patience: &Patience,
+) -> Result<LockGuard, LockError> {
     let mut entries = Entries::new();
     let mut fresh = Keys::new();
     // A request that can never be granted is better refused before it waits.
     for key in keys {
-        match owner::enclosing(&core, &key, &terms)?.map(Entry::again).transpose()?.flatten() {
-            Some(entry) => {
-                tracing::debug!(%key, "entered again");
-                entries.push(entry);
-            }
-            None => fresh.push(key),
+        match enter_again(core, key, terms)? {
+            Some(entry) => entries.push(entry),
+            None => fresh.push(key.clone()),
         }
     }
     if fresh.len() > 1 && terms.wait == Wait::No && terms.mode.family() == Family::Lock {
-        let all = match acquire_at_once(&core, &fresh, terms).await {
-            Err(error) if error.kind() == LockErrorKind::Unavailable && patience.is_fresh(&terms) => {
+        let all = match acquire_at_once(core, &fresh, terms).await {
+            Err(error) if error.kind() == LockErrorKind::Unavailable && patience.is_fresh(terms) => {
                 // It may be the first question's own tokens that refuse the second.
-                let second = acquire_at_once(&core, &fresh, terms).await;
+                let second = acquire_at_once(core, &fresh, terms).await;
                 second.map_err(|again| if again.kind() == LockErrorKind::Contended { error } else { again })
             }
             result => result,
         };
         entries.extend(all?);
     } else {
-        for key in fresh {
-            entries.push(acquire_one(&core, key, terms, &patience).await?);
+        for key in &fresh {
+            entries.push(acquire_one(core, key, terms, patience).await?);
         }
     }
     // While the last was waited for, the first may have ended.
     match entries.iter().find_map(Entry::lost) {
-        Some(error) if entries.len() > 1 => Err(error),
-        _ => Ok(LockGuard::new(entries)),
+        Some(error) => Err(error),
+        None => Ok(LockGuard::new(entries)),
     }
+}
+
+/// One more guard on a lock that an enclosing scope holds.
+fn enter_again(core: &Arc<Core>, key: &LockKey, terms: &Terms) -> Result<Option<Entry>, LockError> {
+    let entry = owner::enclosing(core, key, terms)?.map(Entry::again).transpose()?.flatten();
+    if entry.is_some() {
+        tracing::debug!(%key, "entered again");
+    }
+    Ok(entry)
 }
 
 /// How long a request waits.
@@ -97,12 +123,12 @@ impl Patience {
     }
 }
 
-async fn acquire_one(core: &Arc<Core>, key: LockKey, terms: Terms, patience: &Patience) -> Result<Entry, LockError> {
+async fn acquire_one(core: &Arc<Core>, key: &LockKey, terms: &Terms, patience: &Patience) -> Result<Entry, LockError> {
     let holding = match patience.until {
-        None => try_once(core, &key, terms, patience).await?,
-        Some(until) => match ask_beside(core, &key, terms, patience).await? {
+        None => try_once(core, key, terms, patience).await?,
+        Some(until) => match ask_beside(core, key, terms, patience).await? {
             Some(holding) => holding,
-            None => wait_in_line(core, &key, terms, patience, until).await?,
+            None => wait_in_line(core, key, terms, patience, until).await?,
         },
     };
     tracing::debug!(%key, fence = %holding.fence(), waited = ?patience.since.elapsed(), "acquired");
@@ -113,7 +139,7 @@ async fn acquire_one(core: &Arc<Core>, key: LockKey, terms: Terms, patience: &Pa
 async fn try_once(
     core: &Arc<Core>,
     key: &LockKey,
-    terms: Terms,
+    terms: &Terms,
     patience: &Patience,
 ) -> Result<Arc<Holding>, LockError> {
     if core.gates.is_closed() {
@@ -125,11 +151,11 @@ async fn try_once(
     let ask = async || {
         let hold = Hold::new(key.clone(), terms.mode, Token::random());
         let now = Instant::now();
-        Question::new(core, hold, terms, patience.for_call(&terms, now), now).ask().await
+        Question::new(core, hold, terms, patience.for_call(terms, now), now).ask().await
     };
     let mut outcome = ask().await?;
     if let Outcome::Unanswered(error) = outcome {
-        outcome = match patience.is_fresh(&terms) {
+        outcome = match patience.is_fresh(terms) {
             false => Outcome::Unanswered(error),
             // It may be the first question's own token that refuses the second.
             true => match ask().await? {
@@ -150,7 +176,7 @@ async fn try_once(
 async fn ask_beside(
     core: &Arc<Core>,
     key: &LockKey,
-    terms: Terms,
+    terms: &Terms,
     patience: &Patience,
 ) -> Result<Option<Arc<Holding>>, LockError> {
     let family = terms.mode.family();
@@ -159,7 +185,7 @@ async fn ask_beside(
     }
     let hold = Hold::new(key.clone(), terms.mode, Token::random());
     let now = Instant::now();
-    match Question::new(core, hold, terms, patience.for_call(&terms, now), now).ask().await? {
+    match Question::new(core, hold, terms, patience.for_call(terms, now), now).ask().await? {
         Outcome::Granted(holding) => Ok(Some(holding)),
         Outcome::Refused { .. } | Outcome::Queued { .. } | Outcome::Unanswered(_) => Ok(None),
     }
@@ -190,7 +216,7 @@ fn shutting_down(key: &LockKey) -> LockError {
 }
 
 /// All or none, in one call.
-async fn acquire_at_once(core: &Arc<Core>, keys: &[LockKey], terms: Terms) -> Result<Vec<Entry>, LockError> {
+async fn acquire_at_once(core: &Arc<Core>, keys: &[LockKey], terms: &Terms) -> Result<Vec<Entry>, LockError> {
     for key in keys {
         if core.gates.is_closed() {
             return Err(shutting_down(key));
@@ -231,7 +257,7 @@ async fn acquire_at_once(core: &Arc<Core>, keys: &[LockKey], terms: Terms) -> Re
     let mut entries = Vec::with_capacity(questions.len());
     for (question, grant) in questions.iter_mut().zip(grants) {
         let hold = question.request.hold.clone();
-        let Some(holding) = Holding::start(core, hold, grant, sent, terms) else {
+        let Some(holding) = Holding::start(core, hold, grant, sent, *terms) else {
             let error = LockError::new(LockErrorKind::Lost(Loss::Expired), "the answer took longer than the lease");
             return Err(error.with_key(&question.request.hold.key));
         };

@@ -40,6 +40,8 @@ mod call;
 mod client;
 mod driver;
 mod error;
+#[cfg(test)]
+mod explorer;
 mod fence;
 mod gate;
 mod giving_back;

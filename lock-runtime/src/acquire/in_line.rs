@@ -14,7 +14,7 @@ use crate::{
     client::Core,
     driver::CleanUp,
     error::{LockError, LockErrorKind},
-    gate::{Next, Proven, Refusal, Shut, Turn},
+    gate::{Baton, Next, Refusal, Shut, Turn},
     holding::Holding,
     key::LockKey,
     spec::Terms,
@@ -25,7 +25,7 @@ use crate::{
 pub(super) async fn wait_in_line(
     core: &Arc<Core>,
     key: &LockKey,
-    terms: Terms,
+    terms: &Terms,
     patience: &Patience,
     until: Instant,
 ) -> Result<Arc<Holding>, LockError> {
@@ -40,30 +40,8 @@ pub(super) async fn wait_in_line(
         }
     }
     // Reading the clock costs a good part of what an uncontended lock in memory costs.
-    let mut now = if waiter.turn.is_first() { patience.since } else { Instant::now() };
-    loop {
-        let served = match waiter.turn.next(now) {
-            Next::Take(baton) => waiter.take(baton),
-            Next::Granted(token, Proven { grant, as_of }) => waiter.granted(token, grant, as_of).await?,
-            Next::Ask(token, spare) => waiter.ask(token, spare, now).await?,
-            Next::Poll(token) => waiter.poll(token, now).await?,
-            Next::Wait(at) => {
-                tokio::select! {
-                    biased;
-                    news = waiter.turn.news() => news.map_err(|shut| shut_out(shut, key))?,
-                    () = sleep_until(at.min(until)) => {}
-                }
-                None
-            }
-        };
-        if let Some(holding) = served {
-            return Ok(holding);
-        }
-        now = Instant::now();
-        if until <= now {
-            return Err(refused(waiter.turn.last_refusal(), key, patience));
-        }
-    }
+    let now = if waiter.turn.is_first() { patience.since } else { Instant::now() };
+    waiter.serve(now, until).await
 }
 
 fn shut_out(shut: Shut, key: &LockKey) -> LockError {
@@ -80,7 +58,7 @@ fn shut_out(shut: Shut, key: &LockKey) -> LockError {
 struct Waiter<'a> {
     core: &'a Arc<Core>,
     key: &'a LockKey,
-    terms: Terms,
+    terms: &'a Terms,
     patience: &'a Patience,
     turn: Turn<'a>,
 }
@@ -88,7 +66,57 @@ struct Waiter<'a> {
 /// `None`: not yet.
 type Served = Option<Arc<Holding>>;
 
+/// What the head is to do that takes its time.
+enum Todo {
+    Nothing(Served),
+    Ask(Token, u32),
+    Poll(Token),
+    Confirm(Token, Grant),
+    Wait(Instant),
+}
+
 impl Waiter<'_> {
+    /// At the head of the line.
+    async fn serve(&self, mut now: Instant, until: Instant) -> Result<Arc<Holding>, LockError> {
+        loop {
+            let served = match self.todo(now) {
+                Todo::Nothing(served) => served,
+                Todo::Ask(token, spare) => self.ask(token, spare, now).await?,
+                // These are rare, and would make the future of everybody in line larger.
+                Todo::Poll(token) => Box::pin(self.poll(token, now)).await?,
+                Todo::Confirm(token, grant) => Box::pin(self.confirm(token, grant)).await?,
+                Todo::Wait(at) => {
+                    tokio::select! {
+                        biased;
+                        news = self.turn.news() => news.map_err(|shut| shut_out(shut, self.key))?,
+                        () = sleep_until(at.min(until)) => {}
+                    }
+                    None
+                }
+            };
+            if let Some(holding) = served {
+                return Ok(holding);
+            }
+            now = Instant::now();
+            if until <= now {
+                return Err(refused(self.turn.last_refusal(), self.key, self.patience));
+            }
+        }
+    }
+
+    fn todo(&self, now: Instant) -> Todo {
+        match self.turn.next(now) {
+            Next::Take(baton) => Todo::Nothing(self.take(baton)),
+            Next::Granted(token, proven) => match self.granted(token, proven.grant, proven.as_of) {
+                None => Todo::Confirm(token, proven.grant),
+                served => Todo::Nothing(served),
+            },
+            Next::Ask(token, spare) => Todo::Ask(token, spare),
+            Next::Poll(token) => Todo::Poll(token),
+            Next::Wait(at) => Todo::Wait(at),
+        }
+    }
+
     fn hold(&self, token: Token) -> Hold {
         Hold::new(self.key.clone(), self.terms.mode, token)
     }
@@ -99,8 +127,8 @@ impl Waiter<'_> {
     }
 
     /// Goes on with the lock of whoever held it in this process.
-    fn take(&self, baton: crate::gate::Baton) -> Served {
-        match Holding::passed(self.core, baton, self.terms) {
+    fn take(&self, baton: Baton) -> Served {
+        match Holding::passed(self.core, baton, *self.terms) {
             Ok(holding) => self.served(None, holding),
             Err(hold) => {
                 self.give_back(hold);
@@ -109,23 +137,21 @@ impl Waiter<'_> {
         }
     }
 
-    /// Goes on with a grant out of the store's line.
-    async fn granted(&self, token: Token, grant: Grant, as_of: Instant) -> Result<Served, LockError> {
-        match Holding::handed_over(self.core, self.hold(token), grant, as_of, self.terms) {
-            Some(holding) => Ok(self.served(Some(token), holding)),
-            None => self.confirm(token, grant).await,
-        }
+    /// Goes on with a grant out of the store's line. `None`: it is to be confirmed first.
+    fn granted(&self, token: Token, grant: Grant, as_of: Instant) -> Served {
+        let holding = Holding::handed_over(self.core, self.hold(token), grant, as_of, *self.terms)?;
+        self.served(Some(token), holding)
     }
 
     /// Makes a grant last for its lease before anybody relies on it. Dropped here, the grant stays with the place.
     async fn confirm(&self, token: Token, grant: Grant) -> Result<Served, LockError> {
         let renewal = Renewal::new(self.hold(token), self.terms.lease);
         let sent = Instant::now();
-        let patience = self.patience.for_call(&self.terms, sent);
+        let patience = self.patience.for_call(self.terms, sent);
         match renew_one(self.core, patience, &renewal).await {
             Ok(RenewReply::Renewed { ttl }) => {
                 let grant = Grant { ttl, ..grant };
-                let holding = Holding::start(self.core, self.hold(token), grant, sent, self.terms);
+                let holding = Holding::start(self.core, self.hold(token), grant, sent, *self.terms);
                 // Without validity left it is asked for again.
                 Ok(holding.and_then(|holding| self.served(Some(token), holding)))
             }
@@ -138,7 +164,7 @@ impl Waiter<'_> {
     }
 
     async fn ask(&self, token: Token, spare: u32, now: Instant) -> Result<Served, LockError> {
-        let patience = self.patience.for_call(&self.terms, now);
+        let patience = self.patience.for_call(self.terms, now);
         let mut question = Question::new(self.core, self.hold(token), self.terms, patience, now).queued(spare);
         // Dropped here, the question gives up its token; the place must not go on with it.
         let mut asking = Asking { turn: &self.turn, token, answered: false };
@@ -172,14 +198,17 @@ impl Waiter<'_> {
     /// Asks how the place is doing, until there is other news.
     async fn poll(&self, token: Token, sent: Instant) -> Result<Served, LockError> {
         let hold = self.hold(token);
-        let patience = self.patience.for_call(&self.terms, sent);
+        let patience = self.patience.for_call(self.terms, sent);
         let reply = tokio::select! {
             biased;
             news = self.turn.news() => return news.map(|()| None).map_err(|shut| shut_out(shut, self.key)),
             reply = within(patience, self.core.store.poll(&hold)) => reply,
         };
         match reply {
-            Ok(PollReply::Granted(grant)) => self.granted(token, grant, sent).await,
+            Ok(PollReply::Granted(grant)) => match self.granted(token, grant, sent) {
+                None => self.confirm(token, grant).await,
+                served => Ok(served),
+            },
             Ok(PollReply::Queued { counter, holder_ttl }) => {
                 self.turn.queued(token, sent, counter, holder_ttl);
                 Ok(None)

@@ -16,14 +16,14 @@ use crate::{
 };
 
 /// A request sent within a call's timeout is executed at most so much later, or not at all (PROTOCOL 7).
-const STRAGGLE: Duration = Duration::from_secs(1);
+pub(crate) const STRAGGLE: Duration = Duration::from_secs(1);
 
 /// One call of [`Store::acquire`](crate::store::Store::acquire) under a token. If it is dropped, or its answer does not come,
 /// the token is abandoned: now, and again when no straggler can be executed any more (PROTOCOL 8).
 pub(super) struct Question<'a> {
     core: &'a Arc<Core>,
     pub(super) request: KeyRequest,
-    terms: Terms,
+    terms: &'a Terms,
     patience: Duration,
     sent: Instant,
     /// The token may hold the lock, and nobody knows.
@@ -47,7 +47,7 @@ pub(super) enum Outcome {
 
 impl<'a> Question<'a> {
     /// A question to be asked at once, at `now`.
-    pub(super) fn new(core: &'a Arc<Core>, hold: Hold, terms: Terms, patience: Duration, now: Instant) -> Self {
+    pub(super) fn new(core: &'a Arc<Core>, hold: Hold, terms: &'a Terms, patience: Duration, now: Instant) -> Self {
         let request = KeyRequest::new(hold, terms.lease, now + patience + STRAGGLE);
         Self { core, request, terms, patience, sent: now, in_flight: false }
     }
@@ -72,7 +72,7 @@ impl<'a> Question<'a> {
             Err(error) => return Err(LockError::from_store(error).with_key(&hold.key)),
         };
         if let AcquireReply::Granted(grant) = reply {
-            let holding = Holding::start(self.core, hold.clone(), grant, sent, self.terms);
+            let holding = Holding::start(self.core, hold.clone(), grant, sent, *self.terms);
             // Without validity it is nobody's, and is given up.
             self.in_flight = holding.is_none();
             return Ok(match holding {
