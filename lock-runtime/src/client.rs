@@ -174,7 +174,7 @@ impl LockClient {
         LockRequest::one(self.core.clone(), key, spec)
     }
 
-    /// Who holds the lock, as the store sees it now.
+    /// Who holds the lock and who stands in line for it, as the store sees it now.
     ///
     /// # Errors
     /// `InvalidKey`, `ForeignKey`, `Unavailable`, and what the server may object to.
@@ -185,7 +185,7 @@ impl LockClient {
         self.inspect_family(key, Family::Lock).await
     }
 
-    /// Who holds the permits of that name, as the store sees it now.
+    /// Who holds the permits of that name and who stands in line for one, as the store sees it now.
     ///
     /// # Errors
     /// As [`inspect`](Self::inspect).
@@ -201,7 +201,8 @@ impl LockClient {
         self.bounded(self.core.store.inspect(&key, family)).await.map_err(|error| error.with_key(&key))
     }
 
-    /// Takes the lock away from whoever holds it: its holder finds out at its next renewal, at once if it is in this process.
+    /// Takes the lock away from whoever holds it, who is told at once (or finds out at its next renewal, if the message is lost), and
+    /// hands it to the next in line.
     ///
     /// For operators: whoever held it may still be at work. A lock without an expiry, which this library never makes, is left
     /// alone unless `scope` says otherwise.

@@ -3,6 +3,7 @@
 //! | page | for |
 //! |---|---|
 //! | [`modes`] | which lock: exclusive, readers and a writer, permits, several keys, re-entry |
+//! | [`waiting`] | who is next, and how soon; passing on; who is gone |
 //! | [`holding`] | lease, wait, loss, fencing, the end of the process |
 //! | [`limits`] | what a lock cannot promise, and what to do about it |
 //! | [`redis`] | a Redis server as the store: URL, access rules, settings, what lies there |
@@ -11,3 +12,4 @@ pub mod holding;
 pub mod limits;
 pub mod modes;
 pub mod redis;
+pub mod waiting;

@@ -98,7 +98,7 @@ impl LockRequest {
         self.with(|spec| spec.with_mode(Mode::Permits(permits)))
     }
 
-    /// Acquires the lock, waiting first come first served within this process.
+    /// Acquires the lock, waiting first come first served. [The manual](crate::guide::waiting) tells how.
     ///
     /// While the store is out of reach the request goes on trying for as long as it is ready to wait.
     ///

@@ -12,7 +12,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! All calls of a client share one connection over RESP3, which is made again when it breaks. Redis 6.0 or later.
+//! All calls of a client share one connection over RESP3, which is made again when it breaks. On it the client hears of locks that
+//! were handed over to it: it subscribes to one channel of its own and one of the namespace, and to none per lock. Redis 6.0 or
+//! later.
 //!
 //! # TLS
 //!
@@ -30,8 +32,9 @@
 //! | `read` | `<namespace>:<name>` | ZSET: each reader's token and when it expires by the server's clock |
 //! | `permits` | `<namespace>:permits:<name>` | ZSET: the same for holders of a permit |
 //! | fencing | `{<namespace>:<name>}:f` | STRING: the latest fencing token, for a day |
+//! | waiting | `{<namespace>:<name>}:q` | HASH: who stands in line; gone with the last of them, or 10 s after their last word |
 //!
-//! A name with a hash tag of its own, `{orders}:42`, keeps it, and its fence is `f:<namespace>:{orders}:42`. What lies under
+//! A name with a hash tag of its own, `{orders}:42`, keeps it, and its fence is `f:<namespace>:{orders}:42`, its line `q:<namespace>:{orders}:42`. What lies under
 //! these names and is not of that form is somebody else's: it is left untouched, and the request is refused as `ForeignKey`.
 //!
 //! Other libraries that lock by `SET NX PX` exclude ours, and ours them, under the same key.
