@@ -7,6 +7,8 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
+#[cfg(test)]
+pub(crate) use self::question::STRAGGLE;
 use self::{
     in_line::wait_in_line,
     question::{FOREIGN, MISMATCH, Outcome, Question},
@@ -24,7 +26,7 @@ use crate::{
 };
 
 /// The first question is asked even by a request that waits for less than a round trip may take.
-const SHORTEST_CALL: Duration = Duration::from_millis(50);
+pub(crate) const SHORTEST_CALL: Duration = Duration::from_millis(50);
 
 /// Acquires every key, in the given order (sorted, without duplicates: two requests cannot wait for each other, PROTOCOL 18).
 pub(crate) async fn acquire(core: Arc<Core>, keys: Vec<LockKey>, terms: Terms) -> Result<LockGuard, LockError> {

@@ -28,7 +28,7 @@ const MAX_WAITERS: usize = 10_000;
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
 /// After a broken connection every lease is asked for within this time.
-const CHECK_WITHIN: Duration = Duration::from_millis(200);
+pub(crate) const CHECK_WITHIN: Duration = Duration::from_millis(200);
 
 /// What a client, its requests and its guards share.
 pub(crate) struct Core {

@@ -16,6 +16,8 @@ use std::{
 use tokio::{runtime::Handle, sync::Notify, time::Instant};
 
 pub(crate) use self::clean_up::CleanUp;
+#[cfg(test)]
+pub(crate) use self::clean_up::{FIRST_PAUSE, LONGEST_PAUSE};
 use self::task::Task;
 use crate::{
     client::Core,

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// A grant out of the line is renewed so soon. Not at once: most critical sections are over before, and cost the store nothing.
-const CONFIRM_WITHIN: Duration = Duration::from_millis(100);
+pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_millis(100);
 
 /// A lock that this process holds, or held.
 pub(crate) struct Holding {

@@ -39,6 +39,8 @@ mod ambient;
 mod client;
 mod driver;
 mod error;
+#[cfg(test)]
+mod explorer;
 mod fence;
 mod gate;
 mod giving_back;

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// A request sent within a call's timeout is executed at most so much later, or not at all (PROTOCOL 7).
-const STRAGGLE: Duration = Duration::from_secs(1);
+pub(crate) const STRAGGLE: Duration = Duration::from_secs(1);
 
 /// One call of [`Store::acquire`](crate::store::Store::acquire) under a token. If it is dropped, or its answer does not come,
 /// the token is abandoned: now, and again when no straggler can be executed any more (PROTOCOL 8).

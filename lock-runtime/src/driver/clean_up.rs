@@ -12,8 +12,8 @@ use crate::{
 };
 
 /// How long a clean-up waits after its first failure; twice as long after each further one, up to the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(50);
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A token to be given up: said until the store has heard it, or until the lease has run out in any case.
 #[derive(Debug)]

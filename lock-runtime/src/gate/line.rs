@@ -46,9 +46,9 @@ pub(crate) struct Line {
     /// Something was given back since the store was asked last.
     released: bool,
     /// The store refused the head, or gave it the whole lock: whoever does not wait need not ask.
-    pub(super) stuck: bool,
+    pub(crate) stuck: bool,
     /// What the store said last, for those behind who never ask.
-    pub(super) last: Refusal,
+    pub(crate) last: Refusal,
 }
 
 struct Waiting {
@@ -90,7 +90,7 @@ pub(crate) struct Left {
     pub(crate) orphan: Option<Place>,
     /// Nobody takes it: give it back to the store.
     pub(crate) baton: Option<Baton>,
-    pub(super) wake: Option<Waker>,
+    pub(crate) wake: Option<Waker>,
 }
 
 /// What becomes of a lock whose last guard leaves.
@@ -105,7 +105,7 @@ pub(crate) enum Parting {
 }
 
 impl Line {
-    pub(super) fn enter(&mut self, wish: Wish, limit: usize) -> Option<Ticket> {
+    pub(crate) fn enter(&mut self, wish: Wish, limit: usize) -> Option<Ticket> {
         if self.head.is_some() && self.behind.len() >= limit {
             return None;
         }
@@ -120,15 +120,15 @@ impl Line {
         Some(ticket)
     }
 
-    pub(super) fn is_head(&self, ticket: Ticket) -> bool {
+    pub(crate) fn is_head(&self, ticket: Ticket) -> bool {
         self.head.is_some_and(|(head, _)| head == ticket)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.head.is_none()
     }
 
-    pub(super) fn poll_head(&mut self, ticket: Ticket, cx: &Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_head(&mut self, ticket: Ticket, cx: &Context<'_>) -> Poll<()> {
         if self.is_head(ticket) {
             return Poll::Ready(());
         }
@@ -139,7 +139,7 @@ impl Line {
     }
 
     /// Somebody leaves, served or not.
-    pub(super) fn leave(&mut self, ticket: Ticket) -> Left {
+    pub(crate) fn leave(&mut self, ticket: Ticket) -> Left {
         if !self.is_head(ticket) {
             self.behind.remove(&ticket);
             return Left::default();
@@ -154,7 +154,7 @@ impl Line {
     }
 
     /// What the head does next.
-    pub(super) fn next(&mut self, now: Instant) -> Next {
+    pub(crate) fn next(&mut self, now: Instant) -> Next {
         self.news = false;
         if let Some(baton) = self.baton.take() {
             return Next::Take(baton);
@@ -186,7 +186,7 @@ impl Line {
     }
 
     /// Is ready when there is something new for the head.
-    pub(super) fn poll_news(&mut self, cx: &Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_news(&mut self, cx: &Context<'_>) -> Poll<()> {
         if std::mem::take(&mut self.news) {
             return Poll::Ready(());
         }
@@ -196,13 +196,25 @@ impl Line {
 
     /// There is something new for the head; whoever is to be woken is returned.
     #[must_use]
-    pub(super) fn call_head(&mut self) -> Option<Waker> {
+    pub(crate) fn call_head(&mut self) -> Option<Waker> {
         self.news = true;
         self.head_waker.take()
     }
 
-    pub(super) fn sleepers(&mut self) -> impl Iterator<Item = Waker> {
+    pub(crate) fn sleepers(&mut self) -> impl Iterator<Item = Waker> {
         self.behind.values_mut().filter_map(|waiting| waiting.waker.take()).chain(self.head_waker.take())
+    }
+
+    /// The token of its place at the store.
+    #[cfg(test)]
+    pub(crate) fn place_token(&self) -> Option<Token> {
+        self.place.map(|place| place.token)
+    }
+
+    /// The token of the lock that is being passed on.
+    #[cfg(test)]
+    pub(crate) fn baton_token(&self) -> Option<Token> {
+        self.baton.as_ref().map(|baton| baton.hold.token)
     }
 
     fn place_of(&mut self, token: Token) -> Option<&mut Place> {
@@ -210,7 +222,7 @@ impl Line {
     }
 
     /// The store put `token` in line, in reply to a request sent at `sent`. `false` if nobody waits under that token.
-    pub(super) fn queued(
+    pub(crate) fn queued(
         &mut self,
         token: Token,
         sent: Instant,
@@ -230,7 +242,7 @@ impl Line {
     }
 
     /// The store refused `token`, and put it in no line.
-    pub(super) fn refused(&mut self, token: Token, holder_ttl: Option<Duration>, now: Instant, jitter: f64) {
+    pub(crate) fn refused(&mut self, token: Token, holder_ttl: Option<Duration>, now: Instant, jitter: f64) {
         self.stuck = true;
         self.last = Refusal::Busy(holder_ttl);
         let released = self.released;
@@ -243,7 +255,7 @@ impl Line {
     }
 
     /// A poll, or the confirmation of a grant, was not answered: the place is as it was, and the next poll tells.
-    pub(super) fn unanswered(&mut self, token: Token, error: &StoreError, now: Instant, jitter: f64) {
+    pub(crate) fn unanswered(&mut self, token: Token, error: &StoreError, now: Instant, jitter: f64) {
         self.last = Refusal::Unavailable(error.clone());
         if let Some(place) = self.place_of(token) {
             place.try_later(now, None, jitter);
@@ -252,7 +264,7 @@ impl Line {
 
     /// A request has no answer, or one that ends its token: that name is not to be used again (PROTOCOL 1), and the next question
     /// waits.
-    pub(super) fn failed(&mut self, token: Token, error: Option<&StoreError>, now: Instant, jitter: f64) {
+    pub(crate) fn failed(&mut self, token: Token, error: Option<&StoreError>, now: Instant, jitter: f64) {
         if let Some(error) = error {
             self.stuck = true;
             self.last = Refusal::Unavailable(error.clone());
@@ -264,7 +276,7 @@ impl Line {
     }
 
     /// The store does not know `token` any more: ask under a fresh name, at once.
-    pub(super) fn gone(&mut self, token: Token, now: Instant) {
+    pub(crate) fn gone(&mut self, token: Token, now: Instant) {
         if let Some(place) = self.place_of(token) {
             place.rename();
             place.ask_at = now;
@@ -272,7 +284,7 @@ impl Line {
     }
 
     /// The head has the lock under its place's token, or by a baton with `token` none. It may pass it on until then.
-    pub(super) fn served(&mut self, token: Option<Token>, passing_until: Option<Instant>) {
+    pub(crate) fn served(&mut self, token: Option<Token>, passing_until: Option<Instant>) {
         if let Some(token) = token {
             self.drop_place(token);
             // The store has ended what was to be passed on, or it would not have granted this.
@@ -284,13 +296,13 @@ impl Line {
     }
 
     /// The store pushed a grant. Whoever is to be woken is returned; `None` if nobody waits under that token.
-    pub(super) fn pushed(&mut self, token: Token, grant: Grant) -> Option<Option<Waker>> {
+    pub(crate) fn pushed(&mut self, token: Token, grant: Grant) -> Option<Option<Waker>> {
         self.place_of(token)?.pushed(grant);
         Some(self.call_head())
     }
 
     /// The store may have forgotten the place, or pushed in vain: ask at once.
-    pub(super) fn ask_at_once(&mut self, now: Instant) -> Option<Waker> {
+    pub(crate) fn ask_at_once(&mut self, now: Instant) -> Option<Waker> {
         if let Some(place) = self.place.as_mut().filter(|place| !place.is_asked()) {
             place.ask_at = now;
         }
@@ -298,7 +310,7 @@ impl Line {
     }
 
     /// The lock was given back, or lost, in this process.
-    pub(super) fn released(&mut self, now: Instant) -> Option<Waker> {
+    pub(crate) fn released(&mut self, now: Instant) -> Option<Waker> {
         self.passing_until = None;
         self.released = true;
         // Who stands in the store's line is told by the store.
@@ -309,7 +321,7 @@ impl Line {
     }
 
     /// The last guard of a lock leaves. It may hand it back with a lease of `lease`, or even pass it on as `baton`.
-    pub(super) fn part(&mut self, lease: Duration, baton: Option<Baton>, now: Instant) -> (Parting, Option<Waker>) {
+    pub(crate) fn part(&mut self, lease: Duration, baton: Option<Baton>, now: Instant) -> (Parting, Option<Waker>) {
         let heir = self.head.map(|(_, wish)| wish).filter(|wish| takes(*wish, lease) && self.baton.is_none());
         match (heir, baton, &self.place) {
             (None, ..) => (Parting::GiveBack, None),
@@ -331,7 +343,7 @@ impl Line {
     }
 
     /// The lock that was handed back is held again, as `baton`. It is returned if nobody takes it.
-    pub(super) fn handed_back(&mut self, baton: Baton) -> Result<Option<Waker>, Baton> {
+    pub(crate) fn handed_back(&mut self, baton: Baton) -> Result<Option<Waker>, Baton> {
         self.drop_place(baton.hold.token);
         match self.head {
             Some((_, wish)) if self.baton.is_none() && takes(wish, baton.lease.length()) => Ok(self.pass(baton)),
@@ -340,7 +352,7 @@ impl Line {
     }
 
     /// `token` does not stand for anybody any more.
-    pub(super) fn drop_place(&mut self, token: Token) {
+    pub(crate) fn drop_place(&mut self, token: Token) {
         if self.place_of(token).is_some() {
             self.place = None;
         }

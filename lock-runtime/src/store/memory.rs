@@ -1,6 +1,6 @@
 //! Locks in this process: the embedded default, and the reference that every other store is tested against.
 
-mod table;
+pub(crate) mod table;
 
 use std::{
     fmt,

@@ -20,9 +20,12 @@ use crate::{
     },
 };
 
+#[cfg(test)]
+mod probe;
+
 /// The latest fencing token of all keys.
 #[derive(Debug, Default)]
-pub(super) struct Fences(AtomicU64);
+pub(crate) struct Fences(AtomicU64);
 
 impl Fences {
     /// The next token, with `spare` more reserved after it.
@@ -41,18 +44,28 @@ impl Fences {
 }
 
 /// One step: when it happens, and whom it gives a lock out of the line.
-pub(super) struct Step<'a> {
-    pub(super) now: Instant,
+pub(crate) struct Step<'a> {
+    pub(crate) now: Instant,
     fences: &'a Fences,
     /// Whose reply tells of its grant, so that it needs no other word.
     caller: Option<Token>,
     /// To be told when nothing is locked any more.
-    pub(super) handed_over: Vec<(Hold, Grant)>,
+    pub(crate) handed_over: Vec<(Hold, Grant)>,
+    /// PROTOCOL 15 switched off: nobody in line is let in by this step.
+    #[cfg(test)]
+    pub(crate) lets_nobody_in: bool,
 }
 
 impl<'a> Step<'a> {
-    pub(super) fn new(now: Instant, fences: &'a Fences, caller: Option<Token>) -> Self {
-        Self { now, fences, caller, handed_over: Vec::new() }
+    pub(crate) fn new(now: Instant, fences: &'a Fences, caller: Option<Token>) -> Self {
+        Self {
+            now,
+            fences,
+            caller,
+            handed_over: Vec::new(),
+            #[cfg(test)]
+            lets_nobody_in: false,
+        }
     }
 }
 
@@ -60,7 +73,7 @@ type Map = HashMap<LockKey, Entry, RandomState>;
 
 /// Some of the locks.
 #[derive(Default)]
-pub(super) struct Table {
+pub(crate) struct Table {
     locks: Map,
     permits: Map,
 }
@@ -146,6 +159,10 @@ impl Entry {
             return;
         }
         self.line.retain(|place| now < place.seen + FORGOTTEN);
+        #[cfg(test)]
+        if step.lets_nobody_in {
+            return;
+        }
         let mut index = 0;
         while let Some(place) = self.line.get(index) {
             if !place.is_live(now) {
@@ -185,7 +202,7 @@ impl Entry {
 }
 
 /// What is said to a request before anything is granted.
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     Free,
     Reply(AcquireReply),
 }
@@ -199,7 +216,7 @@ impl Table {
     }
 
     #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.locks.len() + self.permits.len()
     }
 
@@ -231,7 +248,7 @@ impl Table {
     }
 
     /// How a request stands. Nothing is granted but to those in line.
-    pub(super) fn verdict(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> Verdict {
+    pub(crate) fn verdict(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> Verdict {
         let Hold { ref key, mode, token } = request.hold;
         let now = step.now;
         if now > request.deadline {
@@ -261,7 +278,7 @@ impl Table {
     }
 
     /// Grants what [`verdict`](Self::verdict) found free.
-    pub(super) fn grant(&mut self, request: &KeyRequest, step: &Step<'_>) -> Grant {
+    pub(crate) fn grant(&mut self, request: &KeyRequest, step: &Step<'_>) -> Grant {
         let Hold { ref key, mode, .. } = request.hold;
         let map = self.map(mode.family());
         if let Some(entry) = map.get_mut(key) {
@@ -272,14 +289,14 @@ impl Table {
         entry.hold(&request.hold, request.lease, request.spare, step)
     }
 
-    pub(super) fn acquire(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> AcquireReply {
+    pub(crate) fn acquire(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> AcquireReply {
         match self.verdict(request, step) {
             Verdict::Free => AcquireReply::Granted(self.grant(request, step)),
             Verdict::Reply(reply) => reply,
         }
     }
 
-    pub(super) fn poll(&mut self, hold: &Hold, step: &mut Step<'_>) -> PollReply {
+    pub(crate) fn poll(&mut self, hold: &Hold, step: &mut Step<'_>) -> PollReply {
         let now = step.now;
         self.keep_place(hold, now);
         let Some(entry) = self.advanced(&hold.key, hold.mode.family(), step) else { return PollReply::Gone };
@@ -301,7 +318,7 @@ impl Table {
         entry.slot(hold.mode, hold.token)
     }
 
-    pub(super) fn renew(&mut self, renewal: &Renewal, now: Instant) -> RenewReply {
+    pub(crate) fn renew(&mut self, renewal: &Renewal, now: Instant) -> RenewReply {
         match self.held(&renewal.hold, now) {
             None => RenewReply::Gone,
             Some(slot) => {
@@ -311,7 +328,7 @@ impl Table {
         }
     }
 
-    pub(super) fn release(&mut self, release: &Release, step: &mut Step<'_>) -> ReleaseReply {
+    pub(crate) fn release(&mut self, release: &Release, step: &mut Step<'_>) -> ReleaseReply {
         let (hold, now) = (&release.hold, step.now);
         let given_back = self.give_back(release, now);
         let Some(next) = release.next.filter(|_| hold.mode == Mode::Exclusive) else {
@@ -366,14 +383,14 @@ impl Table {
         Ok(ReleaseReply::Released)
     }
 
-    pub(super) fn abandon(&mut self, hold: &Hold, step: &mut Step<'_>) {
+    pub(crate) fn abandon(&mut self, hold: &Hold, step: &mut Step<'_>) {
         if let Some(entry) = self.map(hold.mode.family()).get_mut(&hold.key) {
             entry.line.retain(|place| place.token != hold.token);
         }
         self.release(&Release::new(hold.clone()), step);
     }
 
-    pub(super) fn convert(&mut self, hold: &Hold, step: &mut Step<'_>) -> ConvertReply {
+    pub(crate) fn convert(&mut self, hold: &Hold, step: &mut Step<'_>) -> ConvertReply {
         if hold.mode.family() != Family::Lock {
             return ConvertReply::NotHeld;
         }
@@ -390,7 +407,7 @@ impl Table {
         ConvertReply::Converted(grant)
     }
 
-    pub(super) fn inspect(&self, key: &LockKey, family: Family, now: Instant) -> Inspection {
+    pub(crate) fn inspect(&self, key: &LockKey, family: Family, now: Instant) -> Inspection {
         let map = match family {
             Family::Lock => &self.locks,
             Family::Permits => &self.permits,
@@ -405,7 +422,7 @@ impl Table {
     }
 
     /// Who held the lock that was revoked.
-    pub(super) fn revoke(&mut self, key: &LockKey, family: Family, step: &mut Step<'_>) -> (RevokeReply, Vec<Token>) {
+    pub(crate) fn revoke(&mut self, key: &LockKey, family: Family, step: &mut Step<'_>) -> (RevokeReply, Vec<Token>) {
         let now = step.now;
         let Some(entry) = self.map(family).get_mut(key) else { return (RevokeReply::NotHeld, Vec::new()) };
         entry.slots.retain(|slot| slot.expires > now);

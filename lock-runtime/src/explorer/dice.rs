@@ -1,0 +1,46 @@
+//! The chance in a schedule. The same seed gives the same schedule, on every machine and with every version of `rand`.
+
+use std::time::Duration;
+
+/// [SplitMix64](https://prng.di.unimi.it/splitmix64.c).
+pub(super) struct Dice(u64);
+
+impl Dice {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0xD134_2543_DE82_EF95))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        bits ^ (bits >> 31)
+    }
+
+    /// One of 0..n.
+    pub(super) fn below(&mut self, n: usize) -> usize {
+        ((u128::from(self.next()) * n as u128) >> 64) as usize
+    }
+
+    pub(super) fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+
+    /// True so many times in a thousand.
+    pub(super) fn chance(&mut self, in_a_thousand: usize) -> bool {
+        self.below(1000) < in_a_thousand
+    }
+
+    /// In 0..1.
+    pub(super) fn fraction(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Up to `longest`, in whole microseconds; short ones are as likely as long ones.
+    pub(super) fn up_to(&mut self, longest: Duration) -> Duration {
+        let micros = longest.as_micros() as usize;
+        let scale = self.one_of(&[1, 1, 1, 4, 30]);
+        Duration::from_micros(self.below((micros / scale).max(1)) as u64)
+    }
+}

@@ -1,0 +1,50 @@
+//! Each rule of the protocol switched off: the explorer must find what it was for. What it can find so, it would find in the code, too.
+
+use super::{Broken, checker::Wrong, world::World};
+
+const SCHEDULES: u64 = 20_000;
+
+/// Explores without the rule until somebody comes to that harm.
+fn is_found(broken: Broken, wrong: Wrong) {
+    let found = (0..SCHEDULES).find(|seed| World::random(*seed, Some(broken), false).run(Some(wrong)).is_err());
+    let Some(seed) = found else { panic!("{broken:?}: nothing found in {SCHEDULES} schedules") };
+    // Shown with `--nocapture`.
+    let mut world = World::random(seed, Some(broken), true);
+    let violation = world.run(Some(wrong)).err().map_or_else(String::new, |violation| violation.to_string());
+    println!("{broken:?} with seed {seed}: {violation}\n{}", world.trace());
+}
+
+#[test]
+fn a_client_that_believes_the_reply_to_an_abandoned_question_is_found() {
+    is_found(Broken::BelievesTheAbandoned, Wrong::TwoHolders);
+}
+
+#[test]
+fn a_client_that_counts_a_whole_lease_from_the_reply_is_found() {
+    is_found(Broken::CountsFromTheReply, Wrong::TwoHolders);
+}
+
+#[test]
+fn a_client_that_cannot_tell_an_old_push_is_found() {
+    is_found(Broken::HidesTheCounter, Wrong::NotHeld);
+}
+
+#[test]
+fn a_client_that_counts_a_grant_from_its_push_is_found() {
+    is_found(Broken::CountsFromThePush, Wrong::TwoHolders);
+}
+
+#[test]
+fn a_client_that_abandons_a_question_once_is_found() {
+    is_found(Broken::AbandonsOnce, Wrong::Orphan);
+}
+
+#[test]
+fn a_store_whose_renewals_shorten_a_lease_is_found() {
+    is_found(Broken::RenewalShortens, Wrong::TwoHolders);
+}
+
+#[test]
+fn a_store_whose_line_advances_by_a_release_only_is_found() {
+    is_found(Broken::OnlyReleaseAdvances, Wrong::Stuck);
+}

@@ -1,0 +1,59 @@
+//! Stories that are told on purpose, as chance hardly tells them.
+
+use std::time::Duration;
+
+use super::{
+    Broken,
+    dice::Dice,
+    schedule::{self, Action, Arrival, Ending, Network, Schedule},
+    world::World,
+};
+use crate::spec::{Mode, Wait};
+
+const BUSY: usize = 5;
+
+/// Five processes are always busy with a lock; in a sixth somebody comes once a second and waits for two seconds. How often is it
+/// served in a minute?
+fn turns_of_the_impatient(broken: Option<Broken>) -> u32 {
+    let (second, lease) = (Duration::from_secs(1), Duration::from_secs(30));
+    let arrival = |number: usize| Arrival {
+        number,
+        process: number.min(BUSY),
+        lock: 0,
+        terms: schedule::terms(Mode::Exclusive, lease, Wait::AtMost(second * 60)),
+        hold_for: second,
+        ending: Ending::Release,
+        cancel_after: None,
+        extend: None,
+        again: Some(Duration::from_millis(1)),
+    };
+    let busy = (0..BUSY).map(|number| (Duration::from_millis(number as u64), arrival(number)));
+    let impatient = (0..60).map(|number| {
+        let terms = schedule::terms(Mode::Exclusive, lease, Wait::AtMost(second * 2));
+        (second * number as u32 + second / 2, Arrival { terms, again: None, ..arrival(BUSY + number) })
+    });
+    let (instants, arrivals): (Vec<_>, Vec<_>) = busy.chain(impatient).unzip();
+    let mut actions: Vec<_> =
+        instants.into_iter().zip(0..).map(|(instant, number)| (instant, Action::Arrive(number))).collect();
+    actions.push((second * 60, Action::Quiet));
+    let network = Network::PERFECT;
+    let schedule = Schedule { processes: BUSY + 1, locks: 1, network, arrivals, actions, bound: second * 60 };
+    let mut world = World::new(schedule, Dice::new(0), broken, false);
+    if let Err(violation) = world.run(None) {
+        panic!("{violation}");
+    }
+    world.sim.served[BUSY]
+}
+
+#[test]
+fn a_process_with_little_patience_gets_its_turns_behind_busy_ones() {
+    let turns = turns_of_the_impatient(None);
+    // A turn in six, with everybody's hand-off.
+    assert!(turns >= 6, "{turns} turns in a minute");
+}
+
+#[test]
+fn a_client_that_inherits_no_place_is_found() {
+    let turns = turns_of_the_impatient(Some(Broken::InheritsNoPlace));
+    assert_eq!(turns, 0, "turns in a minute");
+}
