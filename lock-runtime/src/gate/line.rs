@@ -344,6 +344,11 @@ impl Line {
 
     /// The lock that was handed back is held again, as `baton`. It is returned if nobody takes it.
     pub(crate) fn handed_back(&mut self, baton: Baton) -> Result<Option<Waker>, Baton> {
+        // Those for whom it was handed back have left, and the token is being abandoned: whoever came since must not have it
+        // (PROTOCOL 1).
+        if self.place_of(baton.hold.token).is_none() {
+            return Err(baton);
+        }
         self.drop_place(baton.hold.token);
         match self.head {
             Some((_, wish)) if self.baton.is_none() && takes(wish, baton.lease.length()) => Ok(self.pass(baton)),
