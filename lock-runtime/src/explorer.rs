@@ -16,6 +16,7 @@ mod holder;
 mod message;
 mod planted;
 mod process;
+mod question;
 mod schedule;
 mod server;
 mod sim;

@@ -102,10 +102,10 @@ impl Gates {
         parting
     }
 
-    /// A lock that was handed back is held again. The baton is returned if nobody takes it.
-    pub(crate) fn handed_back(&self, baton: Baton) -> Result<(), Baton> {
+    /// A lock that was handed back is held again. If nobody takes it, what to give back is returned.
+    pub(crate) fn handed_back(&self, baton: Baton) -> Result<(), Hold> {
         let mut lines = lock(&self.lines);
-        let Some(line) = lines.by_lock.get_mut(&(Family::Lock, baton.hold.key.clone())) else { return Err(baton) };
+        let Some(line) = lines.by_lock.get_mut(&(Family::Lock, baton.hold.key.clone())) else { return Err(baton.hold) };
         let waker = line.handed_back(baton)?;
         drop(lines);
         wake(waker);

@@ -39,9 +39,9 @@ pub(crate) async fn give_back(
             let lease = Lease::granted(next.lease, true, sent, grant.ttl, rand::random());
             let budget = Budget::new(grant.spare, Instant::now());
             let baton = Baton { hold, fence: grant.fence, lease, budget };
-            if let Err(baton) = core.gates.handed_back(baton) {
+            if let Err(hold) = core.gates.handed_back(baton) {
                 // Whoever waited has gone meanwhile.
-                core.driver.clean_up(core, CleanUp::release(Release::new(baton.hold), next.lease));
+                core.driver.clean_up(core, CleanUp::release(Release::new(hold), next.lease));
             }
         }
         ReleaseReply::Queued { counter, holder_ttl } => {

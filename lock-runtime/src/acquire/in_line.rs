@@ -14,7 +14,7 @@ use crate::{
     client::Core,
     driver::CleanUp,
     error::{LockError, LockErrorKind},
-    gate::{Baton, Next, Refusal, Shut, Turn},
+    gate::{Baton, Next, Proven, Refusal, Shut, Turn},
     holding::Holding,
     key::LockKey,
     spec::Terms,
@@ -107,8 +107,8 @@ impl Waiter<'_> {
     fn todo(&self, now: Instant) -> Todo {
         match self.turn.next(now) {
             Next::Take(baton) => Todo::Nothing(self.take(baton)),
-            Next::Granted(token, proven) => match self.granted(token, proven.grant, proven.as_of) {
-                None => Todo::Confirm(token, proven.grant),
+            Next::Granted(token, Proven { grant, as_of }) => match self.granted(token, grant, as_of) {
+                None => Todo::Confirm(token, grant),
                 served => Todo::Nothing(served),
             },
             Next::Ask(token, spare) => Todo::Ask(token, spare),
@@ -151,9 +151,11 @@ impl Waiter<'_> {
         match renew_one(self.core, patience, &renewal).await {
             Ok(RenewReply::Renewed { ttl }) => {
                 let grant = Grant { ttl, ..grant };
-                let holding = Holding::start(self.core, self.hold(token), grant, sent, *self.terms);
-                // Without validity left it is asked for again.
-                Ok(holding.and_then(|holding| self.served(Some(token), holding)))
+                match Holding::start(self.core, self.hold(token), grant, sent, *self.terms) {
+                    Some(holding) => Ok(self.served(Some(token), holding)),
+                    // Nothing is left of it already; a poll asks for it after a pause.
+                    None => self.unanswered(token, StoreError::timed_out(sent.elapsed())),
+                }
             }
             Ok(RenewReply::Gone) => {
                 self.turn.gone(token);

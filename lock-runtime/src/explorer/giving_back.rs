@@ -106,12 +106,12 @@ impl Process {
                 let baton = Baton { hold, fence: grant.fence, lease, budget };
                 let handed_back = match &mut self.lines[lock] {
                     Some(line) => line.handed_back(baton),
-                    None => Err(baton),
+                    None => Err(baton.hold),
                 };
                 match handed_back {
                     Ok(waker) => waker.into_iter().for_each(std::task::Waker::wake),
-                    Err(baton) => {
-                        self.clean_up(sim, CleanUp::release(sim.now, Release::new(baton.hold), next.lease));
+                    Err(hold) => {
+                        self.clean_up(sim, CleanUp::release(sim.now, Release::new(hold), next.lease));
                     }
                 }
             }

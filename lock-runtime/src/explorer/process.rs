@@ -9,8 +9,9 @@ use super::{
     giving_back::GivingBack,
     holder::Holder,
     message::{Call, Reply, Request},
+    question::Late,
     sim::{Event, Sim, Timer, Who, say},
-    waiter::{Late, Waiter},
+    waiter::Waiter,
 };
 use crate::{
     client::CHECK_WITHIN,

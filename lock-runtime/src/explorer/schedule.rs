@@ -178,6 +178,10 @@ impl Crowd {
         let max_hold = terms.min_hold.unwrap_or_default() + Duration::from_millis(10) + dice.up_to(lease * 2);
         terms.max_hold = dice.chance(50).then_some(max_hold);
         let longest_hold = dice.one_of(&self.holds);
+        let cancel_after = dice.chance(300).then(|| {
+            let longest = dice.one_of(&[self.horizon, self.horizon / 4, Duration::from_millis(4)]);
+            dice.up_to(longest)
+        });
         Arrival {
             number,
             // Most meet in one process.
@@ -186,10 +190,11 @@ impl Crowd {
             terms,
             hold_for: dice.up_to(longest_hold),
             ending: dice.one_of(&[Ending::Release, Ending::Release, Ending::Forsake, Ending::Drop]),
-            cancel_after: dice.chance(200).then(|| dice.up_to(self.horizon)),
+            cancel_after,
             extend: dice.chance(100).then(|| (dice.up_to(lease), 2 + dice.below(2) as u32)),
             // Nearly always somebody holds.
-            again: self.is_echoing.then_some(Duration::from_millis(1)),
+            again: (self.is_echoing && terms.wait != Wait::No && cancel_after.is_none())
+                .then_some(Duration::from_millis(1)),
         }
     }
 }

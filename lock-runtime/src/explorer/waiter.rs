@@ -13,16 +13,15 @@ use super::{
     holder::Holder,
     message::{Call, Reply, Request},
     process::{Process, Purpose},
+    question::Question,
     schedule::{Action, Arrival},
     sim::{Event, Sim, Timer, say},
 };
 use crate::{
-    acquire::{SHORTEST_CALL, STRAGGLE},
+    acquire::SHORTEST_CALL,
     gate::{Next, Proven},
     spec::{Mode, Wait},
-    store::{
-        AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, Release, RenewReply, Renewal, StoreError, Token,
-    },
+    store::{AcquireReply, Grant, Hold, IfBusy, PollReply, Release, RenewReply, Renewal, StoreError, Token},
 };
 
 pub(super) struct Waiter {
@@ -30,11 +29,11 @@ pub(super) struct Waiter {
     pub(super) until: Option<Instant>,
     ticket: Option<u64>,
     waker: Waker,
-    state: State,
+    pub(super) state: State,
     wait: u32,
 }
 
-enum State {
+pub(super) enum State {
     /// Asks beside the line, or without standing in it.
     Beside(Question),
     /// Others in this process are first.
@@ -46,25 +45,12 @@ enum State {
     Confirming(Call, Token, Grant),
 }
 
-struct Question {
-    call: Call,
-    hold: Hold,
-    deadline: Instant,
-}
-
-/// A question given up whose reply is still believed, against PROTOCOL 1.
-pub(super) struct Late {
-    waiter: u32,
-    hold: Hold,
-    sent: Instant,
-}
-
 impl Waiter {
     pub(super) fn asks_as(&self, token: Token) -> bool {
         matches!(&self.state, State::Beside(question) | State::Asking(question) if question.hold.token == token)
     }
 
-    fn patience(&self, now: Instant) -> Duration {
+    pub(super) fn patience(&self, now: Instant) -> Duration {
         let timeout = self.arrival.terms.call_timeout();
         let left = self.until.map(|until| until.saturating_duration_since(now));
         left.map_or(timeout, |left| timeout.min(left.max(SHORTEST_CALL)))
@@ -116,22 +102,22 @@ impl Process {
     pub(super) fn woken(&mut self, sim: &mut Sim, id: u32) {
         let Some(waiter) = self.waiters.get(&id) else { return };
         let Some(line) = &mut self.lines[waiter.arrival.lock] else { return };
-        let mut cx = Context::from_waker(&waiter.waker);
+        let cx = Context::from_waker(&waiter.waker);
         match waiter.state {
             State::Behind => {
                 if let Some(ticket) = waiter.ticket
-                    && line.poll_head(ticket, &mut cx).is_ready()
+                    && line.poll_head(ticket, &cx).is_ready()
                 {
                     self.go(sim, id);
                 }
             }
             State::Waiting => {
-                if line.poll_news(&mut cx).is_ready() {
+                if line.poll_news(&cx).is_ready() {
                     self.go_on(sim, id);
                 }
             }
             State::Polling(call, _) => {
-                if line.poll_news(&mut cx).is_ready() {
+                if line.poll_news(&cx).is_ready() {
                     self.calls.remove(&call);
                     self.go_on(sim, id);
                 }
@@ -181,12 +167,12 @@ impl Process {
                 Next::Poll(token) => {
                     let (hold, patience) = (hold(token), waiter.patience(now));
                     // Whoever polls hears of news, too.
-                    let Poll::Pending = line.poll_news(&mut Context::from_waker(&waiter.waker)) else { continue };
+                    let Poll::Pending = line.poll_news(&Context::from_waker(&waiter.waker)) else { continue };
                     let call = self.call(sim, Purpose::Waiter(id), Request::Poll(hold), patience);
                     return self.becomes(id, State::Polling(call, token));
                 }
                 Next::Wait(at) => {
-                    let Poll::Pending = line.poll_news(&mut Context::from_waker(&waiter.waker)) else { continue };
+                    let Poll::Pending = line.poll_news(&Context::from_waker(&waiter.waker)) else { continue };
                     waiter.wait += 1;
                     waiter.state = State::Waiting;
                     let at = waiter.until.map_or(at, |until| at.min(until));
@@ -196,21 +182,10 @@ impl Process {
         }
     }
 
-    fn becomes(&mut self, id: u32, state: State) {
+    pub(super) fn becomes(&mut self, id: u32, state: State) {
         if let Some(waiter) = self.waiters.get_mut(&id) {
             waiter.state = state;
         }
-    }
-
-    fn ask(&mut self, sim: &mut Sim, id: u32, token: Token, if_busy: IfBusy, spare: u32) {
-        let Some(waiter) = self.waiters.get(&id) else { return };
-        let (terms, patience) = (waiter.arrival.terms, waiter.patience(sim.now));
-        let hold = Hold::new(sim.keys[waiter.arrival.lock].clone(), terms.mode, token);
-        let deadline = sim.now + patience + STRAGGLE;
-        let request = KeyRequest { if_busy, spare, ..KeyRequest::new(hold.clone(), terms.lease, deadline) };
-        let call = self.call(sim, Purpose::Waiter(id), Request::Acquire(request), patience);
-        let question = Question { call, hold, deadline };
-        self.becomes(id, if if_busy == IfBusy::Queue { State::Asking(question) } else { State::Beside(question) });
     }
 
     fn granted(&mut self, sim: &mut Sim, id: u32, token: Token, grant: Grant, as_of: Instant) {
@@ -304,41 +279,11 @@ impl Process {
         self.go_on(sim, id);
     }
 
-    /// A guard, or why there is none; nothing if it may lie in the store for nobody and was given up.
-    fn question_answered(
-        &mut self,
-        sim: &mut Sim,
-        arrival: Arrival,
-        question: Question,
-        sent: Instant,
-        reply: AcquireReply,
-    ) -> Option<Result<Holder, AcquireReply>> {
-        let AcquireReply::Granted(grant) = reply else { return Some(Err(reply)) };
-        let holder = Holder::start(sim, arrival, question.hold.clone(), grant, sent);
-        if holder.is_none() {
-            self.abandon_question(sim, question, arrival.terms.lease);
-        }
-        holder.map(Ok)
-    }
-
     fn not_beside(&mut self, sim: &mut Sim, id: u32) {
         match self.waiters.get(&id).map(|waiter| waiter.until) {
             Some(Some(_)) => self.enter(sim, id),
             _ => self.give_up(sim, id),
         }
-    }
-
-    /// Now, and once more when no straggler can be executed any more (PROTOCOL 8).
-    fn abandon_question(&mut self, sim: &mut Sim, question: Question, lease: Duration) {
-        let once_more = Some(question.deadline).filter(|_| !sim.is_broken(Broken::AbandonsOnce));
-        self.clean_up(sim, CleanUp::abandon(sim.now, question.hold, lease, once_more));
-    }
-
-    fn give_up_token(&mut self, sim: &mut Sim, waiter: u32, question: Question, sent: Instant, lease: Duration) {
-        if sim.is_broken(Broken::BelievesTheAbandoned) {
-            self.late.insert(question.call, Late { waiter, hold: question.hold.clone(), sent });
-        }
-        self.abandon_question(sim, question, lease);
     }
 
     fn failed(&mut self, sim: &Sim, lock: usize, token: Token, jitter: f64) {
@@ -347,18 +292,7 @@ impl Process {
         }
     }
 
-    /// A reply to a question that was given up. Only a client without PROTOCOL 1 takes it.
-    pub(super) fn believe(&mut self, sim: &mut Sim, call: Call, reply: Option<Reply>) {
-        let Some(Late { waiter: id, hold, sent }) = self.late.remove(&call) else { return };
-        let Some(waiter) = self.waiters.get(&id) else { return };
-        if let (Some(Reply::Acquire(AcquireReply::Granted(grant))), State::Waiting) = (reply, &waiter.state)
-            && let Some(holder) = Holder::start(sim, waiter.arrival, hold, grant, sent)
-        {
-            self.served(sim, id, None, holder);
-        }
-    }
-
-    fn served(&mut self, sim: &mut Sim, id: u32, token: Option<Token>, holder: Holder) {
+    pub(super) fn served(&mut self, sim: &mut Sim, id: u32, token: Option<Token>, holder: Holder) {
         let Some(waiter) = self.waiters.remove(&id) else { return };
         if waiter.ticket.is_some()
             && let Some(line) = &mut self.lines[waiter.arrival.lock]

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     fence::FencingToken,
     spec::Mode,
-    store::{Grant, StoreError, Token},
+    store::{Grant, Hold, StoreError, Token},
 };
 
 pub(crate) type Ticket = u64;
@@ -342,17 +342,17 @@ impl Line {
         self.call_head()
     }
 
-    /// The lock that was handed back is held again, as `baton`. It is returned if nobody takes it.
-    pub(crate) fn handed_back(&mut self, baton: Baton) -> Result<Option<Waker>, Baton> {
+    /// The lock that was handed back is held again, as `baton`. If nobody takes it, what to give back is returned.
+    pub(crate) fn handed_back(&mut self, baton: Baton) -> Result<Option<Waker>, Hold> {
         // Those for whom it was handed back have left, and the token is being abandoned: whoever came since must not have it
         // (PROTOCOL 1).
         if self.place_of(baton.hold.token).is_none() {
-            return Err(baton);
+            return Err(baton.hold);
         }
         self.drop_place(baton.hold.token);
         match self.head {
             Some((_, wish)) if self.baton.is_none() && takes(wish, baton.lease.length()) => Ok(self.pass(baton)),
-            _ => Err(baton),
+            _ => Err(baton.hold),
         }
     }
 

@@ -50,22 +50,20 @@ impl Pushes {
 
     /// Called where the connection is read, so it does no more than parse and tell.
     pub(super) fn take(&self, push: &PushInfo) {
-        match push.kind {
-            PushKind::Message => {
-                let mut words = push.data.iter().map(text);
-                let (Some(Some(channel)), Some(Some(message))) = (words.next(), words.next()) else { return };
-                if channel == self.own {
-                    if let Some(granted) = self.granted(message) {
-                        self.listeners.tell(&granted);
-                    }
-                } else if channel == self.revoked {
-                    for member in message.split(' ') {
-                        let token = member.rsplit(':').next().and_then(Token::from_hex);
-                        token.into_iter().for_each(|token| self.listeners.tell(&StoreEvent::Revoked { token }));
-                    }
-                }
+        if push.kind != PushKind::Message {
+            return;
+        }
+        let mut words = push.data.iter().map(text);
+        let (Some(Some(channel)), Some(Some(message))) = (words.next(), words.next()) else { return };
+        if channel == self.own {
+            if let Some(granted) = self.granted(message) {
+                self.listeners.tell(&granted);
             }
-            _ => {}
+        } else if channel == self.revoked {
+            for member in message.split(' ') {
+                let token = member.rsplit(':').next().and_then(Token::from_hex);
+                token.into_iter().for_each(|token| self.listeners.tell(&StoreEvent::Revoked { token }));
+            }
         }
     }
 
