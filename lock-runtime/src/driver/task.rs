@@ -19,7 +19,7 @@ use crate::{
     holding::Holding,
     lease::{Due, LONGEST_SLACK},
     spec::call_timeout,
-    store::{RenewReply, Renewal, StoreError},
+    store::{RenewReply, StoreError},
     sync::lock,
 };
 
@@ -35,6 +35,8 @@ pub(super) struct Task {
     core: Arc<Core>,
     /// Leases to be renewed, by how long the call may take: a short lease must not cost the others their patience.
     renewals: BTreeMap<Duration, VecDeque<Arc<Holding>>>,
+    /// Leases that were taken off the schedule, to be renewed, since [`plan_waiting`](Self::plan_waiting).
+    unplanned: usize,
     batches_under_way: usize,
     clean_ups: u64,
     ended: bool,
@@ -83,6 +85,7 @@ impl Task {
             let task = Self {
                 core: core.clone(),
                 renewals: BTreeMap::new(),
+                unplanned: 0,
                 batches_under_way: 0,
                 clean_ups: 0,
                 ended: false,
@@ -109,6 +112,7 @@ impl Task {
                     Done::Batch
                 }));
             }
+            self.plan_waiting();
             let Some(until) = self.close_desk(work.is_empty()) else {
                 self.ended = true;
                 return;
@@ -139,26 +143,37 @@ impl Task {
         drop(desk);
         for holding in due {
             if holding.turn(now) == Some(Due::Renew) {
-                self.renewals.entry(call_timeout(holding.terms().lease)).or_default().push_back(holding.clone());
+                self.renewals.entry(call_timeout(holding.terms().lease)).or_default().push_back(holding);
+                self.unplanned += 1;
+            } else {
+                self.core.driver.plan(&self.core, &holding);
             }
-            self.core.driver.plan(&self.core, &holding);
         }
         clean_ups
     }
 
     /// The renewals that have waited longest, among those with the least patience.
-    fn next_batch(&mut self) -> Option<Vec<Arc<Holding>>> {
+    fn next_batch(&mut self) -> Option<Batch> {
         if self.batches_under_way == BATCHES_UNDER_WAY {
             return None;
         }
         let mut first = self.renewals.first_entry()?;
         let waiting = first.get_mut();
-        let batch = waiting.drain(..waiting.len().min(BATCH)).collect();
+        let batch = Batch(waiting.drain(..waiting.len().min(BATCH)).collect());
         if waiting.is_empty() {
             first.remove();
         }
         self.batches_under_way += 1;
         Some(batch)
+    }
+
+    /// A renewal that is under way comes back to the schedule with its answer, or for want of one. One that has to wait for its
+    /// turn may be overtaken by its loss.
+    fn plan_waiting(&mut self) {
+        if std::mem::take(&mut self.unplanned) > 0 {
+            let waiting = self.renewals.values().flatten();
+            waiting.for_each(|holding| self.core.driver.plan(&self.core, holding));
+        }
     }
 
     /// When to look again; `None` if there will be nothing to look for.
@@ -191,16 +206,33 @@ impl Task {
     }
 }
 
+/// Leases that are being renewed. Dropped without an answer, with the runtime, they come back to the schedule.
+struct Batch(Vec<Arc<Holding>>);
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|holding| holding.renewal_failed());
+    }
+}
+
 /// Renews a batch in one round trip and tells each lease its reply.
-async fn renew(core: &Core, batch: Vec<Arc<Holding>>) {
-    let batch: Vec<_> = batch.into_iter().filter_map(|holding| Some((holding.renewal()?, holding))).collect();
-    let (renewals, holdings): (Vec<Renewal>, Vec<Arc<Holding>>) = batch.into_iter().unzip();
+async fn renew(core: &Core, mut batch: Batch) {
+    let Batch(holdings) = &mut batch;
+    // What is over by now is on no schedule any more.
+    let mut renewals = Vec::with_capacity(holdings.len());
+    holdings.retain(|holding| {
+        holding.renewal().is_some_and(|renewal| {
+            renewals.push(renewal);
+            true
+        })
+    });
     let Some(patience) = holdings.iter().map(|holding| call_timeout(holding.terms().lease)).min() else { return };
     let sent = Instant::now();
     let replies = timeout(patience, core.store.renew(&renewals)).await;
     let mut replies = replies.unwrap_or_default().into_iter();
     let mut failed = None;
-    for holding in &holdings {
+    let leases = holdings.len();
+    for holding in std::mem::take(holdings) {
         match replies.next().unwrap_or_else(|| Err(StoreError::timed_out(patience))) {
             Ok(RenewReply::Renewed { ttl }) => holding.renewed(sent, ttl),
             Ok(RenewReply::Gone) => holding.lose(Loss::Taken),
@@ -212,6 +244,6 @@ async fn renew(core: &Core, batch: Vec<Arc<Holding>>) {
     }
     // Once for the batch: an outage would fill the log.
     if let Some(error) = failed {
-        tracing::warn!(leases = holdings.len(), %error, "renewal failed; trying again until validity ends");
+        tracing::warn!(leases, %error, "renewal failed; trying again until validity ends");
     }
 }

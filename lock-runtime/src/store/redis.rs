@@ -36,15 +36,9 @@ mod reply;
 mod scripts;
 mod url;
 
-use std::{
-    any::Any,
-    fmt,
-    panic::{AssertUnwindSafe, resume_unwind},
-    sync::Weak,
-    time::Duration,
-};
+use std::{fmt, sync::Weak, time::Duration};
 
-use futures_util::{FutureExt as _, future::BoxFuture};
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use self::{
@@ -139,17 +133,6 @@ impl RedisStore {
             let clock = handshake::greet(&connection).await?;
             Ok(Self { connection, clock, namespace: namespace.to_owned() })
         };
-        // rustls panics where the application has chosen no crypto provider; a caller deserves an error that says so.
-        let connect = AssertUnwindSafe(connect).catch_unwind().map(|caught| {
-            caught.unwrap_or_else(|panic| {
-                if !is_missing_provider(panic.as_ref()) {
-                    resume_unwind(panic);
-                }
-                let remedy = "TLS could not be set up; install a crypto provider at the start of `main`: \
-                              `rustls::crypto::ring::default_provider().install_default()`";
-                Err(StoreError::new(StoreErrorKind::Unavailable, remedy))
-            })
-        });
         let connected = tokio::time::timeout(CONNECT, connect).await;
         connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT))).map_err(|error: StoreError| {
             LockError::new(error.kind().into(), format!("cannot keep locks at {address}")).with_source(Some(error))
@@ -367,18 +350,13 @@ enum Acquired {
     Queued(AcquireReply),
 }
 
-/// Whether rustls has panicked for want of a crypto provider. It has no question to ask before: what is compiled in
-/// decides too.
-fn is_missing_provider(panic: &(dyn Any + Send)) -> bool {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    text.is_some_and(|text| text.contains("CryptoProvider"))
-}
-
 fn renewed(value: redis::Value) -> Result<RenewReply, StoreError> {
-    let mut reply = Reply::new(value)?;
-    match reply.word() {
-        "renewed" => Ok(RenewReply::Renewed { ttl: reply.ttl()? }),
-        "gone" => Ok(RenewReply::Gone),
+    match value {
+        redis::Value::Int(-1) => Ok(RenewReply::Gone),
+        redis::Value::Int(ttl) => match u64::try_from(ttl) {
+            Ok(ttl) => Ok(RenewReply::Renewed { ttl: Duration::from_millis(ttl) }),
+            Err(_) => Err(unexpected()),
+        },
         _ => Err(unexpected()),
     }
 }

@@ -5,7 +5,7 @@
 
 use redis::{ErrorKind, RedisError, ServerError};
 
-use super::acl::AclLine;
+use super::{acl::AclLine, link::NO_PROVIDER};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Classifies an error reply.
@@ -24,6 +24,9 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
             "what answered does not speak the Redis protocol; check host and port, and whether the server asks for TLS (rediss://)",
         ),
         ErrorKind::RESP3NotSupported => too_old(None),
+        ErrorKind::InvalidClientConfig if error.to_string().contains(NO_PROVIDER) => {
+            StoreError::new(StoreErrorKind::Unavailable, NO_PROVIDER)
+        }
         ErrorKind::AuthenticationFailed => unauthenticated(),
         ErrorKind::Io => StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")),
         // What comes in words of the crate, with those of the server behind: it did not let us select the database.

@@ -1,7 +1,9 @@
 //! One connection to the server, from the first attempt to its end.
 
 use std::{
+    any::Any,
     io,
+    panic::{AssertUnwindSafe, resume_unwind},
     sync::{
         Arc, Mutex, Once,
         atomic::{AtomicBool, Ordering},
@@ -13,7 +15,7 @@ use futures_util::{
     FutureExt as _,
     future::{BoxFuture, Shared},
 };
-use redis::{AsyncConnectionConfig, Client, PushInfo, PushKind, RedisError, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Client, ErrorKind, PushInfo, PushKind, RedisError, aio::MultiplexedConnection};
 use tokio::time::{sleep, timeout};
 
 use super::{acl::AclLine, error, pushes::Pushes};
@@ -27,6 +29,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 const SILENCE: Duration = Duration::from_secs(2);
 /// How many calls may be on their way to the socket: enough that it is the server that is waited for, not the channel.
 const BUFFERED_CALLS: usize = 4096;
+
+pub(super) const NO_PROVIDER: &str = "TLS could not be set up; install a crypto provider at the start of `main`: \
+                                      `rustls::crypto::ring::default_provider().install_default()`";
 
 /// What a connection is made with.
 #[derive(Clone)]
@@ -88,13 +93,22 @@ impl Dial {
                 }
                 Ok::<_, redis::aio::SendError>(())
             });
-        let connected = match self.attempt(&config).await {
-            Err(cause) if cause.is_io_error() => {
-                sleep(PAUSE).await;
-                self.attempt(&config).await
+        let connecting = async {
+            match self.attempt(&config).await {
+                Err(cause) if cause.is_io_error() => {
+                    sleep(PAUSE).await;
+                    self.attempt(&config).await
+                }
+                result => result,
             }
-            result => result,
         };
+        // rustls panics where the application has chosen no crypto provider; a caller deserves an error that says so.
+        let connected = AssertUnwindSafe(connecting).catch_unwind().await.unwrap_or_else(|panic| {
+            if !is_missing_provider(panic.as_ref()) {
+                resume_unwind(panic);
+            }
+            Err(RedisError::from((ErrorKind::InvalidClientConfig, NO_PROVIDER)))
+        });
         match &connected {
             Ok(_) => life.stood.store(true, Ordering::Release),
             Err(_) => life.end(),
@@ -119,6 +133,13 @@ impl Dial {
         }
         Err(cause)
     }
+}
+
+/// Whether rustls has panicked for want of a crypto provider. It has no question to ask before: what is compiled in
+/// decides too.
+fn is_missing_provider(panic: &(dyn Any + Send)) -> bool {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    text.is_some_and(|text| text.contains("CryptoProvider"))
 }
 
 impl Link {
