@@ -34,12 +34,18 @@ const CLEAN_UPS_UNDER_WAY: usize = 256;
 pub(super) struct Task {
     core: Arc<Core>,
     /// Leases to be renewed, by how long the call may take: a short lease must not cost the others their patience.
-    renewals: BTreeMap<Duration, VecDeque<Arc<Holding>>>,
-    /// Leases that were taken off the schedule, to be renewed, since [`plan_waiting`](Self::plan_waiting).
-    unplanned: usize,
+    renewals: BTreeMap<Duration, Waiting>,
     batches_under_way: usize,
     clean_ups: u64,
     ended: bool,
+}
+
+/// Leases to be renewed, in order.
+#[derive(Default)]
+struct Waiting {
+    leases: VecDeque<Arc<Holding>>,
+    /// So many of the last have just been taken off the schedule.
+    unplanned: usize,
 }
 
 type Work = BoxFuture<'static, Done>;
@@ -85,7 +91,6 @@ impl Task {
             let task = Self {
                 core: core.clone(),
                 renewals: BTreeMap::new(),
-                unplanned: 0,
                 batches_under_way: 0,
                 clean_ups: 0,
                 ended: false,
@@ -143,8 +148,9 @@ impl Task {
         drop(desk);
         for holding in due {
             if holding.turn(now) == Some(Due::Renew) {
-                self.renewals.entry(call_timeout(holding.terms().lease)).or_default().push_back(holding);
-                self.unplanned += 1;
+                let waiting = self.renewals.entry(call_timeout(holding.terms().lease)).or_default();
+                waiting.leases.push_back(holding);
+                waiting.unplanned += 1;
             } else {
                 self.core.driver.plan(&self.core, &holding);
             }
@@ -159,8 +165,8 @@ impl Task {
         }
         let mut first = self.renewals.first_entry()?;
         let waiting = first.get_mut();
-        let batch = Batch(waiting.drain(..waiting.len().min(BATCH)).collect());
-        if waiting.is_empty() {
+        let batch = Batch(waiting.leases.drain(..waiting.leases.len().min(BATCH)).collect());
+        if waiting.leases.is_empty() {
             first.remove();
         }
         self.batches_under_way += 1;
@@ -170,9 +176,9 @@ impl Task {
     /// A renewal that is under way comes back to the schedule with its answer, or for want of one. One that has to wait for its
     /// turn may be overtaken by its loss.
     fn plan_waiting(&mut self) {
-        if std::mem::take(&mut self.unplanned) > 0 {
-            let waiting = self.renewals.values().flatten();
-            waiting.for_each(|holding| self.core.driver.plan(&self.core, holding));
+        for waiting in self.renewals.values_mut() {
+            let unplanned = waiting.leases.iter().rev().take(std::mem::take(&mut waiting.unplanned));
+            unplanned.for_each(|holding| self.core.driver.plan(&self.core, holding));
         }
     }
 
