@@ -142,8 +142,6 @@ pub(crate) struct Entry {
 
 enum Step {
     Holding,
-    /// A release is under way; its outcome is not known.
-    Releasing(Release),
     /// It may be a writer or a reader.
     Converting,
     Done,
@@ -172,41 +170,36 @@ impl Entry {
     }
 
     async fn release(mut self) -> Result<(), LockError> {
-        let release = match self.holding.leave() {
-            Left::Shared => {
-                self.step = Step::Done;
-                return Ok(());
-            }
-            Left::Lost(loss) => {
-                self.step = Step::Done;
-                return Err(self.holding.lost_error(loss));
-            }
+        let left = self.holding.leave();
+        self.step = Step::Done;
+        let holding = &self.holding;
+        let release = match left {
+            Left::Shared => return Ok(()),
+            Left::Lost(loss) => return Err(holding.lost_error(loss)),
             Left::Last(release) => release,
         };
-        let Some(release) = self.holding.part(release) else {
-            self.step = Step::Done;
-            return Ok(());
-        };
-        self.step = Step::Releasing(release.clone());
-        let holding = self.holding.clone();
+        let Some(release) = holding.part(release) else { return Ok(()) };
+        let mut returning = Returning { holding, release, settled: false };
         let key = &holding.hold().key;
         let patience = call_timeout(holding.terms().lease);
-        let error = match give_back(holding.core(), &release, patience).await {
+        let reply = give_back(holding.core(), &returning.release, patience).await;
+        returning.settled = reply.is_ok();
+        match reply {
             Ok(ReleaseReply::Released | ReleaseReply::Passed(_) | ReleaseReply::Queued { .. }) => {
-                self.step = Step::Done;
                 tracing::debug!(%key, fence = %holding.fence(), "released");
-                return Ok(());
+                Ok(())
             }
             Ok(ReleaseReply::NotHeld) => {
-                self.step = Step::Done;
                 tracing::warn!(%key, fence = %holding.fence(), "lost before its release");
-                return Err(holding.lost_error(Loss::Taken));
+                Err(holding.lost_error(Loss::Taken))
             }
-            Err(error) => error,
-        };
-        tracing::warn!(%key, %error, "release not confirmed; going on in the background");
-        let message = "release not confirmed; it goes on in the background, and the lease ends it at the latest";
-        Err(LockError::new(LockErrorKind::ReleaseUnknown, message).with_key(key).with_source(Some(error)))
+            Err(error) => {
+                tracing::warn!(%key, %error, "release not confirmed; going on in the background");
+                let message =
+                    "release not confirmed; it goes on in the background, and the lease ends it at the latest";
+                Err(LockError::new(LockErrorKind::ReleaseUnknown, message).with_key(key).with_source(Some(error)))
+            }
+        }
     }
 
     async fn downgrade(mut self) -> Result<Self, LockError> {
@@ -242,7 +235,6 @@ impl Drop for Entry {
                     core.driver.clean_up(core, CleanUp::release(release, lease));
                 }
             }
-            Step::Releasing(release) => core.driver.clean_up(core, CleanUp::release_again(release, lease)),
             Step::Converting => {
                 let hold = holding.hold();
                 let reader = Hold::new(hold.key.clone(), Mode::Shared, hold.token);
@@ -251,6 +243,23 @@ impl Drop for Entry {
                 let straggler = Instant::now() + call_timeout(lease);
                 core.driver.clean_up(core, CleanUp::abandon(reader, lease, Some(straggler)));
             }
+        }
+    }
+}
+
+/// A release under way. Dropped before its outcome is known, it goes on in the background.
+struct Returning<'a> {
+    holding: &'a Holding,
+    release: Release,
+    settled: bool,
+}
+
+impl Drop for Returning<'_> {
+    fn drop(&mut self) {
+        if !self.settled {
+            let core = self.holding.core();
+            let clean_up = CleanUp::release_again(self.release.clone(), self.holding.terms().lease);
+            core.driver.clean_up(core, clean_up);
         }
     }
 }

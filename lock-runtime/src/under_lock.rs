@@ -45,7 +45,6 @@ pub struct UnderLock<F: Future> {
 }
 
 #[pin_project(project = Stage)]
-#[expect(clippy::large_enum_variant, reason = "the body is of any size, and the other state lasts for a release")]
 enum State<F: Future> {
     /// The body is dropped before the guard.
     Running {
