@@ -31,6 +31,9 @@ const SHUTDOWN: Duration = Duration::from_secs(3);
 /// After a broken connection every lease is asked for within this time.
 pub(crate) const CHECK_WITHIN: Duration = Duration::from_millis(200);
 
+/// How long `shutdown` waits for those who wait in line to go home: none of them needs longer whose future is polled.
+const LEAVING: Duration = Duration::from_millis(500);
+
 /// What a client, its requests and its guards share.
 pub(crate) struct Core {
     pub(crate) store: Arc<dyn Store>,
@@ -57,7 +60,8 @@ impl Listener for Ear {
         let Some(core) = self.0.upgrade() else { return };
         match event {
             StoreEvent::Granted { hold, grant } => {
-                // What is held already was told by a reply.
+                // Nobody waits under that token any more: it is held by now, as a reply told, or was given up, and the store may
+                // have heard of that before it came to grant.
                 if !core.gates.pushed(hold, *grant) && core.driver.is_given_up(hold.token) {
                     core.driver.clean_up(&core, CleanUp::abandon(hold.clone(), grant.ttl, None));
                 }
@@ -71,7 +75,7 @@ impl Listener for Ear {
             StoreEvent::Disconnected => {
                 let holdings = core.driver.holdings();
                 holdings.iter().for_each(|holding| holding.hurry(CHECK_WITHIN.mul_f64(rand::random())));
-                core.gates.ask_at_once();
+                core.gates.ask_soon();
             }
         }
     }
@@ -263,6 +267,8 @@ impl LockClient {
     /// Dropping the future leaves the client shut down.
     pub async fn shutdown(&self) {
         self.core.gates.close();
+        // Those who wait leave their places in line to be given up.
+        let _ = timeout(LEAVING, self.core.gates.emptied()).await;
         if timeout(SHUTDOWN, self.core.driver.drained(&self.core)).await.is_err() {
             tracing::warn!("shut down before everything was given back; the leases end by themselves");
         }

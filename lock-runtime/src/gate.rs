@@ -16,7 +16,7 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use self::line::Ticket;
 pub(crate) use self::{
@@ -32,10 +32,15 @@ use crate::{
     sync::lock,
 };
 
+/// After a broken connection every head asks within this time.
+const ASK_WITHIN: Duration = Duration::from_millis(50);
+
 /// The lines of one client.
 pub(crate) struct Gates {
     lines: Mutex<Lines>,
     limit: usize,
+    /// The last one has left the line of a lock, after closing time.
+    left: Notify,
 }
 
 #[derive(Default)]
@@ -56,7 +61,7 @@ pub(crate) enum Shut {
 impl Gates {
     /// Lines in which at most `limit` wait behind the head.
     pub(crate) fn new(limit: usize) -> Self {
-        Self { lines: Mutex::default(), limit }
+        Self { lines: Mutex::default(), limit, left: Notify::new() }
     }
 
     /// Takes a place at the end of the line.
@@ -146,10 +151,11 @@ impl Gates {
         is_known
     }
 
-    /// What the store has pushed may be lost: every head asks at once.
-    pub(crate) fn ask_at_once(&self) {
-        let now = Instant::now();
-        let wakers: Vec<_> = lock(&self.lines).by_lock.values_mut().filter_map(|line| line.ask_at_once(now)).collect();
+    /// What the store has pushed may be lost: every head asks, within a moment. Not all together, and not as fast as a server
+    /// may accept and cut connections.
+    pub(crate) fn ask_soon(&self) {
+        let at = Instant::now() + ASK_WITHIN.mul_f64(rand::random());
+        let wakers: Vec<_> = lock(&self.lines).by_lock.values_mut().filter_map(|line| line.ask_soon(at)).collect();
         wakers.into_iter().for_each(Waker::wake);
     }
 
@@ -164,6 +170,17 @@ impl Gates {
 
     pub(crate) fn is_closed(&self) -> bool {
         lock(&self.lines).closed
+    }
+
+    /// Waits until nobody is left in any line.
+    pub(crate) async fn emptied(&self) {
+        loop {
+            let left = self.left.notified();
+            if lock(&self.lines).by_lock.is_empty() {
+                return;
+            }
+            left.await;
+        }
     }
 }
 
@@ -269,6 +286,9 @@ impl Turn<'_> {
         let mut left = line.leave(self.ticket);
         if line.is_empty() {
             lines.by_lock.remove(&self.lock_name);
+            if lines.closed {
+                self.gates.left.notify_waiters();
+            }
         }
         drop(lines);
         wake(left.wake.take());

@@ -88,7 +88,7 @@ impl Holding {
     }
 
     /// Starts to look after a grant out of the line, which is short and counts from `as_of` (PROTOCOL 4). `None` if it is to be
-    /// confirmed first: nothing is left of it, or nobody will renew it.
+    /// confirmed first: too little is left of it, or nobody will renew it.
     pub(crate) fn handed_over(
         core: &Arc<Core>,
         hold: Hold,
@@ -103,6 +103,10 @@ impl Holding {
         let ttl = grant.ttl.min(HANDED_OVER).min(terms.lease);
         let mut lease = Lease::granted(terms.lease, true, as_of, ttl, rand::random());
         lease.hurry(now + CONFIRM_WITHIN);
+        // With less than a renewal may take it would be lost at once.
+        if lease.validity(now) <= call_timeout(terms.lease) {
+            return None;
+        }
         let budget = terms.wish().passing.then(|| Budget::new(grant.spare, now));
         Self::begin(core, hold, grant.fence, lease.held_since(now, terms.max_hold), budget, terms, now)
     }

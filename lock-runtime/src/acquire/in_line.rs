@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     Patience,
-    question::{Outcome, Question},
+    question::{Outcome, Question, STRAGGLE},
     refused, shutting_down,
 };
 use crate::{
@@ -39,9 +39,7 @@ pub(super) async fn wait_in_line(
             () = sleep_until(until) => return Err(refused(waiter.turn.last_refusal(), key, patience)),
         }
     }
-    // Reading the clock costs a good part of what an uncontended lock in memory costs.
-    let now = if waiter.turn.is_first() { patience.since } else { Instant::now() };
-    waiter.serve(now, until).await
+    waiter.serve(until).await
 }
 
 fn shut_out(shut: Shut, key: &LockKey) -> LockError {
@@ -77,7 +75,8 @@ enum Todo {
 
 impl Waiter<'_> {
     /// At the head of the line.
-    async fn serve(&self, mut now: Instant, until: Instant) -> Result<Arc<Holding>, LockError> {
+    async fn serve(&self, until: Instant) -> Result<Arc<Holding>, LockError> {
+        let mut now = Instant::now();
         loop {
             let served = match self.todo(now) {
                 Todo::Nothing(served) => served,
@@ -113,7 +112,17 @@ impl Waiter<'_> {
             },
             Next::Ask(token, spare) => Todo::Ask(token, spare),
             Next::Poll(token) => Todo::Poll(token),
-            Next::Wait(at) => Todo::Wait(at),
+            Next::GiveUp(token) => {
+                let straggler = now + STRAGGLE;
+                let clean_up = CleanUp::abandon(self.hold(token), self.terms.lease, Some(straggler));
+                self.core.driver.clean_up(self.core, clean_up);
+                Todo::Nothing(None)
+            }
+            Next::Wait(at) => {
+                // What they wait for may have been left on a runtime that has ended.
+                self.core.driver.revive(self.core);
+                Todo::Wait(at)
+            }
         }
     }
 

@@ -124,7 +124,7 @@ impl Process {
             }
             self.plan(sim, id);
         }
-        let wakers: Vec<_> = self.lines.iter_mut().flatten().filter_map(|line| line.ask_at_once(sim.now)).collect();
+        let wakers: Vec<_> = self.lines.iter_mut().flatten().filter_map(|line| line.ask_soon(sim.now)).collect();
         wakers.into_iter().for_each(std::task::Waker::wake);
     }
 

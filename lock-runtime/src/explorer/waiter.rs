@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     acquire::SHORTEST_CALL,
+    acquire::STRAGGLE,
     gate::{Next, Proven},
     spec::{Mode, Wait},
     store::{AcquireReply, Grant, Hold, IfBusy, PollReply, Release, RenewReply, Renewal, StoreError, Token},
@@ -170,6 +171,10 @@ impl Process {
                     let Poll::Pending = line.poll_news(&Context::from_waker(&waiter.waker)) else { continue };
                     let call = self.call(sim, Purpose::Waiter(id), Request::Poll(hold), patience);
                     return self.becomes(id, State::Polling(call, token));
+                }
+                Next::GiveUp(token) => {
+                    let (hold, lease) = (hold(token), waiter.arrival.terms.lease);
+                    self.clean_up(sim, CleanUp::abandon(now, hold, lease, Some(now + STRAGGLE)));
                 }
                 Next::Wait(at) => {
                     let Poll::Pending = line.poll_news(&Context::from_waker(&waiter.waker)) else { continue };

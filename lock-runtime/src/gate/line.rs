@@ -20,6 +20,9 @@ use crate::{
 
 pub(crate) type Ticket = u64;
 
+/// So long after a lock was to be handed back those who wait for it ask by themselves: two calls of the longest patience.
+const HANDING_BACK: Duration = Duration::from_secs(1);
+
 /// What somebody in the line wants. Those with the same wish may go on with one another's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wish {
@@ -79,6 +82,8 @@ pub(crate) enum Next {
     Ask(Token, u32),
     /// Ask the store how the place is doing.
     Poll(Token),
+    /// Give a token up that others asked with, and look again.
+    GiveUp(Token),
     /// Wait for news, and look again then.
     Wait(Instant),
 }
@@ -170,12 +175,14 @@ impl Line {
         if let Some(proven) = place.proven() {
             return Next::Granted(place.token, proven);
         }
-        if place.is_asked() {
-            // By whoever hands the lock back, who will say how it went.
-            return Next::Wait(now + super::place::LONGEST_PAUSE);
-        }
         if place.ask_at > now {
             return Next::Wait(place.ask_at);
+        }
+        if place.is_asked() {
+            // By whoever hands the lock back, who should have said by now how it went, and may be gone.
+            let token = place.token;
+            place.rename();
+            return Next::GiveUp(token);
         }
         self.released = false;
         if place.asked() {
@@ -301,10 +308,10 @@ impl Line {
         Some(self.call_head())
     }
 
-    /// The store may have forgotten the place, or pushed in vain: ask at once.
-    pub(crate) fn ask_at_once(&mut self, now: Instant) -> Option<Waker> {
+    /// The store may have forgotten the place, or pushed in vain: ask by `at`.
+    pub(crate) fn ask_soon(&mut self, at: Instant) -> Option<Waker> {
         if let Some(place) = self.place.as_mut().filter(|place| !place.is_asked()) {
-            place.ask_at = now;
+            place.ask_at = place.ask_at.min(at);
         }
         self.call_head()
     }
@@ -329,6 +336,7 @@ impl Line {
             (Some(wish), None, None) => {
                 let mut place = Place::new(wish, now);
                 place.asked();
+                place.ask_at = now + HANDING_BACK;
                 self.place = Some(place);
                 (Parting::HandBack(place.token), None)
             }

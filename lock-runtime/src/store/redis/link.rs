@@ -75,29 +75,23 @@ impl Dial {
     pub(super) fn dial(&self) -> Link {
         let life =
             Arc::new(Life { stood: AtomicBool::new(false), over: AtomicBool::new(false), pushes: self.pushes.clone() });
-        let connected = self.clone().connect(life.clone()).boxed().shared();
-        tokio::spawn(connected.clone().map(drop));
-        Link { connected, life, silent_since: Mutex::default() }
+        // Only the result is shared: the attempt belongs to the runtime it was begun on, and may end with it.
+        let connecting = tokio::spawn(self.clone().connect(life.clone()));
+        let connected = connecting.map(|connected| {
+            connected.unwrap_or_else(|ended| match ended.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                Err(_) => Err(io::Error::other("the runtime on which it was connecting has ended").into()),
+            })
+        });
+        Link { connected: connected.boxed().shared(), life, silent_since: Mutex::default() }
     }
 
     async fn connect(self, life: Arc<Life>) -> Result<MultiplexedConnection, RedisError> {
-        let reader = life.clone();
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(ATTEMPT))
-            .set_response_timeout(None)
-            .set_pipeline_buffer_size(BUFFERED_CALLS)
-            .set_push_sender(move |push: PushInfo| {
-                match push.kind {
-                    PushKind::Disconnection => reader.end(),
-                    _ => reader.pushes.take(&push),
-                }
-                Ok::<_, redis::aio::SendError>(())
-            });
         let connecting = async {
-            match self.attempt(&config).await {
+            match self.attempt(&life).await {
                 Err(cause) if cause.is_io_error() => {
                     sleep(PAUSE).await;
-                    self.attempt(&config).await
+                    self.attempt(&life).await
                 }
                 result => result,
             }
@@ -109,18 +103,36 @@ impl Dial {
             }
             Err(RedisError::from((ErrorKind::InvalidClientConfig, NO_PROVIDER)))
         });
-        match &connected {
-            Ok(_) => life.stood.store(true, Ordering::Release),
-            Err(_) => life.end(),
+        if connected.is_err() {
+            life.end();
         }
         connected
     }
 
-    async fn attempt(&self, config: &AsyncConnectionConfig) -> Result<MultiplexedConnection, RedisError> {
-        let mut connection = self.client.get_multiplexed_async_connection_with_config(config).await?;
+    async fn attempt(&self, life: &Arc<Life>) -> Result<MultiplexedConnection, RedisError> {
+        let reader = life.clone();
+        let stood = Arc::new(AtomicBool::new(false));
+        let stands = stood.clone();
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(ATTEMPT))
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(BUFFERED_CALLS)
+            .set_push_sender(move |push: PushInfo| {
+                match push.kind {
+                    // The end of an attempt that failed is not that of the next one.
+                    PushKind::Disconnection if stands.load(Ordering::Acquire) => reader.end(),
+                    PushKind::Disconnection => {}
+                    _ => reader.pushes.take(&push),
+                }
+                Ok::<_, redis::aio::SendError>(())
+            });
+        let mut connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
         let channels = [self.pushes.own(), self.pushes.revoked()];
         let subscribed = timeout(ATTEMPT, connection.subscribe(&channels)).await;
-        let Err(cause) = subscribed.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into())) else {
+        let subscribed = subscribed.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()));
+        let Err(cause) = subscribed else {
+            stood.store(true, Ordering::Release);
+            life.stood.store(true, Ordering::Release);
             return Ok(connection);
         };
         // A refusal in words stands as long as the connection does. Locks do without, but are handed over more slowly.
@@ -129,6 +141,8 @@ impl Dial {
             self.warned.call_once(|| {
                 tracing::warn!(%error, "the server does not tell who is granted a lock: those who wait only ask once a second");
             });
+            stood.store(true, Ordering::Release);
+            life.stood.store(true, Ordering::Release);
             return Ok(connection);
         }
         Err(cause)
