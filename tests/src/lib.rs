@@ -6,7 +6,7 @@
 //! | module | what it gives |
 //! |---|---|
 //! | [`redis_server`] | a real `redis-server` of the test's own, or one shared by all tests of the process |
-//! | [`proxy`] | a TCP proxy that loses replies, delays, cuts, refuses and swallows |
+//! | [`proxy`] | a TCP proxy that loses replies and messages, delays, cuts, refuses and swallows |
 //! | [`fenced`] | a resource that checks fencing tokens and counts overlaps, stale writes and lost updates |
 //! | [`processes`] | worker processes that run this package's code (`lock-worker`) |
 //! | [`traces`] | the `tracing` events of a test |

@@ -2,7 +2,8 @@
 //!
 //! It reads the Redis protocol (plain, not TLS), so a fault hits whole messages and "the next reply" is exactly the
 //! reply to the next command, whatever else is in flight. One thing holds for all faults: a connection that has lost
-//! bytes never carries later ones, because on a real network it could not. It is closed, at once or when the fault ends.
+//! bytes never carries later ones, because on a real network it could not. It is closed, at once or when the fault ends. Only
+//! published messages may be lost alone: no server promises that they arrive.
 //!
 //! Subscriptions over version 2 of the protocol pass, but their confirmations are counted as replies: tests that drop
 //! replies and subscribe use version 3 (`?protocol=resp3`).
@@ -160,6 +161,12 @@ impl Proxy {
         self.shared.faults.send_modify(|faults| faults.flow = Flow::Nothing);
     }
 
+    /// What is published reaches nobody, and everything else does, until [`let_through`](Self::let_through): as if the server
+    /// had not published it. No connection is the worse for it.
+    pub fn drop_messages(&self) {
+        self.shared.faults.send_modify(|faults| faults.drop_messages = true);
+    }
+
     /// What is read from now on arrives this much later; order and bandwidth stay.
     pub fn delay(&self, direction: Direction, delay: Duration) {
         self.shared.faults.send_modify(|faults| match direction {
@@ -199,6 +206,11 @@ impl Proxy {
         let _ = dropped.wait_for(|dropped| *dropped >= count).await;
     }
 
+    /// How many published messages were lost to [`drop_messages`](Self::drop_messages) so far.
+    pub fn dropped_messages(&self) -> u64 {
+        *self.shared.dropped_messages.borrow()
+    }
+
     /// How many connections were accepted so far.
     pub fn accepted_connections(&self) -> u64 {
         *self.shared.accepted.borrow()
@@ -234,13 +246,20 @@ struct Shared {
     faults: watch::Sender<Faults>,
     listening: watch::Sender<bool>,
     dropped: watch::Sender<u64>,
+    dropped_messages: watch::Sender<u64>,
     accepted: watch::Sender<u64>,
 }
 
 impl Default for Shared {
     fn default() -> Self {
-        let (dropped, accepted) = (watch::Sender::new(0), watch::Sender::new(0));
-        Self { faults: watch::Sender::default(), listening: watch::Sender::new(true), dropped, accepted }
+        let [dropped, dropped_messages, accepted] = std::array::from_fn(|_| watch::Sender::new(0));
+        Self {
+            faults: watch::Sender::default(),
+            listening: watch::Sender::new(true),
+            dropped,
+            dropped_messages,
+            accepted,
+        }
     }
 }
 
@@ -251,6 +270,7 @@ struct Faults {
     delay_to_server: Duration,
     delay_to_client: Duration,
     drop: Option<DropReply>,
+    drop_messages: bool,
     /// Calls of `cut`: a connection from before the last one is to close.
     cuts: u64,
     /// Calls of `let_through`: a connection that lost something before the last one is to close.

@@ -24,12 +24,22 @@ pub(crate) fn is_push(message: &[u8]) -> bool {
     message.starts_with(b">")
 }
 
+/// Whether a push carries what somebody has published, rather than the confirmation of a subscription.
+pub(crate) fn is_published(message: &[u8]) -> bool {
+    // `message`, `pmessage` or `smessage`.
+    is_push(message) && words(message).nth(2).is_some_and(|kind| kind.ends_with(b"message"))
+}
+
 /// A command's name in upper case.
 pub(crate) fn command_name(message: &[u8]) -> String {
-    let mut words = message.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
+    let mut words = words(message);
     // An array starts with its length and the length of its first word.
     let name = if message.starts_with(b"*") { words.nth(2) } else { words.next() };
     String::from_utf8_lossy(name.unwrap_or_default()).to_ascii_uppercase()
+}
+
+fn words(message: &[u8]) -> impl Iterator<Item = &[u8]> {
+    message.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty())
 }
 
 fn messages_len(bytes: &[u8], start: usize, count: usize) -> Option<usize> {
@@ -76,6 +86,14 @@ mod tests {
                 assert_eq!(message_len(&message[..end]), None, "{} cut at {end}", message.escape_ascii());
             }
         }
+    }
+
+    #[test]
+    fn what_is_published_is_told_from_what_is_confirmed() {
+        assert!(is_published(b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n"));
+        assert!(is_published(b">3\r\n$8\r\nsmessage\r\n$1\r\nc\r\n$1\r\nx\r\n"));
+        assert!(!is_published(b">3\r\n$9\r\nsubscribe\r\n$7\r\nmessage\r\n:1\r\n"));
+        assert!(!is_published(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n"));
     }
 
     #[test]

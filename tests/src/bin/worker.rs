@@ -13,6 +13,8 @@ mod increment;
 mod nested;
 #[path = "worker/redis.rs"]
 mod redis;
+#[path = "worker/wait.rs"]
+mod wait;
 
 use clap::Parser;
 use lock_tests::processes::Parent;
@@ -26,6 +28,7 @@ enum Task {
     Increment(increment::Increment),
     Nested(nested::Nested),
     Redis(redis::Redis),
+    Wait(wait::Wait),
 }
 
 #[tokio::main]
@@ -39,5 +42,6 @@ async fn main() {
         Task::Increment(task) => task.run(parent).await,
         Task::Nested(task) => task.run(parent).await,
         Task::Redis(task) => task.run(parent).await,
+        Task::Wait(task) => task.run(parent).await,
     }
 }

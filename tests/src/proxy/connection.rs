@@ -126,6 +126,10 @@ impl Connection {
         if faults.cuts > self.cuts {
             return Verdict::Close;
         }
+        if faults.drop_messages && resp::is_published(message) {
+            self.shared.dropped_messages.send_modify(|dropped| *dropped += 1);
+            return Verdict::Swallow;
+        }
         let push = resp::is_push(message);
         let drop = if push { None } else { state.replies.pop_front().flatten() };
         let swallow = state.silent || drop.is_some() || !matches!(faults.flow, Flow::Both);

@@ -17,7 +17,7 @@ use crate::place::{LONG, in_time};
 const WORKER: &str = env!("CARGO_BIN_EXE_lock-worker");
 const RESOURCE: &str = "stock";
 
-fn times_as_long() -> usize {
+pub(crate) fn times_as_long() -> usize {
     env::var("LOCK_TESTS_STORM").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
 }
 

@@ -19,3 +19,4 @@ mod protocol;
 mod replies;
 mod runtimes;
 mod ui;
+mod waiting;

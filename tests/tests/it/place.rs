@@ -116,8 +116,10 @@ pub(crate) async fn all_free(client: &LockClient, keys: &[&str]) {
     }
 }
 
-/// No lock is left in a namespace of the server; the fences may.
+/// No lock and no line is left in a namespace of the server; the fences may.
 pub(crate) async fn no_key_left(server: &RedisServer, namespace: &str) {
-    let pattern = format!("{namespace}:*");
-    eventually("no key is left", || async { server.keys(&pattern).await.is_empty() }).await;
+    for pattern in [format!("{namespace}:*"), format!("{{{namespace}:*}}:q"), format!("q:{namespace}:*")] {
+        let what = format!("no {pattern} is left");
+        eventually(&what, || async { server.keys(&pattern).await.is_empty() }).await;
+    }
 }

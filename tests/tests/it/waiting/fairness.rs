@@ -1,0 +1,89 @@
+//! Nobody waits for ever behind those who are quicker, more, or more patient.
+
+use std::time::Duration;
+
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+
+use super::{LONG, Place, in_line, nothing_left};
+use crate::place::{begun, on_every_store};
+
+on_every_store! {
+    the_impatient_inherit_their_place_until_it_is_their_turn,
+    a_process_with_many_who_wait_lets_another_have_its_turn,
+}
+
+/// PROTOCOL 17: nobody here waits for as long as the line takes, but together they do.
+async fn the_impatient_inherit_their_place_until_it_is_their_turn(place: Place) {
+    let mut busy = JoinSet::new();
+    for _ in 0..10 {
+        let client = place.client().await;
+        busy.spawn(async move {
+            loop {
+                let guard = client.exclusive("a").wait(LONG).acquire().await.unwrap();
+                sleep(Duration::from_millis(300)).await;
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    let locks = place.client().await;
+    in_line(&locks, "a", 9).await;
+    let mut tries = JoinSet::new();
+    let mut served = false;
+    for _ in 0..8 {
+        let acquire = locks.exclusive("a").wait(Duration::from_secs(2)).acquire();
+        tries.spawn(async move {
+            match acquire.await {
+                Ok(guard) => guard.release().await.is_ok(),
+                Err(_) => false,
+            }
+        });
+        // Before the one in front gives up.
+        sleep(Duration::from_secs(1)).await;
+        while let Some(done) = tries.try_join_next() {
+            served |= done.unwrap();
+        }
+        if served {
+            break;
+        }
+    }
+    assert!(served, "its place was never at the front");
+    tries.shutdown().await;
+    busy.shutdown().await;
+    nothing_left(&place, &["a"]).await;
+}
+
+/// A lock is passed on in a process for 50 ms, and then it is somebody else's turn.
+async fn a_process_with_many_who_wait_lets_another_have_its_turn(place: Place) {
+    const MANY: usize = 300;
+    let (crowded, locks) = (place.client().await, place.client().await);
+    let guard = locks.exclusive("a").acquire().await.unwrap();
+    let mut tasks = JoinSet::new();
+    for _ in 0..MANY {
+        let acquire = begun(crowded.exclusive("a").wait(LONG).acquire()).await;
+        tasks.spawn(async move {
+            let guard = acquire.await.unwrap();
+            sleep(Duration::from_millis(10)).await;
+            guard.release().await.unwrap();
+        });
+    }
+    in_line(&locks, "a", 1).await;
+    guard.release().await.unwrap();
+    for _ in 0..5 {
+        sleep(Duration::from_millis(20)).await;
+        let asked = Instant::now();
+        let guard = locks.exclusive("a").wait(LONG).acquire().await.unwrap();
+        let waited = asked.elapsed();
+        assert!(waited < Duration::from_millis(400), "{waited:?}");
+        guard.release().await.unwrap();
+    }
+    let mut served = 0;
+    while tasks.try_join_next().is_some() {
+        served += 1;
+    }
+    assert!(0 < served && served < MANY * 3 / 4, "{served} were served before the other process");
+    drop(tasks);
+    nothing_left(&place, &["a"]).await;
+}
