@@ -80,6 +80,24 @@ fn a_client_on_redis_survives_the_runtime_it_was_made_on() {
 }
 
 #[test]
+fn a_connection_that_was_being_made_on_a_runtime_that_has_ended_is_made_on_another() {
+    let (first, second) = (runtime(), runtime());
+    let server = second.block_on(RedisServer::start());
+    let locks = first.block_on(LockClient::connect(&server.url())).unwrap();
+    first.block_on(async { locks.exclusive("a").acquire().await.unwrap().release().await.unwrap() });
+    server.kill();
+    // It ends in the pause between two attempts.
+    let trying = locks.exclusive("a").no_wait().acquire();
+    let tried = first.block_on(async { timeout(Duration::from_millis(50), trying).await.map(drop) });
+    assert!(tried.is_err(), "it did not try a second time");
+    drop(first);
+    second.block_on(async {
+        server.restart_empty().await;
+        in_time(locks.exclusive("a").wait(LONG).acquire()).await.unwrap().release().await.unwrap();
+    });
+}
+
+#[test]
 fn a_guard_may_be_dropped_on_any_thread() {
     let locks = LockClient::in_memory();
     runtime().block_on(in_time(async {

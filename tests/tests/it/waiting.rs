@@ -8,6 +8,7 @@ mod order;
 mod passing;
 mod processes;
 mod pushes;
+mod stranded;
 
 use std::{
     fmt,

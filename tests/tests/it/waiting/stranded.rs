@@ -1,0 +1,114 @@
+//! Nobody is stranded by others who are gone: their process shut down, their runtime ended, their release forgotten.
+
+use std::{
+    future::Future as _,
+    sync::Arc,
+    task::{Context, Waker},
+    thread,
+    time::Duration,
+};
+
+use lock_runtime::LockClient;
+use lock_tests::{Captured, RedisServer};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::sleep,
+};
+
+use super::in_line;
+use crate::place::{LONG, Place, in_time, on_every_store};
+
+/// So that a waiter that is only freed by the lease of somebody else would wait in vain.
+const PATIENCE: Duration = Duration::from_secs(6);
+const LEASE: Duration = Duration::from_secs(60);
+/// Longer than a request and its answer take where nothing is in the way.
+const MOMENT: Duration = Duration::from_millis(30);
+
+on_every_store! { a_client_that_is_shut_down_leaves_no_place_in_line }
+
+async fn a_client_that_is_shut_down_leaves_no_place_in_line(place: Place) {
+    let (one, two) = (place.client().await, place.client().await);
+    let guard = one.exclusive("a").acquire().await.unwrap();
+    let waiting = tokio::spawn(two.exclusive("a").wait(LONG).acquire());
+    in_line(&one, "a", 1).await;
+    two.shutdown().await;
+    assert!(one.inspect("a").await.unwrap().waiters.is_empty(), "the next release would go to nobody");
+    waiting.await.unwrap().unwrap_err();
+    guard.release().await.unwrap();
+}
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+#[test]
+fn who_waits_goes_on_when_the_runtime_of_the_one_before_has_ended() {
+    let (first, second) = (runtime(), runtime());
+    let server = Arc::new(second.block_on(RedisServer::start()));
+    let locks = second.block_on(LockClient::connect(&server.url())).unwrap();
+    // So that the background work of the client is done on the first runtime.
+    first.block_on(async { locks.exclusive("elsewhere").acquire().await.unwrap().release().await.unwrap() });
+    // The second stands behind the first when that one is granted its lock, so the lock is handed back for it.
+    server.stop();
+    let request = || locks.exclusive("a").lease(LEASE).wait(PATIENCE);
+    let (acquire, stops) = (request().acquire(), server.clone());
+    let leaving = first.spawn(async move {
+        let guard = acquire.await.unwrap();
+        stops.stop();
+        drop(guard);
+    });
+    thread::sleep(MOMENT);
+    let waiting = second.spawn(request().acquire());
+    thread::sleep(MOMENT);
+    server.resume();
+    second.block_on(leaving).unwrap();
+    drop(first);
+    server.resume();
+    let guard = second.block_on(waiting).unwrap().expect("nobody else wants it");
+    second.block_on(guard.release()).unwrap();
+}
+
+#[tokio::test]
+async fn who_waits_goes_on_when_a_release_is_forgotten() {
+    in_time(async {
+        let server = Arc::new(RedisServer::start().await);
+        let locks = LockClient::connect(&server.url()).await.unwrap();
+        server.stop();
+        // What was never sent ends with its lease.
+        let request = || locks.exclusive("a").lease(Duration::from_secs(1)).wait(PATIENCE);
+        let (acquire, stops) = (request().acquire(), server.clone());
+        let leaving = tokio::spawn(async move {
+            let guard = acquire.await.unwrap();
+            stops.stop();
+            let mut release = Box::pin(guard.release());
+            assert!(release.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            std::mem::forget(release);
+        });
+        sleep(MOMENT).await;
+        let waiting = tokio::spawn(request().acquire());
+        sleep(MOMENT).await;
+        server.resume();
+        leaving.await.unwrap();
+        server.resume();
+        waiting.await.unwrap().expect("nobody else wants it").release().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_second_of_several_keys_is_asked_for_as_if_it_were_the_first() {
+    in_time(async {
+        let traces = Captured::new();
+        let _collecting = traces.set_default();
+        let locks = LockClient::in_memory();
+        let guard = locks.exclusive("a").acquire().await.unwrap();
+        let both = tokio::spawn(locks.all(["a", "b"]).wait(LONG).acquire());
+        // Longer than a request may straggle.
+        sleep(Duration::from_secs(3)).await;
+        guard.release().await.unwrap();
+        both.await.unwrap().unwrap().release().await.unwrap();
+        let late = traces.events().iter().filter(|event| event.message == "waiting for the store").count();
+        assert_eq!(late, 0, "a request was too late when it was made");
+    })
+    .await;
+}
