@@ -389,6 +389,101 @@ async fn whoever_gives_up_leaves_no_gap() {
     }
 }
 
+// A writer may hold for months, while others come and go.
+#[tokio::test]
+async fn those_who_gave_up_are_not_remembered_while_a_writer_holds() {
+    let server = shared_server().await;
+    let client = Client::of(server).await;
+    let holder = client.held(Mode::Exclusive).await;
+    let mut steady = vec![client.waiter(&holder.key, Mode::Exclusive).await];
+    let mut before = None;
+    for number in 0..2000 {
+        let passing = client.waiter(&holder.key, Mode::Exclusive).await;
+        // The first of each pair leaves from the middle of the line, every third of them also from its end.
+        if number % 3 == 0 {
+            client.store.abandon(&passing).await.unwrap();
+            continue;
+        }
+        if let Some(before) = before.replace(passing) {
+            client.store.abandon(&before).await.unwrap();
+        }
+        if number % 100 == 1 {
+            for waiter in &steady {
+                assert!(client.is_queued(waiter).await);
+            }
+        }
+        if number % 700 == 1 {
+            steady.push(client.waiter(&holder.key, Mode::Exclusive).await);
+        }
+    }
+    steady.extend(before);
+    let ends: String = server.query(&["HGET", &queue_name(&holder), "ends"]).await;
+    let ends: Vec<u64> = ends.split(' ').map(|end| end.parse().unwrap()).collect();
+    assert!(ends[1] - ends[0] < 200 && ends[2] == steady.len() as u64, "{ends:?}");
+    // `ends`, and two fields for each.
+    assert_eq!(server.query::<usize>(&["HLEN", &queue_name(&holder)]).await, 1 + 2 * steady.len());
+    assert_eq!(client.waiting(&holder).await.len(), steady.len());
+    let mut holder = holder;
+    for waiter in steady {
+        client.release(&holder).await;
+        client.pushed(&waiter).await;
+        holder = waiter;
+    }
+    client.release(&holder).await;
+    only_the_counter_is_left(server, &holder).await;
+}
+
+#[tokio::test]
+async fn a_long_line_closes_up_in_its_order() {
+    let server = RedisServer::start().await;
+    let client = Client::of(&server).await;
+    let holder = client.held(Mode::Exclusive).await;
+    let mut waiters = Vec::new();
+    for _ in 0..1300 {
+        waiters.push(client.waiter(&holder.key, Mode::Exclusive).await);
+    }
+    let forgotten = [waiters.remove(600), waiters.remove(1100)];
+    let mut kept = Vec::new();
+    for (number, waiter) in waiters.into_iter().enumerate() {
+        if number % 3 == 1 {
+            kept.push(waiter);
+        } else {
+            client.store.abandon(&waiter).await.unwrap();
+        }
+    }
+    for waiter in &kept {
+        assert!(client.is_queued(waiter).await);
+    }
+    for gone in &forgotten {
+        silent(&server, gone, 11 * SECOND).await;
+    }
+    // A server out of memory lets nobody in, and the line is as it was.
+    let before: Vec<u8> = server.query(&["DUMP", &queue_name(&holder)]).await;
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let newcomer = KeyRequest::new(beside(&holder.key, Mode::Exclusive), HOUR, in_a_minute()).queued();
+    client.store.acquire(&newcomer).await.expect_err("no room");
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    assert!(before == server.query::<Vec<u8>>(&["DUMP", &queue_name(&holder)]).await);
+
+    kept.push(client.waiter(&holder.key, Mode::Exclusive).await);
+    assert_eq!(server.query::<usize>(&["HLEN", &queue_name(&holder)]).await, 1 + 2 * kept.len());
+    for gone in &forgotten {
+        assert_eq!(client.poll(gone).await, PollReply::Gone);
+    }
+    let mut holder = holder;
+    for (number, waiter) in kept.into_iter().enumerate() {
+        if number % 2 == 0 {
+            client.release(&holder).await;
+            client.pushed(&waiter).await;
+            holder = waiter;
+        } else {
+            client.store.abandon(&waiter).await.unwrap();
+        }
+    }
+    client.release(&holder).await;
+    only_the_counter_is_left(&server, &holder).await;
+}
+
 // Rule 15: also who gives up, as a holder, hands over.
 #[tokio::test]
 async fn whatever_frees_a_lock_hands_it_over() {

@@ -38,6 +38,11 @@ end
 local function leave(line, place, member)
   line.count = line.count - 1
   line.changed = true
+  if place == line.first then
+    line.first = place + 1
+  elseif place == line.last then
+    line.last = place - 1
+  end
   if line.count > 0 then
     redis.call('HDEL', line.queue, place, member)
   else
@@ -65,11 +70,56 @@ local function ends_of(line)
   return string.format('%.0f %.0f %.0f', line.first, line.last, line.count)
 end
 
+-- Calls a command on the line with many words, which Lua cannot hand over all at once.
+local function in_parts(line, command, words)
+  for from = 1, #words, 1000 do
+    redis.call(command, line.queue, unpack(words, from, math.min(from + 999, #words)))
+  end
+end
+
+-- Moves those in line together, in their order, and drops whom it has forgotten. Nobody is moved onto one who is still to
+-- move, and a server out of memory refuses the first write, before anything is changed.
+local function close_up(line)
+  local old, moved, over, last = {}, {}, {}, line.first - 1
+  for from = line.first, line.last, 1000 do
+    local places = {}
+    for place = from, math.min(from + 999, line.last) do
+      table.insert(places, place)
+    end
+    for i, entry in ipairs(redis.call('HMGET', line.queue, unpack(places))) do
+      local seen, member = string.match(entry or '', '^(%d+) %w+ %d+ %d+ (%S+) ')
+      if seen then
+        table.insert(old, places[i])
+        if now - tonumber(seen) < FORGOTTEN then
+          last = last + 1
+          for _, word in ipairs({last, entry, member, last}) do
+            table.insert(moved, word)
+          end
+        else
+          table.insert(over, member)
+        end
+      end
+    end
+  end
+  for _, place in ipairs(old) do
+    if place > last then
+      table.insert(over, place)
+    end
+  end
+  in_parts(line, 'HSET', moved)
+  in_parts(line, 'HDEL', over)
+  line.last, line.count = last, last - line.first + 1
+end
+
 -- Puts a member at the end of the line. False: somebody's data lie there.
 local function enqueue(line, member, mode, lease, spare, channel)
   -- Without `ends` it may be somebody's hash. Where a line ended just now there is none.
   if line.last == 0 and redis.call('TYPE', line.queue).ok ~= 'none' then
     return false
+  end
+  -- While a writer holds, nobody else walks over the gaps of those who gave up. As many came since it was done last.
+  if line.last - line.first + 1 > 2 * line.count + 64 then
+    close_up(line)
   end
   line.last = line.last + 1
   line.count = line.count + 1
@@ -139,7 +189,8 @@ local function advance(line, lock, fence, kind, own)
     end
     place = place + 1
   end
-  line.first = kept or place
+  -- The last may have left.
+  line.first = math.min(kept or place, line.last + 1)
 end
 
 -- How a request stands (see `judge`) after all those had their turn who come before it.
