@@ -71,5 +71,5 @@ pub use lock_macros::distributed_lock;
 pub use owner::{InScope, is_held};
 pub use request::{Acquire, LockRequest};
 pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, Family, LockSpec, MAX_LEASE, MIN_LEASE, Mode};
-pub use store::{Holder, Inspection, RevokeReply, RevokeScope};
+pub use store::{Holder, Inspection, RevokeReply, RevokeScope, Waiter};
 pub use under_lock::UnderLock;

@@ -68,7 +68,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Who holds the lock, and who waits for it.
     fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>>;
 
-    /// Takes the lock away from whoever holds it.
+    /// Takes the lock away from whoever holds it, and hands it over to whoever is first in line.
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,

@@ -36,8 +36,7 @@
 //!
 //! # Waiting
 //!
-//! Within a process, requests for one key are served first come first served, and only the first of them asks the store. `wait` limits
-//! the whole; while the store is out of reach a request goes on trying within it. More than 10,000 waiting for
+//! Requests for one key are served first come first served; [`waiting`](super::waiting) tells how. `wait` limits the whole; while the store is out of reach a request goes on trying within it. More than 10,000 waiting for
 //! one key are refused as `Overloaded`.
 //!
 //! # The end

@@ -36,10 +36,15 @@
 //!
 //! A lock makes it likely that something is done once at a time. It says nothing about whether it was done before.
 //!
-//! # Fairness between processes
+//! # The order among processes
 //!
-//! Within a process requests are served in order. Between processes they are not, in this version: the first in line of
-//! each asks the store again after a pause of 2 ms that grows to 500 ms.
+//! It is that of the places in the store's line, of which a process has one for all who wait there with the same mode and lease.
+//! Two processes take turns, whatever the number of those who wait in each; see [`waiting`](super::waiting). A store that keeps no
+//! line (one of your own may not) is asked again after a pause of 2 ms that grows to 500 ms.
+//!
+//! # Locks that others take away
+//!
+//! A key that another program deletes or lets expire is not handed over: whoever waits finds that out within a second.
 //!
 //! [How to do distributed locking]: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
 //! [distributed locks]: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/

@@ -341,7 +341,8 @@ pub struct Inspection {
     pub holders: Vec<Holder>,
     /// Who stands in the store's line, in order. A process has one place in it for all who wait there with the same mode and lease.
     pub waiters: Vec<Waiter>,
-    /// The latest fencing token of the key; `None` if it was not granted for a day.
+    /// The latest fencing token of the key, or the last of those that are reserved for its holder. `None` if there is none: it was not
+    /// granted for a day, or, in memory, is not held.
     pub fence: Option<FencingToken>,
 }
 
