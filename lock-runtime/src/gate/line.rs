@@ -20,9 +20,6 @@ use crate::{
 
 pub(crate) type Ticket = u64;
 
-/// So long after a lock was to be handed back those who wait for it ask by themselves: two calls of the longest patience.
-const HANDING_BACK: Duration = Duration::from_secs(1);
-
 /// What somebody in the line wants. Those with the same wish may go on with one another's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wish {
@@ -185,7 +182,7 @@ impl Line {
             return Next::GiveUp(token);
         }
         self.released = false;
-        if place.asked() {
+        if place.asked(now) {
             return Next::Poll(place.token);
         }
         let spare = if wish.passing && !self.behind.is_empty() { PASSES } else { 0 };
@@ -335,8 +332,7 @@ impl Line {
             (Some(_), Some(baton), _) => (Parting::Passed, self.pass(baton)),
             (Some(wish), None, None) => {
                 let mut place = Place::new(wish, now);
-                place.asked();
-                place.ask_at = now + HANDING_BACK;
+                place.asked(now);
                 self.place = Some(place);
                 (Parting::HandBack(place.token), None)
             }

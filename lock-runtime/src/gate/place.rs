@@ -18,6 +18,9 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// Whoever stands in line asks at least so often: a lost push is found, and the place is kept.
 const LONGEST_POLL: Duration = Duration::from_secs(1);
 
+/// So long after it was asked with, a place whose outcome nobody has told is given up: more than any call to the store takes.
+const UNTOLD: Duration = Duration::from_secs(1);
+
 /// What stands for this process at the store: the head of a line asks with it, and leaves it to the next with the same wish (PROTOCOL 17).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -73,11 +76,12 @@ impl Place {
         (self.mode, self.lease) == (wish.mode, wish.lease)
     }
 
-    /// A request is about to be sent. Says whether it is to be a poll.
-    pub(super) fn asked(&mut self) -> bool {
+    /// A request is about to be sent, whose outcome somebody will tell. Says whether it is to be a poll.
+    pub(super) fn asked(&mut self, now: Instant) -> bool {
         let in_line = self.is_queued();
         if !in_line {
             self.standing = Standing::Asked;
+            self.ask_at = now + UNTOLD;
         }
         in_line
     }
