@@ -225,6 +225,11 @@ impl Turn<'_> {
         self.with(|line| line.next(now)).unwrap_or(Next::Wait(now))
     }
 
+    /// See [`Line::beside`].
+    pub(crate) fn beside(&self) -> Option<Token> {
+        self.with(|line| line.beside()).flatten()
+    }
+
     /// Waits until there is something new for the head. Dropping the future loses nothing.
     pub(crate) async fn news(&self) -> Result<(), Shut> {
         poll_fn(|cx| {

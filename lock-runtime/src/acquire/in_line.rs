@@ -176,7 +176,8 @@ impl Waiter<'_> {
 
     async fn ask(&self, token: Token, spare: u32, now: Instant) -> Result<Served, LockError> {
         let patience = self.patience.for_call(self.terms, now);
-        let mut question = Question::new(self.core, self.hold(token), self.terms, patience, now).queued(spare);
+        let mut question = Question::new(self.core, self.hold(token), self.terms, patience, now);
+        question = question.queued(spare, self.turn.beside());
         // Dropped here, the question gives up its token; the place must not go on with it.
         let mut asking = Asking { turn: &self.turn, token, answered: false };
         let answer = question.ask().await;

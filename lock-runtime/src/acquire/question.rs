@@ -12,7 +12,7 @@ use crate::{
     fence::FencingToken,
     holding::Holding,
     spec::Terms,
-    store::{AcquireReply, Hold, IfBusy, KeyRequest, StoreError},
+    store::{AcquireReply, Hold, IfBusy, KeyRequest, StoreError, Token},
 };
 
 /// A request sent within a call's timeout is executed at most so much later, or not at all (PROTOCOL 7).
@@ -52,10 +52,11 @@ impl<'a> Question<'a> {
         Self { core, request, terms, patience, sent: now, in_flight: false }
     }
 
-    /// Stands in line if the lock is not free, and has `spare` fencing tokens reserved.
-    pub(super) fn queued(mut self, spare: u32) -> Self {
+    /// Stands in line if the lock is not free, has `spare` fencing tokens reserved, and may come in beside another reader.
+    pub(super) fn queued(mut self, spare: u32, beside: Option<Token>) -> Self {
         self.request.if_busy = IfBusy::Queue;
         self.request.spare = spare;
+        self.request.beside = beside;
         self
     }
 

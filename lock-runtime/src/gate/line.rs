@@ -40,6 +40,8 @@ pub(crate) struct Line {
     baton: Option<Baton>,
     /// Whoever holds the lock in this process may pass it on until then, so the store need not be asked.
     passing_until: Option<Instant>,
+    /// The reader who was let in last, and who came before everybody that stands behind it in this line from that number on.
+    group: Option<(Token, Ticket)>,
     /// There is something new for the head.
     news: bool,
     head_waker: Option<Waker>,
@@ -189,6 +191,13 @@ impl Line {
         Next::Ask(place.token, spare)
     }
 
+    /// The reader beside whom the head may come in, as one of those who stood in line behind it.
+    pub(crate) fn beside(&self) -> Option<Token> {
+        let (ticket, wish) = self.head?;
+        let (token, end) = self.group?;
+        (wish.mode == Mode::Shared && ticket < end).then_some(token)
+    }
+
     /// Is ready when there is something new for the head.
     pub(crate) fn poll_news(&mut self, cx: &Context<'_>) -> Poll<()> {
         if std::mem::take(&mut self.news) {
@@ -290,6 +299,11 @@ impl Line {
     /// The head has the lock under its place's token, or by a baton with `token` none. It may pass it on until then.
     pub(crate) fn served(&mut self, token: Option<Token>, passing_until: Option<Instant>) {
         if let Some(token) = token {
+            self.group = self.head.filter(|(_, wish)| wish.mode == Mode::Shared).map(|(ticket, _)| {
+                // Whoever comes now is of the next group.
+                let end = self.group.map(|(_, end)| end).filter(|end| ticket < *end);
+                (token, end.unwrap_or(self.next))
+            });
             self.drop_place(token);
             // The store has ended what was to be passed on, or it would not have granted this.
             self.baton = None;

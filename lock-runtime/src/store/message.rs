@@ -74,12 +74,21 @@ pub struct KeyRequest {
     /// How many fencing tokens to reserve with the grant, beside its own (see [`Grant::spare`]). Exclusive holds only; a store
     /// may reserve none.
     pub spare: u32,
+    /// A reader beside whom this one may come in although others wait: it stood behind that one in the same place of the line. So
+    /// readers come in together, and a writer that waits is put off by one group at most. Shared holds only.
+    pub beside: Option<Token>,
 }
 
 impl KeyRequest {
     /// A request that is refused when the lock is not free.
     pub fn new(hold: Hold, lease: Duration, deadline: Instant) -> Self {
-        Self { hold, lease, deadline, if_busy: IfBusy::Refuse, spare: 0 }
+        Self { hold, lease, deadline, if_busy: IfBusy::Refuse, spare: 0, beside: None }
+    }
+
+    /// The same request, which may come in beside the reader `beside`.
+    #[must_use]
+    pub fn beside(self, beside: Option<Token>) -> Self {
+        Self { beside, ..self }
     }
 
     /// The same request, which reserves `spare` fencing tokens beside its own.

@@ -168,10 +168,15 @@ impl RedisStore {
             IfBusy::Queue => self.connection.pushes().own(),
             IfBusy::Refuse => "",
         });
-        for KeyRequest { hold, lease, spare, .. } in requests {
+        for KeyRequest { hold, lease, spare, beside, .. } in requests {
+            call = call.hold(hold).millis(*lease);
             // A reader's tokens could not increase with those of another.
-            let spare = if hold.mode == Mode::Exclusive { *spare } else { 0 };
-            call = call.hold(hold).millis(*lease).number(spare);
+            call = match (hold.mode, beside) {
+                (Mode::Exclusive, _) => call.number(*spare),
+                (Mode::Shared, Some(beside)) => call.token(*beside),
+                (Mode::Shared, None) => call.arg(""),
+                (Mode::Permits(_), _) => call.number(0),
+            };
         }
         // Not repeated under the same token: the first request may be executed after the lock was released again, and
         // would hold it for nobody (PROTOCOL 1).

@@ -284,7 +284,9 @@ impl Table {
         {
             return Verdict::Reply(AcquireReply::ModeMismatch);
         }
-        if entry.admits(mode) && !entry.has_live_line(now) {
+        let is_of_a_group = mode == Mode::Shared
+            && request.beside.is_some_and(|beside| entry.slots.iter().any(|slot| slot.is_held_by(beside)));
+        if entry.admits(mode) && (is_of_a_group || !entry.has_live_line(now)) {
             return Verdict::Free;
         }
         let holder_ttl = entry.holder_ttl(now);

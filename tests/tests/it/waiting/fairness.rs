@@ -1,6 +1,12 @@
 //! Nobody waits for ever behind those who are quicker, more, or more patient.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{
     task::JoinSet,
@@ -13,6 +19,7 @@ use crate::place::{begun, on_every_store};
 on_every_store! {
     the_impatient_inherit_their_place_until_it_is_their_turn,
     a_process_with_many_who_wait_lets_another_have_its_turn,
+    the_readers_of_a_process_come_in_together_although_writers_wait,
 }
 
 /// PROTOCOL 17: nobody here waits for as long as the line takes, but together they do.
@@ -52,6 +59,43 @@ async fn the_impatient_inherit_their_place_until_it_is_their_turn(place: Place) 
     assert!(served, "its place was never at the front");
     tries.shutdown().await;
     busy.shutdown().await;
+    nothing_left(&place, &["a"]).await;
+}
+
+/// Between two writers all readers come in who stood in line, not one of each process.
+async fn the_readers_of_a_process_come_in_together_although_writers_wait(place: Place) {
+    const READERS: usize = 50;
+    let (readers, writers) = (place.client().await, place.client().await);
+    let guard = writers.write("a").acquire().await.unwrap();
+    let turns = Arc::new(AtomicUsize::new(0));
+    let mut writing = JoinSet::new();
+    for _ in 0..2 {
+        let (writers, turns) = (writers.clone(), turns.clone());
+        writing.spawn(async move {
+            loop {
+                let guard = writers.write("a").strict_order().wait(LONG).acquire().await.unwrap();
+                turns.fetch_add(1, Ordering::Relaxed);
+                sleep(Duration::from_millis(5)).await;
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    let mut reading = JoinSet::new();
+    for _ in 0..READERS {
+        let acquire = begun(readers.read("a").wait(LONG).acquire()).await;
+        reading.spawn(async move {
+            let guard = acquire.await.unwrap();
+            sleep(Duration::from_millis(200)).await;
+            guard.release().await.unwrap();
+        });
+    }
+    in_line(&readers, "a", 2).await;
+    guard.release().await.unwrap();
+    reading.join_all().await;
+    // One at a time, they would see as many.
+    let turns = turns.load(Ordering::Relaxed);
+    assert!(turns < READERS / 4, "{turns} writers came between {READERS} readers");
+    writing.shutdown().await;
     nothing_left(&place, &["a"]).await;
 }
 

@@ -1,7 +1,8 @@
 -- Grants every lock that is asked for, or none. A single request may stand in line.
 -- KEYS: for each request its lock, its fence and its queue.
 -- ARGV: the deadline (server time, microseconds); where to tell a grant from the line ('': the request does not stand in
--- line); for each request its mode, member, lease (ms) and spare fencing tokens.
+-- line); for each request its mode, member, lease (ms), and its spare fencing tokens or, of a reader, the member beside whom it
+-- may come in before those who wait ('': nobody).
 -- {'granted', server time, fence, ttl, spare, ...} | {'queued', server time, counter, ttl}
 -- | {'refused', server time, index, why, ttl} | {'late', server time}
 if micros > tonumber(ARGV[1]) then
@@ -20,8 +21,14 @@ end
 for i = 1, #KEYS / 3 do
   local request = {
     lock = KEYS[3 * i - 2], fence = KEYS[3 * i - 1],
-    mode = ARGV[4 * i - 1], member = ARGV[4 * i], lease = tonumber(ARGV[4 * i + 1]), spare = tonumber(ARGV[4 * i + 2]),
+    mode = ARGV[4 * i - 1], member = ARGV[4 * i], lease = tonumber(ARGV[4 * i + 1]), spare = 0,
   }
+  local beside
+  if request.mode == 'shared' then
+    beside = ARGV[4 * i + 2]
+  else
+    request.spare = tonumber(ARGV[4 * i + 2])
+  end
   local line = line_of(KEYS[3 * i], request.member)
   if not line then
     return answer({'refused', micros, i, 'foreign', -1})
@@ -29,7 +36,7 @@ for i = 1, #KEYS / 3 do
   request.line = line
   requests[i] = request
   refresh(line, request.member)
-  local standing, ttl = approach(line, request.lock, request.fence, request.mode, request.member)
+  local standing, ttl = approach(line, request.lock, request.fence, request.mode, request.member, beside)
   local queued = standing == 'busy' and channel ~= ''
   if standing == 'held' then
     request.ttl = ttl

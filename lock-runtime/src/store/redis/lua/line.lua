@@ -194,7 +194,8 @@ local function advance(line, lock, fence, kind, own)
 end
 
 -- How a request stands (see `judge`) after all those had their turn who come before it.
-local function approach(line, lock, fence, mode, member)
+-- A reader comes in beside a reader who stood in line before it in the same place, as one of a group.
+local function approach(line, lock, fence, mode, member, beside)
   local standing, ttl, kind = judge(lock, mode, member)
   -- A writer lets nobody in.
   if line.count > 0 and (kind == 'none' or kind == 'set') then
@@ -202,7 +203,7 @@ local function approach(line, lock, fence, mode, member)
     if line.latest then
       standing, ttl = judge(lock, mode, member)
     end
-    if standing == 'free' and line.waits then
+    if standing == 'free' and line.waits and not (beside and kind == 'set' and expiry_of(lock, beside) > now) then
       return 'busy', redis.call('PTTL', lock)
     end
   end
