@@ -66,6 +66,7 @@ impl Listener for Ear {
                     core.driver.clean_up(&core, CleanUp::abandon(hold.clone(), grant.ttl, None));
                 }
             }
+            StoreEvent::Kept { key, family, ttl } => core.gates.kept(key, *family, *ttl),
             StoreEvent::Revoked { token } => {
                 let holdings = core.driver.holdings();
                 if let Some(holding) = holdings.iter().find(|holding| holding.hold().token == *token) {

@@ -151,6 +151,13 @@ impl Gates {
         is_known
     }
 
+    /// The store keeps the lock for nobody for so long: see [`Line::ask_by`].
+    pub(crate) fn kept(&self, key: &LockKey, family: Family, ttl: Duration) {
+        // Past the very millisecond, so that the question does not come a moment too early.
+        let over = ttl.checked_add(Duration::from_millis(1)).and_then(|ttl| Instant::now().checked_add(ttl));
+        wake(over.and_then(|over| self.with(family, key, |line| line.ask_by(over))).flatten());
+    }
+
     /// What the store has pushed may be lost: every head asks, within a moment. Not all together, and not as fast as a server
     /// may accept and cut connections.
     pub(crate) fn ask_soon(&self) {

@@ -42,6 +42,8 @@ pub(crate) struct Line {
     passing_until: Option<Instant>,
     /// The reader who was let in last, and who came before everybody that stands behind it in this line from that number on.
     group: Option<(Token, Ticket)>,
+    /// The lock may be free from then on, and nobody else may notice it.
+    ask_by: Option<Instant>,
     /// There is something new for the head.
     news: bool,
     head_waker: Option<Waker>,
@@ -246,12 +248,14 @@ impl Line {
     ) -> bool {
         self.stuck = true;
         self.last = Refusal::Busy(holder_ttl);
-        let place = self.place_of(token);
-        let is_known = place.is_some();
-        if let Some(place) = place {
-            place.queued(sent, counter, holder_ttl, now, jitter);
+        let ask_by = self.ask_by.take().filter(|by| sent < *by);
+        let Some(place) = self.place_of(token) else { return false };
+        place.queued(sent, counter, holder_ttl, now, jitter);
+        // The reply may be from before this was told.
+        if let Some(by) = ask_by {
+            place.ask_at = place.ask_at.min(by);
         }
-        is_known
+        true
     }
 
     /// The store refused `token`, and put it in no line.
@@ -317,6 +321,14 @@ impl Line {
     pub(crate) fn pushed(&mut self, token: Token, grant: Grant) -> Option<Option<Waker>> {
         self.place_of(token)?.pushed(grant);
         Some(self.call_head())
+    }
+
+    /// The lock may be free from `at` on: whoever stands in line asks by then.
+    pub(crate) fn ask_by(&mut self, at: Instant) -> Option<Waker> {
+        self.ask_by = Some(at);
+        let place = self.place.as_mut().filter(|place| place.is_queued() && at < place.ask_at)?;
+        place.ask_at = at;
+        self.call_head()
     }
 
     /// The store may have forgotten the place, or pushed in vain: ask by `at`.

@@ -3,10 +3,11 @@
 use std::{
     fmt,
     sync::{Mutex, Weak},
+    time::Duration,
 };
 
 use super::message::{Grant, Hold, Token};
-use crate::sync::lock;
+use crate::{key::LockKey, spec::Family, sync::lock};
 
 /// Something a store tells unasked. **A hint, never the truth**: every event may be lost, doubled or late.
 #[derive(Clone, Debug)]
@@ -18,6 +19,16 @@ pub enum StoreEvent {
         hold: Hold,
         /// Its grant.
         grant: Grant,
+    },
+    /// A lock that somebody waits for was given back, and is kept for nobody for a while (`min_hold`): nobody is told when that
+    /// is over.
+    Kept {
+        /// The lock's name.
+        key: LockKey,
+        /// What kind of lock it is.
+        family: Family,
+        /// How long it is kept.
+        ttl: Duration,
     },
     /// A lock was revoked.
     Revoked {

@@ -65,7 +65,7 @@ impl MemoryStore {
         lock(&self.shards[self.shard_of(key)])
     }
 
-    /// One step on one lock. Whoever got it out of the line is told afterwards, when nothing is locked any more.
+    /// One step on one lock. Whoever got it out of the line, or is to look again, is told afterwards, when nothing is locked any more.
     fn step<T>(&self, key: &LockKey, caller: Option<Token>, what: impl FnOnce(&mut Table, &mut Step<'_>) -> T) -> T {
         let mut step = Step::new(Instant::now(), &self.fences, caller);
         let outcome = what(&mut self.shard(key), &mut step);
@@ -76,6 +76,9 @@ impl MemoryStore {
     fn tell(&self, step: Step<'_>) {
         for (hold, grant) in step.handed_over {
             self.listeners.tell(&StoreEvent::Granted { hold, grant });
+        }
+        if let Some((key, family, ttl)) = step.kept {
+            self.listeners.tell(&StoreEvent::Kept { key, family, ttl });
         }
     }
 

@@ -17,8 +17,9 @@
 //! # Who is told
 //!
 //! A lock that is given back is handed over to whoever is first in line, in the same script, and that one is told on the
-//! channel of its store, `<namespace>:<random>`. On `<namespace>:revoked` every store is told who lost a lock. Each
-//! connection subscribes to these two, however many locks there are. What is lost on the way is found by the polls.
+//! channel of its store, `<namespace>:<random>`; or it is told there how long the lock is kept for nobody (`min_hold`). On
+//! `<namespace>:revoked` every store is told who lost a lock. Each connection subscribes to these two, however many locks
+//! there are. What is lost on the way is found by the polls.
 //!
 //! # Access rules
 //!

@@ -63,6 +63,8 @@ pub(crate) struct Step<'a> {
     caller: Option<Token>,
     /// To be told when nothing is locked any more.
     pub(crate) handed_over: Vec<(Hold, Grant)>,
+    /// What is kept for nobody, and for how long, while somebody waits for it. To be told likewise.
+    pub(crate) kept: Option<(LockKey, Family, Duration)>,
     /// PROTOCOL 15 switched off: nobody in line is let in by this step.
     #[cfg(test)]
     pub(crate) lets_nobody_in: bool,
@@ -75,6 +77,7 @@ impl<'a> Step<'a> {
             fences,
             caller,
             handed_over: Vec::new(),
+            kept: None,
             #[cfg(test)]
             lets_nobody_in: false,
         }
@@ -352,7 +355,14 @@ impl Table {
         let (hold, now) = (&release.hold, step.now);
         let given_back = self.give_back(release, now);
         let Some(next) = release.next.filter(|_| hold.mode == Mode::Exclusive) else {
-            self.settle(&hold.key, hold.mode.family(), step);
+            let family = hold.mode.family();
+            let keep_for = kept_for(release).filter(|_| given_back.is_ok());
+            let entry = self.advanced(&hold.key, family, step);
+            if let Some(keep_for) = keep_for
+                && entry.is_some_and(|entry| entry.has_live_line(now))
+            {
+                step.kept = Some((hold.key.clone(), family, keep_for));
+            }
             return given_back.unwrap_or_else(|reply| reply);
         };
         let next_hold = Hold::new(hold.key.clone(), Mode::Exclusive, next.token);
@@ -387,16 +397,15 @@ impl Table {
             return Err(if kept { ReleaseReply::Released } else { ReleaseReply::NotHeld });
         };
         let slot = &mut entry.slots[index];
-        match release.keep_for {
-            // With somebody to take it up the lock does not become free, so there is nothing to keep it from.
-            Some(keep_for) if !keep_for.is_zero() && release.next.is_none() => {
+        match kept_for(release) {
+            Some(keep_for) => {
                 slot.kept = true;
                 slot.expires = now + keep_for;
                 let fence = slot.fence;
                 // The token may have been kept before, when a straggling request took the lock once more.
                 entry.slots.retain(|slot| slot.token != hold.token || slot.fence == fence);
             }
-            _ => {
+            None => {
                 entry.slots.swap_remove(index);
             }
         }
@@ -450,6 +459,12 @@ impl Table {
         self.settle(key, family, step);
         (if holders.is_empty() { RevokeReply::NotHeld } else { RevokeReply::Revoked }, holders)
     }
+}
+
+/// How long what is given back is kept for nobody.
+fn kept_for(release: &Release) -> Option<Duration> {
+    // With somebody to take it up the lock does not become free, so there is nothing to keep it from.
+    release.keep_for.filter(|keep_for| !keep_for.is_zero() && release.next.is_none())
 }
 
 /// A grant that is told again. A reader's own fencing token may not be the latest, so it is told a larger one.

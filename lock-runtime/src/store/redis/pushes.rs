@@ -1,4 +1,4 @@
-//! What the server tells unasked: grants from the line, and locks that were revoked.
+//! What the server tells unasked: grants from the line, locks that are kept for nobody, and locks that were revoked.
 //!
 //! A store has a channel of its own, whose name stands with its places in line, and shares one with all others. Whatever
 //! cannot be understood is ignored: it is a hint at best, and anybody may publish.
@@ -11,6 +11,7 @@ use super::{names, reply};
 use crate::{
     fence::FencingToken,
     key::LockKey,
+    spec::Family,
     store::{Grant, Hold, Listeners, StoreEvent, Token},
 };
 
@@ -38,7 +39,7 @@ impl Pushes {
         &self.listeners
     }
 
-    /// Where grants to this store's requests are told.
+    /// Where this store's requests are told of grants, and of locks that are kept for nobody.
     pub(super) fn own(&self) -> &str {
         &self.own
     }
@@ -56,8 +57,8 @@ impl Pushes {
         let mut words = push.data.iter().map(text);
         let (Some(Some(channel)), Some(Some(message))) = (words.next(), words.next()) else { return };
         if channel == self.own {
-            if let Some(granted) = self.granted(message) {
-                self.listeners.tell(&granted);
+            if let Some(event) = self.kept(message).or_else(|| self.granted(message)) {
+                self.listeners.tell(&event);
             }
         } else if channel == self.revoked {
             for member in message.split(' ') {
@@ -65,6 +66,19 @@ impl Pushes {
                 token.into_iter().for_each(|token| self.listeners.tell(&StoreEvent::Revoked { token }));
             }
         }
+    }
+
+    /// `kept family ttl lock`; the name of the lock may hold blanks.
+    fn kept(&self, message: &str) -> Option<StoreEvent> {
+        let mut words = message.strip_prefix("kept ")?.splitn(3, ' ');
+        let family = match words.next()? {
+            "lock" => Family::Lock,
+            "permits" => Family::Permits,
+            _ => return None,
+        };
+        let ttl = Duration::from_millis(words.next()?.parse().ok()?);
+        let key = LockKey::new(names::key_of(&self.namespace, words.next()?, family)?).ok()?;
+        Some(StoreEvent::Kept { key, family, ttl })
     }
 
     /// `mode member fence ttl spare lock`; the name of the lock may hold blanks.
@@ -108,6 +122,29 @@ mod tests {
             assert_eq!(hold, Hold::new(LockKey::new("a b").unwrap(), mode, token));
             let fence = FencingToken::new(7).unwrap();
             assert_eq!(grant, Grant::new(fence, Duration::from_millis(250)).spare(2));
+        }
+    }
+
+    #[test]
+    fn a_message_tells_what_is_kept() {
+        let pushes = Pushes::new("my app");
+        for (message, expected) in
+            [("kept lock 250 my app:a b", Family::Lock), ("kept permits 250 my app:permits:a b", Family::Permits)]
+        {
+            let Some(StoreEvent::Kept { key, family, ttl }) = pushes.kept(message) else { panic!("{message}") };
+            assert_eq!((key, family, ttl), (LockKey::new("a b").unwrap(), expected, Duration::from_millis(250)));
+        }
+        for message in [
+            "",
+            "kept",
+            "kept lock 250",
+            "kept lock 250 my app:",
+            "kept lock 250 other:a",
+            "kept lock -1 my app:a",
+            "kept reader 250 my app:a",
+            "kept permits 250 my app:a",
+        ] {
+            assert!(pushes.kept(message).is_none(), "{message}");
         }
     }
 

@@ -12,6 +12,7 @@ on_every_store! {
     min_hold_keeps_a_lock_whose_guard_is_dropped,
     min_hold_that_has_passed_keeps_nothing,
     a_lock_that_is_kept_is_found_when_it_is_free,
+    a_lock_that_is_kept_is_had_as_soon_as_it_is_free,
     max_hold_ends_in_a_loss_and_frees_the_lock,
     without_renewal_a_lock_ends_with_its_lease,
     with_renewal_a_lock_outlives_its_lease,
@@ -69,6 +70,32 @@ async fn a_lock_that_is_kept_is_found_when_it_is_free(place: Place) {
     let start = Instant::now();
     waiting.await.unwrap().release().await.unwrap();
     assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());
+}
+
+async fn a_lock_that_is_kept_is_had_as_soon_as_it_is_free(place: Place) {
+    let (locks, others) = (place.client().await, place.client().await);
+    let kept = Duration::from_millis(300);
+    let one = 1.try_into().unwrap();
+    for (held, wanted) in [
+        (locks.exclusive("a"), others.exclusive("a")),
+        (locks.exclusive("a"), locks.exclusive("a")),
+        (locks.exclusive("a"), others.read("a")),
+        (locks.read("a"), others.exclusive("a")),
+        (locks.read("a"), locks.exclusive("a")),
+        (locks.permits("a", one), others.permits("a", one)),
+        (locks.permits("a", one), locks.permits("a", one)),
+    ] {
+        let start = Instant::now();
+        let guard = held.min_hold(kept).acquire().await.unwrap();
+        let waiting = tokio::spawn(async move { wanted.wait(LONG).acquire().await });
+        // It stands in line.
+        sleep(kept / 6).await;
+        guard.release().await.unwrap();
+        let guard = waiting.await.unwrap().unwrap();
+        let waited = start.elapsed();
+        assert!(waited >= kept - Duration::from_millis(5) && waited < kept + Duration::from_millis(150), "{waited:?}");
+        guard.release().await.unwrap();
+    }
 }
 
 async fn max_hold_ends_in_a_loss_and_frees_the_lock(place: Place) {

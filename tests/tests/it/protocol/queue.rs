@@ -680,13 +680,24 @@ async fn a_lock_that_is_passed_on_goes_to_the_line_first() {
 
 #[tokio::test]
 async fn a_lock_that_is_kept_is_handed_over_afterwards() {
-    let client = Client::of(shared_server().await).await;
-    for mode in [Mode::Exclusive, Mode::Shared] {
+    let server = shared_server().await;
+    let client = Client::of(server).await;
+    let one_permit = Mode::Permits(1.try_into().unwrap());
+    for mode in [Mode::Exclusive, Mode::Shared, one_permit] {
         let holder = client.held(mode).await;
-        let waiter = client.waiter(&holder.key, Mode::Exclusive).await;
+        let wanted = if mode == one_permit { mode } else { Mode::Exclusive };
+        // Who is silent is not told.
+        let gone = Client::of(server).await;
+        let silent_one = gone.waiter(&holder.key, wanted).await;
+        silent(server, &silent_one, 4 * SECOND).await;
+        let waiter = client.waiter(&holder.key, wanted).await;
         let kept = Release::new(holder.clone()).keep_for(Some(SECOND / 5));
         assert_eq!(client.store.release(&kept).await.unwrap(), ReleaseReply::Released);
-        assert!(client.told_so_far().await.is_empty());
+        // The first in line is told, who would not notice before its next poll.
+        let told = client.told_so_far().await;
+        let [StoreEvent::Kept { key, family, ttl }] = &told[..] else { panic!("{told:?}") };
+        assert_eq!((key, *family, *ttl), (&holder.key, mode.family(), SECOND / 5));
+        assert!(gone.told_so_far().await.is_empty());
         eventually("it is free", async || client.is_held(&waiter).await).await;
     }
 }

@@ -1,5 +1,8 @@
 local line = line_by(queue, ends)
-if line then
+if line and kept then
+  tell_kept(line, lock, 'lock', keep)
+  finish(line)
+elseif line then
   advance(line, lock, fence, holder and look(lock, 'shared') or 'none')
   finish(line)
 end

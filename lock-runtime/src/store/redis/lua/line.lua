@@ -210,8 +210,21 @@ local function approach(line, lock, fence, mode, member, beside)
   return standing, ttl
 end
 
--- Writes down the ends of the line, and tells those who were granted their lock. That comes last, and a failure of it is
--- found by a poll.
+-- Tells whoever is first in line, of those who were heard of lately, that the lock is kept for nobody for so long: nobody
+-- hands it over then.
+local function tell_kept(line, lock, family, keep)
+  for place = line.first, line.last do
+    local entry = redis.call('HGET', line.queue, place)
+    local seen, channel = string.match(entry or '', '^(%d+) %w+ %d+ %d+ %S+ (.+)$')
+    if seen and now - tonumber(seen) < STALE then
+      table.insert(line.news, {channel, table.concat({'kept', family, whole(keep), lock}, ' ')})
+      return
+    end
+  end
+end
+
+-- Writes down the ends of the line, and tells those who have news. That comes last, and a failure of it is found by
+-- a poll.
 local function finish(line)
   if line.changed and line.count > 0 then
     redis.call('HSET', line.queue, 'ends', ends_of(line))

@@ -1,5 +1,5 @@
--- Gives a writer's lock back if the token holds it, and may keep it for nobody for a while; else it is handed over to
--- whoever is first in line, by what follows here (hand_over.lua).
+-- Gives a writer's lock back if the token holds it. It is handed over to whoever is first in line, or kept for nobody for a
+-- while and that one told so, by what follows here (hand_over.lua).
 -- KEYS: lock, fence, queue. ARGV: member, how long to keep it (ms; 0: not at all).
 -- {'released'} | {'not_held'}
 --
@@ -21,7 +21,7 @@ if is_error(ends) then
   return ends
 end
 
-local reply = {'not_held'}
+local reply, kept = {'not_held'}, false
 if holder == member .. '.kept' then
   return {'released'}
 elseif holder == member then
@@ -30,7 +30,7 @@ elseif holder == member then
   holder = false
   if keep > 0 then
     redis.call('SET', lock, member .. '.kept', 'PX', keep)
-    return reply
+    kept = true
   end
 end
 -- Mostly it ends here, and what follows is not even looked at: nobody waits, or another writer holds the lock.

@@ -6,7 +6,7 @@
 -- A kept share belongs to another name, as a kept lock does. ZREM comes first: a server out of memory lets it pass, and
 -- what follows the first write of a script too.
 local lock, fence, member, keep = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2])
-local kept = member .. '.kept'
+local kept, keeps = member .. '.kept', false
 local line = line_of(KEYS[3], member)
 local kind = look(lock, 'shared')
 local reply = {'not_held'}
@@ -21,6 +21,7 @@ if kind == 'set' then
     settle(lock)
     if keep > 0 then
       join(lock, kept, now + keep)
+      keeps = true
     end
   elseif expiry_of(lock, kept) > now then
     reply = {'released'}
@@ -28,6 +29,9 @@ if kind == 'set' then
 end
 if line and line.count > 0 then
   advance(line, lock, fence, look(lock, 'shared'))
+  if keeps and line.waits then
+    tell_kept(line, lock, permits_of(member) and 'permits' or 'lock', keep)
+  end
   finish(line)
 end
 return reply
