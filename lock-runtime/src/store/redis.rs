@@ -290,6 +290,11 @@ impl RedisStore {
         let mut reply = Reply::new(self.connection.call_once(call).await?)?;
         match reply.word() {
             "released" => Ok(ReleaseReply::Released),
+            "handed_over" => {
+                // The message to the new holder comes right behind this reply, and may be for this very process: it goes first.
+                tokio::task::yield_now().await;
+                Ok(ReleaseReply::Released)
+            }
             "passed" => reply.grant().map(ReleaseReply::Passed),
             "queued" => {
                 let (counter, holder_ttl) = reply.place()?;

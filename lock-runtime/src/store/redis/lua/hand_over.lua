@@ -5,5 +5,8 @@ if line and kept then
 elseif line then
   advance(line, lock, fence, holder and look(lock, 'shared') or 'none')
   finish(line)
+  if line.latest and reply[1] == 'released' then
+    return {'handed_over'}
+  end
 end
 return reply

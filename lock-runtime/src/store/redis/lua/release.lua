@@ -1,7 +1,7 @@
 -- Gives a writer's lock back if the token holds it. It is handed over to whoever is first in line, or kept for nobody for a
 -- while and that one told so, by what follows here (hand_over.lua).
 -- KEYS: lock, fence, queue. ARGV: member, how long to keep it (ms; 0: not at all).
--- {'released'} | {'not_held'}
+-- {'released'} | {'handed_over'} | {'not_held'}
 --
 -- A kept lock belongs to another name than its last holder's, so that no late renewal or abandon of that one reaches
 -- it, and a repeated release can tell that it was done. DEL comes first: a server out of memory lets it pass, and what
