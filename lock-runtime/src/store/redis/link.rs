@@ -16,7 +16,10 @@ use futures_util::{
     future::{BoxFuture, Shared},
 };
 use redis::{AsyncConnectionConfig, Client, ErrorKind, PushInfo, PushKind, RedisError, aio::MultiplexedConnection};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    task::AbortHandle,
+    time::{sleep, timeout},
+};
 
 use super::{acl::AclLine, error, pushes::Pushes};
 use crate::{store::StoreEvent, sync::lock};
@@ -45,6 +48,7 @@ pub(super) struct Dial {
 /// A connection that is being made, stands, or is over. It is not made again: whoever finds it over dials anew.
 pub(super) struct Link {
     connected: Shared<BoxFuture<'static, Result<MultiplexedConnection, RedisError>>>,
+    attempt: AbortHandle,
     life: Arc<Life>,
     /// Since when no call was answered that was sent; `None` after an answer.
     silent_since: Mutex<Option<Instant>>,
@@ -77,13 +81,14 @@ impl Dial {
             Arc::new(Life { stood: AtomicBool::new(false), over: AtomicBool::new(false), pushes: self.pushes.clone() });
         // Only the result is shared: the attempt belongs to the runtime it was begun on, and may end with it.
         let connecting = tokio::spawn(self.clone().connect(life.clone()));
+        let attempt = connecting.abort_handle();
         let connected = connecting.map(|connected| {
             connected.unwrap_or_else(|ended| match ended.try_into_panic() {
                 Ok(panic) => resume_unwind(panic),
                 Err(_) => Err(io::Error::other("the runtime on which it was connecting has ended").into()),
             })
         });
-        Link { connected: connected.boxed().shared(), life, silent_since: Mutex::default() }
+        Link { connected: connected.boxed().shared(), attempt, life, silent_since: Mutex::default() }
     }
 
     async fn connect(self, life: Arc<Life>) -> Result<MultiplexedConnection, RedisError> {
@@ -146,6 +151,13 @@ impl Dial {
             return Ok(connection);
         }
         Err(cause)
+    }
+}
+
+impl Drop for Link {
+    /// Nobody waits for the attempt any more, so it closes what it has opened.
+    fn drop(&mut self) {
+        self.attempt.abort();
     }
 }
 
