@@ -44,7 +44,6 @@ use tokio::time::Instant;
 
 use self::{
     acl::AclLine,
-    clock::ServerClock,
     connection::Connection,
     names::{Names, lock_name},
     reply::{Reply, unexpected},
@@ -78,7 +77,6 @@ const BATCH: usize = 100;
 /// poll, and a revocation by the next renewal.
 pub struct RedisStore {
     connection: Connection,
-    clock: ServerClock,
     namespace: String,
 }
 
@@ -130,9 +128,7 @@ impl RedisStore {
     async fn open(client: redis::Client, namespace: &str) -> Result<Self, LockError> {
         let address = client.get_connection_info().addr().to_string();
         let connect = async {
-            let connection = Connection::open(client, namespace).await?;
-            let clock = handshake::greet(&connection).await?;
-            Ok(Self { connection, clock, namespace: namespace.to_owned() })
+            Ok(Self { connection: Connection::open(client, namespace).await?, namespace: namespace.to_owned() })
         };
         let connected = tokio::time::timeout(CONNECT, connect).await;
         connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT))).map_err(|error: StoreError| {
@@ -159,12 +155,13 @@ impl RedisStore {
         let Some(deadline) = requests.iter().map(|request| request.deadline).min() else {
             return Ok(Acquired::All(AcquireAllReply::Granted(Vec::new())));
         };
+        let clock = self.connection.clock().await?;
         let sent = Instant::now();
         let mut call = Call::new(&scripts::ACQUIRE, 3 * requests.len());
         for KeyRequest { hold, .. } in requests {
             call = call.names(Names::new(&self.namespace, &hold.key, hold.mode.family()));
         }
-        call = call.arg(self.clock.server_micros(deadline).to_string());
+        call = call.arg(clock.server_micros(deadline).to_string());
         call = call.arg(match if_busy {
             IfBusy::Queue => self.connection.pushes().own(),
             IfBusy::Refuse => "",
@@ -182,7 +179,7 @@ impl RedisStore {
         // Not repeated under the same token: the first request may be executed after the lock was released again, and
         // would hold it for nobody (PROTOCOL 1).
         let mut reply = Reply::new(self.connection.call_once(call).await?)?;
-        self.clock.observe(reply.count()?, sent, Instant::now());
+        clock.observe(reply.count()?, sent, Instant::now());
         let reply = match reply.word() {
             "granted" => {
                 requests.iter().map(|_| reply.grant()).collect::<Result<_, _>>().map(AcquireAllReply::Granted)?

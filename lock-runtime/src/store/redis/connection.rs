@@ -10,15 +10,18 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
 use redis::{
-    Client, Cmd, ConnectionAddr, Pipeline, ProtocolVersion, RedisError, ServerErrorKind, Value,
+    Client, Cmd, Pipeline, ProtocolVersion, RedisError, ServerErrorKind, Value,
     aio::{ConnectionLike as _, MultiplexedConnection},
 };
 
 use super::{
     acl::AclLine,
-    error, handshake,
+    clock::ServerClock,
+    error,
+    handshake::Info,
     link::{Dial, Link},
     pushes::Pushes,
+    reply::unexpected,
     scripts::Call,
 };
 use crate::store::{StoreError, StoreErrorKind};
@@ -34,11 +37,9 @@ impl Connection {
         let acl = AclLine::new(namespace, client.get_connection_info().redis_settings().db());
         let dial = Dial::new(client, Arc::new(Pushes::new(namespace)), acl);
         let link = dial.dial();
-        let Err(cause) = link.connected().await else {
+        let Err(error) = link.connected().await else {
             return Ok(Self { dial, link: RwLock::new(Arc::new(link)) });
         };
-        let tls = matches!(dial.client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
-        let error = error::unconnected(&cause, tls, &dial.acl);
         if error.kind() == StoreErrorKind::NotRedis
             && let Some(version) = old_version(&dial.client).await
         {
@@ -52,13 +53,22 @@ impl Connection {
         &self.dial.pushes
     }
 
+    /// The server's clock, for which a first connection is made where there was none.
+    pub(super) async fn clock(&self) -> Result<&ServerClock, StoreError> {
+        if self.dial.clock().is_none() {
+            let link = self.link();
+            link.connected().await.inspect_err(|_| link.end())?;
+        }
+        // A connection that stands has read it.
+        self.dial.clock().ok_or_else(unexpected)
+    }
+
     /// Where the server is; never with a password.
     pub(super) fn address(&self) -> String {
         self.dial.client.get_connection_info().addr().to_string()
     }
 
-    /// Sends one command.
-    pub(super) async fn command(&self, command: &Cmd) -> Result<Value, StoreError> {
+    async fn command(&self, command: &Cmd) -> Result<Value, StoreError> {
         self.settle(self.send(command).await?)
     }
 
@@ -130,15 +140,15 @@ impl Connection {
         call: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
     ) -> Result<T, Failed> {
         let link = self.link();
-        let failed = |cause: &RedisError, broken| {
+        let failed = |error, broken| {
             link.end();
-            Failed { error: error::disconnected(cause, &self.dial.acl), broken }
+            Failed { error, broken }
         };
-        let mut connection = link.connected().await.map_err(|cause| failed(&cause, false))?;
+        let mut connection = link.connected().await.map_err(|error| failed(error, false))?;
         let unanswered = link.unanswered();
         let result = call(&mut connection).await;
         unanswered.answered();
-        result.map_err(|cause| failed(&cause, cause.is_connection_dropped()))
+        result.map_err(|cause| failed(error::disconnected(&cause, &self.dial.acl), cause.is_connection_dropped()))
     }
 
     /// The current connection, or a new one that is being made.
@@ -193,5 +203,5 @@ async fn old_version(client: &Client) -> Option<String> {
     let client = Client::open(info.set_redis_settings(redis)).ok()?;
     let mut connection = client.get_multiplexed_async_connection().await.ok()?;
     let info: String = redis::cmd("INFO").query_async(&mut connection).await.ok()?;
-    handshake::version(&info).map(str::to_owned)
+    Info::new(info).version().map(str::to_owned)
 }

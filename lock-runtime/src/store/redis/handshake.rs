@@ -1,67 +1,101 @@
-//! The questions that a server is asked once, on connect: is it one that can keep locks?
+//! The questions that a server is asked on every connect: is it one that can keep locks, and what time is it there?
 
-use redis::Value;
+use redis::{
+    RedisError, Value,
+    aio::{ConnectionLike as _, MultiplexedConnection},
+};
 use tokio::time::Instant;
 
-use super::{clock::ServerClock, connection::Connection, error, reply::unexpected};
+use super::{acl::AclLine, error, reply::unexpected};
 use crate::store::{StoreError, StoreErrorKind};
 
-/// Checks the server, and reads its clock.
-pub(super) async fn greet(connection: &Connection) -> Result<ServerClock, StoreError> {
-    match connection.command(&redis::cmd("INFO")).await {
-        Ok(value) => check(&text(value)?)?,
-        Err(error) if error.kind() == StoreErrorKind::Forbidden => {
-            tracing::warn!(
-                "the server forbids INFO: whether it is a primary that does not evict locks was not checked"
-            );
-        }
-        Err(error) => return Err(error),
+/// What a server said of itself when a connection to it was made.
+pub(super) struct Greeting {
+    pub(super) sent: Instant,
+    pub(super) received: Instant,
+    info: Value,
+    time: Value,
+}
+
+impl Greeting {
+    /// One round trip.
+    pub(super) async fn exchange(connection: &mut MultiplexedConnection) -> Result<Self, RedisError> {
+        let mut questions = redis::pipe();
+        questions.cmd("INFO").cmd("TIME");
+        let sent = Instant::now();
+        let mut answers = connection.req_packed_commands(&questions, 0, questions.len()).await?.into_iter();
+        let received = Instant::now();
+        let (info, time) = (answers.next().unwrap_or(Value::Nil), answers.next().unwrap_or(Value::Nil));
+        Ok(Self { sent, received, info, time })
     }
-    match connection.command(&redis::cmd("TIME")).await? {
-        Value::Array(time) => {
-            let received = Instant::now();
-            let mut parts = time.into_iter().map(|part| text(part)?.parse::<u64>().map_err(|_| unexpected()));
-            match (parts.next(), parts.next()) {
-                (Some(seconds), Some(micros)) => Ok(ServerClock::new(seconds? * 1_000_000 + micros?, received)),
-                _ => Err(unexpected()),
+
+    /// What it is.
+    pub(super) fn info(&self, acl: &AclLine) -> Result<Info, StoreError> {
+        text(&self.info, acl).map(Info)
+    }
+
+    /// What time it is there, in microseconds since 1970.
+    pub(super) fn micros(&self, acl: &AclLine) -> Result<u64, StoreError> {
+        match &self.time {
+            Value::Array(time) => {
+                let mut parts = time.iter().map(|part| text(part, acl)?.parse::<u64>().map_err(|_| unexpected()));
+                match (parts.next(), parts.next()) {
+                    (Some(seconds), Some(micros)) => Ok(seconds? * 1_000_000 + micros?),
+                    _ => Err(unexpected()),
+                }
             }
+            Value::ServerError(refusal) => Err(error::refused(refusal, acl)),
+            _ => Err(unexpected()),
         }
-        _ => Err(unexpected()),
     }
 }
 
-fn text(value: Value) -> Result<String, StoreError> {
-    redis::from_redis_value(value).map_err(|_| unexpected())
+fn text(value: &Value, acl: &AclLine) -> Result<String, StoreError> {
+    match value {
+        Value::ServerError(refusal) => Err(error::refused(refusal, acl)),
+        value => redis::from_redis_value_ref(value).map_err(|_| unexpected()),
+    }
 }
 
-/// The version in the answer to INFO.
-pub(super) fn version(info: &str) -> Option<&str> {
-    field(info, "redis_version")
-}
+/// The answer to INFO.
+pub(super) struct Info(String);
 
-fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
-    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
-}
+impl Info {
+    /// The answer `text`.
+    pub(super) fn new(text: String) -> Self {
+        Self(text)
+    }
 
-fn check(info: &str) -> Result<(), StoreError> {
-    if let Some(version) = version(info)
-        && version.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major < 6)
-    {
-        return Err(error::too_old(Some(version)));
+    pub(super) fn version(&self) -> Option<&str> {
+        self.field("redis_version")
     }
-    if field(info, "redis_mode") == Some("sentinel") {
-        let message = "the server is a Sentinel, which keeps no locks; connect to the primary that it watches";
-        return Err(StoreError::new(StoreErrorKind::NotRedis, message));
+
+    fn field(&self, name: &str) -> Option<&str> {
+        let Self(text) = self;
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     }
-    if field(info, "role").is_some_and(|role| matches!(role, "slave" | "replica")) {
-        return Err(error::read_only());
+
+    /// Can it keep locks?
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        if let Some(version) = self.version()
+            && version.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major < 6)
+        {
+            return Err(error::too_old(Some(version)));
+        }
+        if self.field("redis_mode") == Some("sentinel") {
+            let message = "the server is a Sentinel, which keeps no locks; connect to the primary that it watches";
+            return Err(StoreError::new(StoreErrorKind::NotRedis, message));
+        }
+        if self.field("role").is_some_and(|role| matches!(role, "slave" | "replica")) {
+            return Err(error::read_only());
+        }
+        if let Some(policy) = self.field("maxmemory_policy")
+            && (policy.starts_with("volatile-") || policy.starts_with("allkeys-"))
+        {
+            tracing::warn!(policy, "the server may evict a lock while it is held; set maxmemory-policy to noeviction");
+        }
+        Ok(())
     }
-    if let Some(policy) = field(info, "maxmemory_policy")
-        && (policy.starts_with("volatile-") || policy.starts_with("allkeys-"))
-    {
-        tracing::warn!(policy, "the server may evict a lock while it is held; set maxmemory-policy to noeviction");
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -70,6 +104,7 @@ mod tests {
 
     #[test]
     fn a_server_that_cannot_keep_locks_is_refused() {
+        let check = |info: &str| Info::new(info.to_owned()).check();
         let kind = |info: &str| check(info).map_err(|error| error.kind());
         assert_eq!(kind("# Server\r\nredis_version:7.0.15\r\nrole:master\r\n"), Ok(()));
         assert_eq!(kind("role:slave\r\n"), Err(StoreErrorKind::ReadOnly));

@@ -5,7 +5,7 @@ use std::{
     io,
     panic::{AssertUnwindSafe, resume_unwind},
     sync::{
-        Arc, Mutex, Once,
+        Arc, Mutex, Once, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -15,14 +15,20 @@ use futures_util::{
     FutureExt as _,
     future::{BoxFuture, Shared},
 };
-use redis::{AsyncConnectionConfig, Client, ErrorKind, PushInfo, PushKind, RedisError, aio::MultiplexedConnection};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, PushInfo, PushKind, RedisError,
+    aio::MultiplexedConnection,
+};
 use tokio::{
     task::AbortHandle,
     time::{sleep, timeout},
 };
 
-use super::{acl::AclLine, error, pushes::Pushes};
-use crate::{store::StoreEvent, sync::lock};
+use super::{acl::AclLine, clock::ServerClock, error, handshake::Greeting, pushes::Pushes};
+use crate::{
+    store::{StoreError, StoreErrorKind, StoreEvent},
+    sync::lock,
+};
 
 /// How long one attempt may take; there are two before a call is told.
 const ATTEMPT: Duration = Duration::from_secs(1);
@@ -42,12 +48,20 @@ pub(super) struct Dial {
     pub(super) client: Client,
     pub(super) pushes: Arc<Pushes>,
     pub(super) acl: AclLine,
-    warned: Arc<Once>,
+    /// Set with the first connection that stands.
+    clock: Arc<OnceLock<ServerClock>>,
+    /// What is worth a warning once, whatever the number of connections.
+    warned: Arc<Warned>,
+}
+
+struct Warned {
+    no_pushes: Once,
+    no_info: Once,
 }
 
 /// A connection that is being made, stands, or is over. It is not made again: whoever finds it over dials anew.
 pub(super) struct Link {
-    connected: Shared<BoxFuture<'static, Result<MultiplexedConnection, RedisError>>>,
+    connected: Shared<BoxFuture<'static, Result<MultiplexedConnection, StoreError>>>,
     attempt: AbortHandle,
     life: Arc<Life>,
     /// Since when no call was answered that was sent; `None` after an answer.
@@ -72,7 +86,18 @@ impl Life {
 
 impl Dial {
     pub(super) fn new(client: Client, pushes: Arc<Pushes>, acl: AclLine) -> Self {
-        Self { client, pushes, acl, warned: Arc::new(Once::new()) }
+        Self {
+            client,
+            pushes,
+            acl,
+            clock: Arc::default(),
+            warned: Arc::new(Warned { no_pushes: Once::new(), no_info: Once::new() }),
+        }
+    }
+
+    /// The server's clock, once a connection has stood.
+    pub(super) fn clock(&self) -> Option<&ServerClock> {
+        self.clock.get()
     }
 
     /// Begins to connect, in a task of its own: whoever waits for it may stop waiting.
@@ -82,19 +107,23 @@ impl Dial {
         // Only the result is shared: the attempt belongs to the runtime it was begun on, and may end with it.
         let connecting = tokio::spawn(self.clone().connect(life.clone()));
         let attempt = connecting.abort_handle();
-        let connected = connecting.map(|connected| {
+        let acl = self.acl.clone();
+        let connected = connecting.map(move |connected| {
             connected.unwrap_or_else(|ended| match ended.try_into_panic() {
                 Ok(panic) => resume_unwind(panic),
-                Err(_) => Err(io::Error::other("the runtime on which it was connecting has ended").into()),
+                Err(_) => Err(error::disconnected(
+                    &io::Error::other("the runtime on which it was connecting has ended").into(),
+                    &acl,
+                )),
             })
         });
         Link { connected: connected.boxed().shared(), attempt, life, silent_since: Mutex::default() }
     }
 
-    async fn connect(self, life: Arc<Life>) -> Result<MultiplexedConnection, RedisError> {
+    async fn connect(self, life: Arc<Life>) -> Result<MultiplexedConnection, StoreError> {
         let connecting = async {
             match self.attempt(&life).await {
-                Err(cause) if cause.is_io_error() => {
+                Err(Unconnected::Broken(cause)) if cause.is_io_error() => {
                     sleep(PAUSE).await;
                     self.attempt(&life).await
                 }
@@ -106,15 +135,23 @@ impl Dial {
             if !is_missing_provider(panic.as_ref()) {
                 resume_unwind(panic);
             }
-            Err(RedisError::from((ErrorKind::InvalidClientConfig, NO_PROVIDER)))
+            Err(RedisError::from((ErrorKind::InvalidClientConfig, NO_PROVIDER)).into())
         });
-        if connected.is_err() {
+        connected.map_err(|unconnected| {
             life.end();
-        }
-        connected
+            match unconnected {
+                Unconnected::Refused(error) => error,
+                Unconnected::Broken(cause) if self.clock.get().is_some() => error::disconnected(&cause, &self.acl),
+                // Nothing has ever answered here: it may be the wrong place.
+                Unconnected::Broken(cause) => {
+                    let tls = matches!(self.client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
+                    error::unconnected(&cause, tls, &self.acl)
+                }
+            }
+        })
     }
 
-    async fn attempt(&self, life: &Arc<Life>) -> Result<MultiplexedConnection, RedisError> {
+    async fn attempt(&self, life: &Arc<Life>) -> Result<MultiplexedConnection, Unconnected> {
         let reader = life.clone();
         let stood = Arc::new(AtomicBool::new(false));
         let stands = stood.clone();
@@ -134,24 +171,63 @@ impl Dial {
         let mut connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
         let channels = [self.pushes.own(), self.pushes.revoked()];
         let subscribed = timeout(ATTEMPT, connection.subscribe(&channels)).await;
-        let subscribed = subscribed.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()));
-        let Err(cause) = subscribed else {
-            stood.store(true, Ordering::Release);
-            life.stood.store(true, Ordering::Release);
-            return Ok(connection);
-        };
-        // A refusal in words stands as long as the connection does. Locks do without, but are handed over more slowly.
-        if cause.code().is_some() || cause.clone().into_server_errors().is_some() {
-            let error = error::disconnected(&cause, &self.acl);
-            self.warned.call_once(|| {
-                tracing::warn!(%error, "the server does not tell who is granted a lock: those who wait only ask once a second");
-            });
-            stood.store(true, Ordering::Release);
-            life.stood.store(true, Ordering::Release);
-            return Ok(connection);
+        match subscribed.unwrap_or_else(|_| Err(silence())) {
+            Ok(()) => {}
+            // A refusal in words stands as long as the connection does. Locks do without, but are handed over more slowly.
+            Err(cause) if cause.code().is_some() || cause.clone().into_server_errors().is_some() => {
+                let error = error::disconnected(&cause, &self.acl);
+                self.warned.no_pushes.call_once(|| {
+                    tracing::warn!(%error, "the server does not tell who is granted a lock: those who wait only ask once a second");
+                });
+            }
+            Err(cause) => return Err(cause.into()),
         }
-        Err(cause)
+        let greeting = timeout(ATTEMPT, Greeting::exchange(&mut connection)).await;
+        self.accept(greeting.unwrap_or_else(|_| Err(silence()))?)?;
+        stood.store(true, Ordering::Release);
+        life.stood.store(true, Ordering::Release);
+        Ok(connection)
     }
+
+    /// Is it a server that can keep locks?
+    fn accept(&self, greeting: Greeting) -> Result<(), Unconnected> {
+        match greeting.info(&self.acl) {
+            Ok(info) => info.check()?,
+            Err(error) if error.kind() == StoreErrorKind::Forbidden => self.warned.no_info.call_once(|| {
+                tracing::warn!(
+                    "the server forbids INFO: whether it is a primary that does not evict locks was not checked"
+                );
+            }),
+            Err(error) => return Err(error.into()),
+        }
+        let micros = greeting.micros(&self.acl)?;
+        let clock = self.clock.get_or_init(|| ServerClock::new(micros, greeting.received));
+        clock.observe(micros, greeting.sent, greeting.received);
+        Ok(())
+    }
+}
+
+/// Why an attempt has failed.
+enum Unconnected {
+    Broken(RedisError),
+    /// There is a connection, but not to a server that can keep locks.
+    Refused(StoreError),
+}
+
+impl From<RedisError> for Unconnected {
+    fn from(cause: RedisError) -> Self {
+        Self::Broken(cause)
+    }
+}
+
+impl From<StoreError> for Unconnected {
+    fn from(error: StoreError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+fn silence() -> RedisError {
+    io::Error::from(io::ErrorKind::TimedOut).into()
 }
 
 impl Drop for Link {
@@ -170,7 +246,7 @@ fn is_missing_provider(panic: &(dyn Any + Send)) -> bool {
 
 impl Link {
     /// The connection, once it stands.
-    pub(super) async fn connected(&self) -> Result<MultiplexedConnection, RedisError> {
+    pub(super) async fn connected(&self) -> Result<MultiplexedConnection, StoreError> {
         self.connected.clone().await
     }
 
