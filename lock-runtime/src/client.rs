@@ -270,7 +270,11 @@ impl LockClient {
         self.core.gates.close();
         // Those who wait leave their places in line to be given up.
         let _ = timeout(LEAVING, self.core.gates.emptied()).await;
-        if timeout(SHUTDOWN, self.core.driver.drained(&self.core)).await.is_err() {
+        let given_back = async {
+            self.core.driver.drained(&self.core).await;
+            self.core.store.settled().await;
+        };
+        if timeout(SHUTDOWN, given_back).await.is_err() {
             tracing::warn!("shut down before everything was given back; the leases end by themselves");
         }
     }
@@ -296,11 +300,21 @@ pub struct LockClientBuilder {
     namespace: String,
     defaults: LockSpec,
     max_waiters: usize,
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(dead_code, reason = "only servers are restarted apart from their clients")
+    )]
+    longest_lease: Duration,
 }
 
 impl Default for LockClientBuilder {
     fn default() -> Self {
-        Self { namespace: "lock".into(), defaults: LockSpec::exclusive(), max_waiters: MAX_WAITERS }
+        Self {
+            namespace: "lock".into(),
+            defaults: LockSpec::exclusive(),
+            max_waiters: MAX_WAITERS,
+            longest_lease: DEFAULT_LEASE,
+        }
     }
 }
 
@@ -323,6 +337,15 @@ impl LockClientBuilder {
         Self { max_waiters, ..self }
     }
 
+    /// The longest lease that may be asked for over several servers ([`redlock`](Self::redlock)), 30 s by default. The same for all
+    /// clients.
+    ///
+    /// It is also how long a server keeps away after a restart, or when it is used in a namespace for the first time: it
+    /// may have forgotten a lock. Longer, and that takes longer. Other stores have no use for it.
+    pub fn longest_lease(self, longest_lease: Duration) -> Self {
+        Self { longest_lease, ..self }
+    }
+
     /// Connects to the store that `url` names. See [`LockClient::connect`].
     ///
     /// # Errors
@@ -335,12 +358,35 @@ impl LockClientBuilder {
             return self.in_memory();
         }
         #[cfg(feature = "redis")]
+        if let Some(urls) = crate::store::redis::redlock::urls_of(url)? {
+            return self.redlock(urls).await;
+        }
+        #[cfg(feature = "redis")]
         return self.check()?.over(crate::store::redis::RedisStore::connect(url, &self.namespace).await?);
         #[cfg(not(feature = "redis"))]
         Err(LockError::new(
             crate::LockErrorKind::InvalidUrl,
             "only \"memory:\" is compiled in; enable the feature `redis` for \"redis://host:6379/0\"",
         ))
+    }
+
+    /// Connects to several independent Redis servers, of which a majority has to agree: an odd number, at least three, in the
+    /// same order for all clients. A server that does not answer now is waited for later.
+    ///
+    /// See [`QuorumStore`](crate::store::QuorumStore) for what that gives.
+    ///
+    /// # Errors
+    /// As [`LockClient::connect`]; `InvalidSpec` for another number of servers; `Unavailable` if too few answer, with what each
+    /// of them said.
+    ///
+    /// # Cancellation
+    /// Dropping the future closes the connections.
+    #[cfg(feature = "redis")]
+    pub async fn redlock(self, urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<LockClient, LockError> {
+        self.check()?;
+        let urls: Vec<_> = urls.into_iter().collect();
+        let urls: Vec<_> = urls.iter().map(AsRef::as_ref).collect();
+        self.over(crate::store::redis::redlock::connect(&urls, &self.namespace, self.longest_lease).await?)
     }
 
     /// Uses a ready `redis::Client`: its address, credentials and TLS settings. Connections are made anew, over RESP3.
@@ -378,7 +424,8 @@ impl LockClientBuilder {
 
     /// Defaults that cannot be meant are better found at the start than at the first request.
     fn check(&self) -> Result<&Self, LockError> {
-        self.defaults.terms(&LockSpec::exclusive()).map(|_| self)
+        self.defaults.terms(&LockSpec::exclusive())?;
+        LockSpec::exclusive().lease(self.longest_lease).terms(&LockSpec::exclusive()).map(|_| self)
     }
 
     fn over(&self, store: impl Store) -> Result<LockClient, LockError> {
