@@ -52,6 +52,12 @@ pub async fn shared_server() -> &'static RedisServer {
     SHARED.get_or_init(RedisServer::start).await
 }
 
+/// Five servers that know nothing of each other, for tests that neither stop them nor change their settings.
+pub async fn shared_five() -> &'static [RedisServer] {
+    static SHARED: OnceCell<Vec<RedisServer>> = OnceCell::const_new();
+    SHARED.get_or_init(|| RedisServer::builder().start_all(5)).await
+}
+
 /// `name` with an ending that nobody else has on the shared server.
 pub fn unique(name: &str) -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -71,6 +77,7 @@ pub struct RedisServer {
 struct State {
     /// `None` after [`RedisServer::kill`].
     process: Option<Supervised>,
+    stopped: bool,
     /// What the last process has written about itself, if it was killed.
     kept: Files,
 }
@@ -104,6 +111,11 @@ impl RedisServer {
         self.port
     }
 
+    /// The port of its bus, if it is the node of a cluster.
+    pub(crate) fn bus_port(&self) -> u16 {
+        self.settings.bus.expect("the node of a cluster")
+    }
+
     /// Its address.
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
@@ -117,6 +129,12 @@ impl RedisServer {
         self.state().process.as_ref().map(Supervised::pid).expect("the server was killed")
     }
 
+    /// Neither killed nor stopped.
+    pub fn is_running(&self) -> bool {
+        let state = self.state();
+        state.process.is_some() && !state.stopped
+    }
+
     /// What the running server has printed so far; empty when it was killed.
     pub fn log(&self) -> String {
         self.state().process.as_ref().map(|process| process.log().borrow().text.clone()).unwrap_or_default()
@@ -126,17 +144,20 @@ impl RedisServer {
     /// connections for it, and what is sent is executed after [`resume`](Self::resume).
     pub fn stop(&self) {
         self.signal(Signal::STOP);
+        self.state().stopped = true;
     }
 
     /// SIGCONT: goes on after [`stop`](Self::stop).
     pub fn resume(&self) {
         self.signal(Signal::CONT);
+        self.state().stopped = false;
     }
 
     /// SIGKILL, also for a stopped server; returns when it is gone and its port is closed. Its data is lost. What makes it
     /// the node of a cluster or one of the Sentinels is not: it would lie on a disk.
     pub fn kill(&self) {
         let mut state = self.state();
+        state.stopped = false;
         if let Some(process) = state.process.take() {
             state.kept = process.kill_and_read(&builder::OWN_FILES);
         }
@@ -166,7 +187,7 @@ impl RedisServer {
             }
         };
         self.state().process = Some(process);
-        self.wait_for_primary().await;
+        self.prepare().await;
     }
 
     /// Sends one command over a connection of its own, as the default user, and returns the reply (RESP2).
@@ -226,8 +247,13 @@ impl RedisServer {
         }
     }
 
-    /// A replica is of use when it has its primary's data; until then it would answer as an empty server.
-    async fn wait_for_primary(&self) {
+    /// What is left to do when it answers.
+    async fn prepare(&self) {
+        if !self.settings.first_command.is_empty() {
+            let words: Vec<_> = self.settings.first_command.iter().map(String::as_str).collect();
+            self.command(&words).await;
+        }
+        // A replica is of use when it has its primary's data; until then it would answer as an empty server.
         if self.settings.primary.is_none() {
             return;
         }

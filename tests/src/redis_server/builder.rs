@@ -27,7 +27,8 @@ pub struct Builder {
     pub(super) password: Option<String>,
     pub(super) primary: Option<Primary>,
     pub(super) tls: Option<Tls>,
-    bus: Option<u16>,
+    pub(super) first_command: Vec<String>,
+    pub(super) bus: Option<u16>,
     role: Role,
 }
 
@@ -94,6 +95,13 @@ impl Builder {
         self
     }
 
+    /// What it is told at each start, before anybody else talks to it: what no option can say.
+    #[must_use]
+    pub(crate) fn first_command(mut self, words: &[&str]) -> Self {
+        self.first_command = words.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
     /// A Sentinel; its options are `--sentinel <directive> ...`.
     #[must_use]
     pub(crate) fn sentinel(mut self) -> Self {
@@ -125,7 +133,7 @@ impl Builder {
         };
         let state = State { process: Some(process), ..State::default() };
         let server = RedisServer { port, settings: self, state: Mutex::new(state) };
-        server.wait_for_primary().await;
+        server.prepare().await;
         server
     }
 
