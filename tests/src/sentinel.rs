@@ -48,7 +48,7 @@ pub struct SentinelSet {
 impl SentinelSet {
     /// The name under which the Sentinels know the primary.
     pub const SERVICE: &str = "locks";
-    /// After this long without an answer a Sentinel takes a node for dead.
+    /// After this long without an answer two Sentinels take a node for dead; the third takes twice as long.
     pub const DOWN_AFTER: Duration = Duration::from_millis(500);
 
     /// A set with default settings, whose Sentinels know all nodes and each other.

@@ -93,10 +93,8 @@ impl Builder {
 
         let replica = node.args(["--replicaof", "127.0.0.1", &port]);
         let service = SentinelSet::SERVICE;
-        let down_after = SentinelSet::DOWN_AFTER.as_millis().to_string();
         let mut directives = vec![
             vec!["monitor", service, "127.0.0.1", &port, "2"],
-            vec!["down-after-milliseconds", service, &down_after],
             vec!["failover-timeout", service, "2000"],
             vec!["parallel-syncs", service, "1"],
         ];
@@ -108,7 +106,12 @@ impl Builder {
         let sentinel =
             directives.into_iter().fold(sentinel, |sentinel, words| sentinel.args(["--sentinel"]).args(words));
 
-        let sentinels = join_all((0..3).map(|_| sentinel.clone().start()));
+        // Three that notice a death at the same moment all vote for themselves, and try again after twice the time-out. One
+        // that notices later has voted for one of the others by then.
+        let sentinels = join_all([1, 1, 2].map(|times| {
+            let down_after = (SentinelSet::DOWN_AFTER * times).as_millis().to_string();
+            sentinel.clone().args(["--sentinel", "down-after-milliseconds", service, &down_after]).start()
+        }));
         let (second, third, sentinels) = join3(replica.clone().start(), replica.start(), sentinels).await;
         let sentinels = sentinels.try_into().expect("three were started");
         let set = SentinelSet { nodes: [master, second, third], sentinels, tls: self.tls };
