@@ -214,7 +214,7 @@ impl RedisCluster {
         let masters = first.masters();
         for node in running {
             let port = node.port();
-            let Some(master) = first.master_of(port) else { return None };
+            let master = first.master_of(port)?;
             let master = self.node_at(master);
             let is_master = masters.contains(&port) && master.port() == port;
             if !is_master && !follows(node, self.port_among_nodes(master)).await {
