@@ -19,5 +19,6 @@ mod protocol;
 mod redlock;
 mod replies;
 mod runtimes;
+mod topologies;
 mod ui;
 mod waiting;
