@@ -49,13 +49,13 @@ use futures_util::{
 };
 use tokio::{
     sync::{mpsc, oneshot},
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
 
 use self::{
     background::{Background, UnderWay, Unused},
     calls::Terms,
-    campaign::{Calls, Campaign, Left, Next, Outcome, Patience, PerNode},
+    campaign::{Calls, Campaign, Left, Next, Outcome, Patience, PerNode, grace},
     contended::Contended,
     majority::{majority, nth_largest},
     node::{Node, line_node},
@@ -209,7 +209,7 @@ impl Inner {
             return (known, false);
         }
         let patience = self.patience();
-        let campaign = Campaign::new(request.hold.clone(), request.lease, self.nodes.len(), patience, now);
+        let campaign = Campaign::new(request, self.nodes.len(), patience, now);
         let campaign = Arc::new(Mutex::new(campaign));
         campaigns.insert(request.hold.token.stem(), campaign.clone());
         (campaign, true)
@@ -354,7 +354,9 @@ impl Inner {
             self.lead(&campaign, terms, |campaign, terms, now| campaign.poll(terms.deadline, now)).await
         };
         Ok(match outcome {
-            Outcome::Granted { fence, until } => AcquireReply::Granted(self.granted(fence, until, now)),
+            Outcome::Granted { fence, until, spare } => {
+                AcquireReply::Granted(self.granted(fence, until, now).spare(spare))
+            }
             Outcome::InLine { holder_ttl } => {
                 self.contended.note(key, Instant::now());
                 AcquireReply::Queued { counter: None, holder_ttl }
@@ -410,9 +412,9 @@ impl Inner {
         let terms = Terms::again(&lock(&campaign), self.proposals.next(), now);
         let outcome = self.lead(&campaign, terms, |campaign, terms, now| campaign.poll(terms.deadline, now)).await;
         Ok(match outcome {
-            Outcome::Granted { fence, until } => {
+            Outcome::Granted { fence, until, spare } => {
                 self.contended.note(&hold.key, Instant::now());
-                PollReply::Granted(self.granted(fence, until, now))
+                PollReply::Granted(self.granted(fence, until, now).spare(spare))
             }
             Outcome::InLine { holder_ttl } => PollReply::Queued { counter: None, holder_ttl },
             Outcome::Refused(_) | Outcome::Gone => {
@@ -437,10 +439,11 @@ impl Inner {
     }
 
     /// Asks servers, until it is decided or nobody is left to answer in time; what is not waited for comes to its end by itself.
-    /// The errors of those who have not answered are returned, each with who it was.
+    /// The errors of those who have not answered are returned, each with who it was. `line` is waited for a little longer.
     async fn ask<T: Send + 'static>(
         &self,
         patience: Duration,
+        line: Option<usize>,
         questions: impl IntoIterator<Item = (usize, BoxFuture<'static, Result<T, StoreError>>)>,
         mut decided: impl FnMut(usize, T) -> bool,
     ) -> Vec<(usize, StoreError)> {
@@ -457,22 +460,29 @@ impl Inner {
             }));
         }
         let mut failed = Vec::new();
-        let collect = async {
-            while calling.calls.next().await.is_some() {
-                while let Ok((index, result)) = answers.try_recv() {
-                    awaited.retain(|awaited| *awaited != index);
-                    match result {
-                        Ok(value) => {
-                            if decided(index, value) {
-                                return;
-                            }
+        let begun = Instant::now();
+        let mut until = begun + patience;
+        let mut is_decided = false;
+        while !(awaited.is_empty() || is_decided && line.is_none_or(|line| !awaited.contains(&line))) {
+            let answered = timeout_at(until, calling.calls.next()).await;
+            if answered.is_err() {
+                break;
+            }
+            while let Ok((index, result)) = answers.try_recv() {
+                awaited.retain(|awaited| *awaited != index);
+                match result {
+                    Ok(value) if !is_decided => {
+                        if decided(index, value) {
+                            is_decided = true;
+                            until = until.min(Instant::now() + grace(begun.elapsed()));
                         }
-                        Err(error) => failed.push((index, error)),
                     }
+                    Ok(_) => {}
+                    Err(error) => failed.push((index, error)),
                 }
             }
-        };
-        if timeout(patience, collect).await.is_err() {
+        }
+        if !is_decided {
             let error = StoreError::timed_out(patience);
             awaited.iter().for_each(|index| self.nodes[*index].rest(error.clone(), Instant::now()));
             failed.extend(awaited.into_iter().map(|index| (index, error.clone())));
@@ -527,7 +537,7 @@ impl Inner {
         }
         let mut errors: Vec<Vec<(usize, StoreError)>> = vec![Vec::new(); renewals.len()];
         let failed = self
-            .ask(patience, questions, |index, replies: Vec<Result<RenewReply, StoreError>>| {
+            .ask(patience, None, questions, |index, replies: Vec<Result<RenewReply, StoreError>>| {
                 for (number, reply) in numbers[index].iter().zip(replies) {
                     match reply {
                         Ok(RenewReply::Renewed { ttl }) => tallies[*number].renewed(now, ttl),
@@ -556,9 +566,9 @@ impl Inner {
     async fn release(&self, release: &Release) -> Result<ReleaseReply, StoreError> {
         let hold = &release.hold;
         let Some(campaign) = self.campaign(hold.token) else { return Ok(ReleaseReply::NotHeld) };
-        let (left, lease) = {
+        let (left, lease, line) = {
             let state = lock(&campaign);
-            (state.all_known(), state.lease())
+            (state.all_known(), state.lease(), state.line())
         };
         let mut vote = Vote::new(self.nodes.len());
         (left.len()..self.nodes.len()).for_each(|_| vote.count(false));
@@ -566,7 +576,7 @@ impl Inner {
         let questions: Vec<_> = questions.collect();
         let mut decided = vote.decided();
         let failed = self
-            .ask(node_timeout(lease), questions, |_, released| {
+            .ask(node_timeout(lease), line, questions, |_, released| {
                 vote.count(released);
                 decided = vote.decided();
                 decided.is_some()
@@ -626,7 +636,7 @@ impl Inner {
         let questions: Vec<_> = questions.collect();
         let mut grants: PerNode<(usize, Grant)> = PerNode::new();
         let failed = self
-            .ask(node_timeout(lease), questions, |index, reply| {
+            .ask(node_timeout(lease), None, questions, |index, reply| {
                 vote.count(match reply {
                     ConvertReply::Converted(grant) => {
                         grants.push((index, grant));
@@ -659,7 +669,7 @@ impl Inner {
         let is_written = written.decided() == Some(true);
         if !is_written {
             let failed = self
-                .ask(node_timeout(lease), questions, |_, ()| {
+                .ask(node_timeout(lease), None, questions, |_, ()| {
                     written.count(true);
                     written.decided().is_some()
                 })
@@ -680,7 +690,7 @@ impl Inner {
         let mut answers = Vec::with_capacity(self.nodes.len());
         let questions: Vec<_> = self.nodes.iter().cloned().map(question).enumerate().collect();
         let failed = self
-            .ask(node_timeout(MAX_LEASE), questions, |_, answer| {
+            .ask(node_timeout(MAX_LEASE), None, questions, |_, answer| {
                 answers.push(answer);
                 false
             })

@@ -76,7 +76,7 @@ pub(super) fn call(
     match say {
         Say::Acquire(token, if_busy) => {
             let beside = terms.beside.as_ref().and_then(|beside| beside[index]);
-            let request = KeyRequest::new(hold(token), terms.lease, terms.deadline);
+            let request = KeyRequest::new(hold(token), terms.lease, terms.deadline).spare(state.spare());
             let request = KeyRequest { if_busy, ..request.beside(beside).proposal(Some(terms.proposal)) };
             Box::pin(async move {
                 let result = node.store.acquire(&request).await;

@@ -14,7 +14,7 @@ use super::majority::{majority, nth_largest};
 use crate::{
     fence::FencingToken,
     spec::Mode,
-    store::{AcquireReply, Grant, Hold, IfBusy, PollReply, RenewReply, StoreError, Token},
+    store::{AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, RenewReply, StoreError, Token},
 };
 
 /// One for each server: five, mostly.
@@ -57,7 +57,7 @@ pub(crate) enum Next {
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// It is held until then, by a majority.
-    Granted { fence: FencingToken, until: Instant },
+    Granted { fence: FencingToken, until: Instant, spare: u32 },
     /// It waits in line.
     InLine { holder_ttl: Option<Duration> },
     /// Somebody else has it, or it cannot be had.
@@ -161,6 +161,8 @@ enum Phase {
 pub(crate) struct Campaign {
     hold: Hold,
     lease: Duration,
+    /// So many fencing tokens are reserved behind that of the grant.
+    spare: u32,
     seats: PerNode<Seat>,
     /// So many names of seats were given up.
     names: u16,
@@ -208,15 +210,22 @@ const LOOKS_ROUND_EVERY: Duration = Duration::from_millis(700);
 /// How long a majority waits for the line node's word, at least; else for as long as the majority took.
 const SHORTEST_GRACE: Duration = Duration::from_micros(300);
 
+/// How long the line node is waited for, once a majority took so long to answer.
+pub(super) fn grace(took: Duration) -> Duration {
+    took.max(SHORTEST_GRACE)
+}
+
 impl Campaign {
     /// An acquisition that nobody was asked for yet.
-    pub(crate) fn new(hold: Hold, lease: Duration, nodes: usize, patience: Patience, now: Instant) -> Self {
+    pub(crate) fn new(request: &KeyRequest, nodes: usize, patience: Patience, now: Instant) -> Self {
+        let KeyRequest { hold, lease, spare, .. } = request.clone();
         Self {
             seats: (0..nodes).map(|_| Seat::new(hold.token)).collect(),
             names: 0,
             round: 0,
             hold,
             lease,
+            spare,
             polls: false,
             line: None,
             if_busy: IfBusy::Refuse,
@@ -240,6 +249,15 @@ impl Campaign {
 
     pub(crate) fn lease(&self) -> Duration {
         self.lease
+    }
+
+    pub(crate) fn spare(&self) -> u32 {
+        self.spare
+    }
+
+    /// The server that keeps the order.
+    pub(crate) fn line(&self) -> Option<usize> {
+        self.line
     }
 
     /// The number of the present round, which goes with all that is said in it.
@@ -521,7 +539,7 @@ impl Campaign {
             let majority_at = *self.majority_at.get_or_insert(now);
             return match line {
                 Some(Word::Awaited) => {
-                    let until = majority_at + (majority_at - self.since).max(SHORTEST_GRACE);
+                    let until = majority_at + grace(majority_at - self.since);
                     if now < until { Next::Wait(Some(until)) } else { self.won(now) }
                 }
                 // Somebody is about to have it: those who wait have their turn.
@@ -611,16 +629,19 @@ impl Campaign {
         for (node, seat) in self.seats.iter_mut().enumerate() {
             if matches!(seat.standing, Standing::Holds { fence: held, .. } if held < fence) {
                 seat.word = Word::Awaited;
-                calls.push((node, Say::Raise(fence)));
+                // All that are reserved are given out.
+                calls.push((node, Say::Raise(fence.later(self.spare))));
             }
         }
         Next::Send(calls)
     }
 
     fn granted(&mut self, fence: FencingToken, until: Instant) -> Next {
+        // What is told again has been given out before.
+        let spare = if self.fence.is_none() { self.spare } else { 0 };
         self.fence = Some(fence);
         self.headless_since = None;
-        self.over(Outcome::Granted { fence, until })
+        self.over(Outcome::Granted { fence, until, spare })
     }
 
     fn over(&mut self, outcome: Outcome) -> Next {
