@@ -68,10 +68,11 @@ use super::{
     StoreEvent, Token,
 };
 use crate::{
+    acquire::SHORTEST_CALL,
     error::{LockError, LockErrorKind},
     fence::FencingToken,
     key::LockKey,
-    spec::{Family, MAX_LEASE, Mode},
+    spec::{Family, MAX_LEASE, Mode, call_timeout},
     sync::lock,
 };
 
@@ -114,7 +115,12 @@ impl Listener for Ear {
     }
 }
 
-/// How long one server may take to answer: min(lease/20, 200 ms).
+/// How long a majority may take to answer what has to be heard: a little less than the caller waits, who is to learn who was silent.
+fn answer_timeout(lease: Duration) -> Duration {
+    call_timeout(lease) * 9 / 10
+}
+
+/// How long one server may take to answer an acquire: min(lease/20, 200 ms).
 fn node_timeout(lease: Duration) -> Duration {
     (lease / 20).min(Duration::from_millis(200))
 }
@@ -229,6 +235,12 @@ impl Inner {
         *round_trip = (*round_trip * 7 + took) / 8;
     }
 
+    /// How long one server may take to answer an acquire. Where all are slow it is longer, or nobody would ever get an answer.
+    fn node_patience(&self, lease: Duration) -> Duration {
+        let slow = *lock(&self.round_trip) * 10;
+        slow.clamp(node_timeout(lease), call_timeout(lease) * 2 / 3)
+    }
+
     /// Leads a campaign until something came of it.
     async fn lead(
         &self,
@@ -236,9 +248,9 @@ impl Inner {
         mut terms: Terms,
         begin: impl FnOnce(&mut Campaign, &Terms, Instant) -> Calls,
     ) -> Outcome {
-        let patience = node_timeout(terms.lease);
+        let patience = self.node_patience(terms.lease);
         let mut under_way = Calling { background: &self.background, calls: UnderWay::new() };
-        let mut silent_at = terms.sent + patience;
+        let mut silent_at = terms.answer_by.min(terms.sent + patience);
         {
             let mut state = lock(campaign);
             let calls = begin(&mut state, &terms, terms.sent);
@@ -256,7 +268,7 @@ impl Inner {
                 if let Next::Send(calls) = next {
                     terms.sent = now;
                     terms.deadline = terms.deadline_from(now, patience);
-                    silent_at = now + patience;
+                    silent_at = terms.answer_by.min(now + patience);
                     self.send(campaign, &state, &terms, calls, &mut under_way.calls);
                     continue;
                 }
@@ -273,10 +285,12 @@ impl Inner {
                 Some(()) = under_way.calls.next() => {}
                 () = sleep_until(until) => {
                     if until == silent_at {
-                        let error = StoreError::timed_out(patience);
-                        for node in lock(campaign).time_is_up(&error) {
-                            self.nodes[node].rest(error.clone(), Instant::now());
+                        let error = StoreError::timed_out(silent_at - terms.sent);
+                        let silent = lock(campaign).time_is_up(&error);
+                        if silent.len() >= self.majority() {
+                            self.measured(patience);
                         }
+                        silent.iter().for_each(|node| self.nodes[*node].rest(error.clone(), Instant::now()));
                     }
                 }
             }
@@ -310,7 +324,7 @@ impl Inner {
             hold: Hold::new(hold.key.clone(), hold.mode, left.token),
             straggler_until: left.straggler_until,
             ends: left.straggler_until.unwrap_or(now) + lease,
-            patience: node_timeout(lease).max(Duration::from_millis(50)),
+            patience: call_timeout(lease).max(SHORTEST_CALL),
         })
     }
 
@@ -435,7 +449,7 @@ impl Inner {
             (state.take_left(), state.lease())
         };
         let said: Vec<_> = left.iter().map(|left| self.give_up(left, hold, lease)).collect();
-        let _ = timeout(node_timeout(lease), join_all(said)).await;
+        let _ = timeout(self.node_patience(lease), join_all(said)).await;
     }
 
     /// Asks servers, until it is decided or nobody is left to answer in time; what is not waited for comes to its end by itself.
@@ -525,7 +539,7 @@ impl Inner {
             return renewals.iter().map(|_| Err(error.clone())).collect();
         }
         let shortest = renewals.iter().filter_map(|renewal| self.lease_of(renewal)).min();
-        let patience = node_timeout(shortest.unwrap_or(MAX_LEASE));
+        let patience = answer_timeout(shortest.unwrap_or(MAX_LEASE));
         let mut numbers = Vec::with_capacity(nodes);
         let mut questions: Vec<(usize, BoxFuture<'static, _>)> = Vec::with_capacity(nodes);
         for (index, (of, batch)) in batches.into_iter().enumerate() {
@@ -576,7 +590,7 @@ impl Inner {
         let questions: Vec<_> = questions.collect();
         let mut decided = vote.decided();
         let failed = self
-            .ask(node_timeout(lease), line, questions, |_, released| {
+            .ask(answer_timeout(lease), line, questions, |_, released| {
                 vote.count(released);
                 decided = vote.decided();
                 decided.is_some()
@@ -602,7 +616,7 @@ impl Inner {
         let background = self.background.clone();
         let hold = Hold::new(release.hold.key.clone(), release.hold.mode, left.token);
         let release = Release::new(hold.clone()).keep_for(release.keep_for);
-        let patience = node_timeout(lease).max(Duration::from_millis(50));
+        let patience = call_timeout(lease).max(SHORTEST_CALL);
         Box::pin(async move {
             let said = timeout(patience, node.store.release(&release)).await;
             let said = said.unwrap_or_else(|_| Err(StoreError::timed_out(patience)));
@@ -636,7 +650,7 @@ impl Inner {
         let questions: Vec<_> = questions.collect();
         let mut grants: PerNode<(usize, Grant)> = PerNode::new();
         let failed = self
-            .ask(node_timeout(lease), None, questions, |index, reply| {
+            .ask(answer_timeout(lease), None, questions, |index, reply| {
                 vote.count(match reply {
                     ConvertReply::Converted(grant) => {
                         grants.push((index, grant));
@@ -669,7 +683,7 @@ impl Inner {
         let is_written = written.decided() == Some(true);
         if !is_written {
             let failed = self
-                .ask(node_timeout(lease), None, questions, |_, ()| {
+                .ask(answer_timeout(lease), None, questions, |_, ()| {
                     written.count(true);
                     written.decided().is_some()
                 })
@@ -690,7 +704,7 @@ impl Inner {
         let mut answers = Vec::with_capacity(self.nodes.len());
         let questions: Vec<_> = self.nodes.iter().cloned().map(question).enumerate().collect();
         let failed = self
-            .ask(node_timeout(MAX_LEASE), None, questions, |_, answer| {
+            .ask(answer_timeout(MAX_LEASE), None, questions, |_, answer| {
                 answers.push(answer);
                 false
             })

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
     runtime::Handle,
     sync::{Notify, oneshot},
@@ -90,8 +90,13 @@ impl Background {
     /// over in any case. What is returned is ready when it was said once.
     pub(super) fn give_up(self: &Arc<Self>, unused: Unused) -> oneshot::Receiver<()> {
         let (said_once, said) = oneshot::channel();
-        let background = self.clone();
-        tokio::spawn(async move { background.say_until_heard(unused, said_once).await });
+        let mut saying = Box::pin(self.clone().say_until_heard(unused, said_once));
+        // It is sent before anything that its caller sends next, so that no later request of theirs meets what is given up.
+        if (&mut saying).now_or_never().is_none()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(saying);
+        }
         said
     }
 

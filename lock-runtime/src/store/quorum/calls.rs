@@ -23,6 +23,8 @@ use crate::{
 pub(super) struct Terms {
     pub(super) lease: Duration,
     pub(super) sent: Instant,
+    /// Whoever asks is to have an answer by then: a little before they stop waiting, so that they learn who was silent.
+    pub(super) answer_by: Instant,
     /// After that no acquire is to be executed.
     pub(super) deadline: Instant,
     proposal: FencingToken,
@@ -37,12 +39,16 @@ impl Terms {
         beside: Option<PerNode<Option<Token>>>,
         now: Instant,
     ) -> Self {
-        Self { lease: request.lease, sent: now, deadline: request.deadline, proposal, beside }
+        // The deadline tells how long the caller waits.
+        let waits = request.deadline.saturating_duration_since(now + STRAGGLE);
+        let answer_by = now + waits * 9 / 10;
+        Self { lease: request.lease, sent: now, answer_by, deadline: request.deadline, proposal, beside }
     }
 
     pub(super) fn again(campaign: &Campaign, proposal: FencingToken, now: Instant) -> Self {
         let lease = campaign.lease();
-        Self { lease, sent: now, deadline: now + super::node_timeout(lease) + STRAGGLE, proposal, beside: None }
+        let answer_by = now + super::answer_timeout(lease);
+        Self { lease, sent: now, answer_by, deadline: answer_by + STRAGGLE, proposal, beside: None }
     }
 
     pub(super) fn deadline_from(&self, now: Instant, patience: Duration) -> Instant {
