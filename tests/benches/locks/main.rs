@@ -18,6 +18,7 @@ mod hot;
 mod memory;
 mod overhead;
 mod raw;
+mod redlock;
 mod report;
 mod subject;
 mod turns;
@@ -63,6 +64,8 @@ enum Scenario {
     Memory,
     /// What the macro and the layer add.
     Overhead,
+    /// Five servers, of which a majority has to agree.
+    Redlock,
 }
 
 #[tokio::main]
@@ -82,6 +85,7 @@ async fn main() {
             Scenario::Held => held::measure().await,
             Scenario::Memory => memory::measure(slice).await,
             Scenario::Overhead => overhead::measure(slice).await,
+            Scenario::Redlock => redlock::measure(slice).await,
         });
     }
     report.print();

@@ -2,8 +2,12 @@
 //!
 //! All that is known here of the scripts' keys, arguments and replies is in this file.
 
-use std::{sync::Mutex, time::Duration};
+use std::{
+    sync::Mutex,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use lock_runtime::store::Token;
 use redis::{AsyncConnectionConfig, Client, Cmd, Value, aio::MultiplexedConnection};
 
@@ -105,6 +109,60 @@ impl Subject for RawLock {
         let mut command = call(&self.raw.release, &self.names);
         command.arg(&member).arg("0");
         expect_word(&self.raw.send(&command).await, "released");
+    }
+}
+
+/// One lock on several servers: the scripts sent to all at once, and awaited to a majority.
+pub(crate) struct RawMajority {
+    servers: Vec<(Raw, String)>,
+    /// The lock, its fence, its queue and the marker.
+    names: [String; 4],
+}
+
+impl RawMajority {
+    /// `servers` with what the marker of each says.
+    pub(crate) fn new(servers: &[(Raw, String)], key: &str) -> Self {
+        let names = [format!("lock:{key}"), format!("{{lock:{key}}}:f"), format!("{{lock:{key}}}:q"), MARKER.into()];
+        Self { servers: servers.to_vec(), names }
+    }
+
+    async fn await_majority(&self, calls: impl Iterator<Item = Cmd>, word: &str) {
+        let send = async |raw: &Raw, command: Cmd| raw.send(&command).await;
+        let calls = self.servers.iter().zip(calls).map(|((raw, _), command)| send(raw, command));
+        let mut replies: FuturesUnordered<_> = calls.collect();
+        for _ in 0..=self.servers.len() / 2 {
+            expect_word(&replies.next().await.expect("a majority is not all of them"), word);
+        }
+    }
+}
+
+/// The marker of a server's data, in the default namespace.
+pub(crate) const MARKER: &str = "f:lock:";
+
+impl Subject for RawMajority {
+    type Guard = [u8; 32];
+
+    async fn acquire(&self) -> [u8; 32] {
+        let member = Token::random().to_hex();
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
+        let (proposal, lease) = (since.as_micros().to_string(), LEASE.as_millis().to_string());
+        let calls = self.servers.iter().map(|(raw, marker)| {
+            let mut command = call(&raw.acquire, &self.names);
+            command.arg(DEADLINE).arg("").arg("exclusive").arg(&member).arg(&lease).arg("0").arg(marker).arg(&proposal);
+            command
+        });
+        self.await_majority(calls, "granted").await;
+        member
+    }
+
+    async fn release(&self, member: [u8; 32]) {
+        let [names @ .., _] = &self.names;
+        let calls = self.servers.iter().map(|(raw, _)| {
+            let mut command = call(&raw.release, names);
+            command.arg(&member).arg("0");
+            command
+        });
+        self.await_majority(calls, "released").await;
     }
 }
 

@@ -24,11 +24,16 @@ pub(crate) trait Subject: Send + Sync + 'static {
 pub(crate) struct Ours {
     locks: LockClient,
     key: LockKey,
+    lease: Duration,
 }
 
 impl Ours {
     pub(crate) fn new(locks: &LockClient, key: String) -> Self {
-        Self { locks: locks.clone(), key: LockKey::new(key).expect("a short name is valid") }
+        Self { locks: locks.clone(), key: LockKey::new(key).expect("a short name is valid"), lease: LEASE }
+    }
+
+    pub(crate) fn lease(self, lease: Duration) -> Self {
+        Self { lease, ..self }
     }
 }
 
@@ -36,7 +41,7 @@ impl Subject for Ours {
     type Guard = LockGuard;
 
     async fn acquire(&self) -> LockGuard {
-        let request = self.locks.exclusive(&self.key).lease(LEASE).wait(LONG);
+        let request = self.locks.exclusive(&self.key).lease(self.lease).wait(LONG);
         request.acquire().await.expect("it is granted at some time")
     }
 
@@ -64,7 +69,12 @@ impl Rslock {
 
     /// A client of the peer's. It connects when it is first used.
     pub(crate) fn manager(client: &Client) -> LockManager {
-        LockManager::from_clients(vec![client.clone()])
+        Self::manager_of(std::slice::from_ref(client))
+    }
+
+    /// The same over several servers, by majority.
+    pub(crate) fn manager_of(clients: &[Client]) -> LockManager {
+        LockManager::from_clients(clients.to_vec())
     }
 }
 
