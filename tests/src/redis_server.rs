@@ -215,6 +215,7 @@ impl RedisServer {
     pub async fn query<T: FromRedisValue>(&self, command: &[&str]) -> T {
         match self.try_command(command).await.and_then(|value| Ok(redis::from_redis_value(value)?)) {
             Ok(reply) => reply,
+            Err(error) if error.is_io_error() => panic!("{}: {error}; its log:\n{}", command.join(" "), self.log()),
             Err(error) => panic!("{}: {error}", command.join(" ")),
         }
     }

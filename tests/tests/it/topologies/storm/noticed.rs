@@ -80,7 +80,6 @@ async fn a_lock_that_works_passes_with_readers_too() {
     for report in [exclusive, shared] {
         report.assert_fenced();
         report.assert_exclusive();
-        assert!(report.grants() > 100, "{report}");
     }
 }
 
