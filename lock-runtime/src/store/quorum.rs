@@ -55,7 +55,7 @@ use tokio::{
 use self::{
     background::{Background, UnderWay, Unused},
     calls::Terms,
-    campaign::{Calls, Campaign, Left, Next, Outcome, Patience, PerNode, grace},
+    campaign::{Calls, Campaign, Heard, Left, Next, Outcome, Patience, PerNode, grace},
     contended::Contended,
     majority::{majority, nth_largest},
     node::{Node, line_node},
@@ -318,14 +318,7 @@ impl Inner {
     }
 
     fn give_up(&self, left: &Left, hold: &Hold, lease: Duration) -> oneshot::Receiver<()> {
-        let now = Instant::now();
-        self.background.give_up(Unused {
-            node: self.nodes[left.node].clone(),
-            hold: Hold::new(hold.key.clone(), hold.mode, left.token),
-            straggler_until: left.straggler_until,
-            ends: left.straggler_until.unwrap_or(now) + lease,
-            patience: call_timeout(lease).max(SHORTEST_CALL),
-        })
+        self.background.give_up(Unused::new(self.nodes[left.node].clone(), left, hold, lease))
     }
 
     /// Too few servers have answered.
@@ -521,6 +514,7 @@ impl Inner {
         let nodes = self.nodes.len();
         let mut tallies: Vec<_> = renewals.iter().map(|_| Renewed::new(nodes)).collect();
         let mut batches: Vec<(Vec<usize>, Vec<Renewal>)> = vec![Default::default(); nodes];
+        let mut healing = UnderWay::new();
         for (number, renewal) in renewals.iter().enumerate() {
             let names =
                 self.campaign(renewal.hold.token).map(|campaign| lock(&campaign).known().collect::<PerNode<_>>());
@@ -532,6 +526,9 @@ impl Inner {
                 batches[node].1.push(Renewal::new(hold, renewal.lease));
             }
             knows.iter().filter(|knows| !**knows).for_each(|_| tallies[number].gone());
+            if !renewal.lease.is_zero() {
+                self.heal(&renewal.hold, now, &mut healing);
+            }
         }
         // A renewal that would last for longer than a server keeps away is not even sent.
         let too_long = |renewal: &Renewal| self.check(renewal.hold.mode, renewal.lease).err();
@@ -545,10 +542,33 @@ impl Inner {
         for (index, (of, batch)) in batches.into_iter().enumerate() {
             numbers.push(of);
             if !batch.is_empty() {
-                let node = self.nodes[index].clone();
-                questions.push((index, Box::pin(async move { Ok(node.store.renew(&batch).await) })));
+                let (node, background) = (self.nodes[index].clone(), self.background.clone());
+                let campaigns = self.campaigns_of(&batch);
+                questions.push((
+                    index,
+                    Box::pin(async move {
+                        let replies = node.store.renew(&batch).await;
+                        for ((campaign, renewal), reply) in campaigns.into_iter().zip(&batch).zip(&replies) {
+                            if let (Some(campaign), Ok(reply)) = (campaign, reply) {
+                                let mut campaign = lock(&campaign);
+                                let round = campaign.round();
+                                campaign.heard(index, renewal.hold.token, round, Heard::Renew(*reply), now);
+                                for left in campaign.take_left() {
+                                    drop(background.give_up(Unused::new(
+                                        node.clone(),
+                                        &left,
+                                        campaign.hold(),
+                                        campaign.lease(),
+                                    )));
+                                }
+                            }
+                        }
+                        Ok(replies)
+                    }),
+                ));
             }
         }
+        self.background.finish(healing);
         let mut errors: Vec<Vec<(usize, StoreError)>> = vec![Vec::new(); renewals.len()];
         let failed = self
             .ask(patience, None, questions, |index, replies: Vec<Result<RenewReply, StoreError>>| {
@@ -571,6 +591,22 @@ impl Inner {
             }
         };
         tallies.into_iter().zip(errors).map(reply).collect()
+    }
+
+    /// Asks for the votes that are missing. They count from the next renewal on.
+    fn heal(&self, hold: &Hold, now: Instant, under_way: &mut UnderWay) {
+        let Some(campaign) = self.campaign(hold.token) else { return };
+        let mut state = lock(&campaign);
+        let terms = Terms::again(&state, self.proposals.next(), now);
+        let calls = state.heal(terms.deadline);
+        let left = state.take_left();
+        self.leave(&left, &state);
+        self.send(&campaign, &state, &terms, calls, under_way);
+    }
+
+    fn campaigns_of(&self, renewals: &[Renewal]) -> Vec<Option<Shared>> {
+        let campaigns = lock(&self.campaigns);
+        renewals.iter().map(|renewal| campaigns.get(&renewal.hold.token.stem()).cloned()).collect()
     }
 
     fn lease_of(&self, renewal: &Renewal) -> Option<Duration> {
@@ -623,9 +659,7 @@ impl Inner {
             // It waits there, or a request that would hold it may still be executed.
             let lingers = !matches!(said, Ok(ReleaseReply::Released)) && (left.lingers || said.is_err());
             if lingers {
-                let Left { straggler_until, .. } = left;
-                let ends = straggler_until.unwrap_or_else(Instant::now) + lease;
-                drop(background.give_up(Unused { node, hold, straggler_until, ends, patience }));
+                drop(background.give_up(Unused::new(node, &left, &hold, lease)));
             }
             said.map(|reply| reply == ReleaseReply::Released)
         })

@@ -127,12 +127,16 @@ impl RawMajority {
     }
 
     async fn await_majority(&self, calls: impl Iterator<Item = Cmd>, word: &str) {
-        let send = async |raw: &Raw, command: Cmd| raw.send(&command).await;
-        let calls = self.servers.iter().zip(calls).map(|((raw, _), command)| send(raw, command));
+        let calls = self.servers.iter().zip(calls).map(|((raw, _), command)| {
+            let raw = raw.clone();
+            async move { raw.send(&command).await }
+        });
         let mut replies: FuturesUnordered<_> = calls.collect();
         for _ in 0..=self.servers.len() / 2 {
             expect_word(&replies.next().await.expect("a majority is not all of them"), word);
         }
+        // What is dropped before it is written would not be sent.
+        tokio::spawn(async move { while replies.next().await.is_some() {} });
     }
 }
 

@@ -16,8 +16,12 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::node::Node;
-use crate::store::{Hold, StoreError};
+use super::{campaign::Left, node::Node};
+use crate::{
+    acquire::SHORTEST_CALL,
+    spec::call_timeout,
+    store::{Hold, StoreError},
+};
 
 /// Whoever has not answered a call by then is not listened to any more.
 const LONGEST_CALL: Duration = Duration::from_secs(2);
@@ -48,13 +52,26 @@ impl Drop for Busy {
 
 /// A name at a server that is not used any more.
 pub(super) struct Unused {
-    pub(super) node: Arc<Node>,
-    pub(super) hold: Hold,
+    node: Arc<Node>,
+    hold: Hold,
     /// The deadline of a request that may still be executed (PROTOCOL 8).
-    pub(super) straggler_until: Option<Instant>,
+    straggler_until: Option<Instant>,
     /// Whatever it holds ends by then.
-    pub(super) ends: Instant,
-    pub(super) patience: Duration,
+    ends: Instant,
+    patience: Duration,
+}
+
+impl Unused {
+    /// A name under which `node` may know an acquisition such as `hold`, with that lease.
+    pub(super) fn new(node: Arc<Node>, left: &Left, hold: &Hold, lease: Duration) -> Self {
+        Self {
+            node,
+            hold: Hold::new(hold.key.clone(), hold.mode, left.token),
+            straggler_until: left.straggler_until,
+            ends: left.straggler_until.unwrap_or_else(Instant::now) + lease,
+            patience: call_timeout(lease).max(SHORTEST_CALL),
+        }
+    }
 }
 
 impl Background {

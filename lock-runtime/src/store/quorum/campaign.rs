@@ -352,6 +352,15 @@ impl Campaign {
         (0..self.seats.len()).map(|node| self.recount(node, deadline)).collect()
     }
 
+    /// Asks for the votes that are missing, once it is held: servers that come back vote for it again, or one after the other
+    /// would be lost with every restart.
+    pub(crate) fn heal(&mut self, deadline: Instant) -> Calls {
+        let is_held = self.fence.is_some() && self.phase == Phase::Over;
+        let missing = |seat: &Seat| seat.standing == Standing::Outside;
+        let missing: PerNode<_> = (0..self.seats.len()).filter(|node| is_held && missing(&self.seats[*node])).collect();
+        missing.into_iter().map(|node| self.ask(node, IfBusy::Refuse, deadline)).collect()
+    }
+
     /// What a server is asked by one who is at the head of the line.
     fn recount(&mut self, node: usize, deadline: Instant) -> (usize, Say) {
         let seat = &mut self.seats[node];
@@ -451,7 +460,7 @@ impl Campaign {
         // An answer that comes after its round tells where the server stands, but it does not vote.
         let counts = is_of_this_round && matches!(seat.word, Word::Awaited);
         seat.as_of = Some(sent);
-        seat.straggler_until = None;
+        let straggler_until = seat.straggler_until.take();
         seat.pushed = None;
         seat.standing = standing;
         let is_gone = matches!(word, Word::Gone);
@@ -459,6 +468,9 @@ impl Campaign {
             seat.word = word;
         }
         if is_gone {
+            if straggler_until.is_some() {
+                self.left.push(Left { node, token, straggler_until, lingers: true });
+            }
             // The name was used there, and must not be used again.
             let name = self.fresh_name();
             self.seats[node].token = name;

@@ -44,6 +44,23 @@ async fn a_lock_outlives_two_servers_and_not_three() {
     assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Expired));
 }
 
+/// One after the other they forget it, and take it up again: more of them than may be away at a time.
+#[tokio::test]
+async fn a_lock_outlives_the_restart_of_every_server_in_turn() {
+    let servers = Servers::start().await;
+    let locks = servers.client().await;
+    let guard = locks.exclusive("a").lease(LEASE).acquire().await.unwrap();
+    let lock = format!("{}:a", servers.namespace);
+    for server in &servers.all()[..3] {
+        server.restart_empty().await;
+        let votes = || async { server.keys(&lock).await.len() == 1 };
+        eventually("it votes for the holder again", votes).await;
+        guard.verify().await.unwrap();
+    }
+    guard.release().await.unwrap();
+    servers.nothing_left().await;
+}
+
 #[tokio::test]
 async fn too_few_servers_are_told_one_by_one() {
     let servers = Servers::start().await;
