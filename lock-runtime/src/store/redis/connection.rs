@@ -23,6 +23,7 @@ use super::{
     pushes::Pushes,
     reply::unexpected,
     scripts::Call,
+    target::Target,
 };
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -33,19 +34,26 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) async fn open(client: Client, namespace: &str) -> Result<Self, StoreError> {
-        let acl = AclLine::new(namespace, client.get_connection_info().redis_settings().db());
-        let dial = Dial::new(client, Arc::new(Pushes::new(namespace)), acl);
+    pub(super) async fn open(target: Target, pushes: Pushes, acl: AclLine) -> Result<Self, StoreError> {
+        let dial = Dial::new(target, Arc::new(pushes), acl);
         let link = dial.dial();
         let Err(error) = link.connected().await else {
             return Ok(Self { dial, link: RwLock::new(Arc::new(link)) });
         };
         if error.kind() == StoreErrorKind::NotRedis
-            && let Some(version) = old_version(&dial.client).await
+            && let Ok(server) = dial.target.server().await
+            && let Some(version) = old_version(&server).await
         {
             return Err(error::too_old(Some(&version)));
         }
         Err(error)
+    }
+
+    /// Another connection to the same place, which listens to nothing.
+    pub(super) fn beside(&self) -> Self {
+        let dial = self.dial.deaf();
+        let link = RwLock::new(Arc::new(dial.dial()));
+        Self { dial, link }
     }
 
     /// What the server tells on this connection.
@@ -65,7 +73,7 @@ impl Connection {
 
     /// Where the server is; never with a password.
     pub(super) fn address(&self) -> String {
-        self.dial.client.get_connection_info().addr().to_string()
+        self.dial.target.to_string()
     }
 
     async fn command(&self, command: &Cmd) -> Result<Value, StoreError> {
@@ -106,11 +114,7 @@ impl Connection {
             pipeline.add_command(by_digest);
             scripts.push(script);
         }
-        let values = match self.send_all(&pipeline).await {
-            Err(failed) if failed.broken => self.send_all(&pipeline).await,
-            result => result,
-        };
-        let mut values = values?;
+        let mut values = self.send_all_again(&pipeline).await?;
 
         // In one round trip as well: the caller's time is that of one.
         let mut again = Pipeline::new();
@@ -128,16 +132,29 @@ impl Connection {
     }
 
     async fn send(&self, command: &Cmd) -> Result<Value, Failed> {
-        self.exchange(async |connection| connection.req_packed_command(command).await).await
+        self.exchange(async |connection| connection.req_packed_command(command).await, error::is_of_a_replica).await
+    }
+
+    /// Once more if the connection breaks.
+    pub(super) async fn send_all_again(&self, pipeline: &Pipeline) -> Result<Vec<Value>, StoreError> {
+        let values = match self.send_all(pipeline).await {
+            Err(failed) if failed.broken => self.send_all(pipeline).await,
+            result => result,
+        };
+        Ok(values?)
     }
 
     async fn send_all(&self, pipeline: &Pipeline) -> Result<Vec<Value>, Failed> {
-        self.exchange(async |connection| connection.req_packed_commands(pipeline, 0, pipeline.len()).await).await
+        let send = async |connection: &mut MultiplexedConnection| {
+            connection.req_packed_commands(pipeline, 0, pipeline.len()).await
+        };
+        self.exchange(send, |values| values.iter().any(error::is_of_a_replica)).await
     }
 
     async fn exchange<T>(
         &self,
         call: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
+        is_of_a_replica: impl FnOnce(&T) -> bool,
     ) -> Result<T, Failed> {
         let link = self.link();
         let failed = |error, broken| {
@@ -148,6 +165,10 @@ impl Connection {
         let unanswered = link.unanswered();
         let result = call(&mut connection).await;
         unanswered.answered();
+        // It was the primary when the connection was made. The next call connects to whichever is now.
+        if result.as_ref().is_ok_and(is_of_a_replica) {
+            link.end();
+        }
         result.map_err(|cause| failed(error::disconnected(&cause, &self.dial.acl), cause.is_connection_dropped()))
     }
 
@@ -165,7 +186,12 @@ impl Connection {
         current.clone()
     }
 
-    fn settle(&self, value: Value) -> Result<Value, StoreError> {
+    /// The current connection is of no use any more.
+    pub(super) fn end(&self) {
+        self.link().end();
+    }
+
+    pub(super) fn settle(&self, value: Value) -> Result<Value, StoreError> {
         match value {
             Value::ServerError(error) => Err(error::refused(&error, &self.dial.acl)),
             value => Ok(value),
@@ -192,7 +218,7 @@ impl From<Failed> for StoreError {
     }
 }
 
-fn is_unknown_script(value: &Value) -> bool {
+pub(super) fn is_unknown_script(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }
 

@@ -47,6 +47,8 @@ scripts! {
     CONVERT = "clock" "fence" "holders" "standing" "line" "convert";
     /// Gives up whatever is held or waited for.
     ABANDON = "clock" "fence" "holders" "standing" "line" "abandon";
+    /// Writes something about a grant, for the replicas.
+    REPLICATE = "clock" "holders" "standing" "replicate";
     /// Who holds, and who waits?
     INSPECT = "clock" "fence" "holders" "standing" "line" "inspect";
     /// Takes away.
