@@ -18,5 +18,6 @@ mod place;
 mod protocol;
 mod replies;
 mod runtimes;
+mod sentinel;
 mod ui;
 mod waiting;

@@ -41,10 +41,10 @@ impl Connection {
             return Ok(Self { dial, link: RwLock::new(Arc::new(link)) });
         };
         if error.kind() == StoreErrorKind::NotRedis
-            && let Ok(server) = dial.target.server().await
-            && let Some(version) = old_version(&server).await
+            && let Ok((server, _)) = dial.target.server().await
+            && let Some(info) = without_resp3(&server).await
         {
-            return Err(error::too_old(Some(&version)));
+            info.check()?;
         }
         Err(error)
     }
@@ -165,6 +165,11 @@ impl Connection {
         let unanswered = link.unanswered();
         let result = call(&mut connection).await;
         unanswered.answered();
+        // What the old primary did last may be unknown to the new one.
+        if self.dial.target.moves() && link.is_over() && result.is_ok() {
+            let message = "another server has become the primary meanwhile";
+            return Err(Failed { error: StoreError::new(StoreErrorKind::Unavailable, message), broken: true });
+        }
         // It was the primary when the connection was made. The next call connects to whichever is now.
         if result.as_ref().is_ok_and(is_of_a_replica) {
             link.end();
@@ -222,12 +227,11 @@ pub(super) fn is_unknown_script(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }
 
-/// The version of a server that does not know RESP3, asked in RESP2.
-async fn old_version(client: &Client) -> Option<String> {
+/// What a server says of itself that may not know RESP3.
+async fn without_resp3(client: &Client) -> Option<Info> {
     let info = client.get_connection_info().clone();
     let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
     let client = Client::open(info.set_redis_settings(redis)).ok()?;
     let mut connection = client.get_multiplexed_async_connection().await.ok()?;
-    let info: String = redis::cmd("INFO").query_async(&mut connection).await.ok()?;
-    Info::new(info).version().map(str::to_owned)
+    redis::cmd("INFO").query_async(&mut connection).await.ok().map(Info::new)
 }

@@ -21,7 +21,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{acl::AclLine, clock::ServerClock, error, handshake::Greeting, pushes::Pushes, target::Target};
+use super::{
+    acl::AclLine, clock::ServerClock, error, handshake::Greeting, pushes::Pushes, sentinel::Named, target::Target,
+};
 use crate::{
     store::{StoreError, StoreErrorKind, StoreEvent},
     sync::lock,
@@ -74,16 +76,27 @@ struct Life {
     over: AtomicBool,
     /// Who is told of its end.
     pushes: Option<Arc<Pushes>>,
+    /// Where the server may be another one in a moment: what ends it then.
+    watch: OnceLock<AbortHandle>,
 }
 
 impl Life {
     fn end(&self) {
-        if !self.over.swap(true, Ordering::AcqRel)
-            && self.stood.load(Ordering::Acquire)
+        if self.over.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.watch.get().into_iter().for_each(AbortHandle::abort);
+        if self.stood.load(Ordering::Acquire)
             && let Some(pushes) = &self.pushes
         {
             pushes.listeners().tell(&StoreEvent::Disconnected);
         }
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.watch.get().into_iter().for_each(AbortHandle::abort);
     }
 }
 
@@ -112,7 +125,12 @@ impl Dial {
     /// Begins to connect, in a task of its own: whoever waits for it may stop waiting.
     pub(super) fn dial(&self) -> Link {
         let pushes = self.listens.then(|| self.pushes.clone());
-        let life = Arc::new(Life { stood: AtomicBool::new(false), over: AtomicBool::new(false), pushes });
+        let life = Arc::new(Life {
+            stood: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            pushes,
+            watch: OnceLock::new(),
+        });
         // Only the result is shared: the attempt belongs to the runtime it was begun on, and may end with it.
         let connecting = tokio::spawn(self.clone().connect(life.clone()));
         let attempt = connecting.abort_handle();
@@ -182,7 +200,7 @@ impl Dial {
                 }
                 Ok::<_, redis::aio::SendError>(())
             });
-        let server = self.target.server().await?;
+        let (server, named) = self.target.server().await?;
         let mut connection = server.get_multiplexed_async_connection_with_config(&config).await?;
         if self.listens {
             self.subscribe(&mut connection).await?;
@@ -191,7 +209,20 @@ impl Dial {
         self.accept(greeting.unwrap_or_else(|_| Err(silence()))?)?;
         stood.store(true, Ordering::Release);
         life.stood.store(true, Ordering::Release);
+        if self.listens {
+            self.watch(named, life);
+        }
         Ok(connection)
+    }
+
+    /// Ends the connection once its server is not the primary any more.
+    fn watch(&self, named: Option<Named>, life: &Arc<Life>) {
+        let listener = Arc::downgrade(life);
+        let switched = move || listener.upgrade().into_iter().for_each(|life| life.end());
+        if let Some(watch) = self.target.watch(named, switched) {
+            // An attempt stands once at most.
+            let _ = life.watch.set(watch);
+        }
     }
 
     async fn subscribe(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {

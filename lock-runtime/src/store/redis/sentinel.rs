@@ -1,27 +1,40 @@
 //! Which server is the primary: the Sentinels that watch it are asked each time a connection to it is made.
 //!
-//! [`Votes`] decides and does no I/O. A Sentinel that was cut off or has just started may name an old primary; each answer
+//! [`Votes`] decides and does no I/O, and [`watch`] listens for another primary while a connection stands. A Sentinel that was cut off or has just started may name an old primary; each answer
 //! carries the epoch of the configuration it is from, and the largest among the answers of a majority is the latest that
 //! a majority has agreed on (<https://redis.io/docs/latest/operate/oss_and_stack/management/sentinel/>). That what is
 //! named is a primary is checked where it is connected to.
 
-use std::{collections::HashMap, fmt, io, time::Duration};
+mod votes;
+mod watch;
+
+use std::{
+    collections::HashMap,
+    fmt, io,
+    sync::{Mutex, Once},
+    time::Duration,
+};
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, RedisConnectionInfo, RedisError, ServerError, Value,
     aio::ConnectionLike as _,
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
+pub(super) use self::votes::Named;
+use self::votes::{Answer, Votes};
 use super::{acl::AclLine, error, settings::Settings};
 use crate::{
     error::{LockError, LockErrorKind},
     store::{StoreError, StoreErrorKind},
+    sync::lock,
 };
 
 /// How long one Sentinel may take, its connection included. It is waited for only where a majority has not answered.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// What one Sentinel has told unasked is believed for so long; the others know by then.
+const HEARD: Duration = Duration::from_secs(10);
 
 /// The Sentinels that watch one primary, and how to connect to it.
 pub(super) struct Sentinels {
@@ -29,6 +42,10 @@ pub(super) struct Sentinels {
     /// Credentials, database and TLS of the primary, whichever server that is; the address is nobody's.
     primary: ConnectionInfo,
     sentinels: Vec<Client>,
+    /// The latest primary that one of them has told of unasked. A std mutex: it is held for a copy only.
+    heard: Mutex<Option<(Named, Instant)>>,
+    /// That they do not tell is worth a warning once.
+    warned: Once,
 }
 
 impl Sentinels {
@@ -43,7 +60,7 @@ impl Sentinels {
         let client = |info| settings.client(info, |error| LockError::new(LockErrorKind::InvalidUrl, error.to_string()));
         let primary = client(primary)?.get_connection_info().clone();
         let sentinels = sentinels.into_iter().map(client).collect::<Result<_, _>>()?;
-        Ok(Self { name, primary, sentinels })
+        Ok(Self { name, primary, sentinels, heard: Mutex::default(), warned: Once::new() })
     }
 
     /// The settings of the primary's connection.
@@ -56,11 +73,11 @@ impl Sentinels {
         self.primary.addr()
     }
 
-    /// Where the primary is now.
+    /// Where the primary is now, and a client for it.
     ///
     /// # Errors
     /// Of the kind on which all Sentinels agree, or `Unavailable`; it tells what each of them said.
-    pub(super) async fn primary(&self) -> Result<Client, StoreError> {
+    pub(super) async fn primary(&self) -> Result<(Named, Client), StoreError> {
         let mut votes = Votes::new(self.sentinels.len());
         let ask = async |(index, sentinel)| (index, ask(sentinel, &self.name).await);
         let mut asked: FuturesUnordered<_> = self.sentinels.iter().enumerate().map(ask).collect();
@@ -69,10 +86,11 @@ impl Sentinels {
                 break;
             }
         }
-        match votes.elected() {
+        let heard = lock(&self.heard).clone().filter(|(_, at)| at.elapsed() < HEARD).map(|(named, _)| named);
+        match votes.elected(heard.as_ref()) {
             Some(elected) => {
                 tracing::debug!(primary = %elected, name = self.name, "the Sentinels name the primary");
-                self.client_of(elected)
+                Ok((elected.clone(), self.client_of(elected)?))
             }
             None => Err(self.unknown(&votes)),
         }
@@ -91,7 +109,7 @@ impl Sentinels {
     }
 
     fn unknown(&self, votes: &Votes) -> StoreError {
-        let said = self.sentinels.iter().zip(&votes.answers).map(|(sentinel, answer)| {
+        let said = self.sentinels.iter().zip(votes.answers()).map(|(sentinel, answer)| {
             let address = sentinel.get_connection_info().addr();
             match answer {
                 Some(Answer::Failed(error)) => format!("{address}: {error}"),
@@ -129,68 +147,6 @@ impl fmt::Display for Sentinels {
             write!(f, "{comma}{}", sentinel.get_connection_info().addr())?;
         }
         Ok(())
-    }
-}
-
-/// What the Sentinels have said so far. Decides only.
-struct Votes {
-    answers: Vec<Option<Answer>>,
-}
-
-#[derive(Debug)]
-enum Answer {
-    Named(Named),
-    /// It watches no primary of that name.
-    Unknown,
-    Failed(StoreError),
-}
-
-/// A primary, by the configuration of one epoch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Named {
-    host: String,
-    port: u16,
-    epoch: u64,
-}
-
-impl fmt::Display for Named {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.host, self.port)
-    }
-}
-
-impl Votes {
-    fn new(sentinels: usize) -> Self {
-        Self { answers: (0..sentinels).map(|_| None).collect() }
-    }
-
-    /// Whether that decides it, whatever the others may say.
-    fn take(&mut self, index: usize, answer: Answer) -> bool {
-        self.answers[index] = Some(answer);
-        self.named().count() > self.answers.len() / 2
-    }
-
-    fn named(&self) -> impl Iterator<Item = &Named> {
-        self.answers.iter().filter_map(|answer| match answer {
-            Some(Answer::Named(named)) => Some(named),
-            _ => None,
-        })
-    }
-
-    /// The one of the latest configuration; should two be of the same one, that which more of them name.
-    fn elected(&self) -> Option<&Named> {
-        let votes = |named: &Named| self.named().filter(|other| *other == named).count();
-        self.named().max_by_key(|named| (named.epoch, votes(named)))
-    }
-
-    /// What it is called when nobody names one.
-    fn failure(&self) -> StoreErrorKind {
-        let mut kinds = self.answers.iter().map(|answer| match answer {
-            Some(Answer::Failed(error)) => error.kind(),
-            _ => StoreErrorKind::Unavailable,
-        });
-        let first = kinds.next().unwrap_or(StoreErrorKind::Unavailable);
-        if kinds.all(|kind| kind == first) { first } else { StoreErrorKind::Unavailable }
     }
 }
 
@@ -275,63 +231,6 @@ fn no_sentinel() -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn named(host: &str, epoch: u64) -> Answer {
-        Answer::Named(Named { host: host.into(), port: 6379, epoch })
-    }
-
-    fn failed(kind: StoreErrorKind) -> Answer {
-        Answer::Failed(StoreError::new(kind, "no"))
-    }
-
-    #[test]
-    fn a_majority_decides_and_the_latest_configuration_counts() {
-        let mut votes = Votes::new(3);
-        assert!(!votes.take(2, named("old", 4)));
-        assert!(votes.take(0, named("new", 5)), "two of three");
-        assert_eq!(votes.elected().unwrap().host, "new");
-    }
-
-    #[test]
-    fn who_names_nobody_has_no_vote() {
-        let mut votes = Votes::new(5);
-        assert!(!votes.take(0, Answer::Unknown));
-        assert!(!votes.take(1, failed(StoreErrorKind::Unavailable)));
-        assert!(!votes.take(2, named("a", 1)));
-        assert!(!votes.take(3, named("a", 1)));
-        assert_eq!(votes.elected().unwrap().host, "a", "when nobody is left to ask");
-        assert!(votes.take(4, named("b", 2)));
-        assert_eq!(votes.elected().unwrap().host, "b");
-    }
-
-    #[test]
-    fn of_two_in_one_epoch_the_one_with_more_votes_counts() {
-        for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
-            let mut votes = Votes::new(3);
-            for index in order {
-                votes.take(index, named(if index == 1 { "a" } else { "b" }, 7));
-            }
-            assert_eq!(votes.elected().unwrap().host, "b");
-        }
-    }
-
-    #[test]
-    fn nobody_is_elected_where_nobody_is_named() {
-        use StoreErrorKind::*;
-        for (answers, kind) in [
-            ([Answer::Unknown, Answer::Unknown], Unavailable),
-            ([failed(Unauthenticated), failed(Unauthenticated)], Unauthenticated),
-            ([failed(Unauthenticated), failed(Unavailable)], Unavailable),
-            ([failed(Forbidden), Answer::Unknown], Unavailable),
-        ] {
-            let mut votes = Votes::new(2);
-            for (index, answer) in answers.into_iter().enumerate() {
-                assert!(!votes.take(index, answer));
-            }
-            assert_eq!(votes.elected(), None);
-            assert_eq!(votes.failure(), kind);
-        }
-    }
 
     #[test]
     fn the_address_is_that_of_the_second_answer() {

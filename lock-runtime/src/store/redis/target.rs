@@ -3,8 +3,9 @@
 use std::{fmt, sync::Arc};
 
 use redis::{Client, ConnectionAddr, RedisConnectionInfo};
+use tokio::task::AbortHandle;
 
-use super::sentinel::Sentinels;
+use super::sentinel::{Named, Sentinels};
 use crate::store::StoreError;
 
 /// Where a connection leads.
@@ -15,11 +16,22 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// The server to connect to now.
-    pub(super) async fn server(&self) -> Result<Client, StoreError> {
+    /// The server to connect to now, and how the Sentinels name it.
+    pub(super) async fn server(&self) -> Result<(Client, Option<Named>), StoreError> {
         match self {
-            Self::Server(client) => Ok((**client).clone()),
-            Self::Primary(sentinels) => sentinels.primary().await,
+            Self::Server(client) => Ok(((**client).clone(), None)),
+            Self::Primary(sentinels) => {
+                let (named, client) = sentinels.primary().await?;
+                Ok((client, Some(named)))
+            }
+        }
+    }
+
+    /// Calls `switched` once it is another one; `None`: it never is. The task is to be ended with the connection.
+    pub(super) fn watch(&self, named: Option<Named>, switched: impl FnOnce() + Send + 'static) -> Option<AbortHandle> {
+        match self {
+            Self::Server(_) => None,
+            Self::Primary(sentinels) => named.map(|named| sentinels.watch(named, switched)),
         }
     }
 
