@@ -122,7 +122,9 @@ impl LockClient {
 
     /// Connects to the store that `url` names, with all defaults; [`builder`](Self::builder) can do more.
     ///
-    /// `memory:` · `redis://[user[:password]@]host[:port][/db]` · `rediss://` likewise, over TLS (feature `rustls`)
+    /// `memory:` · `redis://[user[:password]@]host[:port][/db]` · `rediss://` likewise, over TLS (feature `rustls`) ·
+    /// `redis+sentinel://[user:password@]host[:26379][,host...]/<name of the primary>[/db]`, with
+    /// `?sentinel_user=..&sentinel_password=..&min_replicas=1&replica_timeout=50ms` where they are needed, and `rediss+sentinel://`
     ///
     /// # Errors
     /// `InvalidUrl`, `Unavailable`, `Unauthenticated`, `Forbidden`, `NotRedis`, `ReadOnly`; within 3 s.

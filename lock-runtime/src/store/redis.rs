@@ -101,7 +101,8 @@ pub struct RedisStore {
 
 impl RedisStore {
     /// Connects to `redis://[[user]:password@]host[:port][/db]`, to `rediss://..` (TLS; with the feature `rustls`),
-    /// or to `unix:///path`.
+    /// or to `unix:///path`; to whichever server the Sentinels of `redis+sentinel://..` name, as
+    /// [`LockClient::connect`](crate::LockClient::connect) says.
     ///
     /// All keys begin with `<namespace>:`, or hold that in their hash tag. Two namespaces never share a lock.
     ///
@@ -163,7 +164,7 @@ impl RedisStore {
 
     /// The `ACL SETUSER` line for a user that locks in `namespace`: the least that suffices.
     ///
-    /// A database other than 0 needs `+select` as well. Redis 6.0 knows no rules for channels: leave out the word that
+    /// A database other than 0 needs `+select` as well, and `min_replicas` needs `+wait`. Redis 6.0 knows no rules for channels: leave out the word that
     /// begins with `&`.
     ///
     /// ```

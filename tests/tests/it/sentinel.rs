@@ -38,6 +38,16 @@ fn namespace() -> String {
     unique("ns")
 }
 
+/// Both replicas have everything. One that has only just been started is sent nothing for a second, and could be promoted
+/// without.
+async fn copied(set: &SentinelSet) {
+    let mut primary = set.master().await.connection().await.unwrap();
+    let mut copy = redis::pipe();
+    copy.cmd("SET").arg("copied").arg(1).cmd("WAIT").arg(2).arg(10_000);
+    let (_, copies): ((), i64) = copy.query_async(&mut primary).await.unwrap();
+    assert_eq!(copies, 2);
+}
+
 /// An error of this kind that says all of this.
 #[track_caller]
 fn assert_says(error: &LockError, kind: LockErrorKind, words: &[&str]) {

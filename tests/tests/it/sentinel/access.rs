@@ -3,7 +3,7 @@
 use lock_runtime::{LockClient, LockErrorKind, store::redis::RedisStore};
 use lock_tests::{RedisServer, SentinelSet};
 
-use super::{Duration, assert_says, builder, url_with};
+use super::{Duration, assert_says, builder, copied, url_with};
 use crate::place::{LONG, in_time};
 
 /// What a user needs on a Sentinel.
@@ -32,6 +32,7 @@ async fn nodes_and_sentinels_have_users_of_their_own() {
         let url = "/3?sentinel_user=app&sentinel_password=look&min_replicas=1";
         let locks = connect(app, url).await.unwrap();
         locks.exclusive("k").acquire().await.unwrap().release().await.unwrap();
+        copied(&set).await;
         let new = set.failover().await;
         locks.exclusive("k").wait(LONG).acquire().await.unwrap().release().await.unwrap();
         for server in set.sentinels().iter().chain([new]) {
@@ -92,6 +93,7 @@ async fn a_set_with_tls_is_reached_with_its_authority() {
         let url = format!("rediss+sentinel://:s3cret@{}/{}", hosts.join(","), SentinelSet::SERVICE);
         let locks = LockClient::builder().root_certificate(set.ca_pem()).connect(&url).await.unwrap();
         let guard = locks.exclusive("k").acquire().await.unwrap();
+        copied(&set).await;
         set.failover().await;
         guard.verify().await.unwrap();
         guard.release().await.unwrap();

@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use super::{
-    Duration, HOUR, client,
+    Duration, HOUR, client, copied,
     fake::{self, Fake, View},
     namespace,
 };
@@ -37,6 +37,7 @@ impl Busy {
         });
         let waits = || async { !holder.inspect("k").await.unwrap().waiters.is_empty() };
         eventually("somebody waits", waits).await;
+        copied(set).await;
         Self { holder, guard, waiting }
     }
 
@@ -118,6 +119,7 @@ async fn a_client_that_is_made_during_a_failover_waits_for_its_end() {
     in_time(async {
         let set = SentinelSet::start().await;
         let locks = client(&set, "early").await;
+        copied(&set).await;
         let old = set.master().await;
         old.kill();
         // Whoever was there before waits at the lock; whoever comes now is told, soon, that there is nobody.
