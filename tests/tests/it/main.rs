@@ -19,5 +19,6 @@ mod protocol;
 mod replies;
 mod runtimes;
 mod sentinel;
+mod topologies;
 mod ui;
 mod waiting;
