@@ -8,7 +8,6 @@ use std::{sync::Arc, time::Duration};
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
-#[cfg(test)]
 pub(crate) use self::question::STRAGGLE;
 use self::{
     in_line::wait_in_line,

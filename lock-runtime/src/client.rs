@@ -272,7 +272,11 @@ impl LockClient {
         self.core.gates.close();
         // Those who wait leave their places in line to be given up.
         let _ = timeout(LEAVING, self.core.gates.emptied()).await;
-        if timeout(SHUTDOWN, self.core.driver.drained(&self.core)).await.is_err() {
+        let given_back = async {
+            self.core.driver.drained(&self.core).await;
+            self.core.store.settled().await;
+        };
+        if timeout(SHUTDOWN, given_back).await.is_err() {
             tracing::warn!("shut down before everything was given back; the leases end by themselves");
         }
     }
@@ -300,6 +304,11 @@ pub struct LockClientBuilder {
     max_waiters: usize,
     #[cfg(feature = "redis")]
     settings: crate::store::redis::Settings,
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(dead_code, reason = "only servers are restarted apart from their clients")
+    )]
+    longest_lease: Duration,
 }
 
 impl Default for LockClientBuilder {
@@ -310,6 +319,7 @@ impl Default for LockClientBuilder {
             max_waiters: MAX_WAITERS,
             #[cfg(feature = "redis")]
             settings: crate::store::redis::Settings::default(),
+            longest_lease: DEFAULT_LEASE,
         }
     }
 }
@@ -364,6 +374,15 @@ impl LockClientBuilder {
         self
     }
 
+    /// The longest lease that may be asked for over several servers ([`redlock`](Self::redlock)), 30 s by default. The same for all
+    /// clients.
+    ///
+    /// It is also how long a server keeps away after a restart, or when it is used in a namespace for the first time: it
+    /// may have forgotten a lock. Longer, and that takes longer. Other stores have no use for it.
+    pub fn longest_lease(self, longest_lease: Duration) -> Self {
+        Self { longest_lease, ..self }
+    }
+
     /// Connects to the store that `url` names. See [`LockClient::connect`].
     ///
     /// # Errors
@@ -374,6 +393,10 @@ impl LockClientBuilder {
     pub async fn connect(self, url: &str) -> Result<LockClient, LockError> {
         if url == "memory:" {
             return self.in_memory();
+        }
+        #[cfg(feature = "redis")]
+        if let Some(urls) = crate::store::redis::redlock::urls_of(url)? {
+            return self.redlock(urls).await;
         }
         #[cfg(feature = "redis")]
         return {
@@ -413,6 +436,28 @@ impl LockClientBuilder {
         self.over(store)
     }
 
+    /// Connects to several independent Redis servers, of which a majority has to agree: an odd number, at least three, in the
+    /// same order for all clients. A server that does not answer now is waited for later.
+    ///
+    /// See [`QuorumStore`](crate::store::QuorumStore) for what that gives.
+    ///
+    /// # Errors
+    /// As [`LockClient::connect`]; `InvalidSpec` for another number of servers; `Unavailable` if too few answer, with what each
+    /// of them said.
+    ///
+    /// # Cancellation
+    /// Dropping the future closes the connections.
+    #[cfg(feature = "redis")]
+    pub async fn redlock(self, urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<LockClient, LockError> {
+        self.check()?;
+        self.settings.refuse_replicas("several servers that vote are no replicas of each other")?;
+        let urls: Vec<_> = urls.into_iter().collect();
+        let urls: Vec<_> = urls.iter().map(AsRef::as_ref).collect();
+        self.over(
+            crate::store::redis::redlock::connect(&urls, &self.namespace, self.longest_lease, &self.settings).await?,
+        )
+    }
+
     /// Uses a ready `redis::Client`: its address, credentials and TLS settings. Connections are made anew, over RESP3.
     ///
     /// # Errors
@@ -434,10 +479,7 @@ impl LockClientBuilder {
     pub fn in_memory(self) -> Result<LockClient, LockError> {
         self.check()?;
         #[cfg(feature = "redis")]
-        if self.settings.min_replicas.is_some() {
-            let message = "a store in this process has no replicas; leave out `min_replicas`";
-            return Err(LockError::new(crate::LockErrorKind::InvalidSpec, message));
-        }
+        self.settings.refuse_replicas("a store in this process has none")?;
         self.over(MemoryStore::new())
     }
 
@@ -457,6 +499,7 @@ impl LockClientBuilder {
     /// Defaults that cannot be meant are better found at the start than at the first request.
     fn check(&self) -> Result<(), LockError> {
         self.defaults.terms(&LockSpec::exclusive())?;
+        LockSpec::exclusive().lease(self.longest_lease).terms(&LockSpec::exclusive())?;
         #[cfg(feature = "redis")]
         self.settings.check()?;
         Ok(())

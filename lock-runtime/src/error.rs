@@ -86,6 +86,7 @@ impl LockError {
     pub(crate) fn from_store(error: StoreError) -> Self {
         let message = match error.kind() {
             StoreErrorKind::Unavailable => "the store is out of reach",
+            StoreErrorKind::Unsupported => "the store does not offer this",
             _ => "the store refused",
         };
         Self::new(error.kind().into(), message).with_source(Some(error))
@@ -174,6 +175,7 @@ impl From<StoreErrorKind> for LockErrorKind {
             StoreErrorKind::NotRedis => Self::NotRedis,
             StoreErrorKind::ReadOnly => Self::ReadOnly,
             StoreErrorKind::ForeignKey => Self::ForeignKey,
+            StoreErrorKind::Unsupported => Self::InvalidSpec,
         }
     }
 }

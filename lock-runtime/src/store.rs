@@ -9,12 +9,13 @@ use std::{fmt, sync::Weak};
 
 use futures_util::future::BoxFuture;
 
-use crate::{key::LockKey, spec::Family};
+use crate::{fence::FencingToken, key::LockKey, spec::Family};
 
 mod error;
 mod event;
 pub mod memory;
 mod message;
+mod quorum;
 #[cfg(feature = "redis")]
 pub mod redis;
 
@@ -22,10 +23,13 @@ pub use error::{StoreError, StoreErrorKind};
 pub use event::{Listener, Listeners, StoreEvent};
 pub use memory::MemoryStore;
 pub use message::{
-    AcquireAllReply, AcquireReply, ConvertReply, FORGOTTEN, Grant, HANDED_OVER, Hold, Holder, IfBusy, Inspection,
-    KeyRequest, Next, PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, STALE, Token,
-    Waiter,
+    AcquireAllReply, AcquireReply, ConvertReply, FORESIGHT, FORGOTTEN, Grant, HANDED_OVER, Hold, Holder, IfBusy,
+    Inspection, KeyRequest, Next, PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope,
+    STALE, Token, Waiter,
 };
+pub use quorum::QuorumStore;
+#[cfg(feature = "redis")]
+pub(crate) use quorum::check_count;
 
 /// A place that keeps locks: in this process, on a Redis server, on several. Held as `Arc<dyn Store>`.
 ///
@@ -65,6 +69,19 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Frees whatever the token may hold, and gives up its place in line.
     fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>>;
 
+    /// Makes the fencing token of the lock's next grant larger than `fence`; never smaller. Only a store that is to be one of
+    /// several needs it ([`QuorumStore`]); by default it is `Unsupported`.
+    fn raise<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+        fence: FencingToken,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        let _ = (key, family, fence);
+        let message = "the store cannot be one of several: it does not take fencing tokens from others";
+        Box::pin(std::future::ready(Err(StoreError::new(StoreErrorKind::Unsupported, message))))
+    }
+
     /// Who holds the lock, and who waits for it.
     fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>>;
 
@@ -78,4 +95,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Tells `listener` what happens unasked, from now on.
     fn listen(&self, listener: Weak<dyn Listener>);
+
+    /// Waits for what the store still says to its servers after it has answered its callers.
+    /// [`LockClient::shutdown`](crate::LockClient::shutdown) waits for it, for a bounded time.
+    fn settled(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
 }

@@ -7,6 +7,7 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 pub struct StoreError {
     kind: StoreErrorKind,
     message: Arc<str>,
+    unsent: bool,
 }
 
 /// The kinds of [`StoreError`].
@@ -25,12 +26,14 @@ pub enum StoreErrorKind {
     ReadOnly,
     /// Somebody's data lie under a name that the lock needs, untouched.
     ForeignKey,
+    /// The store does not offer what is asked for.
+    Unsupported,
 }
 
 impl StoreError {
     /// An error whose message says what happened, what caused it and, where there is one, the remedy.
     pub fn new(kind: StoreErrorKind, message: impl Into<Arc<str>>) -> Self {
-        Self { kind, message: message.into() }
+        Self { kind, message: message.into(), unsent: false }
     }
 
     pub(crate) fn late() -> Self {
@@ -39,6 +42,17 @@ impl StoreError {
 
     pub(crate) fn timed_out(after: Duration) -> Self {
         Self::new(StoreErrorKind::Unavailable, format!("no answer within {after:?}"))
+    }
+
+    /// The same error; the request was sent, or was not, and the store will never execute it.
+    #[must_use]
+    pub fn with_unsent(self, unsent: bool) -> Self {
+        Self { unsent, ..self }
+    }
+
+    /// Is it sure that the store will never execute the request?
+    pub fn is_unsent(&self) -> bool {
+        self.unsent
     }
 
     /// What went wrong.

@@ -17,7 +17,7 @@ use super::{
     AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener, Listeners, PollReply, Release,
     ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreEvent, Token,
 };
-use crate::{key::LockKey, spec::Family, sync::lock};
+use crate::{fence::FencingToken, key::LockKey, spec::Family, sync::lock};
 
 /// Enough that tasks on two different keys rarely meet, few enough that an idle store is small.
 const SHARDS: usize = 32;
@@ -157,6 +157,15 @@ impl Store for MemoryStore {
 
     fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
         now(|| self.step(&hold.key, None, |table, step| table.abandon(hold, step)))
+    }
+
+    fn raise<'a>(
+        &'a self,
+        _key: &'a LockKey,
+        _family: Family,
+        fence: FencingToken,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        now(move || self.fences.raise(fence))
     }
 
     fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>> {

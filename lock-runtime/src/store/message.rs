@@ -16,6 +16,18 @@ impl Token {
         Self(rand::random())
     }
 
+    /// One of the other names of an acquisition that needs several, by number. They share their [`stem`](Self::stem).
+    pub(crate) fn alias(self, number: u16) -> Self {
+        let Self(bits) = self;
+        let end = (bits as u16).wrapping_add(number);
+        Self(bits >> 16 << 16 | u128::from(end))
+    }
+
+    /// What all names of an acquisition begin with.
+    pub(crate) fn stem(self) -> u128 {
+        self.0 >> 16
+    }
+
     /// The token as a store keeps it: 32 lower-case hexadecimal digits.
     pub fn to_hex(self) -> [u8; 32] {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
@@ -77,18 +89,28 @@ pub struct KeyRequest {
     /// A reader beside whom this one may come in although others wait: it stood behind that one in the same place of the line. So
     /// readers come in together, and a writer that waits is put off by one group at most. Shared holds only.
     pub beside: Option<Token>,
+    /// What the grant's fencing token is to be if the store has not given out a larger one, and if it is not more than
+    /// [`FORESIGHT`] ahead of the store's clock: so several stores can answer the same number (PROTOCOL 28). Without it the store's
+    /// clock says.
+    pub proposal: Option<FencingToken>,
 }
 
 impl KeyRequest {
     /// A request that is refused when the lock is not free.
     pub fn new(hold: Hold, lease: Duration, deadline: Instant) -> Self {
-        Self { hold, lease, deadline, if_busy: IfBusy::Refuse, spare: 0, beside: None }
+        Self { hold, lease, deadline, if_busy: IfBusy::Refuse, spare: 0, beside: None, proposal: None }
     }
 
     /// The same request, which may come in beside the reader `beside`.
     #[must_use]
     pub fn beside(self, beside: Option<Token>) -> Self {
         Self { beside, ..self }
+    }
+
+    /// The same request, which proposes its fencing token.
+    #[must_use]
+    pub fn proposal(self, proposal: Option<FencingToken>) -> Self {
+        Self { proposal, ..self }
     }
 
     /// The same request, which reserves `spare` fencing tokens beside its own.
@@ -136,6 +158,10 @@ pub const STALE: Duration = Duration::from_secs(3);
 
 /// An entry of the line whose holder has not asked for so long is removed (PROTOCOL 16).
 pub const FORGOTTEN: Duration = Duration::from_secs(10);
+
+/// How far ahead of a store's clock a proposed fencing token may be: a client whose clock is far ahead must not take the numbers of
+/// a year.
+pub const FORESIGHT: Duration = Duration::from_secs(60);
 
 impl Grant {
     /// A grant for another `ttl`.

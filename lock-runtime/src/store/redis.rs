@@ -33,6 +33,8 @@ mod handshake;
 mod link;
 mod names;
 mod pushes;
+mod quarantine;
+pub(crate) mod redlock;
 mod replicas;
 mod reply;
 mod scripts;
@@ -54,7 +56,7 @@ use tokio::time::Instant;
 use self::{
     acl::AclLine,
     connection::Connection,
-    names::{Names, lock_name},
+    names::{Names, lock_name, marker_name},
     pushes::Pushes,
     replicas::Replicas,
     reply::{Reply, unexpected},
@@ -67,6 +69,7 @@ use super::{
 };
 use crate::{
     error::LockError,
+    fence::FencingToken,
     key::LockKey,
     spec::{Family, Mode},
 };
@@ -221,10 +224,14 @@ impl RedisStore {
             return Ok(Acquired::All(AcquireAllReply::Granted(Vec::new())));
         };
         let clock = self.connection.clock().await?;
+        let marker = self.connection.marker();
         let sent = Instant::now();
-        let mut call = Call::new(&scripts::ACQUIRE, 3 * requests.len());
+        let mut call = Call::new(&scripts::ACQUIRE, 3 * requests.len() + usize::from(marker.is_some()));
         for KeyRequest { hold, .. } in requests {
             call = call.names(Names::new(&self.namespace, &hold.key, hold.mode.family()));
+        }
+        if marker.is_some() {
+            call = call.arg(marker_name(&self.namespace));
         }
         call = call.arg(clock.server_micros(deadline).to_string());
         call = call.arg(match if_busy {
@@ -240,6 +247,11 @@ impl RedisStore {
                 (Mode::Shared, None) => call.arg(""),
                 (Mode::Permits(_), _) => call.number(0),
             };
+        }
+        if let Some(marker) = marker {
+            let proposal = requests.iter().find_map(|request| request.proposal);
+            // Without a proposal the server's clock says.
+            call = call.arg(marker).arg(proposal.map_or(0, FencingToken::number).to_string());
         }
         // Not repeated under the same token: the first request may be executed after the lock was released again, and
         // would hold it for nobody (PROTOCOL 1).
@@ -263,6 +275,10 @@ impl RedisStore {
                     _ => return Err(unexpected()),
                 };
                 AcquireAllReply::Refused { index, reply }
+            }
+            "strange" => {
+                self.connection.greet_again();
+                return Err(quarantine::lost_its_data());
             }
             "late" => AcquireAllReply::Refused { index: 0, reply: AcquireReply::Late },
             _ => return Err(unexpected()),
@@ -420,6 +436,15 @@ impl RedisStore {
         }
     }
 
+    async fn raise_one(&self, key: &LockKey, family: Family, fence: FencingToken) -> Result<(), StoreError> {
+        let call = Call::new(&scripts::RAISE, 1).arg(Names::new(&self.namespace, key, family).fence);
+        let reply = self.run(call.arg(fence.to_string())).await?;
+        match reply.word() {
+            "raised" => Ok(()),
+            _ => Err(foreign(&reply)),
+        }
+    }
+
     async fn inspect_one(&self, key: &LockKey, family: Family) -> Result<Inspection, StoreError> {
         let call = self.on_all(&scripts::INSPECT, key, family).family(family);
         let mut reply = self.run(call).await?;
@@ -504,6 +529,15 @@ impl Store for RedisStore {
 
     fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(self.abandon_one(hold))
+    }
+
+    fn raise<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+        fence: FencingToken,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(self.raise_one(key, family, fence))
     }
 
     fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>> {

@@ -16,6 +16,7 @@ mod modes;
 mod owners;
 mod place;
 mod protocol;
+mod redlock;
 mod replies;
 mod runtimes;
 mod sentinel;

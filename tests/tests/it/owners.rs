@@ -15,7 +15,6 @@ on_every_store! {
     a_request_that_is_not_reentrant_would_deadlock,
     writing_under_ones_own_read_would_deadlock,
     reading_under_ones_own_write_enters_again,
-    another_number_of_permits_within_a_scope_is_refused,
     siblings_contend_like_strangers,
     a_spawned_task_inherits_nothing,
     a_bare_acquire_opens_no_frame,
@@ -26,6 +25,8 @@ on_every_store! {
     entering_again_after_a_loss_tells_of_it,
     locked_functions_call_each_other,
     several_keys_enter_what_is_held_and_take_the_rest,
+    ; with permits:
+    another_number_of_permits_within_a_scope_is_refused,
 }
 
 /// What a request that would wait is given to show that it does.

@@ -9,43 +9,59 @@ use std::{
     time::Duration,
 };
 
-use lock_runtime::{LockClient, LockClientBuilder, store::MemoryStore};
+use lock_runtime::{
+    LockClient, LockClientBuilder, MAX_LEASE,
+    store::{MemoryStore, QuorumStore, Store},
+};
 use lock_tests::{RedisServer, shared_server, unique};
 use tokio::time::{Instant, sleep, timeout};
 
 /// Longer than anything takes that does not hang, on a machine that does much else.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// Makes a test of each function, which takes a [`Place`], on every store. In memory the clock is paused.
+/// Makes a test of each function, which takes a [`Place`], on every store; those behind `with permits:` where there are some. In
+/// memory the clock is paused.
 macro_rules! on_every_store {
-    ($($name:ident),+ $(,)?) => {
+    ($($name:ident),* $(,)? $(; with permits: $($counted:ident),+ $(,)?)?) => {
         mod in_memory {
-            $(#[tokio::test(start_paused = true)]
-            async fn $name() {
-                use crate::place::{Place, in_time};
-                in_time(super::$name(Place::memory())).await;
-            })+
+            crate::place::on_every_store!(@ tokio::test(start_paused = true), crate::place::Place::memory(), $($name)* $($($counted)+)?);
+        }
+        mod by_majority {
+            crate::place::on_every_store!(@ tokio::test(start_paused = true), crate::place::Place::majority(), $($name)*);
         }
         mod on_redis {
-            $(#[tokio::test]
-            async fn $name() {
-                use crate::place::{Place, in_time};
-                in_time(super::$name(Place::redis().await)).await;
-            })+
+            crate::place::on_every_store!(@ tokio::test, crate::place::Place::redis().await, $($name)* $($($counted)+)?);
         }
     };
+    (@ $test:meta, $place:expr, $($name:ident)*) => {$(
+        #[$test]
+        async fn $name() {
+            use crate::place::in_time;
+            in_time(super::$name($place)).await;
+        }
+    )*};
 }
 pub(crate) use on_every_store;
 
 /// One set of locks, seen by as many clients as a test makes.
+#[derive(Clone)]
 pub(crate) enum Place {
     Memory(Arc<MemoryStore>),
-    Redis { url: String, namespace: String },
+    /// Several stores, of which a majority has to agree.
+    Majority([Arc<MemoryStore>; 5]),
+    Redis {
+        url: String,
+        namespace: String,
+    },
 }
 
 impl Place {
     pub(crate) fn memory() -> Self {
         Self::Memory(Arc::default())
+    }
+
+    pub(crate) fn majority() -> Self {
+        Self::Majority(Default::default())
     }
 
     /// A namespace of its own on everybody's server.
@@ -66,15 +82,25 @@ impl Place {
     pub(crate) async fn client_of(&self, builder: LockClientBuilder) -> LockClient {
         match self {
             Self::Memory(store) => builder.with_store(store.clone()),
+            Self::Majority(stores) => {
+                let servers = stores.iter().enumerate();
+                let servers = servers.map(|(number, store)| (number.to_string(), store.clone() as Arc<dyn Store>));
+                builder.with_store(Arc::new(QuorumStore::new(servers, MAX_LEASE).expect("five are an odd number")))
+            }
             Self::Redis { url, namespace } => {
                 builder.namespace(namespace).connect(url).await.expect("a client of a server that runs")
             }
         }
     }
 
+    /// A majority of stores cannot count permits.
+    pub(crate) fn has_permits(&self) -> bool {
+        !matches!(self, Self::Majority(_))
+    }
+
     pub(crate) fn namespace(&self) -> &str {
         match self {
-            Self::Memory(_) => "",
+            Self::Memory(_) | Self::Majority(_) => "",
             Self::Redis { namespace, .. } => namespace,
         }
     }

@@ -1,4 +1,4 @@
 //! Locks on one server, on several, behind Sentinels and on a cluster, while servers fail.
 
 mod single;
-mod storm;
+pub(crate) mod storm;

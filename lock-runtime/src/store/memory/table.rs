@@ -15,8 +15,8 @@ use crate::{
     key::LockKey,
     spec::{Family, Mode},
     store::{
-        AcquireReply, ConvertReply, FORGOTTEN, Grant, HANDED_OVER, Hold, Holder, IfBusy, Inspection, KeyRequest,
-        PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, STALE, Token, Waiter,
+        AcquireReply, ConvertReply, FORESIGHT, FORGOTTEN, Grant, HANDED_OVER, Hold, Holder, IfBusy, Inspection,
+        KeyRequest, PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, STALE, Token, Waiter,
     },
 };
 
@@ -40,14 +40,21 @@ impl Default for Fences {
 
 impl Fences {
     /// The next token at `now`, with `spare` more reserved after it.
-    fn next(&self, spare: u32, now: Instant) -> FencingToken {
+    fn next(&self, spare: u32, step: &Step<'_>) -> FencingToken {
         let (began, micros) = self.epoch;
-        let micros = micros + now.saturating_duration_since(began).as_micros() as u64;
+        let micros = micros + step.now.saturating_duration_since(began).as_micros() as u64;
+        let farthest = micros + FORESIGHT.as_micros() as u64;
+        let micros = step.proposal.map_or(micros, |proposal| proposal.number().min(farthest));
         let next = |latest| FencingToken::next(FencingToken::new(latest), micros);
         let last = |latest| next(latest).later(spare).number();
         let (Ok(latest) | Err(latest)) =
             self.latest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| Some(last(latest)));
         next(latest)
+    }
+
+    /// The next token is larger than `fence`.
+    pub(crate) fn raise(&self, fence: FencingToken) {
+        self.latest.fetch_max(fence.number(), Ordering::Relaxed);
     }
 
     fn latest(&self) -> Option<FencingToken> {
@@ -59,6 +66,8 @@ impl Fences {
 pub(crate) struct Step<'a> {
     pub(crate) now: Instant,
     fences: &'a Fences,
+    /// What a grant's fencing token is to be, if that is possible.
+    pub(crate) proposal: Option<FencingToken>,
     /// Whose reply tells of its grant, so that it needs no other word.
     caller: Option<Token>,
     /// To be told when nothing is locked any more.
@@ -75,6 +84,7 @@ impl<'a> Step<'a> {
         Self {
             now,
             fences,
+            proposal: None,
             caller,
             handed_over: Vec::new(),
             kept: None,
@@ -161,7 +171,7 @@ impl Entry {
 
     fn hold(&mut self, hold: &Hold, lease: Duration, spare: u32, step: &Step<'_>) -> Grant {
         let spare = if hold.mode == Mode::Exclusive { spare } else { 0 };
-        let fence = step.fences.next(spare, step.now);
+        let fence = step.fences.next(spare, step);
         self.mode = hold.mode;
         let slot = Slot { token: hold.token, kept: false, expires: step.now + lease, fence: fence.later(spare) };
         self.slots.push(slot);
@@ -275,6 +285,7 @@ impl Table {
         if now > request.deadline {
             return Verdict::Reply(AcquireReply::Late);
         }
+        step.proposal = request.proposal;
         self.keep_place(&request.hold, now);
         let Some(entry) = self.advanced(key, mode.family(), step) else { return Verdict::Free };
         if let Some(slot) = entry.slot(mode, token) {
@@ -428,7 +439,7 @@ impl Table {
         let Some(slot) = entry.slots.iter_mut().find(|slot| slot.is_held_by(hold.token)) else {
             return ConvertReply::NotHeld;
         };
-        slot.fence = step.fences.next(0, step.now);
+        slot.fence = step.fences.next(0, step);
         let grant = slot.grant(now);
         entry.mode = Mode::Shared;
         // Readers in front of the line may come in.
@@ -470,7 +481,7 @@ fn kept_for(release: &Release) -> Option<Duration> {
 /// A grant that is told again. A reader's own fencing token may not be the latest, so it is told a larger one.
 fn confirm(slot: &mut Slot, mode: Mode, step: &Step<'_>) {
     if mode != Mode::Exclusive {
-        slot.fence = step.fences.next(0, step.now);
+        slot.fence = step.fences.next(0, step);
     }
 }
 

@@ -7,12 +7,17 @@
 //! Nothing here waits longer than a connection attempt takes, and nothing is sent a second time but the text of a
 //! script in place of an unknown digest. Timeouts of calls are the caller's.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::{
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
 
 use redis::{
     Client, Cmd, Pipeline, ProtocolVersion, RedisError, ServerErrorKind, Value,
     aio::{ConnectionLike as _, MultiplexedConnection},
 };
+
+use tokio::time::Instant;
 
 use super::{
     acl::AclLine,
@@ -56,6 +61,35 @@ impl Connection {
         Self { dial, link }
     }
 
+    /// A connection to a server that votes with others, which begins to be made.
+    pub(super) fn member(client: Client, namespace: &str, longest_lease: Duration) -> Self {
+        let acl = AclLine::new(namespace, client.get_connection_info().redis_settings().db());
+        let target = Target::Server(Arc::new(client));
+        let dial = Dial::new(target, Arc::new(Pushes::new(namespace)), acl).member(namespace, longest_lease);
+        let link = RwLock::new(Arc::new(dial.dial()));
+        Self { dial, link }
+    }
+
+    /// Waits until the connection stands that is there, or being made.
+    pub(super) async fn stands(&self) -> Result<(), StoreError> {
+        self.link().connected().await.map(drop)
+    }
+
+    /// What the marker of the server's data said last, of a server among several.
+    pub(super) fn marker(&self) -> Option<String> {
+        self.dial.tenure().map(|tenure| tenure.marker.clone())
+    }
+
+    /// What a server among several calls its present life.
+    pub(super) fn run_id(&self) -> Option<String> {
+        self.dial.tenure()?.run_id.clone()
+    }
+
+    /// The server is not what it was: the next call greets it anew.
+    pub(super) fn greet_again(&self) {
+        self.link().end();
+    }
+
     /// What the server tells on this connection.
     pub(super) fn pushes(&self) -> &Pushes {
         &self.dial.pushes
@@ -65,7 +99,10 @@ impl Connection {
     pub(super) async fn clock(&self) -> Result<&ServerClock, StoreError> {
         if self.dial.clock().is_none() {
             let link = self.link();
-            link.connected().await.inspect_err(|_| link.end())?;
+            link.connected().await.map_err(|error| {
+                link.end();
+                error.with_unsent(true)
+            })?;
         }
         // A connection that stands has read it.
         self.dial.clock().ok_or_else(unexpected)
@@ -74,10 +111,6 @@ impl Connection {
     /// Where the server is; never with a password.
     pub(super) fn address(&self) -> String {
         self.dial.target.to_string()
-    }
-
-    async fn command(&self, command: &Cmd) -> Result<Value, StoreError> {
-        self.settle(self.send(command).await?)
     }
 
     /// Runs one script. If the connection breaks, it is run once more on the next one: what is under the same token does no
@@ -93,13 +126,20 @@ impl Connection {
     }
 
     async fn run(&self, call: Call, repeat: Repeat) -> Result<Value, StoreError> {
+        let votes = !call.is_harmless();
         let (script, by_digest) = call.into_parts();
-        let value = match self.send(&by_digest).await {
-            Err(failed) if failed.broken && repeat == Repeat::Once => self.send(&by_digest).await,
+        let value = match self.send(&by_digest, votes).await {
+            Err(failed) if failed.broken && repeat == Repeat::Once => {
+                self.send(&by_digest, votes).await.map_err(Failed::repeated)
+            }
             result => result,
         };
         let value = value?;
-        if is_unknown_script(&value) { self.command(&script.by_text(&by_digest)).await } else { self.settle(value) }
+        if is_unknown_script(&value) {
+            self.settle(self.send(&script.by_text(&by_digest), votes).await?)
+        } else {
+            self.settle(value)
+        }
     }
 
     /// Runs scripts in one round trip, and tells of each how it went. Repeated as [`call`](Self::call).
@@ -109,12 +149,14 @@ impl Connection {
     ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
         let mut pipeline = Pipeline::with_capacity(calls.len());
         let mut scripts = Vec::with_capacity(calls.len());
+        let mut votes = false;
         for call in calls {
+            votes |= !call.is_harmless();
             let (script, by_digest) = call.into_parts();
             pipeline.add_command(by_digest);
             scripts.push(script);
         }
-        let mut values = self.send_all_again(&pipeline).await?;
+        let mut values = self.send_all_again(&pipeline, votes).await?;
 
         // In one round trip as well: the caller's time is that of one.
         let mut again = Pipeline::new();
@@ -124,35 +166,38 @@ impl Connection {
             }
         }
         if !again.is_empty() {
-            let repeated = self.send_all(&again).await?;
+            let repeated = self.send_all(&again, votes).await?;
             let unknown = values.iter_mut().filter(|value| is_unknown_script(value));
             unknown.zip(repeated).for_each(|(value, repeated)| *value = repeated);
         }
         Ok(values.into_iter().map(|value| self.settle(value)).collect())
     }
 
-    async fn send(&self, command: &Cmd) -> Result<Value, Failed> {
-        self.exchange(async |connection| connection.req_packed_command(command).await, error::is_of_a_replica).await
+    async fn send(&self, command: &Cmd, votes: bool) -> Result<Value, Failed> {
+        let send = async |connection: &mut MultiplexedConnection| connection.req_packed_command(command).await;
+        self.exchange(votes, send, error::is_of_a_replica).await
     }
 
     /// Once more if the connection breaks.
-    pub(super) async fn send_all_again(&self, pipeline: &Pipeline) -> Result<Vec<Value>, StoreError> {
-        let values = match self.send_all(pipeline).await {
-            Err(failed) if failed.broken => self.send_all(pipeline).await,
+    pub(super) async fn send_all_again(&self, pipeline: &Pipeline, votes: bool) -> Result<Vec<Value>, StoreError> {
+        let values = match self.send_all(pipeline, votes).await {
+            Err(failed) if failed.broken => self.send_all(pipeline, votes).await.map_err(Failed::repeated),
             result => result,
         };
         Ok(values?)
     }
 
-    async fn send_all(&self, pipeline: &Pipeline) -> Result<Vec<Value>, Failed> {
+    async fn send_all(&self, pipeline: &Pipeline, votes: bool) -> Result<Vec<Value>, Failed> {
         let send = async |connection: &mut MultiplexedConnection| {
             connection.req_packed_commands(pipeline, 0, pipeline.len()).await
         };
-        self.exchange(send, |values| values.iter().any(error::is_of_a_replica)).await
+        self.exchange(votes, send, |values| values.iter().any(error::is_of_a_replica)).await
     }
 
+    /// Nobody is told on the word of a server that may have forgotten a lock; `votes` says that somebody would be.
     async fn exchange<T>(
         &self,
+        votes: bool,
         call: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
         is_of_a_replica: impl FnOnce(&T) -> bool,
     ) -> Result<T, Failed> {
@@ -161,7 +206,12 @@ impl Connection {
             link.end();
             Failed { error, broken }
         };
-        let mut connection = link.connected().await.map_err(|error| failed(error, false))?;
+        let connected = link.connected().await.map_err(|error| failed(error.with_unsent(true), false))?;
+        if let Some(tenure) = connected.tenure.filter(|_| votes) {
+            // It is the server at the other end of this very connection that is meant.
+            tenure.check(Instant::now()).map_err(|error| Failed { error, broken: false })?;
+        }
+        let mut connection = connected.connection;
         let unanswered = link.unanswered();
         let result = call(&mut connection).await;
         unanswered.answered();
@@ -191,11 +241,6 @@ impl Connection {
         current.clone()
     }
 
-    /// The current connection is of no use any more.
-    pub(super) fn end(&self) {
-        self.link().end();
-    }
-
     pub(super) fn settle(&self, value: Value) -> Result<Value, StoreError> {
         match value {
             Value::ServerError(error) => Err(error::refused(&error, &self.dial.acl)),
@@ -215,6 +260,13 @@ struct Failed {
     error: StoreError,
     /// There was a connection, and it is no more.
     broken: bool,
+}
+
+impl Failed {
+    /// The call was sent before.
+    fn repeated(self) -> Self {
+        Self { error: self.error.with_unsent(false), ..self }
+    }
 }
 
 impl From<Failed> for StoreError {

@@ -1,12 +1,18 @@
 //! The questions that a server is asked on every connect: is it one that can keep locks, and what time is it there?
 
+use std::time::Duration;
+
 use redis::{
-    RedisError, Value,
+    Cmd, RedisError, Value,
     aio::{ConnectionLike as _, MultiplexedConnection},
 };
 use tokio::time::Instant;
 
-use super::{acl::AclLine, error, reply::unexpected};
+use super::{
+    acl::AclLine,
+    error,
+    reply::{Reply, unexpected},
+};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// What a server said of itself when a connection to it was made.
@@ -15,23 +21,40 @@ pub(super) struct Greeting {
     pub(super) received: Instant,
     info: Value,
     time: Value,
+    marker: Value,
 }
 
 impl Greeting {
-    /// One round trip.
-    pub(super) async fn exchange(connection: &mut MultiplexedConnection) -> Result<Self, RedisError> {
+    /// One round trip. Of a server among several the `marker` of its data is asked as well.
+    pub(super) async fn exchange(
+        connection: &mut MultiplexedConnection,
+        marker: Option<&Cmd>,
+    ) -> Result<Self, RedisError> {
         let mut questions = redis::pipe();
         questions.cmd("INFO").cmd("TIME");
+        marker.into_iter().for_each(|marker| {
+            questions.add_command(marker.clone());
+        });
         let sent = Instant::now();
         let mut answers = connection.req_packed_commands(&questions, 0, questions.len()).await?.into_iter();
         let received = Instant::now();
-        let (info, time) = (answers.next().unwrap_or(Value::Nil), answers.next().unwrap_or(Value::Nil));
-        Ok(Self { sent, received, info, time })
+        let [info, time, marker] = [(); 3].map(|()| answers.next().unwrap_or(Value::Nil));
+        Ok(Self { sent, received, info, time, marker })
     }
 
     /// What it is.
     pub(super) fn info(&self, acl: &AclLine) -> Result<Info, StoreError> {
         text(&self.info, acl).map(Info)
+    }
+
+    /// The marker of its data, and how long it has had them.
+    pub(super) fn marker(&self, acl: &AclLine) -> Result<(String, Duration), StoreError> {
+        if let Value::ServerError(refusal) = &self.marker {
+            return Err(error::refused(refusal, acl));
+        }
+        let mut reply = Reply::new(self.marker.clone())?;
+        reply.count()?;
+        Ok((reply.text()?, Duration::from_micros(reply.count()?)))
     }
 
     /// What time it is there, in microseconds since 1970.
@@ -68,6 +91,16 @@ impl Info {
 
     pub(super) fn version(&self) -> Option<&str> {
         self.field("redis_version")
+    }
+
+    /// What it calls its present life.
+    pub(super) fn run_id(&self) -> Option<String> {
+        self.field("run_id").map(str::to_owned)
+    }
+
+    /// How long it has been up.
+    pub(super) fn uptime(&self) -> Option<Duration> {
+        self.field("uptime_in_seconds")?.parse().ok().map(Duration::from_secs)
     }
 
     fn field(&self, name: &str) -> Option<&str> {

@@ -15,17 +15,27 @@ use futures_util::{
     FutureExt as _,
     future::{BoxFuture, Shared},
 };
-use redis::{AsyncConnectionConfig, ErrorKind, PushInfo, PushKind, RedisError, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, PushInfo, PushKind, RedisError, aio::MultiplexedConnection};
 use tokio::{
     task::AbortHandle,
     time::{sleep, timeout},
 };
 
 use super::{
-    acl::AclLine, clock::ServerClock, error, handshake::Greeting, pushes::Pushes, sentinel::Named, target::Target,
+    acl::AclLine,
+    clock::ServerClock,
+    error,
+    handshake::Greeting,
+    names::marker_name,
+    pushes::Pushes,
+    quarantine::Tenure,
+    reply::unexpected,
+    scripts::{self, Call},
+    sentinel::Named,
+    target::Target,
 };
 use crate::{
-    store::{StoreError, StoreErrorKind, StoreEvent},
+    store::{StoreError, StoreErrorKind, StoreEvent, Token},
     sync::lock,
 };
 
@@ -47,12 +57,23 @@ pub(super) struct Dial {
     pub(super) target: Target,
     pub(super) pushes: Arc<Pushes>,
     pub(super) acl: AclLine,
+    /// Of a server among several.
+    membership: Option<Membership>,
     /// Set with the first connection that stands.
     clock: Arc<OnceLock<ServerClock>>,
     /// What is worth a warning once, whatever the number of connections.
     warned: Arc<Warned>,
     /// Whether it listens to what the server tells, and its end is told.
     listens: bool,
+}
+
+/// What is to be known of a server that votes with others.
+#[derive(Clone)]
+struct Membership {
+    longest_lease: Duration,
+    /// Asks for the marker of its data.
+    question: Cmd,
+    latest: Arc<Mutex<Option<Arc<Tenure>>>>,
 }
 
 struct Warned {
@@ -62,11 +83,19 @@ struct Warned {
 
 /// A connection that is being made, stands, or is over. It is not made again: whoever finds it over dials anew.
 pub(super) struct Link {
-    connected: Shared<BoxFuture<'static, Result<MultiplexedConnection, StoreError>>>,
+    connected: Shared<BoxFuture<'static, Result<Connected, StoreError>>>,
     attempt: AbortHandle,
     life: Arc<Life>,
     /// Since when no call was answered that was sent; `None` after an answer.
     silent_since: Mutex<Option<Instant>>,
+}
+
+/// A connection that stands, and the server at its other end.
+#[derive(Clone)]
+pub(super) struct Connected {
+    pub(super) connection: MultiplexedConnection,
+    /// Of a server among several.
+    pub(super) tenure: Option<Arc<Tenure>>,
 }
 
 /// Whether a connection stands, known to the task that reads from it as well.
@@ -106,6 +135,7 @@ impl Dial {
             target,
             pushes,
             acl,
+            membership: None,
             clock: Arc::default(),
             warned: Arc::new(Warned { no_pushes: Once::new(), no_info: Once::new() }),
             listens: true,
@@ -115,6 +145,17 @@ impl Dial {
     /// To the same place, for connections that listen to nothing.
     pub(super) fn deaf(&self) -> Self {
         Self { listens: false, ..self.clone() }
+    }
+
+    /// The same for a server that votes with others. It keeps away for `longest_lease` where it may have forgotten a lock.
+    pub(super) fn member(self, namespace: &str, longest_lease: Duration) -> Self {
+        let question = Call::new(&scripts::MARKER, 1).arg(marker_name(namespace)).token(Token::random()).into_text();
+        Self { membership: Some(Membership { longest_lease, question, latest: Arc::default() }), ..self }
+    }
+
+    /// What was seen last of a server among several.
+    pub(super) fn tenure(&self) -> Option<Arc<Tenure>> {
+        lock(&self.membership.as_ref()?.latest).clone()
     }
 
     /// The server's clock, once a connection has stood.
@@ -147,7 +188,7 @@ impl Dial {
         Link { connected: connected.boxed().shared(), attempt, life, silent_since: Mutex::default() }
     }
 
-    async fn connect(self, life: Arc<Life>) -> Result<MultiplexedConnection, StoreError> {
+    async fn connect(self, life: Arc<Life>) -> Result<Connected, StoreError> {
         let connecting = async {
             match self.attempt(&life).await {
                 Err(failed) if self.is_worth_another(&failed) => {
@@ -183,7 +224,7 @@ impl Dial {
         }
     }
 
-    async fn attempt(&self, life: &Arc<Life>) -> Result<MultiplexedConnection, Unconnected> {
+    async fn attempt(&self, life: &Arc<Life>) -> Result<Connected, Unconnected> {
         let reader = life.clone();
         let stood = Arc::new(AtomicBool::new(false));
         let stands = stood.clone();
@@ -205,14 +246,15 @@ impl Dial {
         if self.listens {
             self.subscribe(&mut connection).await?;
         }
-        let greeting = timeout(ATTEMPT, Greeting::exchange(&mut connection)).await;
-        self.accept(greeting.unwrap_or_else(|_| Err(silence()))?)?;
+        let marker = self.membership.as_ref().map(|membership| &membership.question);
+        let greeting = timeout(ATTEMPT, Greeting::exchange(&mut connection, marker)).await;
+        let tenure = self.accept(&greeting.unwrap_or_else(|_| Err(silence()))?)?;
         stood.store(true, Ordering::Release);
         life.stood.store(true, Ordering::Release);
         if self.listens {
             self.watch(named, life);
         }
-        Ok(connection)
+        Ok(Connected { connection, tenure })
     }
 
     /// Ends the connection once its server is not the primary any more.
@@ -242,20 +284,35 @@ impl Dial {
     }
 
     /// Is it a server that can keep locks?
-    fn accept(&self, greeting: Greeting) -> Result<(), Unconnected> {
-        match greeting.info(&self.acl) {
+    fn accept(&self, greeting: &Greeting) -> Result<Option<Arc<Tenure>>, Unconnected> {
+        let info = greeting.info(&self.acl);
+        match &info {
             Ok(info) => info.check()?,
-            Err(error) if error.kind() == StoreErrorKind::Forbidden => self.warned.no_info.call_once(|| {
-                tracing::warn!(
-                    "the server forbids INFO: whether it is a primary that does not evict locks was not checked"
-                );
-            }),
-            Err(error) => return Err(error.into()),
+            Err(error) if error.kind() == StoreErrorKind::Forbidden && self.membership.is_none() => {
+                self.warned.no_info.call_once(|| {
+                    tracing::warn!(
+                        "the server forbids INFO: whether it is a primary that does not evict locks was not checked"
+                    );
+                })
+            }
+            Err(error) => return Err(error.clone().into()),
         }
         let micros = greeting.micros(&self.acl)?;
         let clock = self.clock.get_or_init(|| ServerClock::new(micros, greeting.received));
         clock.observe(micros, greeting.sent, greeting.received);
-        Ok(())
+        let Some(membership) = &self.membership else { return Ok(None) };
+        let (marker, with_data) = greeting.marker(&self.acl)?;
+        let info = info?;
+        let uptime = info.uptime().ok_or_else(unexpected)?;
+        let tenure = Tenure::new(membership.longest_lease, uptime, with_data, marker, greeting.sent);
+        let tenure = tenure.with_run_id(info.run_id());
+        if let Some(left) = tenure.keeps_away(greeting.received) {
+            let server = &self.target;
+            tracing::warn!(%server, ?left, "the server may have forgotten a lock, and does not vote yet");
+        }
+        let tenure = Arc::new(tenure);
+        *lock(&membership.latest) = Some(tenure.clone());
+        Ok(Some(tenure))
     }
 }
 
@@ -298,7 +355,7 @@ fn is_missing_provider(panic: &(dyn Any + Send)) -> bool {
 
 impl Link {
     /// The connection, once it stands.
-    pub(super) async fn connected(&self) -> Result<MultiplexedConnection, StoreError> {
+    pub(super) async fn connected(&self) -> Result<Connected, StoreError> {
         self.connected.clone().await
     }
 

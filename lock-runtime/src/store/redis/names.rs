@@ -67,6 +67,12 @@ pub(super) fn lock_name(namespace: &str, key: &LockKey, family: Family) -> Strin
     }
 }
 
+/// The marker of a server's data in a namespace. No lock has that name beside it, as none has an empty name.
+pub(super) fn marker_name(namespace: &str) -> String {
+    let [fence, _] = SIDE_KEYS;
+    format!("{fence}:{namespace}:")
+}
+
 /// The lock whose key that is; `None` if it is not one of this namespace and family.
 pub(super) fn key_of<'a>(namespace: &str, lock: &'a str, family: Family) -> Option<&'a str> {
     let name = lock.strip_prefix(namespace)?.strip_prefix(':')?;

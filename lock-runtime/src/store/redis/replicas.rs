@@ -123,14 +123,14 @@ impl Replicas {
         let wait = wait_for(self.required);
         let mut all = about;
         all.add_command(wait.clone());
-        let mut replies = self.connection.send_all_again(&all).await?;
+        let mut replies = self.connection.send_all_again(&all, true).await?;
         if replies.iter().any(is_unknown_script) {
             let mut by_text = Pipeline::with_capacity(all.len());
             for call in all.cmd_iter().take(all.len() - 1) {
                 by_text.add_command(scripts::REPLICATE.by_text(call));
             }
             by_text.add_command(wait);
-            replies = self.connection.send_all_again(&by_text).await?;
+            replies = self.connection.send_all_again(&by_text, true).await?;
         }
         match self.connection.settle(replies.pop().ok_or_else(unexpected)?)? {
             Value::Int(found) => Ok((replies, u64::try_from(found).unwrap_or(0))),
@@ -143,7 +143,7 @@ impl Replicas {
             Value::Int(1) => Ok(()),
             Value::Int(0) => {
                 // It is not there where we wait: there may be a new primary, for either of the two connections.
-                self.connection.end();
+                self.connection.greet_again();
                 Err(StoreError::new(StoreErrorKind::Unavailable, "the grant was lost before the replicas had it"))
             }
             _ => Err(unexpected()),

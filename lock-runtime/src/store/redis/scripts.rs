@@ -49,6 +49,10 @@ scripts! {
     ABANDON = "clock" "fence" "holders" "standing" "line" "abandon";
     /// Writes something about a grant, for the replicas.
     REPLICATE = "clock" "holders" "standing" "replicate";
+    /// Makes the next fencing token larger.
+    RAISE = "clock" "fence" "raise";
+    /// Since when does the server have its data?
+    MARKER = "clock" "marker";
     /// Who holds, and who waits?
     INSPECT = "clock" "fence" "holders" "standing" "line" "inspect";
     /// Takes away.
@@ -58,6 +62,11 @@ scripts! {
 impl Script {
     fn new(name: &'static str, body: &'static str) -> Self {
         Self { name, body, digest: redis::Script::new(body).get_hash().to_owned() }
+    }
+
+    /// Does it tell nobody that a lock is held? That much a server may do that has forgotten who holds it.
+    fn is_harmless(&self) -> bool {
+        matches!(self.name, "RELEASE" | "RELEASE_SHARE" | "ABANDON" | "INSPECT" | "REVOKE" | "RAISE")
     }
 
     /// The same call by the script's text, which the server then remembers.
@@ -136,6 +145,16 @@ impl Call {
     pub(super) fn millis(self, duration: Duration) -> Self {
         const MOST: u128 = 1_000_000_000_000;
         self.arg(duration.as_nanos().div_ceil(1_000_000).min(MOST).to_string())
+    }
+
+    /// The call by the script's text.
+    pub(super) fn into_text(self) -> Cmd {
+        self.script.by_text(&self.command)
+    }
+
+    /// See [`Script::is_harmless`].
+    pub(super) fn is_harmless(&self) -> bool {
+        self.script.is_harmless()
     }
 
     pub(super) fn into_parts(self) -> (&'static Script, Cmd) {

@@ -66,6 +66,17 @@ impl Settings {
         Ok(())
     }
 
+    /// For a store that cannot wait for replicas.
+    ///
+    /// # Errors
+    /// `InvalidSpec` if it was to.
+    pub(crate) fn refuse_replicas(&self, reason: &str) -> Result<(), LockError> {
+        match self.min_replicas {
+            Some(_) => Err(invalid("min_replicas", &format!("{reason}; leave it out"))),
+            None => Ok(()),
+        }
+    }
+
     #[cfg(feature = "rustls")]
     fn check_certificates(&self) -> Result<(), LockError> {
         let is_pem = |pem: &[u8], what: &str| String::from_utf8_lossy(pem).contains(what);

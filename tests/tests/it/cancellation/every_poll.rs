@@ -65,7 +65,7 @@ impl Scene {
 /// in this process and one in another get the lock, and in the end nothing is left.
 async fn at_every_poll(place: Place, scene: impl AsyncFn(&Scene) -> bool) {
     let (place, proxy) = match place {
-        Place::Memory(_) => (place, None),
+        Place::Memory(_) | Place::Majority(_) => (place, None),
         Place::Redis { url, .. } => {
             let proxy = Proxy::to_url(&url).await;
             (Place::at(proxy.url()), Some(proxy))

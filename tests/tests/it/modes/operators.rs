@@ -12,6 +12,7 @@ on_every_store! {
     a_revoked_holder_in_this_process_is_told_at_once,
     a_revoked_holder_elsewhere_finds_out_by_its_next_renewal,
     a_revoked_lock_goes_to_the_one_who_waits,
+    ; with permits:
     revoked_permits_are_taken_from_all,
 }
 

@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use crate::place::{LONG, Place, begun, on_every_store};
 
 on_every_store! {
+    ; with permits:
     never_more_than_n_hold_and_all_n_do,
     a_permit_given_back_goes_to_the_next,
     another_number_is_refused_while_one_is_held,

@@ -37,9 +37,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+pub(crate) use self::report::Report;
 use self::{
     history::Fault,
-    report::Report,
     worker::{Key, Worker},
 };
 use crate::{exclusion::times_as_long, place::LONG};

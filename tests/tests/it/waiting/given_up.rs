@@ -169,7 +169,7 @@ async fn polled<F: Future>(future: F, mut polls: usize, until_woken: bool) -> Op
 /// A lock that cannot be passed on is given back and taken up again in one step for those who wait here.
 async fn a_hand_back_that_is_given_up_serves_those_who_wait(place: Place) {
     let (here, proxy) = match &place {
-        Place::Memory(store) => (Place::Memory(store.clone()), None),
+        Place::Memory(_) | Place::Majority(_) => (place.clone(), None),
         Place::Redis { url, namespace } => {
             let proxy = Proxy::to_url(url).await;
             (Place::Redis { url: proxy.url(), namespace: namespace.clone() }, Some(proxy))

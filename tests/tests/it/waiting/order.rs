@@ -19,6 +19,7 @@ on_every_store! {
     a_request_that_takes_no_pass_stands_in_line_as_any_other,
     readers_come_in_together_after_a_writer,
     readers_who_keep_coming_do_not_starve_a_writer,
+    ; with permits:
     permits_are_served_one_by_one,
 }
 

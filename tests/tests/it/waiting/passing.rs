@@ -25,8 +25,9 @@ on_every_store! {
 /// A guard that may be passed on, for 50 ms from now.
 async fn may_pass(locks: &LockClient, key: &str) -> LockGuard {
     let (guard, next) = may_hand_back(locks, key).await;
+    // As somebody waits behind it, the store gives it fencing tokens to spare.
+    let _behind = begun(locks.exclusive(key).wait(LONG).acquire()).await;
     guard.release().await.unwrap();
-    // The store gives it fencing tokens to spare.
     next.await.unwrap()
 }
 

@@ -1,12 +1,24 @@
 -- Grants every lock that is asked for, or none. A single request may stand in line.
--- KEYS: for each request its lock, its fence and its queue.
+-- KEYS: for each request its lock, its fence and its queue; of one server among several the marker of its data as well.
 -- ARGV: the deadline (server time, microseconds); where to tell a grant from the line ('': the request does not stand in
 -- line); for each request its mode, member, lease (ms), and its spare fencing tokens or, of a reader, the member beside whom it
--- may come in before those who wait ('': nobody).
+-- may come in before those who wait ('': nobody); of one server among several what its marker is to say, and the number
+-- that is proposed as fencing token (0: none).
 -- {'granted', server time, fence, ttl, spare, ...} | {'queued', server time, counter, ttl}
--- | {'refused', server time, index, why, ttl} | {'late', server time}
+-- | {'refused', server time, index, why, ttl} | {'late', server time} | {'strange', server time}
 if micros > tonumber(ARGV[1]) then
   return {'late', micros}
+end
+if #KEYS % 3 == 1 then
+  -- Without its data the server may have forgotten a lock that counts on it.
+  if redis.call('GET', KEYS[#KEYS]) ~= ARGV[#ARGV - 1] then
+    return {'strange', micros}
+  end
+  -- At most a minute ahead: a client whose clock is far ahead must not take the numbers of a year.
+  local proposal = tonumber(ARGV[#ARGV])
+  if proposal > 0 then
+    base = math.min(proposal, micros + 60000000)
+  end
 end
 local channel = ARGV[2]
 
@@ -18,7 +30,7 @@ local function answer(reply)
   return reply
 end
 
-for i = 1, #KEYS / 3 do
+for i = 1, math.floor(#KEYS / 3) do
   local request = {
     lock = KEYS[3 * i - 2], fence = KEYS[3 * i - 1],
     mode = ARGV[4 * i - 1], member = ARGV[4 * i], lease = tonumber(ARGV[4 * i + 1]), spare = 0,

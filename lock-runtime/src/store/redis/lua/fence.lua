@@ -16,11 +16,14 @@ local function counter(fence)
   return number and number < 9007199254740991 and number or nil
 end
 
+-- Where the tokens of this script's grants begin: at the server's time, unless the request proposes a number.
+local base = micros
+
 -- The token of a new grant, and so many behind it that are its own as well. The clock keeps it increasing where the
 -- counter was lost (expired, evicted, or a replica was promoted that lagged behind), the counter keeps it increasing
 -- where the clock went back.
 local function draw(fence, last, spare)
-  local number = math.max(last + 1, micros)
+  local number = math.max(last + 1, base)
   redis.call('SET', fence, whole(number + spare), 'EX', 86400)
   return number
 end

@@ -1,0 +1,117 @@
+//! One of the servers, and how it has been doing lately.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    key::LockKey,
+    store::{Store, StoreError},
+    sync::lock,
+};
+
+/// A server that did not answer is not asked again for so long, and then by one request alone.
+const REST: Duration = Duration::from_millis(500);
+
+pub(super) struct Node {
+    name: String,
+    pub(super) store: Arc<dyn Store>,
+    /// Until when it is left in peace, and why.
+    rests: Mutex<Option<(Instant, StoreError)>>,
+}
+
+impl Node {
+    pub(super) fn new(name: String, store: Arc<dyn Store>) -> Self {
+        Self { name, store, rests: Mutex::default() }
+    }
+
+    /// Is it to be asked? If not, the reason is returned. Of those who come after its rest the first is let through, to see how
+    /// it is.
+    pub(super) fn admits(&self, now: Instant) -> Result<(), StoreError> {
+        match &mut *lock(&self.rests) {
+            Some((until, error)) if now < *until => Err(error.clone().with_unsent(true)),
+            Some((until, _)) => {
+                *until = now + REST;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn is_well(&self, now: Instant) -> bool {
+        lock(&self.rests).as_ref().is_none_or(|(until, _)| *until <= now)
+    }
+
+    /// It has answered, or has not.
+    pub(super) fn note<T>(&self, result: &Result<T, StoreError>, now: Instant) {
+        match result {
+            Err(error) if error.is_transient() => self.rest(error.clone(), now),
+            _ => *lock(&self.rests) = None,
+        }
+    }
+
+    /// It has not answered.
+    pub(super) fn rest(&self, error: StoreError, now: Instant) {
+        *lock(&self.rests) = Some((now + REST, error));
+    }
+}
+
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.store.fmt(f)
+    }
+}
+
+/// The server that keeps the order of a lock: the same for all clients that list the servers in the same order and find the same
+/// ones well. `None` if none is.
+pub(super) fn line_node(nodes: &[Arc<Node>], key: &LockKey, now: Instant) -> Option<usize> {
+    let first = stable_hash(key.as_str()) as usize % nodes.len();
+    (0..nodes.len()).map(|step| (first + step) % nodes.len()).find(|index| nodes[*index].is_well(now))
+}
+
+/// FNV-1a: every process, of whatever version, has to find the same number.
+fn stable_hash(text: &str) -> u32 {
+    text.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{MemoryStore, StoreErrorKind};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_does_not_answer_is_asked_by_one_request_after_its_rest() {
+        let node = Node::new("a".into(), Arc::new(MemoryStore::new()));
+        let now = Instant::now();
+        assert!(node.admits(now).is_ok());
+        node.rest(StoreError::timed_out(REST), now);
+        let refused = node.admits(now).unwrap_err();
+        assert!(refused.is_unsent() && refused.kind() == StoreErrorKind::Unavailable);
+        assert!(node.admits(now + REST).is_ok());
+        assert!(node.admits(now + REST).is_err());
+        node.note(&Ok(()), now + REST);
+        assert!(node.admits(now + REST).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_order_is_kept_by_the_first_server_that_is_well() {
+        let nodes: Vec<_> = (0..3).map(|n| Arc::new(Node::new(n.to_string(), Arc::new(MemoryStore::new())))).collect();
+        let (key, now) = (LockKey::new("a").unwrap(), Instant::now());
+        let first = line_node(&nodes, &key, now).unwrap();
+        nodes[first].rest(StoreError::timed_out(REST), now);
+        assert_eq!(line_node(&nodes, &key, now), Some((first + 1) % 3));
+        assert_eq!(line_node(&nodes, &key, now + REST), Some(first));
+        // What other versions of this code have found.
+        assert_eq!(stable_hash("a"), 0xe40c_292c);
+    }
+}

@@ -1,0 +1,163 @@
+//! What a majority says to a renewal, a release, a question. Decides only.
+
+use std::{cmp::Reverse, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    campaign::PerNode,
+    majority::{majority, nth_largest},
+};
+use crate::store::{Holder, Inspection, RevokeReply};
+
+/// The replies of one round to the renewal of one lock.
+#[derive(Debug)]
+pub(crate) struct Renewed {
+    nodes: usize,
+    until: PerNode<Instant>,
+    gone: usize,
+}
+
+/// What a majority says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    Until(Instant),
+    /// So many do not hold it that no majority can.
+    Gone,
+    /// The others have to say.
+    Open,
+}
+
+impl Renewed {
+    pub(crate) fn new(nodes: usize) -> Self {
+        Self { nodes, until: PerNode::new(), gone: 0 }
+    }
+
+    /// A server holds it for `ttl` from `sent` on at least, when it was asked.
+    pub(crate) fn renewed(&mut self, sent: Instant, ttl: Duration) {
+        self.until.push(sent + ttl);
+    }
+
+    pub(crate) fn gone(&mut self) {
+        self.gone += 1;
+    }
+
+    /// It is held for as long as a majority of those who have answered in this very round holds it (PROTOCOL 29).
+    pub(crate) fn held(&self) -> Held {
+        let majority = majority(self.nodes);
+        match nth_largest(self.until.iter().copied(), majority) {
+            Some(until) => Held::Until(until),
+            None if self.gone > self.nodes - majority => Held::Gone,
+            None => Held::Open,
+        }
+    }
+}
+
+/// Yes or no, by majority.
+#[derive(Debug)]
+pub(crate) struct Vote {
+    nodes: usize,
+    yes: usize,
+    no: usize,
+}
+
+impl Vote {
+    pub(crate) fn new(nodes: usize) -> Self {
+        Self { nodes, yes: 0, no: 0 }
+    }
+
+    pub(crate) fn count(&mut self, yes: bool) {
+        if yes { self.yes += 1 } else { self.no += 1 }
+    }
+
+    /// `None` as long as it is open.
+    pub(crate) fn decided(&self) -> Option<bool> {
+        let majority = majority(self.nodes);
+        if self.yes >= majority {
+            return Some(true);
+        }
+        (self.no > self.nodes - majority).then_some(false)
+    }
+}
+
+/// A lock as a majority of the servers sees it: so many holders as a majority has, each for as long as a majority has one for;
+/// and the longest line.
+pub(crate) fn inspected(nodes: usize, seen: Vec<Inspection>) -> Inspection {
+    let majority = majority(nodes);
+    let fence = seen.iter().filter_map(|one| one.fence).max();
+    let holders: Vec<_> = seen.iter().map(|one| by_end(one.holders.clone())).collect();
+    let waiters = seen.into_iter().map(|one| one.waiters).max_by_key(Vec::len).unwrap_or_default();
+    let mut combined = Vec::new();
+    for rank in 0.. {
+        let mut held: Vec<&Holder> = holders.iter().filter_map(|holders| holders.get(rank)).collect();
+        if held.len() < majority {
+            break;
+        }
+        held.sort_by_key(|holder| Reverse(end(holder)));
+        combined.push(*held[majority - 1]);
+    }
+    combined.reverse();
+    Inspection { holders: combined, waiters, fence }
+}
+
+/// Those that expire last in front.
+fn by_end(mut holders: Vec<Holder>) -> Vec<Holder> {
+    holders.sort_by_key(|holder| Reverse(end(holder)));
+    holders
+}
+
+fn end(holder: &Holder) -> Duration {
+    holder.ttl.unwrap_or(Duration::MAX)
+}
+
+/// What a majority says to a revocation. `None` if too few have answered.
+pub(crate) fn revoked(nodes: usize, replies: &[RevokeReply]) -> Option<RevokeReply> {
+    let said = |reply| replies.iter().filter(|one| **one == reply).count();
+    let (revoked, free) = (said(RevokeReply::Revoked), said(RevokeReply::NotHeld));
+    if revoked + free >= majority(nodes) {
+        return Some(if revoked > 0 { RevokeReply::Revoked } else { RevokeReply::NotHeld });
+    }
+    [RevokeReply::ForeignKey, RevokeReply::Endless].into_iter().find(|reply| said(*reply) > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Mode;
+
+    #[test]
+    fn a_lock_is_held_for_as_long_as_a_majority_holds_it() {
+        let now = Instant::now();
+        let mut renewed = Renewed::new(5);
+        for seconds in [30, 10, 20] {
+            assert_eq!(renewed.held(), Held::Open);
+            renewed.renewed(now, Duration::from_secs(seconds));
+        }
+        assert_eq!(renewed.held(), Held::Until(now + Duration::from_secs(10)));
+        renewed.renewed(now, Duration::from_secs(25));
+        assert_eq!(renewed.held(), Held::Until(now + Duration::from_secs(20)));
+    }
+
+    #[test]
+    fn a_lock_is_gone_when_no_majority_can_hold_it() {
+        let mut renewed = Renewed::new(5);
+        renewed.gone();
+        renewed.gone();
+        renewed.renewed(Instant::now(), Duration::from_secs(1));
+        assert_eq!(renewed.held(), Held::Open);
+        renewed.gone();
+        assert_eq!(renewed.held(), Held::Gone);
+    }
+
+    #[test]
+    fn a_holder_counts_if_a_majority_has_it() {
+        let holder = |seconds| Holder::new(Mode::Shared, Some(Duration::from_secs(seconds)));
+        let seen = |holders: &[u64]| Inspection {
+            holders: holders.iter().map(|seconds| holder(*seconds)).collect(),
+            ..Inspection::default()
+        };
+        let combined = inspected(3, vec![seen(&[5, 9]), seen(&[8]), seen(&[])]);
+        assert_eq!(combined.holders, [holder(8)]);
+        assert_eq!(inspected(3, vec![seen(&[5]), seen(&[]), seen(&[])]).holders, []);
+    }
+}

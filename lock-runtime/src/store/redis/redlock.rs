@@ -1,0 +1,154 @@
+//! From the URLs of several servers to the store over all of them.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use tokio::time::{Instant, sleep_until};
+
+use super::{CONNECT, RedisStore, check_namespace, connection::Connection, settings::Settings, url};
+use crate::{
+    error::{LockError, LockErrorKind},
+    store::{QuorumStore, Store, StoreError, check_count},
+};
+
+const RIGHT_ONE: &str = "a right one is redlock:redis://host1:6379,redis://host2:6379,redis://host3:6379 (percent-encode \
+                         commas in passwords)";
+/// Once a majority stands, the others have so long to say what is wrong with them.
+const STRAGGLERS: Duration = Duration::from_millis(300);
+
+/// The URLs in `redlock:url,url,url`; `None` if it is no such URL.
+///
+/// # Errors
+/// `InvalidUrl`, without the URL, as it may hold a password.
+pub(crate) fn urls_of(url: &str) -> Result<Option<Vec<&str>>, LockError> {
+    let Some(list) = url.strip_prefix("redlock:") else { return Ok(None) };
+    let invalid = |complaint: &str| {
+        let message = format!("the URL does not name several Redis servers: {complaint}; {RIGHT_ONE}");
+        Err(LockError::new(LockErrorKind::InvalidUrl, message))
+    };
+    if list.starts_with("//") {
+        return invalid("after \"redlock:\" the URLs of the servers follow, each with its own redis://");
+    }
+    let urls: Vec<_> = list.split(',').map(str::trim).collect();
+    if urls.iter().any(|url| url.is_empty()) {
+        return invalid("one of the servers is empty");
+    }
+    if let Err(refused) = check_count(urls.len()) {
+        return invalid(&refused.to_string());
+    }
+    Ok(Some(urls))
+}
+
+/// Connects to all servers at once; a majority has to answer.
+///
+/// # Errors
+/// `InvalidUrl`, `InvalidSpec`; what is wrong with a server and does not pass by itself; `Unavailable` if too few answer.
+pub(crate) async fn connect(
+    urls: &[&str],
+    namespace: &str,
+    longest_lease: Duration,
+    settings: &Settings,
+) -> Result<QuorumStore, LockError> {
+    check_namespace(namespace)?;
+    check_count(urls.len())?;
+    let mut servers = Vec::with_capacity(urls.len());
+    for server in urls {
+        let client = url::open(server, settings)?;
+        let name = client.get_connection_info().addr().to_string();
+        if servers.iter().any(|(other, _)| *other == name) {
+            return Err(same_server(&name, &name));
+        }
+        let connection = Connection::member(client, namespace, longest_lease);
+        servers.push((name, RedisStore { connection, replicas: None, namespace: namespace.to_owned() }));
+    }
+    stand(&servers).await?;
+    for (index, (name, server)) in servers.iter().enumerate() {
+        let run_id = server.connection.run_id();
+        let same = |(_, other): &&(String, RedisStore)| run_id.is_some() && other.connection.run_id() == run_id;
+        if let Some((other, _)) = servers[..index].iter().find(same) {
+            return Err(same_server(other, name));
+        }
+    }
+    let servers = servers.into_iter().map(|(name, server)| (name, Arc::new(server) as Arc<dyn Store>));
+    QuorumStore::new(servers, longest_lease)
+}
+
+fn same_server(one: &str, other: &str) -> LockError {
+    let message = format!("{one} and {other} are the same server, which would have two votes; {RIGHT_ONE}");
+    LockError::new(LockErrorKind::InvalidUrl, message)
+}
+
+/// Waits until a majority stands.
+async fn stand(servers: &[(String, RedisStore)]) -> Result<(), LockError> {
+    let mut answers: FuturesUnordered<_> = servers
+        .iter()
+        .enumerate()
+        .map(async |(index, (_, server))| (index, server.connection.stands().await))
+        .collect();
+    let mut said: Vec<Option<Result<(), StoreError>>> = vec![None; servers.len()];
+    let majority = servers.len() / 2 + 1;
+    let mut until = Instant::now() + CONNECT;
+    while let Some((index, answer)) = tokio::select! {
+        answer = answers.next() => answer,
+        () = sleep_until(until) => None,
+    } {
+        said[index] = Some(answer);
+        if said.iter().filter(|said| matches!(said, Some(Ok(())))).count() == majority {
+            until = until.min(Instant::now() + STRAGGLERS);
+        }
+    }
+    let refuse = |error: &StoreError, message: String| {
+        Err(LockError::new(error.kind().into(), message).with_source(Some(error.clone())))
+    };
+    // What does not pass by itself is better found at the start.
+    for ((name, _), said) in servers.iter().zip(&said) {
+        match said {
+            Some(Err(error)) if error.kind() != crate::store::StoreErrorKind::Unavailable => {
+                return refuse(error, format!("cannot keep locks at {name}"));
+            }
+            Some(Err(error)) => tracing::warn!(server = %name, %error, "the server does not answer"),
+            _ => {}
+        }
+    }
+    if said.iter().filter(|said| matches!(said, Some(Ok(())))).count() >= majority {
+        return Ok(());
+    }
+    let each = servers.iter().zip(said).map(|((name, _), said)| match said {
+        Some(Ok(())) => format!("{name}: answers"),
+        Some(Err(error)) => format!("{name}: {error}"),
+        None => format!("{name}: no answer within {CONNECT:?}"),
+    });
+    let message =
+        format!("{majority} of {} servers are needed: {}", servers.len(), each.collect::<Vec<_>>().join("; "));
+    Err(LockError::new(LockErrorKind::Unavailable, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_url_of_several_servers_is_a_list_of_theirs() {
+        assert_eq!(urls_of("redis://a").unwrap(), None);
+        let urls = urls_of("redlock:redis://a,rediss://:pw@b:7, unix:///c").unwrap().unwrap();
+        assert_eq!(urls, ["redis://a", "rediss://:pw@b:7", "unix:///c"]);
+    }
+
+    #[test]
+    fn what_it_cannot_mean_is_refused_with_a_right_one() {
+        for (url, word) in [
+            ("redlock:", "empty"),
+            ("redlock://a,b,c", "its own redis://"),
+            ("redlock:redis://:hunter2@a", "1 servers"),
+            ("redlock:redis://a,redis://:hunter2@b", "2 servers"),
+            ("redlock:redis://a,redis://b,redis://c,redis://:hunter2@d", "odd"),
+            ("redlock:redis://a,,redis://b", "empty"),
+        ] {
+            let error = urls_of(url).unwrap_err();
+            assert_eq!(error.kind(), LockErrorKind::InvalidUrl);
+            let error = error.to_string();
+            assert!(error.contains(word) && error.contains("redlock:redis://host1"), "{url}: {error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Locks on several servers, of which a majority has to agree (DESIGN 11, PROTOCOL 28 to 31).
+
+mod environment;
+mod fences;
+mod promises;
+mod storms;
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use lock_runtime::{LockClient, LockErrorKind};
+use lock_tests::{Proxy, RedisServer, unique};
+use tokio::time::{Instant, sleep};
+
+use crate::place::LONG;
+
+const LONGEST_LEASE: Duration = Duration::from_secs(2);
+/// A server tells its uptime in whole seconds.
+const QUARANTINE: Duration = Duration::from_millis(3100);
+
+/// Five servers, and a namespace on them.
+struct Servers {
+    servers: Vec<RedisServer>,
+    namespace: String,
+}
+
+impl Servers {
+    /// Five servers that vote.
+    async fn start() -> Self {
+        let servers = RedisServer::builder().start_all(5).await;
+        let this = Self { servers, namespace: unique("ns") };
+        this.vote().await;
+        this
+    }
+
+    fn all(&self) -> &[RedisServer; 5] {
+        self.servers.as_slice().try_into().expect("five")
+    }
+
+    async fn client(&self) -> LockClient {
+        self.client_of(self.servers.iter().map(RedisServer::url)).await
+    }
+
+    async fn client_of(&self, urls: impl IntoIterator<Item = String>) -> LockClient {
+        let builder = LockClient::builder().namespace(&self.namespace).longest_lease(LONGEST_LEASE);
+        builder.redlock(urls).await.expect("clients of servers that run")
+    }
+
+    async fn clients(&self, count: usize) -> Vec<LockClient> {
+        join_all((0..count).map(|_| self.client())).await
+    }
+
+    async fn proxies(&self) -> Vec<Proxy> {
+        join_all(self.servers.iter().map(Proxy::to)).await
+    }
+
+    async fn clients_through(&self, proxies: &[Proxy], count: usize) -> Vec<LockClient> {
+        join_all((0..count).map(|_| self.client_of(proxies.iter().map(Proxy::url)))).await
+    }
+
+    /// Waits until new servers may vote.
+    async fn vote(&self) {
+        let locks = self.client().await;
+        let since = Instant::now();
+        loop {
+            match locks.exclusive("vote").lease(LONGEST_LEASE).no_wait().acquire().await {
+                Ok(guard) => {
+                    guard.release().await.unwrap();
+                    // The others began in the same second.
+                    return sleep(Duration::from_millis(300)).await;
+                }
+                Err(error) => {
+                    // Or the votes of the last attempt are still on their way back.
+                    assert!(matches!(error.kind(), LockErrorKind::Unavailable | LockErrorKind::Contended), "{error}");
+                }
+            }
+            assert!(since.elapsed() < LONG, "they never vote");
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Connecting to several servers: what is needed, what is refused, and who does not vote yet.
+
+use std::time::Duration;
+
+use lock_runtime::{LockClient, LockErrorKind, store::redis::RedisStore};
+use lock_tests::{RedisServer, unique};
+use tokio::time::{Instant, sleep};
+
+use super::{LONGEST_LEASE, QUARANTINE, Servers};
+use crate::place::LONG;
+
+fn url(servers: &[RedisServer]) -> String {
+    let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
+    format!("redlock:{}", urls.join(","))
+}
+
+#[tokio::test]
+async fn a_new_server_votes_when_no_lock_can_be_forgotten_any_more() {
+    let servers = RedisServer::builder().start_all(3).await;
+    let builder = || LockClient::builder().namespace(unique("ns")).longest_lease(LONGEST_LEASE);
+    let locks = builder().connect(&url(&servers)).await.unwrap();
+    let since = Instant::now();
+    let error = locks.exclusive("a").lease(LONGEST_LEASE).no_wait().acquire().await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::Unavailable);
+    assert!(error.to_string().contains("may have forgotten a lock: it votes in"), "{error}");
+    // Whoever waits has it then.
+    let guard = locks.exclusive("a").lease(LONGEST_LEASE).wait(LONG).acquire().await.unwrap();
+    assert!(since.elapsed() >= LONGEST_LEASE / 2 && since.elapsed() < QUARANTINE * 2, "{:?}", since.elapsed());
+    guard.release().await.unwrap();
+    // In a namespace that it has not seen a server cannot know whether its data were deleted.
+    let locks = builder().connect(&url(&servers)).await.unwrap();
+    let error = locks.exclusive("a").lease(LONGEST_LEASE).no_wait().acquire().await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn two_that_do_not_answer_are_found_later() {
+    let servers = Servers::start().await;
+    let [a, b, ..] = servers.all();
+    a.kill();
+    b.stop();
+    let since = Instant::now();
+    let locks = servers.client().await;
+    assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
+    locks.exclusive("a").lease(LONGEST_LEASE).acquire().await.unwrap().release().await.unwrap();
+    a.restart_empty().await;
+    b.resume();
+    sleep(QUARANTINE).await;
+    let [.., d, e] = servers.all();
+    d.kill();
+    e.kill();
+    locks.exclusive("a").lease(LONGEST_LEASE).wait(LONG).acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn too_few_that_answer_are_told_one_by_one() {
+    let servers = RedisServer::builder().start_all(3).await;
+    let url = url(&servers);
+    servers[0].kill();
+    servers[1].stop();
+    let error = LockClient::connect(&url).await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::Unavailable);
+    let text = error.to_string();
+    assert!(text.contains("2 of 3 servers are needed"), "{text}");
+    assert!(text.contains("Connection refused") && text.contains("timed out"), "{text}");
+    assert!(text.contains(&format!("{}: answers", servers[2].addr())), "{text}");
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_keep_locks_is_named() {
+    let servers = RedisServer::builder().start_all(2).await;
+    let secret = RedisServer::builder().password("secret").start().await;
+    let list = |third: String| format!("redlock:{},{},{third}", servers[0].url(), servers[1].url());
+    let wrong = list(secret.url().replace("secret", "wrong"));
+    let error = LockClient::connect(&wrong).await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::Unauthenticated);
+    assert!(error.to_string().contains(&secret.addr().to_string()), "{error}");
+
+    let replica = RedisServer::builder().replica_of(&servers[0]).start().await;
+    let error = LockClient::connect(&list(replica.url())).await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::ReadOnly);
+    assert!(error.to_string().contains(&replica.addr().to_string()), "{error}");
+}
+
+#[tokio::test]
+async fn one_server_has_one_vote() {
+    let servers = RedisServer::builder().start_all(2).await;
+    let again = servers[0].url().replace("127.0.0.1", "localhost");
+    for third in [servers[0].url(), again] {
+        let urls = format!("redlock:{},{},{third}", servers[0].url(), servers[1].url());
+        let error = LockClient::connect(&urls).await.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{error}");
+        assert!(error.to_string().contains("the same server, which would have two votes"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn an_even_number_of_servers_is_refused_with_the_reason() {
+    for urls in [&["redis://a", "redis://b"][..], &["redis://a"; 4], &[]] {
+        let error = LockClient::builder().redlock(urls).await.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
+        assert!(error.to_string().contains("three or five") || error.to_string().contains("odd number"), "{error}");
+    }
+    let error = LockClient::builder().longest_lease(Duration::ZERO).redlock(["redis://a"; 3]).await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
+}
+
+#[tokio::test]
+async fn the_line_of_the_readme_suffices() {
+    let namespace = unique("ns");
+    let line = RedisStore::acl_line(&namespace).replace("<user>", "app").replace("<password>", "secret");
+    let rules = line.strip_prefix("ACL SETUSER app on >secret ").unwrap();
+    let servers = RedisServer::builder().user("app", "secret", rules).start_all(3).await;
+    let urls: Vec<_> = servers.iter().map(|server| server.url_as("app", "secret")).collect();
+    let builder = || LockClient::builder().namespace(&namespace).longest_lease(LONGEST_LEASE);
+    let (locks, others) = (builder().redlock(&urls).await.unwrap(), builder().redlock(&urls).await.unwrap());
+    let guard = locks.exclusive("a").lease(LONGEST_LEASE).wait(LONG).acquire().await.unwrap();
+    let waiting = tokio::spawn(others.read("a").lease(LONGEST_LEASE).wait(LONG).acquire());
+    sleep(LONGEST_LEASE).await;
+    guard.downgrade().await.unwrap().release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    for server in &servers {
+        let denied: Vec<redis::Value> = server.query(&["ACL", "LOG"]).await;
+        assert!(denied.is_empty(), "{denied:?}");
+    }
+}

@@ -1,0 +1,80 @@
+//! Fencing tokens grow over any sequence of majorities.
+
+use futures_util::future::join_all;
+use lock_runtime::LockClient;
+use lock_tests::{Proxy, RedisServer};
+use redis::Value;
+
+use super::{LONGEST_LEASE, Servers};
+
+async fn token(locks: &LockClient) -> u64 {
+    let guard = locks.exclusive("a").lease(LONGEST_LEASE).acquire().await.unwrap();
+    let token = guard.fence().number();
+    guard.release().await.unwrap();
+    token
+}
+
+/// Three servers at a time, and each three have one or two in common with the last.
+#[tokio::test]
+async fn tokens_grow_whichever_servers_agree() {
+    let servers = Servers::start().await;
+    let proxies = servers.proxies().await;
+    let [locks, others] = servers.clients_through(&proxies, 2).await.try_into().unwrap();
+    let mut last = 0;
+    for round in 0..10_usize {
+        let away = [round % 5, (round * 3 + 1) % 5];
+        join_all(away.iter().map(|index| proxies[*index].refuse())).await;
+        for locks in [&locks, &others, &locks] {
+            let next = token(locks).await;
+            assert!(next > last, "{next} after {last}");
+            last = next;
+        }
+        join_all(proxies.iter().map(Proxy::let_through)).await;
+    }
+}
+
+/// The number of a server that was ahead is given out, and that server is gone: the others must know it.
+#[tokio::test]
+async fn a_number_that_only_one_server_knew_is_written_back() {
+    let servers = Servers::start().await;
+    let locks = servers.client().await;
+    let fence = format!("{{{}:a}}:f", servers.namespace);
+    for (index, ahead) in servers.all().iter().enumerate() {
+        let first = token(&locks).await;
+        let far = (first + 1_000_000_000 * (index as u64 + 1)).to_string();
+        ahead.command(&["SET", &fence, &far, "EX", "1000"]).await;
+        // Two of the others are away, so the one that is ahead has to agree.
+        let away = [(index + 1) % 5, (index + 2) % 5].map(|index| &servers.all()[index]);
+        away.iter().for_each(|server| server.stop());
+        let with_it = token(&locks).await;
+        assert!(with_it > first + 1_000_000_000, "{with_it} after {first}");
+        away.iter().for_each(|server| server.resume());
+        ahead.stop();
+        // From a client that has not seen it, and a server that has.
+        let kept = join_all(servers.all().iter().filter(|server| server.port() != ahead.port()).map(|server| async {
+            match server.command(&["GET", &fence]).await {
+                Value::BulkString(number) => String::from_utf8(number).unwrap().parse::<u64>().unwrap(),
+                other => panic!("{other:?}"),
+            }
+        }));
+        let kept = kept.await;
+        assert!(kept.iter().filter(|number| **number >= with_it).count() >= 2, "{with_it}: {kept:?}");
+        let without_it = token(&servers.client().await).await;
+        assert!(without_it > with_it, "{without_it} after {with_it}");
+        ahead.resume();
+    }
+}
+
+/// In step, they agree in one round trip, and nothing is written back.
+#[tokio::test]
+async fn servers_in_step_agree_at_once() {
+    let servers = Servers::start().await;
+    let locks = servers.client().await;
+    for _ in 0..10 {
+        token(&locks).await;
+    }
+    let fence = format!("{{{}:a}}:f", servers.namespace);
+    let read = async |server: &RedisServer| server.query::<String>(&["GET", &fence]).await;
+    let reads = join_all(servers.all().iter().map(read)).await;
+    assert!(reads.iter().all(|number| *number == reads[0]), "{reads:?}");
+}

@@ -1,0 +1,222 @@
+//! What a majority promises, and what becomes of votes that are not needed.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use lock_runtime::{LockErrorKind, Loss, RevokeReply, RevokeScope};
+use lock_tests::{Proxy, proxy::DropReply};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{LONGEST_LEASE, Servers};
+use crate::place::{LONG, begun, eventually, in_time};
+
+const LEASE: Duration = LONGEST_LEASE;
+/// Much shorter than any server is waited for, on a machine that does much else.
+const AT_ONCE: Duration = Duration::from_millis(400);
+
+impl Servers {
+    /// Nothing of a lock is left on any server that runs but its fence.
+    async fn nothing_left(&self) {
+        for server in self.all().iter().filter(|server| server.is_running()) {
+            for pattern in [format!("{}:*", self.namespace), format!("{{{}:*}}:q", self.namespace)] {
+                let what = format!("no {pattern} is left on {}", server.port());
+                eventually(&what, || async { server.keys(&pattern).await.is_empty() }).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_lock_outlives_two_servers_and_not_three() {
+    let servers = Servers::start().await;
+    let [a, b, c, ..] = servers.all();
+    let locks = servers.client().await;
+    let guard = locks.exclusive("a").lease(LEASE).acquire().await.unwrap();
+    a.kill();
+    b.stop();
+    sleep(LEASE * 2).await;
+    guard.verify().await.unwrap();
+    let others = servers.client().await;
+    assert!(others.exclusive("a").lease(LEASE).try_acquire().await.unwrap().is_none());
+
+    c.kill();
+    let lost = timeout(LEASE + AT_ONCE, guard.lost()).await.expect("it notices by itself");
+    assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Expired));
+}
+
+#[tokio::test]
+async fn too_few_servers_are_told_one_by_one() {
+    let servers = Servers::start().await;
+    let [a, b, c, d, ..] = servers.all();
+    let locks = servers.client().await;
+    a.kill();
+    b.kill();
+    c.stop();
+    for wait in [Duration::ZERO, Duration::from_millis(300)] {
+        let error = locks.exclusive("a").lease(LEASE).wait(wait).acquire().await.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
+        let text = error.to_string();
+        assert!(text.contains("3 of 5 servers are needed"), "{text}");
+        for server in servers.all() {
+            assert!(text.contains(&server.addr().to_string()), "{text}");
+        }
+        assert!(text.contains(&format!("{}: granted it", d.addr())), "{text}");
+    }
+    c.resume();
+    in_time(locks.exclusive("a").lease(LEASE).wait(LONG).acquire()).await.unwrap().release().await.unwrap();
+    servers.nothing_left().await;
+}
+
+/// As few as suffice are there, and somebody has one vote that is missing.
+#[tokio::test]
+async fn votes_that_others_have_are_contention() {
+    let servers = Servers::start().await;
+    let [a, b, c, ..] = servers.all();
+    let locks = servers.client().await;
+    a.kill();
+    b.kill();
+    let held = format!("{}:a", servers.namespace);
+    c.command(&["SET", &held, "somebody", "PX", "600"]).await;
+    let error = locks.exclusive("a").lease(LEASE).no_wait().acquire().await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::Contended, "{error}");
+    let error = locks.exclusive("a").lease(LEASE).wait(Duration::from_millis(200)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::WaitTimeout, "{error}");
+    in_time(locks.exclusive("a").lease(LEASE).wait(LONG).acquire()).await.unwrap().release().await.unwrap();
+    servers.nothing_left().await;
+}
+
+/// Each of the five answers is lost in turn, or all of them.
+#[tokio::test]
+async fn an_answer_that_is_lost_leaves_no_vote_behind() {
+    let servers = Servers::start().await;
+    let proxies = servers.proxies().await;
+    let locks = servers.clients_through(&proxies, 1).await.remove(0);
+    for silently in [false, true] {
+        for index in 0..=proxies.len() {
+            for proxy in proxies.iter().enumerate().filter(|(this, _)| index == 5 || index == *this).map(|(_, one)| one)
+            {
+                let lost = DropReply::next().to("EVALSHA");
+                proxy.drop_reply(if silently { lost.silently() } else { lost });
+            }
+            let request = || locks.exclusive("a").lease(LEASE);
+            if let Ok(guard) = request().no_wait().acquire().await {
+                guard.release().await.unwrap();
+            }
+            // Long before a vote that was left behind would end by itself.
+            let since = Instant::now();
+            join_all(proxies.iter().map(Proxy::let_through)).await;
+            let guard = in_time(request().wait(LONG).acquire()).await.unwrap();
+            assert!(since.elapsed() < LEASE, "{index}: {:?}", since.elapsed());
+            guard.release().await.unwrap();
+        }
+    }
+    servers.nothing_left().await;
+}
+
+#[tokio::test]
+async fn a_request_that_is_dropped_leaves_no_vote_behind() {
+    let servers = Servers::start().await;
+    let (locks, others) = (servers.client().await, servers.client().await);
+    for round in 0..20 {
+        let held = (round % 2 == 0).then(|| others.exclusive("a").lease(LEASE));
+        let held = match held {
+            Some(request) => Some(request.acquire().await.unwrap()),
+            None => None,
+        };
+        let wait = Duration::from_micros(200 * round);
+        let _ = timeout(wait, locks.exclusive("a").lease(LEASE).wait(LONG).acquire()).await;
+        if let Some(guard) = held {
+            guard.release().await.unwrap();
+        }
+        let next = others.exclusive("a").lease(LEASE).wait(LONG).acquire();
+        in_time(next).await.unwrap().release().await.unwrap();
+    }
+    locks.shutdown().await;
+    servers.nothing_left().await;
+}
+
+#[tokio::test]
+async fn whoever_waits_is_told() {
+    let servers = Servers::start().await;
+    let (locks, others) = (servers.client().await, servers.client().await);
+    for _ in 0..20 {
+        let guard = locks.exclusive("a").lease(LEASE).acquire().await.unwrap();
+        let mut waiting = begun(others.exclusive("a").lease(LEASE).wait(LONG).acquire()).await;
+        let in_line = async {
+            eventually("it is in line", || async { !locks.inspect("a").await.unwrap().waiters.is_empty() }).await;
+        };
+        tokio::select! {
+            guard = &mut waiting => panic!("{guard:?}"),
+            () = in_line => {}
+        }
+        let since = Instant::now();
+        let (released, next) = tokio::join!(guard.release(), waiting);
+        released.unwrap();
+        assert!(since.elapsed() < AT_ONCE, "{:?}", since.elapsed());
+        next.unwrap().release().await.unwrap();
+    }
+    servers.nothing_left().await;
+}
+
+#[tokio::test]
+async fn a_dead_server_is_not_waited_for() {
+    let servers = Servers::start().await;
+    let locks = servers.client().await;
+    for server in servers.all() {
+        server.stop();
+        let mut slow = 0;
+        for number in 0..40 {
+            let since = Instant::now();
+            let guard = locks.exclusive(format!("{number}")).lease(LEASE).acquire().await.unwrap();
+            guard.release().await.unwrap();
+            slow += usize::from(since.elapsed() > LEASE / 20);
+        }
+        // The first that finds it silent.
+        assert!(slow <= 4, "{slow} of 40");
+        server.resume();
+    }
+}
+
+#[tokio::test]
+async fn what_a_majority_cannot_promise_is_refused() {
+    let servers = Servers::start().await;
+    let locks = servers.client().await;
+    let error = locks.permits("a", 2.try_into().unwrap()).lease(LEASE).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::InvalidSpec, "{error}");
+    assert!(error.to_string().contains("use one server for permits"), "{error}");
+    let error = locks.exclusive("a").lease(LEASE * 2).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::InvalidSpec, "{error}");
+    assert!(error.to_string().contains("longest_lease"), "{error}");
+    let guard = locks.exclusive("a").lease(LEASE).acquire().await.unwrap();
+    assert_eq!(guard.extend(LEASE * 2).await.unwrap_err().kind(), LockErrorKind::InvalidSpec);
+    guard.verify().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lock_is_revoked_at_all_servers() {
+    let servers = Servers::start().await;
+    let (locks, others) = (servers.client().await, servers.client().await);
+    let guard = locks.exclusive("a").lease(LEASE).acquire().await.unwrap();
+    let seen = others.inspect("a").await.unwrap();
+    assert_eq!(seen.holders.len(), 1);
+    assert!(seen.fence.unwrap() >= guard.fence());
+    assert_eq!(others.revoke("a", RevokeScope::Leased).await.unwrap(), RevokeReply::Revoked);
+    let lost = timeout(AT_ONCE, guard.lost()).await.expect("it is told");
+    assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Revoked));
+    assert_eq!(others.revoke("a", RevokeScope::Leased).await.unwrap(), RevokeReply::NotHeld);
+    others.exclusive("a").lease(LEASE).no_wait().acquire().await.unwrap().release().await.unwrap();
+    servers.nothing_left().await;
+}
+
+#[tokio::test]
+async fn a_client_that_is_shut_down_leaves_no_vote() {
+    let servers = Servers::start().await;
+    for number in 0..10 {
+        let locks = servers.client().await;
+        drop(locks.exclusive(format!("{number}")).lease(LEASE).acquire().await.unwrap());
+        locks.shutdown().await;
+        let left = join_all(servers.all().iter().map(|server| server.keys("*:[0-9]"))).await.concat();
+        assert_eq!(left, Vec::<String>::new());
+    }
+}
