@@ -304,10 +304,6 @@ pub struct LockClientBuilder {
     max_waiters: usize,
     #[cfg(feature = "redis")]
     settings: crate::store::redis::Settings,
-    #[cfg_attr(
-        not(feature = "redis"),
-        expect(dead_code, reason = "only servers are restarted apart from their clients")
-    )]
     longest_lease: Duration,
 }
 
