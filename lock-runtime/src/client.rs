@@ -122,7 +122,9 @@ impl LockClient {
 
     /// Connects to the store that `url` names, with all defaults; [`builder`](Self::builder) can do more.
     ///
-    /// `memory:` · `redis://[user[:password]@]host[:port][/db]` · `rediss://` likewise, over TLS (feature `rustls`)
+    /// `memory:` · `redis://[user[:password]@]host[:port][/db]` · `rediss://` likewise, over TLS (feature `rustls`) ·
+    /// `redis+sentinel://[user:password@]host[:26379][,host...]/<name of the primary>[/db]`, with
+    /// `?sentinel_user=..&sentinel_password=..&min_replicas=1&replica_timeout=50ms` where they are needed, and `rediss+sentinel://`
     ///
     /// # Errors
     /// `InvalidUrl`, `Unavailable`, `Unauthenticated`, `Forbidden`, `NotRedis`, `ReadOnly`; within 3 s.
@@ -300,10 +302,8 @@ pub struct LockClientBuilder {
     namespace: String,
     defaults: LockSpec,
     max_waiters: usize,
-    #[cfg_attr(
-        not(feature = "redis"),
-        expect(dead_code, reason = "only servers are restarted apart from their clients")
-    )]
+    #[cfg(feature = "redis")]
+    settings: crate::store::redis::Settings,
     longest_lease: Duration,
 }
 
@@ -313,6 +313,8 @@ impl Default for LockClientBuilder {
             namespace: "lock".into(),
             defaults: LockSpec::exclusive(),
             max_waiters: MAX_WAITERS,
+            #[cfg(feature = "redis")]
+            settings: crate::store::redis::Settings::default(),
             longest_lease: DEFAULT_LEASE,
         }
     }
@@ -335,6 +337,37 @@ impl LockClientBuilder {
     /// Each costs about the memory of its future. Set it to what can be served within the wait: those beyond would time out anyway.
     pub fn max_waiters(self, max_waiters: usize) -> Self {
         Self { max_waiters, ..self }
+    }
+
+    /// Tells of a grant only when `replicas` replicas have it, and waits for them for at most `timeout`, 1 ms to 400 ms. The URL
+    /// of Sentinels may say the same (`?min_replicas=1&replica_timeout=50ms`), and comes first.
+    ///
+    /// Without it the promotion of a replica that lags behind loses grants, and a lock may then have two holders until the
+    /// first one finds out, at its next renewal. With it each grant costs a round trip more, and where fewer replicas answer
+    /// in time no lock is granted: the request is `Unavailable`, or goes on waiting. Renewals are not waited for. It
+    /// narrows the gap and does not close it, as the guide's [page on Redis](crate::guide::redis#what-a-failover-may-lose) says.
+    ///
+    /// For one server, or the one that Sentinels name; the user needs `+wait`.
+    #[cfg(feature = "redis")]
+    pub fn min_replicas(mut self, replicas: NonZeroU32, timeout: Duration) -> Self {
+        self.settings.min_replicas = Some(crate::store::redis::MinReplicas { count: replicas, timeout });
+        self
+    }
+
+    /// Trusts the authorities of these certificates (PEM), instead of those that the system trusts, wherever the URL says TLS
+    /// (`rediss://`).
+    #[cfg(feature = "rustls")]
+    pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.settings.root_certificate = Some(pem.into());
+        self
+    }
+
+    /// Shows this certificate, with its private key (both PEM), to a server that asks for one, wherever the URL says TLS.
+    #[cfg(feature = "rustls")]
+    pub fn client_certificate(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        let (certificate, key) = (certificate.into(), key.into());
+        self.settings.client_certificate = Some(crate::store::redis::ClientCertificate { certificate, key });
+        self
     }
 
     /// The longest lease that may be asked for over several servers ([`redlock`](Self::redlock)), 30 s by default. The same for all
@@ -362,12 +395,41 @@ impl LockClientBuilder {
             return self.redlock(urls).await;
         }
         #[cfg(feature = "redis")]
-        return self.check()?.over(crate::store::redis::RedisStore::connect(url, &self.namespace).await?);
+        return {
+            self.check()?;
+            let connecting = crate::store::redis::RedisStore::connect_with(url, &self.namespace, self.settings.clone());
+            self.over(connecting.await?)
+        };
         #[cfg(not(feature = "redis"))]
         Err(LockError::new(
             crate::LockErrorKind::InvalidUrl,
             "only \"memory:\" is compiled in; enable the feature `redis` for \"redis://host:6379/0\"",
         ))
+    }
+
+    /// Connects to whichever server the Sentinels name as the primary, now and after each failover.
+    ///
+    /// The host of `primary` is the name by which they know it, and its credentials and database are for that server:
+    /// `redis://app:secret@mymaster/0`. `sentinels` are their own addresses, with credentials of their own:
+    /// `redis://:secret@10.0.0.1:26379`. Each may be `rediss://`. [`LockClient::connect`] takes the same in one URL.
+    ///
+    /// # Errors
+    /// As [`LockClient::connect`].
+    ///
+    /// # Cancellation
+    /// Dropping the future closes the connection.
+    #[cfg(feature = "redis")]
+    pub async fn sentinel(
+        self,
+        primary: &str,
+        sentinels: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<LockClient, LockError> {
+        self.check()?;
+        // Collected first: the future need not be as sendable as what it is given.
+        let sentinels: Vec<_> = sentinels.into_iter().map(|url| url.as_ref().to_owned()).collect();
+        let (namespace, settings) = (&self.namespace, &self.settings);
+        let store = crate::store::redis::RedisStore::by_sentinels(primary, &sentinels, namespace, settings).await?;
+        self.over(store)
     }
 
     /// Connects to several independent Redis servers, of which a majority has to agree: an odd number, at least three, in the
@@ -384,9 +446,12 @@ impl LockClientBuilder {
     #[cfg(feature = "redis")]
     pub async fn redlock(self, urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<LockClient, LockError> {
         self.check()?;
+        self.settings.refuse_replicas("several servers that vote are no replicas of each other")?;
         let urls: Vec<_> = urls.into_iter().collect();
         let urls: Vec<_> = urls.iter().map(AsRef::as_ref).collect();
-        self.over(crate::store::redis::redlock::connect(&urls, &self.namespace, self.longest_lease).await?)
+        self.over(
+            crate::store::redis::redlock::connect(&urls, &self.namespace, self.longest_lease, &self.settings).await?,
+        )
     }
 
     /// Uses a ready `redis::Client`: its address, credentials and TLS settings. Connections are made anew, over RESP3.
@@ -398,7 +463,9 @@ impl LockClientBuilder {
     /// Dropping the future closes the connection.
     #[cfg(feature = "redis")]
     pub async fn redis_client(self, client: redis::Client) -> Result<LockClient, LockError> {
-        self.check()?.over(crate::store::redis::RedisStore::from_client(client, &self.namespace).await?)
+        self.check()?;
+        let settings = self.settings.clone();
+        self.over(crate::store::redis::RedisStore::from_client_with(client, &self.namespace, settings).await?)
     }
 
     /// Uses a new store in this process.
@@ -406,7 +473,10 @@ impl LockClientBuilder {
     /// # Errors
     /// `InvalidSpec` for defaults that cannot be meant.
     pub fn in_memory(self) -> Result<LockClient, LockError> {
-        self.check()?.over(MemoryStore::new())
+        self.check()?;
+        #[cfg(feature = "redis")]
+        self.settings.refuse_replicas("a store in this process has none")?;
+        self.over(MemoryStore::new())
     }
 
     /// Uses a store of your own.
@@ -423,9 +493,12 @@ impl LockClientBuilder {
     }
 
     /// Defaults that cannot be meant are better found at the start than at the first request.
-    fn check(&self) -> Result<&Self, LockError> {
+    fn check(&self) -> Result<(), LockError> {
         self.defaults.terms(&LockSpec::exclusive())?;
-        LockSpec::exclusive().lease(self.longest_lease).terms(&LockSpec::exclusive()).map(|_| self)
+        LockSpec::exclusive().lease(self.longest_lease).terms(&LockSpec::exclusive())?;
+        #[cfg(feature = "redis")]
+        self.settings.check()?;
+        Ok(())
     }
 
     fn over(&self, store: impl Store) -> Result<LockClient, LockError> {

@@ -153,8 +153,9 @@ impl Gates {
 
     /// The store keeps the lock for nobody for so long: see [`Line::ask_by`].
     pub(crate) fn kept(&self, key: &LockKey, family: Family, ttl: Duration) {
-        // Past the very millisecond, so that the question does not come a moment too early.
-        let over = ttl.checked_add(Duration::from_millis(1)).and_then(|ttl| Instant::now().checked_add(ttl));
+        // Past the very millisecond, so that the question does not come a moment too early. With nothing left it may come at once.
+        let past = if ttl.is_zero() { Duration::ZERO } else { Duration::from_millis(1) };
+        let over = ttl.checked_add(past).and_then(|ttl| Instant::now().checked_add(ttl));
         wake(over.and_then(|over| self.with(family, key, |line| line.ask_by(over))).flatten());
     }
 

@@ -2,8 +2,8 @@
 //!
 //! # Connecting
 //!
-//! `redis://[[user]:password@]host[:port][/db]`, or `rediss://` for TLS with the feature `rustls`. What a URL cannot
-//! say, a ready `redis::Client` can: [`LockClientBuilder::redis_client`](crate::LockClientBuilder::redis_client).
+//! `redis://[[user]:password@]host[:port][/db]`, or `rediss://` for TLS with the feature `rustls`; `redis+sentinel://` for a
+//! primary and its replicas ([below](#sentinel)). What a URL cannot say, a ready `redis::Client` can: [`LockClientBuilder::redis_client`](crate::LockClientBuilder::redis_client).
 //!
 //! ```no_run
 //! # use lock_runtime::LockClient;
@@ -16,13 +16,59 @@
 //! were handed over to it: it subscribes to one channel of its own and one of the namespace, and to none per lock. Redis 6.0 or
 //! later.
 //!
+//! # Sentinel
+//!
+//! `redis+sentinel://[[user]:password@]host[:26379][,host...]/<name of the primary>[/db]`, `rediss+sentinel://` for TLS to the Sentinels
+//! and to the primary. User and password are the primary's; those of the Sentinels are parameters:
+//! `?sentinel_user=..&sentinel_password=..`. Percent-encode special characters. Where the two differ in more than that,
+//! [`LockClientBuilder::sentinel`](crate::LockClientBuilder::sentinel) takes a URL for each.
+//!
+//! ```no_run
+//! # use lock_runtime::LockClient;
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+//! let locks = LockClient::connect("redis+sentinel://:secret@10.0.0.1,10.0.0.2,10.0.0.3/mymaster?min_replicas=1").await?;
+//! # Ok(()) }
+//! ```
+//!
+//! Name all Sentinels. Each time a connection is made they are all asked at once, and among the answers of a majority the
+//! latest configuration counts: one that hangs, or was cut off and names an old primary, changes nothing. While the
+//! connection stands the client listens to them (a connection to each), and moves as soon as one tells of a new primary. A
+//! user on the Sentinels needs `+sentinel|master +sentinel|get-master-addr-by-name +subscribe &+switch-master`.
+//!
+//! During a failover requests are `Unavailable` or `ReadOnly`, those that wait go on waiting, and leases are renewed at the new
+//! primary within 200 ms of the connection to it.
+//!
+//! ## What a failover may lose
+//!
+//! Redis copies to its replicas after it has answered. What the promoted replica did not have yet is lost: a lock that was
+//! granted in the last moment, a renewal (then the lock may end sooner), a release (then it ends with its lease). A lost
+//! grant means **two holders**: the first believes in its lock until its next renewal, which is a third of the lease away at
+//! most and is hurried as soon as the connection breaks; then it is told that the lock is lost. Where the old primary is cut off
+//! together with some of its clients, those hold on to it for as long as it answers. Fencing tokens go on increasing over a
+//! failover, as they are no smaller than the server's clock.
+//!
+//! [`min_replicas`](crate::LockClientBuilder::min_replicas) (`?min_replicas=1&replica_timeout=50ms`, or the builder, for a single server as
+//! well) tells of a grant only when so many replicas have it (`WAIT`); with too few the request is `Unavailable`, or goes on
+//! waiting, and the grant is given up. All grants of a client share one more connection, on which one wait serves all that have
+//! come meanwhile. The user needs `+wait`.
+//!
+//! It narrows the gap and **does not make Redis consistent**
+//! ([the documentation of `WAIT`](https://redis.io/docs/latest/commands/wait/),
+//! [Jepsen on Redis and Sentinel](https://aphyr.com/posts/283-jepsen-redis),
+//! [Kleppmann on locks](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html)): Sentinels choose among the
+//! replicas, and with fewer than all of them waited for they may promote one that does not have the grant; a replica that has
+//! it may lose it when it starts again; renewals are not waited for. `min-replicas-to-write` and `min-replicas-max-lag` on the server end the
+//! time for which a primary that was cut off goes on. Where two holders would do harm, let the resource check the
+//! [fencing token](crate::FencingToken), or use a quorum of independent servers.
+//!
 //! # TLS
 //!
 //! - The application installs the crypto provider at the start of `main`:
 //!   `rustls::crypto::ring::default_provider().install_default()`. Where it doesn't and rustls cannot tell which one is
 //!   meant, connecting is refused with this line (with `panic = "abort"` rustls ends the process instead).
 //! - `rediss://` trusts what the system trusts, or the file in `SSL_CERT_FILE` instead.
-//! - An authority or a client certificate of your own comes with the client: `redis::Client::build_with_tls`.
+//! - An authority of your own is named by [`LockClientBuilder::root_certificate`](crate::LockClientBuilder::root_certificate), a certificate
+//!   of the client by [`client_certificate`](crate::LockClientBuilder::client_certificate).
 //!
 //! # What lies there
 //!
@@ -43,4 +89,5 @@
 //!
 //! - `maxmemory-policy noeviction`: any other may evict a held lock.
 //! - A user of its own with what locks need and nothing else; the README and every `Forbidden` error show the line.
-//! - No replica: it cannot write. A client that is given one is told so.
+//! - No replica: it cannot write. A client that is given one is told so. A primary that becomes a replica is left with its
+//!   first refusal: the address is resolved anew, by the Sentinels or by its name.

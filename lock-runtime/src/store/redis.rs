@@ -35,11 +35,20 @@ mod names;
 mod pushes;
 mod quarantine;
 pub(crate) mod redlock;
+mod replicas;
 mod reply;
 mod scripts;
+mod sentinel;
+mod sentinel_url;
+mod settings;
+mod target;
 mod url;
 
-use std::{fmt, sync::Weak, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
@@ -48,12 +57,15 @@ use self::{
     acl::AclLine,
     connection::Connection,
     names::{Names, lock_name, marker_name},
+    pushes::Pushes,
+    replicas::Replicas,
     reply::{Reply, unexpected},
     scripts::{Call, Script},
+    target::Target,
 };
 use super::{
-    AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyRequest, Listener, PollReply, Release,
-    ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind,
+    AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, IfBusy, Inspection, KeyRequest, Listener, Next,
+    PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind,
 };
 use crate::{
     error::LockError,
@@ -62,7 +74,12 @@ use crate::{
     spec::{Family, Mode},
 };
 
-pub(crate) use self::names::check_namespace;
+#[cfg(feature = "rustls")]
+pub(crate) use self::settings::ClientCertificate;
+pub(crate) use self::{
+    names::check_namespace,
+    settings::{MinReplicas, Settings},
+};
 
 /// How long [`RedisStore::connect`] may take: two attempts of a second each, the pause between them and the checks.
 const CONNECT: Duration = Duration::from_millis(2500);
@@ -80,12 +97,15 @@ const BATCH: usize = 100;
 /// poll, and a revocation by the next renewal.
 pub struct RedisStore {
     connection: Connection,
+    /// Where a grant is of use only if the replicas have it.
+    replicas: Option<Arc<Replicas>>,
     namespace: String,
 }
 
 impl RedisStore {
     /// Connects to `redis://[[user]:password@]host[:port][/db]`, to `rediss://..` (TLS; with the feature `rustls`),
-    /// or to `unix:///path`.
+    /// or to `unix:///path`; to whichever server the Sentinels of `redis+sentinel://..` name, as
+    /// [`LockClient::connect`](crate::LockClient::connect) says.
     ///
     /// All keys begin with `<namespace>:`, or hold that in their hash tag. Two namespaces never share a lock.
     ///
@@ -99,8 +119,28 @@ impl RedisStore {
     /// - `ReadOnly`: the server is a replica.
     /// - `NotRedis`: what answers is something else, a Sentinel, or older than 6.0.
     pub async fn connect(url: &str, namespace: &str) -> Result<Self, LockError> {
+        Self::connect_with(url, namespace, Settings::default()).await
+    }
+
+    pub(crate) async fn connect_with(url: &str, namespace: &str, settings: Settings) -> Result<Self, LockError> {
         check_namespace(namespace)?;
-        Self::open(url::open(url)?, namespace).await
+        if sentinel_url::is_one(url) {
+            let (sentinels, settings) = sentinel_url::open(url, settings)?;
+            return Self::open(Target::Primary(Arc::new(sentinels)), namespace, &settings).await;
+        }
+        Self::open(Target::Server(Arc::new(url::open(url, &settings)?)), namespace, &settings).await
+    }
+
+    /// Connects to the primary at `primary`, a URL whose host is the primary's name, which the Sentinels at `urls` know.
+    pub(crate) async fn by_sentinels(
+        primary: &str,
+        urls: &[String],
+        namespace: &str,
+        settings: &Settings,
+    ) -> Result<Self, LockError> {
+        check_namespace(namespace)?;
+        let sentinels = sentinel_url::open_each(primary, urls.iter().map(String::as_str), settings)?;
+        Self::open(Target::Primary(Arc::new(sentinels)), namespace, settings).await
     }
 
     /// As [`connect`](Self::connect), for what a URL cannot say: certificates, settings of the socket.
@@ -111,13 +151,23 @@ impl RedisStore {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub async fn from_client(client: redis::Client, namespace: &str) -> Result<Self, LockError> {
+        Self::from_client_with(client, namespace, Settings::default()).await
+    }
+
+    pub(crate) async fn from_client_with(
+        client: redis::Client,
+        namespace: &str,
+        settings: Settings,
+    ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
-        Self::open(url::adjust(client.get_connection_info().clone())?, namespace).await
+        let settings = Settings { min_replicas: settings.min_replicas, ..Settings::default() };
+        let client = url::adjust(client.get_connection_info().clone(), &settings)?;
+        Self::open(Target::Server(Arc::new(client)), namespace, &settings).await
     }
 
     /// The `ACL SETUSER` line for a user that locks in `namespace`: the least that suffices.
     ///
-    /// A database other than 0 needs `+select` as well. Redis 6.0 knows no rules for channels: leave out the word that
+    /// A database other than 0 needs `+select` as well, and `min_replicas` needs `+wait`. Redis 6.0 knows no rules for channels: leave out the word that
     /// begins with `&`.
     ///
     /// ```
@@ -128,14 +178,21 @@ impl RedisStore {
         AclLine::new(namespace, 0).to_string()
     }
 
-    async fn open(client: redis::Client, namespace: &str) -> Result<Self, LockError> {
-        let address = client.get_connection_info().addr().to_string();
+    async fn open(target: Target, namespace: &str, settings: &Settings) -> Result<Self, LockError> {
+        let place = target.to_string();
+        let acl = AclLine::new(namespace, target.settings().db()).waiting(settings.min_replicas.is_some());
         let connect = async {
-            Ok(Self { connection: Connection::open(client, namespace).await?, namespace: namespace.to_owned() })
+            let pushes = Pushes::new(namespace).inviting(settings.min_replicas.is_some());
+            let connection = Connection::open(target, pushes, acl).await?;
+            let replicas = match settings.min_replicas {
+                Some(min_replicas) => Some(Replicas::open(&connection, min_replicas).await?),
+                None => None,
+            };
+            Ok(Self { connection, replicas, namespace: namespace.to_owned() })
         };
         let connected = tokio::time::timeout(CONNECT, connect).await;
         connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT))).map_err(|error: StoreError| {
-            LockError::new(error.kind().into(), format!("cannot keep locks at {address}")).with_source(Some(error))
+            LockError::new(error.kind().into(), format!("cannot keep locks at {place}")).with_source(Some(error))
         })
     }
 
@@ -151,6 +208,14 @@ impl RedisStore {
 
     async fn run(&self, call: Call) -> Result<Reply, StoreError> {
         Reply::new(self.connection.call(call).await?)
+    }
+
+    /// Waits until so many replicas as are asked for have the grants.
+    async fn settle<'a>(&self, grants: impl IntoIterator<Item = &'a Hold>) -> Result<(), StoreError> {
+        match &self.replicas {
+            Some(replicas) => replicas.have(&self.namespace, grants).await,
+            None => Ok(()),
+        }
     }
 
     /// Acquires all or none, or stands in line for a single one.
@@ -235,7 +300,12 @@ impl RedisStore {
 
     async fn acquire_each(&self, requests: &[KeyRequest]) -> Result<AcquireAllReply, StoreError> {
         match self.acquire_in_time(requests, IfBusy::Refuse).await? {
-            Acquired::All(reply) => Ok(reply),
+            Acquired::All(reply) => {
+                if matches!(reply, AcquireAllReply::Granted(_)) {
+                    self.settle(requests.iter().map(|request| &request.hold)).await?;
+                }
+                Ok(reply)
+            }
             Acquired::Queued(_) => Err(unexpected()),
         }
     }
@@ -243,6 +313,7 @@ impl RedisStore {
     async fn acquire_one(&self, request: &KeyRequest) -> Result<AcquireReply, StoreError> {
         match self.acquire_in_time(std::slice::from_ref(request), request.if_busy).await? {
             Acquired::All(AcquireAllReply::Granted(grants)) => {
+                self.settle([&request.hold]).await?;
                 grants.first().copied().map(AcquireReply::Granted).ok_or_else(unexpected)
             }
             Acquired::All(AcquireAllReply::Refused { reply, .. }) | Acquired::Queued(reply) => Ok(reply),
@@ -253,7 +324,11 @@ impl RedisStore {
         let call = self.on_all(&scripts::POLL, &hold.key, hold.mode.family()).hold(hold);
         let mut reply = self.run(call).await?;
         match reply.word() {
-            "granted" => reply.grant().map(PollReply::Granted),
+            "granted" => {
+                let grant = reply.grant()?;
+                self.settle([hold]).await?;
+                Ok(PollReply::Granted(grant))
+            }
             "queued" => {
                 let (counter, holder_ttl) = reply.place()?;
                 Ok(PollReply::Queued { counter, holder_ttl })
@@ -308,13 +383,31 @@ impl RedisStore {
                 tokio::task::yield_now().await;
                 Ok(ReleaseReply::Released)
             }
-            "passed" => reply.grant().map(ReleaseReply::Passed),
+            "passed" => {
+                let grant = reply.grant()?;
+                self.passed(hold, *next, grant).await
+            }
             "queued" => {
                 let (counter, holder_ttl) = reply.place()?;
                 Ok(ReleaseReply::Queued { counter, holder_ttl })
             }
             "not_held" => Ok(ReleaseReply::NotHeld),
             _ => Err(foreign(&reply)),
+        }
+    }
+
+    /// A lock was given back and taken up again.
+    async fn passed(&self, hold: &Hold, next: Option<Next>, grant: Grant) -> Result<ReleaseReply, StoreError> {
+        let Some(next) = next else { return Err(unexpected()) };
+        let heir = Hold::new(hold.key.clone(), Mode::Exclusive, next.token);
+        match self.settle([&heir]).await {
+            Ok(()) => Ok(ReleaseReply::Passed(grant)),
+            Err(error) => {
+                // It was given back, in any case, and whoever was to take it up again asks anew.
+                tracing::debug!(key = %heir.key, %error, "given back, and not taken up again");
+                self.abandon_one(&heir).await?;
+                Ok(ReleaseReply::Released)
+            }
         }
     }
 
@@ -325,7 +418,11 @@ impl RedisStore {
         let call = self.on_all(&scripts::CONVERT, &hold.key, Family::Lock).token(hold.token);
         let mut reply = self.run(call).await?;
         match reply.word() {
-            "converted" => reply.grant().map(ConvertReply::Converted),
+            "converted" => {
+                let grant = reply.grant()?;
+                self.settle([&Hold::new(hold.key.clone(), Mode::Shared, hold.token)]).await?;
+                Ok(ConvertReply::Converted(grant))
+            }
             "not_held" => Ok(ConvertReply::NotHeld),
             _ => Err(foreign(&reply)),
         }

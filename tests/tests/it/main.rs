@@ -19,6 +19,7 @@ mod protocol;
 mod redlock;
 mod replies;
 mod runtimes;
+mod sentinel;
 mod topologies;
 mod ui;
 mod waiting;

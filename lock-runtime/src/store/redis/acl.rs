@@ -13,6 +13,7 @@ const COMMANDS: &str = "+eval +evalsha +info +subscribe +publish +time +type +ge
 pub(super) struct AclLine {
     namespace: String,
     db: i64,
+    waits: bool,
 }
 
 impl AclLine {
@@ -26,19 +27,27 @@ impl AclLine {
                 c => pattern.push(c),
             }
         }
-        Self { namespace: pattern, db }
+        Self { namespace: pattern, db, waits: false }
+    }
+
+    /// For a store that waits for replicas, or not.
+    pub(super) fn waiting(self, waits: bool) -> Self {
+        Self { waits, ..self }
     }
 }
 
 impl fmt::Display for AclLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { namespace: ns, db } = self;
+        let Self { namespace: ns, db, waits } = self;
         write!(f, "ACL SETUSER <user> on ><password> ~{ns}:*")?;
         // The keys beside a lock: its fence and its queue.
         for side in ["f", "q"] {
             write!(f, " ~{{{ns}:*}}:{side} ~{side}:{ns}:*")?;
         }
         write!(f, " &{ns}:* {COMMANDS}")?;
+        if *waits {
+            f.write_str(" +wait")?;
+        }
         if *db == 0 { Ok(()) } else { f.write_str(" +select") }
     }
 }
@@ -54,5 +63,6 @@ mod tests {
         assert!(line.contains(" ~{a\\*b?c:*}:f ~f:a\\*b?c:* "), "{line}");
         assert!(!line.contains("+select"));
         assert!(AclLine::new("a", 3).to_string().ends_with("+select"));
+        assert!(AclLine::new("a", 0).waiting(true).to_string().ends_with("+wait"));
     }
 }

@@ -28,6 +28,7 @@ use super::{
     pushes::Pushes,
     reply::unexpected,
     scripts::Call,
+    target::Target,
 };
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -38,25 +39,33 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) async fn open(client: Client, namespace: &str) -> Result<Self, StoreError> {
-        let acl = AclLine::new(namespace, client.get_connection_info().redis_settings().db());
-        let dial = Dial::new(client, Arc::new(Pushes::new(namespace)), acl);
+    pub(super) async fn open(target: Target, pushes: Pushes, acl: AclLine) -> Result<Self, StoreError> {
+        let dial = Dial::new(target, Arc::new(pushes), acl);
         let link = dial.dial();
         let Err(error) = link.connected().await else {
             return Ok(Self { dial, link: RwLock::new(Arc::new(link)) });
         };
         if error.kind() == StoreErrorKind::NotRedis
-            && let Some(version) = old_version(&dial.client).await
+            && let Ok((server, _)) = dial.target.server().await
+            && let Some(info) = without_resp3(&server).await
         {
-            return Err(error::too_old(Some(&version)));
+            info.check()?;
         }
         Err(error)
+    }
+
+    /// Another connection to the same place, which listens to nothing.
+    pub(super) fn beside(&self) -> Self {
+        let dial = self.dial.deaf();
+        let link = RwLock::new(Arc::new(dial.dial()));
+        Self { dial, link }
     }
 
     /// A connection to a server that votes with others, which begins to be made.
     pub(super) fn member(client: Client, namespace: &str, longest_lease: Duration) -> Self {
         let acl = AclLine::new(namespace, client.get_connection_info().redis_settings().db());
-        let dial = Dial::new(client, Arc::new(Pushes::new(namespace)), acl).member(namespace, longest_lease);
+        let target = Target::Server(Arc::new(client));
+        let dial = Dial::new(target, Arc::new(Pushes::new(namespace)), acl).member(namespace, longest_lease);
         let link = RwLock::new(Arc::new(dial.dial()));
         Self { dial, link }
     }
@@ -101,7 +110,7 @@ impl Connection {
 
     /// Where the server is; never with a password.
     pub(super) fn address(&self) -> String {
-        self.dial.client.get_connection_info().addr().to_string()
+        self.dial.target.to_string()
     }
 
     /// Runs one script. If the connection breaks, it is run once more on the next one: what is under the same token does no
@@ -147,11 +156,7 @@ impl Connection {
             pipeline.add_command(by_digest);
             scripts.push(script);
         }
-        let values = match self.send_all(&pipeline, votes).await {
-            Err(failed) if failed.broken => self.send_all(&pipeline, votes).await.map_err(Failed::repeated),
-            result => result,
-        };
-        let mut values = values?;
+        let mut values = self.send_all_again(&pipeline, votes).await?;
 
         // In one round trip as well: the caller's time is that of one.
         let mut again = Pipeline::new();
@@ -169,11 +174,24 @@ impl Connection {
     }
 
     async fn send(&self, command: &Cmd, votes: bool) -> Result<Value, Failed> {
-        self.exchange(votes, async |connection| connection.req_packed_command(command).await).await
+        let send = async |connection: &mut MultiplexedConnection| connection.req_packed_command(command).await;
+        self.exchange(votes, send, error::is_of_a_replica).await
+    }
+
+    /// Once more if the connection breaks.
+    pub(super) async fn send_all_again(&self, pipeline: &Pipeline, votes: bool) -> Result<Vec<Value>, StoreError> {
+        let values = match self.send_all(pipeline, votes).await {
+            Err(failed) if failed.broken => self.send_all(pipeline, votes).await.map_err(Failed::repeated),
+            result => result,
+        };
+        Ok(values?)
     }
 
     async fn send_all(&self, pipeline: &Pipeline, votes: bool) -> Result<Vec<Value>, Failed> {
-        self.exchange(votes, async |connection| connection.req_packed_commands(pipeline, 0, pipeline.len()).await).await
+        let send = async |connection: &mut MultiplexedConnection| {
+            connection.req_packed_commands(pipeline, 0, pipeline.len()).await
+        };
+        self.exchange(votes, send, |values| values.iter().any(error::is_of_a_replica)).await
     }
 
     /// Nobody is told on the word of a server that may have forgotten a lock; `votes` says that somebody would be.
@@ -181,6 +199,7 @@ impl Connection {
         &self,
         votes: bool,
         call: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
+        is_of_a_replica: impl FnOnce(&T) -> bool,
     ) -> Result<T, Failed> {
         let link = self.link();
         let failed = |error, broken| {
@@ -196,6 +215,15 @@ impl Connection {
         let unanswered = link.unanswered();
         let result = call(&mut connection).await;
         unanswered.answered();
+        // What the old primary did last may be unknown to the new one.
+        if self.dial.target.moves() && link.is_over() && result.is_ok() {
+            let message = "another server has become the primary meanwhile";
+            return Err(Failed { error: StoreError::new(StoreErrorKind::Unavailable, message), broken: true });
+        }
+        // It was the primary when the connection was made. The next call connects to whichever is now.
+        if result.as_ref().is_ok_and(is_of_a_replica) {
+            link.end();
+        }
         result.map_err(|cause| failed(error::disconnected(&cause, &self.dial.acl), cause.is_connection_dropped()))
     }
 
@@ -213,7 +241,7 @@ impl Connection {
         current.clone()
     }
 
-    fn settle(&self, value: Value) -> Result<Value, StoreError> {
+    pub(super) fn settle(&self, value: Value) -> Result<Value, StoreError> {
         match value {
             Value::ServerError(error) => Err(error::refused(&error, &self.dial.acl)),
             value => Ok(value),
@@ -247,16 +275,15 @@ impl From<Failed> for StoreError {
     }
 }
 
-fn is_unknown_script(value: &Value) -> bool {
+pub(super) fn is_unknown_script(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }
 
-/// The version of a server that does not know RESP3, asked in RESP2.
-async fn old_version(client: &Client) -> Option<String> {
+/// What a server says of itself that may not know RESP3.
+async fn without_resp3(client: &Client) -> Option<Info> {
     let info = client.get_connection_info().clone();
     let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
     let client = Client::open(info.set_redis_settings(redis)).ok()?;
     let mut connection = client.get_multiplexed_async_connection().await.ok()?;
-    let info: String = redis::cmd("INFO").query_async(&mut connection).await.ok()?;
-    Info::new(info).version().map(str::to_owned)
+    redis::cmd("INFO").query_async(&mut connection).await.ok().map(Info::new)
 }

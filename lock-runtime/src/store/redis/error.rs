@@ -3,7 +3,7 @@
 //! Messages of a server may repeat the arguments of a command, and so a password or a token: they are shown only where
 //! it is known that they do not.
 
-use redis::{ErrorKind, RedisError, ServerError};
+use redis::{ErrorKind, RedisError, ServerError, Value};
 
 use super::{acl::AclLine, link::NO_PROVIDER};
 use crate::store::{StoreError, StoreErrorKind};
@@ -41,6 +41,12 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
     }
 }
 
+/// Whether it is what only a replica answers.
+pub(super) fn is_of_a_replica(value: &Value) -> bool {
+    let Value::ServerError(error) = value else { return false };
+    matches!(cause(error.code(), error.details().unwrap_or_default()), "READONLY" | "MASTERDOWN")
+}
+
 /// Classifies why there is no first connection, over TLS or not, and says what to look at.
 pub(super) fn unconnected(error: &RedisError, tls: bool, acl: &AclLine) -> StoreError {
     if error.kind() != ErrorKind::Io || error.is_connection_refusal() {
@@ -49,10 +55,10 @@ pub(super) fn unconnected(error: &RedisError, tls: bool, acl: &AclLine) -> Store
     let text = error.to_string();
     // rustls' own errors have no type here: redis hands them on as text.
     let remedy = if tls && (text.contains("CertificateRequired") || text.contains("HandshakeFailure")) {
-        "the server may ask for a certificate: give one with a `redis::Client` (`Client::build_with_tls`)"
+        "the server may ask for a certificate: give it one by `LockClientBuilder::client_certificate`"
     } else if tls && text.contains("certificate") {
         "connect by a name that the certificate is for, and have its authority trusted: by the system, by SSL_CERT_FILE, \
-         or by a `redis::Client` of your own (`Client::build_with_tls`)"
+         or by `LockClientBuilder::root_certificate`"
     } else if tls {
         "does the server speak TLS on this port? a plain one is reached by redis://"
     } else if error.is_connection_dropped() {

@@ -116,7 +116,8 @@ impl Info {
             return Err(error::too_old(Some(version)));
         }
         if self.field("redis_mode") == Some("sentinel") {
-            let message = "the server is a Sentinel, which keeps no locks; connect to the primary that it watches";
+            let message = "the server is a Sentinel, which keeps no locks; connect to the primary that it watches: \
+                           redis+sentinel://host:26379/mymaster";
             return Err(StoreError::new(StoreErrorKind::NotRedis, message));
         }
         if self.field("role").is_some_and(|role| matches!(role, "slave" | "replica")) {

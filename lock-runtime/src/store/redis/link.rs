@@ -15,10 +15,7 @@ use futures_util::{
     FutureExt as _,
     future::{BoxFuture, Shared},
 };
-use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ErrorKind, PushInfo, PushKind, RedisError,
-    aio::MultiplexedConnection,
-};
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, PushInfo, PushKind, RedisError, aio::MultiplexedConnection};
 use tokio::{
     task::AbortHandle,
     time::{sleep, timeout},
@@ -34,6 +31,8 @@ use super::{
     quarantine::Tenure,
     reply::unexpected,
     scripts::{self, Call},
+    sentinel::Named,
+    target::Target,
 };
 use crate::{
     store::{StoreError, StoreErrorKind, StoreEvent, Token},
@@ -55,7 +54,7 @@ pub(super) const NO_PROVIDER: &str = "TLS could not be set up; install a crypto 
 /// What a connection is made with.
 #[derive(Clone)]
 pub(super) struct Dial {
-    pub(super) client: Client,
+    pub(super) target: Target,
     pub(super) pushes: Arc<Pushes>,
     pub(super) acl: AclLine,
     /// Of a server among several.
@@ -64,6 +63,8 @@ pub(super) struct Dial {
     clock: Arc<OnceLock<ServerClock>>,
     /// What is worth a warning once, whatever the number of connections.
     warned: Arc<Warned>,
+    /// Whether it listens to what the server tells, and its end is told.
+    listens: bool,
 }
 
 /// What is to be known of a server that votes with others.
@@ -102,27 +103,48 @@ struct Life {
     /// It stood once, so its end is news.
     stood: AtomicBool,
     over: AtomicBool,
-    pushes: Arc<Pushes>,
+    /// Who is told of its end.
+    pushes: Option<Arc<Pushes>>,
+    /// Where the server may be another one in a moment: what ends it then.
+    watch: OnceLock<AbortHandle>,
 }
 
 impl Life {
     fn end(&self) {
-        if !self.over.swap(true, Ordering::AcqRel) && self.stood.load(Ordering::Acquire) {
-            self.pushes.listeners().tell(&StoreEvent::Disconnected);
+        if self.over.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.watch.get().into_iter().for_each(AbortHandle::abort);
+        if self.stood.load(Ordering::Acquire)
+            && let Some(pushes) = &self.pushes
+        {
+            pushes.listeners().tell(&StoreEvent::Disconnected);
         }
     }
 }
 
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.watch.get().into_iter().for_each(AbortHandle::abort);
+    }
+}
+
 impl Dial {
-    pub(super) fn new(client: Client, pushes: Arc<Pushes>, acl: AclLine) -> Self {
+    pub(super) fn new(target: Target, pushes: Arc<Pushes>, acl: AclLine) -> Self {
         Self {
-            client,
+            target,
             pushes,
             acl,
             membership: None,
             clock: Arc::default(),
             warned: Arc::new(Warned { no_pushes: Once::new(), no_info: Once::new() }),
+            listens: true,
         }
+    }
+
+    /// To the same place, for connections that listen to nothing.
+    pub(super) fn deaf(&self) -> Self {
+        Self { listens: false, ..self.clone() }
     }
 
     /// The same for a server that votes with others. It keeps away for `longest_lease` where it may have forgotten a lock.
@@ -143,8 +165,13 @@ impl Dial {
 
     /// Begins to connect, in a task of its own: whoever waits for it may stop waiting.
     pub(super) fn dial(&self) -> Link {
-        let life =
-            Arc::new(Life { stood: AtomicBool::new(false), over: AtomicBool::new(false), pushes: self.pushes.clone() });
+        let pushes = self.listens.then(|| self.pushes.clone());
+        let life = Arc::new(Life {
+            stood: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            pushes,
+            watch: OnceLock::new(),
+        });
         // Only the result is shared: the attempt belongs to the runtime it was begun on, and may end with it.
         let connecting = tokio::spawn(self.clone().connect(life.clone()));
         let attempt = connecting.abort_handle();
@@ -164,7 +191,7 @@ impl Dial {
     async fn connect(self, life: Arc<Life>) -> Result<Connected, StoreError> {
         let connecting = async {
             match self.attempt(&life).await {
-                Err(Unconnected::Broken(cause)) if cause.is_io_error() => {
+                Err(failed) if self.is_worth_another(&failed) => {
                     sleep(PAUSE).await;
                     self.attempt(&life).await
                 }
@@ -184,12 +211,17 @@ impl Dial {
                 Unconnected::Refused(error) => error,
                 Unconnected::Broken(cause) if self.clock.get().is_some() => error::disconnected(&cause, &self.acl),
                 // Nothing has ever answered here: it may be the wrong place.
-                Unconnected::Broken(cause) => {
-                    let tls = matches!(self.client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
-                    error::unconnected(&cause, tls, &self.acl)
-                }
+                Unconnected::Broken(cause) => error::unconnected(&cause, self.target.is_tls(), &self.acl),
             }
         })
+    }
+
+    fn is_worth_another(&self, failed: &Unconnected) -> bool {
+        match failed {
+            Unconnected::Broken(cause) => cause.is_io_error(),
+            // The Sentinels may be about to name another one.
+            Unconnected::Refused(error) => self.target.moves() && error.is_transient(),
+        }
     }
 
     async fn attempt(&self, life: &Arc<Life>) -> Result<Connected, Unconnected> {
@@ -205,30 +237,50 @@ impl Dial {
                     // The end of an attempt that failed is not that of the next one.
                     PushKind::Disconnection if stands.load(Ordering::Acquire) => reader.end(),
                     PushKind::Disconnection => {}
-                    _ => reader.pushes.take(&push),
+                    _ => reader.pushes.iter().for_each(|pushes| pushes.take(&push)),
                 }
                 Ok::<_, redis::aio::SendError>(())
             });
-        let mut connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
-        let channels = [self.pushes.own(), self.pushes.revoked()];
-        let subscribed = timeout(ATTEMPT, connection.subscribe(&channels)).await;
-        match subscribed.unwrap_or_else(|_| Err(silence())) {
-            Ok(()) => {}
-            // A refusal in words stands as long as the connection does. Locks do without, but are handed over more slowly.
-            Err(cause) if cause.code().is_some() || cause.clone().into_server_errors().is_some() => {
-                let error = error::disconnected(&cause, &self.acl);
-                self.warned.no_pushes.call_once(|| {
-                    tracing::warn!(%error, "the server does not tell who is granted a lock: those who wait only ask once a second");
-                });
-            }
-            Err(cause) => return Err(cause.into()),
+        let (server, named) = self.target.server().await?;
+        let mut connection = server.get_multiplexed_async_connection_with_config(&config).await?;
+        if self.listens {
+            self.subscribe(&mut connection).await?;
         }
         let marker = self.membership.as_ref().map(|membership| &membership.question);
         let greeting = timeout(ATTEMPT, Greeting::exchange(&mut connection, marker)).await;
         let tenure = self.accept(&greeting.unwrap_or_else(|_| Err(silence()))?)?;
         stood.store(true, Ordering::Release);
         life.stood.store(true, Ordering::Release);
+        if self.listens {
+            self.watch(named, life);
+        }
         Ok(Connected { connection, tenure })
+    }
+
+    /// Ends the connection once its server is not the primary any more.
+    fn watch(&self, named: Option<Named>, life: &Arc<Life>) {
+        let listener = Arc::downgrade(life);
+        let switched = move || listener.upgrade().into_iter().for_each(|life| life.end());
+        if let Some(watch) = self.target.watch(named, switched) {
+            // An attempt stands once at most.
+            let _ = life.watch.set(watch);
+        }
+    }
+
+    async fn subscribe(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+        let channels = [self.pushes.own(), self.pushes.revoked()];
+        let subscribed = timeout(ATTEMPT, connection.subscribe(&channels)).await;
+        match subscribed.unwrap_or_else(|_| Err(silence())) {
+            // A refusal in words stands as long as the connection does. Locks do without, but are handed over more slowly.
+            Err(cause) if cause.code().is_some() || cause.clone().into_server_errors().is_some() => {
+                let error = error::disconnected(&cause, &self.acl);
+                self.warned.no_pushes.call_once(|| {
+                    tracing::warn!(%error, "the server does not tell who is granted a lock: those who wait only ask once a second");
+                });
+                Ok(())
+            }
+            result => result,
+        }
     }
 
     /// Is it a server that can keep locks?
@@ -255,7 +307,7 @@ impl Dial {
         let tenure = Tenure::new(membership.longest_lease, uptime, with_data, marker, greeting.sent);
         let tenure = tenure.with_run_id(info.run_id());
         if let Some(left) = tenure.keeps_away(greeting.received) {
-            let server = self.client.get_connection_info().addr();
+            let server = &self.target;
             tracing::warn!(%server, ?left, "the server may have forgotten a lock, and does not vote yet");
         }
         let tenure = Arc::new(tenure);

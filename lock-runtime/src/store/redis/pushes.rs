@@ -21,6 +21,8 @@ pub(super) struct Pushes {
     namespace: String,
     own: String,
     revoked: String,
+    /// A grant counts only when it is asked for.
+    invites: bool,
     listeners: Listeners,
 }
 
@@ -31,8 +33,14 @@ impl Pushes {
             namespace: namespace.to_owned(),
             own: format!("{namespace}:{}", String::from_iter(name)),
             revoked: format!("{namespace}:revoked"),
+            invites: false,
             listeners: Listeners::default(),
         }
+    }
+
+    /// Whoever is granted a lock is told to ask for it, and not that it is granted: the replicas may not have it yet.
+    pub(super) fn inviting(self, invites: bool) -> Self {
+        Self { invites, ..self }
     }
 
     pub(super) fn listeners(&self) -> &Listeners {
@@ -90,6 +98,9 @@ impl Pushes {
         let ttl = Duration::from_millis(words.next()?.parse().ok()?);
         let spare = words.next()?.parse().ok()?;
         let key = LockKey::new(names::key_of(&self.namespace, words.next()?, mode.family())?).ok()?;
+        if self.invites {
+            return Some(StoreEvent::Kept { key, family: mode.family(), ttl: Duration::ZERO });
+        }
         Some(StoreEvent::Granted { hold: Hold::new(key, mode, token), grant: Grant::new(fence, ttl).spare(spare) })
     }
 }
@@ -123,6 +134,14 @@ mod tests {
             let fence = FencingToken::new(7).unwrap();
             assert_eq!(grant, Grant::new(fence, Duration::from_millis(250)).spare(2));
         }
+    }
+
+    #[test]
+    fn a_grant_that_the_replicas_may_not_have_is_an_invitation_to_ask() {
+        let pushes = Pushes::new("lock").inviting(true);
+        let told = pushes.granted("3 3:0123456789abcdef0123456789abcdef 7 250 0 lock:permits:a");
+        let Some(StoreEvent::Kept { key, family, ttl }) = told else { panic!("{told:?}") };
+        assert_eq!((key, family, ttl), (LockKey::new("a").unwrap(), Family::Permits, Duration::ZERO));
     }
 
     #[test]

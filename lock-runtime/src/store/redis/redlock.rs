@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use tokio::time::{Instant, sleep_until};
 
-use super::{CONNECT, RedisStore, check_namespace, connection::Connection, url};
+use super::{CONNECT, RedisStore, check_namespace, connection::Connection, settings::Settings, url};
 use crate::{
     error::{LockError, LockErrorKind},
     store::{QuorumStore, Store, StoreError, check_count},
@@ -43,18 +43,23 @@ pub(crate) fn urls_of(url: &str) -> Result<Option<Vec<&str>>, LockError> {
 ///
 /// # Errors
 /// `InvalidUrl`, `InvalidSpec`; what is wrong with a server and does not pass by itself; `Unavailable` if too few answer.
-pub(crate) async fn connect(urls: &[&str], namespace: &str, longest_lease: Duration) -> Result<QuorumStore, LockError> {
+pub(crate) async fn connect(
+    urls: &[&str],
+    namespace: &str,
+    longest_lease: Duration,
+    settings: &Settings,
+) -> Result<QuorumStore, LockError> {
     check_namespace(namespace)?;
     check_count(urls.len())?;
     let mut servers = Vec::with_capacity(urls.len());
     for server in urls {
-        let client = url::open(server)?;
+        let client = url::open(server, settings)?;
         let name = client.get_connection_info().addr().to_string();
         if servers.iter().any(|(other, _)| *other == name) {
             return Err(same_server(&name, &name));
         }
         let connection = Connection::member(client, namespace, longest_lease);
-        servers.push((name, RedisStore { connection, namespace: namespace.to_owned() }));
+        servers.push((name, RedisStore { connection, replicas: None, namespace: namespace.to_owned() }));
     }
     stand(&servers).await?;
     for (index, (name, server)) in servers.iter().enumerate() {

@@ -47,6 +47,8 @@ scripts! {
     CONVERT = "clock" "fence" "holders" "standing" "line" "convert";
     /// Gives up whatever is held or waited for.
     ABANDON = "clock" "fence" "holders" "standing" "line" "abandon";
+    /// Writes something about a grant, for the replicas.
+    REPLICATE = "clock" "holders" "standing" "replicate";
     /// Makes the next fencing token larger.
     RAISE = "clock" "fence" "raise";
     /// Since when does the server have its data?

@@ -4,30 +4,33 @@ use std::time::Duration;
 
 use redis::{Client, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, io::tcp::socket2::TcpKeepalive};
 
+use super::settings::Settings;
 use crate::error::{LockError, LockErrorKind};
 
 /// After so long without an answer to what was sent, or to a probe, the connection is given up: a cut that nobody
 /// announces must be noticed well within a lease of usual length.
 const SILENCE: Duration = Duration::from_secs(5);
 
+pub(super) const NO_TLS: &str = "TLS is not compiled in; enable the feature \"rustls\" of lock-runtime";
+
 /// A client for a URL.
 ///
 /// # Errors
 /// `InvalidUrl`; the message never repeats the URL, as it may hold a password.
-pub(super) fn open(url: &str) -> Result<Client, LockError> {
+pub(super) fn open(url: &str, settings: &Settings) -> Result<Client, LockError> {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     match scheme {
         "rediss" | "valkeys" if !cfg!(feature = "rustls") => {
-            return Err(invalid("TLS is not compiled in; enable the feature \"rustls\" of lock-runtime"));
+            return Err(invalid(NO_TLS));
         }
         "redis" | "rediss" | "valkey" | "valkeys" | "unix" | "redis+unix" | "valkey+unix" => {}
-        _ => return Err(invalid("it begins with none of redis://, rediss:// and unix://")),
+        _ => return Err(invalid("it begins with none of redis://, rediss://, redis+sentinel:// and unix://")),
     }
     let info = url.into_connection_info().map_err(|error| {
         // The first part is a fixed text; a detail behind it might quote the URL.
         invalid(error.to_string().split(" - ").next().unwrap_or_default())
     })?;
-    adjust(info)
+    adjust(info, settings)
 }
 
 fn invalid(complaint: &str) -> LockError {
@@ -44,12 +47,23 @@ fn invalid(complaint: &str) -> LockError {
 ///
 /// # Errors
 /// `InvalidUrl` if the client names a server that cannot be reached with what is compiled in.
-pub(super) fn adjust(info: ConnectionInfo) -> Result<Client, LockError> {
+pub(super) fn adjust(info: ConnectionInfo, settings: &Settings) -> Result<Client, LockError> {
     if info.redis_settings().db() < 0 {
         return Err(invalid("the number of the database is negative"));
     }
+    settings.client(for_locks(info), |error| invalid(&error.to_string()))
+}
+
+/// How a server that keeps locks is connected to.
+pub(super) fn for_locks(info: ConnectionInfo) -> ConnectionInfo {
     // RESP3 tells of a lost connection by itself, and carries pushes.
-    let mut redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+    let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+    tuned(info.set_redis_settings(redis))
+}
+
+/// How any server is connected to.
+pub(super) fn tuned(info: ConnectionInfo) -> ConnectionInfo {
+    let mut redis = info.redis_settings().clone();
     if redis.lib_name().is_none() {
         // A user with narrow access rights may not do this, and would fill the server's log of denials.
         redis = redis.set_skip_set_lib_name();
@@ -63,7 +77,7 @@ pub(super) fn adjust(info: ConnectionInfo) -> Result<Client, LockError> {
     if tcp.user_timeout().is_none() {
         tcp = tcp.set_user_timeout(SILENCE);
     }
-    Client::open(info.set_redis_settings(redis).set_tcp_settings(tcp)).map_err(|error| invalid(&error.to_string()))
+    info.set_redis_settings(redis).set_tcp_settings(tcp)
 }
 
 #[cfg(test)]
@@ -83,7 +97,7 @@ mod tests {
             "redis://user:hunter2@127.0.0.1/?protocol=hunter2",
             "redis://:hunter2@0.0.0.0",
         ] {
-            let error = open(url).unwrap_err();
+            let error = open(url, &Settings::default()).unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{url}");
             assert!(error.to_string().contains("redis://user:password@host:6379/0"), "{error}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
@@ -93,13 +107,13 @@ mod tests {
     #[cfg(not(feature = "rustls"))]
     #[test]
     fn a_tls_url_names_the_missing_feature() {
-        assert!(open("rediss://127.0.0.1").unwrap_err().to_string().contains("\"rustls\""));
+        assert!(open("rediss://127.0.0.1", &Settings::default()).unwrap_err().to_string().contains("\"rustls\""));
     }
 
     #[test]
     fn a_client_speaks_resp3_whatever_the_url_says() {
         for url in ["redis://127.0.0.1/3", "redis://[::1]:7/?protocol=resp2", "unix:///run/redis.sock"] {
-            let client = open(url).unwrap();
+            let client = open(url, &Settings::default()).unwrap();
             let info = client.get_connection_info();
             assert_eq!(info.redis_settings().protocol(), ProtocolVersion::RESP3);
             assert!(info.tcp_settings().nodelay() && info.tcp_settings().keepalive().is_some());

@@ -74,7 +74,7 @@ async fn a_server_that_asks_for_a_certificate_gets_the_clients() {
     let locks = connect(&server.tls_url(), server.ca_pem(), Some(own)).await.unwrap();
     locks.exclusive("k").acquire().await.unwrap().release().await.unwrap();
     let error = connect(&server.tls_url(), server.ca_pem(), None).await.unwrap_err();
-    assert_says(&error, LockErrorKind::Unavailable, &["certificate", "build_with_tls"]);
+    assert_says(&error, LockErrorKind::Unavailable, &["certificate", "client_certificate"]);
 }
 
 #[tokio::test]

@@ -1,0 +1,247 @@
+//! Which server is the primary: the Sentinels that watch it are asked each time a connection to it is made.
+//!
+//! [`Votes`] decides and does no I/O, and [`watch`] listens for another primary while a connection stands. A Sentinel that was cut off or has just started may name an old primary; each answer
+//! carries the epoch of the configuration it is from, and the largest among the answers of a majority is the latest that
+//! a majority has agreed on (<https://redis.io/docs/latest/operate/oss_and_stack/management/sentinel/>). That what is
+//! named is a primary is checked where it is connected to.
+
+mod votes;
+mod watch;
+
+use std::{
+    collections::HashMap,
+    fmt, io,
+    sync::{Mutex, Once},
+    time::Duration,
+};
+
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, RedisConnectionInfo, RedisError, ServerError, Value,
+    aio::ConnectionLike as _,
+};
+use tokio::time::{Instant, timeout};
+
+pub(super) use self::votes::Named;
+use self::votes::{Answer, Votes};
+use super::{acl::AclLine, error, settings::Settings};
+use crate::{
+    error::{LockError, LockErrorKind},
+    store::{StoreError, StoreErrorKind},
+    sync::lock,
+};
+
+/// How long one Sentinel may take, its connection included. It is waited for only where a majority has not answered.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// What one Sentinel has told unasked is believed for so long; the others know by then.
+const HEARD: Duration = Duration::from_secs(10);
+
+/// The Sentinels that watch one primary, and how to connect to it.
+pub(super) struct Sentinels {
+    name: String,
+    /// Credentials, database and TLS of the primary, whichever server that is; the address is nobody's.
+    primary: ConnectionInfo,
+    sentinels: Vec<Client>,
+    /// The latest primary that one of them has told of unasked. A std mutex: it is held for a copy only.
+    heard: Mutex<Option<(Named, Instant)>>,
+    /// That they do not tell is worth a warning once.
+    warned: Once,
+}
+
+impl Sentinels {
+    /// # Errors
+    /// `InvalidSpec` for certificates that cannot be used.
+    pub(super) fn new(
+        name: String,
+        primary: ConnectionInfo,
+        sentinels: Vec<ConnectionInfo>,
+        settings: &Settings,
+    ) -> Result<Self, LockError> {
+        let client = |info| settings.client(info, |error| LockError::new(LockErrorKind::InvalidUrl, error.to_string()));
+        let primary = client(primary)?.get_connection_info().clone();
+        let sentinels = sentinels.into_iter().map(client).collect::<Result<_, _>>()?;
+        Ok(Self { name, primary, sentinels, heard: Mutex::default(), warned: Once::new() })
+    }
+
+    /// The settings of the primary's connection.
+    pub(super) fn primary_settings(&self) -> &RedisConnectionInfo {
+        self.primary.redis_settings()
+    }
+
+    /// Its host and port mean nothing.
+    pub(super) fn primary_address(&self) -> &ConnectionAddr {
+        self.primary.addr()
+    }
+
+    /// Where the primary is now, and a client for it.
+    ///
+    /// # Errors
+    /// Of the kind on which all Sentinels agree, or `Unavailable`; it tells what each of them said.
+    pub(super) async fn primary(&self) -> Result<(Named, Client), StoreError> {
+        let mut votes = Votes::new(self.sentinels.len());
+        let ask = async |(index, sentinel)| (index, ask(sentinel, &self.name).await);
+        let mut asked: FuturesUnordered<_> = self.sentinels.iter().enumerate().map(ask).collect();
+        while let Some((index, answer)) = asked.next().await {
+            if votes.take(index, answer) {
+                break;
+            }
+        }
+        let heard = lock(&self.heard).clone().filter(|(_, at)| at.elapsed() < HEARD).map(|(named, _)| named);
+        match votes.elected(heard.as_ref()) {
+            Some(elected) => {
+                tracing::debug!(primary = %elected, name = self.name, "the Sentinels name the primary");
+                Ok((elected.clone(), self.client_of(elected)?))
+            }
+            None => Err(self.unknown(&votes)),
+        }
+    }
+
+    fn client_of(&self, Named { host, port, .. }: &Named) -> Result<Client, StoreError> {
+        let (host, port) = (host.clone(), *port);
+        let address = match self.primary.addr() {
+            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+                ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
+            }
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        let client = Client::open(self.primary.clone().set_addr(address));
+        client.map_err(|error| StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")))
+    }
+
+    fn unknown(&self, votes: &Votes) -> StoreError {
+        let said = self.sentinels.iter().zip(votes.answers()).map(|(sentinel, answer)| {
+            let address = sentinel.get_connection_info().addr();
+            match answer {
+                Some(Answer::Failed(error)) => format!("{address}: {error}"),
+                Some(Answer::Unknown) => format!("{address}: no such primary"),
+                Some(Answer::Named(_)) | None => format!("{address}: no answer"),
+            }
+        });
+        let said = said.collect::<Vec<_>>().join(" | ");
+        let kind = votes.failure();
+        let name = &self.name;
+        StoreError::new(kind, format!("no Sentinel knows where the primary {name:?} is: {said}"))
+    }
+}
+
+#[cfg(test)]
+impl Sentinels {
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn addresses(&self) -> impl Iterator<Item = &ConnectionAddr> {
+        self.sentinels.iter().map(|sentinel| sentinel.get_connection_info().addr())
+    }
+
+    pub(super) fn sentinel_settings(&self) -> &RedisConnectionInfo {
+        self.sentinels[0].get_connection_info().redis_settings()
+    }
+}
+
+impl fmt::Display for Sentinels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the primary {:?} of the Sentinels ", self.name)?;
+        for (i, sentinel) in self.sentinels.iter().enumerate() {
+            let comma = if i == 0 { "" } else { "," };
+            write!(f, "{comma}{}", sentinel.get_connection_info().addr())?;
+        }
+        Ok(())
+    }
+}
+
+async fn ask(sentinel: &Client, name: &str) -> Answer {
+    let tls = matches!(sentinel.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
+    let questions = async {
+        let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+        let mut connection = sentinel.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut questions = redis::pipe();
+        // The Sentinel that leads a failover goes on naming the old primary in the first answer, but with the new epoch,
+        // until every replica follows the new one; the second names the new one. In this order, as it may change its
+        // mind between the two: a new address with an old epoch is outvoted by the others at worst.
+        questions.cmd("SENTINEL").arg("MASTER").arg(name);
+        questions.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(name);
+        connection.req_packed_commands(&questions, 0, questions.len()).await
+    };
+    match timeout(PATIENCE, questions).await.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into())) {
+        Ok(answers) => answer(answers),
+        Err(cause) => Answer::Failed(unanswered(&cause, tls)),
+    }
+}
+
+fn answer(answers: Vec<Value>) -> Answer {
+    let mut answers = answers.into_iter();
+    let (Some(primary), Some(address)) = (answers.next(), answers.next()) else { return Answer::Failed(no_sentinel()) };
+    if let Value::ServerError(refusal) = &primary {
+        return refused(refusal);
+    }
+    if let Value::ServerError(refusal) = &address {
+        return refused(refusal);
+    }
+    let known: Option<(String, u16)> = redis::from_redis_value(address).ok();
+    let epoch = redis::from_redis_value::<HashMap<String, String>>(primary)
+        .ok()
+        .and_then(|fields| fields.get("config-epoch").and_then(|epoch| epoch.parse().ok()));
+    match (known, epoch) {
+        (Some((host, port)), Some(epoch)) => Answer::Named(Named { host, port, epoch }),
+        _ => Answer::Failed(no_sentinel()),
+    }
+}
+
+fn refused(refusal: &ServerError) -> Answer {
+    let details = refusal.details().unwrap_or_default();
+    if details.starts_with("No such master") {
+        return Answer::Unknown;
+    }
+    let error = error::refused(refusal, &AclLine::new("", 0));
+    Answer::Failed(in_words_of_a_sentinel(error))
+}
+
+fn unanswered(cause: &RedisError, tls: bool) -> StoreError {
+    if cause.is_timeout() {
+        return StoreError::timed_out(PATIENCE);
+    }
+    in_words_of_a_sentinel(error::unconnected(cause, tls, &AclLine::new("", 0)))
+}
+
+/// The remedies for a Sentinel are others than for a server that keeps locks.
+fn in_words_of_a_sentinel(error: StoreError) -> StoreError {
+    let kind = error.kind();
+    match kind {
+        StoreErrorKind::Unauthenticated => StoreError::new(
+            kind,
+            "it refused the user name and password for Sentinels, or asks for them (sentinel_user and sentinel_password in \
+             the URL)",
+        ),
+        StoreErrorKind::Forbidden => {
+            StoreError::new(kind, format!("its access rules forbid to ask; allow it with: {SENTINEL_ACL}"))
+        }
+        StoreErrorKind::NotRedis => no_sentinel(),
+        _ => error,
+    }
+}
+
+/// The access rules that a user needs on a Sentinel.
+const SENTINEL_ACL: &str = "ACL SETUSER <user> on ><password> +sentinel|master +sentinel|get-master-addr-by-name";
+
+fn no_sentinel() -> StoreError {
+    StoreError::new(StoreErrorKind::NotRedis, "it is no Sentinel; they usually listen on port 26379")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_is_that_of_the_second_answer() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let fields = |ip: &str| Value::Array(["ip", ip, "port", "1", "config-epoch", "5"].map(text).into());
+        let address = Value::Array(["::1", "6380"].map(text).into());
+        let Answer::Named(named) = answer(vec![fields("old"), address]) else { panic!("it is named") };
+        assert_eq!(named, Named { host: "::1".into(), port: 6380, epoch: 5 });
+        for other in [vec![], vec![Value::Okay, Value::Nil], vec![fields("a"), Value::Nil]] {
+            let Answer::Failed(error) = answer(other) else { panic!("it is no Sentinel") };
+            assert_eq!(error.kind(), StoreErrorKind::NotRedis);
+        }
+    }
+}

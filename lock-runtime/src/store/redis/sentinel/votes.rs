@@ -1,0 +1,163 @@
+//! Which of several answers is believed. Decides only.
+
+use std::fmt;
+
+use crate::store::{StoreError, StoreErrorKind};
+
+/// What the Sentinels have said so far.
+pub(super) struct Votes {
+    answers: Vec<Option<Answer>>,
+}
+
+#[derive(Debug)]
+pub(super) enum Answer {
+    Named(Named),
+    /// It watches no primary of that name.
+    Unknown,
+    Failed(StoreError),
+}
+
+/// A primary, by the configuration of one epoch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::store::redis) struct Named {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) epoch: u64,
+}
+
+impl Named {
+    /// Whether it is another one, of a later configuration.
+    pub(super) fn replaces(&self, other: &Self) -> bool {
+        self.epoch > other.epoch && (&self.host, self.port) != (&other.host, other.port)
+    }
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+impl Votes {
+    pub(super) fn new(sentinels: usize) -> Self {
+        Self { answers: (0..sentinels).map(|_| None).collect() }
+    }
+
+    /// Whether that decides it, whatever the others may say.
+    pub(super) fn take(&mut self, index: usize, answer: Answer) -> bool {
+        self.answers[index] = Some(answer);
+        self.named().count() > self.answers.len() / 2
+    }
+
+    fn named(&self) -> impl Iterator<Item = &Named> {
+        self.answers.iter().filter_map(|answer| match answer {
+            Some(Answer::Named(named)) => Some(named),
+            _ => None,
+        })
+    }
+
+    /// The one of the latest configuration; should two be of the same one, that which more of them name.
+    /// `heard` is what one of them has told unasked a moment ago, when the others may not have known yet.
+    pub(super) fn elected<'a>(&'a self, heard: Option<&'a Named>) -> Option<&'a Named> {
+        let votes = |named: &Named| self.named().filter(|other| *other == named).count();
+        self.named().chain(heard).max_by_key(|named| (named.epoch, votes(named)))
+    }
+
+    /// What each of them said.
+    pub(super) fn answers(&self) -> impl Iterator<Item = Option<&Answer>> {
+        self.answers.iter().map(Option::as_ref)
+    }
+
+    /// What it is called when nobody names one.
+    pub(super) fn failure(&self) -> StoreErrorKind {
+        let mut kinds = self.answers.iter().map(|answer| match answer {
+            Some(Answer::Failed(error)) => error.kind(),
+            _ => StoreErrorKind::Unavailable,
+        });
+        let first = kinds.next().unwrap_or(StoreErrorKind::Unavailable);
+        if kinds.all(|kind| kind == first) { first } else { StoreErrorKind::Unavailable }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(host: &str, epoch: u64) -> Answer {
+        Answer::Named(Named { host: host.into(), port: 6379, epoch })
+    }
+
+    fn failed(kind: StoreErrorKind) -> Answer {
+        Answer::Failed(StoreError::new(kind, "no"))
+    }
+
+    #[test]
+    fn a_majority_decides_and_the_latest_configuration_counts() {
+        let mut votes = Votes::new(3);
+        assert!(!votes.take(2, named("old", 4)));
+        assert!(votes.take(0, named("new", 5)), "two of three");
+        assert_eq!(votes.elected(None).unwrap().host, "new");
+    }
+
+    #[test]
+    fn who_names_nobody_has_no_vote() {
+        let mut votes = Votes::new(5);
+        assert!(!votes.take(0, Answer::Unknown));
+        assert!(!votes.take(1, failed(StoreErrorKind::Unavailable)));
+        assert!(!votes.take(2, named("a", 1)));
+        assert!(!votes.take(3, named("a", 1)));
+        assert_eq!(votes.elected(None).unwrap().host, "a", "when nobody is left to ask");
+        assert!(votes.take(4, named("b", 2)));
+        assert_eq!(votes.elected(None).unwrap().host, "b");
+    }
+
+    #[test]
+    fn what_one_has_told_just_now_counts_until_the_others_know() {
+        let heard = |epoch| Named { host: "heard".into(), port: 6379, epoch };
+        let mut votes = Votes::new(3);
+        assert_eq!(votes.elected(Some(&heard(0))).unwrap().host, "heard");
+        votes.take(0, named("a", 4));
+        votes.take(1, named("a", 4));
+        assert_eq!(votes.elected(Some(&heard(5))).unwrap().host, "heard");
+        assert_eq!(votes.elected(Some(&heard(4))).unwrap().host, "a");
+        assert_eq!(votes.elected(Some(&heard(3))).unwrap().host, "a");
+    }
+
+    #[test]
+    fn only_a_later_configuration_with_another_address_replaces_a_primary() {
+        let named = |host: &str, epoch| Named { host: host.into(), port: 6379, epoch };
+        assert!(named("b", 2).replaces(&named("a", 1)));
+        for other in [named("a", 2), named("b", 1), named("b", 0)] {
+            assert!(!other.replaces(&named("a", 1)), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn of_two_in_one_epoch_the_one_with_more_votes_counts() {
+        for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
+            let mut votes = Votes::new(3);
+            for index in order {
+                votes.take(index, named(if index == 1 { "a" } else { "b" }, 7));
+            }
+            assert_eq!(votes.elected(None).unwrap().host, "b");
+        }
+    }
+
+    #[test]
+    fn nobody_is_elected_where_nobody_is_named() {
+        use StoreErrorKind::*;
+        for (answers, kind) in [
+            ([Answer::Unknown, Answer::Unknown], Unavailable),
+            ([failed(Unauthenticated), failed(Unauthenticated)], Unauthenticated),
+            ([failed(Unauthenticated), failed(Unavailable)], Unavailable),
+            ([failed(Forbidden), Answer::Unknown], Unavailable),
+        ] {
+            let mut votes = Votes::new(2);
+            for (index, answer) in answers.into_iter().enumerate() {
+                assert!(!votes.take(index, answer));
+            }
+            assert_eq!(votes.elected(None), None);
+            assert_eq!(votes.failure(), kind);
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Listening for another primary while a connection to one stands.
+//!
+//! In a failover that somebody asks for, the old primary goes on taking writes for seconds after the new one has begun to
+//! (until the Sentinels make it a replica): whoever stays there would hold locks beside those who have moved. And where the
+//! old one is gone without a word, this is how it is known soonest.
+
+use std::{future::pending, sync::Arc, time::Duration};
+
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use redis::{Client, RedisResult, aio::PubSub};
+use tokio::{
+    task::AbortHandle,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{Answer, Named, PATIENCE, Sentinels, ask};
+use crate::sync::lock;
+
+const SWITCH: &str = "+switch-master";
+/// Before a Sentinel is listened to again that was lost.
+const PAUSE: Duration = Duration::from_secs(2);
+
+impl Sentinels {
+    /// Calls `switched` once a Sentinel names another primary than `current`, of a later configuration. In a task of its own,
+    /// which is to be ended with the connection to the primary.
+    pub(in crate::store::redis) fn watch(
+        self: &Arc<Self>,
+        current: Named,
+        switched: impl FnOnce() + Send + 'static,
+    ) -> AbortHandle {
+        let sentinels = self.clone();
+        let watching = tokio::spawn(async move {
+            let mut each: FuturesUnordered<_> =
+                sentinels.sentinels.iter().map(|sentinel| sentinels.successor(&current, sentinel)).collect();
+            let Some(named) = each.next().await else { return };
+            tracing::info!(primary = %named, before = %current, name = sentinels.name, "the Sentinels name another primary");
+            // The next connection is made with the help of Sentinels that may not know yet.
+            *lock(&sentinels.heard) = Some((named, Instant::now()));
+            switched();
+        });
+        watching.abort_handle()
+    }
+
+    /// The next primary that this Sentinel names.
+    async fn successor(&self, current: &Named, sentinel: &Client) -> Named {
+        loop {
+            if let Some(named) = self.listen(current, sentinel).await {
+                return named;
+            }
+            sleep(PAUSE.mul_f64(0.5 + rand::random::<f64>())).await;
+        }
+    }
+
+    /// The same on one connection; `None` when that is lost.
+    async fn listen(&self, current: &Named, sentinel: &Client) -> Option<Named> {
+        let mut pubsub = match timeout(PATIENCE, subscribed(sentinel)).await.ok()? {
+            Ok(pubsub) => pubsub,
+            // A refusal in words stands.
+            Err(cause) if cause.code().is_some() => {
+                let sentinel = sentinel.get_connection_info().addr();
+                self.warned.call_once(|| {
+                    tracing::warn!(%sentinel, %cause, "a Sentinel does not tell of failovers: they are found when the connection is lost");
+                });
+                return pending().await;
+            }
+            Err(_) => return None,
+        };
+        let mut messages = pubsub.on_message();
+        loop {
+            // Asked behind the subscription and behind each message: so nothing is missed, and the epoch is known.
+            match ask(sentinel, &self.name).await {
+                Answer::Named(named) if named.replaces(current) => return Some(named),
+                Answer::Named(_) => {}
+                Answer::Unknown | Answer::Failed(_) => return None,
+            }
+            loop {
+                let message: String = messages.next().await?.get_payload().unwrap_or_default();
+                if message.strip_prefix(&self.name).is_some_and(|rest| rest.starts_with(' ')) {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+async fn subscribed(sentinel: &Client) -> RedisResult<PubSub> {
+    let mut pubsub = sentinel.get_async_pubsub().await?;
+    pubsub.subscribe(SWITCH).await?;
+    Ok(pubsub)
+}

@@ -1,0 +1,60 @@
+//! Locks on the primary that Sentinels name: it is found, a failover moves the locks along or tells their holders, and a
+//! grant that the replicas do not have is none.
+
+use std::time::Duration;
+
+use lock_runtime::{LockClient, LockClientBuilder, LockError, LockErrorKind};
+use lock_tests::{RedisServer, SentinelSet, unique};
+
+mod access;
+mod failover;
+mod fake;
+mod finding;
+mod replicas;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// The URL of a set, as nobody in particular.
+fn url_of(sentinels: &[RedisServer]) -> String {
+    url_with(sentinels, "", "")
+}
+
+/// The same with what stands before the hosts, and what follows the primary's name.
+fn url_with(sentinels: &[RedisServer], before: &str, behind: &str) -> String {
+    let hosts: Vec<_> = sentinels.iter().map(|sentinel| sentinel.addr().to_string()).collect();
+    format!("redis+sentinel://{before}{}/{}{behind}", hosts.join(","), SentinelSet::SERVICE)
+}
+
+/// A client of its own in a namespace that others may share.
+async fn client(set: &SentinelSet, namespace: &str) -> LockClient {
+    builder(namespace).connect(&url_of(set.sentinels())).await.unwrap()
+}
+
+fn builder(namespace: &str) -> LockClientBuilder {
+    LockClient::builder().namespace(namespace)
+}
+
+fn namespace() -> String {
+    unique("ns")
+}
+
+/// Both replicas have everything. One that has only just been started is sent nothing for a second, and could be promoted
+/// without.
+async fn copied(set: &SentinelSet) {
+    let mut primary = set.master().await.connection().await.unwrap();
+    let mut copy = redis::pipe();
+    copy.cmd("SET").arg("copied").arg(1).cmd("WAIT").arg(2).arg(10_000);
+    let (_, copies): ((), i64) = copy.query_async(&mut primary).await.unwrap();
+    assert_eq!(copies, 2);
+}
+
+/// An error of this kind that says all of this.
+#[track_caller]
+fn assert_says(error: &LockError, kind: LockErrorKind, words: &[&str]) {
+    assert_eq!(error.kind(), kind, "{error}");
+    let text = error.to_string();
+    for word in words {
+        assert!(text.contains(word), "{word:?} is missing: {text}");
+    }
+    assert!(!text.contains('\n'), "one line: {text}");
+}

@@ -1,0 +1,226 @@
+//! Another server becomes the primary: who holds keeps the lock or is told of its loss, who waits is served, and nobody
+//! stays behind at the old one.
+
+use lock_runtime::{LockClient, LockErrorKind, LockGuard, Loss};
+use lock_tests::{RedisServer, SentinelSet};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{
+    Duration, HOUR, client, copied,
+    fake::{self, Fake, View},
+    namespace,
+};
+use crate::place::{LONG, eventually, in_time, no_key_left};
+
+const LEASE: Duration = Duration::from_secs(3);
+/// After a failover there is service again, at the latest, within the lease and this.
+const BACK: Duration = Duration::from_secs(2);
+
+/// A holder, and somebody in another process who waits for the same lock.
+struct Busy {
+    holder: LockClient,
+    guard: LockGuard,
+    waiting: JoinHandle<LockGuard>,
+}
+
+impl Busy {
+    async fn begin(set: &SentinelSet, namespace: &str) -> Self {
+        let (holder, waiter) = (client(set, namespace).await, client(set, namespace).await);
+        let guard = holder.exclusive("k").lease(LEASE).acquire().await.unwrap();
+        let waiting = tokio::spawn(async move {
+            let guard = waiter.exclusive("k").lease(LEASE).wait(LONG).acquire().await.unwrap();
+            // Its client lives as long as the guard is held here.
+            guard.verify().await.map(|()| guard).unwrap()
+        });
+        let waits = || async { !holder.inspect("k").await.unwrap().waiters.is_empty() };
+        eventually("somebody waits", waits).await;
+        copied(set).await;
+        Self { holder, guard, waiting }
+    }
+
+    /// There is a new primary: the holder has its lock or knows that it lost it, and whoever waits gets it afterwards.
+    async fn end(self, since: Instant, new: &RedisServer, namespace: &str) {
+        let Self { holder, guard, waiting } = self;
+        loop {
+            match guard.verify().await {
+                Ok(()) => {
+                    guard.release().await.unwrap();
+                    break;
+                }
+                Err(error) if error.kind() == LockErrorKind::Unavailable && since.elapsed() < LEASE + BACK => {
+                    sleep(Duration::from_millis(20)).await;
+                }
+                Err(error) => {
+                    assert!(matches!(error.kind(), LockErrorKind::Lost(Loss::Taken | Loss::Expired)), "{error}");
+                    break;
+                }
+            }
+        }
+        let next = waiting.await.unwrap();
+        assert!(since.elapsed() < LEASE + BACK, "{:?}", since.elapsed());
+        next.release().await.unwrap();
+        holder.exclusive("k").acquire().await.unwrap().release().await.unwrap();
+        no_key_left(new, namespace).await;
+    }
+}
+
+#[tokio::test]
+async fn a_planned_failover_moves_the_locks_along() {
+    in_time(async {
+        let set = SentinelSet::start().await;
+        let ns = namespace();
+        for _ in 0..2 {
+            let busy = Busy::begin(&set, &ns).await;
+            let new = set.failover().await;
+            busy.end(Instant::now(), new, &ns).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_dead_primary_is_replaced_and_its_locks_are_where_its_replica_is() {
+    in_time(async {
+        let set = SentinelSet::start().await;
+        let ns = namespace();
+        let busy = Busy::begin(&set, &ns).await;
+        let old = set.master().await;
+        old.kill();
+        let new = set.new_master(old).await;
+        busy.end(Instant::now(), new, &ns).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_primary_that_hangs_is_left_once_another_is_named() {
+    in_time(async {
+        let set = SentinelSet::start().await;
+        let ns = namespace();
+        let busy = Busy::begin(&set, &ns).await;
+        let old = set.master().await;
+        old.stop();
+        let new = set.new_master(old).await;
+        busy.end(Instant::now(), new, &ns).await;
+        // Back again it is a replica, and nobody has gone there.
+        old.resume();
+        set.settled().await;
+        let locks = client(&set, &ns).await;
+        locks.exclusive("k").acquire().await.unwrap().release().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_that_is_made_during_a_failover_waits_for_its_end() {
+    in_time(async {
+        let set = SentinelSet::start().await;
+        let locks = client(&set, "early").await;
+        copied(&set).await;
+        let old = set.master().await;
+        old.kill();
+        // Whoever was there before waits at the lock; whoever comes now is told, soon, that there is nobody.
+        let waiting = tokio::spawn(locks.exclusive("k").wait(LONG).acquire());
+        let since = Instant::now();
+        if let Err(error) = LockClient::connect(&super::url_of(set.sentinels())).await {
+            assert!(matches!(error.kind(), LockErrorKind::Unavailable | LockErrorKind::ReadOnly), "{error}");
+        }
+        assert!(since.elapsed() < Duration::from_secs(3), "{:?}", since.elapsed());
+        set.new_master(old).await;
+        client(&set, "late").await;
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+    })
+    .await;
+}
+
+/// Two servers, of which the second becomes the primary, and Sentinels that say so when they are told.
+struct Pair {
+    old: RedisServer,
+    new: RedisServer,
+    sentinels: [Fake; 3],
+    locks: LockClient,
+}
+
+impl Pair {
+    async fn start() -> Self {
+        let (old, new) = (RedisServer::start().await, RedisServer::start().await);
+        let sentinels = Fake::three(&View::of(old.addr(), 5)).await;
+        let locks = LockClient::connect(&fake::url_of(&sentinels)).await.unwrap();
+        locks.exclusive("warm").acquire().await.unwrap().release().await.unwrap();
+        Self { old, new, sentinels, locks }
+    }
+}
+
+#[tokio::test]
+async fn a_demoted_primary_that_keeps_its_connections_is_left_with_its_first_refusal() {
+    in_time(async {
+        let Pair { old, new, sentinels, locks } = Pair::start().await;
+        let guard = locks.exclusive("held").lease(HOUR).acquire().await.unwrap();
+        sentinels.iter().for_each(|sentinel| sentinel.believe(&View::of(new.addr(), 6)));
+        old.command(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]).await;
+        // Refused at most once, which tells it.
+        let guard_there = locks.exclusive("k").wait(LONG).acquire().await.unwrap();
+        assert_eq!(new.query::<i64>(&["EXISTS", "lock:k"]).await, 1);
+        // Who holds hears of the lost connection and asks: nothing of the lock is there, and an hour's lease is long.
+        let lost = timeout(BACK, guard.held().lost()).await.expect("it is told soon");
+        assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Taken));
+        guard_there.release().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_primary_that_is_replaced_and_does_not_know_is_left_as_soon_as_a_sentinel_tells() {
+    in_time(async {
+        let Pair { old, new, sentinels, locks } = Pair::start().await;
+        let guard = locks.exclusive("held").lease(HOUR).acquire().await.unwrap();
+        eventually("everybody is listened to", || async {
+            sentinels.iter().all(|sentinel| sentinel.switch(&View::of(old.addr(), 5)) == 1)
+        })
+        .await;
+        // One of them knows before the others do, and the old one still takes writes.
+        sentinels[2].switch(&View::of(new.addr(), 6));
+        let lost = timeout(BACK, guard.held().lost()).await.expect("it is told soon");
+        assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Taken));
+        let guard = locks.exclusive("k").wait(LONG).acquire().await.unwrap();
+        assert_eq!(new.query::<i64>(&["EXISTS", "lock:k"]).await, 1);
+        assert_eq!(old.query::<i64>(&["EXISTS", "lock:k"]).await, 0);
+        guard.release().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_switch_that_nobody_heard_of_is_found_when_a_sentinel_is_there_again() {
+    in_time(async {
+        let Pair { old: _old, new, sentinels, locks } = Pair::start().await;
+        let guard = locks.exclusive("held").lease(HOUR).acquire().await.unwrap();
+        // They believe it before anybody is listened to, or after: it is asked for behind the subscription.
+        sentinels.iter().for_each(|sentinel| sentinel.believe(&View::of(new.addr(), 6)));
+        sentinels.iter().for_each(Fake::hang_up);
+        let lost = timeout(LONG, guard.held().lost()).await.expect("it is told");
+        assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Taken));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_that_is_gone_listens_to_nobody() {
+    in_time(async {
+        let Pair { old, new: _new, sentinels, locks } = Pair::start().await;
+        let listeners = |count| {
+            let (view, sentinels) = (View::of(old.addr(), 5), &sentinels);
+            move || {
+                let view = view.clone();
+                async move { sentinels.iter().all(|sentinel| sentinel.switch(&view) == count) }
+            }
+        };
+        eventually("everybody is listened to", listeners(1)).await;
+        drop(locks);
+        eventually("nobody is listened to", listeners(0)).await;
+    })
+    .await;
+}
