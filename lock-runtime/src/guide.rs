@@ -7,9 +7,11 @@
 //! | [`holding`] | lease, wait, loss, fencing, the end of the process |
 //! | [`limits`] | what a lock cannot promise, and what to do about it |
 //! | [`redis`] | a Redis server as the store: URL, access rules, settings, what lies there |
+//! | [`majority`] | several independent servers, of which a majority has to agree |
 
 pub mod holding;
 pub mod limits;
+pub mod majority;
 pub mod modes;
 pub mod redis;
 pub mod waiting;

@@ -23,7 +23,8 @@
 //! A Redis server that dies without persistence comes back empty and grants every lock anew. Holders find out
 //! when the connection breaks or at their next renewal, a third of the lease later at the latest; until then there may be
 //! two. A replica that is promoted may lack the last grants, with the same effect. Fencing tokens go on increasing through both, as they follow
-//! the server's clock: as long as the clocks of the servers agree better than the outage lasts.
+//! the server's clock: as long as the clocks of the servers agree better than the outage lasts. Where that is not enough, a majority of
+//! [several servers](super::majority) has to agree.
 //!
 //! A server whose `maxmemory-policy` evicts may evict a held lock; a warning says so at connect. Set `noeviction`.
 //!
