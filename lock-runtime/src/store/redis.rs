@@ -27,6 +27,8 @@
 
 mod acl;
 mod clock;
+mod cluster;
+mod cluster_url;
 mod connection;
 mod error;
 mod handshake;
@@ -35,6 +37,8 @@ mod names;
 mod pushes;
 mod reply;
 mod scripts;
+mod servers;
+mod several;
 mod url;
 
 use std::{fmt, sync::Weak, time::Duration};
@@ -44,10 +48,12 @@ use tokio::time::Instant;
 
 use self::{
     acl::AclLine,
-    connection::Connection,
+    cluster::Cluster,
+    connection::{Connection, Repeat},
     names::{Names, lock_name},
     reply::{Reply, unexpected},
     scripts::{Call, Script},
+    servers::{Freed, Servers},
 };
 use super::{
     AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyRequest, Listener, PollReply, Release,
@@ -63,8 +69,6 @@ pub(crate) use self::names::check_namespace;
 
 /// How long [`RedisStore::connect`] may take: two attempts of a second each, the pause between them and the checks.
 const CONNECT: Duration = Duration::from_millis(2500);
-/// How many renewals are sent at once: enough that the round trip is shared, few enough that other calls get their turn.
-const BATCH: usize = 100;
 
 /// Locks on one Redis server, 6.0 or later.
 ///
@@ -76,7 +80,7 @@ const BATCH: usize = 100;
 /// Where the server's access rules forbid the channels, locks do without: a grant from the line is then found by the next
 /// poll, and a revocation by the next renewal.
 pub struct RedisStore {
-    connection: Connection,
+    servers: Servers,
     namespace: String,
 }
 
@@ -97,7 +101,10 @@ impl RedisStore {
     /// - `NotRedis`: what answers is something else, a Sentinel, or older than 6.0.
     pub async fn connect(url: &str, namespace: &str) -> Result<Self, LockError> {
         check_namespace(namespace)?;
-        Self::open(url::open(url)?, namespace).await
+        match cluster_url::parse(url) {
+            Some(seeds) => Self::open_cluster(seeds?, namespace).await,
+            None => Self::open(url::open(url)?, namespace).await,
+        }
     }
 
     /// As [`connect`](Self::connect), for what a URL cannot say: certificates, settings of the socket.
@@ -110,6 +117,16 @@ impl RedisStore {
     pub async fn from_client(client: redis::Client, namespace: &str) -> Result<Self, LockError> {
         check_namespace(namespace)?;
         Self::open(url::adjust(client.get_connection_info().clone())?, namespace).await
+    }
+
+    /// The locks of a Redis Cluster, which is found by any of the `seeds`: URLs of nodes, `redis://[[user]:password@]host[:port]` or
+    /// `rediss://..`. The other nodes are spoken to as the first of them.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn cluster(seeds: impl IntoIterator<Item = impl AsRef<str>>, namespace: &str) -> Result<Self, LockError> {
+        check_namespace(namespace)?;
+        Self::open_cluster(cluster_url::seeds(seeds)?, namespace).await
     }
 
     /// The `ACL SETUSER` line for a user that locks in `namespace`: the least that suffices.
@@ -125,15 +142,42 @@ impl RedisStore {
         AclLine::new(namespace, 0).to_string()
     }
 
+    /// The same for the nodes of a cluster, each of which has its own users.
+    ///
+    /// ```
+    /// use lock_runtime::store::redis::RedisStore;
+    /// assert!(RedisStore::cluster_acl_line("lock").ends_with(" +cluster|slots +asking +ssubscribe +sunsubscribe +spublish"));
+    /// ```
+    pub fn cluster_acl_line(namespace: &str) -> String {
+        AclLine::of_cluster(namespace).to_string()
+    }
+
+    async fn open_cluster(seeds: Vec<redis::ConnectionInfo>, namespace: &str) -> Result<Self, LockError> {
+        let addresses: Vec<_> = seeds.iter().map(|seed| seed.addr().to_string()).collect();
+        let servers = async { Cluster::open(seeds, namespace).await.map(Servers::Cluster) };
+        Self::over(servers, addresses.join(","), namespace).await
+    }
+
     async fn open(client: redis::Client, namespace: &str) -> Result<Self, LockError> {
         let address = client.get_connection_info().addr().to_string();
-        let connect = async {
-            Ok(Self { connection: Connection::open(client, namespace).await?, namespace: namespace.to_owned() })
-        };
-        let connected = tokio::time::timeout(CONNECT, connect).await;
-        connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT))).map_err(|error: StoreError| {
-            LockError::new(error.kind().into(), format!("cannot keep locks at {address}")).with_source(Some(error))
-        })
+        let servers = async { Connection::open(client, namespace).await.map(Servers::One) };
+        Self::over(servers, address, namespace).await
+    }
+
+    /// A store over the servers at `address`, once there is a connection.
+    async fn over(
+        servers: impl Future<Output = Result<Servers, StoreError>>,
+        address: String,
+        namespace: &str,
+    ) -> Result<Self, LockError> {
+        let connected = tokio::time::timeout(CONNECT, servers).await;
+        match connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT))) {
+            Ok(servers) => Ok(Self { servers, namespace: namespace.to_owned() }),
+            Err(error) => {
+                let message = format!("cannot keep locks at {address}");
+                Err(LockError::new(error.kind().into(), message).with_source(Some(error)))
+            }
+        }
     }
 
     /// A call that needs the lock alone.
@@ -147,7 +191,7 @@ impl RedisStore {
     }
 
     async fn run(&self, call: Call) -> Result<Reply, StoreError> {
-        Reply::new(self.connection.call(call).await?)
+        self.servers.call(&call).await?.reply()
     }
 
     /// Acquires all or none, or stands in line for a single one.
@@ -155,37 +199,41 @@ impl RedisStore {
         let Some(deadline) = requests.iter().map(|request| request.deadline).min() else {
             return Ok(Acquired::All(AcquireAllReply::Granted(Vec::new())));
         };
-        let clock = self.connection.clock().await?;
-        let sent = Instant::now();
-        let mut call = Call::new(&scripts::ACQUIRE, 3 * requests.len());
-        for KeyRequest { hold, .. } in requests {
-            call = call.names(Names::new(&self.namespace, &hold.key, hold.mode.family()));
-        }
-        call = call.arg(clock.server_micros(deadline).to_string());
-        call = call.arg(match if_busy {
-            IfBusy::Queue => self.connection.pushes().own(),
-            IfBusy::Refuse => "",
-        });
-        for KeyRequest { hold, lease, spare, beside, .. } in requests {
-            call = call.hold(hold).millis(*lease);
-            // A reader's tokens could not increase with those of another.
-            call = match (hold.mode, beside) {
-                (Mode::Exclusive, _) => call.number(*spare),
-                (Mode::Shared, Some(beside)) => call.token(*beside),
-                (Mode::Shared, None) => call.arg(""),
-                (Mode::Permits(_), _) => call.number(0),
-            };
-        }
+        let hold = &requests[0].hold;
+        let channel = match if_busy {
+            IfBusy::Queue => self.servers.channel(hold),
+            IfBusy::Refuse => "".into(),
+        };
+        let write = |deadline: u64| {
+            let mut call = Call::new(&scripts::ACQUIRE, 3 * requests.len());
+            for KeyRequest { hold, .. } in requests {
+                call = call.names(Names::new(&self.namespace, &hold.key, hold.mode.family()));
+            }
+            call = call.arg(deadline.to_string()).arg(channel.as_bytes());
+            for KeyRequest { hold, lease, spare, beside, .. } in requests {
+                call = call.hold(hold).millis(*lease);
+                // A reader's tokens could not increase with those of another.
+                call = match (hold.mode, beside) {
+                    (Mode::Exclusive, _) => call.number(*spare),
+                    (Mode::Shared, Some(beside)) => call.token(*beside),
+                    (Mode::Shared, None) => call.arg(""),
+                    (Mode::Permits(_), _) => call.number(0),
+                };
+            }
+            call
+        };
         // Not repeated under the same token: the first request may be executed after the lock was released again, and
         // would hold it for nobody (PROTOCOL 1).
-        let mut reply = Reply::new(self.connection.call_once(call).await?)?;
-        clock.observe(reply.count()?, sent, Instant::now());
+        let mut answer = self.servers.call_by(hold, deadline, &write).await?;
+        let mut reply = answer.reply()?;
+        let _server_time = reply.count()?;
         let reply = match reply.word() {
             "granted" => {
                 requests.iter().map(|_| reply.grant()).collect::<Result<_, _>>().map(AcquireAllReply::Granted)?
             }
             "queued" => {
                 let (counter, holder_ttl) = reply.place()?;
+                self.servers.waits(hold, &answer);
                 return Ok(Acquired::Queued(AcquireReply::Queued { counter, holder_ttl }));
             }
             "refused" => {
@@ -217,6 +265,7 @@ impl RedisStore {
         Ok(reply)
     }
 
+    /// All keys in one script.
     async fn acquire_each(&self, requests: &[KeyRequest]) -> Result<AcquireAllReply, StoreError> {
         match self.acquire_in_time(requests, IfBusy::Refuse).await? {
             Acquired::All(reply) => Ok(reply),
@@ -235,14 +284,22 @@ impl RedisStore {
 
     async fn poll_one(&self, hold: &Hold) -> Result<PollReply, StoreError> {
         let call = self.on_all(&scripts::POLL, &hold.key, hold.mode.family()).hold(hold);
-        let mut reply = self.run(call).await?;
+        let mut answer = self.servers.call(&call).await?;
+        let mut reply = answer.reply()?;
         match reply.word() {
-            "granted" => reply.grant().map(PollReply::Granted),
+            "granted" => {
+                self.servers.leaves(hold);
+                reply.grant().map(PollReply::Granted)
+            }
             "queued" => {
                 let (counter, holder_ttl) = reply.place()?;
+                self.servers.waits(hold, &answer);
                 Ok(PollReply::Queued { counter, holder_ttl })
             }
-            "gone" => Ok(PollReply::Gone),
+            "gone" => {
+                self.servers.leaves(hold);
+                Ok(PollReply::Gone)
+            }
             _ => Err(foreign(&reply)),
         }
     }
@@ -257,14 +314,8 @@ impl RedisStore {
     }
 
     async fn renew_all(&self, renewals: &[Renewal]) -> Vec<Result<RenewReply, StoreError>> {
-        let mut replies = Vec::with_capacity(renewals.len());
-        for batch in renewals.chunks(BATCH) {
-            match self.connection.call_each(batch.iter().map(|renewal| self.renewal(renewal))).await {
-                Ok(values) => replies.extend(values.into_iter().map(|value| value.and_then(renewed))),
-                Err(error) => replies.extend(batch.iter().map(|_| Err(error.clone()))),
-            }
-        }
-        replies
+        let values = self.servers.call_each(renewals.len(), &|index| self.renewal(&renewals[index])).await;
+        values.into_iter().map(|value| value.and_then(renewed)).collect()
     }
 
     async fn release_one(&self, Release { hold, keep_for, next }: &Release) -> Result<ReleaseReply, StoreError> {
@@ -276,15 +327,19 @@ impl RedisStore {
                 .token(next.token)
                 .millis(next.lease)
                 .number(next.spare)
-                .arg(self.connection.pushes().own()),
+                .arg(self.servers.channel(hold).as_bytes()),
             (mode, _) => {
                 let script = if mode == Mode::Exclusive { &scripts::RELEASE } else { &scripts::RELEASE_SHARE };
                 let call = self.on_all(script, &hold.key, mode.family());
                 call.member(mode, hold.token).millis(keep_for.unwrap_or_default())
             }
         };
+        self.servers.leaves(hold);
         // Not repeated: "not held" would then not tell whether the first had been executed (PROTOCOL 14).
-        let mut reply = Reply::new(self.connection.call_once(call).await?)?;
+        let alone = || self.free_alone(hold, *keep_for);
+        let (Freed::Wholly(mut answer) | Freed::LockAlone(mut answer)) =
+            self.servers.free(&call, alone, Repeat::Never).await?;
+        let mut reply = answer.reply()?;
         match reply.word() {
             "released" => Ok(ReleaseReply::Released),
             "handed_over" => {
@@ -295,11 +350,20 @@ impl RedisStore {
             "passed" => reply.grant().map(ReleaseReply::Passed),
             "queued" => {
                 let (counter, holder_ttl) = reply.place()?;
+                if let Some(next) = next {
+                    self.servers.waits(&Hold::new(hold.key.clone(), hold.mode, next.token), &answer);
+                }
                 Ok(ReleaseReply::Queued { counter, holder_ttl })
             }
             "not_held" => Ok(ReleaseReply::NotHeld),
             _ => Err(foreign(&reply)),
         }
+    }
+
+    /// Gives a lock back by its own key alone, while a cluster moves it.
+    fn free_alone(&self, hold: &Hold, keep_for: Option<Duration>) -> Call {
+        let call = self.on_lock(&scripts::FREE, &hold.key, hold.mode.family());
+        call.hold(hold).millis(keep_for.unwrap_or_default())
     }
 
     async fn convert_one(&self, hold: &Hold) -> Result<ConvertReply, StoreError> {
@@ -317,9 +381,18 @@ impl RedisStore {
 
     async fn abandon_one(&self, hold: &Hold) -> Result<(), StoreError> {
         let call = self.on_all(&scripts::ABANDON, &hold.key, hold.mode.family()).hold(hold);
-        match self.run(call).await?.word() {
-            "released" | "not_held" => Ok(()),
-            _ => Err(unexpected()),
+        self.servers.leaves(hold);
+        let freed = self.servers.free(&call, || self.free_alone(hold, None), Repeat::Once).await?;
+        match freed {
+            Freed::Wholly(mut answer) => match answer.reply()?.word() {
+                "released" | "not_held" => Ok(()),
+                _ => Err(unexpected()),
+            },
+            // It holds nothing any more, and may still stand in line: to be repeated.
+            Freed::LockAlone(_) => Err(StoreError::new(
+                StoreErrorKind::Unavailable,
+                "the lock is being moved to another node of the cluster, and its line cannot be left yet",
+            )),
         }
     }
 
@@ -341,7 +414,7 @@ impl RedisStore {
             RevokeScope::AlsoEndless => "endless",
         };
         let call = self.on_all(&scripts::REVOKE, key, family).family(family).arg(scope);
-        let call = call.arg(self.connection.pushes().revoked());
+        let call = call.arg(self.servers.pushes().revoked());
         match self.run(call).await?.word() {
             "revoked" => Ok(RevokeReply::Revoked),
             "not_held" => Ok(RevokeReply::NotHeld),
@@ -386,7 +459,7 @@ impl Store for RedisStore {
     }
 
     fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
-        Box::pin(self.acquire_each(requests))
+        Box::pin(self.acquire_several(requests))
     }
 
     fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
@@ -422,15 +495,19 @@ impl Store for RedisStore {
         Box::pin(self.revoke_one(key, family, scope))
     }
 
+    fn server_of(&self, key: &LockKey, family: Family) -> u64 {
+        self.servers.server_of(&lock_name(&self.namespace, key, family))
+    }
+
     fn listen(&self, listener: Weak<dyn Listener>) {
-        self.connection.pushes().listeners().add(listener);
+        self.servers.pushes().listeners().add(listener);
     }
 }
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
-            .field("address", &self.connection.address())
+            .field("address", &self.servers.address())
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
     }

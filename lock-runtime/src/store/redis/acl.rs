@@ -8,11 +8,15 @@ const COMMANDS: &str = "+eval +evalsha +info +subscribe +publish +time +type +ge
                         +hget +hmget +hset +hdel \
                         +zadd +zrem +zscore +zcount +zrange +zrangebyscore +zremrangebyscore";
 
-/// The `ACL SETUSER` line for the locks of one namespace, in database `db`.
+/// What the nodes of a cluster are asked beyond that: who keeps what, for a key on its way, and for what is told unasked.
+const CLUSTER_COMMANDS: &str = "+cluster|slots +asking +ssubscribe +sunsubscribe +spublish";
+
+/// The `ACL SETUSER` line for the locks of one namespace, in database `db` of a server or on the nodes of a cluster.
 #[derive(Clone, Debug)]
 pub(super) struct AclLine {
     namespace: String,
     db: i64,
+    cluster: bool,
 }
 
 impl AclLine {
@@ -26,19 +30,27 @@ impl AclLine {
                 c => pattern.push(c),
             }
         }
-        Self { namespace: pattern, db }
+        Self { namespace: pattern, db, cluster: false }
+    }
+
+    /// The line for the nodes of a cluster.
+    pub(super) fn of_cluster(namespace: &str) -> Self {
+        Self { cluster: true, ..Self::new(namespace, 0) }
     }
 }
 
 impl fmt::Display for AclLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { namespace: ns, db } = self;
+        let Self { namespace: ns, db, cluster } = self;
         write!(f, "ACL SETUSER <user> on ><password> ~{ns}:*")?;
         // The keys beside a lock: its fence and its queue.
         for side in ["f", "q"] {
             write!(f, " ~{{{ns}:*}}:{side} ~{side}:{ns}:*")?;
         }
         write!(f, " &{ns}:* {COMMANDS}")?;
+        if *cluster {
+            write!(f, " {CLUSTER_COMMANDS}")?;
+        }
         if *db == 0 { Ok(()) } else { f.write_str(" +select") }
     }
 }
@@ -54,5 +66,11 @@ mod tests {
         assert!(line.contains(" ~{a\\*b?c:*}:f ~f:a\\*b?c:* "), "{line}");
         assert!(!line.contains("+select"));
         assert!(AclLine::new("a", 3).to_string().ends_with("+select"));
+    }
+
+    #[test]
+    fn a_cluster_needs_more_than_a_server() {
+        let (server, cluster) = (AclLine::new("a", 0).to_string(), AclLine::of_cluster("a").to_string());
+        assert_eq!(cluster, format!("{server} {CLUSTER_COMMANDS}"));
     }
 }

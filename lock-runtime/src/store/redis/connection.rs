@@ -13,6 +13,7 @@ use redis::{
     Client, Cmd, Pipeline, ProtocolVersion, RedisError, ServerErrorKind, Value,
     aio::{ConnectionLike as _, MultiplexedConnection},
 };
+use tokio::time::Instant;
 
 use super::{
     acl::AclLine,
@@ -26,6 +27,9 @@ use super::{
 };
 use crate::store::{StoreError, StoreErrorKind};
 
+/// How many renewals are sent at once: enough that the round trip is shared, few enough that other calls get their turn.
+pub(super) const BATCH: usize = 100;
+
 pub(super) struct Connection {
     dial: Dial,
     // Not tokio's: it is held for a clone only, never across an await.
@@ -35,17 +39,36 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) async fn open(client: Client, namespace: &str) -> Result<Self, StoreError> {
         let acl = AclLine::new(namespace, client.get_connection_info().redis_settings().db());
-        let dial = Dial::new(client, Arc::new(Pushes::new(namespace)), acl);
-        let link = dial.dial();
-        let Err(error) = link.connected().await else {
-            return Ok(Self { dial, link: RwLock::new(Arc::new(link)) });
-        };
+        let connection = Self::begin(Dial::new(client, Arc::new(Pushes::new(namespace)), acl));
+        connection.ready().await?;
+        Ok(connection)
+    }
+
+    /// Begins to connect, within a runtime. The first call waits for it.
+    pub(super) fn begin(dial: Dial) -> Self {
+        let link = RwLock::new(Arc::new(dial.dial()));
+        Self { dial, link }
+    }
+
+    /// Waits for the first connection.
+    pub(super) async fn ready(&self) -> Result<(), StoreError> {
+        let Err(error) = self.link().connected().await else { return Ok(()) };
         if error.kind() == StoreErrorKind::NotRedis
-            && let Some(version) = old_version(&dial.client).await
+            && let Some(version) = old_version(&self.dial.client).await
         {
             return Err(error::too_old(Some(&version)));
         }
         Err(error)
+    }
+
+    /// Does a connection stand, as far as is known?
+    pub(super) fn stands(&self) -> bool {
+        self.link.read().unwrap_or_else(PoisonError::into_inner).stands()
+    }
+
+    /// What the connection is made with.
+    pub(super) fn dial(&self) -> &Dial {
+        &self.dial
     }
 
     /// What the server tells on this connection.
@@ -68,37 +91,83 @@ impl Connection {
         self.dial.client.get_connection_info().addr().to_string()
     }
 
-    async fn command(&self, command: &Cmd) -> Result<Value, StoreError> {
-        self.settle(self.send(command).await?)
-    }
-
     /// Runs one script. If the connection breaks, it is run once more on the next one: what is under the same token does no
     /// more twice than once.
-    pub(super) async fn call(&self, call: Call) -> Result<Value, StoreError> {
-        self.run(call, Repeat::Once).await
+    pub(super) async fn call(&self, call: &Call) -> Result<Value, StoreError> {
+        self.call_as(call, Repeat::Once).await
     }
 
-    /// Runs one script that must not be repeated: its answer would mean something else the second time, or the first would do harm
-    /// if it were executed late.
-    pub(super) async fn call_once(&self, call: Call) -> Result<Value, StoreError> {
-        self.run(call, Repeat::Never).await
+    /// Runs one script. One that must not be repeated is one whose answer would mean something else the second time, or that would do
+    /// harm the first time if it were executed late.
+    pub(super) async fn call_as(&self, call: &Call, repeat: Repeat) -> Result<Value, StoreError> {
+        self.settle(self.answer(None, call, repeat).await?)
     }
 
-    async fn run(&self, call: Call, repeat: Repeat) -> Result<Value, StoreError> {
-        let (script, by_digest) = call.into_parts();
-        let value = match self.send(&by_digest).await {
-            Err(failed) if failed.broken && repeat == Repeat::Once => self.send(&by_digest).await,
+    /// Runs, without repeating it, a script that is told a deadline in the server's time and says that time behind its first word.
+    pub(super) async fn call_by(&self, deadline: Instant, write: Writer<'_>) -> Result<Value, StoreError> {
+        self.settle(self.answer_by(None, deadline, write).await?)
+    }
+
+    /// As [`call_as`](Self::call_as), with the command `first` right ahead of the script's wherever that is sent. An answer that is an error of the server is an answer.
+    pub(super) async fn answer(&self, first: Option<&Cmd>, call: &Call, repeat: Repeat) -> Result<Value, StoreError> {
+        let (script, by_digest) = call.parts();
+        let value = match self.send_behind(first, by_digest).await {
+            Err(failed) if failed.broken && repeat == Repeat::Once => self.send_behind(first, by_digest).await,
             result => result,
         };
         let value = value?;
-        if is_unknown_script(&value) { self.command(&script.by_text(&by_digest)).await } else { self.settle(value) }
+        if is_unknown_script(&value) {
+            return Ok(self.send_behind(first, &script.by_text(by_digest)).await?);
+        }
+        Ok(value)
     }
 
-    /// Runs scripts in one round trip, and tells of each how it went. Repeated as [`call`](Self::call).
-    pub(super) async fn call_each(
+    /// As [`call_by`](Self::call_by), with `first` and for an answer as in [`answer`](Self::answer).
+    pub(super) async fn answer_by(
+        &self,
+        first: Option<&Cmd>,
+        deadline: Instant,
+        write: Writer<'_>,
+    ) -> Result<Value, StoreError> {
+        let clock = self.clock().await?;
+        let sent = Instant::now();
+        let value = self.answer(first, &write(clock.server_micros(deadline)), Repeat::Never).await?;
+        if let Value::Array(words) = &value
+            && let Some(Value::Int(micros)) = words.get(1)
+            && let Ok(micros) = u64::try_from(*micros)
+        {
+            clock.observe(micros, sent, Instant::now());
+        }
+        Ok(value)
+    }
+
+    /// Sends a question that may be asked again. An error of the server is an answer.
+    pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, StoreError> {
+        Ok(self.send(command).await?)
+    }
+
+    /// Runs so many scripts in few round trips, and tells of each how it went. Repeated as [`call`](Self::call).
+    pub(super) async fn call_all(
+        &self,
+        count: usize,
+        write: &(dyn Fn(usize) -> Call + Sync),
+    ) -> Vec<Result<Value, StoreError>> {
+        let mut results = Vec::with_capacity(count);
+        while results.len() < count {
+            let batch = results.len()..count.min(results.len() + BATCH);
+            match self.answer_each(batch.clone().map(write)).await {
+                Ok(values) => results.extend(values.into_iter().map(|value| self.settle(value))),
+                Err(error) => results.extend(batch.map(|_| Err(error.clone()))),
+            }
+        }
+        results
+    }
+
+    /// Runs scripts in one round trip. An error of the server is an answer. Repeated as [`call`](Self::call).
+    pub(super) async fn answer_each(
         &self,
         calls: impl ExactSizeIterator<Item = Call>,
-    ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
+    ) -> Result<Vec<Value>, StoreError> {
         let mut pipeline = Pipeline::with_capacity(calls.len());
         let mut scripts = Vec::with_capacity(calls.len());
         for call in calls {
@@ -124,7 +193,15 @@ impl Connection {
             let unknown = values.iter_mut().filter(|value| is_unknown_script(value));
             unknown.zip(repeated).for_each(|(value, repeated)| *value = repeated);
         }
-        Ok(values.into_iter().map(|value| self.settle(value)).collect())
+        Ok(values)
+    }
+
+    async fn send_behind(&self, first: Option<&Cmd>, command: &Cmd) -> Result<Value, Failed> {
+        let Some(first) = first else { return self.send(command).await };
+        let mut pipeline = Pipeline::with_capacity(2);
+        pipeline.add_command(first.clone()).add_command(command.clone());
+        let mut values = self.send_all(&pipeline).await?;
+        values.pop().ok_or_else(|| Failed { error: unexpected(), broken: false })
     }
 
     async fn send(&self, command: &Cmd) -> Result<Value, Failed> {
@@ -165,7 +242,8 @@ impl Connection {
         current.clone()
     }
 
-    fn settle(&self, value: Value) -> Result<Value, StoreError> {
+    /// An answer that is an error of the server becomes ours.
+    pub(super) fn settle(&self, value: Value) -> Result<Value, StoreError> {
         match value {
             Value::ServerError(error) => Err(error::refused(&error, &self.dial.acl)),
             value => Ok(value),
@@ -173,8 +251,12 @@ impl Connection {
     }
 }
 
+/// Writes a call for a deadline in the server's time, in microseconds since 1970.
+pub(super) type Writer<'a> = &'a (dyn Fn(u64) -> Call + Sync);
+
+/// May a call be sent again where the connection broke?
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Repeat {
+pub(super) enum Repeat {
     Once,
     Never,
 }

@@ -24,7 +24,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{acl::AclLine, clock::ServerClock, error, handshake::Greeting, pushes::Pushes};
+use super::{
+    acl::AclLine,
+    clock::ServerClock,
+    error,
+    handshake::{Greeting, Kind},
+    pushes::Pushes,
+};
 use crate::{
     store::{StoreError, StoreErrorKind, StoreEvent},
     sync::lock,
@@ -48,6 +54,7 @@ pub(super) struct Dial {
     pub(super) client: Client,
     pub(super) pushes: Arc<Pushes>,
     pub(super) acl: AclLine,
+    kind: Kind,
     /// Set with the first connection that stands.
     clock: Arc<OnceLock<ServerClock>>,
     /// What is worth a warning once, whatever the number of connections.
@@ -90,9 +97,22 @@ impl Dial {
             client,
             pushes,
             acl,
+            kind: Kind::Primary,
             clock: Arc::default(),
             warned: Arc::new(Warned { no_pushes: Once::new(), no_info: Once::new() }),
         }
+    }
+
+    /// The same to a node of a cluster, which has a clock of its own.
+    pub(super) fn to_node(&self, client: Client) -> Self {
+        Self { client, kind: Kind::Node, clock: Arc::default(), ..self.clone() }
+    }
+
+    /// Says once that those who wait are not told.
+    pub(super) fn warn_of_silence(&self, error: &StoreError) {
+        self.warned.no_pushes.call_once(|| {
+            tracing::warn!(%error, "the server does not tell who is granted a lock: those who wait only ask once a second");
+        });
     }
 
     /// The server's clock, once a connection has stood.
@@ -169,16 +189,13 @@ impl Dial {
                 Ok::<_, redis::aio::SendError>(())
             });
         let mut connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
-        let channels = [self.pushes.own(), self.pushes.revoked()];
+        let channels = self.pushes.channels();
         let subscribed = timeout(ATTEMPT, connection.subscribe(&channels)).await;
         match subscribed.unwrap_or_else(|_| Err(silence())) {
             Ok(()) => {}
             // A refusal in words stands as long as the connection does. Locks do without, but are handed over more slowly.
             Err(cause) if cause.code().is_some() || cause.clone().into_server_errors().is_some() => {
-                let error = error::disconnected(&cause, &self.acl);
-                self.warned.no_pushes.call_once(|| {
-                    tracing::warn!(%error, "the server does not tell who is granted a lock: those who wait only ask once a second");
-                });
+                self.warn_of_silence(&error::disconnected(&cause, &self.acl));
             }
             Err(cause) => return Err(cause.into()),
         }
@@ -192,7 +209,7 @@ impl Dial {
     /// Is it a server that can keep locks?
     fn accept(&self, greeting: Greeting) -> Result<(), Unconnected> {
         match greeting.info(&self.acl) {
-            Ok(info) => info.check()?,
+            Ok(info) => info.check(self.kind)?,
             Err(error) if error.kind() == StoreErrorKind::Forbidden => self.warned.no_info.call_once(|| {
                 tracing::warn!(
                     "the server forbids INFO: whether it is a primary that does not evict locks was not checked"
@@ -252,6 +269,11 @@ impl Link {
 
     pub(super) fn is_over(&self) -> bool {
         self.life.over.load(Ordering::Acquire)
+    }
+
+    /// It was made, and is not known to be over.
+    pub(super) fn stands(&self) -> bool {
+        self.life.stood.load(Ordering::Acquire) && !self.is_over()
     }
 
     /// It has turned out to be useless. What it would have told is lost.

@@ -47,6 +47,8 @@ scripts! {
     CONVERT = "clock" "fence" "holders" "standing" "line" "convert";
     /// Gives up whatever is held or waited for.
     ABANDON = "clock" "fence" "holders" "standing" "line" "abandon";
+    /// Gives back what the token may hold, by the key of the lock alone.
+    FREE = "clock" "holders" "free";
     /// Who holds, and who waits?
     INSPECT = "clock" "fence" "holders" "standing" "line" "inspect";
     /// Takes away.
@@ -134,6 +136,19 @@ impl Call {
     pub(super) fn millis(self, duration: Duration) -> Self {
         const MOST: u128 = 1_000_000_000_000;
         self.arg(duration.as_nanos().div_ceil(1_000_000).min(MOST).to_string())
+    }
+
+    /// The first of its keys.
+    pub(super) fn key(&self) -> &[u8] {
+        const KEY: usize = 3;
+        match self.command.args_iter().nth(KEY) {
+            Some(redis::Arg::Simple(key)) => key,
+            _ => &[],
+        }
+    }
+
+    pub(super) fn parts(&self) -> (&'static Script, &Cmd) {
+        (self.script, &self.command)
     }
 
     pub(super) fn into_parts(self) -> (&'static Script, Cmd) {

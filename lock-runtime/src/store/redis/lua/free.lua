@@ -1,0 +1,31 @@
+-- Gives back what a token may hold, while a cluster moves the slot and a script with more keys than this one would be told
+-- to try again. It hands nothing over: whoever waits finds out by asking.
+-- KEYS: lock. ARGV: mode, member, how long to keep it for nobody (ms; 0: not at all).
+-- {'released'} | {'not_held'}
+--
+-- What frees comes first: a server out of memory lets it pass, and what follows the first write of a script too.
+local lock, mode, member, keep = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local kept = member .. '.kept'
+local kind, holder = look(lock, mode)
+if mode == 'exclusive' then
+  if kind == 'string' and holder == member then
+    redis.call('DEL', lock)
+    if keep > 0 then
+      redis.call('SET', lock, kept, 'PX', keep)
+    end
+    return {'released'}
+  end
+  return {kind == 'string' and holder == kept and 'released' or 'not_held'}
+end
+if kind ~= 'set' then
+  return {'not_held'}
+end
+if expiry_of(lock, member) <= now then
+  return {expiry_of(lock, kept) > now and 'released' or 'not_held'}
+end
+redis.call('ZREM', lock, member)
+settle(lock)
+if keep > 0 then
+  join(lock, kept, now + keep)
+end
+return {'released'}
