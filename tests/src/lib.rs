@@ -6,25 +6,32 @@
 //! | module | what it gives |
 //! |---|---|
 //! | [`redis_server`] | a real `redis-server` of the test's own, or one shared by all tests of the process |
+//! | [`sentinel`] | a primary with two replicas, watched by three Sentinels |
+//! | [`cluster`] | a Redis Cluster of three primaries with a replica each |
 //! | [`proxy`] | a TCP proxy that loses replies and messages, delays, cuts, refuses and swallows |
 //! | [`fenced`] | a resource that checks fencing tokens and counts overlaps, stale writes and lost updates |
 //! | [`processes`] | worker processes that run this package's code (`lock-worker`) |
 //! | [`traces`] | the `tracing` events of a test |
 
+pub mod cluster;
 pub mod fenced;
 pub mod processes;
 pub mod proxy;
 pub mod redis_server;
+pub mod sentinel;
 pub mod traces;
 
+mod nodes;
 mod ports;
 mod resp;
 mod supervised;
 
+pub use cluster::{RedisCluster, shared_cluster};
 pub use fenced::{FencedResource, RedisFencedResource};
 pub use processes::Worker;
 pub use proxy::Proxy;
-pub use redis_server::{RedisServer, shared_server, unique};
+pub use redis_server::{RedisServer, shared_five, shared_server, unique};
+pub use sentinel::{SentinelSet, shared_sentinels};
 pub use traces::Captured;
 
 /// The README's snippets compile.

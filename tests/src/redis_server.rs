@@ -15,12 +15,12 @@
 //! # }
 //! ```
 
+mod builder;
+mod snapshot;
 mod tls;
 
 use std::{
-    io,
     net::{Ipv4Addr, SocketAddr},
-    path::Path,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -31,30 +31,31 @@ use std::{
 use redis::{AsyncConnectionConfig, Client, FromRedisValue, RedisResult, Value, aio::MultiplexedConnection};
 use rustix::process::Signal;
 use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
-    net::TcpStream,
     sync::OnceCell,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
 use url::Url;
 
-pub use self::tls::Identity;
-use self::tls::Tls;
-use crate::{
-    ports::free_port,
-    supervised::{Log, Supervised},
-};
+use self::builder::Failure;
+pub use self::{builder::Builder, snapshot::Snapshot, tls::Identity};
+use crate::supervised::{Files, Supervised};
 
 /// How long a server may take to answer its first PING, and a command to be answered.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks at something that tells nobody when it changes.
-const POLL: Duration = Duration::from_millis(5);
+pub(crate) const POLL: Duration = Duration::from_millis(5);
 
 /// The one server of this process for tests that neither stop it nor change its settings; started by the first caller.
 /// Every test takes key names of its own from [`unique`].
 pub async fn shared_server() -> &'static RedisServer {
     static SHARED: OnceCell<RedisServer> = OnceCell::const_new();
     SHARED.get_or_init(RedisServer::start).await
+}
+
+/// Five servers that know nothing of each other, for tests that neither stop them nor change their settings.
+pub async fn shared_five() -> &'static [RedisServer] {
+    static SHARED: OnceCell<Vec<RedisServer>> = OnceCell::const_new();
+    SHARED.get_or_init(|| RedisServer::builder().start_all(5)).await
 }
 
 /// `name` with an ending that nobody else has on the shared server.
@@ -68,8 +69,17 @@ pub fn unique(name: &str) -> String {
 pub struct RedisServer {
     port: u16,
     settings: Builder,
-    /// `None` after [`kill`](Self::kill). A std mutex: it is held for a signal, never across an await.
-    process: Mutex<Option<Supervised>>,
+    /// A std mutex: it is held for a signal and for the end of a process, never across an await.
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// `None` after [`RedisServer::kill`].
+    process: Option<Supervised>,
+    stopped: bool,
+    /// What the last process has written about itself, if it was killed.
+    kept: Files,
 }
 
 impl RedisServer {
@@ -101,6 +111,11 @@ impl RedisServer {
         self.port
     }
 
+    /// The port of its bus, if it is the node of a cluster.
+    pub(crate) fn bus_port(&self) -> u16 {
+        self.settings.bus.expect("the node of a cluster")
+    }
+
     /// Its address.
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
@@ -111,29 +126,41 @@ impl RedisServer {
     /// # Panics
     /// When it was killed.
     pub fn pid(&self) -> u32 {
-        self.process().as_ref().map(Supervised::pid).expect("the server was killed")
+        self.state().process.as_ref().map(Supervised::pid).expect("the server was killed")
+    }
+
+    /// Neither killed nor stopped.
+    pub fn is_running(&self) -> bool {
+        let state = self.state();
+        state.process.is_some() && !state.stopped
     }
 
     /// What the running server has printed so far; empty when it was killed.
     pub fn log(&self) -> String {
-        self.process().as_ref().map(|process| process.log().borrow().text.clone()).unwrap_or_default()
+        self.state().process.as_ref().map(|process| process.log().borrow().text.clone()).unwrap_or_default()
     }
 
     /// SIGSTOP: the server keeps its port and its connections and answers nothing. The system still accepts new
     /// connections for it, and what is sent is executed after [`resume`](Self::resume).
     pub fn stop(&self) {
         self.signal(Signal::STOP);
+        self.state().stopped = true;
     }
 
     /// SIGCONT: goes on after [`stop`](Self::stop).
     pub fn resume(&self) {
         self.signal(Signal::CONT);
+        self.state().stopped = false;
     }
 
-    /// SIGKILL, also for a stopped server; returns when it is gone and its port is closed. Its data is lost.
+    /// SIGKILL, also for a stopped server; returns when it is gone and its port is closed. Its data is lost. What makes it
+    /// the node of a cluster or one of the Sentinels is not: it would lie on a disk.
     pub fn kill(&self) {
-        let process = self.process().take();
-        drop(process);
+        let mut state = self.state();
+        state.stopped = false;
+        if let Some(process) = state.process.take() {
+            state.kept = process.kill_and_read(&builder::OWN_FILES);
+        }
     }
 
     /// Kills it if it still runs, and starts it again on the same port, with the same settings and no data.
@@ -142,16 +169,25 @@ impl RedisServer {
     /// When it does not answer within ten seconds, with the server's log.
     pub async fn restart_empty(&self) {
         self.kill();
+        self.start_again(None).await;
+    }
+
+    /// Starts a server that was killed, with these data.
+    async fn start_again(&self, data: Option<&Snapshot>) {
+        let mut files = self.state().kept.clone();
+        if let Some(data) = data {
+            files.add(snapshot::FILE, data.as_bytes());
+        }
         let deadline = Instant::now() + PATIENCE;
         let process = loop {
-            match self.settings.launch(self.port).await {
+            match self.settings.launch(self.port, &files).await {
                 Ok(process) => break process,
                 Err(Failure::PortTaken(_)) if Instant::now() < deadline => sleep(POLL).await,
                 Err(failure) => failure.panic(self.port),
             }
         };
-        *self.process() = Some(process);
-        self.wait_for_primary().await;
+        self.state().process = Some(process);
+        self.prepare().await;
     }
 
     /// Sends one command over a connection of its own, as the default user, and returns the reply (RESP2).
@@ -198,21 +234,26 @@ impl RedisServer {
         connect(&self.url()).await
     }
 
-    fn process(&self) -> MutexGuard<'_, Option<Supervised>> {
+    fn state(&self) -> MutexGuard<'_, State> {
         // Nothing is half done when a holder panics, and a failed test must still end its servers.
-        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn signal(&self, signal: Signal) {
-        let mut process = self.process();
-        let process = process.as_mut().expect("the server was killed");
+        let mut state = self.state();
+        let process = state.process.as_mut().expect("the server was killed");
         if let Err(error) = process.signal(signal) {
             panic!("signal {signal:?} to the server: {error}; its log:\n{}", process.log().borrow().text);
         }
     }
 
-    /// A replica is of use when it has its primary's data; until then it would answer as an empty server.
-    async fn wait_for_primary(&self) {
+    /// What is left to do when it answers.
+    async fn prepare(&self) {
+        if !self.settings.first_command.is_empty() {
+            let words: Vec<_> = self.settings.first_command.iter().map(String::as_str).collect();
+            self.command(&words).await;
+        }
+        // A replica is of use when it has its primary's data; until then it would answer as an empty server.
         if self.settings.primary.is_none() {
             return;
         }
@@ -221,149 +262,6 @@ impl RedisServer {
             assert!(Instant::now() < deadline, "the replica finds no primary; its log:\n{}", self.log());
             sleep(POLL).await;
         }
-    }
-}
-
-/// Settings of a [`RedisServer`] to be started.
-#[derive(Clone, Debug, Default)]
-pub struct Builder {
-    args: Vec<String>,
-    password: Option<String>,
-    primary: Option<Primary>,
-    tls: Option<Tls>,
-}
-
-#[derive(Clone, Debug)]
-struct Primary {
-    port: u16,
-    password: Option<String>,
-}
-
-impl Builder {
-    /// An option of `redis-server` with one value: `.arg("--maxmemory", "1mb")`.
-    #[must_use]
-    pub fn arg(self, name: &str, value: &str) -> Self {
-        self.args([name, value])
-    }
-
-    /// Options of `redis-server` word by word, for one with several values.
-    #[must_use]
-    pub fn args<'a>(mut self, words: impl IntoIterator<Item = &'a str>) -> Self {
-        self.args.extend(words.into_iter().map(str::to_owned));
-        self
-    }
-
-    /// Asks everybody for this password; [`RedisServer::url`] has it.
-    #[must_use]
-    pub fn password(mut self, password: &str) -> Self {
-        self.password = Some(password.to_owned());
-        self.arg("--requirepass", password)
-    }
-
-    /// Another user with the given ACL rules, for example `"~lock:* &* +@all"`; [`RedisServer::url_as`] has a URL for it.
-    #[must_use]
-    pub fn user(self, name: &str, password: &str, rules: &str) -> Self {
-        self.args(["--user", name, "on", &format!(">{password}")]).args(rules.split_whitespace())
-    }
-
-    /// Makes it a replica of `primary`; [`start`](Self::start) then waits until it has the primary's data.
-    #[must_use]
-    pub fn replica_of(mut self, primary: &RedisServer) -> Self {
-        self.primary = Some(Primary { port: primary.port, password: primary.settings.password.clone() });
-        self
-    }
-
-    /// Starts the server and waits until it answers.
-    ///
-    /// # Panics
-    /// When it does not answer within ten seconds, with the server's log.
-    pub async fn start(mut self) -> RedisServer {
-        let mut attempts = 20;
-        let (port, process) = loop {
-            let port = free_port();
-            if let Some(tls) = &mut self.tls {
-                tls.port = free_port();
-            }
-            attempts -= 1;
-            match self.launch(port).await {
-                Ok(process) => break (port, process),
-                // Someone bound it between our look and the server's.
-                Err(Failure::PortTaken(_)) if attempts > 0 => {}
-                Err(failure) => failure.panic(port),
-            }
-        };
-        let server = RedisServer { port, settings: self, process: Mutex::new(Some(process)) };
-        server.wait_for_primary().await;
-        server
-    }
-
-    async fn launch(&self, port: u16) -> Result<Supervised, Failure> {
-        let directory = tempfile::Builder::new().prefix("lock-tests-redis-").tempdir()?;
-        let command = self.command_line(port, directory.path())?;
-        // From here on the supervisor removes the directory, because it also does so when this process is killed.
-        let process = Supervised::spawn(directory.path(), command.iter().map(String::as_str))?;
-        let _ = directory.keep();
-
-        let mut log = process.log();
-        let ready = |log: &Log| log.ended || log.text.contains("Ready to accept connections");
-        let ready = timeout(PATIENCE, log.wait_for(ready)).await.is_ok_and(|log| log.is_ok_and(|log| !log.ended));
-        if ready && timeout(PATIENCE, ping(port)).await.is_ok_and(|answer| answer.is_ok()) {
-            return Ok(process);
-        }
-        let text = log.borrow().text.clone();
-        Err(if text.contains("Address already in use") { Failure::PortTaken(text) } else { Failure::Other(text) })
-    }
-
-    fn command_line(&self, port: u16, directory: &Path) -> io::Result<Vec<String>> {
-        let (port, dir) = (port.to_string(), directory.display().to_string());
-        let mut words = vec!["redis-server", "--port", &port, "--bind", "127.0.0.1", "--dir", &dir];
-        // A primary waits five seconds for more replicas before it sends its data, if it isn't told otherwise.
-        words.extend(["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"]);
-        let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
-        if let Some(tls) = &self.tls {
-            words.extend(tls.options(directory)?);
-        }
-        // Behind ours, so that a caller's own setting wins.
-        words.extend_from_slice(&self.args);
-        if let Some(primary) = &self.primary {
-            words.extend(["--replicaof".to_owned(), "127.0.0.1".to_owned(), primary.port.to_string()]);
-            if let Some(password) = &primary.password {
-                words.extend(["--masterauth".to_owned(), password.clone()]);
-            }
-        }
-        // The line we wait for must be printed, and to us.
-        words.extend(["--loglevel", "notice", "--logfile", ""].map(str::to_owned));
-        Ok(words)
-    }
-}
-
-/// Why a server did not start; each with what it printed.
-enum Failure {
-    PortTaken(String),
-    Other(String),
-}
-
-impl Failure {
-    fn panic(self, port: u16) -> ! {
-        let (Self::PortTaken(log) | Self::Other(log)) = self;
-        panic!("redis-server did not start on port {port} (tests/run.sh installs it where it is missing):\n{log}")
-    }
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Self {
-        Self::Other(error.to_string())
-    }
-}
-
-/// Any reply will do: a server that asks for a password is ready too.
-async fn ping(port: u16) -> io::Result<()> {
-    let mut stream = BufReader::new(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?);
-    stream.write_all(b"PING\r\n").await?;
-    let mut reply = String::new();
-    match stream.read_line(&mut reply).await? {
-        0 => Err(io::ErrorKind::UnexpectedEof.into()),
-        _ => Ok(()),
     }
 }
 

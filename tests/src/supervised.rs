@@ -4,17 +4,22 @@
 //! tiny shell whose standard input is a pipe that only we hold open. When it ends (we dropped it, or the system closed
 //! it because we died), the shell kills the child, also a stopped one, and removes its directory.
 
+mod files;
+
 use std::{
     fmt,
     io::{self, BufRead, BufReader, Read},
     os::unix::process::CommandExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::watch;
+
+pub(crate) use self::files::Files;
 
 /// `$1` is the directory to remove at the end, the rest is the command.
 ///
@@ -46,6 +51,7 @@ pub(crate) struct Log {
 pub(crate) struct Supervised {
     supervisor: Child,
     child: Pid,
+    directory: PathBuf,
     log: watch::Receiver<Log>,
 }
 
@@ -72,12 +78,17 @@ impl Supervised {
 
         let (sender, log) = watch::channel(Log::default());
         thread::Builder::new().name(format!("log of {child:?}")).spawn(move || collect(stderr, &sender))?;
-        Ok(Self { supervisor, child, log })
+        Ok(Self { supervisor, child, directory: directory.to_owned(), log })
     }
 
     /// The child's own process id, not the supervisor's.
     pub(crate) fn pid(&self) -> u32 {
         self.child.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Where it runs.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// Follows what the child prints.
@@ -92,6 +103,16 @@ impl Supervised {
             None => Ok(kill_process(self.child, signal)?),
             Some(status) => Err(io::Error::other(format!("its supervisor has ended with {status}"))),
         }
+    }
+
+    /// Ends the child, and returns what it has written last to those of `names` that are there.
+    pub(crate) fn kill_and_read(mut self, names: &[&'static str]) -> Files {
+        let _ = self.signal(Signal::KILL);
+        // It writes until it has ended, and the directory is gone when the supervisor has.
+        while !self.log.borrow().ended {
+            thread::sleep(Duration::from_millis(1));
+        }
+        Files::read_from(&self.directory, names)
     }
 }
 

@@ -38,6 +38,12 @@ impl Builder {
         self.tls = Some(Tls::new(names).unwrap_or_else(|error| panic!("a certificate for {names:?}: {error}")));
         self
     }
+
+    /// With the authority and the certificates of another.
+    pub(crate) fn tls_of(mut self, other: &Self) -> Self {
+        self.tls.clone_from(&other.tls);
+        self
+    }
 }
 
 impl RedisServer {

@@ -18,5 +18,6 @@ mod place;
 mod protocol;
 mod replies;
 mod runtimes;
+mod topologies;
 mod ui;
 mod waiting;

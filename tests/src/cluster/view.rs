@@ -1,0 +1,82 @@
+//! What one node thinks of the cluster, from CLUSTER NODES.
+
+use std::collections::BTreeMap;
+
+use crate::{RedisServer, nodes::ask};
+
+/// One line for each node it knows.
+#[derive(Clone, Debug)]
+pub(super) struct View {
+    nodes: Vec<Node>,
+}
+
+#[derive(Clone, Debug)]
+struct Node {
+    id: String,
+    port: u16,
+    /// The id of its primary, if it is a replica.
+    master: Option<String>,
+    /// Ranges of slots, both ends included.
+    slots: Vec<(u16, u16)>,
+}
+
+impl View {
+    /// Nothing if the node does not run, or still gets to know others.
+    pub(super) async fn of(node: &RedisServer) -> Option<Self> {
+        let lines: String = ask(node, &["CLUSTER", "NODES"]).await?;
+        let nodes: Option<_> = lines.lines().map(Node::parse).collect();
+        Some(Self { nodes: nodes? })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub(super) fn id_of(&self, port: u16) -> Option<&str> {
+        self.nodes.iter().find(|node| node.port == port).map(|node| node.id.as_str())
+    }
+
+    /// The port of the node that owns a slot.
+    pub(super) fn owner_of(&self, slot: u16) -> Option<u16> {
+        let owns = |node: &&Node| node.slots.iter().any(|(first, last)| (*first..=*last).contains(&slot));
+        self.nodes.iter().find(owns).map(|node| node.port)
+    }
+
+    /// Whose are which slots.
+    pub(super) fn owners(&self) -> BTreeMap<u16, &[(u16, u16)]> {
+        let owners = self.nodes.iter().filter(|node| !node.slots.is_empty());
+        owners.map(|node| (node.port, &node.slots[..])).collect()
+    }
+
+    /// The ports of the nodes that own slots, sorted.
+    pub(super) fn masters(&self) -> Vec<u16> {
+        self.owners().into_keys().collect()
+    }
+
+    /// The port of a node's primary; its own if it is one.
+    pub(super) fn master_of(&self, port: u16) -> Option<u16> {
+        let node = self.nodes.iter().find(|node| node.port == port)?;
+        let Some(master) = &node.master else { return Some(port) };
+        self.nodes.iter().find(|node| node.id == *master).map(|node| node.port)
+    }
+}
+
+impl Node {
+    /// `<id> <ip:port@bus> <flags> <primary> <ping> <pong> <epoch> <link> <slot> <slot>-<slot> [<slot>->-<id>] ...`
+    fn parse(line: &str) -> Option<Self> {
+        let words: Vec<_> = line.split(' ').collect();
+        let [id, address, flags, master, _, _, _, _, slots @ ..] = &words[..] else { return None };
+        let (host, port) = address.split_once('@')?.0.rsplit_once(':')?;
+        if flags.contains("handshake") || flags.contains("noaddr") || host.is_empty() {
+            return None;
+        }
+        let range = |word: &&str| {
+            let (first, last) = word.split_once('-').unwrap_or((word, word));
+            Some((first.parse().ok()?, last.parse().ok()?))
+        };
+        // Slots that come or go are in brackets.
+        let slots = slots.iter().filter(|word| !word.starts_with('[')).map(range).collect::<Option<_>>()?;
+        let master = (*master != "-").then(|| (*master).to_owned());
+        Some(Self { id: (*id).to_owned(), port: port.parse().ok()?, master, slots })
+    }
+}

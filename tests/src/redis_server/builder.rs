@@ -1,0 +1,254 @@
+//! What a server is started with, and its start.
+
+use std::{fs, io, net::Ipv4Addr, path::Path, sync::Mutex};
+
+use futures_util::future::join_all;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
+    time::timeout,
+};
+
+use super::{PATIENCE, RedisServer, State, tls::Tls};
+use crate::{
+    ports::free_port,
+    supervised::{Files, Log, Supervised},
+};
+
+const CONFIG: &str = "redis.conf";
+/// What a server writes to know after a restart who it was: its settings as they were changed (by Sentinels, for
+/// example), and its view of the cluster.
+pub(super) const OWN_FILES: [&str; 2] = [CONFIG, "nodes.conf"];
+
+/// Settings of a [`RedisServer`] to be started.
+#[derive(Clone, Debug, Default)]
+pub struct Builder {
+    args: Vec<String>,
+    pub(super) password: Option<String>,
+    pub(super) primary: Option<Primary>,
+    pub(super) tls: Option<Tls>,
+    pub(super) first_command: Vec<String>,
+    pub(super) bus: Option<u16>,
+    role: Role,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Primary {
+    port: u16,
+    password: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Role {
+    #[default]
+    Server,
+    /// A server whose settings are in a file.
+    WithFile,
+    Sentinel,
+}
+
+impl Builder {
+    /// An option of `redis-server` with one value: `.arg("--maxmemory", "1mb")`.
+    #[must_use]
+    pub fn arg(self, name: &str, value: &str) -> Self {
+        self.args([name, value])
+    }
+
+    /// Options of `redis-server` word by word, for one with several values.
+    #[must_use]
+    pub fn args<'a>(mut self, words: impl IntoIterator<Item = &'a str>) -> Self {
+        self.args.extend(words.into_iter().map(str::to_owned));
+        self
+    }
+
+    /// Asks everybody for this password; [`RedisServer::url`] has it.
+    #[must_use]
+    pub fn password(mut self, password: &str) -> Self {
+        self.password = Some(password.to_owned());
+        self.arg("--requirepass", password)
+    }
+
+    /// Another user with the given ACL rules, for example `"~lock:* &* +@all"`; [`RedisServer::url_as`] has a URL for it.
+    #[must_use]
+    pub fn user(self, name: &str, password: &str, rules: &str) -> Self {
+        self.args(["--user", name, "on", &format!(">{password}")]).args(rules.split_whitespace())
+    }
+
+    /// Makes it a replica of `primary`; [`start`](Self::start) then waits until it has the primary's data.
+    #[must_use]
+    pub fn replica_of(mut self, primary: &RedisServer) -> Self {
+        self.primary = Some(Primary { port: primary.port, password: primary.settings.password.clone() });
+        self
+    }
+
+    /// A node of a cluster, whose bus has a port of its own.
+    #[must_use]
+    pub(crate) fn cluster_node(mut self) -> Self {
+        self.bus = Some(0);
+        self.arg("--cluster-enabled", "yes")
+    }
+
+    /// Has its settings in a file, where Sentinels change them for good.
+    #[must_use]
+    pub(crate) fn with_config_file(mut self) -> Self {
+        self.role = Role::WithFile;
+        self
+    }
+
+    /// What it is told at each start, before anybody else talks to it: what no option can say.
+    #[must_use]
+    pub(crate) fn first_command(mut self, words: &[&str]) -> Self {
+        self.first_command = words.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
+    /// A Sentinel; its options are `--sentinel <directive> ...`.
+    #[must_use]
+    pub(crate) fn sentinel(mut self) -> Self {
+        self.role = Role::Sentinel;
+        self
+    }
+
+    /// Starts the server and waits until it answers.
+    ///
+    /// # Panics
+    /// When it does not answer within ten seconds, with the server's log.
+    pub async fn start(mut self) -> RedisServer {
+        let mut attempts = 20;
+        let (port, process) = loop {
+            let port = free_port();
+            if let Some(tls) = &mut self.tls {
+                tls.port = free_port();
+            }
+            if let Some(bus) = &mut self.bus {
+                *bus = free_port();
+            }
+            attempts -= 1;
+            match self.launch(port, &Files::default()).await {
+                Ok(process) => break (port, process),
+                // Someone bound it between our look and the server's.
+                Err(Failure::PortTaken(_)) if attempts > 0 => {}
+                Err(failure) => failure.panic(port),
+            }
+        };
+        let state = State { process: Some(process), ..State::default() };
+        let server = RedisServer { port, settings: self, state: Mutex::new(state) };
+        server.prepare().await;
+        server
+    }
+
+    /// Starts `count` servers at once that know nothing of each other. Those with TLS have one authority.
+    ///
+    /// # Panics
+    /// As [`start`](Self::start).
+    pub async fn start_all(self, count: usize) -> Vec<RedisServer> {
+        join_all((0..count).map(|_| self.clone().start())).await
+    }
+
+    /// `files` is what it finds when it starts.
+    pub(super) async fn launch(&self, port: u16, files: &Files) -> Result<Supervised, Failure> {
+        let directory = tempfile::Builder::new().prefix("lock-tests-redis-").tempdir()?;
+        files.write_to(directory.path())?;
+        let command = self.command_line(port, directory.path())?;
+        // From here on the supervisor removes the directory, because it also does so when this process is killed.
+        let process = Supervised::spawn(directory.path(), command.iter().map(String::as_str))?;
+        let _ = directory.keep();
+
+        let line = if self.role == Role::Sentinel { "Sentinel ID is" } else { "Ready to accept connections" };
+        let mut log = process.log();
+        let ready = |log: &Log| log.ended || log.text.contains(line);
+        let ready = timeout(PATIENCE, log.wait_for(ready)).await.is_ok_and(|log| log.is_ok_and(|log| !log.ended));
+        if ready && timeout(PATIENCE, ping(port)).await.is_ok_and(|answer| answer.is_ok()) {
+            return Ok(process);
+        }
+        let text = log.borrow().text.clone();
+        Err(if text.contains("Address already in use") { Failure::PortTaken(text) } else { Failure::Other(text) })
+    }
+
+    fn command_line(&self, port: u16, directory: &Path) -> io::Result<Vec<String>> {
+        if self.role == Role::Server {
+            return Ok([vec!["redis-server".to_owned()], self.options(port, directory)?].concat());
+        }
+        let file = directory.join(CONFIG);
+        // The server's own version of it has all that was set, and what was changed since.
+        if !file.exists() {
+            fs::write(&file, config(&self.options(port, directory)?))?;
+        } else if let Some(tls) = &self.tls {
+            tls.options(directory)?;
+        }
+        let mut words = vec!["redis-server".to_owned(), file.display().to_string()];
+        if self.role == Role::Sentinel {
+            words.push("--sentinel".to_owned());
+        }
+        Ok(words)
+    }
+
+    fn options(&self, port: u16, directory: &Path) -> io::Result<Vec<String>> {
+        let (port, dir) = (port.to_string(), directory.display().to_string());
+        let mut words = vec!["--port", &port, "--bind", "127.0.0.1", "--dir", &dir];
+        if self.role != Role::Sentinel {
+            // A primary waits five seconds for more replicas before it sends its data, if it isn't told otherwise.
+            words.extend(["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"]);
+        }
+        let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+        if let Some(tls) = &self.tls {
+            words.extend(tls.options(directory)?);
+        }
+        if let Some(bus) = self.bus {
+            words.extend(["--cluster-port".to_owned(), bus.to_string()]);
+        }
+        // Behind ours, so that a caller's own setting wins.
+        words.extend_from_slice(&self.args);
+        if let Some(primary) = &self.primary {
+            words.extend(["--replicaof".to_owned(), "127.0.0.1".to_owned(), primary.port.to_string()]);
+            if let Some(password) = &primary.password {
+                words.extend(["--masterauth".to_owned(), password.clone()]);
+            }
+        }
+        // The line we wait for must be printed, and to us.
+        words.extend(["--loglevel", "notice", "--logfile", ""].map(str::to_owned));
+        Ok(words)
+    }
+}
+
+/// The same options as lines of a file.
+fn config(options: &[String]) -> String {
+    let mut text = String::new();
+    for word in options {
+        match word.strip_prefix("--") {
+            Some(option) => text.extend(["\n", option]),
+            None => text.extend([" \"", &word.replace('\\', r"\\").replace('"', r#"\""#), "\""]),
+        }
+    }
+    text + "\n"
+}
+
+/// Why a server did not start; each with what it printed.
+pub(super) enum Failure {
+    PortTaken(String),
+    Other(String),
+}
+
+impl Failure {
+    pub(super) fn panic(self, port: u16) -> ! {
+        let (Self::PortTaken(log) | Self::Other(log)) = self;
+        panic!("redis-server did not start on port {port} (tests/run.sh installs it where it is missing):\n{log}")
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Other(error.to_string())
+    }
+}
+
+/// Any reply will do: a server that asks for a password is ready too.
+async fn ping(port: u16) -> io::Result<()> {
+    let mut stream = BufReader::new(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?);
+    stream.write_all(b"PING\r\n").await?;
+    let mut reply = String::new();
+    match stream.read_line(&mut reply).await? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,4 @@
+//! Locks on one server, on several, behind Sentinels and on a cluster, while servers fail.
+
+mod single;
+mod storm;

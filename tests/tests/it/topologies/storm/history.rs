@@ -1,0 +1,99 @@
+//! All grants of one key, and what must hold of them: tokens grow, and never for long is there none.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    time::{Duration, Instant},
+};
+
+/// One holder.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grant {
+    pub(super) asked_at: Instant,
+    /// When its holder had it in hand.
+    pub(super) granted_at: Instant,
+    /// Nothing for a reader: readers share the lock, and nothing orders them.
+    pub(super) token: Option<u64>,
+}
+
+/// Something that begins to go wrong, on purpose.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    pub(super) name: String,
+    pub(super) at: Instant,
+}
+
+/// What no fencing token may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Violation {
+    /// Two holders had it.
+    Twice(u64),
+    /// It went to somebody who asked when the larger one had been handed out.
+    Back { earlier: u64, later: u64 },
+}
+
+/// The grants of one key.
+#[derive(Clone, Debug, Default)]
+pub(super) struct History {
+    grants: Vec<Grant>,
+}
+
+impl History {
+    pub(super) fn add(&mut self, grant: Grant) {
+        self.grants.push(grant);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.grants.len()
+    }
+
+    /// When the last one was added that was granted.
+    pub(super) fn last(&self) -> Option<Instant> {
+        self.grants.last().map(|grant| grant.granted_at)
+    }
+
+    /// A token given twice; and one not larger than another that its holder had before this one was asked for.
+    pub(super) fn violations(&self) -> Vec<Violation> {
+        let tokens: Vec<_> = self.grants.iter().filter_map(|grant| Some((grant, grant.token?))).collect();
+        let mut holders: HashMap<u64, usize> = HashMap::new();
+        tokens.iter().for_each(|(_, token)| *holders.entry(*token).or_default() += 1);
+        let twice = holders.into_iter().filter(|(_, holders)| *holders > 1).map(|(token, _)| Violation::Twice(token));
+        let mut violations: Vec<_> = twice.collect();
+
+        let (mut asked, mut granted) = (tokens.clone(), tokens);
+        asked.sort_by_key(|(grant, _)| grant.asked_at);
+        granted.sort_by_key(|(grant, _)| grant.granted_at);
+        let mut granted = granted.into_iter().peekable();
+        let mut largest = 0;
+        for (grant, token) in asked {
+            while let Some((_, before)) = granted.next_if(|(before, _)| before.granted_at < grant.asked_at) {
+                largest = largest.max(before);
+            }
+            if token < largest {
+                violations.push(Violation::Back { earlier: largest, later: token });
+            }
+        }
+        violations
+    }
+
+    /// The longest time without a grant among those that begin while this fault is the latest; one that has begun before it
+    /// counts from the fault.
+    pub(super) fn longest_gap(&self, fault: Instant, next_fault: Option<Instant>, end: Instant) -> Duration {
+        let granted = self.grants.iter().map(|grant| grant.granted_at);
+        let mut times: Vec<_> = granted.filter(|time| (fault..end).contains(time)).chain([fault, end]).collect();
+        times.sort();
+        let gaps = times.windows(2).filter(|gap| next_fault.is_none_or(|next| gap[0] < next));
+        gaps.map(|gap| gap[1] - gap[0]).max().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Twice(token) => write!(f, "token {token} was given twice"),
+            Self::Back { earlier, later } => {
+                write!(f, "token {later} went to one who asked when {earlier} had been given already")
+            }
+        }
+    }
+}

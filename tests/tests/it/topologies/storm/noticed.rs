@@ -1,0 +1,117 @@
+//! A storm notices what a broken lock does, and finds nothing where there is nothing.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::{Duration, Instant},
+};
+
+use lock_runtime::LockClient;
+use tokio::time::sleep;
+
+use super::{
+    Storm,
+    history::{Grant, History, Violation},
+    report::Report,
+};
+
+const BRIEF: Duration = Duration::from_millis(500);
+
+/// Grants as (asked, granted, token), in milliseconds.
+fn history(zero: Instant, grants: &[(u64, u64, Option<u64>)]) -> History {
+    let mut history = History::default();
+    for (asked, granted, token) in grants {
+        let at = |millis: &u64| zero + Duration::from_millis(*millis);
+        history.add(Grant { asked_at: at(asked), granted_at: at(granted), token: *token });
+    }
+    history
+}
+
+#[test]
+fn tokens_that_grow_are_right_in_whatever_order_requests_overtake_each_other() {
+    for grants in [
+        &[(0, 1, Some(1)), (2, 3, Some(2)), (3, 5, Some(7))][..],
+        // Both were asked for before either was handed out, and the answers crossed.
+        &[(0, 10, Some(2)), (5, 11, Some(1))],
+        // Asked for at the moment the other was handed out.
+        &[(0, 10, Some(2)), (10, 11, Some(1))],
+        // Whoever has waited for long may get a smaller one than somebody who came later.
+        &[(0, 20, Some(1)), (5, 10, Some(2))],
+        &[(0, 1, Some(5)), (2, 3, None), (4, 5, Some(6))],
+    ] {
+        assert_eq!(history(Instant::now(), grants).violations(), []);
+    }
+}
+
+#[test]
+fn a_token_that_goes_back_or_is_given_twice_is_noticed() {
+    let back = |grants: &[_]| history(Instant::now(), grants).violations();
+    assert_eq!(back(&[(0, 1, Some(2)), (2, 3, Some(1))]), [Violation::Back { earlier: 2, later: 1 }]);
+    // However long ago, and whoever wrote it down first.
+    let grants = [(8, 9, Some(4)), (0, 1, Some(5)), (2, 3, Some(6)), (4, 5, Some(7))];
+    assert_eq!(back(&grants), [Violation::Back { earlier: 7, later: 4 }]);
+    assert_eq!(back(&[(0, 10, Some(3)), (5, 11, Some(3))]), [Violation::Twice(3)]);
+    assert_eq!(back(&[(0, 1, Some(3)), (5, 11, Some(3))]), [Violation::Twice(3)]);
+}
+
+#[test]
+fn a_gap_belongs_to_the_fault_in_whose_time_it_begins_and_counts_from_there() {
+    let zero = Instant::now();
+    let at = |millis| zero + Duration::from_millis(millis);
+    let history = history(zero, &[(0, 90, Some(1)), (0, 110, Some(2)), (0, 400, Some(3)), (0, 450, Some(4))]);
+    let gap = |fault, next: Option<u64>, end| history.longest_gap(at(fault), next.map(at), at(end)).as_millis();
+    assert_eq!(gap(100, None, 500), 290);
+    assert_eq!(gap(100, Some(300), 500), 290, "it is seen to its end");
+    assert_eq!(gap(300, None, 500), 100, "and counts from the next fault for that one");
+    assert_eq!(gap(420, None, 1000), 550, "what never ends counts to the end");
+    assert_eq!(gap(500, None, 700), 200);
+}
+
+/// Whether an assertion of a report fails.
+fn fails(report: &Report, assertion: impl Fn(&Report)) -> bool {
+    catch_unwind(AssertUnwindSafe(|| assertion(report))).is_err()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_works_passes_with_readers_too() {
+    let clients = vec![LockClient::in_memory()];
+    let exclusive = Storm::of(clients.clone()).tasks(32).round(BRIEF).run(async |_| {}).await;
+    let shared = Storm::of(clients).tasks(32).keys(1).round(BRIEF).with_readers().run(async |_| {}).await;
+    for report in [exclusive, shared] {
+        report.assert_fenced();
+        report.assert_exclusive();
+        assert!(report.grants() > 100, "{report}");
+    }
+}
+
+/// Two sets of locks, each of which believes that it is the only one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_locks_for_one_thing_are_noticed() {
+    let clients = vec![LockClient::in_memory(), LockClient::in_memory()];
+    let report = Storm::of(clients).tasks(8).round(BRIEF).run(async |_| {}).await;
+    assert!(fails(&report, Report::assert_fenced), "{report}");
+    assert!(fails(&report, Report::assert_exclusive), "{report}");
+    assert!(report.overlaps() > 0 && report.to_string().contains("was given twice"), "{report}");
+}
+
+#[tokio::test]
+async fn an_outage_is_noticed() {
+    let locks = LockClient::in_memory();
+    let outage = BRIEF / 2;
+    let report = Storm::of(vec![locks.clone()]).keys(1).round(BRIEF).run(async |faults| {
+        faults.begin("somebody keeps the lock");
+        let guard = locks.exclusive("key-0").wait(BRIEF).acquire().await.unwrap();
+        sleep(outage).await;
+        guard.release().await.unwrap();
+    });
+    let report = report.await;
+    report.assert_fenced();
+    assert!(fails(&report, |report| report.assert_service_within(outage - Duration::from_millis(1))), "{report}");
+    report.assert_service_within(outage * 4);
+}
+
+#[tokio::test]
+#[should_panic(expected = "no failing server explains this")]
+async fn an_error_that_no_failing_server_explains_fails_the_test() {
+    let locks = LockClient::in_memory();
+    Storm::of(vec![locks.clone()]).round(BRIEF).run(async |_| locks.shutdown().await).await;
+}

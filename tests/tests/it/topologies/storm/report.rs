@@ -1,0 +1,132 @@
+//! What a storm has left behind. Everything is in its text; what must hold is asserted by those who know what failed.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use lock_runtime::LockErrorKind;
+use lock_tests::fenced;
+
+use super::{
+    history::{Fault, Violation},
+    worker::Key,
+};
+
+#[derive(Debug)]
+pub(crate) struct Report {
+    length: Duration,
+    keys: Vec<OfKey>,
+    outages: Vec<Outage>,
+    errors: BTreeMap<&'static str, u64>,
+}
+
+#[derive(Debug)]
+struct OfKey {
+    name: String,
+    grants: usize,
+    violations: Vec<Violation>,
+    resource: fenced::Report,
+}
+
+/// The longest time without a grant after a fault, and of which key.
+#[derive(Debug)]
+struct Outage {
+    fault: String,
+    at: Duration,
+    key: String,
+    longest_gap: Duration,
+}
+
+impl Report {
+    pub(super) fn new(
+        time: Range<Instant>,
+        faults: Vec<Fault>,
+        keys: &[Key],
+        errors: impl Iterator<Item = LockErrorKind>,
+    ) -> Self {
+        let nexts = faults.iter().skip(1).map(|fault| Some(fault.at)).chain([None]);
+        let outages = faults.iter().zip(nexts).filter_map(|(fault, next)| {
+            let gap = |key: &Key| key.history().longest_gap(fault.at, next, time.end);
+            let (longest_gap, key) = keys.iter().map(|key| (gap(key), key.name().to_owned())).max()?;
+            Some(Outage { fault: fault.name.clone(), at: fault.at - time.start, key, longest_gap })
+        });
+        let outages = outages.collect();
+        let of_key = |key: &Key| OfKey {
+            name: key.name().to_owned(),
+            grants: key.history().len(),
+            violations: key.history().violations(),
+            resource: key.resource(),
+        };
+        let mut counts = BTreeMap::new();
+        errors.for_each(|kind| *counts.entry(kind.code()).or_default() += 1);
+        let length = time.end - time.start;
+        Self { length, keys: keys.iter().map(of_key).collect(), outages, errors: counts }
+    }
+
+    /// How often somebody got a lock.
+    pub(crate) fn grants(&self) -> usize {
+        self.keys.iter().map(|key| key.grants).sum()
+    }
+
+    /// How often somebody came who should have been alone, and was not: a resource without fencing tokens suffers these.
+    pub(crate) fn overlaps(&self) -> u64 {
+        self.keys.iter().map(|key| key.resource.overlaps).sum()
+    }
+
+    /// How often a late holder's token was refused.
+    pub(crate) fn refused(&self) -> u64 {
+        self.keys.iter().map(|key| key.resource.violations).sum()
+    }
+
+    /// Whatever failed, tokens order all holders of a key, so that no update was lost.
+    pub(crate) fn assert_fenced(&self) {
+        for key in &self.keys {
+            assert!(key.grants > 0, "nobody ever got {}\n{self}", key.name);
+            assert!(key.violations.is_empty(), "tokens of {} went wrong\n{self}", key.name);
+            assert_eq!(key.resource.lost_updates, 0, "updates of {} were lost\n{self}", key.name);
+        }
+    }
+
+    /// Nobody met anybody, also without a look at the tokens. More than a lock can promise when servers forget.
+    pub(crate) fn assert_exclusive(&self) {
+        assert_eq!((self.overlaps(), self.refused()), (0, 0), "holders have met\n{self}");
+    }
+
+    /// After each fault, no key was without a grant for longer.
+    pub(crate) fn assert_service_within(&self, longest: Duration) {
+        for outage in &self.outages {
+            assert!(outage.longest_gap <= longest, "no service for more than {longest:?}: {outage}\n{self}");
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (grants, overlaps, refused) = (self.grants(), self.overlaps(), self.refused());
+        write!(
+            f,
+            "storm of {:.1?}: {grants} grants, {overlaps} unfenced overlaps, {refused} refused as late",
+            self.length
+        )?;
+        self.errors.iter().try_for_each(|(code, count)| write!(f, ", {count} {code}"))?;
+        self.outages.iter().try_for_each(|outage| write!(f, "\n  {outage}"))?;
+        for OfKey { name, grants, violations, resource } in &self.keys {
+            write!(f, "\n  {name}: {grants} grants, {resource}")?;
+            violations.iter().take(5).try_for_each(|violation| write!(f, "\n    {violation}"))?;
+            if violations.len() > 5 {
+                write!(f, "\n    and {} more", violations.len() - 5)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Outage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { fault, at, key, longest_gap } = self;
+        write!(f, "{at:.1?} {fault}: no grant of {key} for {longest_gap:.0?}")
+    }
+}
