@@ -122,7 +122,8 @@ impl LockClient {
 
     /// Connects to the store that `url` names, with all defaults; [`builder`](Self::builder) can do more.
     ///
-    /// `memory:` · `redis://[user[:password]@]host[:port][/db]` · `rediss://` likewise, over TLS (feature `rustls`)
+    /// `memory:` · `redis://[user[:password]@]host[:port][/db]` · `redis+cluster://[user[:password]@]host[:port][,host[:port]...]` for a
+    /// Redis Cluster, which any of its nodes will do for · `rediss://` and `rediss+cluster://` likewise, over TLS (feature `rustls`)
     ///
     /// # Errors
     /// `InvalidUrl`, `Unavailable`, `Unauthenticated`, `Forbidden`, `NotRedis`, `ReadOnly`; within 3 s.
@@ -353,6 +354,26 @@ impl LockClientBuilder {
     #[cfg(feature = "redis")]
     pub async fn redis_client(self, client: redis::Client) -> Result<LockClient, LockError> {
         self.check()?.over(crate::store::redis::RedisStore::from_client(client, &self.namespace).await?)
+    }
+
+    /// Uses the Redis Cluster that the `seeds` belong to: URLs of some of its nodes, `redis://[user[:password]@]host[:port]` or
+    /// `rediss://..`. One that answers is enough; the others are found by it, and spoken to as the first seed.
+    ///
+    /// ```no_run
+    /// # use lock_runtime::LockClient;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+    /// let locks = LockClient::builder().cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"]).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`LockClient::connect`].
+    ///
+    /// # Cancellation
+    /// Dropping the future closes the connections.
+    #[cfg(feature = "redis")]
+    pub async fn cluster(self, seeds: impl IntoIterator<Item = impl AsRef<str>>) -> Result<LockClient, LockError> {
+        self.check()?.over(crate::store::redis::RedisStore::cluster(seeds, &self.namespace).await?)
     }
 
     /// Uses a new store in this process.

@@ -1,4 +1,5 @@
-//! Where a test's locks live: in this process, or on Redis. A test body stands once and runs on both, by `on_every_store!`.
+//! Where a test's locks live: in this process, on a Redis server, or on a cluster. A test body stands once and runs on all, by
+//! `on_every_store!`.
 
 use std::{
     fmt,
@@ -10,7 +11,7 @@ use std::{
 };
 
 use lock_runtime::{LockClient, LockClientBuilder, store::MemoryStore};
-use lock_tests::{RedisServer, shared_server, unique};
+use lock_tests::{RedisCluster, RedisServer, shared_cluster, shared_server, unique};
 use tokio::time::{Instant, sleep, timeout};
 
 /// Longer than anything takes that does not hang, on a machine that does much else.
@@ -33,6 +34,13 @@ macro_rules! on_every_store {
                 in_time(super::$name(Place::redis().await)).await;
             })+
         }
+        mod on_a_cluster {
+            $(#[tokio::test]
+            async fn $name() {
+                use crate::place::{Place, in_time};
+                in_time(super::$name(Place::cluster().await)).await;
+            })+
+        }
     };
 }
 pub(crate) use on_every_store;
@@ -51,6 +59,11 @@ impl Place {
     /// A namespace of its own on everybody's server.
     pub(crate) async fn redis() -> Self {
         Self::at(shared_server().await.url())
+    }
+
+    /// A namespace of its own on everybody's cluster.
+    pub(crate) async fn cluster() -> Self {
+        Self::at(cluster_url(shared_cluster().await))
     }
 
     /// A namespace of its own behind a URL.
@@ -78,6 +91,12 @@ impl Place {
             Self::Redis { namespace, .. } => namespace,
         }
     }
+}
+
+/// A URL that names all nodes of a cluster.
+pub(crate) fn cluster_url(cluster: &RedisCluster) -> String {
+    let nodes: Vec<_> = cluster.nodes().iter().map(|node| node.addr().to_string()).collect();
+    format!("redis+cluster://{}", nodes.join(","))
 }
 
 /// A test that hangs fails.
