@@ -414,7 +414,9 @@ impl Shared {
         let is_news = !map.slots.agrees_with(&slots);
         map.slots = slots;
         let Map { slots, nodes } = &mut *map;
-        let _left: Vec<_> = nodes.extract_if(|address, _| !slots.members().contains(address)).collect();
+        // Closed once the map is free. A replica that was asked for the way is not needed any more.
+        let owners = slots.owners();
+        let _left: Vec<_> = nodes.extract_if(|address, _| !owners.contains(address)).collect();
         drop(map);
         if is_news {
             let map = self.read().slots.clone();

@@ -3,6 +3,7 @@
 //! <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/>
 
 use std::{
+    collections::HashSet,
     fmt,
     ops::RangeInclusive,
     sync::{Arc, LazyLock},
@@ -193,6 +194,13 @@ impl Slots {
         self.owners.get(usize::from(slot)).copied().unwrap_or(NOBODY).into()
     }
 
+    /// All who keep any slot.
+    pub(super) fn owners(&self) -> HashSet<&Address> {
+        let mut places = self.owners.clone();
+        places.dedup();
+        places.into_iter().filter_map(|place| self.members.get(usize::from(place))).collect()
+    }
+
     /// Does every slot have the same owner?
     pub(super) fn agrees_with(&self, other: &Self) -> bool {
         (0..SLOTS).all(|slot| self.owner(slot) == other.owner(slot))
@@ -300,6 +308,7 @@ mod tests {
             assert_eq!(slots.owner(slot).unwrap().to_string(), owner);
         }
         assert_eq!(slots.members().len(), 3, "with the replica");
+        assert_eq!(slots.owners(), [&Address::new("a", 1), &Address::new("::1", 3)].into());
         assert_ne!(slots.owner_number(0), slots.owner_number(100));
     }
 
