@@ -95,12 +95,7 @@ impl Drop for Task {
 impl Task {
     pub(super) fn spawn(core: &Arc<Core>, runtime: Option<Handle>) {
         if let Some(runtime) = runtime {
-            let task = Self {
-                core: core.clone(),
-                renewals: HashMap::new(),
-                clean_ups: 0,
-                ended: false,
-            };
+            let task = Self { core: core.clone(), renewals: HashMap::new(), clean_ups: 0, ended: false };
             runtime.spawn(task.run());
         }
     }

@@ -337,8 +337,10 @@ impl RedisStore {
         self.servers.leaves(hold);
         // Not repeated: "not held" would then not tell whether the first had been executed (PROTOCOL 14).
         let alone = || self.free_alone(hold, *keep_for);
-        let (Freed::Wholly(mut answer) | Freed::LockAlone(mut answer)) =
-            self.servers.free(&call, alone, Repeat::Never).await?;
+        let mut answer = match self.servers.free(&call, alone, Repeat::Never).await? {
+            Freed::Wholly(answer) | Freed::LockAlone(answer) => answer,
+            Freed::HalfWay => return Ok(ReleaseReply::Released),
+        };
         let mut reply = answer.reply()?;
         match reply.word() {
             "released" => Ok(ReleaseReply::Released),
@@ -389,7 +391,7 @@ impl RedisStore {
                 _ => Err(unexpected()),
             },
             // It holds nothing any more, and may still stand in line: to be repeated.
-            Freed::LockAlone(_) => Err(StoreError::new(
+            Freed::LockAlone(_) | Freed::HalfWay => Err(StoreError::new(
                 StoreErrorKind::Unavailable,
                 "the lock is being moved to another node of the cluster, and its line cannot be left yet",
             )),

@@ -76,9 +76,13 @@ impl Builder {
 impl RedisCluster {
     async fn join(&self) {
         let (masters, replicas) = self.nodes.split_at(MASTERS.into());
-        // Everybody meets everybody: that is faster than gossip.
+        // All before anybody meets another: a node that knows one lets itself be told no epoch.
         join_all(self.nodes.iter().zip(1..).map(async |(node, epoch)| {
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch.to_string()]).await;
+        }))
+        .await;
+        // Everybody meets everybody: that is faster than gossip.
+        join_all(self.nodes.iter().map(async |node| {
             for other in self.nodes.iter().filter(|other| other.port() != node.port()) {
                 self.meet(node, other).await;
             }

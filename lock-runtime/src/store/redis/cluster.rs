@@ -21,6 +21,7 @@ use rand::seq::SliceRandom as _;
 use redis::{Client, Cmd, ConnectionAddr, ConnectionInfo, Value};
 use tokio::{
     runtime::Handle,
+    sync::watch,
     time::{Instant, sleep_until, timeout},
 };
 
@@ -31,7 +32,7 @@ use self::{
 };
 use super::{
     acl::AclLine,
-    connection::{BATCH, Connection, Repeat, Writer},
+    connection::{BATCH, Connection, Failed, Repeat, Writer},
     link::Dial,
     names::lock_name,
     pushes::Pushes,
@@ -46,7 +47,7 @@ use crate::{
 const REDIRECTIONS: usize = 5;
 /// The map is looked up so often at most, and less often the longer it stays as it was.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// So long a node may take to say who keeps what.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// So many nodes are asked at a time: one that is silent costs no time then.
@@ -69,6 +70,8 @@ struct Shared {
     // Not tokio's: it is held to look up or to write down, never across an await.
     map: RwLock<Map>,
     refresh: Mutex<Refresh>,
+    /// Told whenever the map was looked up.
+    looked_up: watch::Sender<()>,
     subscriptions: Arc<Subscriptions>,
 }
 
@@ -105,12 +108,14 @@ pub(super) enum Errand<'a> {
 pub(super) enum Failure {
     /// Some of its keys are at one node and some at another: one key alone can be spoken of.
     Moving(StoreError),
+    /// It was not executed to its end, for the same reason: what it gives back comes first.
+    HalfWay(StoreError),
     Failed(StoreError),
 }
 
 impl From<Failure> for StoreError {
     fn from(failure: Failure) -> Self {
-        let (Failure::Moving(error) | Failure::Failed(error)) = failure;
+        let (Failure::Moving(error) | Failure::HalfWay(error) | Failure::Failed(error)) = failure;
         error
     }
 }
@@ -118,6 +123,12 @@ impl From<Failure> for StoreError {
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
         Self::Failed(error)
+    }
+}
+
+impl Errand<'_> {
+    fn may_be_repeated(&self) -> bool {
+        matches!(self, Self::Call(_, Repeat::Once))
     }
 }
 
@@ -141,6 +152,7 @@ impl Cluster {
                 not_before: Instant::now(),
                 pause: FIRST_PAUSE,
             }),
+            looked_up: watch::Sender::new(()),
         });
         let addresses: Vec<_> = shared.seeds.iter().map(|(address, _)| address.clone()).collect();
         let mut answers: FuturesUnordered<_> = addresses.into_iter().map(|seed| shared.first_map(seed)).collect();
@@ -208,7 +220,19 @@ impl Cluster {
         let mut other: Option<Arc<Node>> = None;
         for _ in 0..=REDIRECTIONS {
             let node = other.as_ref().unwrap_or(&owner);
-            let value = shared.ask(node, other.is_some(), errand).await?;
+            let value = match shared.ask(node, other.is_some(), errand).await {
+                Ok(value) => value,
+                // Nobody has executed it, or it may be executed again.
+                Err(failed) if !failed.sent || errand.may_be_repeated() => match shared.replaced(slot, &owner).await {
+                    Some(node) => {
+                        owner = node;
+                        other = None;
+                        continue;
+                    }
+                    None => return Err(failed.error.into()),
+                },
+                Err(failed) => return Err(failed.error.into()),
+            };
             match redirection(&value, node) {
                 None => return Ok((node.connection.settle(value)?, owner)),
                 Some(Redirection::Moved(slot, Some(address))) => {
@@ -221,6 +245,7 @@ impl Cluster {
                     return Err(refusal(node, value).into());
                 }
                 Some(Redirection::TryAgain) => return Err(Failure::Moving(refusal(node, value))),
+                Some(Redirection::HalfWay) => return Err(Failure::HalfWay(refusal(node, value))),
             }
         }
         shared.refresh_soon();
@@ -261,33 +286,43 @@ impl Cluster {
     ) -> Vec<(usize, Result<Value, StoreError>)> {
         let Some(slot) = batch.first().map(|(_, call)| slot_of(call.key())) else { return Vec::new() };
         let (indices, calls): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-        let answered = async {
-            let node = self.shared.owner(slot)?;
-            let watch = Watch::over(&self.shared);
-            let values = node.connection.answer_each(calls.into_iter()).await;
-            watch.answered(&values);
-            Ok((node, values?))
+        let node = match self.shared.owner(slot) {
+            Ok(node) => node,
+            Err(error) => return all(indices, &error),
         };
-        let (node, values) = match answered.await {
-            Ok(answered) => answered,
-            Err(error) => return indices.into_iter().map(|index| (index, Err(StoreError::clone(&error)))).collect(),
-        };
+        let watch = Watch::over(&self.shared);
+        let answer = node.connection.answer_each(calls.into_iter()).await;
+        watch.answered(&answer);
         let mut results = Vec::with_capacity(indices.len());
         let mut elsewhere = Vec::new();
-        for (index, value) in indices.into_iter().zip(values) {
-            match redirection(&value, &node) {
-                None => results.push((index, node.connection.settle(value))),
-                // Each goes its own way.
-                Some(_) => elsewhere.push(async move {
-                    let call = write(index);
-                    let outcome = self.run(slot_of(call.key()), Errand::Call(&call, Repeat::Once)).await;
-                    (index, outcome.map(|(value, _)| value).map_err(StoreError::from))
-                }),
+        match answer {
+            Ok(values) => {
+                for (index, value) in indices.into_iter().zip(values) {
+                    match redirection(&value, &node) {
+                        None => results.push((index, node.connection.settle(value))),
+                        Some(_) => elsewhere.push(index),
+                    }
+                }
             }
+            Err(error) => match self.shared.replaced(slot, &node).await {
+                Some(_) => elsewhere = indices,
+                None => return all(indices, &error),
+            },
         }
+        // Each goes its own way.
+        let elsewhere = elsewhere.into_iter().map(async |index| {
+            let call = write(index);
+            let outcome = self.run(slot_of(call.key()), Errand::Call(&call, Repeat::Once)).await;
+            (index, outcome.map(|(value, _)| value).map_err(StoreError::from))
+        });
         results.extend(join_all(elsewhere).await);
         results
     }
+}
+
+/// The same for all of them.
+fn all(indices: Vec<usize>, error: &StoreError) -> Vec<(usize, Result<Value, StoreError>)> {
+    indices.into_iter().map(|index| (index, Err(error.clone()))).collect()
 }
 
 impl Shared {
@@ -361,7 +396,7 @@ impl Shared {
         self.node(&address)
     }
 
-    async fn ask(self: &Arc<Self>, node: &Node, asking: bool, errand: Errand<'_>) -> Result<Value, StoreError> {
+    async fn ask(self: &Arc<Self>, node: &Node, asking: bool, errand: Errand<'_>) -> Result<Value, Failed> {
         let first = asking.then(|| &*ASKING);
         let watch = Watch::over(self);
         let answer = match errand {
@@ -377,6 +412,16 @@ impl Shared {
         let node = self.node(&seed)?;
         node.connection.ready().await?;
         node.slots().await
+    }
+
+    /// Who keeps the slot in place of a node that cannot be reached, as the next look at the map tells. A node is dead for some time
+    /// before another takes its place, and nobody waits for that here.
+    async fn replaced(self: &Arc<Self>, slot: Slot, dead: &Node) -> Option<Arc<Node>> {
+        let mut looked_up = self.looked_up.subscribe();
+        self.refresh_soon();
+        // The task that looks may end with its runtime.
+        let _ = timeout(LONGEST_PAUSE, looked_up.changed()).await;
+        self.owner(slot).ok().filter(|owner| owner.address != dead.address)
     }
 
     /// Looks up the map in the background, if there is a runtime to do it on.
@@ -482,6 +527,7 @@ impl Refresher {
             lock(&shared.refresh).wanted = false;
             let slots = shared.look_up().await;
             let is_news = slots.is_some_and(|slots| shared.adopt(slots));
+            shared.looked_up.send_replace(());
             let mut refresh = lock(&shared.refresh);
             let now = Instant::now();
             let is_calm = now.saturating_duration_since(refresh.not_before) > LONGEST_PAUSE;
@@ -518,7 +564,7 @@ impl<'a> Watch<'a> {
         Self { shared, answered: false }
     }
 
-    fn answered<T>(mut self, answer: &Result<T, StoreError>) {
+    fn answered<T, E>(mut self, answer: &Result<T, E>) {
         self.answered = answer.is_ok();
     }
 }

@@ -109,17 +109,14 @@ impl Connection {
     }
 
     /// As [`call_as`](Self::call_as), with the command `first` right ahead of the script's wherever that is sent. An answer that is an error of the server is an answer.
-    pub(super) async fn answer(&self, first: Option<&Cmd>, call: &Call, repeat: Repeat) -> Result<Value, StoreError> {
+    pub(super) async fn answer(&self, first: Option<&Cmd>, call: &Call, repeat: Repeat) -> Result<Value, Failed> {
         let (script, by_digest) = call.parts();
         let value = match self.send_behind(first, by_digest).await {
             Err(failed) if failed.broken && repeat == Repeat::Once => self.send_behind(first, by_digest).await,
             result => result,
         };
         let value = value?;
-        if is_unknown_script(&value) {
-            return Ok(self.send_behind(first, &script.by_text(by_digest)).await?);
-        }
-        Ok(value)
+        if is_unknown_script(&value) { self.send_behind(first, &script.by_text(by_digest)).await } else { Ok(value) }
     }
 
     /// As [`call_by`](Self::call_by), with `first` and for an answer as in [`answer`](Self::answer).
@@ -128,8 +125,8 @@ impl Connection {
         first: Option<&Cmd>,
         deadline: Instant,
         write: Writer<'_>,
-    ) -> Result<Value, StoreError> {
-        let clock = self.clock().await?;
+    ) -> Result<Value, Failed> {
+        let clock = self.clock().await.map_err(Failed::unsent)?;
         let sent = Instant::now();
         let value = self.answer(first, &write(clock.server_micros(deadline)), Repeat::Never).await?;
         if let Value::Array(words) = &value
@@ -201,7 +198,7 @@ impl Connection {
         let mut pipeline = Pipeline::with_capacity(2);
         pipeline.add_command(first.clone()).add_command(command.clone());
         let mut values = self.send_all(&pipeline).await?;
-        values.pop().ok_or_else(|| Failed { error: unexpected(), broken: false })
+        values.pop().ok_or_else(|| Failed { error: unexpected(), sent: true, broken: false })
     }
 
     async fn send(&self, command: &Cmd) -> Result<Value, Failed> {
@@ -217,15 +214,18 @@ impl Connection {
         call: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
     ) -> Result<T, Failed> {
         let link = self.link();
-        let failed = |error, broken| {
+        let mut connection = link.connected().await.map_err(|error| {
             link.end();
-            Failed { error, broken }
-        };
-        let mut connection = link.connected().await.map_err(|error| failed(error, false))?;
+            Failed::unsent(error)
+        })?;
         let unanswered = link.unanswered();
         let result = call(&mut connection).await;
         unanswered.answered();
-        result.map_err(|cause| failed(error::disconnected(&cause, &self.dial.acl), cause.is_connection_dropped()))
+        result.map_err(|cause| {
+            link.end();
+            let error = error::disconnected(&cause, &self.dial.acl);
+            Failed { error, sent: true, broken: cause.is_connection_dropped() }
+        })
     }
 
     /// The current connection, or a new one that is being made.
@@ -262,10 +262,18 @@ pub(super) enum Repeat {
 }
 
 /// A call that has no reply.
-struct Failed {
-    error: StoreError,
+pub(super) struct Failed {
+    pub(super) error: StoreError,
+    /// It may have been executed.
+    pub(super) sent: bool,
     /// There was a connection, and it is no more.
     broken: bool,
+}
+
+impl Failed {
+    fn unsent(error: StoreError) -> Self {
+        Self { error, sent: false, broken: false }
+    }
 }
 
 impl From<Failed> for StoreError {
@@ -285,5 +293,5 @@ async fn old_version(client: &Client) -> Option<String> {
     let client = Client::open(info.set_redis_settings(redis)).ok()?;
     let mut connection = client.get_multiplexed_async_connection().await.ok()?;
     let info: String = redis::cmd("INFO").query_async(&mut connection).await.ok()?;
-    Info::new(info).version().map(str::to_owned)
+    Info::new(info).old_version().map(str::to_owned)
 }

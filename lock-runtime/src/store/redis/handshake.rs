@@ -75,8 +75,11 @@ impl Info {
         Self(text)
     }
 
-    pub(super) fn version(&self) -> Option<&str> {
-        self.field("redis_version")
+    /// The version of a server that is too old.
+    pub(super) fn old_version(&self) -> Option<&str> {
+        let version = self.field("redis_version")?;
+        let major: u32 = version.split('.').next()?.parse().ok()?;
+        (major < 6).then_some(version)
     }
 
     fn field(&self, name: &str) -> Option<&str> {
@@ -86,9 +89,7 @@ impl Info {
 
     /// Is it what it is to be?
     pub(super) fn check(&self, kind: Kind) -> Result<(), StoreError> {
-        if let Some(version) = self.version()
-            && version.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major < 6)
-        {
+        if let Some(version) = self.old_version() {
             return Err(error::too_old(Some(version)));
         }
         if self.field("redis_mode") == Some("sentinel") {

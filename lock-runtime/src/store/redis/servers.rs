@@ -32,6 +32,8 @@ pub(super) enum Freed {
     Wholly(Answer),
     /// The one has run that needs the lock alone, as the lock is on its way from node to node: the line was not looked at.
     LockAlone(Answer),
+    /// The same after the script had begun, and stopped behind what it gives back.
+    HalfWay,
 }
 
 impl Answer {
@@ -156,6 +158,11 @@ impl Servers {
             Err(Failure::Failed(error)) => Err(error),
             Err(Failure::Moving(_)) => {
                 Ok(Freed::LockAlone(cluster.run(slot, Errand::Call(&alone(), repeat)).await?.into()))
+            }
+            Err(Failure::HalfWay(_)) => {
+                // To be sure.
+                cluster.run(slot, Errand::Call(&alone(), repeat)).await?;
+                Ok(Freed::HalfWay)
             }
         }
     }

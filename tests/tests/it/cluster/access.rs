@@ -20,7 +20,8 @@ const PASSWORD: &str = "hunter2";
 /// Gives ann these rules on every node, and no others.
 async fn allow(cluster: &RedisCluster, rules: &[&str]) {
     for node in cluster.nodes() {
-        let command: Vec<_> = ["ACL", "SETUSER", "ann", "reset", "on", ">hunter2"].iter().chain(rules).copied().collect();
+        let command: Vec<_> =
+            ["ACL", "SETUSER", "ann", "reset", "on", ">hunter2"].iter().chain(rules).copied().collect();
         node.command(&command).await;
     }
 }
@@ -118,7 +119,8 @@ async fn what_a_cluster_needs_beyond_a_server_is_told_with_the_whole_line_or_don
             let waiting = tokio::spawn(others.exclusive("k").wait(LONG).acquire());
             eventually("it waits", async || !locks.inspect("k").await.unwrap().waiters.is_empty()).await;
             if missing != "+spublish" {
-                let said = async || traces.events().iter().any(|event| event.message.contains("only ask once a second"));
+                let said =
+                    async || traces.events().iter().any(|event| event.message.contains("only ask once a second"));
                 eventually("it is said", said).await;
             }
             guard.release().await.unwrap();

@@ -103,7 +103,8 @@ async fn a_dead_node_among_several_leaves_the_others_free() {
         assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
         let others = place.client().await;
         for key in &keys[..2] {
-            eventually("it is free", async || others.exclusive(key.as_str()).try_acquire().await.unwrap().is_some()).await;
+            eventually("it is free", async || others.exclusive(key.as_str()).try_acquire().await.unwrap().is_some())
+                .await;
         }
         assert!(begun.elapsed() < Duration::from_secs(5), "at once, and not with the lease: {:?}", begun.elapsed());
         owner.resume();

@@ -100,6 +100,9 @@ pub(super) enum Redirection {
     Ask(Address),
     /// Some of the keys have gone to the other node, some have not.
     TryAgain,
+    /// The script has taken a key away that it came to look for again, and that a node does not do which is moving the slot. It was not
+    /// executed to its end.
+    HalfWay,
     /// The node does not serve the slot at present, and who does is to be found out.
     Down,
 }
@@ -118,6 +121,7 @@ impl Redirection {
             "MOVED" => place().map(|(slot, address)| Self::Moved(slot, address)),
             "ASK" => place().and_then(|(_, address)| address).map(Self::Ask),
             "TRYAGAIN" => Some(Self::TryAgain),
+            "ERR" if details.contains("non local key") => Some(Self::HalfWay),
             // A replica that is connected to as one, and a primary that has become one while a script ran.
             "CLUSTERDOWN" | "READONLY" | "MASTERDOWN" => Some(Self::Down),
             _ => None,
@@ -381,6 +385,7 @@ mod tests {
             ("ASK 7 b:2", Some(Ask(b()))),
             ("ASK 7 ?:2", None),
             ("TRYAGAIN Multiple keys request during rehashing of slot", Some(TryAgain)),
+            ("ERR Script attempted to access a non local key in a cluster node script: f_1", Some(HalfWay)),
             ("CLUSTERDOWN The cluster is down", Some(Down)),
             ("NOSCRIPT No matching script.", None),
         ] {

@@ -3,15 +3,15 @@
 -- KEYS: lock. ARGV: mode, member, how long to keep it for nobody (ms; 0: not at all).
 -- {'released'} | {'not_held'}
 --
--- What frees comes first: a server out of memory lets it pass, and what follows the first write of a script too.
+-- A key that this has taken away is not to be touched again: the node would look for it where the slot is moving to.
 local lock, mode, member, keep = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local kept = member .. '.kept'
 local kind, holder = look(lock, mode)
 if mode == 'exclusive' then
   if kind == 'string' and holder == member then
-    redis.call('DEL', lock)
-    if keep > 0 then
-      redis.call('SET', lock, kept, 'PX', keep)
+    -- A server out of memory refuses SET, and lets DEL pass.
+    if keep == 0 or redis.pcall('SET', lock, kept, 'PX', keep).err then
+      redis.call('DEL', lock)
     end
     return {'released'}
   end
@@ -23,9 +23,12 @@ end
 if expiry_of(lock, member) <= now then
   return {expiry_of(lock, kept) > now and 'released' or 'not_held'}
 end
-redis.call('ZREM', lock, member)
-settle(lock)
 if keep > 0 then
   join(lock, kept, now + keep)
+end
+local others = redis.call('ZRANGE', lock, 0, 1)[2]
+redis.call('ZREM', lock, member)
+if others then
+  settle(lock)
 end
 return {'released'}
