@@ -177,8 +177,8 @@ impl RedisCluster {
         .await
     }
 
-    /// Waits until all nodes that run say that the cluster is well, see the same owners of all slots, and follow their
-    /// primaries.
+    /// Waits until all nodes that run say that the cluster is well, see the same owners of all slots and the
+    /// same replicas, and that these have their primaries' data.
     ///
     /// # Panics
     /// When that isn't so within half a minute.
@@ -207,14 +207,14 @@ impl RedisCluster {
         let ok = |info: &Option<String>| info.as_deref().is_some_and(|info| field(info, "cluster_state") == Some("ok"));
         let mut views = self.views().await;
         let first = views.pop()?;
-        let agree = views.len() + 1 == running.len() && views.iter().all(|view| view.owners() == first.owners());
+        let agree = views.len() + 1 == running.len() && views.iter().all(|view| *view == first);
         if !(infos.iter().all(ok) && agree) {
             return None;
         }
         let masters = first.masters();
         for node in running {
             let port = node.port();
-            let Some(master) = first.master_of(port) else { return None };
+            let master = first.master_of(port)?;
             let master = self.node_at(master);
             let is_master = masters.contains(&port) && master.port() == port;
             if !is_master && !follows(node, self.port_among_nodes(master)).await {

@@ -111,8 +111,11 @@ impl RedisServer {
         self.port
     }
 
-    /// The port of its bus, if it is the node of a cluster.
-    pub(crate) fn bus_port(&self) -> u16 {
+    /// The port on which the other nodes of its cluster talk to it.
+    ///
+    /// # Panics
+    /// When it is not in one.
+    pub fn bus_port(&self) -> u16 {
         self.settings.bus.expect("the node of a cluster")
     }
 

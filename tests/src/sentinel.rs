@@ -49,7 +49,7 @@ impl SentinelSet {
     /// The name under which the Sentinels know the primary.
     pub const SERVICE: &str = "locks";
     /// After this long without an answer two Sentinels take a node for dead; the third takes twice as long.
-    pub const DOWN_AFTER: Duration = Duration::from_millis(500);
+    pub const DOWN_AFTER: Duration = Duration::from_millis(750);
 
     /// A set with default settings, whose Sentinels know all nodes and each other.
     ///
@@ -122,16 +122,20 @@ impl SentinelSet {
     /// When that isn't so within half a minute.
     pub async fn failover(&self) -> &RedisServer {
         let old = self.settled().await;
-        until("a Sentinel begins a failover", self.all(), async || {
+        until("a failover", self.all(), async || {
+            let master = self.agreed().await?;
+            if master.port() != old.port() {
+                return Some(master);
+            }
+            // Not begun yet, or given up: who is at it does not think that all is well.
             for sentinel in &self.sentinels {
                 if ask::<String>(sentinel, &["SENTINEL", "FAILOVER", Self::SERVICE]).await.is_some() {
-                    return Some(());
+                    break;
                 }
             }
             None
         })
-        .await;
-        self.new_master(old).await
+        .await
     }
 
     /// Waits until the Sentinels have put another in the place of `old`, and everybody that runs follows it.

@@ -1,16 +1,15 @@
 //! What one node thinks of the cluster, from CLUSTER NODES.
 
-use std::collections::BTreeMap;
-
 use crate::{RedisServer, nodes::ask};
 
-/// One line for each node it knows.
-#[derive(Clone, Debug)]
+/// Who is there, follows whom and owns what: equal if two nodes think the same.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct View {
+    /// By their ports.
     nodes: Vec<Node>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 struct Node {
     id: String,
     port: u16,
@@ -24,8 +23,9 @@ impl View {
     /// Nothing if the node does not run, or still gets to know others.
     pub(super) async fn of(node: &RedisServer) -> Option<Self> {
         let lines: String = ask(node, &["CLUSTER", "NODES"]).await?;
-        let nodes: Option<_> = lines.lines().map(Node::parse).collect();
-        Some(Self { nodes: nodes? })
+        let mut nodes: Vec<_> = lines.lines().map(Node::parse).collect::<Option<_>>()?;
+        nodes.sort_by_key(|node| node.port);
+        Some(Self { nodes })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -42,15 +42,9 @@ impl View {
         self.nodes.iter().find(owns).map(|node| node.port)
     }
 
-    /// Whose are which slots.
-    pub(super) fn owners(&self) -> BTreeMap<u16, &[(u16, u16)]> {
-        let owners = self.nodes.iter().filter(|node| !node.slots.is_empty());
-        owners.map(|node| (node.port, &node.slots[..])).collect()
-    }
-
-    /// The ports of the nodes that own slots, sorted.
+    /// The ports of the nodes that own slots.
     pub(super) fn masters(&self) -> Vec<u16> {
-        self.owners().into_keys().collect()
+        self.nodes.iter().filter(|node| !node.slots.is_empty()).map(|node| node.port).collect()
     }
 
     /// The port of a node's primary; its own if it is one.

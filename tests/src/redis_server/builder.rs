@@ -187,8 +187,9 @@ impl Builder {
         let (port, dir) = (port.to_string(), directory.display().to_string());
         let mut words = vec!["--port", &port, "--bind", "127.0.0.1", "--dir", &dir];
         if self.role != Role::Sentinel {
-            // A primary waits five seconds for more replicas before it sends its data, if it isn't told otherwise.
-            words.extend(["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"]);
+            // By way of a file: otherwise a primary waits five seconds for more replicas before it sends its data, and sends
+            // no later write before the replica's first ACK, up to a second after the replica says that its link is up.
+            words.extend(["--save", "", "--appendonly", "no", "--repl-diskless-sync", "no"]);
         }
         let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
         if let Some(tls) = &self.tls {

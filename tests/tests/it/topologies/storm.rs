@@ -32,14 +32,17 @@ use std::{
 };
 
 use lock_runtime::LockClient;
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 
 use self::{
     history::Fault,
     report::Report,
     worker::{Key, Worker},
 };
-use crate::exclusion::times_as_long;
+use crate::{exclusion::times_as_long, place::LONG};
 
 /// How long one round of faults is, if they do not take longer.
 const ROUND: Duration = Duration::from_secs(5);
@@ -117,7 +120,7 @@ impl Storm {
         }
         let end = Instant::now();
         over.store(true, Ordering::Relaxed);
-        let errors = workers.join_all().await.into_iter().flatten();
+        let errors = timeout(LONG, workers.join_all()).await.expect("a worker hangs").into_iter().flatten();
         let report = Report::new(begin..end, log.begun.into_inner().unwrap(), &keys, errors);
         println!("{report}");
         report
