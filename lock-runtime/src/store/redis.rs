@@ -1,4 +1,4 @@
-//! Locks on one Redis server.
+//! Locks on a Redis server, or on a Redis Cluster.
 //!
 //! # How a lock lies there
 //!
@@ -21,9 +21,21 @@
 //! `<namespace>:revoked` every store is told who lost a lock. Each connection subscribes to these two, however many locks
 //! there are. What is lost on the way is found by the polls.
 //!
+//! In a cluster, where what one node publishes goes to all others, a store is told of grants on a channel of the lock's slot instead,
+//! `<namespace>:<random>:{number}`, by the node that keeps it (`SPUBLISH`), and listens to it only while one of its requests waits in
+//! that slot. Redis 7.0 knows such channels; before, only the polls tell.
+//!
+//! # A cluster
+//!
+//! All keys of a lock lie in one slot, and each call goes to the node that keeps it. While a slot is moved, a lock's keys may be at two
+//! nodes: what needs them all is then [`Unavailable`](StoreErrorKind::Unavailable); renewing and giving back need one alone, and go on.
+//! Several keys in one slot are taken in one step; those of different slots one after the other, in an order that is the same for
+//! everybody, and given back at once if one is refused.
+//!
 //! # Access rules
 //!
-//! On a server with users, [`RedisStore::acl_line`] gives the rule that a lock needs.
+//! On a server with users, [`RedisStore::acl_line`] gives the rule that a lock needs, and [`RedisStore::cluster_acl_line`] that on the
+//! nodes of a cluster.
 
 mod acl;
 mod clock;
@@ -70,9 +82,9 @@ pub(crate) use self::names::check_namespace;
 /// How long [`RedisStore::connect`] may take: two attempts of a second each, the pause between them and the checks.
 const CONNECT: Duration = Duration::from_millis(2500);
 
-/// Locks on one Redis server, 6.0 or later.
+/// Locks on a Redis server or a Redis Cluster, 6.0 or later.
 ///
-/// All calls share one connection, which is made again when it is lost; what was under way is then
+/// All calls to a server, or to a node, share one connection, which is made again when it is lost; what was under way is then
 /// [`Unavailable`](StoreErrorKind::Unavailable), with an unknown outcome, and who [`listen`](Store::listen)s is told
 /// [`Disconnected`](super::StoreEvent::Disconnected). A call waits for its reply for as long as the connection lives: put
 /// it under a timeout. A dropped call may still be executed; follow it with [`abandon`](Store::abandon).
@@ -86,7 +98,8 @@ pub struct RedisStore {
 
 impl RedisStore {
     /// Connects to `redis://[[user]:password@]host[:port][/db]`, to `rediss://..` (TLS; with the feature `rustls`),
-    /// or to `unix:///path`.
+    /// to `unix:///path`, or to the cluster of `redis+cluster://[[user]:password@]host[:port][,host[:port]...]` (over TLS
+    /// `rediss+cluster://..`), of whose hosts one that answers is enough.
     ///
     /// All keys begin with `<namespace>:`, or hold that in their hash tag. Two namespaces never share a lock.
     ///

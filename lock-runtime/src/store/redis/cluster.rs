@@ -463,10 +463,6 @@ impl Shared {
         let owners = slots.owners();
         let _left: Vec<_> = nodes.extract_if(|address, _| !owners.contains(address)).collect();
         drop(map);
-        if is_news {
-            let map = self.read().slots.clone();
-            self.subscriptions.moved(|slot| map.owner(slot));
-        }
         is_news
     }
 }

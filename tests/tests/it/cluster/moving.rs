@@ -84,6 +84,45 @@ async fn a_dropped_lock_on_its_way_is_given_back() {
     in_time(half_way(HOUR, async |guard, _, _| drop(guard))).await;
 }
 
+/// All its keys are at the old node still, which grants nothing any more that it has freed.
+#[tokio::test]
+async fn a_lock_that_others_wait_for_is_given_back_on_its_way_and_they_have_it_when_it_is_there() {
+    in_time(async {
+        let cluster = RedisCluster::start().await;
+        let place = place_on(&cluster);
+        let (locks, others) = (place.client().await, place.client().await);
+        let [from, to, ..] = cluster.masters().await[..] else { unreachable!() };
+        let key = key_at(&cluster, &place, from).await;
+        for mode in 0..3 {
+            // The last permit.
+            let one = NonZeroU32::new(1).unwrap();
+            let request = |locks: &LockClient| match mode {
+                2 => locks.permits(key.as_str(), one),
+                _ => request(locks, &key, mode),
+            };
+            let guard = request(&locks).lease(HOUR).acquire().await.unwrap();
+            let waiter = if mode == 2 { request(&others) } else { others.write(key.as_str()) };
+            let waiting = tokio::spawn(waiter.wait(LONG).acquire());
+            let in_line = async || {
+                let found = match mode {
+                    2 => locks.inspect_permits(key.as_str()).await,
+                    _ => locks.inspect(key.as_str()).await,
+                };
+                found.unwrap().waiters.len() == 1
+            };
+            eventually("somebody waits", in_line).await;
+            let (lock, _) = names(&place, &key, mode);
+            let target = if cluster.owner_of(&lock).await.port() == to.port() { from } else { to };
+            let migration = cluster.begin_migration(&lock, target).await;
+            guard.release().await.unwrap_or_else(|error| panic!("mode {mode}: {error}"));
+            assert!(!waiting.is_finished());
+            migration.finish().await;
+            waiting.await.unwrap().unwrap().release().await.unwrap();
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_lock_on_its_way_is_renewed() {
     let lease = Duration::from_millis(600);

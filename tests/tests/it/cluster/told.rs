@@ -12,19 +12,19 @@ use tokio::time::{Instant, sleep};
 use super::{LONG, channels, key_at, lock_name, nobody_listens, place_on};
 use crate::place::{eventually, in_time};
 
-/// A poll's pause is 750 ms at least: what is served sooner was told.
-const TOLD: Duration = Duration::from_millis(600);
+/// A poll's pause is 750 ms at least: what is served sooner, mostly, was told.
+const TOLD: Duration = Duration::from_millis(150);
 
 async fn in_line(locks: &LockClient, key: &str, places: usize) {
     let what = format!("{places} places are taken in the line of {key}");
     eventually(&what, async || locks.inspect(key).await.is_ok_and(|found| found.waiters.len() == places)).await;
 }
 
-/// The fastest of some hand-offs from one process to another; on a busy machine one may take long for any reason. `meanwhile` happens
-/// each time that somebody waits.
-async fn fastest_hand_off(from: &LockClient, to: &LockClient, key: &str, meanwhile: impl AsyncFn()) -> Duration {
-    let mut fastest = LONG;
-    for _ in 0..3 {
+/// How long a hand-off from one process to another takes, mostly: on a busy machine one may take long for any reason, and a poll may
+/// come by chance. `meanwhile` happens each time that somebody waits.
+async fn hand_off(from: &LockClient, to: &LockClient, key: &str, meanwhile: impl AsyncFn()) -> Duration {
+    let mut times = Vec::new();
+    for _ in 0..5 {
         let guard = from.exclusive(key).wait(LONG).acquire().await.unwrap();
         let acquire = tokio::spawn(to.exclusive(key).wait(LONG).acquire());
         in_line(from, key, 1).await;
@@ -34,10 +34,11 @@ async fn fastest_hand_off(from: &LockClient, to: &LockClient, key: &str, meanwhi
         let released = Instant::now();
         guard.release().await.unwrap();
         let guard = acquire.await.unwrap().unwrap();
-        fastest = fastest.min(released.elapsed());
+        times.push(released.elapsed());
         guard.release().await.unwrap();
     }
-    fastest
+    times.sort_unstable();
+    times[2]
 }
 
 /// How many messages of that kind a node has sent to the others.
@@ -55,10 +56,10 @@ async fn who_waits_is_told_and_the_other_nodes_are_not() {
         let (locks, others) = (place.client().await, place.client().await);
         for master in cluster.masters().await {
             let key = key_at(&cluster, &place, master).await;
-            let fastest = fastest_hand_off(&locks, &others, &key, async || {}).await;
-            assert!(fastest < TOLD / 4, "{fastest:?}");
+            let usual = hand_off(&locks, &others, &key, async || {}).await;
+            assert!(usual < TOLD, "{usual:?}");
             assert_eq!(sent(master, "publish").await, 0, "nobody else is bothered");
-            assert!(sent(master, "publishshard").await >= 3);
+            assert!(sent(master, "publishshard").await >= 5);
         }
         nobody_listens(&cluster).await;
     })
@@ -80,8 +81,8 @@ async fn who_waits_is_told_after_a_failover_too() {
                 cluster.failover(cluster.owner_of(&owner).await).await;
             }
         };
-        let fastest = fastest_hand_off(&locks, &others, &key, failover).await;
-        assert!(fastest < TOLD, "{fastest:?}");
+        let usual = hand_off(&locks, &others, &key, failover).await;
+        assert!(usual < TOLD, "{usual:?}");
         nobody_listens(&cluster).await;
     })
     .await;
@@ -100,8 +101,8 @@ async fn who_waits_is_told_after_the_slot_has_moved_too() {
             let to = if cluster.owner_of(&owner).await.port() == first.port() { second } else { first };
             cluster.begin_migration(&owner, to).await.finish().await;
         };
-        let fastest = fastest_hand_off(&locks, &others, &key, migrate).await;
-        assert!(fastest < TOLD, "{fastest:?}");
+        let usual = hand_off(&locks, &others, &key, migrate).await;
+        assert!(usual < TOLD, "{usual:?}");
         nobody_listens(&cluster).await;
     })
     .await;
@@ -116,8 +117,8 @@ async fn who_waits_is_told_after_the_connection_was_lost_too() {
         let node = cluster.masters().await[0];
         let key = key_at(&cluster, &place, node).await;
         let cut = async || drop(node.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await);
-        let fastest = fastest_hand_off(&locks, &others, &key, cut).await;
-        assert!(fastest < TOLD, "{fastest:?}");
+        let usual = hand_off(&locks, &others, &key, cut).await;
+        assert!(usual < TOLD, "{usual:?}");
         nobody_listens(&cluster).await;
     })
     .await;

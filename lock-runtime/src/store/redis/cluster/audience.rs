@@ -140,14 +140,6 @@ impl Audience {
         wanted
     }
 
-    /// Those who wait where another node than the one that is listened to keeps the slot.
-    pub(super) fn misplaced<'a>(&self, owner: impl Fn(Slot) -> Option<&'a Address>) -> Vec<Wanted> {
-        let misplaced = self.seats.iter().filter(|(slot, seat)| {
-            seat.standing.node().is_some_and(|node| owner(**slot).is_some_and(|owner| owner != node))
-        });
-        misplaced.flat_map(|(_, seat)| seat.wanted()).collect()
-    }
-
     /// Forgets the channels that nobody has waited at for a while; each is to be unsubscribed from.
     pub(super) fn sweep(&mut self, now: Instant) -> Vec<(Slot, Address)> {
         let mut left = Vec::new();
@@ -243,8 +235,6 @@ mod tests {
         audience.waits(SLOT, &waiter, &node("a"), now);
         audience.subscribed(SLOT, &node("a"));
         let (a, b) = (node("a"), node("b"));
-        assert!(audience.misplaced(|_| Some(&a)).is_empty());
-        assert_eq!(audience.misplaced(|_| Some(&b)), wanted());
         let moved = Todo { subscribe: true, unsubscribe: Some(node("a")) };
         assert_eq!(audience.waits(SLOT, &waiter, &b, now), moved);
         assert!(audience.unsubscribed(SLOT, &a).is_empty(), "of no interest any more");

@@ -107,12 +107,6 @@ impl Subscriptions {
         }
     }
 
-    /// The map has changed. Who waits at a slot that another node keeps by now is to ask there.
-    pub(super) fn moved<'a>(&self, owner: impl Fn(Slot) -> Option<&'a Address>) {
-        let misplaced = lock(&self.desk).audience.misplaced(owner);
-        self.call(misplaced);
-    }
-
     async fn subscribe(self: Arc<Self>, slot: Slot, ear: &Arc<Ear>) {
         let mut command = redis::cmd("SSUBSCRIBE");
         command.arg(self.channel(slot));
