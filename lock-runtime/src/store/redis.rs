@@ -173,7 +173,7 @@ impl RedisStore {
 
     async fn open(client: redis::Client, namespace: &str) -> Result<Self, LockError> {
         let address = client.get_connection_info().addr().to_string();
-        let servers = async { Connection::open(client, namespace).await.map(Servers::One) };
+        let servers = async { Ok(Servers::One(Box::new(Connection::open(client, namespace).await?))) };
         Self::over(servers, address, namespace).await
     }
 

@@ -15,7 +15,7 @@ use super::{
 use crate::store::{Hold, KeyRequest, StoreError};
 
 pub(super) enum Servers {
-    One(Connection),
+    One(Box<Connection>),
     Cluster(Cluster),
 }
 
