@@ -122,9 +122,15 @@ impl LockClient {
 
     /// Connects to the store that `url` names, with all defaults; [`builder`](Self::builder) can do more.
     ///
-    /// `memory:` · `redis://[user[:password]@]host[:port][/db]` · `rediss://` likewise, over TLS (feature `rustls`) ·
-    /// `redis+sentinel://[user:password@]host[:26379][,host...]/<name of the primary>[/db]`, with
-    /// `?sentinel_user=..&sentinel_password=..&min_replicas=1&replica_timeout=50ms` where they are needed, and `rediss+sentinel://`
+    /// | URL | for |
+    /// |---|---|
+    /// | `memory:` | a new store in this process |
+    /// | `redis://[[user]:password@]host[:port][/db]` | one Redis server; or `unix:///path` |
+    /// | `redis+sentinel://[[user]:password@]host[:26379][,host...]/name[/db]` | the primary that the Sentinels call so; `?sentinel_user=..&sentinel_password=..&min_replicas=1&replica_timeout=50ms` where they are needed |
+    /// | `redis+cluster://[[user]:password@]host[:port][,host...]` | a Redis Cluster, which any of its nodes will do for |
+    /// | `redlock:redis://..,redis://..,redis://..` | several independent servers, of which a majority has to agree |
+    ///
+    /// `rediss` instead of `redis` is over TLS (feature `rustls`).
     ///
     /// # Errors
     /// `InvalidUrl`, `Unavailable`, `Unauthenticated`, `Forbidden`, `NotRedis`, `ReadOnly`; within 3 s.
@@ -466,6 +472,27 @@ impl LockClientBuilder {
         self.check()?;
         let settings = self.settings.clone();
         self.over(crate::store::redis::RedisStore::from_client_with(client, &self.namespace, settings).await?)
+    }
+
+    /// Uses the Redis Cluster that the `seeds` belong to: URLs of some of its nodes, `redis://[user[:password]@]host[:port]` or
+    /// `rediss://..`. One that answers is enough; the others are found by it, and spoken to as the first seed.
+    ///
+    /// ```no_run
+    /// # use lock_runtime::LockClient;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+    /// let locks = LockClient::builder().cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"]).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`LockClient::connect`].
+    ///
+    /// # Cancellation
+    /// Dropping the future closes the connections.
+    #[cfg(feature = "redis")]
+    pub async fn cluster(self, seeds: impl IntoIterator<Item = impl AsRef<str>>) -> Result<LockClient, LockError> {
+        self.check()?;
+        self.over(crate::store::redis::RedisStore::cluster_with(seeds, &self.namespace, &self.settings).await?)
     }
 
     /// Uses a new store in this process.

@@ -93,6 +93,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>>;
 
+    /// A number that the locks of one server share, where a store has several that may fail one by one: renewals of different servers do not
+    /// share a call, so that a silent server costs no lock that another one keeps. The number of a lock may change.
+    fn server_of(&self, key: &LockKey, family: Family) -> u64 {
+        let _ = (key, family);
+        0
+    }
+
     /// Tells `listener` what happens unasked, from now on.
     fn listen(&self, listener: Weak<dyn Listener>);
 

@@ -1,7 +1,7 @@
 //! The task itself: what it takes from the desk, how much of it is under way at a time, and what it leaves when it ends.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque, hash_map::Entry},
     sync::Arc,
     time::Duration,
 };
@@ -19,13 +19,13 @@ use crate::{
     holding::Holding,
     lease::{Due, LONGEST_SLACK},
     spec::call_timeout,
-    store::{RenewReply, StoreError},
+    store::{Hold, RenewReply, StoreError},
     sync::lock,
 };
 
 /// So many renewals share a round trip.
 const BATCH: usize = 100;
-/// So many batches are under way at a time, so that a burst does not time itself out.
+/// So many batches are under way to a server at a time, so that a burst does not time itself out.
 const BATCHES_UNDER_WAY: usize = 8;
 /// So many clean-ups are: after an outage there may be one for every lease.
 const CLEAN_UPS_UNDER_WAY: usize = 256;
@@ -33,11 +33,18 @@ const CLEAN_UPS_UNDER_WAY: usize = 256;
 /// The task. Dropped before it has ended, with its runtime, it leaves word that it is gone.
 pub(super) struct Task {
     core: Arc<Core>,
-    /// Leases to be renewed, by how long the call may take: a short lease must not cost the others their patience.
-    renewals: BTreeMap<Duration, Waiting>,
-    batches_under_way: usize,
+    /// Leases to be renewed, by who keeps them: a server that is silent must not cost the others' leases their turn.
+    renewals: HashMap<u64, Renewals>,
     clean_ups: u64,
     ended: bool,
+}
+
+/// Leases of one server to be renewed.
+#[derive(Default)]
+struct Renewals {
+    /// By how long the call may take: a short lease must not cost the others their patience.
+    waiting: BTreeMap<Duration, Waiting>,
+    batches_under_way: usize,
 }
 
 /// Leases to be renewed, in order.
@@ -52,7 +59,7 @@ type Work = BoxFuture<'static, Done>;
 
 enum Done {
     CleanUp(u64),
-    Batch,
+    Batch(u64),
 }
 
 impl Drop for Task {
@@ -88,13 +95,7 @@ impl Drop for Task {
 impl Task {
     pub(super) fn spawn(core: &Arc<Core>, runtime: Option<Handle>) {
         if let Some(runtime) = runtime {
-            let task = Self {
-                core: core.clone(),
-                renewals: BTreeMap::new(),
-                batches_under_way: 0,
-                clean_ups: 0,
-                ended: false,
-            };
+            let task = Self { core: core.clone(), renewals: HashMap::new(), clean_ups: 0, ended: false };
             runtime.spawn(task.run());
         }
     }
@@ -110,11 +111,11 @@ impl Task {
                     Done::CleanUp(number)
                 }));
             }
-            while let Some(batch) = self.next_batch() {
+            while let Some((server, batch)) = self.next_batch() {
                 let core = core.clone();
                 work.push(Box::pin(async move {
                     renew(&core, batch).await;
-                    Done::Batch
+                    Done::Batch(server)
                 }));
             }
             self.plan_waiting();
@@ -148,7 +149,9 @@ impl Task {
         drop(desk);
         for holding in due {
             if holding.turn(now) == Some(Due::Renew) {
-                let waiting = self.renewals.entry(call_timeout(holding.terms().lease)).or_default();
+                let Hold { key, mode, .. } = holding.hold();
+                let renewals = self.renewals.entry(self.core.store.server_of(key, mode.family())).or_default();
+                let waiting = renewals.waiting.entry(call_timeout(holding.terms().lease)).or_default();
                 waiting.leases.push_back(holding);
                 waiting.unplanned += 1;
             } else {
@@ -158,25 +161,25 @@ impl Task {
         clean_ups
     }
 
-    /// The renewals that have waited longest, among those with the least patience.
-    fn next_batch(&mut self) -> Option<Batch> {
-        if self.batches_under_way == BATCHES_UNDER_WAY {
-            return None;
-        }
-        let mut first = self.renewals.first_entry()?;
+    /// The renewals of one server that have waited longest, among those with the least patience.
+    fn next_batch(&mut self) -> Option<(u64, Batch)> {
+        let mut ready = self.renewals.iter_mut().filter(|(_, renewals)| renewals.batches_under_way < BATCHES_UNDER_WAY);
+        let (server, under_way, mut first) = ready.find_map(|(server, Renewals { waiting, batches_under_way })| {
+            waiting.first_entry().map(|first| (*server, batches_under_way, first))
+        })?;
         let waiting = first.get_mut();
         let batch = Batch(waiting.leases.drain(..waiting.leases.len().min(BATCH)).collect());
         if waiting.leases.is_empty() {
             first.remove();
         }
-        self.batches_under_way += 1;
-        Some(batch)
+        *under_way += 1;
+        Some((server, batch))
     }
 
     /// A renewal that is under way comes back to the schedule with its answer, or for want of one. One that has to wait for its
     /// turn may be overtaken by its loss.
     fn plan_waiting(&mut self) {
-        for waiting in self.renewals.values_mut() {
+        for waiting in self.renewals.values_mut().flat_map(|renewals| renewals.waiting.values_mut()) {
             let unplanned = waiting.leases.iter().rev().take(std::mem::take(&mut waiting.unplanned));
             unplanned.for_each(|holding| self.core.driver.plan(&self.core, holding));
         }
@@ -198,7 +201,14 @@ impl Task {
 
     fn finished(&mut self, done: &Done) {
         match done {
-            Done::Batch => self.batches_under_way -= 1,
+            Done::Batch(server) => {
+                if let Entry::Occupied(mut renewals) = self.renewals.entry(*server) {
+                    renewals.get_mut().batches_under_way -= 1;
+                    if renewals.get().batches_under_way == 0 && renewals.get().waiting.is_empty() {
+                        renewals.remove();
+                    }
+                }
+            }
             Done::CleanUp(number) => {
                 let mut desk = lock(&self.core.driver.desk);
                 desk.under_way.remove(number);

@@ -61,6 +61,31 @@
 //! time for which a primary that was cut off goes on. Where two holders would do harm, let the resource check the
 //! [fencing token](crate::FencingToken), or use a quorum of independent servers.
 //!
+//! # A cluster
+//!
+//! `redis+cluster://[[user]:password@]host[:port][,host[:port]...]`, or `rediss+cluster://`; or
+//! [`LockClientBuilder::cluster`](crate::LockClientBuilder::cluster) with the URLs of some nodes. One that answers is enough, a replica
+//! too: it names the others, which are spoken to as the same user. A cluster has no numbered databases.
+//!
+//! ```no_run
+//! # use lock_runtime::LockClient;
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+//! let locks = LockClient::connect("redis+cluster://locker:secret@10.0.0.1,10.0.0.2,10.0.0.3").await?;
+//! # Ok(()) }
+//! ```
+//!
+//! - **A dead or silent node** fails the locks that it keeps, with `Unavailable`, and no others. Its replica is found within a quarter of a
+//!   second after it has taken over; a request that waits goes on there.
+//! - **A failover may lose locks.** Replication lags behind: what the dead primary had granted in its last moments, the new one may
+//!   not know, and grant again. The first holder notices at its next renewal, and its fencing token is the smaller one: check it where the
+//!   lock protects something. Manual failovers (`CLUSTER FAILOVER`) and moved slots lose nothing.
+//! - **A slot that is being moved** keeps its locks: they are renewed and given back all the while. New ones are `Unavailable` until the slot
+//!   has arrived; requests that wait are served then. A downgrade may lose its lock meanwhile.
+//! - **Several keys without waiting** cost a round trip for each slot. Keys with the same hash tag, `{order:7}:stock` and `{order:7}:payment`,
+//!   share a slot, a round trip and a node.
+//! - **Who waits is told** on a channel of the lock's slot, by its node alone (Redis 7.0; before, waiting requests only ask once a
+//!   second). Each node that somebody waits at is listened to on a second connection, which is closed when nobody does any more.
+//!
 //! # TLS
 //!
 //! - The application installs the crypto provider at the start of `main`:
@@ -88,6 +113,7 @@
 //! # Settings of the server
 //!
 //! - `maxmemory-policy noeviction`: any other may evict a held lock.
-//! - A user of its own with what locks need and nothing else; the README and every `Forbidden` error show the line.
+//! - A user of its own with what locks need and nothing else; the README and every `Forbidden` error show the line. Each node of a cluster has users of
+//!   its own; [`RedisStore::cluster_acl_line`](crate::store::redis::RedisStore::cluster_acl_line) has the line for them.
 //! - No replica: it cannot write. A client that is given one is told so. A primary that becomes a replica is left with its
 //!   first refusal: the address is resolved anew, by the Sentinels or by its name.

@@ -1,4 +1,4 @@
-//! Locks on one Redis server.
+//! Locks on a Redis server, or on a Redis Cluster.
 //!
 //! # How a lock lies there
 //!
@@ -21,12 +21,26 @@
 //! `<namespace>:revoked` every store is told who lost a lock. Each connection subscribes to these two, however many locks
 //! there are. What is lost on the way is found by the polls.
 //!
+//! In a cluster, where what one node publishes goes to all others, a store is told of grants on a channel of the lock's slot instead,
+//! `<namespace>:<random>:{number}`, by the node that keeps it (`SPUBLISH`), and listens to it only while one of its requests waits in
+//! that slot. Redis 7.0 knows such channels; before, only the polls tell.
+//!
+//! # A cluster
+//!
+//! All keys of a lock lie in one slot, and each call goes to the node that keeps it. While a slot is moved, a lock's keys may be at two
+//! nodes: what needs them all is then [`Unavailable`](StoreErrorKind::Unavailable); renewing and giving back need one alone, and go on.
+//! Several keys in one slot are taken in one step; those of different slots one after the other, in an order that is the same for
+//! everybody, and given back at once if one is refused.
+//!
 //! # Access rules
 //!
-//! On a server with users, [`RedisStore::acl_line`] gives the rule that a lock needs.
+//! On a server with users, [`RedisStore::acl_line`] gives the rule that a lock needs, and [`RedisStore::cluster_acl_line`] that on the
+//! nodes of a cluster.
 
 mod acl;
 mod clock;
+mod cluster;
+mod cluster_url;
 mod connection;
 mod error;
 mod handshake;
@@ -40,7 +54,9 @@ mod reply;
 mod scripts;
 mod sentinel;
 mod sentinel_url;
+mod servers;
 mod settings;
+mod several;
 mod target;
 mod url;
 
@@ -55,12 +71,14 @@ use tokio::time::Instant;
 
 use self::{
     acl::AclLine,
-    connection::Connection,
+    cluster::Cluster,
+    connection::{Connection, Repeat},
     names::{Names, lock_name, marker_name},
     pushes::Pushes,
     replicas::Replicas,
     reply::{Reply, unexpected},
     scripts::{Call, Script},
+    servers::{Freed, Servers},
     target::Target,
 };
 use super::{
@@ -83,12 +101,10 @@ pub(crate) use self::{
 
 /// How long [`RedisStore::connect`] may take: two attempts of a second each, the pause between them and the checks.
 const CONNECT: Duration = Duration::from_millis(2500);
-/// How many renewals are sent at once: enough that the round trip is shared, few enough that other calls get their turn.
-const BATCH: usize = 100;
 
-/// Locks on one Redis server, 6.0 or later.
+/// Locks on a Redis server or a Redis Cluster, 6.0 or later.
 ///
-/// All calls share one connection, which is made again when it is lost; what was under way is then
+/// All calls to a server, or to a node, share one connection, which is made again when it is lost; what was under way is then
 /// [`Unavailable`](StoreErrorKind::Unavailable), with an unknown outcome, and who [`listen`](Store::listen)s is told
 /// [`Disconnected`](super::StoreEvent::Disconnected). A call waits for its reply for as long as the connection lives: put
 /// it under a timeout. A dropped call may still be executed; follow it with [`abandon`](Store::abandon).
@@ -96,7 +112,7 @@ const BATCH: usize = 100;
 /// Where the server's access rules forbid the channels, locks do without: a grant from the line is then found by the next
 /// poll, and a revocation by the next renewal.
 pub struct RedisStore {
-    connection: Connection,
+    servers: Servers,
     /// Where a grant is of use only if the replicas have it.
     replicas: Option<Arc<Replicas>>,
     namespace: String,
@@ -104,8 +120,8 @@ pub struct RedisStore {
 
 impl RedisStore {
     /// Connects to `redis://[[user]:password@]host[:port][/db]`, to `rediss://..` (TLS; with the feature `rustls`),
-    /// or to `unix:///path`; to whichever server the Sentinels of `redis+sentinel://..` name, as
-    /// [`LockClient::connect`](crate::LockClient::connect) says.
+    /// or to `unix:///path`; to whichever server the Sentinels of `redis+sentinel://..` name; or to the cluster of
+    /// `redis+cluster://..`: as [`LockClient::connect`](crate::LockClient::connect) says.
     ///
     /// All keys begin with `<namespace>:`, or hold that in their hash tag. Two namespaces never share a lock.
     ///
@@ -128,7 +144,10 @@ impl RedisStore {
             let (sentinels, settings) = sentinel_url::open(url, settings)?;
             return Self::open(Target::Primary(Arc::new(sentinels)), namespace, &settings).await;
         }
-        Self::open(Target::Server(Arc::new(url::open(url, &settings)?)), namespace, &settings).await
+        match cluster_url::parse(url, &settings) {
+            Some(seeds) => Self::open_cluster(seeds?, namespace, &settings).await,
+            None => Self::open(Target::Server(Arc::new(url::open(url, &settings)?)), namespace, &settings).await,
+        }
     }
 
     /// Connects to the primary at `primary`, a URL whose host is the primary's name, which the Sentinels at `urls` know.
@@ -165,6 +184,26 @@ impl RedisStore {
         Self::open(Target::Server(Arc::new(client)), namespace, &settings).await
     }
 
+    /// The locks of a Redis Cluster, which is found by any of the `seeds`: URLs of nodes, `redis://[[user]:password@]host[:port]` or
+    /// `rediss://..`. The other nodes are spoken to as the first of them.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn cluster(seeds: impl IntoIterator<Item = impl AsRef<str>>, namespace: &str) -> Result<Self, LockError> {
+        check_namespace(namespace)?;
+        let settings = Settings::default();
+        Self::open_cluster(cluster_url::seeds(seeds, &settings)?, namespace, &settings).await
+    }
+
+    pub(crate) async fn cluster_with(
+        seeds: impl IntoIterator<Item = impl AsRef<str>>,
+        namespace: &str,
+        settings: &Settings,
+    ) -> Result<Self, LockError> {
+        check_namespace(namespace)?;
+        Self::open_cluster(cluster_url::seeds(seeds, settings)?, namespace, settings).await
+    }
+
     /// The `ACL SETUSER` line for a user that locks in `namespace`: the least that suffices.
     ///
     /// A database other than 0 needs `+select` as well, and `min_replicas` needs `+wait`. Redis 6.0 knows no rules for channels: leave out the word that
@@ -178,22 +217,56 @@ impl RedisStore {
         AclLine::new(namespace, 0).to_string()
     }
 
+    /// The same for the nodes of a cluster, each of which has its own users.
+    ///
+    /// ```
+    /// use lock_runtime::store::redis::RedisStore;
+    /// assert!(RedisStore::cluster_acl_line("lock").ends_with(" +cluster|slots +asking +ssubscribe +sunsubscribe +spublish"));
+    /// ```
+    pub fn cluster_acl_line(namespace: &str) -> String {
+        AclLine::of_cluster(namespace).to_string()
+    }
+
+    async fn open_cluster(
+        seeds: Vec<redis::ConnectionInfo>,
+        namespace: &str,
+        settings: &Settings,
+    ) -> Result<Self, LockError> {
+        settings.refuse_replicas("a cluster's nodes are not waited for")?;
+        let addresses: Vec<_> = seeds.iter().map(|seed| seed.addr().to_string()).collect();
+        let servers = async { Ok((Servers::Cluster(Cluster::open(seeds, namespace).await?), None)) };
+        Self::over(servers, &addresses.join(","), namespace).await
+    }
+
     async fn open(target: Target, namespace: &str, settings: &Settings) -> Result<Self, LockError> {
         let place = target.to_string();
         let acl = AclLine::new(namespace, target.settings().db()).waiting(settings.min_replicas.is_some());
-        let connect = async {
+        let servers = async {
             let pushes = Pushes::new(namespace).inviting(settings.min_replicas.is_some());
             let connection = Connection::open(target, pushes, acl).await?;
             let replicas = match settings.min_replicas {
                 Some(min_replicas) => Some(Replicas::open(&connection, min_replicas).await?),
                 None => None,
             };
-            Ok(Self { connection, replicas, namespace: namespace.to_owned() })
+            Ok((Servers::One(Box::new(connection)), replicas))
         };
-        let connected = tokio::time::timeout(CONNECT, connect).await;
-        connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT))).map_err(|error: StoreError| {
-            LockError::new(error.kind().into(), format!("cannot keep locks at {place}")).with_source(Some(error))
-        })
+        Self::over(servers, &place, namespace).await
+    }
+
+    /// A store over the servers at `place`, once there is a connection.
+    async fn over(
+        servers: impl Future<Output = Result<(Servers, Option<Arc<Replicas>>), StoreError>>,
+        place: &str,
+        namespace: &str,
+    ) -> Result<Self, LockError> {
+        let connected = tokio::time::timeout(CONNECT, servers).await;
+        match connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT))) {
+            Ok((servers, replicas)) => Ok(Self { servers, replicas, namespace: namespace.to_owned() }),
+            Err(error) => {
+                let message = format!("cannot keep locks at {place}");
+                Err(LockError::new(error.kind().into(), message).with_source(Some(error)))
+            }
+        }
     }
 
     /// A call that needs the lock alone.
@@ -207,7 +280,7 @@ impl RedisStore {
     }
 
     async fn run(&self, call: Call) -> Result<Reply, StoreError> {
-        Reply::new(self.connection.call(call).await?)
+        self.servers.call(&call).await?.reply()
     }
 
     /// Waits until so many replicas as are asked for have the grants.
@@ -223,46 +296,49 @@ impl RedisStore {
         let Some(deadline) = requests.iter().map(|request| request.deadline).min() else {
             return Ok(Acquired::All(AcquireAllReply::Granted(Vec::new())));
         };
-        let clock = self.connection.clock().await?;
-        let marker = self.connection.marker();
-        let sent = Instant::now();
-        let mut call = Call::new(&scripts::ACQUIRE, 3 * requests.len() + usize::from(marker.is_some()));
-        for KeyRequest { hold, .. } in requests {
-            call = call.names(Names::new(&self.namespace, &hold.key, hold.mode.family()));
-        }
-        if marker.is_some() {
-            call = call.arg(marker_name(&self.namespace));
-        }
-        call = call.arg(clock.server_micros(deadline).to_string());
-        call = call.arg(match if_busy {
-            IfBusy::Queue => self.connection.pushes().own(),
-            IfBusy::Refuse => "",
-        });
-        for KeyRequest { hold, lease, spare, beside, .. } in requests {
-            call = call.hold(hold).millis(*lease);
-            // A reader's tokens could not increase with those of another.
-            call = match (hold.mode, beside) {
-                (Mode::Exclusive, _) => call.number(*spare),
-                (Mode::Shared, Some(beside)) => call.token(*beside),
-                (Mode::Shared, None) => call.arg(""),
-                (Mode::Permits(_), _) => call.number(0),
-            };
-        }
-        if let Some(marker) = marker {
+        let hold = &requests[0].hold;
+        let channel = match if_busy {
+            IfBusy::Queue => self.servers.channel(hold),
+            IfBusy::Refuse => "".into(),
+        };
+        let write = |deadline: u64| {
+            // Known once there is a connection.
+            let marker = self.servers.marker();
+            let mut call = Call::new(&scripts::ACQUIRE, 3 * requests.len() + usize::from(marker.is_some()));
+            for KeyRequest { hold, .. } in requests {
+                call = call.names(Names::new(&self.namespace, &hold.key, hold.mode.family()));
+            }
+            if marker.is_some() {
+                call = call.arg(marker_name(&self.namespace));
+            }
+            call = call.arg(deadline.to_string()).arg(channel.as_bytes());
+            for KeyRequest { hold, lease, spare, beside, .. } in requests {
+                call = call.hold(hold).millis(*lease);
+                // A reader's tokens could not increase with those of another.
+                call = match (hold.mode, beside) {
+                    (Mode::Exclusive, _) => call.number(*spare),
+                    (Mode::Shared, Some(beside)) => call.token(*beside),
+                    (Mode::Shared, None) => call.arg(""),
+                    (Mode::Permits(_), _) => call.number(0),
+                };
+            }
+            let Some(marker) = marker else { return call };
             let proposal = requests.iter().find_map(|request| request.proposal);
             // Without a proposal the server's clock says.
-            call = call.arg(marker).arg(proposal.map_or(0, FencingToken::number).to_string());
-        }
+            call.arg(marker).arg(proposal.map_or(0, FencingToken::number).to_string())
+        };
         // Not repeated under the same token: the first request may be executed after the lock was released again, and
         // would hold it for nobody (PROTOCOL 1).
-        let mut reply = Reply::new(self.connection.call_once(call).await?)?;
-        clock.observe(reply.count()?, sent, Instant::now());
+        let mut answer = self.servers.call_by(hold, deadline, &write).await?;
+        let mut reply = answer.reply()?;
+        let _server_time = reply.count()?;
         let reply = match reply.word() {
             "granted" => {
                 requests.iter().map(|_| reply.grant()).collect::<Result<_, _>>().map(AcquireAllReply::Granted)?
             }
             "queued" => {
                 let (counter, holder_ttl) = reply.place()?;
+                self.servers.waits(hold, &answer);
                 return Ok(Acquired::Queued(AcquireReply::Queued { counter, holder_ttl }));
             }
             "refused" => {
@@ -277,7 +353,7 @@ impl RedisStore {
                 AcquireAllReply::Refused { index, reply }
             }
             "strange" => {
-                self.connection.greet_again();
+                self.servers.greet_again();
                 return Err(quarantine::lost_its_data());
             }
             "late" => AcquireAllReply::Refused { index: 0, reply: AcquireReply::Late },
@@ -298,6 +374,7 @@ impl RedisStore {
         Ok(reply)
     }
 
+    /// All keys in one script.
     async fn acquire_each(&self, requests: &[KeyRequest]) -> Result<AcquireAllReply, StoreError> {
         match self.acquire_in_time(requests, IfBusy::Refuse).await? {
             Acquired::All(reply) => {
@@ -322,18 +399,24 @@ impl RedisStore {
 
     async fn poll_one(&self, hold: &Hold) -> Result<PollReply, StoreError> {
         let call = self.on_all(&scripts::POLL, &hold.key, hold.mode.family()).hold(hold);
-        let mut reply = self.run(call).await?;
+        let mut answer = self.servers.call(&call).await?;
+        let mut reply = answer.reply()?;
         match reply.word() {
             "granted" => {
+                self.servers.leaves(hold);
                 let grant = reply.grant()?;
                 self.settle([hold]).await?;
                 Ok(PollReply::Granted(grant))
             }
             "queued" => {
                 let (counter, holder_ttl) = reply.place()?;
+                self.servers.waits(hold, &answer);
                 Ok(PollReply::Queued { counter, holder_ttl })
             }
-            "gone" => Ok(PollReply::Gone),
+            "gone" => {
+                self.servers.leaves(hold);
+                Ok(PollReply::Gone)
+            }
             _ => Err(foreign(&reply)),
         }
     }
@@ -348,14 +431,8 @@ impl RedisStore {
     }
 
     async fn renew_all(&self, renewals: &[Renewal]) -> Vec<Result<RenewReply, StoreError>> {
-        let mut replies = Vec::with_capacity(renewals.len());
-        for batch in renewals.chunks(BATCH) {
-            match self.connection.call_each(batch.iter().map(|renewal| self.renewal(renewal))).await {
-                Ok(values) => replies.extend(values.into_iter().map(|value| value.and_then(renewed))),
-                Err(error) => replies.extend(batch.iter().map(|_| Err(error.clone()))),
-            }
-        }
-        replies
+        let values = self.servers.call_each(renewals.len(), &|index| self.renewal(&renewals[index])).await;
+        values.into_iter().map(|value| value.and_then(renewed)).collect()
     }
 
     async fn release_one(&self, Release { hold, keep_for, next }: &Release) -> Result<ReleaseReply, StoreError> {
@@ -367,15 +444,21 @@ impl RedisStore {
                 .token(next.token)
                 .millis(next.lease)
                 .number(next.spare)
-                .arg(self.connection.pushes().own()),
+                .arg(self.servers.channel(hold).as_bytes()),
             (mode, _) => {
                 let script = if mode == Mode::Exclusive { &scripts::RELEASE } else { &scripts::RELEASE_SHARE };
                 let call = self.on_all(script, &hold.key, mode.family());
                 call.member(mode, hold.token).millis(keep_for.unwrap_or_default())
             }
         };
+        self.servers.leaves(hold);
         // Not repeated: "not held" would then not tell whether the first had been executed (PROTOCOL 14).
-        let mut reply = Reply::new(self.connection.call_once(call).await?)?;
+        let alone = || self.free_alone(hold, *keep_for);
+        let mut answer = match self.servers.free(&call, alone, Repeat::Never).await? {
+            Freed::Wholly(answer) | Freed::LockAlone(answer) => answer,
+            Freed::HalfWay => return Ok(ReleaseReply::Released),
+        };
+        let mut reply = answer.reply()?;
         match reply.word() {
             "released" => Ok(ReleaseReply::Released),
             "handed_over" => {
@@ -389,6 +472,9 @@ impl RedisStore {
             }
             "queued" => {
                 let (counter, holder_ttl) = reply.place()?;
+                if let Some(next) = next {
+                    self.servers.waits(&Hold::new(hold.key.clone(), hold.mode, next.token), &answer);
+                }
                 Ok(ReleaseReply::Queued { counter, holder_ttl })
             }
             "not_held" => Ok(ReleaseReply::NotHeld),
@@ -411,6 +497,12 @@ impl RedisStore {
         }
     }
 
+    /// Gives a lock back by its own key alone, while a cluster moves it.
+    fn free_alone(&self, hold: &Hold, keep_for: Option<Duration>) -> Call {
+        let call = self.on_lock(&scripts::FREE, &hold.key, hold.mode.family());
+        call.hold(hold).millis(keep_for.unwrap_or_default())
+    }
+
     async fn convert_one(&self, hold: &Hold) -> Result<ConvertReply, StoreError> {
         if hold.mode.family() != Family::Lock {
             return Ok(ConvertReply::NotHeld);
@@ -430,9 +522,18 @@ impl RedisStore {
 
     async fn abandon_one(&self, hold: &Hold) -> Result<(), StoreError> {
         let call = self.on_all(&scripts::ABANDON, &hold.key, hold.mode.family()).hold(hold);
-        match self.run(call).await?.word() {
-            "released" | "not_held" => Ok(()),
-            _ => Err(unexpected()),
+        self.servers.leaves(hold);
+        let freed = self.servers.free(&call, || self.free_alone(hold, None), Repeat::Once).await?;
+        match freed {
+            Freed::Wholly(mut answer) => match answer.reply()?.word() {
+                "released" | "not_held" => Ok(()),
+                _ => Err(unexpected()),
+            },
+            // It holds nothing any more, and may still stand in line: to be repeated.
+            Freed::LockAlone(_) | Freed::HalfWay => Err(StoreError::new(
+                StoreErrorKind::Unavailable,
+                "the lock is being moved to another node of the cluster, and its line cannot be left yet",
+            )),
         }
     }
 
@@ -463,7 +564,7 @@ impl RedisStore {
             RevokeScope::AlsoEndless => "endless",
         };
         let call = self.on_all(&scripts::REVOKE, key, family).family(family).arg(scope);
-        let call = call.arg(self.connection.pushes().revoked());
+        let call = call.arg(self.servers.pushes().revoked());
         match self.run(call).await?.word() {
             "revoked" => Ok(RevokeReply::Revoked),
             "not_held" => Ok(RevokeReply::NotHeld),
@@ -508,7 +609,7 @@ impl Store for RedisStore {
     }
 
     fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
-        Box::pin(self.acquire_each(requests))
+        Box::pin(self.acquire_several(requests))
     }
 
     fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
@@ -553,15 +654,19 @@ impl Store for RedisStore {
         Box::pin(self.revoke_one(key, family, scope))
     }
 
+    fn server_of(&self, key: &LockKey, family: Family) -> u64 {
+        self.servers.server_of(&lock_name(&self.namespace, key, family))
+    }
+
     fn listen(&self, listener: Weak<dyn Listener>) {
-        self.connection.pushes().listeners().add(listener);
+        self.servers.pushes().listeners().add(listener);
     }
 }
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
-            .field("address", &self.connection.address())
+            .field("address", &self.servers.address())
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
     }

@@ -76,7 +76,7 @@ impl Builder {
 impl RedisCluster {
     async fn join(&self) {
         let (masters, replicas) = self.nodes.split_at(MASTERS.into());
-        // Before anybody meets: a node that knows another refuses it.
+        // All before anybody meets another: a node that knows one lets itself be told no epoch.
         join_all(self.nodes.iter().zip(1..).map(async |(node, epoch)| {
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch.to_string()]).await;
         }))

@@ -6,13 +6,13 @@ use std::{num::NonZeroU32, time::Duration};
 use lock_runtime::{LockError, LockErrorKind};
 use tokio::time::{Instant, timeout};
 
-mod access;
+pub(crate) mod access;
 mod connection;
 mod foreign;
 mod input;
 mod scripts;
 mod servers;
-mod tls;
+pub(crate) mod tls;
 
 const HOUR: Duration = Duration::from_secs(3600);
 /// What a slow machine may take beyond the time that is promised.

@@ -4,6 +4,7 @@
 
 mod attribute;
 mod cancellation;
+mod cluster;
 mod environment;
 mod events;
 mod exclusion;

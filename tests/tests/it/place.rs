@@ -1,4 +1,5 @@
-//! Where a test's locks live: in this process, or on Redis. A test body stands once and runs on both, by `on_every_store!`.
+//! Where a test's locks live: in this process, on a Redis server, or on a cluster. A test body stands once and runs on all, by
+//! `on_every_store!`.
 
 use std::{
     fmt,
@@ -13,7 +14,7 @@ use lock_runtime::{
     LockClient, LockClientBuilder, MAX_LEASE,
     store::{MemoryStore, QuorumStore, Store},
 };
-use lock_tests::{RedisServer, shared_server, unique};
+use lock_tests::{RedisCluster, RedisServer, shared_cluster, shared_server, unique};
 use tokio::time::{Instant, sleep, timeout};
 
 /// Longer than anything takes that does not hang, on a machine that does much else.
@@ -31,6 +32,9 @@ macro_rules! on_every_store {
         }
         mod on_redis {
             crate::place::on_every_store!(@ tokio::test, crate::place::Place::redis().await, $($name)* $($($counted)+)?);
+        }
+        mod on_a_cluster {
+            crate::place::on_every_store!(@ tokio::test, crate::place::Place::cluster().await, $($name)* $($($counted)+)?);
         }
     };
     (@ $test:meta, $place:expr, $($name:ident)*) => {$(
@@ -69,6 +73,11 @@ impl Place {
         Self::at(shared_server().await.url())
     }
 
+    /// A namespace of its own on everybody's cluster.
+    pub(crate) async fn cluster() -> Self {
+        Self::at(cluster_url(shared_cluster().await))
+    }
+
     /// A namespace of its own behind a URL.
     pub(crate) fn at(url: String) -> Self {
         Self::Redis { url, namespace: unique("ns") }
@@ -104,6 +113,12 @@ impl Place {
             Self::Redis { namespace, .. } => namespace,
         }
     }
+}
+
+/// A URL that names all nodes of a cluster.
+pub(crate) fn cluster_url(cluster: &RedisCluster) -> String {
+    let nodes: Vec<_> = cluster.nodes().iter().map(|node| node.addr().to_string()).collect();
+    format!("redis+cluster://{}", nodes.join(","))
 }
 
 /// A test that hangs fails.

@@ -18,7 +18,7 @@ use std::{
 };
 
 use lock_runtime::{Acquire, LockClient, LockGuard};
-use lock_tests::{Captured, shared_server, traces::Event};
+use lock_tests::{Captured, shared_cluster, shared_server, traces::Event};
 
 use crate::place::{LONG, Place, begun, eventually, no_key_left};
 
@@ -84,7 +84,13 @@ async fn nothing_left(place: &Place, keys: &[&str]) {
         };
         eventually(&format!("{key} is free and nobody stands in its line"), is_free).await;
     }
-    if let Place::Redis { namespace, .. } = place {
-        no_key_left(shared_server().await, namespace).await;
+    if let Place::Redis { url, namespace } = place {
+        if url.contains("+cluster") {
+            for node in shared_cluster().await.masters().await {
+                no_key_left(node, namespace).await;
+            }
+        } else {
+            no_key_left(shared_server().await, namespace).await;
+        }
     }
 }

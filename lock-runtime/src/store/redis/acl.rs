@@ -8,12 +8,16 @@ const COMMANDS: &str = "+eval +evalsha +info +subscribe +publish +time +type +ge
                         +hget +hmget +hset +hdel \
                         +zadd +zrem +zscore +zcount +zrange +zrangebyscore +zremrangebyscore";
 
-/// The `ACL SETUSER` line for the locks of one namespace, in database `db`.
+/// What the nodes of a cluster are asked beyond that: who keeps what, for a key on its way, and for what is told unasked.
+const CLUSTER_COMMANDS: &str = "+cluster|slots +asking +ssubscribe +sunsubscribe +spublish";
+
+/// The `ACL SETUSER` line for the locks of one namespace, in database `db` of a server or on the nodes of a cluster.
 #[derive(Clone, Debug)]
 pub(super) struct AclLine {
     namespace: String,
     db: i64,
     waits: bool,
+    cluster: bool,
 }
 
 impl AclLine {
@@ -27,18 +31,23 @@ impl AclLine {
                 c => pattern.push(c),
             }
         }
-        Self { namespace: pattern, db, waits: false }
+        Self { namespace: pattern, db, waits: false, cluster: false }
     }
 
     /// For a store that waits for replicas, or not.
     pub(super) fn waiting(self, waits: bool) -> Self {
         Self { waits, ..self }
     }
+
+    /// The line for the nodes of a cluster.
+    pub(super) fn of_cluster(namespace: &str) -> Self {
+        Self { cluster: true, ..Self::new(namespace, 0) }
+    }
 }
 
 impl fmt::Display for AclLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { namespace: ns, db, waits } = self;
+        let Self { namespace: ns, db, waits, cluster } = self;
         write!(f, "ACL SETUSER <user> on ><password> ~{ns}:*")?;
         // The keys beside a lock: its fence and its queue.
         for side in ["f", "q"] {
@@ -47,6 +56,9 @@ impl fmt::Display for AclLine {
         write!(f, " &{ns}:* {COMMANDS}")?;
         if *waits {
             f.write_str(" +wait")?;
+        }
+        if *cluster {
+            write!(f, " {CLUSTER_COMMANDS}")?;
         }
         if *db == 0 { Ok(()) } else { f.write_str(" +select") }
     }
@@ -64,5 +76,11 @@ mod tests {
         assert!(!line.contains("+select"));
         assert!(AclLine::new("a", 3).to_string().ends_with("+select"));
         assert!(AclLine::new("a", 0).waiting(true).to_string().ends_with("+wait"));
+    }
+
+    #[test]
+    fn a_cluster_needs_more_than_a_server() {
+        let (server, cluster) = (AclLine::new("a", 0).to_string(), AclLine::of_cluster("a").to_string());
+        assert_eq!(cluster, format!("{server} {CLUSTER_COMMANDS}"));
     }
 }

@@ -16,7 +16,6 @@ use redis::{
     Client, Cmd, Pipeline, ProtocolVersion, RedisError, ServerErrorKind, Value,
     aio::{ConnectionLike as _, MultiplexedConnection},
 };
-
 use tokio::time::Instant;
 
 use super::{
@@ -32,6 +31,9 @@ use super::{
 };
 use crate::store::{StoreError, StoreErrorKind};
 
+/// How many renewals are sent at once: enough that the round trip is shared, few enough that other calls get their turn.
+pub(super) const BATCH: usize = 100;
+
 pub(super) struct Connection {
     dial: Dial,
     // Not tokio's: it is held for a clone only, never across an await.
@@ -40,39 +42,39 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) async fn open(target: Target, pushes: Pushes, acl: AclLine) -> Result<Self, StoreError> {
-        let dial = Dial::new(target, Arc::new(pushes), acl);
-        let link = dial.dial();
-        let Err(error) = link.connected().await else {
-            return Ok(Self { dial, link: RwLock::new(Arc::new(link)) });
-        };
+        let connection = Self::begin(Dial::new(target, Arc::new(pushes), acl));
+        connection.ready().await?;
+        Ok(connection)
+    }
+
+    /// Begins to connect, within a runtime. The first call waits for it.
+    pub(super) fn begin(dial: Dial) -> Self {
+        let link = RwLock::new(Arc::new(dial.dial()));
+        Self { dial, link }
+    }
+
+    /// Waits for the first connection.
+    pub(super) async fn ready(&self) -> Result<(), StoreError> {
+        let Err(error) = self.link().connected().await else { return Ok(()) };
         if error.kind() == StoreErrorKind::NotRedis
-            && let Ok((server, _)) = dial.target.server().await
+            && let Ok((server, _)) = self.dial.target.server().await
             && let Some(info) = without_resp3(&server).await
         {
-            info.check()?;
+            info.check(self.dial.kind)?;
         }
         Err(error)
     }
 
     /// Another connection to the same place, which listens to nothing.
     pub(super) fn beside(&self) -> Self {
-        let dial = self.dial.deaf();
-        let link = RwLock::new(Arc::new(dial.dial()));
-        Self { dial, link }
+        Self::begin(self.dial.deaf())
     }
 
     /// A connection to a server that votes with others, which begins to be made.
     pub(super) fn member(client: Client, namespace: &str, longest_lease: Duration) -> Self {
         let acl = AclLine::new(namespace, client.get_connection_info().redis_settings().db());
         let target = Target::Server(Arc::new(client));
-        let dial = Dial::new(target, Arc::new(Pushes::new(namespace)), acl).member(namespace, longest_lease);
-        let link = RwLock::new(Arc::new(dial.dial()));
-        Self { dial, link }
-    }
-
-    /// Waits until the connection stands that is there, or being made.
-    pub(super) async fn stands(&self) -> Result<(), StoreError> {
-        self.link().connected().await.map(drop)
+        Self::begin(Dial::new(target, Arc::new(Pushes::new(namespace)), acl).member(namespace, longest_lease))
     }
 
     /// What the marker of the server's data said last, of a server among several.
@@ -88,6 +90,16 @@ impl Connection {
     /// The server is not what it was: the next call greets it anew.
     pub(super) fn greet_again(&self) {
         self.link().end();
+    }
+
+    /// Does a connection stand, as far as is known?
+    pub(super) fn stands(&self) -> bool {
+        self.link.read().unwrap_or_else(PoisonError::into_inner).stands()
+    }
+
+    /// What the connection is made with.
+    pub(super) fn dial(&self) -> &Dial {
+        &self.dial
     }
 
     /// What the server tells on this connection.
@@ -115,38 +127,85 @@ impl Connection {
 
     /// Runs one script. If the connection breaks, it is run once more on the next one: what is under the same token does no
     /// more twice than once.
-    pub(super) async fn call(&self, call: Call) -> Result<Value, StoreError> {
-        self.run(call, Repeat::Once).await
+    pub(super) async fn call(&self, call: &Call) -> Result<Value, StoreError> {
+        self.call_as(call, Repeat::Once).await
     }
 
-    /// Runs one script that must not be repeated: its answer would mean something else the second time, or the first would do harm
-    /// if it were executed late.
-    pub(super) async fn call_once(&self, call: Call) -> Result<Value, StoreError> {
-        self.run(call, Repeat::Never).await
+    /// Runs one script. One that must not be repeated is one whose answer would mean something else the second time, or that would do
+    /// harm the first time if it were executed late.
+    pub(super) async fn call_as(&self, call: &Call, repeat: Repeat) -> Result<Value, StoreError> {
+        self.settle(self.answer(None, call, repeat).await?)
     }
 
-    async fn run(&self, call: Call, repeat: Repeat) -> Result<Value, StoreError> {
+    /// Runs, without repeating it, a script that is told a deadline in the server's time and says that time behind its first word.
+    pub(super) async fn call_by(&self, deadline: Instant, write: Writer<'_>) -> Result<Value, StoreError> {
+        self.settle(self.answer_by(None, deadline, write).await?)
+    }
+
+    /// As [`call_as`](Self::call_as), with the command `first` right ahead of the script's wherever that is sent. An answer that is an error of the server is an answer.
+    pub(super) async fn answer(&self, first: Option<&Cmd>, call: &Call, repeat: Repeat) -> Result<Value, Failed> {
         let votes = !call.is_harmless();
-        let (script, by_digest) = call.into_parts();
-        let value = match self.send(&by_digest, votes).await {
+        let (script, by_digest) = call.parts();
+        let value = match self.send_behind(first, by_digest, votes).await {
             Err(failed) if failed.broken && repeat == Repeat::Once => {
-                self.send(&by_digest, votes).await.map_err(Failed::repeated)
+                self.send_behind(first, by_digest, votes).await.map_err(Failed::repeated)
             }
             result => result,
         };
         let value = value?;
         if is_unknown_script(&value) {
-            self.settle(self.send(&script.by_text(&by_digest), votes).await?)
+            self.send_behind(first, &script.by_text(by_digest), votes).await
         } else {
-            self.settle(value)
+            Ok(value)
         }
     }
 
-    /// Runs scripts in one round trip, and tells of each how it went. Repeated as [`call`](Self::call).
-    pub(super) async fn call_each(
+    /// As [`call_by`](Self::call_by), with `first` and for an answer as in [`answer`](Self::answer).
+    pub(super) async fn answer_by(
+        &self,
+        first: Option<&Cmd>,
+        deadline: Instant,
+        write: Writer<'_>,
+    ) -> Result<Value, Failed> {
+        let clock = self.clock().await.map_err(Failed::unsent)?;
+        let sent = Instant::now();
+        let value = self.answer(first, &write(clock.server_micros(deadline)), Repeat::Never).await?;
+        if let Value::Array(words) = &value
+            && let Some(Value::Int(micros)) = words.get(1)
+            && let Ok(micros) = u64::try_from(*micros)
+        {
+            clock.observe(micros, sent, Instant::now());
+        }
+        Ok(value)
+    }
+
+    /// Sends a question that may be asked again. An error of the server is an answer.
+    pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, StoreError> {
+        Ok(self.send(command, false).await?)
+    }
+
+    /// Runs so many scripts in few round trips, and tells of each how it went. Repeated as [`call`](Self::call).
+    pub(super) async fn call_all(
+        &self,
+        count: usize,
+        write: &(dyn Fn(usize) -> Call + Sync),
+    ) -> Vec<Result<Value, StoreError>> {
+        let mut results = Vec::with_capacity(count);
+        while results.len() < count {
+            let batch = results.len()..count.min(results.len() + BATCH);
+            match self.answer_each(batch.clone().map(write)).await {
+                Ok(values) => results.extend(values.into_iter().map(|value| self.settle(value))),
+                Err(error) => results.extend(batch.map(|_| Err(error.clone()))),
+            }
+        }
+        results
+    }
+
+    /// Runs scripts in one round trip. An error of the server is an answer. Repeated as [`call`](Self::call).
+    pub(super) async fn answer_each(
         &self,
         calls: impl ExactSizeIterator<Item = Call>,
-    ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
+    ) -> Result<Vec<Value>, StoreError> {
         let mut pipeline = Pipeline::with_capacity(calls.len());
         let mut scripts = Vec::with_capacity(calls.len());
         let mut votes = false;
@@ -170,7 +229,15 @@ impl Connection {
             let unknown = values.iter_mut().filter(|value| is_unknown_script(value));
             unknown.zip(repeated).for_each(|(value, repeated)| *value = repeated);
         }
-        Ok(values.into_iter().map(|value| self.settle(value)).collect())
+        Ok(values)
+    }
+
+    async fn send_behind(&self, first: Option<&Cmd>, command: &Cmd, votes: bool) -> Result<Value, Failed> {
+        let Some(first) = first else { return self.send(command, votes).await };
+        let mut pipeline = Pipeline::with_capacity(2);
+        pipeline.add_command(first.clone()).add_command(command.clone());
+        let mut values = self.send_all(&pipeline, votes).await?;
+        values.pop().ok_or_else(|| Failed { error: unexpected(), sent: true, broken: false })
     }
 
     async fn send(&self, command: &Cmd, votes: bool) -> Result<Value, Failed> {
@@ -202,14 +269,13 @@ impl Connection {
         is_of_a_replica: impl FnOnce(&T) -> bool,
     ) -> Result<T, Failed> {
         let link = self.link();
-        let failed = |error, broken| {
+        let connected = link.connected().await.map_err(|error| {
             link.end();
-            Failed { error, broken }
-        };
-        let connected = link.connected().await.map_err(|error| failed(error.with_unsent(true), false))?;
+            Failed::unsent(error)
+        })?;
         if let Some(tenure) = connected.tenure.filter(|_| votes) {
             // It is the server at the other end of this very connection that is meant.
-            tenure.check(Instant::now()).map_err(|error| Failed { error, broken: false })?;
+            tenure.check(Instant::now()).map_err(Failed::unsent)?;
         }
         let mut connection = connected.connection;
         let unanswered = link.unanswered();
@@ -218,13 +284,18 @@ impl Connection {
         // What the old primary did last may be unknown to the new one.
         if self.dial.target.moves() && link.is_over() && result.is_ok() {
             let message = "another server has become the primary meanwhile";
-            return Err(Failed { error: StoreError::new(StoreErrorKind::Unavailable, message), broken: true });
+            let error = StoreError::new(StoreErrorKind::Unavailable, message);
+            return Err(Failed { error, sent: true, broken: true });
         }
         // It was the primary when the connection was made. The next call connects to whichever is now.
         if result.as_ref().is_ok_and(is_of_a_replica) {
             link.end();
         }
-        result.map_err(|cause| failed(error::disconnected(&cause, &self.dial.acl), cause.is_connection_dropped()))
+        result.map_err(|cause| {
+            link.end();
+            let error = error::disconnected(&cause, &self.dial.acl);
+            Failed { error, sent: true, broken: cause.is_connection_dropped() }
+        })
     }
 
     /// The current connection, or a new one that is being made.
@@ -241,6 +312,7 @@ impl Connection {
         current.clone()
     }
 
+    /// An answer that is an error of the server becomes ours.
     pub(super) fn settle(&self, value: Value) -> Result<Value, StoreError> {
         match value {
             Value::ServerError(error) => Err(error::refused(&error, &self.dial.acl)),
@@ -249,23 +321,33 @@ impl Connection {
     }
 }
 
+/// Writes a call for a deadline in the server's time, in microseconds since 1970.
+pub(super) type Writer<'a> = &'a (dyn Fn(u64) -> Call + Sync);
+
+/// May a call be sent again where the connection broke?
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Repeat {
+pub(super) enum Repeat {
     Once,
     Never,
 }
 
 /// A call that has no reply.
-struct Failed {
-    error: StoreError,
+pub(super) struct Failed {
+    pub(super) error: StoreError,
+    /// It may have been executed.
+    pub(super) sent: bool,
     /// There was a connection, and it is no more.
     broken: bool,
 }
 
 impl Failed {
+    fn unsent(error: StoreError) -> Self {
+        Self { error: error.with_unsent(true), sent: false, broken: false }
+    }
+
     /// The call was sent before.
     fn repeated(self) -> Self {
-        Self { error: self.error.with_unsent(false), ..self }
+        Self { error: self.error.with_unsent(false), sent: true, ..self }
     }
 }
 

@@ -111,7 +111,15 @@ fn classify(code: &str, details: &str, acl: &AclLine) -> StoreError {
         "BUSY" => new(StoreErrorKind::Unavailable, "the server is busy running another script".into()),
         cause @ ("MOVED" | "ASK" | "CROSSSLOT") => new(
             StoreErrorKind::Unavailable,
-            format!("the server is one node of a cluster and another one keeps this lock ({cause})"),
+            format!(
+                "the server is one node of a cluster and another one keeps this lock ({cause}); \
+                 connect by redis+cluster://host:port"
+            ),
+        ),
+        "TRYAGAIN" => new(
+            StoreErrorKind::Unavailable,
+            "the lock is being moved to another node of the cluster, and its keys are not all there yet (TRYAGAIN)"
+                .into(),
         ),
         cause => new(StoreErrorKind::Unavailable, format!("the server refused: {cause} {}", safe(details))),
     }

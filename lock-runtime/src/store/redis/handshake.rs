@@ -80,6 +80,15 @@ fn text(value: &Value, acl: &AclLine) -> Result<String, StoreError> {
     }
 }
 
+/// What a server is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// A server that keeps all locks.
+    Primary,
+    /// A node of a cluster, which may be a replica: those are not asked for locks, but for the way.
+    Node,
+}
+
 /// The answer to INFO.
 pub(super) struct Info(String);
 
@@ -89,8 +98,11 @@ impl Info {
         Self(text)
     }
 
-    pub(super) fn version(&self) -> Option<&str> {
-        self.field("redis_version")
+    /// The version of a server that is too old.
+    pub(super) fn old_version(&self) -> Option<&str> {
+        let version = self.field("redis_version")?;
+        let major: u32 = version.split('.').next()?.parse().ok()?;
+        (major < 6).then_some(version)
     }
 
     /// What it calls its present life.
@@ -108,11 +120,9 @@ impl Info {
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     }
 
-    /// Can it keep locks?
-    pub(super) fn check(&self) -> Result<(), StoreError> {
-        if let Some(version) = self.version()
-            && version.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major < 6)
-        {
+    /// Is it what it is to be?
+    pub(super) fn check(&self, kind: Kind) -> Result<(), StoreError> {
+        if let Some(version) = self.old_version() {
             return Err(error::too_old(Some(version)));
         }
         if self.field("redis_mode") == Some("sentinel") {
@@ -120,7 +130,11 @@ impl Info {
                            redis+sentinel://host:26379/mymaster";
             return Err(StoreError::new(StoreErrorKind::NotRedis, message));
         }
-        if self.field("role").is_some_and(|role| matches!(role, "slave" | "replica")) {
+        if kind == Kind::Node && self.field("cluster_enabled") != Some("1") {
+            let message = "the server is no node of a cluster; connect by redis://host:port";
+            return Err(StoreError::new(StoreErrorKind::NotRedis, message));
+        }
+        if kind == Kind::Primary && self.field("role").is_some_and(|role| matches!(role, "slave" | "replica")) {
             return Err(error::read_only());
         }
         if let Some(policy) = self.field("maxmemory_policy")
@@ -138,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_server_that_cannot_keep_locks_is_refused() {
-        let check = |info: &str| Info::new(info.to_owned()).check();
+        let check = |info: &str| Info::new(info.to_owned()).check(Kind::Primary);
         let kind = |info: &str| check(info).map_err(|error| error.kind());
         assert_eq!(kind("# Server\r\nredis_version:7.0.15\r\nrole:master\r\n"), Ok(()));
         assert_eq!(kind("role:slave\r\n"), Err(StoreErrorKind::ReadOnly));
@@ -146,5 +160,14 @@ mod tests {
         let error = check("redis_version:5.0.14\r\nrole:master\r\n").unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::NotRedis);
         assert!(error.to_string().contains("5.0.14"), "{error}");
+    }
+
+    #[test]
+    fn a_node_of_a_cluster_may_be_a_replica_and_nothing_else() {
+        let kind = |info: &str| Info::new(info.to_owned()).check(Kind::Node).map_err(|error| error.kind());
+        assert_eq!(kind("role:master\r\ncluster_enabled:1\r\n"), Ok(()));
+        assert_eq!(kind("role:slave\r\ncluster_enabled:1\r\n"), Ok(()));
+        assert_eq!(kind("role:master\r\ncluster_enabled:0\r\n"), Err(StoreErrorKind::NotRedis));
+        assert_eq!(kind("role:master\r\n"), Err(StoreErrorKind::NotRedis));
     }
 }

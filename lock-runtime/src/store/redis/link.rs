@@ -15,7 +15,9 @@ use futures_util::{
     FutureExt as _,
     future::{BoxFuture, Shared},
 };
-use redis::{AsyncConnectionConfig, Cmd, ErrorKind, PushInfo, PushKind, RedisError, aio::MultiplexedConnection};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ErrorKind, PushInfo, PushKind, RedisError, aio::MultiplexedConnection,
+};
 use tokio::{
     task::AbortHandle,
     time::{sleep, timeout},
@@ -25,7 +27,7 @@ use super::{
     acl::AclLine,
     clock::ServerClock,
     error,
-    handshake::Greeting,
+    handshake::{Greeting, Kind},
     names::marker_name,
     pushes::Pushes,
     quarantine::Tenure,
@@ -59,6 +61,7 @@ pub(super) struct Dial {
     pub(super) acl: AclLine,
     /// Of a server among several.
     membership: Option<Membership>,
+    pub(super) kind: Kind,
     /// Set with the first connection that stands.
     clock: Arc<OnceLock<ServerClock>>,
     /// What is worth a warning once, whatever the number of connections.
@@ -136,6 +139,7 @@ impl Dial {
             pushes,
             acl,
             membership: None,
+            kind: Kind::Primary,
             clock: Arc::default(),
             warned: Arc::new(Warned { no_pushes: Once::new(), no_info: Once::new() }),
             listens: true,
@@ -156,6 +160,19 @@ impl Dial {
     /// What was seen last of a server among several.
     pub(super) fn tenure(&self) -> Option<Arc<Tenure>> {
         lock(&self.membership.as_ref()?.latest).clone()
+    }
+
+    /// The same to a node of a cluster, which has a clock of its own.
+    pub(super) fn to_node(&self, client: Client) -> Self {
+        let target = Target::Server(Arc::new(client));
+        Self { target, kind: Kind::Node, clock: Arc::default(), ..self.clone() }
+    }
+
+    /// Says once that those who wait are not told.
+    pub(super) fn warn_of_silence(&self, error: &StoreError) {
+        self.warned.no_pushes.call_once(|| {
+            tracing::warn!(%error, "the server does not tell who is granted a lock: those who wait only ask once a second");
+        });
     }
 
     /// The server's clock, once a connection has stood.
@@ -268,15 +285,12 @@ impl Dial {
     }
 
     async fn subscribe(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
-        let channels = [self.pushes.own(), self.pushes.revoked()];
+        let channels = self.pushes.channels();
         let subscribed = timeout(ATTEMPT, connection.subscribe(&channels)).await;
         match subscribed.unwrap_or_else(|_| Err(silence())) {
             // A refusal in words stands as long as the connection does. Locks do without, but are handed over more slowly.
             Err(cause) if cause.code().is_some() || cause.clone().into_server_errors().is_some() => {
-                let error = error::disconnected(&cause, &self.acl);
-                self.warned.no_pushes.call_once(|| {
-                    tracing::warn!(%error, "the server does not tell who is granted a lock: those who wait only ask once a second");
-                });
+                self.warn_of_silence(&error::disconnected(&cause, &self.acl));
                 Ok(())
             }
             result => result,
@@ -287,7 +301,7 @@ impl Dial {
     fn accept(&self, greeting: &Greeting) -> Result<Option<Arc<Tenure>>, Unconnected> {
         let info = greeting.info(&self.acl);
         match &info {
-            Ok(info) => info.check()?,
+            Ok(info) => info.check(self.kind)?,
             Err(error) if error.kind() == StoreErrorKind::Forbidden && self.membership.is_none() => {
                 self.warned.no_info.call_once(|| {
                     tracing::warn!(
@@ -361,6 +375,11 @@ impl Link {
 
     pub(super) fn is_over(&self) -> bool {
         self.life.over.load(Ordering::Acquire)
+    }
+
+    /// It was made, and is not known to be over.
+    pub(super) fn stands(&self) -> bool {
+        self.life.stood.load(Ordering::Acquire) && !self.is_over()
     }
 
     /// It has turned out to be useless. What it would have told is lost.

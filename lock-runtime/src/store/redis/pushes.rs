@@ -23,6 +23,8 @@ pub(super) struct Pushes {
     revoked: String,
     /// A grant counts only when it is asked for.
     invites: bool,
+    /// Requests are told by slot, and nothing is told on the channel of the store's own name.
+    sharded: bool,
     listeners: Listeners,
 }
 
@@ -34,6 +36,7 @@ impl Pushes {
             own: format!("{namespace}:{}", String::from_iter(name)),
             revoked: format!("{namespace}:revoked"),
             invites: false,
+            sharded: false,
             listeners: Listeners::default(),
         }
     }
@@ -41,6 +44,21 @@ impl Pushes {
     /// Whoever is granted a lock is told to ask for it, and not that it is granted: the replicas may not have it yet.
     pub(super) fn inviting(self, invites: bool) -> Self {
         Self { invites, ..self }
+    }
+
+    /// The pushes of a cluster, where what one node tells all is passed on to all nodes: a grant is told by slot instead.
+    pub(super) fn sharded(namespace: &str) -> Self {
+        Self { sharded: true, ..Self::new(namespace) }
+    }
+
+    /// What every connection subscribes to.
+    pub(super) fn channels(&self) -> Vec<&str> {
+        if self.sharded { vec![&self.revoked] } else { vec![&self.own, &self.revoked] }
+    }
+
+    /// Where those who wait in a slot of a cluster are told: `<own>:{tag}`, where `tag` decides the slot.
+    pub(super) fn of_slot(&self, tag: u32) -> String {
+        format!("{}:{{{tag}}}", self.own)
     }
 
     pub(super) fn listeners(&self) -> &Listeners {
@@ -59,12 +77,13 @@ impl Pushes {
 
     /// Called where the connection is read, so it does no more than parse and tell.
     pub(super) fn take(&self, push: &PushInfo) {
-        if push.kind != PushKind::Message {
+        if !matches!(push.kind, PushKind::Message | PushKind::SMessage) {
             return;
         }
         let mut words = push.data.iter().map(text);
         let (Some(Some(channel)), Some(Some(message))) = (words.next(), words.next()) else { return };
-        if channel == self.own {
+        let of_slot = || self.sharded && channel.strip_prefix(&self.own).is_some_and(|slot| slot.starts_with(":{"));
+        if channel == self.own || of_slot() {
             if let Some(event) = self.kept(message).or_else(|| self.granted(message)) {
                 self.listeners.tell(&event);
             }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use tokio::time::{Instant, sleep_until};
 
-use super::{CONNECT, RedisStore, check_namespace, connection::Connection, settings::Settings, url};
+use super::{CONNECT, RedisStore, check_namespace, connection::Connection, servers::Servers, settings::Settings, url};
 use crate::{
     error::{LockError, LockErrorKind},
     store::{QuorumStore, Store, StoreError, check_count},
@@ -59,17 +59,21 @@ pub(crate) async fn connect(
             return Err(same_server(&name, &name));
         }
         let connection = Connection::member(client, namespace, longest_lease);
-        servers.push((name, RedisStore { connection, replicas: None, namespace: namespace.to_owned() }));
+        servers.push((name, connection));
     }
     stand(&servers).await?;
     for (index, (name, server)) in servers.iter().enumerate() {
-        let run_id = server.connection.run_id();
-        let same = |(_, other): &&(String, RedisStore)| run_id.is_some() && other.connection.run_id() == run_id;
+        let run_id = server.run_id();
+        let same = |(_, other): &&(String, Connection)| run_id.is_some() && other.run_id() == run_id;
         if let Some((other, _)) = servers[..index].iter().find(same) {
             return Err(same_server(other, name));
         }
     }
-    let servers = servers.into_iter().map(|(name, server)| (name, Arc::new(server) as Arc<dyn Store>));
+    let servers = servers.into_iter().map(|(name, connection)| {
+        let servers = Servers::One(Box::new(connection));
+        let server = RedisStore { servers, replicas: None, namespace: namespace.to_owned() };
+        (name, Arc::new(server) as Arc<dyn Store>)
+    });
     QuorumStore::new(servers, longest_lease)
 }
 
@@ -79,12 +83,9 @@ fn same_server(one: &str, other: &str) -> LockError {
 }
 
 /// Waits until a majority stands.
-async fn stand(servers: &[(String, RedisStore)]) -> Result<(), LockError> {
-    let mut answers: FuturesUnordered<_> = servers
-        .iter()
-        .enumerate()
-        .map(async |(index, (_, server))| (index, server.connection.stands().await))
-        .collect();
+async fn stand(servers: &[(String, Connection)]) -> Result<(), LockError> {
+    let mut answers: FuturesUnordered<_> =
+        servers.iter().enumerate().map(async |(index, (_, server))| (index, server.ready().await)).collect();
     let mut said: Vec<Option<Result<(), StoreError>>> = vec![None; servers.len()];
     let majority = servers.len() / 2 + 1;
     let mut until = Instant::now() + CONNECT;

@@ -53,6 +53,8 @@ scripts! {
     RAISE = "clock" "fence" "raise";
     /// Since when does the server have its data?
     MARKER = "clock" "marker";
+    /// Gives back what the token may hold, by the key of the lock alone.
+    FREE = "clock" "holders" "free";
     /// Who holds, and who waits?
     INSPECT = "clock" "fence" "holders" "standing" "line" "inspect";
     /// Takes away.
@@ -155,6 +157,19 @@ impl Call {
     /// See [`Script::is_harmless`].
     pub(super) fn is_harmless(&self) -> bool {
         self.script.is_harmless()
+    }
+
+    /// The first of its keys.
+    pub(super) fn key(&self) -> &[u8] {
+        const KEY: usize = 3;
+        match self.command.args_iter().nth(KEY) {
+            Some(redis::Arg::Simple(key)) => key,
+            _ => &[],
+        }
+    }
+
+    pub(super) fn parts(&self) -> (&'static Script, &Cmd) {
+        (self.script, &self.command)
     }
 
     pub(super) fn into_parts(self) -> (&'static Script, Cmd) {

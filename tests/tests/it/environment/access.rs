@@ -19,14 +19,14 @@ async fn allow(server: &RedisServer, user: &str, rules: &[&str]) {
 }
 
 /// The rules of the documented line.
-pub(super) fn rules(line: &str) -> Vec<&str> {
+pub(crate) fn rules(line: &str) -> Vec<&str> {
     let words: Vec<_> = line.split(' ').collect();
     assert_eq!(words[..5], ["ACL", "SETUSER", "<user>", "on", "><password>"], "{line}");
     words[5..].to_vec()
 }
 
 /// Every operation in every mode, on locks of both kinds of names: the errors.
-async fn everything(store: &dyn Store) -> Vec<StoreError> {
+pub(crate) async fn everything(store: &dyn Store) -> Vec<StoreError> {
     let mut errors = Vec::new();
     let mut told = |outcome: Result<(), StoreError>| errors.extend(outcome.err());
     for name in ["plain", "{tagged}:k"] {

@@ -177,7 +177,8 @@ async fn a_wrong_url_is_refused_with_a_right_one_and_never_with_the_password() {
         "redis://user:hunter2@127 .0.0.1:6379",
         "redis://user:hunter2@[::1:6379",
         "redis-sentinel://user:hunter2@127.0.0.1:26379/primary",
-        "redis+cluster://user:hunter2@127.0.0.1:6379",
+        "redis+cluster:user:hunter2@127.0.0.1:6379",
+        "cluster://user:hunter2@127.0.0.1:6379",
     ] {
         let error = within(Duration::ZERO, LockClient::connect(url)).await.expect_err(url);
         assert!(!format!("{error} {error:?}").contains("hunter2"), "{url:?}: {error:?}");

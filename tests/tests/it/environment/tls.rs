@@ -21,7 +21,7 @@ async fn connect(url: &str, ca: &str, client_tls: Option<ClientTlsConfig>) -> Re
 }
 
 /// What a process says that connects, acquires and releases, and takes `trusted` for all that its system trusts.
-async fn of_a_process(trusted: Option<&Path>, options: &[&str]) -> String {
+pub(crate) async fn of_a_process(trusted: Option<&Path>, options: &[&str]) -> String {
     let trusted = trusted.map(|file| format!("SSL_CERT_FILE={}", file.display()));
     let mut args = vec!["-u", "SSL_CERT_FILE", "-u", "SSL_CERT_DIR"];
     args.extend(trusted.as_deref());
@@ -33,7 +33,7 @@ async fn of_a_process(trusted: Option<&Path>, options: &[&str]) -> String {
     said
 }
 
-fn file_of(pem: &str) -> tempfile::NamedTempFile {
+pub(crate) fn file_of(pem: &str) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&file, pem).unwrap();
     file

@@ -224,12 +224,12 @@ local function tell_kept(line, lock, family, keep)
 end
 
 -- Writes down the ends of the line, and tells those who have news. That comes last, and a failure of it is found by
--- a poll.
+-- a poll. A channel that names a slot is one of a cluster, where PUBLISH would bother every node.
 local function finish(line)
   if line.changed and line.count > 0 then
     redis.call('HSET', line.queue, 'ends', ends_of(line))
   end
   for _, news in ipairs(line.news) do
-    redis.pcall('PUBLISH', news[1], news[2])
+    redis.pcall(string.sub(news[1], -1) == '}' and 'SPUBLISH' or 'PUBLISH', news[1], news[2])
   end
 end

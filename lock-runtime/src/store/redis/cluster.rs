@@ -1,0 +1,605 @@
+//! The nodes of a Redis Cluster: a connection to each that is needed, made when it is, and the map of who keeps which slot.
+//!
+//! Calls go straight to the node that keeps their slot, and nobody waits for the map: it is looked up in the background, and until it is
+//! right the nodes themselves say where to go. So a node that is dead or silent fails the keys that it keeps, and no others. The client
+//! library's own cluster connection is not used: it stops all calls while it looks up its map, and sends them again as it sees fit.
+//!
+//! What a node refuses because it does not keep the slot was not executed. That is the only thing that is sent elsewhere.
+
+mod audience;
+mod slots;
+mod subscriptions;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock, Mutex, PoisonError, RwLock, Weak},
+    time::Duration,
+};
+
+use futures_util::{StreamExt as _, future::join_all, stream::FuturesUnordered};
+use rand::seq::SliceRandom as _;
+use redis::{Client, Cmd, ConnectionAddr, ConnectionInfo, Value};
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    time::{Instant, sleep_until, timeout},
+};
+
+pub(super) use self::slots::{Slot, slot_of};
+use self::{
+    slots::{Address, Redirection, Slots, number_in},
+    subscriptions::Subscriptions,
+};
+use super::{
+    acl::AclLine,
+    connection::{BATCH, Connection, Failed, Repeat, Writer},
+    link::Dial,
+    names::lock_name,
+    pushes::Pushes,
+    scripts::Call,
+    target::Target,
+};
+use crate::{
+    store::{Hold, Listener, StoreError, StoreErrorKind, StoreEvent},
+    sync::lock,
+};
+
+/// A call is sent on so often at most. More than one or two are due where the nodes do not agree.
+const REDIRECTIONS: usize = 5;
+/// The map is looked up so often at most, and less often the longer it stays as it was.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// So long a node may take to say who keeps what.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// So many nodes are asked at a time: one that is silent costs no time then.
+const ASKED_AT_ONCE: usize = 3;
+
+static ASKING: LazyLock<Cmd> = LazyLock::new(|| redis::cmd("ASKING"));
+
+/// The nodes of a cluster.
+pub(super) struct Cluster {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    this: Weak<Self>,
+    namespace: String,
+    /// What the connections have in common.
+    dial: Dial,
+    /// Where to begin. The first also says as whom the nodes are spoken to that are found on the way.
+    seeds: Vec<(Address, ConnectionInfo)>,
+    // Not tokio's: it is held to look up or to write down, never across an await.
+    map: RwLock<Map>,
+    refresh: Mutex<Refresh>,
+    /// Told whenever the map was looked up.
+    looked_up: watch::Sender<()>,
+    subscriptions: Arc<Subscriptions>,
+}
+
+struct Map {
+    slots: Slots,
+    nodes: HashMap<Address, Arc<Node>>,
+}
+
+/// A node, once it was needed.
+pub(super) struct Node {
+    address: Address,
+    connection: Connection,
+}
+
+/// When the map is looked up.
+struct Refresh {
+    /// Somebody is at it.
+    running: bool,
+    /// There was reason to after it was begun.
+    wanted: bool,
+    not_before: Instant,
+    pause: Duration,
+}
+
+/// What is sent to the node that keeps a slot.
+#[derive(Clone, Copy)]
+pub(super) enum Errand<'a> {
+    Call(&'a Call, Repeat),
+    /// Written for the clock of the node that is to execute it, and never repeated.
+    By(Instant, Writer<'a>),
+}
+
+/// Why an errand has failed.
+pub(super) enum Failure {
+    /// Some of its keys are at one node and some at another: one key alone can be spoken of.
+    Moving(StoreError),
+    /// It was not executed to its end, for the same reason: what it gives back comes first.
+    HalfWay(StoreError),
+    Failed(StoreError),
+}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        let (Failure::Moving(error) | Failure::HalfWay(error) | Failure::Failed(error)) = failure;
+        error
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Errand<'_> {
+    fn may_be_repeated(&self) -> bool {
+        matches!(self, Self::Call(_, Repeat::Once))
+    }
+}
+
+impl Cluster {
+    /// Finds the cluster that the seeds belong to; the first answer will do.
+    pub(super) async fn open(seeds: Vec<ConnectionInfo>, namespace: &str) -> Result<Self, StoreError> {
+        let seeds: Vec<_> = seeds.into_iter().filter_map(|info| Some((address_of(&info)?, info))).collect();
+        let Some((_, first)) = seeds.first() else { return Err(nobody()) };
+        let (pushes, acl) = (Arc::new(Pushes::sharded(namespace)), AclLine::of_cluster(namespace));
+        let dial = Dial::new(Target::Server(Arc::new(client(first.clone())?)), pushes.clone(), acl);
+        let shared = Arc::new_cyclic(|this: &Weak<Shared>| Shared {
+            this: this.clone(),
+            namespace: namespace.to_owned(),
+            subscriptions: Arc::new(Subscriptions::new(dial.clone())),
+            dial,
+            seeds,
+            map: RwLock::new(Map { slots: Slots::empty(), nodes: HashMap::new() }),
+            refresh: Mutex::new(Refresh {
+                running: false,
+                wanted: false,
+                not_before: Instant::now(),
+                pause: FIRST_PAUSE,
+            }),
+            looked_up: watch::Sender::new(()),
+        });
+        let addresses: Vec<_> = shared.seeds.iter().map(|(address, _)| address.clone()).collect();
+        let mut answers: FuturesUnordered<_> = addresses.into_iter().map(|seed| shared.first_map(seed)).collect();
+        let mut error = None;
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok(slots) => {
+                    drop(answers);
+                    shared.adopt(slots);
+                    let ear: Weak<Shared> = Arc::downgrade(&shared);
+                    pushes.listeners().add(ear);
+                    // The numbers are looked for now, and not by the first who waits.
+                    number_in(0);
+                    return Ok(Self { shared });
+                }
+                // What says more than that nobody is there comes first.
+                Err(other) if error.as_ref().is_none_or(StoreError::is_transient) => error = Some(other),
+                Err(_) => {}
+            }
+        }
+        Err(error.unwrap_or_else(nobody))
+    }
+
+    pub(super) fn pushes(&self) -> &Pushes {
+        &self.shared.dial.pushes
+    }
+
+    /// Where it was looked for.
+    pub(super) fn address(&self) -> String {
+        let seeds: Vec<_> = self.shared.seeds.iter().map(|(address, _)| address.to_string()).collect();
+        seeds.join(",")
+    }
+
+    /// The slot of the lock that `hold` holds or wants.
+    pub(super) fn slot(&self, hold: &Hold) -> Slot {
+        self.shared.slot(hold)
+    }
+
+    /// Where those are told who wait in the slot.
+    pub(super) fn channel(&self, slot: Slot) -> String {
+        self.shared.subscriptions.channel(slot)
+    }
+
+    /// A number that the keys of one node share.
+    pub(super) fn node_number(&self, slot: Slot) -> u64 {
+        self.shared.read().slots.owner_number(slot)
+    }
+
+    /// `hold` stands in line at the node.
+    pub(super) fn waits(&self, hold: &Hold, node: &Node) {
+        let slot = self.slot(hold);
+        if let Target::Server(client) = &node.connection.dial().target {
+            self.shared.subscriptions.waits(slot, hold, &node.address, client);
+        }
+    }
+
+    /// `hold` stands in no line.
+    pub(super) fn leaves(&self, hold: &Hold) {
+        self.shared.subscriptions.leaves(|| self.slot(hold), hold.token);
+    }
+
+    /// Has the node that keeps the slot do something, and says which one that is.
+    pub(super) async fn run(&self, slot: Slot, errand: Errand<'_>) -> Result<(Value, Arc<Node>), Failure> {
+        let shared = &self.shared;
+        let mut owner = shared.owner(slot)?;
+        // Asked in place of the owner, for this once.
+        let mut other: Option<Arc<Node>> = None;
+        for _ in 0..=REDIRECTIONS {
+            let node = other.as_ref().unwrap_or(&owner);
+            let value = match shared.ask(node, other.is_some(), errand).await {
+                Ok(value) => value,
+                // Nobody has executed it, or it may be executed again.
+                Err(failed) if !failed.sent || errand.may_be_repeated() => match shared.replaced(slot, &owner).await {
+                    Some(node) => {
+                        owner = node;
+                        other = None;
+                        continue;
+                    }
+                    None => return Err(failed.error.into()),
+                },
+                Err(failed) => return Err(failed.error.into()),
+            };
+            match redirection(&value, node) {
+                None => return Ok((node.connection.settle(value)?, owner)),
+                Some(Redirection::Moved(slot, Some(address))) => {
+                    owner = shared.moved(slot, address)?;
+                    other = None;
+                }
+                Some(Redirection::Ask(address)) => other = Some(shared.node(&address)?),
+                Some(Redirection::Moved(_, None) | Redirection::Down) => {
+                    shared.refresh_soon();
+                    return Err(refusal(node, value).into());
+                }
+                Some(Redirection::TryAgain) => return Err(Failure::Moving(refusal(node, value))),
+                Some(Redirection::HalfWay) => return Err(Failure::HalfWay(refusal(node, value))),
+            }
+        }
+        shared.refresh_soon();
+        let message = "the nodes of the cluster do not agree who keeps this lock";
+        Err(StoreError::new(StoreErrorKind::Unavailable, message).into())
+    }
+
+    /// Runs so many scripts, in as few round trips as there are nodes, and tells of each how it went. A node that is silent keeps nobody
+    /// from being asked.
+    pub(super) async fn run_each(
+        &self,
+        count: usize,
+        write: &(dyn Fn(usize) -> Call + Sync),
+    ) -> Vec<Result<Value, StoreError>> {
+        let mut by_node: HashMap<u64, Vec<(usize, Call)>> = HashMap::new();
+        for index in 0..count {
+            let call = write(index);
+            by_node.entry(self.node_number(slot_of(call.key()))).or_default().push((index, call));
+        }
+        let mut batches = Vec::new();
+        for mut calls in by_node.into_values() {
+            while !calls.is_empty() {
+                batches.push(self.run_batch(calls.drain(..calls.len().min(BATCH)).collect(), write));
+            }
+        }
+        let mut results: Vec<_> = (0..count).map(|_| Err(nobody())).collect();
+        for (index, result) in join_all(batches).await.into_iter().flatten() {
+            results[index] = result;
+        }
+        results
+    }
+
+    /// Those of one node.
+    async fn run_batch(
+        &self,
+        batch: Vec<(usize, Call)>,
+        write: &(dyn Fn(usize) -> Call + Sync),
+    ) -> Vec<(usize, Result<Value, StoreError>)> {
+        let Some(slot) = batch.first().map(|(_, call)| slot_of(call.key())) else { return Vec::new() };
+        let (indices, calls): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+        let node = match self.shared.owner(slot) {
+            Ok(node) => node,
+            Err(error) => return all(indices, &error),
+        };
+        let watch = Watch::over(&self.shared);
+        let answer = node.connection.answer_each(calls.into_iter()).await;
+        watch.answered(&answer);
+        let mut results = Vec::with_capacity(indices.len());
+        let mut elsewhere = Vec::new();
+        match answer {
+            Ok(values) => {
+                for (index, value) in indices.into_iter().zip(values) {
+                    match redirection(&value, &node) {
+                        None => results.push((index, node.connection.settle(value))),
+                        Some(_) => elsewhere.push(index),
+                    }
+                }
+            }
+            Err(error) => match self.shared.replaced(slot, &node).await {
+                Some(_) => elsewhere = indices,
+                None => return all(indices, &error),
+            },
+        }
+        // Each goes its own way.
+        let elsewhere = elsewhere.into_iter().map(async |index| {
+            let call = write(index);
+            let outcome = self.run(slot_of(call.key()), Errand::Call(&call, Repeat::Once)).await;
+            (index, outcome.map(|(value, _)| value).map_err(StoreError::from))
+        });
+        results.extend(join_all(elsewhere).await);
+        results
+    }
+}
+
+/// The same for all of them.
+fn all(indices: Vec<usize>, error: &StoreError) -> Vec<(usize, Result<Value, StoreError>)> {
+    indices.into_iter().map(|index| (index, Err(error.clone()))).collect()
+}
+
+impl Shared {
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, Map> {
+        self.map.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, Map> {
+        self.map.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn slot(&self, hold: &Hold) -> Slot {
+        slot_of(lock_name(&self.namespace, &hold.key, hold.mode.family()).as_bytes())
+    }
+
+    /// Who keeps the slot.
+    fn owner(self: &Arc<Self>, slot: Slot) -> Result<Arc<Node>, StoreError> {
+        let address = {
+            let map = self.read();
+            let address = map.slots.owner(slot);
+            if let Some(node) = address.and_then(|address| map.nodes.get(address)) {
+                return Ok(node.clone());
+            }
+            address.cloned()
+        };
+        match address {
+            Some(address) => self.node(&address),
+            None => {
+                self.refresh_soon();
+                let message = format!("no node of the cluster serves the slot of this lock ({slot})");
+                Err(StoreError::new(StoreErrorKind::Unavailable, message))
+            }
+        }
+    }
+
+    /// The node, to which a connection is begun if there is none.
+    fn node(&self, address: &Address) -> Result<Arc<Node>, StoreError> {
+        if let Some(node) = self.read().nodes.get(address) {
+            return Ok(node.clone());
+        }
+        let mut map = self.write();
+        if let Some(node) = map.nodes.get(address) {
+            return Ok(node.clone());
+        }
+        let connection = Connection::begin(self.dial.to_node(client(self.info(address))?));
+        let node = Arc::new(Node { address: address.clone(), connection });
+        map.nodes.insert(address.clone(), node.clone());
+        Ok(node)
+    }
+
+    /// How a node is spoken to.
+    fn info(&self, address: &Address) -> ConnectionInfo {
+        if let Some((_, info)) = self.seeds.iter().find(|(seed, _)| seed == address) {
+            return info.clone();
+        }
+        let (_, first) = &self.seeds[0];
+        let (host, port) = (address.host.to_string(), address.port);
+        let address = match first.addr() {
+            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+                ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
+            }
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        first.clone().set_addr(address)
+    }
+
+    /// A node said that another one keeps the slot. Others may have moved with it.
+    fn moved(self: &Arc<Self>, slot: Slot, address: Address) -> Result<Arc<Node>, StoreError> {
+        self.write().slots.moved(slot, address.clone());
+        self.refresh_soon();
+        self.node(&address)
+    }
+
+    async fn ask(self: &Arc<Self>, node: &Node, asking: bool, errand: Errand<'_>) -> Result<Value, Failed> {
+        let first = asking.then(|| &*ASKING);
+        let watch = Watch::over(self);
+        let answer = match errand {
+            Errand::Call(call, repeat) => node.connection.answer(first, call, repeat).await,
+            Errand::By(deadline, write) => node.connection.answer_by(first, deadline, write).await,
+        };
+        watch.answered(&answer);
+        answer
+    }
+
+    /// The map as a seed has it, once there is a connection.
+    async fn first_map(&self, seed: Address) -> Result<Slots, StoreError> {
+        let node = self.node(&seed)?;
+        node.connection.ready().await?;
+        node.slots().await
+    }
+
+    /// Who keeps the slot in place of a node that cannot be reached, as the next look at the map tells. A node is dead for some time
+    /// before another takes its place, and nobody waits for that here.
+    async fn replaced(self: &Arc<Self>, slot: Slot, dead: &Node) -> Option<Arc<Node>> {
+        let mut looked_up = self.looked_up.subscribe();
+        self.refresh_soon();
+        // The task that looks may end with its runtime.
+        let _ = timeout(LONGEST_PAUSE, looked_up.changed()).await;
+        self.owner(slot).ok().filter(|owner| owner.address != dead.address)
+    }
+
+    /// Looks up the map in the background, if there is a runtime to do it on.
+    fn refresh_soon(self: &Arc<Self>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let mut refresh = lock(&self.refresh);
+        refresh.wanted = true;
+        if std::mem::replace(&mut refresh.running, true) {
+            return;
+        }
+        drop(refresh);
+        // Not under the lock: a runtime that is shutting down drops a new task on the spot.
+        runtime.spawn(Refresher { shared: Arc::downgrade(self), done: false }.run());
+    }
+
+    /// The map as any of the nodes has it, those first that are connected.
+    async fn look_up(&self) -> Option<Slots> {
+        let mut nodes: Vec<_> = self.read().nodes.values().cloned().collect();
+        nodes.shuffle(&mut rand::rng());
+        nodes.sort_by_key(|node| !node.connection.stands());
+        if let Some(slots) = first_of(&nodes).await {
+            return Some(slots);
+        }
+        let mut others: Vec<_> = self.read().slots.members().to_vec();
+        others.retain(|member| nodes.iter().all(|node| node.address != *member));
+        others.shuffle(&mut rand::rng());
+        others.extend(self.seeds.iter().map(|(seed, _)| seed.clone()));
+        let others: Vec<_> = others.iter().filter_map(|address| self.node(address).ok()).collect();
+        first_of(&others).await
+    }
+
+    /// Goes by another map from now on. Says whether it says anything new.
+    fn adopt(&self, slots: Slots) -> bool {
+        let mut map = self.write();
+        let is_news = !map.slots.agrees_with(&slots);
+        map.slots = slots;
+        let Map { slots, nodes } = &mut *map;
+        // Closed once the map is free. A replica that was asked for the way is not needed any more.
+        let owners = slots.owners();
+        let _left: Vec<_> = nodes.extract_if(|address, _| !owners.contains(address)).collect();
+        drop(map);
+        is_news
+    }
+}
+
+impl Listener for Shared {
+    fn tell(&self, event: &StoreEvent) {
+        match event {
+            StoreEvent::Granted { hold, .. } => self.subscriptions.leaves(|| self.slot(hold), hold.token),
+            // A node may be gone, and with it what it kept moved to another.
+            StoreEvent::Disconnected => {
+                if let Some(shared) = self.this.upgrade() {
+                    shared.refresh_soon();
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Node {
+    /// Who keeps what, as it says.
+    async fn slots(&self) -> Result<Slots, StoreError> {
+        let mut question = redis::cmd("CLUSTER");
+        question.arg("SLOTS");
+        let answer = self.connection.settle(self.connection.ask(&question).await?)?;
+        Slots::parse(&answer, &self.address).ok_or_else(|| {
+            let message = "the cluster serves no slots; create it with: redis-cli --cluster create";
+            StoreError::new(StoreErrorKind::Unavailable, message)
+        })
+    }
+}
+
+/// The map as the first of the nodes has it that answers.
+async fn first_of(nodes: &[Arc<Node>]) -> Option<Slots> {
+    for some in nodes.chunks(ASKED_AT_ONCE) {
+        let mut answers: FuturesUnordered<_> = some.iter().map(|node| timeout(PATIENCE, node.slots())).collect();
+        while let Some(answer) = answers.next().await {
+            if let Ok(Ok(slots)) = answer {
+                return Some(slots);
+            }
+        }
+    }
+    None
+}
+
+/// Looks up the map as long as there is reason to.
+struct Refresher {
+    shared: Weak<Shared>,
+    done: bool,
+}
+
+impl Refresher {
+    async fn run(mut self) {
+        loop {
+            let Some(not_before) = self.shared.upgrade().map(|shared| lock(&shared.refresh).not_before) else { return };
+            sleep_until(not_before).await;
+            let Some(shared) = self.shared.upgrade() else { return };
+            lock(&shared.refresh).wanted = false;
+            let slots = shared.look_up().await;
+            let is_news = slots.is_some_and(|slots| shared.adopt(slots));
+            shared.looked_up.send_replace(());
+            let mut refresh = lock(&shared.refresh);
+            let now = Instant::now();
+            let is_calm = now.saturating_duration_since(refresh.not_before) > LONGEST_PAUSE;
+            refresh.pause = if is_news || is_calm { FIRST_PAUSE } else { (refresh.pause * 2).min(LONGEST_PAUSE) };
+            refresh.not_before = now + refresh.pause;
+            if !refresh.wanted {
+                refresh.running = false;
+                self.done = true;
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Refresher {
+    /// Its runtime may have ended; the next one who has reason to begins anew.
+    fn drop(&mut self) {
+        if !self.done
+            && let Some(shared) = self.shared.upgrade()
+        {
+            lock(&shared.refresh).running = false;
+        }
+    }
+}
+
+/// A call that is on its way to a node. If it comes to nothing, or nobody waits for it any more, the map may be wrong.
+struct Watch<'a> {
+    shared: &'a Arc<Shared>,
+    answered: bool,
+}
+
+impl<'a> Watch<'a> {
+    fn over(shared: &'a Arc<Shared>) -> Self {
+        Self { shared, answered: false }
+    }
+
+    fn answered<T, E>(mut self, answer: &Result<T, E>) {
+        self.answered = answer.is_ok();
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.shared.refresh_soon();
+        }
+    }
+}
+
+/// Where else the node sends what it was asked.
+fn redirection(value: &Value, node: &Node) -> Option<Redirection> {
+    match value {
+        Value::ServerError(error) => Redirection::parse(error, &node.address),
+        _ => None,
+    }
+}
+
+/// What the node has said instead of doing it.
+fn refusal(node: &Node, value: Value) -> StoreError {
+    node.connection.settle(value).err().unwrap_or_else(nobody)
+}
+
+fn nobody() -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, "no node of the cluster answers")
+}
+
+fn client(info: ConnectionInfo) -> Result<Client, StoreError> {
+    Client::open(info).map_err(|error| StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")))
+}
+
+fn address_of(info: &ConnectionInfo) -> Option<Address> {
+    match info.addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => Some(Address::new(host, *port)),
+        _ => None,
+    }
+}

@@ -1,0 +1,402 @@
+//! Which node of a cluster keeps which keys. Decides only; it is told what the nodes answer.
+//!
+//! <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/>
+
+use std::{
+    collections::HashSet,
+    fmt,
+    ops::RangeInclusive,
+    sync::{Arc, LazyLock},
+};
+
+use crc16::{State, XMODEM};
+use redis::{ServerError, Value};
+
+/// Into so many slots the keys of a cluster are divided.
+pub(super) const SLOTS: u16 = 16_384;
+
+/// One of them.
+pub(in super::super) type Slot = u16;
+
+/// The slot of a key: that of the text within its first `{..}`, if there is one and it is not empty.
+pub(in super::super) fn slot_of(key: &[u8]) -> Slot {
+    State::<XMODEM>::calculate(hash_tag(key)) % SLOTS
+}
+
+/// A number whose digits lie in the slot. Found by search, once for all slots.
+pub(in super::super) fn number_in(slot: Slot) -> u32 {
+    static NUMBERS: LazyLock<Vec<u32>> = LazyLock::new(|| {
+        let (mut numbers, mut missing) = (vec![None; usize::from(SLOTS)], SLOTS);
+        // The first 200,000 or so meet every slot.
+        for number in 0.. {
+            let found = &mut numbers[usize::from(slot_of(number.to_string().as_bytes()))];
+            if found.is_none() {
+                *found = Some(number);
+                missing -= 1;
+            }
+            if missing == 0 {
+                break;
+            }
+        }
+        numbers.into_iter().flatten().collect()
+    });
+    NUMBERS[usize::from(slot % SLOTS)]
+}
+
+fn hash_tag(key: &[u8]) -> &[u8] {
+    let tag = || {
+        let begin = key.iter().position(|byte| *byte == b'{')? + 1;
+        let length = key[begin..].iter().position(|byte| *byte == b'}')?;
+        (length > 0).then(|| &key[begin..begin + length])
+    };
+    tag().unwrap_or(key)
+}
+
+/// Where a node is reached.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Address {
+    pub(super) host: Arc<str>,
+    pub(super) port: u16,
+}
+
+impl Address {
+    pub(super) fn new(host: &str, port: u16) -> Self {
+        Self { host: host.into(), port }
+    }
+
+    /// `host:port` as a redirection names it. An empty host is that of the node which `asked` names, as it is for a cluster whose nodes do
+    /// not know by what name their clients reach them.
+    fn parse(text: &str, asked: &Self) -> Option<Self> {
+        // An address of IPv6 comes without brackets.
+        let (host, port) = text.rsplit_once(':')?;
+        let port = port.parse().ok()?;
+        match host {
+            "?" => None,
+            "" => Some(Self { host: asked.host.clone(), port }),
+            host => Some(Self::new(host, port)),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What a node says instead of doing what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Redirection {
+    /// Another node keeps the slot. `None`: it does not say which.
+    Moved(Slot, Option<Address>),
+    /// The slot is on its way to another node, and the keys are there already, or not at all.
+    Ask(Address),
+    /// Some of the keys have gone to the other node, some have not.
+    TryAgain,
+    /// The script has taken a key away that it came to look for again, and that a node does not do which is moving the slot. It was not
+    /// executed to its end.
+    HalfWay,
+    /// The node does not serve the slot at present, and who does is to be found out.
+    Down,
+}
+
+impl Redirection {
+    /// What the node `asked` means by an error reply; `None` if it has done what it was asked, or refuses it.
+    pub(super) fn parse(error: &ServerError, asked: &Address) -> Option<Self> {
+        let details = error.details().unwrap_or_default();
+        let place = || {
+            let (slot, address) = details.split_once(' ')?;
+            let slot = slot.parse().ok().filter(|slot| *slot < SLOTS)?;
+            // Valkey may say more behind the address.
+            Some((slot, Address::parse(address.split(' ').next()?, asked)))
+        };
+        match error.code() {
+            "MOVED" => place().map(|(slot, address)| Self::Moved(slot, address)),
+            "ASK" => place().and_then(|(_, address)| address).map(Self::Ask),
+            "TRYAGAIN" => Some(Self::TryAgain),
+            "ERR" if details.contains("non local key") => Some(Self::HalfWay),
+            // A replica that is connected to as one, and a primary that has become one while a script ran.
+            "CLUSTERDOWN" | "READONLY" | "MASTERDOWN" => Some(Self::Down),
+            _ => None,
+        }
+    }
+}
+
+/// The map of a cluster.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Slots {
+    /// For each slot the place of its owner in `members`, or `NOBODY`.
+    owners: Vec<u16>,
+    /// All nodes that are known to belong to it, replicas too.
+    members: Vec<Address>,
+}
+
+const NOBODY: u16 = u16::MAX;
+
+impl Slots {
+    pub(super) fn empty() -> Self {
+        Self { owners: vec![NOBODY; usize::from(SLOTS)], members: Vec::new() }
+    }
+
+    /// The reply of the node `asked` to `CLUSTER SLOTS`: a range of slots, its primary, then its replicas, for each range. `None` if it is
+    /// something else, or says nothing of any slot.
+    pub(super) fn parse(reply: &Value, asked: &Address) -> Option<Self> {
+        let Value::Array(ranges) = reply else { return None };
+        let mut slots = Self::empty();
+        for range in ranges {
+            let Value::Array(parts) = range else { return None };
+            let [Value::Int(first), Value::Int(last), nodes @ ..] = parts.as_slice() else { return None };
+            let range = u16::try_from(*first).ok()?..=u16::try_from(*last).ok()?;
+            let mut nodes = nodes.iter().map(|node| address_of(node, asked));
+            if let Some(owner) = nodes.next()? {
+                slots.assign(range, owner);
+            }
+            for replica in nodes.flatten() {
+                slots.member(replica);
+            }
+        }
+        (!slots.members.is_empty()).then_some(slots)
+    }
+
+    fn member(&mut self, address: Address) -> u16 {
+        let known = self.members.iter().position(|member| *member == address).unwrap_or_else(|| {
+            self.members.push(address);
+            self.members.len() - 1
+        });
+        // A cluster has a thousand nodes at most.
+        u16::try_from(known).unwrap_or(NOBODY)
+    }
+
+    fn assign(&mut self, range: RangeInclusive<Slot>, owner: Address) {
+        let owner = self.member(owner);
+        for slot in range {
+            if let Some(place) = self.owners.get_mut(usize::from(slot)) {
+                *place = owner;
+            }
+        }
+    }
+
+    /// A node said that another one keeps the slot.
+    pub(super) fn moved(&mut self, slot: Slot, owner: Address) {
+        self.assign(slot..=slot, owner);
+    }
+
+    /// Who keeps the slot.
+    pub(super) fn owner(&self, slot: Slot) -> Option<&Address> {
+        self.members.get(usize::from(*self.owners.get(usize::from(slot))?))
+    }
+
+    /// The place of the owner among the members: a number that the keys of one node share.
+    pub(super) fn owner_number(&self, slot: Slot) -> u64 {
+        self.owners.get(usize::from(slot)).copied().unwrap_or(NOBODY).into()
+    }
+
+    /// All who keep any slot.
+    pub(super) fn owners(&self) -> HashSet<&Address> {
+        let mut places = self.owners.clone();
+        places.dedup();
+        places.into_iter().filter_map(|place| self.members.get(usize::from(place))).collect()
+    }
+
+    /// Does every slot have the same owner?
+    pub(super) fn agrees_with(&self, other: &Self) -> bool {
+        (0..SLOTS).all(|slot| self.owner(slot) == other.owner(slot))
+    }
+
+    pub(super) fn members(&self) -> &[Address] {
+        &self.members
+    }
+}
+
+impl fmt::Debug for Slots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slots").field("members", &self.members).finish_non_exhaustive()
+    }
+}
+
+/// A node of a reply to `CLUSTER SLOTS`: host, port, and from Redis 7 on its id and other names. `None` if it does not say how it is
+/// reached.
+fn address_of(node: &Value, asked: &Address) -> Option<Address> {
+    let Value::Array(parts) = node else { return None };
+    let [host, Value::Int(port), rest @ ..] = parts.as_slice() else { return None };
+    let port = u16::try_from(*port).ok()?;
+    match text(host) {
+        // It was to be announced by name, and has none.
+        Some("?") => Some(Address::new(ip_of(rest.get(1)?)?, port)),
+        Some("") | None => Some(Address { host: asked.host.clone(), port }),
+        Some(host) => Some(Address::new(host, port)),
+    }
+}
+
+/// The value beside `ip` among a node's other names.
+fn ip_of(names: &Value) -> Option<&str> {
+    match names {
+        Value::Map(names) => names.iter().find(|(name, _)| text(name) == Some("ip")).and_then(|(_, ip)| text(ip)),
+        Value::Array(names) => {
+            names.chunks_exact(2).find(|pair| text(&pair[0]) == Some("ip")).and_then(|pair| text(&pair[1]))
+        }
+        _ => None,
+    }
+}
+
+fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    fn node(host: Value, port: i64) -> Value {
+        Value::Array(vec![host, Value::Int(port), bulk("id"), Value::Array(vec![])])
+    }
+
+    fn range(first: i64, last: i64, nodes: impl IntoIterator<Item = Value>) -> Value {
+        Value::Array([Value::Int(first), Value::Int(last)].into_iter().chain(nodes).collect())
+    }
+
+    fn error(text: &str) -> ServerError {
+        let Ok(Value::ServerError(error)) = redis::parse_redis_value(format!("-{text}\r\n").as_bytes()) else {
+            panic!("{text}")
+        };
+        error
+    }
+
+    fn asked() -> Address {
+        Address::new("asked", 1)
+    }
+
+    #[test]
+    fn keys_lie_in_the_slots_of_the_specification() {
+        for (key, slot) in [("123456789", 0x31c3), ("foo", 12182), ("{foo}bar", 12182), ("a{foo}{bar}", 12182)] {
+            assert_eq!(slot_of(key.as_bytes()), slot, "{key}");
+        }
+        for whole in ["foo{}{bar}", "{}", "a{b", "a}b"] {
+            assert_eq!(slot_of(whole.as_bytes()), State::<XMODEM>::calculate(whole.as_bytes()) % SLOTS, "{whole}");
+        }
+        assert_eq!(slot_of(b"foo{{bar}}zap"), slot_of(b"{bar"));
+    }
+
+    #[test]
+    fn each_slot_has_a_number() {
+        for slot in 0..SLOTS {
+            assert_eq!(slot_of(format!("ns:random:{{{}}}", number_in(slot)).as_bytes()), slot);
+        }
+    }
+
+    #[test]
+    fn a_map_knows_the_owner_of_each_slot() {
+        let reply = Value::Array(vec![
+            range(0, 99, [node(bulk("a"), 1), node(bulk("b"), 2)]),
+            range(100, 16383, [node(bulk("::1"), 3)]),
+        ]);
+        let slots = Slots::parse(&reply, &asked()).unwrap();
+        for (slot, owner) in [(0, "a:1"), (99, "a:1"), (100, "[::1]:3"), (16383, "[::1]:3")] {
+            assert_eq!(slots.owner(slot).unwrap().to_string(), owner);
+        }
+        assert_eq!(slots.members().len(), 3, "with the replica");
+        assert_eq!(slots.owners(), [&Address::new("a", 1), &Address::new("::1", 3)].into());
+        assert_ne!(slots.owner_number(0), slots.owner_number(100));
+    }
+
+    #[test]
+    fn a_slot_without_an_owner_has_none() {
+        let slots = Slots::parse(&Value::Array(vec![range(5, 9, [node(bulk("a"), 1)])]), &asked()).unwrap();
+        assert_eq!((slots.owner(4), slots.owner(10)), (None, None));
+        assert_eq!(slots.owner(5), Some(&Address::new("a", 1)));
+    }
+
+    #[test]
+    fn a_node_without_a_name_is_where_the_one_that_was_asked_is() {
+        for host in [bulk(""), Value::Nil] {
+            let slots = Slots::parse(&Value::Array(vec![range(0, 9, [node(host, 7)])]), &asked()).unwrap();
+            assert_eq!(slots.owner(0), Some(&Address::new("asked", 7)));
+        }
+    }
+
+    #[test]
+    fn a_node_that_only_lacks_its_name_is_reached_by_its_address() {
+        let names = [
+            Value::Array(vec![bulk("hostname"), bulk(""), bulk("ip"), bulk("10.0.0.1")]),
+            Value::Map(vec![(bulk("ip"), bulk("10.0.0.1"))]),
+        ];
+        for names in names {
+            let node = Value::Array(vec![bulk("?"), Value::Int(7), bulk("id"), names]);
+            let slots = Slots::parse(&Value::Array(vec![range(0, 9, [node])]), &asked()).unwrap();
+            assert_eq!(slots.owner(0), Some(&Address::new("10.0.0.1", 7)));
+        }
+        let nowhere = Value::Array(vec![range(0, 9, [node(bulk("?"), 7)])]);
+        assert_eq!(Slots::parse(&nowhere, &asked()), None);
+    }
+
+    #[test]
+    fn what_is_no_map_is_none() {
+        for reply in [
+            Value::Nil,
+            Value::Array(vec![]),
+            Value::Array(vec![Value::Int(1)]),
+            Value::Array(vec![range(0, 1, [])]),
+            Value::Array(vec![range(-1, 1, [node(bulk("a"), 1)])]),
+            Value::Array(vec![range(0, 1, [node(bulk("a"), 65_536)])]),
+        ] {
+            assert_eq!(Slots::parse(&reply, &asked()), None, "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn a_moved_slot_has_its_new_owner_and_its_neighbours_keep_theirs() {
+        let mut slots = Slots::parse(&Value::Array(vec![range(0, 99, [node(bulk("a"), 1)])]), &asked()).unwrap();
+        slots.moved(50, Address::new("b", 2));
+        assert_eq!(slots.owner(50), Some(&Address::new("b", 2)));
+        for slot in [49, 51] {
+            assert_eq!(slots.owner(slot), Some(&Address::new("a", 1)));
+        }
+    }
+
+    #[test]
+    fn redirections_are_understood() {
+        use Redirection::*;
+        let b = || Address::new("b", 2);
+        for (text, expected) in [
+            ("MOVED 7 b:2", Some(Moved(7, Some(b())))),
+            ("MOVED 7 b:2 extra", Some(Moved(7, Some(b())))),
+            ("MOVED 7 :2", Some(Moved(7, Some(Address::new("asked", 2))))),
+            ("MOVED 7 ?:2", Some(Moved(7, None))),
+            ("MOVED 7 ::1:2", Some(Moved(7, Some(Address::new("::1", 2))))),
+            ("MOVED 16384 b:2", None),
+            ("MOVED", None),
+            ("ASK 7 b:2", Some(Ask(b()))),
+            ("ASK 7 ?:2", None),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", Some(TryAgain)),
+            ("ERR Script attempted to access a non local key in a cluster node script: f_1", Some(HalfWay)),
+            ("CLUSTERDOWN The cluster is down", Some(Down)),
+            ("NOSCRIPT No matching script.", None),
+        ] {
+            assert_eq!(Redirection::parse(&error(text), &asked()), expected, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_key_lies_where_its_hash_tag_does(tag in "[^{}]{1,20}", before in "[^{}]{0,9}", behind in ".{0,9}") {
+            prop_assert_eq!(slot_of(format!("{before}{{{tag}}}{behind}").as_bytes()), slot_of(tag.as_bytes()));
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! A slot half way between two nodes: some keys of a lock are here and some there.
+
+use std::{num::NonZeroU32, time::Duration};
+
+use lock_runtime::{LockClient, LockErrorKind, LockGuard, LockRequest};
+use lock_tests::RedisCluster;
+use tokio::time::{sleep, timeout};
+
+use super::{HOUR, LONG, Place, fence_name, key_at, lock_name, place_on, use_lock};
+use crate::place::{begun, eventually, in_time};
+
+/// Which keys have gone already.
+#[derive(Clone, Copy, Debug)]
+enum Gone {
+    Nothing,
+    Lock,
+    Fence,
+    Both,
+}
+
+const HALF_WAYS: [Gone; 4] = [Gone::Nothing, Gone::Lock, Gone::Fence, Gone::Both];
+
+fn request(locks: &LockClient, key: &str, mode: usize) -> LockRequest {
+    match mode {
+        0 => locks.write(key),
+        1 => locks.read(key),
+        _ => locks.permits(key, NonZeroU32::new(2).unwrap()),
+    }
+}
+
+/// The lock and its fence, as they lie in the store.
+fn names(place: &Place, key: &str, mode: usize) -> (String, String) {
+    let key = if mode == 2 { format!("permits:{key}") } else { key.to_owned() };
+    (lock_name(place, &key), fence_name(place, &key))
+}
+
+/// Takes locks in every mode, begins to move their slot, and lets `go_on` do something with each while it is half way.
+async fn half_way(lease: Duration, go_on: impl AsyncFn(LockGuard, &LockClient, Gone)) {
+    let cluster = RedisCluster::start().await;
+    let place = place_on(&cluster);
+    let locks = place.client().await;
+    let masters = cluster.masters().await;
+    let mut from = 0;
+    for gone in HALF_WAYS {
+        for mode in 0..3 {
+            let (source, target) = (masters[from % 3], masters[(from + 1) % 3]);
+            from += 1;
+            let key = key_at(&cluster, &place, source).await;
+            let guard = request(&locks, &key, mode).lease(lease).acquire().await.unwrap();
+            let (lock, fence) = names(&place, &key, mode);
+            let migration = cluster.begin_migration(&lock, target).await;
+            if matches!(gone, Gone::Lock | Gone::Both) {
+                assert!(migration.move_key(&lock).await);
+            }
+            if matches!(gone, Gone::Fence | Gone::Both) {
+                assert!(migration.move_key(&fence).await);
+            }
+            go_on(guard, &locks, gone).await;
+            migration.finish().await;
+            let what = format!("mode {mode} is free, {gone:?} gone");
+            let is_free = async || {
+                let found = match mode {
+                    2 => locks.inspect_permits(key.as_str()).await,
+                    _ => locks.inspect(key.as_str()).await,
+                };
+                found.is_ok_and(|found| found.holders.is_empty() && found.waiters.is_empty())
+            };
+            eventually(&what, is_free).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_lock_on_its_way_is_given_back() {
+    in_time(half_way(HOUR, async |guard, _, gone| {
+        let released = guard.release().await;
+        released.unwrap_or_else(|error| panic!("{gone:?}: {error}"));
+    }))
+    .await;
+}
+
+#[tokio::test]
+async fn a_dropped_lock_on_its_way_is_given_back() {
+    in_time(half_way(HOUR, async |guard, _, _| drop(guard))).await;
+}
+
+/// All its keys are at the old node still, which grants nothing any more that it has freed.
+#[tokio::test]
+async fn a_lock_that_others_wait_for_is_given_back_on_its_way_and_they_have_it_when_it_is_there() {
+    in_time(async {
+        let cluster = RedisCluster::start().await;
+        let place = place_on(&cluster);
+        let (locks, others) = (place.client().await, place.client().await);
+        let [from, to, ..] = cluster.masters().await[..] else { unreachable!() };
+        let key = key_at(&cluster, &place, from).await;
+        for mode in 0..3 {
+            // The last permit.
+            let one = NonZeroU32::new(1).unwrap();
+            let request = |locks: &LockClient| match mode {
+                2 => locks.permits(key.as_str(), one),
+                _ => request(locks, &key, mode),
+            };
+            let guard = request(&locks).lease(HOUR).acquire().await.unwrap();
+            let waiter = if mode == 2 { request(&others) } else { others.write(key.as_str()) };
+            let waiting = tokio::spawn(waiter.wait(LONG).acquire());
+            let in_line = async || {
+                let found = match mode {
+                    2 => locks.inspect_permits(key.as_str()).await,
+                    _ => locks.inspect(key.as_str()).await,
+                };
+                found.unwrap().waiters.len() == 1
+            };
+            eventually("somebody waits", in_line).await;
+            let (lock, _) = names(&place, &key, mode);
+            let target = if cluster.owner_of(&lock).await.port() == to.port() { from } else { to };
+            let migration = cluster.begin_migration(&lock, target).await;
+            guard.release().await.unwrap_or_else(|error| panic!("mode {mode}: {error}"));
+            assert!(!waiting.is_finished());
+            migration.finish().await;
+            waiting.await.unwrap().unwrap().release().await.unwrap();
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lock_on_its_way_is_renewed() {
+    let lease = Duration::from_secs(1);
+    in_time(half_way(lease, async |guard, _, gone| {
+        let held = guard.held();
+        timeout(lease.mul_f32(1.2), held.lost()).await.expect_err("it is renewed");
+        eventually(&format!("it is held, {gone:?} gone"), async || guard.verify().await.is_ok()).await;
+    }))
+    .await;
+}
+
+#[tokio::test]
+async fn a_lock_on_its_way_is_not_to_be_had_until_it_is_there() {
+    in_time(async {
+        let cluster = RedisCluster::start().await;
+        let place = place_on(&cluster);
+        let locks = place.client().await;
+        let [from, to, ..] = cluster.masters().await[..] else { unreachable!() };
+        let key = key_at(&cluster, &place, from).await;
+        use_lock(&locks, &key).await;
+        let migration = cluster.begin_migration(&lock_name(&place, &key), to).await;
+        // Its fence is there, its lock nowhere.
+        let error = locks.exclusive(key.as_str()).no_wait().acquire().await.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains("moved to another node"), "{error}");
+        let waiting = tokio::spawn(begun(locks.exclusive(key.as_str()).wait(LONG).acquire()).await);
+        sleep(Duration::from_millis(300)).await;
+        assert!(!waiting.is_finished());
+        migration.finish().await;
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_held_lock_is_refused_also_when_it_has_gone_ahead() {
+    in_time(async {
+        let cluster = RedisCluster::start().await;
+        let place = place_on(&cluster);
+        let (locks, others) = (place.client().await, place.client().await);
+        let [from, to, ..] = cluster.masters().await[..] else { unreachable!() };
+        let key = key_at(&cluster, &place, from).await;
+        let guard = locks.exclusive(key.as_str()).acquire().await.unwrap();
+        let migration = cluster.begin_migration(&lock_name(&place, &key), to).await;
+        let refused = async || others.exclusive(key.as_str()).no_wait().acquire().await.unwrap_err();
+        for name in [lock_name(&place, &key), fence_name(&place, &key)] {
+            assert_eq!(refused().await.kind(), LockErrorKind::Unavailable);
+            migration.move_key(&name).await;
+        }
+        migration.finish().await;
+        assert_eq!(refused().await.kind(), LockErrorKind::Contended);
+        guard.release().await.unwrap();
+        use_lock(&others, &key).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_place_in_a_line_on_its_way_is_kept_and_given_up() {
+    in_time(async {
+        let cluster = RedisCluster::start().await;
+        let place = place_on(&cluster);
+        let (locks, others) = (place.client().await, place.client().await);
+        let [from, to, ..] = cluster.masters().await[..] else { unreachable!() };
+        let key = key_at(&cluster, &place, from).await;
+        let guard = locks.exclusive(key.as_str()).acquire().await.unwrap();
+        let places = async |count: usize| {
+            let what = format!("{count} stand in line");
+            let count = async || locks.inspect(key.as_str()).await.is_ok_and(|found| found.waiters.len() == count);
+            eventually(&what, count).await;
+        };
+        let stays = tokio::spawn(others.read(key.as_str()).wait(LONG).acquire());
+        places(1).await;
+        let gives_up = tokio::spawn(others.exclusive(key.as_str()).wait(LONG).acquire());
+        let third = place.client().await;
+        let third = tokio::spawn(third.exclusive(key.as_str()).wait(LONG).acquire());
+        places(2).await;
+        let migration = cluster.begin_migration(&lock_name(&place, &key), to).await;
+        migration.move_key(&lock_name(&place, &key)).await;
+        gives_up.abort();
+        third.abort();
+        sleep(Duration::from_millis(300)).await;
+        guard.release().await.unwrap();
+        migration.finish().await;
+        stays.await.unwrap().unwrap().release().await.unwrap();
+        places(0).await;
+        use_lock(&locks, &key).await;
+    })
+    .await;
+}
