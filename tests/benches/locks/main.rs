@@ -10,6 +10,7 @@
 //! | `limit` | the least that could do the same: the scripts sent raw, or a map of mutexes in this process |
 //! | `rslock` | the best peer in Rust, over one server. Its scripts do less than the limit's: no fencing tokens; and it has no line |
 
+mod cluster;
 mod contest;
 mod handoff;
 mod heap;
@@ -20,6 +21,7 @@ mod overhead;
 mod raw;
 mod redlock;
 mod report;
+mod sentinel;
 mod subject;
 mod turns;
 mod uncontended;
@@ -66,6 +68,10 @@ enum Scenario {
     Overhead,
     /// Five servers, of which a majority has to agree.
     Redlock,
+    /// A primary that Sentinels watch.
+    Sentinel,
+    /// Three masters that share the keys.
+    Cluster,
 }
 
 #[tokio::main]
@@ -86,6 +92,8 @@ async fn main() {
             Scenario::Memory => memory::measure(slice).await,
             Scenario::Overhead => overhead::measure(slice).await,
             Scenario::Redlock => redlock::measure(slice).await,
+            Scenario::Sentinel => sentinel::measure(slice).await,
+            Scenario::Cluster => cluster::measure(slice).await,
         });
     }
     report.print();

@@ -7,11 +7,11 @@ use lock_runtime::LockClient;
 use lock_tests::redis_server::RedisServer;
 
 use crate::{
-    contest::{Contest, LIMIT, Round},
+    contest::{Contest, LIMIT},
     raw::{self, MARKER, Raw, RawMajority},
     report::Row,
     subject::{Ours, Rslock, Subject},
-    turns::{Turn, Watch, contend, repeat, together},
+    turns::{Watch, contend, each, together},
 };
 
 /// Servers that have just been started keep away for so long.
@@ -101,8 +101,4 @@ async fn connect(servers: &[RedisServer]) -> LockClient {
     let first = Ours::new(&locks, "vote".into()).lease(LEASE);
     first.release(first.acquire().await).await;
     locks
-}
-
-fn each<S: Subject>(slice: Duration, tasks: usize, subject: impl Fn(usize) -> S) -> impl Future<Output = Round> {
-    together(slice, (0..tasks).map(move |task| Turn(subject(task))), |turn, watch| repeat(turn, 1, watch))
 }

@@ -126,3 +126,12 @@ pub(crate) async fn acquire_before<S: Subject>(subject: &S, end: Pin<&mut Sleep>
         () = end => None,
     }
 }
+
+/// Tasks that each acquire and release a lock of their own, again and again.
+pub(crate) fn each<S: Subject>(
+    slice: Duration,
+    tasks: usize,
+    subject: impl Fn(usize) -> S,
+) -> impl Future<Output = Round> {
+    together(slice, (0..tasks).map(move |task| Turn(subject(task))), |turn, watch| repeat(turn, 1, watch))
+}

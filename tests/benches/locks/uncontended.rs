@@ -6,11 +6,11 @@ use lock_runtime::LockClient;
 use lock_tests::redis_server::RedisServer;
 
 use crate::{
-    contest::{Contest, LIMIT, Round},
+    contest::{Contest, LIMIT},
     raw::{self, Raw, RawLock},
     report::Row,
-    subject::{Ours, Rslock, Subject},
-    turns::{Turn, repeat, together},
+    subject::{Ours, Rslock},
+    turns::each,
 };
 
 const TASKS: [usize; 3] = [1, 64, 1024];
@@ -31,8 +31,4 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     }
     locks.shutdown().await;
     rows
-}
-
-fn each<S: Subject>(slice: Duration, tasks: usize, subject: impl Fn(usize) -> S) -> impl Future<Output = Round> {
-    together(slice, (0..tasks).map(move |task| Turn(subject(task))), |turn, watch| repeat(turn, 1, watch))
 }
