@@ -55,7 +55,7 @@ impl Raw {
         let mut load = async |text: &str| {
             redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(&mut connection).await.expect("the script is valid")
         };
-        let acquire = load(script!("clock" "fence" "holders" "standing" "line" "acquire")).await;
+        let acquire = load(script!("acquire_free" "clock" "fence" "holders" "standing" "line" "acquire")).await;
         let release = load(script!("release" "clock" "fence" "holders" "standing" "line" "hand_over")).await;
         let pass = load(script!("clock" "fence" "holders" "standing" "line" "pass")).await;
         let nothing = load("return 0").await;

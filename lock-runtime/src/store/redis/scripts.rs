@@ -30,7 +30,7 @@ macro_rules! scripts {
 
 scripts! {
     /// Grants all or none; a single request may stand in line.
-    ACQUIRE = "clock" "fence" "holders" "standing" "line" "acquire";
+    ACQUIRE = "acquire_free" "clock" "fence" "holders" "standing" "line" "acquire";
     /// Does the token hold, or does it wait?
     POLL = "clock" "fence" "holders" "standing" "line" "poll";
     /// Keeps a writer's lock for longer.

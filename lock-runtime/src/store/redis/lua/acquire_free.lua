@@ -1,0 +1,28 @@
+-- Grants a single exclusive lock that is free and for which nobody waits. That is how most requests find it, and what follows here
+-- (acquire.lua and what it stands on) is not even looked at then.
+-- KEYS, ARGV: those of acquire.lua.
+if ARGV[3] == 'exclusive' and #KEYS < 6 then
+  local time = redis.call('TIME')
+  local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
+  local base, known = micros, true
+  if #KEYS == 4 then
+    known = redis.call('GET', KEYS[4]) == ARGV[#ARGV - 1]
+    local proposal = tonumber(ARGV[#ARGV])
+    if proposal > 0 then
+      base = math.min(proposal, micros + 60000000)
+    end
+  end
+  -- Where something else lies than is asked for, GET and HGET say so and touch nothing. Above 2^53 a Lua number is no longer
+  -- exact.
+  local text = redis.pcall('GET', KEYS[2])
+  local last = not text and 0 or type(text) == 'string' and string.match(text, '^%d+$') and tonumber(text)
+  if known and micros <= tonumber(ARGV[1]) and last and last < 9007199254740991 and
+      not redis.pcall('HGET', KEYS[3], 'ends') and
+      redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5], 'NX') then
+    -- The lock was free, so a server out of memory, or one that forbids SET, has refused by now.
+    local number, spare = math.max(last + 1, base), tonumber(ARGV[6])
+    redis.call('SET', KEYS[2], string.format('%.0f', number + spare), 'EX', 86400)
+    return {'granted', micros, number, tonumber(ARGV[5]), spare}
+  end
+end
+
