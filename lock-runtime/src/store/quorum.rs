@@ -30,6 +30,8 @@ mod background;
 mod calls;
 pub(crate) mod campaign;
 mod contended;
+#[cfg(all(test, feature = "redis"))]
+mod explorer;
 mod majority;
 mod node;
 mod proposals;
@@ -215,13 +217,8 @@ impl Inner {
         (campaign, true)
     }
 
-    /// Long enough for a release that is on its way to every server; and a different time for everybody, so that of two who wait for
-    /// each other one steps back first.
     fn patience(&self) -> Patience {
-        let round_trip = *lock(&self.round_trip);
-        let jitter = 0.5 + rand::random::<f64>();
-        let split = round_trip * 10 + Duration::from_millis(20);
-        Patience { split: split.mul_f64(jitter), beaten: Duration::from_secs(1).mul_f64(jitter) }
+        Patience::new(*lock(&self.round_trip), rand::random())
     }
 
     fn measured(&self, took: Duration) {

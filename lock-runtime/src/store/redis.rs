@@ -26,14 +26,14 @@
 //! On a server with users, [`RedisStore::acl_line`] gives the rule that a lock needs.
 
 mod acl;
-mod clock;
+pub(super) mod clock;
 mod connection;
 mod error;
 mod handshake;
 mod link;
 mod names;
 mod pushes;
-mod quarantine;
+pub(super) mod quarantine;
 pub(crate) mod redlock;
 mod reply;
 mod scripts;
