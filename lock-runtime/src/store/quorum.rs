@@ -569,11 +569,11 @@ impl Inner {
                 decided.is_some()
             })
             .await;
+        // Whoever has not heard it is told until it does: nobody needs the names again.
+        self.forget(hold.token);
         match decided {
-            Some(released) => {
-                self.forget(hold.token);
-                Ok(if released { ReleaseReply::Released } else { ReleaseReply::NotHeld })
-            }
+            Some(true) => Ok(ReleaseReply::Released),
+            Some(false) => Ok(ReleaseReply::NotHeld),
             None => Err(self.unanswered(&failed)),
         }
     }

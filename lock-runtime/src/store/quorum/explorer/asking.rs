@@ -200,16 +200,15 @@ impl Client {
     fn released(&mut self, sim: &mut Sim, number: u32, decided: Option<bool>) {
         let now = self.now(sim);
         let Some(releasing) = self.releases.get_mut(&number) else { return };
+        say!(sim, "{} has released {}: {decided:?}", self.who, sim.name(releasing.token));
         let token = releasing.token;
         if decided.is_none() && now < releasing.give_up_at {
             let pause = releasing.pause.mul_f64(0.5 + 0.5 * sim.dice.fraction());
             releasing.pause = (releasing.pause * 2).min(driver::LONGEST_PAUSE);
-            return self.timer_at(sim, now + pause, Timer::ReleaseAgain(number));
+            self.timer_at(sim, now + pause, Timer::ReleaseAgain(number));
+        } else {
+            self.releases.remove(&number);
         }
-        say!(sim, "{} has released {}: {decided:?}", self.who, sim.name(token));
-        self.releases.remove(&number);
-        if decided.is_some() {
-            self.forget(token);
-        }
+        self.forget(token);
     }
 }
