@@ -347,12 +347,17 @@ impl Campaign {
 
     /// What a server is asked by one who is at the head of the line.
     fn recount(&mut self, node: usize, deadline: Instant) -> (usize, Say) {
+        self.count(node, IfBusy::Queue, deadline)
+    }
+
+    /// Asks a server how it stands, or to vote. What it is known to keep is not asked for: a refusal would not take it away.
+    fn count(&mut self, node: usize, if_busy: IfBusy, deadline: Instant) -> (usize, Say) {
         let seat = &mut self.seats[node];
         let say = match seat.standing {
             Standing::Holds { .. } => Say::Renew(seat.token),
             Standing::InLine if seat.pushed.is_some() => Say::Renew(seat.token),
             Standing::InLine => Say::Poll(seat.token),
-            Standing::Outside | Standing::Asked => return self.ask(node, IfBusy::Queue, deadline),
+            Standing::Outside | Standing::Asked => return self.ask(node, if_busy, deadline),
         };
         seat.word = Word::Awaited;
         (node, say)
@@ -525,10 +530,10 @@ impl Campaign {
         }
     }
 
-    /// All but the line node are to vote, without standing in line.
+    /// All but the line node are to vote, without standing in line where they do not yet.
     fn ask_others(&mut self, deadline: Instant) -> Next {
         let others: PerNode<_> = (0..self.seats.len()).filter(|node| Some(*node) != self.line).collect();
-        Next::Send(others.into_iter().map(|node| self.ask(node, IfBusy::Refuse, deadline)).collect())
+        Next::Send(others.into_iter().map(|node| self.count(node, IfBusy::Refuse, deadline)).collect())
     }
 
     fn next_of_all(&mut self, deadline: Instant, now: Instant) -> Next {
