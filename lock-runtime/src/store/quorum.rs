@@ -36,6 +36,8 @@ mod majority;
 mod node;
 mod proposals;
 mod tally;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::HashMap,

@@ -206,7 +206,7 @@ pub(crate) enum Broken {
     NoWriteBack,
     /// Half of the servers is enough.
     MajorityOffByOne,
-    /// 29: what other rounds have renewed counts as well.
+    /// 29: who has voted in an earlier round, and does not answer in this one, counts as well.
     AddsUpRounds,
     /// 1: the reply to an acquire is believed whose name was given up.
     BelievesTheAbandoned,
@@ -381,10 +381,6 @@ impl Campaign {
         self.majority_at = None;
         self.overrules_line = false;
         for seat in &mut self.seats {
-            #[cfg(test)]
-            if self.broken == Some(Broken::AddsUpRounds) && matches!(seat.word, Word::Vote) {
-                continue;
-            }
             seat.word = Word::None;
         }
     }
@@ -447,7 +443,7 @@ impl Campaign {
                     seat.straggler_until = None;
                 }
                 if is_of_this_round && matches!(seat.word, Word::Awaited) {
-                    seat.word = Word::Failed(error);
+                    self.failed(node, error);
                 }
                 return;
             }
@@ -477,13 +473,23 @@ impl Campaign {
     /// Those who have not answered by now are not waited for any more. They are returned.
     pub(crate) fn time_is_up(&mut self, error: &StoreError) -> PerNode<usize> {
         let mut silent = PerNode::new();
-        for (node, seat) in self.seats.iter_mut().enumerate() {
-            if matches!(seat.word, Word::Awaited) {
-                seat.word = Word::Failed(error.clone());
+        for node in 0..self.seats.len() {
+            if matches!(self.seats[node].word, Word::Awaited) {
+                self.failed(node, error.clone());
                 silent.push(node);
             }
         }
         silent
+    }
+
+    fn failed(&mut self, node: usize, error: StoreError) {
+        let seat = &mut self.seats[node];
+        seat.word = Word::Failed(error);
+        #[cfg(test)]
+        if let (Some(Broken::AddsUpRounds), Standing::Holds { until, .. }) = (self.broken, &mut seat.standing) {
+            *until = self.since + self.lease;
+            seat.word = Word::Vote;
+        }
     }
 
     fn votes(&self) -> usize {

@@ -22,6 +22,7 @@ mod planted;
 mod schedule;
 mod server;
 mod sim;
+mod stories;
 mod user;
 mod world;
 

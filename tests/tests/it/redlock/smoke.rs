@@ -1,17 +1,26 @@
-use std::time::Duration;
 use futures_util::future::join_all;
 use lock_runtime::LockClient;
-use lock_tests::{RedisServer, FencedResource, unique};
-use tokio::time::{Instant, sleep};
+use lock_tests::{FencedResource, RedisServer, unique};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
 
-async fn five() -> Vec<RedisServer> { join_all((0..5).map(|_| RedisServer::start())).await }
+async fn five() -> Vec<RedisServer> {
+    join_all((0..5).map(|_| RedisServer::start())).await
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn smoke() {
     let servers = five().await;
     let ns = unique("ns");
-    let connect = || async { LockClient::builder().namespace(&ns).longest_lease(Duration::from_secs(2)).redlock(servers.iter().map(RedisServer::url)).await.unwrap() };
+    let connect = || async {
+        LockClient::builder()
+            .namespace(&ns)
+            .longest_lease(Duration::from_secs(2))
+            .redlock(servers.iter().map(RedisServer::url))
+            .await
+            .unwrap()
+    };
     let locks = connect().await;
     let error = locks.exclusive("a").lease(Duration::from_secs(2)).no_wait().acquire().await.unwrap_err();
     println!("{error}");
@@ -33,16 +42,24 @@ async fn smoke() {
     let resource = Arc::new(FencedResource::new());
     let until = Instant::now() + Duration::from_secs(3);
     let t = Instant::now();
-    let turns = join_all(clients.into_iter().map(|c| { let resource = resource.clone(); tokio::spawn(async move {
-        let mut turns = 0;
-        while Instant::now() < until {
-            match c.exclusive("hot").lease(Duration::from_secs(2)).acquire().await {
-                Ok(guard) => { resource.increment(guard.fence().number()).await.unwrap(); guard.release().await.unwrap(); turns += 1; }
-                Err(e) => println!("{e}"),
+    let turns = join_all(clients.into_iter().map(|c| {
+        let resource = resource.clone();
+        tokio::spawn(async move {
+            let mut turns = 0;
+            while Instant::now() < until {
+                match c.exclusive("hot").lease(Duration::from_secs(2)).acquire().await {
+                    Ok(guard) => {
+                        resource.increment(guard.fence().number()).await.unwrap();
+                        guard.release().await.unwrap();
+                        turns += 1;
+                    }
+                    Err(e) => println!("{e}"),
+                }
             }
-        }
-        turns
-    })})).await;
+            turns
+        })
+    }))
+    .await;
     let turns: Vec<u64> = turns.into_iter().map(|t| t.unwrap()).collect();
     println!("{} turns in {:?}: {turns:?} {}", turns.iter().sum::<u64>(), t.elapsed(), resource.report());
 }

@@ -55,13 +55,7 @@ pub(super) struct Releasing {
 
 impl Client {
     /// Renews one lock. A tally of earlier rounds goes on only where a rule is switched off.
-    pub(super) fn renew(
-        &mut self,
-        sim: &mut Sim,
-        asker: Asker,
-        token: Token,
-        earlier: Option<Renewed>,
-    ) -> Option<u32> {
+    pub(super) fn renew(&mut self, sim: &mut Sim, asker: Asker, token: Token, earlier: Option<Renewed>) -> Option<u32> {
         let (now, id, servers) = (self.now(sim), sim.number(), self.nodes.len());
         let mut tally = earlier.unwrap_or_else(|| Renewed::new(servers));
         tally.by_half = sim.is_broken(Broken::RenewsByHalf);

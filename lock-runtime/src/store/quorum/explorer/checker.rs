@@ -127,7 +127,9 @@ impl Checker {
             let local = client.now(sim);
             for holder in client.holders.values() {
                 let validity = holder.lease.validity(local);
-                let Some(campaign) = client.campaign(holder.hold.token).filter(|_| !validity.is_zero()) else { continue };
+                let Some(campaign) = client.campaign(holder.hold.token).filter(|_| !validity.is_zero()) else {
+                    continue;
+                };
                 let until = client.clock.when(local + validity);
                 let keeps = |(server, token): (usize, _)| {
                     let name = Hold::new(holder.hold.key.clone(), holder.hold.mode, token);

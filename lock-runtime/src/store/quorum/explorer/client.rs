@@ -211,11 +211,13 @@ impl Client {
             })
     }
 
-    pub(super) fn is_at_rest(&self) -> bool {
-        self.users.is_empty()
-            && self.holders.is_empty()
-            && self.releases.is_empty()
-            && self.giving_up.is_empty()
-            && self.campaigns.is_empty()
+    /// What it still has to do, or has forgotten to forget.
+    pub(super) fn unrest(&self, sim: &Sim) -> Option<String> {
+        let campaigns: Vec<_> = self.campaigns.iter().map(|campaign| sim.name(campaign.hold().token)).collect();
+        let (users, holders, releases, giving_up) =
+            (self.users.len(), self.holders.len(), self.releases.len(), self.giving_up.len());
+        (users + holders + releases + giving_up + campaigns.len() > 0).then(|| {
+            format!("{users} users, {holders} holders, {releases} releases, {giving_up} names given up, campaigns {campaigns:?}")
+        })
     }
 }

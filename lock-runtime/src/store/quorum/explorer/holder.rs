@@ -38,15 +38,18 @@ fn undrifted(sim: &Sim, ttl: Duration) -> Duration {
 
 impl Client {
     /// A lease for a grant; none without validity.
-    pub(super) fn start(&self, sim: &mut Sim, length: Duration, grant: Grant, sent: Instant) -> Option<Lease> {
+    pub(super) fn start(&self, sim: &mut Sim, arrival: Arrival, grant: Grant, sent: Instant) -> Option<Lease> {
         let ttl = undrifted(sim, grant.ttl);
-        let lease = Lease::granted(length, true, sent, ttl, sim.dice.fraction());
+        let lease = Lease::granted(arrival.lease, arrival.renew, sent, ttl, sim.dice.fraction());
         (!lease.validity(self.now(sim)).is_zero()).then_some(lease)
     }
 
     /// The same for a grant out of the line, which is short. `None`: it is to be confirmed first.
-    pub(super) fn handed_over(&self, sim: &mut Sim, length: Duration, grant: Grant, as_of: Instant) -> Option<Lease> {
-        let now = self.now(sim);
+    pub(super) fn handed_over(&self, sim: &mut Sim, arrival: Arrival, grant: Grant, as_of: Instant) -> Option<Lease> {
+        let (now, length) = (self.now(sim), arrival.lease);
+        if !arrival.renew {
+            return None;
+        }
         let ttl = undrifted(sim, grant.ttl.min(HANDED_OVER).min(length));
         let mut lease = Lease::granted(length, true, as_of, ttl, sim.dice.fraction());
         lease.hurry(now + CONFIRM_WITHIN);
@@ -60,6 +63,7 @@ impl Client {
         let (name, validity) = (sim.name(hold.token), lease.validity(now));
         let fence = super::message::short(grant.fence);
         say!(sim, "{} h{id} HOLDS {:?} as {name}, fence ..{fence}, valid for {validity:?}", self.who, hold.key);
+        sim.look = true;
         sim.began.push(Began { hold: hold.clone(), fence: grant.fence });
         let hold_for = if sim.quiet { arrival.hold_for.min(super::HOLD_AT_LAST) } else { arrival.hold_for };
         sim.after(hold_for, Event::Timer(self.who, Timer::Done(id)));
@@ -119,7 +123,10 @@ impl Client {
         let Some(holder) = self.holders.get_mut(&id) else { return };
         (holder.renewal, holder.earlier) = (None, earlier);
         match reply {
-            Some(RenewReply::Renewed { ttl }) => holder.lease.renewed(sent, undrifted(sim, ttl), jitter),
+            Some(RenewReply::Renewed { ttl }) => {
+                sim.look = true;
+                holder.lease.renewed(sent, undrifted(sim, ttl), jitter);
+            }
             Some(RenewReply::Gone) => return self.lose(sim, id),
             None => holder.lease.renewal_failed(now),
         }

@@ -107,9 +107,9 @@ impl Client {
             let named = |token| Hold::new(hold.key.clone(), hold.mode, token);
             let (name, request) = match say {
                 Say::Acquire(name, if_busy) => {
-                    let (deadline, marker) = (0, None);
-                    let hold = named(name);
-                    (name, Request::Acquire(Acquire { hold, lease, if_busy, proposal, deadline, marker }))
+                    let (hold, deadline_there, marker) = (named(name), self.clock.when(deadline), None);
+                    let acquire = Acquire { hold, lease, if_busy, proposal, deadline: 0, deadline_there, marker };
+                    (name, Request::Acquire(acquire))
                 }
                 Say::Poll(name) => (name, Request::Poll(named(name))),
                 Say::Renew(name) => (name, Request::Renew(named(name), lease)),

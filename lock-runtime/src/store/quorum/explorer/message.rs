@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::{
     fence::FencingToken,
     store::{AcquireReply, Grant, Hold, IfBusy, PollReply, ReleaseReply, RenewReply, Token},
@@ -29,6 +31,8 @@ pub(super) struct Acquire {
     pub(super) proposal: FencingToken,
     /// In the server's time.
     pub(super) deadline: u64,
+    /// The same by the client's clock, in true time.
+    pub(super) deadline_there: Instant,
     pub(super) marker: Option<u64>,
 }
 

@@ -50,11 +50,14 @@ pub(super) struct Arrival {
     pub(super) lock: usize,
     pub(super) mode: Mode,
     pub(super) lease: Duration,
+    pub(super) renew: bool,
     pub(super) wait: Option<Duration>,
     pub(super) hold_for: Duration,
     pub(super) cancel_after: Option<Duration>,
     /// Comes again, so long after it has ended.
     pub(super) again: Option<Duration>,
+    /// So many times.
+    pub(super) times: u32,
 }
 
 pub(super) struct Schedule {
@@ -76,14 +79,19 @@ impl Schedule {
         let short = dice.one_of(&[300, 300, 1000, 2000, 4000]);
         let leases = [millis(short), millis(dice.one_of(&[short, short, short, 1000, 5000]))];
         let longest_lease = leases[0].max(leases[1]);
-        let horizon = (leases[0] * dice.one_of(&[2, 4])).clamp(millis(600), millis(9000));
-        let network = Network {
+        let horizon = (leases[0] * dice.one_of(&[1, 2, 2, 4])).clamp(millis(600), millis(6000));
+        // Replies come when they are hardly waited for any more.
+        let is_sluggish = dice.chance(150);
+        let mut network = Network {
             lost: dice.one_of(&[0, 0, 10, 50]),
             doubled: dice.one_of(&[0, 0, 50, 300]),
-            late: dice.one_of(&[0, 20, 100, 300]),
+            late: dice.one_of(&[0, 5, 20, 80]),
             breaks: dice.one_of(&[0, 0, 5, 30]),
             longest: dice.one_of(&[millis(20), leases[0] / 10, leases[0] / 2, leases[0] * 2]),
         };
+        if is_sluggish {
+            network = Network { late: 300, longest: leases[0] / 10, ..network };
+        }
         let count = dice.one_of(&[3, 3, 3, 5]);
         let clients = 2 + dice.below(3);
         let locks = if dice.chance(50) { 2 } else { 1 };
@@ -95,6 +103,7 @@ impl Schedule {
             lock: dice.below(locks),
             mode: if mixed { dice.one_of(&[Mode::Exclusive, Mode::Shared]) } else { Mode::Exclusive },
             lease: dice.one_of(&leases),
+            renew: !dice.chance(100),
             wait: (!dice.chance(150)).then(|| horizon / 8 + dice.up_to(horizon * 2)),
             hold_for: {
                 let longest = dice.one_of(&holds);
@@ -102,6 +111,7 @@ impl Schedule {
             },
             cancel_after: dice.chance(150).then(|| dice.up_to(horizon / 4)),
             again: dice.chance(700).then(|| millis(1) + dice.up_to(horizon / 4)),
+            times: 3,
         };
         let arrivals: Vec<_> = (0..clients).map(|number| arrival(dice, number)).collect();
         // Alone, or all at once.
@@ -120,19 +130,30 @@ impl Schedule {
             let (when, server, client) = (dice.up_to(horizon), dice.below(count), dice.below(clients));
             let pause = dice.up_to(horizon);
             let left = |dice: &mut Dice| dice.one_of(&[Left::All, Left::Saved, Left::Nothing]);
-            actions.push((when, match dice.below(if forgets { 12 } else { 9 }) {
-                0 => Action::Crash(client),
-                1 | 2 => Action::Stop(client, pause),
-                3 | 4 => Action::Stall(server, pause),
-                5 | 6 => Action::Part(client, server, pause),
-                7 if jumps => Action::Jump(client, ahead(dice, apart)),
-                7 | 8 => Action::Restart(server, pause / 4, Left::All),
-                9 => Action::Flush(server),
-                _ => Action::Restart(server, pause / 8, left(dice)),
-            }));
+            actions.push((
+                when,
+                match dice.below(if forgets { 12 } else { 9 }) {
+                    0 => Action::Crash(client),
+                    1 | 2 => Action::Stop(client, pause),
+                    3 | 4 => Action::Stall(server, pause),
+                    5 | 6 => Action::Part(client, server, pause),
+                    7 if jumps => Action::Jump(client, ahead(dice, apart)),
+                    7 | 8 => Action::Restart(server, pause / 4, Left::All),
+                    9 => Action::Flush(server),
+                    _ => Action::Restart(server, pause / 8, left(dice)),
+                },
+            ));
         }
         for _ in 0..if forgets { 2 } else { 0 } {
             actions.push((dice.up_to(horizon), Action::Save(dice.below(count))));
+        }
+        // All servers are restarted, one after the other.
+        if forgets && dice.chance(400) {
+            let (when, pause) = (dice.up_to(horizon), leases[0] / dice.one_of(&[4, 16, 64]) as u32);
+            let left = dice.one_of(&[Left::All, Left::Saved, Left::Saved, Left::Nothing]);
+            for server in 0..count {
+                actions.push((when + pause * server as u32, Action::Restart(server, pause / 4, left)));
+            }
         }
         let fast = |dice: &mut Dice| dice.one_of(&[0, 0, 1_000, 5_000, 10_000]);
         let of_servers = if forgets { longest_lease / 4 } else { millis(5000) };

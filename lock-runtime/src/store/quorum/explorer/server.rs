@@ -158,7 +158,11 @@ impl Server {
             Request::Acquire(acquire) if acquire.marker.is_some() && acquire.marker != marker.map(|(name, _)| name) => {
                 Reply::Strange(micros)
             }
-            Request::Acquire(Acquire { hold, lease, if_busy, proposal, .. }) => {
+            Request::Acquire(Acquire { hold, lease, if_busy, proposal, deadline_there, .. }) => {
+                // While nothing was heard of the server its clock went its own way.
+                if sim.now > *deadline_there {
+                    sim.excuse(hold.token);
+                }
                 // It is not late.
                 let request = KeyRequest::new(hold.clone(), *lease, now).proposal(Some(*proposal));
                 Reply::Acquire(table.acquire(&KeyRequest { if_busy: *if_busy, ..request }, &mut step), micros)
@@ -167,6 +171,7 @@ impl Server {
             Request::Renew(hold, lease) => Reply::Renew(table.renew(&Renewal::new(hold.clone(), *lease), now)),
             Request::Release(hold) => Reply::Release(table.release(&Release::new(hold.clone()), &mut step)),
             Request::Abandon(hold) => {
+                sim.look = true;
                 table.abandon(hold, &mut step);
                 Reply::Abandoned
             }

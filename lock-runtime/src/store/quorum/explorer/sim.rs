@@ -106,6 +106,8 @@ pub(super) struct Sim {
     /// Names that may lie at a server for nobody: they came back with old data, or giving them up had to be given up.
     excused: Vec<Token>,
     pub(super) began: Vec<Began>,
+    /// There is something for the checker to look at.
+    pub(super) look: bool,
     pub(super) trace: Option<String>,
 }
 
@@ -128,6 +130,7 @@ impl Sim {
             stems: Vec::new(),
             excused: Vec::new(),
             began: Vec::new(),
+            look: false,
             trace: traced.then(String::new),
         }
     }

@@ -105,7 +105,9 @@ impl Client {
     pub(super) fn call_waiting(&mut self, sim: &mut Sim, key: &LockKey, news: impl Fn(&mut Line) -> Option<Waker>) {
         let ids: Vec<_> = self.users.keys().copied().collect();
         for id in ids {
-            let Some(user) = self.users.get_mut(&id).filter(|user| sim.keys[user.arrival.lock] == *key) else { continue };
+            let Some(user) = self.users.get_mut(&id).filter(|user| sim.keys[user.arrival.lock] == *key) else {
+                continue;
+            };
             news(&mut user.line);
             let cx = Context::from_waker(Waker::noop());
             match user.state {
@@ -191,12 +193,12 @@ impl Client {
     pub(super) fn user_answered(&mut self, sim: &mut Sim, id: u32, lead: u32, sent: Instant, answer: Answer) {
         let (now, jitter) = (self.now(sim), sim.dice.fraction());
         let Some(user) = self.users.get_mut(&id) else { return };
-        let (state, length) = (user.state, user.arrival.lease);
+        let (state, arrival) = (user.state, user.arrival);
         match (state, answer) {
             (State::Beside(own, token) | State::Asking(own, token), answer) if own == lead => {
                 let is_beside = matches!(state, State::Beside(..));
                 let error = match answer {
-                    Answer::Acquire(AcquireReply::Granted(grant)) => match self.start(sim, length, grant, sent) {
+                    Answer::Acquire(AcquireReply::Granted(grant)) => match self.start(sim, arrival, grant, sent) {
                         Some(lease) => return self.served(sim, id, token, grant, lease),
                         None => {
                             self.abandon(sim, token);
@@ -227,7 +229,7 @@ impl Client {
             }
             (State::Polling(own, token), answer) if own == lead => match answer {
                 Answer::Poll(PollReply::Granted(grant)) => {
-                    return match self.handed_over(sim, length, grant, sent) {
+                    return match self.handed_over(sim, arrival, grant, sent) {
                         Some(lease) => self.served(sim, id, token, grant, lease),
                         None => self.confirm(sim, id, token, grant),
                     };
@@ -266,11 +268,11 @@ impl Client {
     pub(super) fn confirmed(&mut self, sim: &mut Sim, id: u32, sent: Instant, reply: Option<RenewReply>) {
         let (now, jitter) = (self.now(sim), sim.dice.fraction());
         let Some(user) = self.users.get_mut(&id) else { return };
-        let (State::Confirming(_, token, grant), length) = (user.state, user.arrival.lease) else { return };
+        let (State::Confirming(_, token, grant), arrival) = (user.state, user.arrival) else { return };
         match reply {
             Some(RenewReply::Renewed { ttl }) => {
                 let grant = Grant { ttl, ..grant };
-                if let Some(lease) = self.start(sim, length, grant, sent) {
+                if let Some(lease) = self.start(sim, arrival, grant, sent) {
                     return self.served(sim, id, token, grant, lease);
                 }
                 let error = StoreError::timed_out(Duration::ZERO);
@@ -322,6 +324,7 @@ impl Client {
     /// A worker that is done comes again, as long as there are faults.
     pub(super) fn again(&mut self, sim: &mut Sim, arrival: Arrival) {
         if let Some(pause) = arrival.again
+            && arrival.times > 0
             && !sim.quiet
         {
             sim.after(pause, Event::Action(super::schedule::Action::Arrive(arrival.number)));

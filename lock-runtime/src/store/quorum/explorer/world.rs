@@ -12,6 +12,7 @@ use super::{
     checker::{Checker, Dead, Violation, Wrong},
     client::Client,
     clock::Clock,
+    message::Request,
     schedule::{Action, Arrival, Schedule},
     server::Server,
     sim::{Conn, Event, Sim, Timer, Who},
@@ -78,7 +79,9 @@ impl World {
         for _ in 0..MOST_EVENTS {
             let Some(event) = self.sim.next() else { return self.end() };
             self.happens(event);
-            self.checker.look(&mut self.sim, &self.clients, &self.servers);
+            if std::mem::take(&mut self.sim.look) {
+                self.checker.look(&mut self.sim, &self.clients, &self.servers);
+            }
             if self.served_by.is_some_and(|by| self.sim.now > by) {
                 self.served_by = None;
                 self.nobody_waits();
@@ -104,8 +107,10 @@ impl World {
         for (number, server) in self.servers.iter().enumerate() {
             self.checker.owners(&self.sim, &self.clients, number, server, true);
         }
-        if let Some(client) = self.clients.iter().find(|client| !client.is_at_rest()) {
-            self.checker.report(Wrong::Leak, || format!("{} has something left to do", client.who));
+        for client in &self.clients {
+            if let Some(left) = client.unrest(&self.sim) {
+                self.checker.report(Wrong::Leak, || format!("{} has left: {left}", client.who));
+            }
         }
         self.checker.found().map_or(Ok(()), Err)
     }
@@ -136,13 +141,16 @@ impl World {
                 if server.stalls_until > self.sim.now {
                     return self.sim.at(server.stalls_until, Event::AtServer(conn, call, request));
                 }
-                let stands = life.map_or(matches!(request, super::message::Request::Greet), |life| life == server.life);
+                let stands = life.map_or(matches!(request, Request::Greet), |life| life == server.life);
                 if !server.up || !stands {
                     // It is told that nobody is there.
                     return self.sim.after(Duration::from_micros(200), Event::Broken(conn));
                 }
                 server.execute(&mut self.sim, conn, call, &request);
-                self.checker.owners(&self.sim, &self.clients, number, &self.servers[number], false);
+                // What is left for nobody is in somebody's way.
+                if let Request::Acquire(_) = request {
+                    self.checker.owners(&self.sim, &self.clients, number, &self.servers[number], false);
+                }
             }
             Event::Replied(conn, call, reply) => {
                 let (who, _) = self.ends(conn);
@@ -180,12 +188,13 @@ impl World {
         let sim = &mut self.sim;
         match action {
             Action::Arrive(number) => {
-                let arrival = self.arrivals[number];
+                let arrival = &mut self.arrivals[number];
                 let client = &mut self.clients[arrival.client];
-                match &mut client.stopped {
-                    Some(waiting) => waiting.push(Event::Action(action)),
-                    None => client.arrive(sim, arrival),
+                if let Some(waiting) = &mut client.stopped {
+                    return waiting.push(Event::Action(action));
                 }
+                arrival.times = arrival.times.saturating_sub(1);
+                client.arrive(sim, *arrival);
             }
             Action::Crash(client) => self.crash(client),
             Action::Stop(client, pause) => {
