@@ -3,13 +3,15 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::store::MemoryStore;
+use crate::{client::LockClient, store::MemoryStore};
 
-/// A server that can stop answering.
-#[derive(Debug)]
+/// A server that can stop answering, or deny once what it has granted.
+#[derive(Debug, Default)]
 struct Server {
     store: MemoryStore,
     silent: AtomicBool,
+    denies: AtomicBool,
+    granted: Mutex<Vec<Token>>,
 }
 
 impl Server {
@@ -20,7 +22,13 @@ impl Server {
 
 impl Store for Server {
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
-        self.answer(self.store.acquire(request))
+        self.answer(Box::pin(async {
+            let reply = self.store.acquire(request).await?;
+            if let AcquireReply::Granted(_) = reply {
+                lock(&self.granted).push(request.hold.token);
+            }
+            Ok(reply)
+        }))
     }
 
     fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
@@ -32,6 +40,10 @@ impl Store for Server {
     }
 
     fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+        let of_granted = |renewal: &Renewal| lock(&self.granted).contains(&renewal.hold.token);
+        if renewals.iter().any(of_granted) && self.denies.swap(false, Ordering::Relaxed) {
+            return Box::pin(async { renewals.iter().map(|_| Ok(RenewReply::Gone)).collect() });
+        }
         self.answer(self.store.renew(renewals))
     }
 
@@ -45,6 +57,15 @@ impl Store for Server {
 
     fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
         self.answer(self.store.abandon(hold))
+    }
+
+    fn raise<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+        fence: FencingToken,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.answer(self.store.raise(key, family, fence))
     }
 
     fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>> {
@@ -67,8 +88,7 @@ impl Store for Server {
 
 #[tokio::test(start_paused = true)]
 async fn a_release_that_no_majority_hears_is_remembered_no_longer_than_it_is_said() {
-    let server = || Arc::new(Server { store: MemoryStore::new(), silent: AtomicBool::new(false) });
-    let servers = [(); 3].map(|()| server());
+    let servers = [(); 3].map(|()| Arc::<Server>::default());
     let named = servers.iter().map(|server| (String::new(), server.clone() as Arc<dyn Store>));
     let lease = Duration::from_secs(3);
     let Ok(store) = QuorumStore::new(named, lease) else { panic!("three are right") };
@@ -88,4 +108,27 @@ async fn a_release_that_no_majority_hears_is_remembered_no_longer_than_it_is_sai
         let Ok(seen) = server.store.inspect(&key, Family::Lock).await else { panic!("it answers") };
         assert!(seen.holders.is_empty(), "it is given back before its lease ends");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_is_not_confirmed_is_given_up_where_it_is_held() {
+    let servers = [(); 3].map(|()| Arc::<Server>::default());
+    let named = servers.iter().map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+    let lease = Duration::from_secs(3);
+    let Ok(store) = QuorumStore::new(named, lease) else { panic!("three are right") };
+    let store = Arc::new(store);
+    let locks = LockClient::with_store(store.clone());
+    let guard = locks.exclusive("a").lease(lease).no_wait().acquire().await.unwrap();
+    let other = LockClient::with_store(store.clone());
+    let waiting = tokio::spawn(async move { other.exclusive("a").lease(lease).wait(lease * 3).no_renew().acquire().await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+
+    servers.iter().for_each(|server| server.denies.store(true, Ordering::Relaxed));
+    guard.release().await.unwrap();
+    let released = Instant::now();
+    let guard = waiting.await.unwrap().unwrap();
+    assert!(servers.iter().any(|server| !server.denies.load(Ordering::Relaxed)), "nothing was denied");
+    assert!(released.elapsed() < lease / 2, "it waited for what it held itself");
+    assert_eq!(lock(&store.inner.campaigns).len(), 1);
+    drop(guard);
 }

@@ -278,7 +278,10 @@ impl Client {
                 let error = StoreError::timed_out(Duration::ZERO);
                 self.with_line(id, |line| line.unanswered(token, &error, now, jitter));
             }
-            Some(RenewReply::Gone) => user.line.gone(token, now),
+            Some(RenewReply::Gone) => {
+                user.line.gone(token, now);
+                self.abandon(sim, token);
+            }
             None => user.line.unanswered(token, &StoreError::timed_out(Duration::ZERO), now, jitter),
         }
         self.go_on(sim, id);
