@@ -313,6 +313,12 @@ impl Inner {
         })
     }
 
+    /// Gives up what a reader that was a writer may hold as a writer still.
+    fn give_up_writer(&self, left: &[Left], hold: &Hold, lease: Duration) {
+        let writer = Hold { mode: Mode::Exclusive, ..hold.clone() };
+        left.iter().for_each(|left| drop(self.give_up(left, &writer, lease)));
+    }
+
     /// Too few servers have answered.
     fn unreachable(&self, campaign: &Shared) -> StoreError {
         let campaign = lock(campaign);
@@ -426,12 +432,15 @@ impl Inner {
     async fn abandon(&self, hold: &Hold) {
         let Some(campaign) = self.campaign(hold.token) else { return };
         self.forget(hold.token);
-        let (left, lease) = {
+        let (left, lease, held, was_writer) = {
             let mut state = lock(&campaign);
             state.leave_all();
-            (state.take_left(), state.lease())
+            (state.take_left(), state.lease(), state.hold().clone(), state.was_writer())
         };
-        let said: Vec<_> = left.iter().map(|left| self.give_up(left, hold, lease)).collect();
+        if was_writer {
+            self.give_up_writer(&left, &held, lease);
+        }
+        let said: Vec<_> = left.iter().map(|left| self.give_up(left, &held, lease)).collect();
         let _ = timeout(node_timeout(lease), join_all(said)).await;
     }
 
@@ -555,10 +564,13 @@ impl Inner {
     async fn release(&self, release: &Release) -> Result<ReleaseReply, StoreError> {
         let hold = &release.hold;
         let Some(campaign) = self.campaign(hold.token) else { return Ok(ReleaseReply::NotHeld) };
-        let (left, lease) = {
+        let (left, lease, was_writer) = {
             let state = lock(&campaign);
-            (state.all_known(), state.lease())
+            (state.all_known(), state.lease(), state.was_writer())
         };
+        if was_writer {
+            self.give_up_writer(&left, hold, lease);
+        }
         let mut vote = Vote::new(self.nodes.len());
         (left.len()..self.nodes.len()).for_each(|_| vote.count(false));
         let questions = left.iter().map(|left| (left.node, self.release_at(release, *left, lease)));
@@ -610,7 +622,8 @@ impl Inner {
         let now = Instant::now();
         let Some(campaign) = self.campaign(hold.token) else { return Ok(ConvertReply::NotHeld) };
         let (names, lease) = {
-            let state = lock(&campaign);
+            let mut state = lock(&campaign);
+            state.converts();
             (state.known().collect::<PerNode<_>>(), state.lease())
         };
         let nodes = self.nodes.len();
@@ -636,7 +649,6 @@ impl Inner {
                 vote.decided().is_some()
             })
             .await;
-        lock(&campaign).converted();
         match vote.decided() {
             Some(true) => {}
             Some(false) => return Ok(ConvertReply::NotHeld),

@@ -169,6 +169,7 @@ enum Phase {
 #[derive(Debug)]
 pub(crate) struct Campaign {
     hold: Hold,
+    was_writer: bool,
     lease: Duration,
     seats: PerNode<Seat>,
     /// So many names of seats were given up.
@@ -227,6 +228,7 @@ impl Campaign {
             names: 0,
             round: 0,
             hold,
+            was_writer: false,
             lease,
             polls: false,
             line: None,
@@ -280,9 +282,15 @@ impl Campaign {
         self.seats.iter().enumerate().filter_map(left).collect()
     }
 
-    /// A writer has become a reader.
-    pub(crate) fn converted(&mut self) {
+    /// A writer is about to become a reader.
+    pub(crate) fn converts(&mut self) {
+        self.was_writer = true;
         self.hold.mode = Mode::Shared;
+    }
+
+    /// Was it a writer? Then it is one still at a server that has not heard of the change.
+    pub(crate) fn was_writer(&self) -> bool {
+        self.was_writer
     }
 
     /// Names that it has given up.

@@ -120,7 +120,8 @@ async fn a_grant_that_is_not_confirmed_is_given_up_where_it_is_held() {
     let locks = LockClient::with_store(store.clone());
     let guard = locks.exclusive("a").lease(lease).no_wait().acquire().await.unwrap();
     let other = LockClient::with_store(store.clone());
-    let waiting = tokio::spawn(async move { other.exclusive("a").lease(lease).wait(lease * 3).no_renew().acquire().await });
+    let waiting =
+        tokio::spawn(async move { other.exclusive("a").lease(lease).wait(lease * 3).no_renew().acquire().await });
     tokio::time::sleep(Duration::from_millis(100)).await;
 
     servers.iter().for_each(|server| server.denies.store(true, Ordering::Relaxed));
@@ -131,4 +132,44 @@ async fn a_grant_that_is_not_confirmed_is_given_up_where_it_is_held() {
     assert!(released.elapsed() < lease / 2, "it waited for what it held itself");
     assert_eq!(lock(&store.inner.campaigns).len(), 1);
     drop(guard);
+}
+
+/// A lock at three servers, some of which do not hear that its writer becomes a reader. All of it is given back before its lease ends.
+async fn downgraded_unheard_by(silent: usize) {
+    let servers = [(); 3].map(|()| Arc::<Server>::default());
+    let named = servers.iter().map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+    let lease = Duration::from_secs(6);
+    let Ok(store) = QuorumStore::new(named, lease) else { panic!("three are right") };
+    let locks = LockClient::with_store(Arc::new(store));
+    let guard = locks.write("a").lease(lease).no_wait().no_renew().acquire().await.unwrap();
+    // The last of the servers, which a majority does not wait for, has its say.
+    tokio::time::sleep(Duration::from_millis(10)).await;
+
+    let silence = |silence| servers[..silent].iter().for_each(|server| server.silent.store(silence, Ordering::Relaxed));
+    silence(true);
+    let reader = guard.downgrade().await;
+    silence(false);
+    // Those that were silent are left in peace for a while.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    match reader {
+        Ok(reader) => reader.release().await.unwrap(),
+        Err(error) => assert!(silent > 1, "{error}"),
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    for server in &servers {
+        let Ok(seen) = server.store.inspect(&LockKey::new("a").unwrap(), Family::Lock).await else {
+            panic!("it answers")
+        };
+        assert!(seen.holders.is_empty(), "{seen:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_gives_back_what_it_holds_as_a_writer_still() {
+    downgraded_unheard_by(1).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_writer_that_did_not_become_a_reader_gives_back_what_it_holds_as_a_reader() {
+    downgraded_unheard_by(2).await;
 }
