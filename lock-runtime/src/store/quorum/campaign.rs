@@ -494,7 +494,9 @@ impl Campaign {
         let seat = &mut self.seats[node];
         seat.word = Word::Failed(error);
         #[cfg(test)]
-        if let (Some(Broken::AddsUpRounds), Standing::Holds { until, .. }) = (self.broken, &mut seat.standing) {
+        if self.broken == Some(Broken::AddsUpRounds)
+            && let Standing::Holds { until, .. } = &mut seat.standing
+        {
             *until = self.since + self.lease;
             seat.word = Word::Vote;
         }

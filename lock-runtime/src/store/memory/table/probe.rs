@@ -1,6 +1,8 @@
 //! What tests look at in a table, and how they break it.
 
-use super::{AtomicU64, Duration, Entry, FORGOTTEN, Family, Fences, Hold, Instant, LockKey, Mode, Table, Token};
+#[cfg(feature = "redis")]
+use super::{AtomicU64, Fences};
+use super::{Duration, Entry, FORGOTTEN, Family, Hold, Instant, LockKey, Mode, Table, Token};
 
 impl Table {
     fn entry(&self, key: &LockKey, family: Family) -> Option<&Entry> {
@@ -38,6 +40,7 @@ impl Table {
     }
 }
 
+#[cfg(feature = "redis")]
 impl Fences {
     /// Those of a store that has given out none, and whose clock showed so many microseconds since 1970 at `began`.
     pub(crate) fn since(began: Instant, micros: u64) -> Self {
