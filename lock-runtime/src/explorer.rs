@@ -10,7 +10,7 @@
 
 mod checker;
 mod clean_up;
-mod dice;
+pub(crate) mod dice;
 mod giving_back;
 mod holder;
 mod message;
@@ -19,7 +19,7 @@ mod process;
 mod question;
 mod schedule;
 mod server;
-mod sim;
+pub(crate) mod sim;
 mod stories;
 mod waiter;
 mod world;

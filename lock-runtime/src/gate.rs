@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// After a broken connection every head asks within this time.
-const ASK_WITHIN: Duration = Duration::from_millis(50);
+pub(crate) const ASK_WITHIN: Duration = Duration::from_millis(50);
 
 /// The lines of one client.
 pub(crate) struct Gates {

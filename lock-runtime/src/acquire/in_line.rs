@@ -168,6 +168,9 @@ impl Waiter<'_> {
             }
             Ok(RenewReply::Gone) => {
                 self.turn.gone(token);
+                // Of several servers some may hold it still (PROTOCOL 9).
+                let clean_up = CleanUp::abandon(self.hold(token), self.terms.lease, None);
+                self.core.driver.clean_up(self.core, clean_up);
                 Ok(None)
             }
             Err(error) => self.unanswered(token, error),

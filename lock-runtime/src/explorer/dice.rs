@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 /// [SplitMix64](https://prng.di.unimi.it/splitmix64.c).
-pub(super) struct Dice(u64);
+pub(crate) struct Dice(u64);
 
 impl Dice {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0xD134_2543_DE82_EF95))
     }
 
@@ -19,26 +19,26 @@ impl Dice {
     }
 
     /// One of 0..n.
-    pub(super) fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.next()) * n as u128) >> 64) as usize
     }
 
-    pub(super) fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
+    pub(crate) fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())]
     }
 
     /// True so many times in a thousand.
-    pub(super) fn chance(&mut self, in_a_thousand: usize) -> bool {
+    pub(crate) fn chance(&mut self, in_a_thousand: usize) -> bool {
         self.below(1000) < in_a_thousand
     }
 
     /// In 0..1.
-    pub(super) fn fraction(&mut self) -> f64 {
+    pub(crate) fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// Up to `longest`, in whole microseconds; short ones are as likely as long ones.
-    pub(super) fn up_to(&mut self, longest: Duration) -> Duration {
+    pub(crate) fn up_to(&mut self, longest: Duration) -> Duration {
         let micros = longest.as_micros() as usize;
         let scale = self.one_of(&[1, 1, 1, 4, 30]);
         Duration::from_micros(self.below((micros / scale).max(1)) as u64)

@@ -99,7 +99,7 @@ macro_rules! say {
         }
     };
 }
-pub(super) use say;
+pub(crate) use say;
 
 struct Bell {
     woken: Arc<Mutex<Vec<(Who, u32)>>>,

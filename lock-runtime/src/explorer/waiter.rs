@@ -272,6 +272,8 @@ impl Process {
                     if let Some(line) = &mut self.lines[arrival.lock] {
                         line.gone(token, now);
                     }
+                    let hold = Hold::new(sim.keys[arrival.lock].clone(), arrival.terms.mode, token);
+                    self.clean_up(sim, CleanUp::abandon(now, hold, arrival.terms.lease, None));
                 }
             },
             (State::Polling(_, token) | State::Confirming(_, token, _), _) => {

@@ -136,7 +136,8 @@ impl Place {
     /// The store refused, and keeps no line: the next question is due after a pause that grows, at the latest when the holder's
     /// lease ends.
     pub(super) fn refused(&mut self, now: Instant, holder_ttl: Option<Duration>, jitter: f64) {
-        self.standing = Standing::Outside;
+        // Of several servers some may have said yes: that name is being given up there (PROTOCOL 1).
+        self.rename();
         self.try_later(now, holder_ttl, jitter);
     }
 

@@ -168,15 +168,16 @@ fn a_release_during_the_question_is_not_missed_where_the_store_keeps_no_line() {
     let token = asked(&turn);
     gates.released(&key(), Family::Lock);
     turn.refused(token, None);
-    assert_eq!(asked(&turn), token);
+    let second = asked(&turn);
 
-    turn.refused(token, None);
+    turn.refused(second, None);
     waits(&turn);
     assert_eq!(poll_news(&turn, &bell), Poll::Pending);
     gates.released(&key(), Family::Lock);
     assert_eq!(bell.0.load(Ordering::Relaxed), 1);
     assert_eq!(poll_news(&turn, &bell), Poll::Ready(Ok(())));
-    assert_eq!(asked(&turn), token);
+    // Rule 1: some of several servers may have granted the first question, and be about to hear that it is abandoned.
+    assert!(token != second && second != asked(&turn));
 }
 
 #[test]

@@ -30,10 +30,14 @@ mod background;
 mod calls;
 pub(crate) mod campaign;
 mod contended;
+#[cfg(all(test, feature = "redis"))]
+mod explorer;
 mod majority;
 mod node;
 mod proposals;
 mod tally;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::HashMap,
@@ -221,13 +225,8 @@ impl Inner {
         (campaign, true)
     }
 
-    /// Long enough for a release that is on its way to every server; and a different time for everybody, so that of two who wait for
-    /// each other one steps back first.
     fn patience(&self) -> Patience {
-        let round_trip = *lock(&self.round_trip);
-        let jitter = 0.5 + rand::random::<f64>();
-        let split = round_trip * 10 + Duration::from_millis(20);
-        Patience { split: split.mul_f64(jitter), beaten: Duration::from_secs(1).mul_f64(jitter) }
+        Patience::new(*lock(&self.round_trip), rand::random())
     }
 
     fn measured(&self, took: Duration) {
@@ -319,6 +318,12 @@ impl Inner {
 
     fn give_up(&self, left: &Left, hold: &Hold, lease: Duration) -> oneshot::Receiver<()> {
         self.background.give_up(Unused::new(self.nodes[left.node].clone(), left, hold, lease))
+    }
+
+    /// Gives up what a reader that was a writer may hold as a writer still.
+    fn give_up_writer(&self, left: &[Left], hold: &Hold, lease: Duration) {
+        let writer = Hold { mode: Mode::Exclusive, ..hold.clone() };
+        left.iter().for_each(|left| drop(self.give_up(left, &writer, lease)));
     }
 
     /// Too few servers have answered.
@@ -436,12 +441,15 @@ impl Inner {
     async fn abandon(&self, hold: &Hold) {
         let Some(campaign) = self.campaign(hold.token) else { return };
         self.forget(hold.token);
-        let (left, lease) = {
+        let (left, lease, held, was_writer) = {
             let mut state = lock(&campaign);
             state.leave_all();
-            (state.take_left(), state.lease())
+            (state.take_left(), state.lease(), state.hold().clone(), state.was_writer())
         };
-        let said: Vec<_> = left.iter().map(|left| self.give_up(left, hold, lease)).collect();
+        if was_writer {
+            self.give_up_writer(&left, &held, lease);
+        }
+        let said: Vec<_> = left.iter().map(|left| self.give_up(left, &held, lease)).collect();
         let _ = timeout(self.node_patience(lease), join_all(said)).await;
     }
 
@@ -616,10 +624,13 @@ impl Inner {
     async fn release(&self, release: &Release) -> Result<ReleaseReply, StoreError> {
         let hold = &release.hold;
         let Some(campaign) = self.campaign(hold.token) else { return Ok(ReleaseReply::NotHeld) };
-        let (left, lease, line) = {
+        let (left, lease, line, was_writer) = {
             let state = lock(&campaign);
-            (state.all_known(), state.lease(), state.line())
+            (state.all_known(), state.lease(), state.line(), state.was_writer())
         };
+        if was_writer {
+            self.give_up_writer(&left, hold, lease);
+        }
         let mut vote = Vote::new(self.nodes.len());
         (left.len()..self.nodes.len()).for_each(|_| vote.count(false));
         let questions = left.iter().map(|left| (left.node, self.release_at(release, *left, lease)));
@@ -632,11 +643,11 @@ impl Inner {
                 decided.is_some()
             })
             .await;
+        // Whoever has not heard it is told until it does: nobody needs the names again.
+        self.forget(hold.token);
         match decided {
-            Some(released) => {
-                self.forget(hold.token);
-                Ok(if released { ReleaseReply::Released } else { ReleaseReply::NotHeld })
-            }
+            Some(true) => Ok(ReleaseReply::Released),
+            Some(false) => Ok(ReleaseReply::NotHeld),
             None => Err(self.unanswered(&failed)),
         }
     }
@@ -669,7 +680,8 @@ impl Inner {
         let now = Instant::now();
         let Some(campaign) = self.campaign(hold.token) else { return Ok(ConvertReply::NotHeld) };
         let (names, lease) = {
-            let state = lock(&campaign);
+            let mut state = lock(&campaign);
+            state.converts();
             (state.known().collect::<PerNode<_>>(), state.lease())
         };
         let nodes = self.nodes.len();
@@ -695,7 +707,6 @@ impl Inner {
                 vote.decided().is_some()
             })
             .await;
-        lock(&campaign).converted();
         match vote.decided() {
             Some(true) => {}
             Some(false) => return Ok(ConvertReply::NotHeld),

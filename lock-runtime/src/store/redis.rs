@@ -38,7 +38,7 @@
 //! nodes of a cluster.
 
 mod acl;
-mod clock;
+pub(super) mod clock;
 mod cluster;
 mod cluster_url;
 mod connection;
@@ -47,7 +47,7 @@ mod handshake;
 mod link;
 mod names;
 mod pushes;
-mod quarantine;
+pub(super) mod quarantine;
 pub(crate) mod redlock;
 mod replicas;
 mod reply;

@@ -98,12 +98,14 @@ type Map = HashMap<LockKey, Entry, RandomState>;
 
 /// Some of the locks.
 #[derive(Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Table {
     locks: Map,
     permits: Map,
 }
 
 /// What lies under one name: at least one slot or one place in line, those that are over among them until somebody looks.
+#[cfg_attr(test, derive(Clone))]
 struct Entry {
     /// How the slots are held; of no meaning without one.
     mode: Mode,
@@ -111,6 +113,7 @@ struct Entry {
     line: VecDeque<Place>,
 }
 
+#[cfg_attr(test, derive(Clone))]
 struct Slot {
     token: Token,
     /// Nobody's any more: it only blocks until it expires (`min_hold`).
@@ -131,6 +134,7 @@ impl Slot {
 }
 
 /// A place in line.
+#[cfg_attr(test, derive(Clone))]
 struct Place {
     token: Token,
     mode: Mode,

@@ -24,10 +24,10 @@ use crate::{
 };
 
 /// Whoever has not answered a call by then is not listened to any more.
-const LONGEST_CALL: Duration = Duration::from_secs(2);
+pub(super) const LONGEST_CALL: Duration = Duration::from_secs(2);
 /// How long giving up a name waits after its first failure; twice as long after each further one, up to the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Calls under way.
 pub(super) type UnderWay = FuturesUnordered<BoxFuture<'static, ()>>;

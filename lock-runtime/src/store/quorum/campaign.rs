@@ -88,6 +88,15 @@ pub(crate) struct Patience {
     pub(crate) beaten: Duration,
 }
 
+impl Patience {
+    /// Long enough for a release that is on its way to every server; and a different time for everybody, by a `jitter` in 0..1, so
+    /// that of two who wait for each other one steps back first.
+    pub(crate) fn new(round_trip: Duration, jitter: f64) -> Self {
+        let split = round_trip * 10 + Duration::from_millis(20);
+        Self { split: split.mul_f64(0.5 + jitter), beaten: Duration::from_secs(1).mul_f64(0.5 + jitter) }
+    }
+}
+
 /// Where one server stands.
 #[derive(Debug)]
 struct Seat {
@@ -160,6 +169,7 @@ enum Phase {
 #[derive(Debug)]
 pub(crate) struct Campaign {
     hold: Hold,
+    was_writer: bool,
     lease: Duration,
     /// So many fencing tokens are reserved behind that of the grant.
     spare: u32,
@@ -199,8 +209,10 @@ pub(crate) enum Broken {
     NoWriteBack,
     /// Half of the servers is enough.
     MajorityOffByOne,
-    /// 29: what other rounds have renewed counts as well.
+    /// 29: who has voted in an earlier round, and does not answer in this one, counts as well.
     AddsUpRounds,
+    /// 1: the reply to an acquire is believed whose name was given up.
+    BelievesTheAbandoned,
 }
 
 /// Somebody in line asks the others as well, though the line node has not let it in, so long after it did so last: the line node
@@ -224,6 +236,7 @@ impl Campaign {
             names: 0,
             round: 0,
             hold,
+            was_writer: false,
             lease,
             spare,
             polls: false,
@@ -287,9 +300,15 @@ impl Campaign {
         self.seats.iter().enumerate().filter_map(left).collect()
     }
 
-    /// A writer has become a reader.
-    pub(crate) fn converted(&mut self) {
+    /// A writer is about to become a reader.
+    pub(crate) fn converts(&mut self) {
+        self.was_writer = true;
         self.hold.mode = Mode::Shared;
+    }
+
+    /// Was it a writer? Then it is one still at a server that has not heard of the change.
+    pub(crate) fn was_writer(&self) -> bool {
+        self.was_writer
     }
 
     /// Names that it has given up.
@@ -363,12 +382,17 @@ impl Campaign {
 
     /// What a server is asked by one who is at the head of the line.
     fn recount(&mut self, node: usize, deadline: Instant) -> (usize, Say) {
+        self.count(node, IfBusy::Queue, deadline)
+    }
+
+    /// Asks a server how it stands, or to vote. What it is known to keep is not asked for: a refusal would not take it away.
+    fn count(&mut self, node: usize, if_busy: IfBusy, deadline: Instant) -> (usize, Say) {
         let seat = &mut self.seats[node];
         let say = match seat.standing {
             Standing::Holds { .. } => Say::Renew(seat.token),
             Standing::InLine if seat.pushed.is_some() => Say::Renew(seat.token),
             Standing::InLine => Say::Poll(seat.token),
-            Standing::Outside | Standing::Asked => return self.ask(node, IfBusy::Queue, deadline),
+            Standing::Outside | Standing::Asked => return self.ask(node, if_busy, deadline),
         };
         seat.word = Word::Awaited;
         (node, say)
@@ -392,10 +416,6 @@ impl Campaign {
         self.majority_at = None;
         self.overrules_line = false;
         for seat in &mut self.seats {
-            #[cfg(test)]
-            if self.broken == Some(Broken::AddsUpRounds) && matches!(seat.word, Word::Vote) {
-                continue;
-            }
             seat.word = Word::None;
         }
     }
@@ -414,6 +434,12 @@ impl Campaign {
     pub(crate) fn heard(&mut self, node: usize, token: Token, round: u32, heard: Heard, sent: Instant) {
         let is_of_this_round = round == self.round;
         let seat = &mut self.seats[node];
+        #[cfg(test)]
+        let (token, is_of_this_round) = if self.broken == Some(Broken::BelievesTheAbandoned) {
+            (seat.token, true)
+        } else {
+            (token, is_of_this_round)
+        };
         if seat.token != token || seat.as_of.is_some_and(|as_of| sent < as_of) {
             return;
         }
@@ -452,7 +478,7 @@ impl Campaign {
                     seat.straggler_until = None;
                 }
                 if is_of_this_round && matches!(seat.word, Word::Awaited) {
-                    seat.word = Word::Failed(error);
+                    self.failed(node, error);
                 }
                 return;
             }
@@ -468,10 +494,8 @@ impl Campaign {
             seat.word = word;
         }
         if is_gone {
-            if straggler_until.is_some() {
-                self.left.push(Left { node, token, straggler_until, lingers: true });
-            }
-            // The name was used there, and must not be used again.
+            // The name was used there, and must not be used again (PROTOCOL 9).
+            self.left.push(Left { node, token, straggler_until, lingers: true });
             let name = self.fresh_name();
             self.seats[node].token = name;
         }
@@ -485,13 +509,25 @@ impl Campaign {
     /// Those who have not answered by now are not waited for any more. They are returned.
     pub(crate) fn time_is_up(&mut self, error: &StoreError) -> PerNode<usize> {
         let mut silent = PerNode::new();
-        for (node, seat) in self.seats.iter_mut().enumerate() {
-            if matches!(seat.word, Word::Awaited) {
-                seat.word = Word::Failed(error.clone());
+        for node in 0..self.seats.len() {
+            if matches!(self.seats[node].word, Word::Awaited) {
+                self.failed(node, error.clone());
                 silent.push(node);
             }
         }
         silent
+    }
+
+    fn failed(&mut self, node: usize, error: StoreError) {
+        let seat = &mut self.seats[node];
+        seat.word = Word::Failed(error);
+        #[cfg(test)]
+        if self.broken == Some(Broken::AddsUpRounds)
+            && let Standing::Holds { until, .. } = &mut seat.standing
+        {
+            *until = self.since + self.lease;
+            seat.word = Word::Vote;
+        }
     }
 
     fn votes(&self) -> usize {
@@ -538,10 +574,10 @@ impl Campaign {
         }
     }
 
-    /// All but the line node are to vote, without standing in line.
+    /// All but the line node are to vote, without standing in line where they do not yet.
     fn ask_others(&mut self, deadline: Instant) -> Next {
         let others: PerNode<_> = (0..self.seats.len()).filter(|node| Some(*node) != self.line).collect();
-        Next::Send(others.into_iter().map(|node| self.ask(node, IfBusy::Refuse, deadline)).collect())
+        Next::Send(others.into_iter().map(|node| self.count(node, IfBusy::Refuse, deadline)).collect())
     }
 
     fn next_of_all(&mut self, deadline: Instant, now: Instant) -> Next {

@@ -16,7 +16,11 @@ pub(super) struct Proposals(AtomicU64);
 
 impl Proposals {
     pub(super) fn next(&self) -> FencingToken {
-        let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
+        self.next_at(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64))
+    }
+
+    /// The same at `micros` since 1970.
+    pub(super) fn next_at(&self, micros: u64) -> FencingToken {
         let Self(latest) = self;
         let next = |latest| FencingToken::next(FencingToken::new(latest), micros);
         let (Ok(latest) | Err(latest)) =

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 /// came. The estimate moves only when it is out of bounds, to the nearer bound, so it settles within the shortest round
 /// trip, follows a slow drift, and after a jump is right again with the first reply.
 #[derive(Debug)]
-pub(super) struct ServerClock {
+pub(crate) struct ServerClock {
     base: Instant,
     /// The server's time at `base`, in microseconds since 1970.
     at_base: AtomicI64,
@@ -21,13 +21,13 @@ pub(super) struct ServerClock {
 
 impl ServerClock {
     /// The first observation: the server said `micros` at some moment before `received`.
-    pub(super) fn new(micros: u64, received: Instant) -> Self {
+    pub(crate) fn new(micros: u64, received: Instant) -> Self {
         // The lower bound: a deadline that is early makes the server refuse, one that is late lets it grant to nobody.
         Self { base: received, at_base: AtomicI64::new(micros as i64) }
     }
 
     /// The server said `micros` at some moment between `sent` and `received`.
-    pub(super) fn observe(&self, micros: u64, sent: Instant, received: Instant) {
+    pub(crate) fn observe(&self, micros: u64, sent: Instant, received: Instant) {
         let micros = micros as i64;
         let (lower, upper) = (micros - self.since_base(received), micros - self.since_base(sent));
         // A number on its own: no other memory depends on it.
@@ -36,7 +36,7 @@ impl ServerClock {
     }
 
     /// The server's time at `instant`, in microseconds since 1970.
-    pub(super) fn server_micros(&self, instant: Instant) -> u64 {
+    pub(crate) fn server_micros(&self, instant: Instant) -> u64 {
         self.at_base.load(Ordering::Relaxed).saturating_add(self.since_base(instant)).max(0) as u64
     }
 

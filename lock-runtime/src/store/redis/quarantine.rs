@@ -14,18 +14,18 @@ const COARSE: Duration = Duration::from_secs(1);
 
 /// What a server is like on one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Tenure {
+pub(crate) struct Tenure {
     /// It votes from then on.
     votes_from: Instant,
     /// What the marker of its data says. An acquire is refused where it says something else.
-    pub(super) marker: String,
+    pub(crate) marker: String,
     /// What the server calls its present life.
-    pub(super) run_id: Option<String>,
+    pub(crate) run_id: Option<String>,
 }
 
 impl Tenure {
     /// A server that was asked at `asked` has been up for `uptime`, and has had its data for `with_data`.
-    pub(super) fn new(
+    pub(crate) fn new(
         longest_lease: Duration,
         uptime: Duration,
         with_data: Duration,
@@ -37,18 +37,18 @@ impl Tenure {
         Self { votes_from: asked + after_start.max(after_loss), marker, run_id: None }
     }
 
-    pub(super) fn with_run_id(self, run_id: Option<String>) -> Self {
+    pub(crate) fn with_run_id(self, run_id: Option<String>) -> Self {
         Self { run_id, ..self }
     }
 
     /// How long it does not vote yet.
-    pub(super) fn keeps_away(&self, now: Instant) -> Option<Duration> {
+    pub(crate) fn keeps_away(&self, now: Instant) -> Option<Duration> {
         self.votes_from.checked_duration_since(now).filter(|left| !left.is_zero())
     }
 
     /// # Errors
     /// `Unavailable` as long as it may have forgotten a lock.
-    pub(super) fn check(&self, now: Instant) -> Result<(), StoreError> {
+    pub(crate) fn check(&self, now: Instant) -> Result<(), StoreError> {
         match self.keeps_away(now) {
             None => Ok(()),
             Some(left) => Err(StoreError::new(
@@ -61,7 +61,7 @@ impl Tenure {
 }
 
 /// The data were deleted under a connection that stands.
-pub(super) fn lost_its_data() -> StoreError {
+pub(crate) fn lost_its_data() -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, "its data were deleted, and with them what it knew of locks")
 }
 

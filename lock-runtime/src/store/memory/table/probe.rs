@@ -1,5 +1,7 @@
 //! What tests look at in a table, and how they break it.
 
+#[cfg(feature = "redis")]
+use super::{AtomicU64, Fences};
 use super::{Duration, Entry, FORGOTTEN, Family, Hold, Instant, LockKey, Mode, Table, Token};
 
 impl Table {
@@ -35,5 +37,19 @@ impl Table {
         if let Some(slot) = self.held(hold, now) {
             slot.expires = now + lease;
         }
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Fences {
+    /// Those of a store that has given out none, and whose clock showed so many microseconds since 1970 at `began`.
+    pub(crate) fn since(began: Instant, micros: u64) -> Self {
+        Self { latest: AtomicU64::new(0), epoch: (began, micros) }
+    }
+
+    /// What a store finds after a restart that has the data of now.
+    pub(crate) fn saved(&self) -> Self {
+        let latest = self.latest().map_or(0, |latest| latest.number());
+        Self { latest: AtomicU64::new(latest), epoch: self.epoch }
     }
 }

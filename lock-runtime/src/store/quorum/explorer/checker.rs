@@ -1,0 +1,165 @@
+//! What must hold at every moment of a run, and at its end.
+
+use std::fmt;
+
+use tokio::time::Instant;
+
+use super::{
+    client::Client,
+    clock::Clock,
+    server::Server,
+    sim::{Sim, Who},
+};
+use crate::{
+    fence::FencingToken,
+    spec::{Family, Mode},
+    store::{Hold, quorum::majority::majority},
+};
+
+/// What can go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wrong {
+    /// Two who exclude each other hold a lock, each by its own clock.
+    TwoHolders,
+    /// Somebody believes to hold what no majority keeps for it, or not for so long.
+    NotHeld,
+    /// A fencing token is not larger than an earlier one.
+    Fence,
+    /// A server keeps something for a name that nobody in its living client knows.
+    Orphan,
+    /// Somebody is not served although nothing fails any more.
+    Stuck,
+    /// Something is left at a server or in a client when all is over.
+    Leak,
+}
+
+pub(super) struct Violation {
+    pub(super) wrong: Wrong,
+    pub(super) what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.wrong, self.what)
+    }
+}
+
+/// A holder whose client has crashed. Nobody has released what it held.
+pub(super) struct Dead {
+    pub(super) hold: Hold,
+    /// By the true time.
+    pub(super) until: Instant,
+}
+
+#[derive(Default)]
+pub(super) struct Checker {
+    /// The largest fencing tokens handed out, by lock: with exclusive grants, and with others.
+    fences: Vec<(Option<FencingToken>, Option<FencingToken>)>,
+    pub(super) dead: Vec<Dead>,
+    found: Option<Violation>,
+    /// Only this is looked for.
+    pub(super) only: Option<Wrong>,
+}
+
+impl Checker {
+    pub(super) fn report(&mut self, wrong: Wrong, what: impl FnOnce() -> String) {
+        if self.only.is_none_or(|only| only == wrong) && self.found.is_none() {
+            self.found = Some(Violation { wrong, what: what() });
+        }
+    }
+
+    pub(super) fn found(&mut self) -> Option<Violation> {
+        self.found.take()
+    }
+
+    /// After something has happened to a client.
+    pub(super) fn look(&mut self, sim: &mut Sim, clients: &[Client], servers: &[Server]) {
+        for began in std::mem::take(&mut sim.began) {
+            self.began(sim, &began.hold, began.fence);
+        }
+        self.holders(sim, clients);
+        self.votes(sim, clients, servers);
+    }
+
+    /// An exclusive grant comes after everything that was handed out before; one to a reader after every exclusive one.
+    fn began(&mut self, sim: &Sim, hold: &Hold, fence: FencingToken) {
+        let lock = sim.keys.iter().position(|key| *key == hold.key).unwrap_or_default();
+        self.fences.resize(self.fences.len().max(lock + 1), (None, None));
+        let (exclusive, others) = &mut self.fences[lock];
+        let mut in_order = exclusive.is_none_or(|exclusive| exclusive < fence);
+        if hold.mode == Mode::Exclusive {
+            in_order &= others.is_none_or(|other| other < fence);
+            *exclusive = (*exclusive).max(Some(fence));
+        } else {
+            *others = (*others).max(Some(fence));
+        }
+        if !in_order {
+            self.report(Wrong::Fence, || format!("{} has a fencing token out of order", sim.name(hold.token)));
+        }
+    }
+
+    fn holders(&mut self, sim: &Sim, clients: &[Client]) {
+        let now = sim.now;
+        self.dead.retain(|dead| dead.until > now);
+        let living = clients.iter().flat_map(|client| {
+            let local = client.clock.at(now);
+            client.holders.values().filter(move |holder| !holder.lease.validity(local).is_zero()).map(|one| &one.hold)
+        });
+        let all: smallvec::SmallVec<[&Hold; 8]> = living.chain(self.dead.iter().map(|dead| &dead.hold)).collect();
+        let mut two = None;
+        for (index, hold) in all.iter().enumerate() {
+            let excludes = |other: &&&Hold| {
+                other.key == hold.key && (other.mode == Mode::Exclusive || hold.mode == Mode::Exclusive)
+            };
+            two = two.or_else(|| all[..index].iter().find(excludes).map(|other| (hold.token, other.token)));
+        }
+        drop(all);
+        if let Some((one, other)) = two {
+            self.report(Wrong::TwoHolders, || {
+                format!("{} and {} are held at the same time", sim.name(one), sim.name(other))
+            });
+        }
+    }
+
+    /// A majority keeps what somebody holds, for as long as its validity lasts. One that has forgotten it does not vote meanwhile.
+    fn votes(&mut self, sim: &Sim, clients: &[Client], servers: &[Server]) {
+        for client in clients {
+            let local = client.now(sim);
+            for holder in client.holders.values() {
+                let validity = holder.lease.validity(local);
+                let Some(campaign) = client.campaign(holder.hold.token).filter(|_| !validity.is_zero()) else {
+                    continue;
+                };
+                let until = client.clock.when(local + validity);
+                let keeps = |(server, token): (usize, _)| {
+                    let name = Hold::new(holder.hold.key.clone(), holder.hold.mode, token);
+                    let Server { clock, lost_data_at, .. } = &servers[server];
+                    let kept = servers[server].table().held_until(&name, clock.at(sim.now));
+                    let forgot = lost_data_at.is_some_and(|at| at >= holder.since - sim.longest_lease);
+                    forgot || kept.is_some_and(|kept| Clock::when(*clock, kept) >= until)
+                };
+                if campaign.known().filter(|known| keeps(*known)).count() < majority(servers.len()) {
+                    let name = sim.name(holder.hold.token);
+                    self.report(Wrong::NotHeld, || format!("{name} is not held by a majority until {until:?}"));
+                }
+            }
+        }
+    }
+
+    /// After a server has executed something: everything it keeps is somebody's, unless its client is dead.
+    pub(super) fn owners(&mut self, sim: &Sim, clients: &[Client], number: usize, server: &Server, at_the_end: bool) {
+        let now = server.clock.at(sim.now);
+        for key in &sim.keys {
+            for (token, mode) in server.table().tokens(key, Family::Lock, now) {
+                let Some(who) = sim.whose(token) else { continue };
+                let Who { client, life } = who;
+                let client = &clients[client];
+                if client.who.life == life && !client.owns(number, token) && !sim.is_excused(token) {
+                    let wrong = if at_the_end { Wrong::Leak } else { Wrong::Orphan };
+                    let place = if mode.is_some() { "held" } else { "in line" };
+                    self.report(wrong, || format!("{} is {place} at s{number} for nobody", sim.name(token)));
+                }
+            }
+        }
+    }
+}

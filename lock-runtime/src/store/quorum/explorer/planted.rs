@@ -1,0 +1,66 @@
+//! Each rule of the protocol switched off: the explorer must find what it was for. What it can find so, it would find in the code, too.
+
+use super::{Broken, checker::Wrong, world::World};
+use crate::store::quorum::campaign::Broken::{AddsUpRounds, BelievesTheAbandoned, MajorityOffByOne, NoWriteBack};
+
+const SCHEDULES: u64 = 20_000;
+
+/// Explores without the rule until somebody comes to that harm.
+fn is_found(broken: Broken, wrong: Wrong) {
+    let found = (0..SCHEDULES).find(|seed| World::random(*seed, Some(broken), false).run(Some(wrong)).is_err());
+    let Some(seed) = found else { panic!("{broken:?}: nothing found in {SCHEDULES} schedules") };
+    // Shown with `--nocapture`.
+    let mut world = World::random(seed, Some(broken), true);
+    let violation = world.run(Some(wrong)).err().map_or_else(String::new, |violation| violation.to_string());
+    println!("{broken:?} with seed {seed}: {violation}\n{}", world.trace());
+}
+
+#[test]
+fn a_client_that_writes_no_number_back_is_found() {
+    is_found(Broken::Campaign(NoWriteBack), Wrong::Fence);
+}
+
+#[test]
+fn a_client_that_is_content_with_half_of_the_servers_is_found() {
+    is_found(Broken::Campaign(MajorityOffByOne), Wrong::TwoHolders);
+}
+
+#[test]
+fn a_client_that_is_content_with_the_renewal_by_half_of_the_servers_is_found() {
+    is_found(Broken::RenewsByHalf, Wrong::TwoHolders);
+}
+
+#[test]
+fn a_client_that_adds_up_the_votes_of_several_rounds_is_found() {
+    is_found(Broken::Campaign(AddsUpRounds), Wrong::TwoHolders);
+}
+
+#[test]
+fn a_client_that_adds_up_the_renewals_of_several_rounds_is_found() {
+    is_found(Broken::AddsUpRenewals, Wrong::TwoHolders);
+}
+
+#[test]
+fn a_client_that_leaves_no_room_for_drift_is_found() {
+    is_found(Broken::NoDrift, Wrong::TwoHolders);
+}
+
+#[test]
+fn a_quarantine_by_the_marker_alone_is_found() {
+    is_found(Broken::MarkerOnly, Wrong::TwoHolders);
+}
+
+#[test]
+fn a_quarantine_by_the_uptime_alone_is_found() {
+    is_found(Broken::UptimeOnly, Wrong::TwoHolders);
+}
+
+#[test]
+fn a_client_that_believes_the_reply_to_an_abandoned_acquire_is_found() {
+    is_found(Broken::Campaign(BelievesTheAbandoned), Wrong::TwoHolders);
+}
+
+#[test]
+fn a_client_that_gives_up_a_name_once_is_found() {
+    is_found(Broken::AbandonsOnce, Wrong::Orphan);
+}

@@ -1,0 +1,173 @@
+//! What happens to whom in a run, apart from what the network does: drawn from a seed.
+
+use std::time::Duration;
+
+use super::server::Left;
+use crate::{explorer::dice::Dice, spec::Mode};
+
+/// How bad the network is. Probabilities are in a thousand.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Network {
+    pub(super) lost: usize,
+    pub(super) doubled: usize,
+    /// So many messages take more than a millisecond, up to `longest`.
+    pub(super) late: usize,
+    /// So many messages are the last ones of their connection whose sender is not told of its end at once.
+    pub(super) breaks: usize,
+    pub(super) longest: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Action {
+    /// The arrival of that number.
+    Arrive(usize),
+    /// Everything the client had in memory is gone; it starts anew.
+    Crash(usize),
+    /// The client does nothing for so long.
+    Stop(usize, Duration),
+    Continue(usize),
+    /// A client's clock jumps, by so many microseconds.
+    Jump(usize, i64),
+    /// A server is gone for so long, and comes back with some of its data.
+    Restart(usize, Duration, Left),
+    Start(usize, Left),
+    Flush(usize),
+    Save(usize),
+    /// The server executes nothing for so long.
+    Stall(usize, Duration),
+    /// A client and a server do not reach each other for so long.
+    Part(usize, usize, Duration),
+    /// From now on there are no faults.
+    Quiet,
+}
+
+/// Somebody who wants a lock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    /// Its index among the arrivals.
+    pub(super) number: usize,
+    pub(super) client: usize,
+    pub(super) lock: usize,
+    pub(super) mode: Mode,
+    pub(super) lease: Duration,
+    pub(super) renew: bool,
+    pub(super) wait: Option<Duration>,
+    pub(super) hold_for: Duration,
+    pub(super) cancel_after: Option<Duration>,
+    /// Comes again, so long after it has ended.
+    pub(super) again: Option<Duration>,
+    /// So many times.
+    pub(super) times: u32,
+}
+
+pub(super) struct Schedule {
+    /// How fast the clock of each server runs, in millionths, and how far it is ahead, in microseconds.
+    pub(super) servers: Vec<(u32, i64)>,
+    pub(super) clients: Vec<(u32, i64)>,
+    pub(super) locks: usize,
+    pub(super) longest_lease: Duration,
+    pub(super) network: Network,
+    pub(super) arrivals: Vec<Arrival>,
+    pub(super) actions: Vec<(Duration, Action)>,
+    /// Within this time after the end of the faults everybody must have been served.
+    pub(super) bound: Duration,
+}
+
+impl Schedule {
+    pub(super) fn random(dice: &mut Dice) -> Self {
+        let millis = Duration::from_millis;
+        let short = dice.one_of(&[300, 300, 1000, 2000, 4000]);
+        let leases = [millis(short), millis(dice.one_of(&[short, short, short, 1000, 5000]))];
+        let longest_lease = leases[0].max(leases[1]);
+        let horizon = (leases[0] * dice.one_of(&[1, 2, 2, 4])).clamp(millis(600), millis(6000));
+        // Replies come when they are hardly waited for any more.
+        let is_sluggish = dice.chance(150);
+        let mut network = Network {
+            lost: dice.one_of(&[0, 0, 10, 50]),
+            doubled: dice.one_of(&[0, 0, 50, 300]),
+            late: dice.one_of(&[0, 5, 20, 80]),
+            breaks: dice.one_of(&[0, 0, 5, 30]),
+            longest: dice.one_of(&[millis(20), leases[0] / 10, leases[0] / 2, leases[0] * 2]),
+        };
+        if is_sluggish {
+            network = Network { late: 300, longest: leases[0] / 10, ..network };
+        }
+        let count = dice.one_of(&[3, 3, 3, 5]);
+        let clients = 2 + dice.below(3);
+        let locks = if dice.chance(50) { 2 } else { 1 };
+        let mixed = dice.chance(250);
+        let holds = [millis(4), dice.one_of(&[millis(20), leases[0] / 2, leases[0] * 2])];
+        let arrival = |dice: &mut Dice, number: usize| Arrival {
+            number,
+            client: number % clients,
+            lock: dice.below(locks),
+            mode: if mixed { dice.one_of(&[Mode::Exclusive, Mode::Shared]) } else { Mode::Exclusive },
+            lease: dice.one_of(&leases),
+            renew: !dice.chance(100),
+            wait: (!dice.chance(150)).then(|| horizon / 8 + dice.up_to(horizon * 2)),
+            hold_for: {
+                let longest = dice.one_of(&holds);
+                dice.up_to(longest)
+            },
+            cancel_after: dice.chance(150).then(|| dice.up_to(horizon / 4)),
+            again: dice.chance(700).then(|| millis(1) + dice.up_to(horizon / 4)),
+            times: 3,
+        };
+        let arrivals: Vec<_> = (0..clients).map(|number| arrival(dice, number)).collect();
+        // Alone, or all at once.
+        let rush = dice.up_to(horizon / 2);
+        let mut actions: Vec<_> = arrivals
+            .iter()
+            .map(|arrival| {
+                let when = if dice.chance(400) { dice.up_to(horizon) } else { rush + dice.up_to(millis(5)) };
+                (when.min(horizon), Action::Arrive(arrival.number))
+            })
+            .collect();
+        // A number that is forgotten must be smaller than any clock when its servers vote again.
+        let forgets = dice.chance(500);
+        let (apart, jumps) = if forgets { (longest_lease / 4, false) } else { (millis(300_000), true) };
+        for _ in 0..dice.one_of(&[0, 1, 2, 3, 5]) {
+            let (when, server, client) = (dice.up_to(horizon), dice.below(count), dice.below(clients));
+            let pause = dice.up_to(horizon);
+            let left = |dice: &mut Dice| dice.one_of(&[Left::All, Left::Saved, Left::Nothing]);
+            actions.push((
+                when,
+                match dice.below(if forgets { 12 } else { 9 }) {
+                    0 => Action::Crash(client),
+                    1 | 2 => Action::Stop(client, pause),
+                    3 | 4 => Action::Stall(server, pause),
+                    5 | 6 => Action::Part(client, server, pause),
+                    7 if jumps => Action::Jump(client, ahead(dice, apart)),
+                    7 | 8 => Action::Restart(server, pause / 4, Left::All),
+                    9 => Action::Flush(server),
+                    _ => Action::Restart(server, pause / 8, left(dice)),
+                },
+            ));
+        }
+        for _ in 0..if forgets { 2 } else { 0 } {
+            actions.push((dice.up_to(horizon), Action::Save(dice.below(count))));
+        }
+        // All servers are restarted, one after the other.
+        if forgets && dice.chance(400) {
+            let (when, pause) = (dice.up_to(horizon), leases[0] / dice.one_of(&[4, 16, 64]) as u32);
+            let left = dice.one_of(&[Left::All, Left::Saved, Left::Saved, Left::Nothing]);
+            for server in 0..count {
+                actions.push((when + pause * server as u32, Action::Restart(server, pause / 4, left)));
+            }
+        }
+        let fast = |dice: &mut Dice| dice.one_of(&[0, 0, 1_000, 5_000, 10_000]);
+        let of_servers = if forgets { longest_lease / 4 } else { millis(5000) };
+        let servers = (0..count).map(|_| (fast(dice), ahead(dice, of_servers))).collect();
+        let of_clients = if dice.chance(500) { millis(2) } else { apart };
+        let clients = (0..clients).map(|_| (fast(dice), ahead(dice, of_clients))).collect();
+        actions.push((horizon, Action::Quiet));
+        // The quarantine; a dead holder's lease; a dead waiter's grant; the pause of one who gives up; a turn.
+        let bound = longest_lease * 2 + millis(1000) + millis(3000) + network.longest + millis(5500) + millis(5000);
+        Self { servers, clients, locks, longest_lease, network, arrivals, actions, bound }
+    }
+}
+
+fn ahead(dice: &mut Dice, most: Duration) -> i64 {
+    let ahead = dice.up_to(most).as_micros() as i64;
+    if dice.chance(500) { -ahead } else { ahead }
+}

@@ -1,0 +1,192 @@
+//! One of the servers: its data, its clock, and what it answers.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    clock::Clock,
+    message::{Acquire, Call, Greeted, Reply, Request},
+    sim::{Conn, Event, Sim, Who},
+};
+use crate::{
+    explorer::sim::say,
+    store::{
+        KeyRequest, Release, Renewal,
+        memory::table::{Fences, Step, Table},
+    },
+};
+
+/// The run begins then, by a right clock.
+pub(super) const MICROS: u64 = 1_800_000_000_000_000;
+
+/// What a server is left with after a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    All,
+    /// What was saved last.
+    Saved,
+    Nothing,
+}
+
+struct Data {
+    table: Table,
+    fences: Fences,
+    /// Its name, and when it was written.
+    marker: Option<(u64, u64)>,
+}
+
+impl Data {
+    fn none(start: Instant, epoch: u64) -> Self {
+        Self { table: Table::default(), fences: Fences::since(start, epoch), marker: None }
+    }
+
+    fn save(&self) -> Self {
+        Self { table: self.table.clone(), fences: self.fences.saved(), marker: self.marker }
+    }
+}
+
+pub(super) struct Server {
+    number: usize,
+    pub(super) clock: Clock,
+    /// What its clock shows at the start of the run.
+    epoch: u64,
+    data: Data,
+    saved: Data,
+    pub(super) up: bool,
+    pub(super) life: u32,
+    started: u64,
+    pub(super) stalls_until: Instant,
+    /// What it kept before is forgotten.
+    pub(super) lost_data_at: Option<Instant>,
+    /// Who is told of grants, and on which connection.
+    ears: Vec<(Who, Conn)>,
+}
+
+impl Server {
+    pub(super) fn new(number: usize, start: Instant, fast: u32, ahead: i64) -> Self {
+        let epoch = MICROS.saturating_add_signed(ahead);
+        // It has been up for long, with its marker.
+        let long_ago = epoch - 1_000_000_000;
+        let mut data = Data::none(start, epoch);
+        data.marker = Some((0, long_ago));
+        Self {
+            number,
+            clock: Clock::new(start, fast),
+            epoch,
+            saved: data.save(),
+            data,
+            up: true,
+            life: 0,
+            started: long_ago,
+            stalls_until: start,
+            lost_data_at: None,
+            ears: Vec::new(),
+        }
+    }
+
+    pub(super) fn table(&self) -> &Table {
+        &self.data.table
+    }
+
+    fn micros(&self, now: Instant) -> u64 {
+        self.epoch + self.clock.micros(now)
+    }
+
+    pub(super) fn save(&mut self) {
+        self.saved = self.data.save();
+    }
+
+    pub(super) fn crash(&mut self, sim: &mut Sim) {
+        say!(sim, "s{} crashes", self.number);
+        self.up = false;
+        self.life += 1;
+        for conn in 0..sim.connections.len() {
+            if sim.connections[conn].server == self.number && sim.connections[conn].life == Some(self.life - 1) {
+                let soon = sim.dice.up_to(Duration::from_millis(2));
+                sim.after(soon, Event::Broken(conn));
+            }
+        }
+        self.ears.clear();
+    }
+
+    pub(super) fn start(&mut self, sim: &mut Sim, left: Left) {
+        say!(sim, "s{} starts, with {left:?} of its data", self.number);
+        match left {
+            Left::All => {}
+            Left::Saved => self.data = self.saved.save(),
+            Left::Nothing => self.data = Data::none(sim.start, self.epoch),
+        }
+        if left != Left::All {
+            self.lost_data_at = Some(sim.now);
+        }
+        let now = self.clock.at(sim.now);
+        for key in sim.keys.clone() {
+            for (token, _) in self.data.table.tokens(&key, crate::spec::Family::Lock, now).collect::<Vec<_>>() {
+                sim.excuse(token);
+            }
+        }
+        self.up = true;
+        self.started = self.micros(sim.now);
+    }
+
+    pub(super) fn flush(&mut self, sim: &mut Sim) {
+        say!(sim, "s{} loses its data", self.number);
+        self.data = Data::none(sim.start, self.epoch);
+        self.lost_data_at = Some(sim.now);
+    }
+
+    pub(super) fn execute(&mut self, sim: &mut Sim, conn: Conn, call: Call, request: &Request) {
+        let (now, micros) = (self.clock.at(sim.now), self.micros(sim.now));
+        let caller = request.hold().map(|hold| hold.token).filter(|_| call != 0);
+        let Data { table, fences, marker } = &mut self.data;
+        let mut step = Step::new(now, fences, caller);
+        let reply = match request {
+            Request::Greet => {
+                let (name, since) = *marker.get_or_insert((u64::from(sim.number()), micros));
+                let seconds = micros / 1_000_000 - self.started / 1_000_000;
+                let with_data = Duration::from_micros(micros - since);
+                let who = sim.connections[conn].who;
+                self.ears.retain(|(ear, _)| ear.client != who.client);
+                self.ears.push((who, conn));
+                sim.connections[conn].life = Some(self.life);
+                Reply::Greeted(Greeted { micros, uptime: Duration::from_secs(seconds), marker: name, with_data })
+            }
+            Request::Acquire(Acquire { deadline, .. }) if micros > *deadline => {
+                Reply::Acquire(crate::store::AcquireReply::Late, micros)
+            }
+            Request::Acquire(acquire) if acquire.marker.is_some() && acquire.marker != marker.map(|(name, _)| name) => {
+                Reply::Strange(micros)
+            }
+            Request::Acquire(Acquire { hold, lease, if_busy, proposal, deadline_there, .. }) => {
+                // While nothing was heard of the server its clock went its own way.
+                if sim.now > *deadline_there {
+                    sim.excuse(hold.token);
+                }
+                // It is not late.
+                let request = KeyRequest::new(hold.clone(), *lease, now).proposal(Some(*proposal));
+                Reply::Acquire(table.acquire(&KeyRequest { if_busy: *if_busy, ..request }, &mut step), micros)
+            }
+            Request::Poll(hold) => Reply::Poll(table.poll(hold, &mut step)),
+            Request::Renew(hold, lease) => Reply::Renew(table.renew(&Renewal::new(hold.clone(), *lease), now)),
+            Request::Release(hold) => Reply::Release(table.release(&Release::new(hold.clone()), &mut step)),
+            Request::Abandon(hold) => {
+                sim.look = true;
+                table.abandon(hold, &mut step);
+                Reply::Abandoned
+            }
+            Request::Raise(fence) => {
+                fences.raise(*fence);
+                Reply::Raised
+            }
+        };
+        let handed_over = std::mem::take(&mut step.handed_over);
+        sim.reply(conn, call, reply);
+        for (hold, grant) in handed_over {
+            let whose = sim.whose(hold.token);
+            if let Some((_, conn)) = self.ears.iter().find(|(ear, _)| Some(*ear) == whose).copied() {
+                sim.push(conn, hold, grant);
+            }
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Somebody who wants a lock: what `acquire.rs`, `in_line.rs` and `question.rs` do by awaiting, alone in a line of its own.
+
+use std::{
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    asking::Asker,
+    client::Client,
+    leading::{Answer, request},
+    schedule::Arrival,
+    sim::{Event, Sim, Timer},
+};
+use crate::{
+    acquire::{SHORTEST_CALL, STRAGGLE},
+    explorer::sim::say,
+    gate::{Line, Next, Wish},
+    key::LockKey,
+    lease::Lease,
+    spec::{Mode, call_timeout},
+    store::{AcquireReply, Grant, Hold, IfBusy, PollReply, RenewReply, StoreError, Token},
+};
+
+pub(super) struct User {
+    arrival: Arrival,
+    /// `None`: does not wait.
+    pub(super) until: Option<Instant>,
+    line: Line,
+    ticket: Option<u64>,
+    state: State,
+    wait: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// Asks beside the line, or does not wait at all.
+    Beside(u32, Token),
+    /// For news, or for the time to ask.
+    Waiting,
+    Asking(u32, Token),
+    Polling(u32, Token),
+    Confirming(u32, Token, Grant),
+}
+
+impl User {
+    fn patience(&self, now: Instant) -> Duration {
+        let timeout = call_timeout(self.arrival.lease);
+        let left = self.until.map(|until| until.saturating_duration_since(now));
+        left.map_or(timeout, |left| timeout.min(left.max(SHORTEST_CALL)))
+    }
+
+    fn is_out_of_patience(&self, now: Instant) -> bool {
+        self.until.is_none_or(|until| until <= now)
+    }
+}
+
+impl Client {
+    pub(super) fn arrive(&mut self, sim: &mut Sim, arrival: Arrival) {
+        let (id, now) = (sim.number(), self.now(sim));
+        let until = arrival.wait.map(|wait| now + wait);
+        let Arrival { lock, mode, wait, .. } = arrival;
+        say!(sim, "{} u{id} wants {:?} {mode:?}, waits {wait:?}", self.who, sim.keys[lock]);
+        let user = User { arrival, until, line: Line::default(), ticket: None, state: State::Waiting, wait: 0 };
+        self.users.insert(id, user);
+        if let Some(pause) = arrival.cancel_after {
+            sim.after(pause, Event::Timer(self.who, Timer::Cancel(id)));
+        }
+        match (until, mode) {
+            (Some(_), Mode::Exclusive) => self.enter(sim, id),
+            _ => self.ask(sim, id, Token::random(), IfBusy::Refuse),
+        }
+    }
+
+    fn enter(&mut self, sim: &mut Sim, id: u32) {
+        let Some(user) = self.users.get_mut(&id) else { return };
+        // Nobody else waits in this line to whom it could be passed on.
+        let wish = Wish { mode: user.arrival.mode, lease: user.arrival.lease, passing: false };
+        user.ticket = user.line.enter(wish, 1);
+        self.go(sim, id);
+    }
+
+    fn ask(&mut self, sim: &mut Sim, id: u32, token: Token, if_busy: IfBusy) {
+        let now = self.now(sim);
+        let Some(user) = self.users.get(&id) else { return };
+        let Arrival { lock, mode, lease, .. } = user.arrival;
+        let patience = user.patience(now);
+        let hold = Hold::new(sim.keys[lock].clone(), mode, token);
+        let lead = self.lead_acquire(sim, id, request(hold, lease, if_busy, now + patience + STRAGGLE));
+        let state = if if_busy == IfBusy::Queue { State::Asking(lead, token) } else { State::Beside(lead, token) };
+        self.waits_for(sim, id, state, now + patience);
+    }
+
+    fn waits_for(&mut self, sim: &mut Sim, id: u32, state: State, until: Instant) {
+        let Some(user) = self.users.get_mut(&id) else { return };
+        user.state = state;
+        user.wait += 1;
+        let wait = user.wait;
+        self.timer_at(sim, until, Timer::User(id, wait));
+    }
+
+    /// There is news for those who wait for a lock.
+    pub(super) fn call_waiting(&mut self, sim: &mut Sim, key: &LockKey, news: impl Fn(&mut Line) -> Option<Waker>) {
+        let ids: Vec<_> = self.users.keys().copied().collect();
+        for id in ids {
+            let Some(user) = self.users.get_mut(&id).filter(|user| sim.keys[user.arrival.lock] == *key) else {
+                continue;
+            };
+            news(&mut user.line);
+            let cx = Context::from_waker(Waker::noop());
+            match user.state {
+                State::Waiting if user.ticket.is_some() && user.line.poll_news(&cx).is_ready() => self.go_on(sim, id),
+                State::Polling(lead, _) if user.line.poll_news(&cx).is_ready() => {
+                    self.drop_lead(sim, lead);
+                    self.go_on(sim, id);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The wait of a user is over, for a call or for the time to ask.
+    pub(super) fn wait_over(&mut self, sim: &mut Sim, id: u32, wait: u32) {
+        let now = self.now(sim);
+        let Some(user) = self.users.get(&id).filter(|user| user.wait == wait) else { return };
+        let silence = || Answer::Unreachable(StoreError::timed_out(Duration::ZERO));
+        match user.state {
+            State::Waiting => self.go_on(sim, id),
+            State::Beside(lead, _) | State::Asking(lead, _) | State::Polling(lead, _) => {
+                self.drop_lead(sim, lead);
+                self.user_answered(sim, id, lead, now, silence());
+            }
+            State::Confirming(ask, ..) => {
+                self.drop_ask(sim, ask);
+                self.confirmed(sim, id, now, None);
+            }
+        }
+    }
+
+    /// Not yet served: goes on, as long as there is patience.
+    fn go_on(&mut self, sim: &mut Sim, id: u32) {
+        let now = self.now(sim);
+        match self.users.get(&id) {
+            Some(user) if user.is_out_of_patience(now) => self.give_up_waiting(sim, id),
+            Some(_) => self.go(sim, id),
+            None => {}
+        }
+    }
+
+    fn go(&mut self, sim: &mut Sim, id: u32) {
+        let now = self.now(sim);
+        let jitter = sim.dice.fraction();
+        loop {
+            let Some(user) = self.users.get_mut(&id) else { return };
+            let cx = Context::from_waker(Waker::noop());
+            match user.line.next(now) {
+                Next::Ask(token, _) => return self.ask(sim, id, token, IfBusy::Queue),
+                Next::Poll(token) => {
+                    if user.line.poll_news(&cx).is_ready() {
+                        continue;
+                    }
+                    let patience = user.patience(now);
+                    match self.lead_poll(sim, id, token) {
+                        Some(lead) => return self.waits_for(sim, id, State::Polling(lead, token), now + patience),
+                        None => self.with_line(id, |line| line.gone(token, now)),
+                    }
+                }
+                Next::Wait(at) => {
+                    if user.line.poll_news(&cx).is_ready() {
+                        continue;
+                    }
+                    let at = user.until.map_or(at, |until| at.min(until));
+                    return self.waits_for(sim, id, State::Waiting, at);
+                }
+                Next::GiveUp(token) => {
+                    self.abandon(sim, token);
+                    self.with_line(id, |line| line.failed(token, None, now, jitter));
+                }
+                // No store with several servers tells of a grant in so many words, and nobody passes anything on.
+                Next::Take(_) | Next::Granted(..) => unreachable!("a user is alone in its line"),
+            }
+        }
+    }
+
+    fn with_line(&mut self, id: u32, what: impl FnOnce(&mut Line)) {
+        if let Some(user) = self.users.get_mut(&id) {
+            what(&mut user.line);
+        }
+    }
+
+    pub(super) fn user_answered(&mut self, sim: &mut Sim, id: u32, lead: u32, sent: Instant, answer: Answer) {
+        let (now, jitter) = (self.now(sim), sim.dice.fraction());
+        let Some(user) = self.users.get_mut(&id) else { return };
+        let (state, arrival) = (user.state, user.arrival);
+        match (state, answer) {
+            (State::Beside(own, token) | State::Asking(own, token), answer) if own == lead => {
+                let is_beside = matches!(state, State::Beside(..));
+                let error = match answer {
+                    Answer::Acquire(AcquireReply::Granted(grant)) => match self.start(sim, arrival, grant, sent) {
+                        Some(lease) => return self.served(sim, id, token, grant, lease),
+                        None => {
+                            self.abandon(sim, token);
+                            Some(StoreError::timed_out(Duration::ZERO))
+                        }
+                    },
+                    Answer::Acquire(AcquireReply::Queued { counter, holder_ttl }) => {
+                        user.line.queued(token, sent, counter, holder_ttl, now, jitter);
+                        None
+                    }
+                    Answer::Acquire(AcquireReply::Busy { holder_ttl }) => {
+                        user.line.refused(token, holder_ttl, now, jitter);
+                        None
+                    }
+                    Answer::Acquire(_) => Some(StoreError::late()),
+                    Answer::Unreachable(error) => {
+                        self.abandon(sim, token);
+                        Some(error)
+                    }
+                    Answer::Poll(_) => unreachable!("an acquire is not answered like a poll"),
+                };
+                if is_beside {
+                    return self.not_beside(sim, id);
+                }
+                if let Some(error) = error {
+                    self.with_line(id, |line| line.failed(token, Some(&error), now, jitter));
+                }
+            }
+            (State::Polling(own, token), answer) if own == lead => match answer {
+                Answer::Poll(PollReply::Granted(grant)) => {
+                    return match self.handed_over(sim, arrival, grant, sent) {
+                        Some(lease) => self.served(sim, id, token, grant, lease),
+                        None => self.confirm(sim, id, token, grant),
+                    };
+                }
+                Answer::Poll(PollReply::Queued { counter, holder_ttl }) => {
+                    user.line.queued(token, sent, counter, holder_ttl, now, jitter);
+                }
+                Answer::Poll(PollReply::Gone) => user.line.gone(token, now),
+                Answer::Unreachable(error) => user.line.unanswered(token, &error, now, jitter),
+                Answer::Acquire(_) => unreachable!("a poll is not answered like an acquire"),
+            },
+            _ => return,
+        }
+        self.go_on(sim, id);
+    }
+
+    fn not_beside(&mut self, sim: &mut Sim, id: u32) {
+        match self.users.get(&id).map(|user| user.until) {
+            Some(Some(_)) => self.enter(sim, id),
+            _ => self.give_up_waiting(sim, id),
+        }
+    }
+
+    fn confirm(&mut self, sim: &mut Sim, id: u32, token: Token, grant: Grant) {
+        let now = self.now(sim);
+        let patience = self.users.get(&id).map_or(Duration::ZERO, |user| user.patience(now));
+        match self.renew(sim, Asker::User(id), token, None) {
+            Some(ask) => self.waits_for(sim, id, State::Confirming(ask, token, grant), now + patience),
+            None => {
+                self.with_line(id, |line| line.gone(token, now));
+                self.go(sim, id);
+            }
+        }
+    }
+
+    pub(super) fn confirmed(&mut self, sim: &mut Sim, id: u32, sent: Instant, reply: Option<RenewReply>) {
+        let (now, jitter) = (self.now(sim), sim.dice.fraction());
+        let Some(user) = self.users.get_mut(&id) else { return };
+        let (State::Confirming(_, token, grant), arrival) = (user.state, user.arrival) else { return };
+        match reply {
+            Some(RenewReply::Renewed { ttl }) => {
+                let grant = Grant { ttl, ..grant };
+                if let Some(lease) = self.start(sim, arrival, grant, sent) {
+                    return self.served(sim, id, token, grant, lease);
+                }
+                let error = StoreError::timed_out(Duration::ZERO);
+                self.with_line(id, |line| line.unanswered(token, &error, now, jitter));
+            }
+            Some(RenewReply::Gone) => {
+                user.line.gone(token, now);
+                self.abandon(sim, token);
+            }
+            None => user.line.unanswered(token, &StoreError::timed_out(Duration::ZERO), now, jitter),
+        }
+        self.go_on(sim, id);
+    }
+
+    fn served(&mut self, sim: &mut Sim, id: u32, token: Token, grant: Grant, lease: Lease) {
+        let Some(user) = self.users.remove(&id) else { return };
+        let hold = Hold::new(sim.keys[user.arrival.lock].clone(), user.arrival.mode, token);
+        self.begin(sim, user.arrival, hold, grant, lease);
+    }
+
+    /// The future is dropped.
+    pub(super) fn cancel(&mut self, sim: &mut Sim, id: u32) {
+        if !sim.quiet && self.users.contains_key(&id) {
+            say!(sim, "{} u{id} is cancelled", self.who);
+            self.give_up_waiting(sim, id);
+        }
+    }
+
+    fn give_up_waiting(&mut self, sim: &mut Sim, id: u32) {
+        let now = self.now(sim);
+        let jitter = sim.dice.fraction();
+        let Some(mut user) = self.users.remove(&id) else { return };
+        say!(sim, "{} u{id} leaves", self.who);
+        match user.state {
+            State::Waiting => {}
+            State::Polling(lead, _) => self.drop_lead(sim, lead),
+            State::Confirming(ask, ..) => drop(self.drop_ask(sim, ask)),
+            State::Beside(lead, token) | State::Asking(lead, token) => {
+                self.drop_lead(sim, lead);
+                user.line.failed(token, None, now, jitter);
+                self.abandon(sim, token);
+            }
+        }
+        if let Some(ticket) = user.ticket
+            && let Some(place) = user.line.leave(ticket).orphan
+        {
+            self.abandon(sim, place.token);
+        }
+        self.again(sim, user.arrival);
+    }
+
+    /// A worker that is done comes again, as long as there are faults.
+    pub(super) fn again(&mut self, sim: &mut Sim, arrival: Arrival) {
+        if let Some(pause) = arrival.again
+            && arrival.times > 0
+            && !sim.quiet
+        {
+            sim.after(pause, Event::Action(super::schedule::Action::Arrive(arrival.number)));
+        }
+    }
+}

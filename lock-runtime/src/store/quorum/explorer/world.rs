@@ -1,0 +1,288 @@
+//! A run: clients, the servers, and the clock that drives them.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    Broken,
+    checker::{Checker, Dead, Violation, Wrong},
+    client::Client,
+    clock::Clock,
+    message::Request,
+    schedule::{Action, Arrival, Schedule},
+    server::Server,
+    sim::{Conn, Event, Sim, Timer, Who},
+};
+use crate::{
+    explorer::{dice::Dice, sim::say},
+    key::LockKey,
+    store::{MemoryStore, Store},
+};
+
+/// A run with more events than this does not end by itself.
+const MOST_EVENTS: usize = 200_000;
+
+/// What a [`Node`](crate::store::quorum::node::Node) is made with here, and never asks.
+fn nothing() -> &'static Arc<dyn Store> {
+    static NOTHING: OnceLock<Arc<dyn Store>> = OnceLock::new();
+    NOTHING.get_or_init(|| Arc::new(MemoryStore::new()))
+}
+
+pub(super) struct World {
+    pub(super) sim: Sim,
+    servers: Vec<Server>,
+    clients: Vec<Client>,
+    arrivals: Vec<Arrival>,
+    checker: Checker,
+    bound: Duration,
+    /// Faults have ended, and everybody must be served until then.
+    served_by: Option<Instant>,
+}
+
+impl World {
+    pub(super) fn random(seed: u64, broken: Option<Broken>, traced: bool) -> Self {
+        let mut dice = Dice::new(seed);
+        let schedule = Schedule::random(&mut dice);
+        Self::new(schedule, dice, broken, traced)
+    }
+
+    pub(super) fn new(schedule: Schedule, dice: Dice, broken: Option<Broken>, traced: bool) -> Self {
+        let Schedule { servers, clients, locks, longest_lease, network, arrivals, actions, bound } = schedule;
+        let mut sim = Sim::new(dice, network, broken, traced);
+        sim.keys = ["a", "b"].into_iter().take(locks).filter_map(|name| LockKey::new(name).ok()).collect();
+        sim.longest_lease = longest_lease;
+        say!(sim, "servers {servers:?}, clients {clients:?}, {longest_lease:?}, {network:?}");
+        for (when, action) in actions {
+            sim.after(when, Event::Action(action));
+        }
+        let count = servers.len();
+        let client = |(client, (fast, ahead)): (usize, (u32, i64))| {
+            Client::new(Who { client, life: 0 }, Clock::new(sim.start, fast), ahead, count, nothing())
+        };
+        let clients = clients.into_iter().enumerate().map(client).collect();
+        let server = |(number, (fast, ahead)): (usize, (u32, i64))| Server::new(number, sim.start, fast, ahead);
+        let servers = servers.into_iter().enumerate().map(server).collect();
+        Self { sim, servers, clients, arrivals, checker: Checker::default(), bound, served_by: None }
+    }
+
+    pub(super) fn trace(&mut self) -> String {
+        self.sim.trace.take().unwrap_or_default()
+    }
+
+    /// Until nothing happens any more. Only violations of the given sort are looked for, if one is given.
+    pub(super) fn run(&mut self, only: Option<Wrong>) -> Result<(), Violation> {
+        self.checker.only = only;
+        for _ in 0..MOST_EVENTS {
+            let Some(event) = self.sim.next() else { return self.end() };
+            self.happens(event);
+            if std::mem::take(&mut self.sim.look) {
+                self.checker.look(&mut self.sim, &self.clients, &self.servers);
+            }
+            if self.served_by.is_some_and(|by| self.sim.now > by) {
+                self.served_by = None;
+                self.nobody_waits();
+            }
+            if let Some(violation) = self.checker.found() {
+                return Err(violation);
+            }
+        }
+        Err(Violation { wrong: Wrong::Stuck, what: "the run does not end".into() })
+    }
+
+    fn nobody_waits(&mut self) {
+        for client in &self.clients {
+            if let Some(user) = client.users.keys().next() {
+                self.checker.report(Wrong::Stuck, || format!("{} u{user} still waits", client.who));
+            }
+        }
+    }
+
+    /// Nothing happens any more.
+    fn end(&mut self) -> Result<(), Violation> {
+        self.nobody_waits();
+        for (number, server) in self.servers.iter().enumerate() {
+            self.checker.owners(&self.sim, &self.clients, number, server, true);
+        }
+        for client in &self.clients {
+            if let Some(left) = client.unrest(&self.sim) {
+                self.checker.report(Wrong::Leak, || format!("{} has left: {left}", client.who));
+            }
+        }
+        self.checker.found().map_or(Ok(()), Err)
+    }
+
+    /// Does that life of the client go on, and run? What reaches a stopped one waits.
+    fn running(&mut self, who: Who, event: impl FnOnce() -> Event) -> bool {
+        let client = &mut self.clients[who.client];
+        if client.who != who {
+            return false;
+        }
+        if let Some(waiting) = &mut client.stopped {
+            waiting.push(event());
+            return false;
+        }
+        true
+    }
+
+    fn ends(&self, conn: Conn) -> (Who, usize) {
+        let connection = &self.sim.connections[conn];
+        (connection.who, connection.server)
+    }
+
+    fn happens(&mut self, event: Event) {
+        match event {
+            Event::AtServer(conn, call, request) => {
+                let (_, number) = self.ends(conn);
+                let (server, life) = (&mut self.servers[number], self.sim.connections[conn].life);
+                if server.stalls_until > self.sim.now {
+                    return self.sim.at(server.stalls_until, Event::AtServer(conn, call, request));
+                }
+                let stands = life.map_or(matches!(request, Request::Greet), |life| life == server.life);
+                if !server.up || !stands {
+                    // It is told that nobody is there.
+                    return self.sim.after(Duration::from_micros(200), Event::Broken(conn));
+                }
+                server.execute(&mut self.sim, conn, call, &request);
+                // What is left for nobody is in somebody's way.
+                if let Request::Acquire(_) = request {
+                    self.checker.owners(&self.sim, &self.clients, number, &self.servers[number], false);
+                }
+            }
+            Event::Replied(conn, call, reply) => {
+                let (who, _) = self.ends(conn);
+                if self.running(who, || Event::Replied(conn, call, reply)) {
+                    self.clients[who.client].replied(&mut self.sim, conn, call, reply);
+                }
+            }
+            Event::Pushed(conn, hold, grant) => {
+                let (who, server) = self.ends(conn);
+                if self.running(who, || Event::Pushed(conn, hold.clone(), grant)) {
+                    self.clients[who.client].pushed(&mut self.sim, server, &hold, grant);
+                }
+            }
+            Event::Broken(conn) => {
+                let (who, _) = self.ends(conn);
+                if self.running(who, || Event::Broken(conn)) {
+                    self.clients[who.client].broken(&mut self.sim, conn);
+                }
+            }
+            Event::Failed(who, call, error) => {
+                if self.running(who, || Event::Failed(who, call, error.clone())) {
+                    self.clients[who.client].failed(&mut self.sim, call, error);
+                }
+            }
+            Event::Timer(who, timer) => {
+                if self.running(who, || Event::Timer(who, timer)) {
+                    self.clients[who.client].timer(&mut self.sim, timer);
+                }
+            }
+            Event::Action(action) => self.act(action),
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        let sim = &mut self.sim;
+        match action {
+            Action::Arrive(number) => {
+                let arrival = &mut self.arrivals[number];
+                let client = &mut self.clients[arrival.client];
+                if let Some(waiting) = &mut client.stopped {
+                    return waiting.push(Event::Action(action));
+                }
+                arrival.times = arrival.times.saturating_sub(1);
+                client.arrive(sim, *arrival);
+            }
+            Action::Crash(client) => self.crash(client),
+            Action::Stop(client, pause) => {
+                say!(sim, "{} is stopped for {pause:?}", self.clients[client].who);
+                self.clients[client].stopped.get_or_insert_default();
+                sim.after(pause, Event::Action(Action::Continue(client)));
+            }
+            Action::Continue(client) => self.go_on(client),
+            Action::Jump(client, ahead) => {
+                say!(sim, "the clock of {} jumps", self.clients[client].who);
+                self.clients[client].ahead = ahead;
+            }
+            Action::Restart(server, pause, left) => {
+                if self.servers[server].up {
+                    self.servers[server].crash(sim);
+                    sim.after(pause, Event::Action(Action::Start(server, left)));
+                }
+            }
+            Action::Start(server, left) => {
+                if !self.servers[server].up {
+                    self.servers[server].start(sim, left);
+                }
+            }
+            Action::Flush(server) => self.servers[server].flush(sim),
+            Action::Save(server) => {
+                say!(sim, "s{server} saves its data");
+                self.servers[server].save();
+            }
+            Action::Stall(server, pause) => {
+                say!(sim, "s{server} stalls for {pause:?}");
+                self.servers[server].stalls_until = sim.now + pause;
+            }
+            Action::Part(client, server, pause) => {
+                say!(sim, "{} and s{server} are parted for {pause:?}", self.clients[client].who);
+                sim.parted.push((client, server, sim.now + pause));
+            }
+            Action::Quiet => self.quiet(),
+        }
+    }
+
+    fn crash(&mut self, number: usize) {
+        let client = &mut self.clients[number];
+        let Who { life, .. } = client.who;
+        say!(self.sim, "{} crashes", client.who);
+        let who = Who { client: number, life: life + 1 };
+        let next = Client::new(who, client.clock, client.ahead, self.servers.len(), nothing());
+        let dead = std::mem::replace(client, next);
+        let local = dead.now(&self.sim);
+        self.checker.dead.extend(dead.holders.into_values().map(|holder| {
+            let until = dead.clock.when(local + holder.lease.validity(local));
+            Dead { hold: holder.hold, until }
+        }));
+        // Whoever starts it again lets its requests in, too.
+        for event in dead.stopped.into_iter().flatten() {
+            if let Event::Action(_) = event {
+                self.sim.at(self.sim.now, event);
+            }
+        }
+    }
+
+    /// What has waited for a stopped client reaches it in any order.
+    fn go_on(&mut self, client: usize) {
+        let Some(waiting) = self.clients[client].stopped.take() else { return };
+        say!(self.sim, "{} goes on", self.clients[client].who);
+        for event in waiting {
+            let pause = self.sim.dice.up_to(Duration::from_micros(100));
+            self.sim.after(pause, event);
+        }
+    }
+
+    /// Nothing fails any more, everybody has patience, and nobody holds for long.
+    fn quiet(&mut self) {
+        say!(self.sim, "no more faults");
+        self.sim.quiet = true;
+        for number in 0..self.servers.len() {
+            self.servers[number].stalls_until = self.sim.now;
+        }
+        for number in 0..self.clients.len() {
+            self.go_on(number);
+            let client = &mut self.clients[number];
+            for user in client.users.values_mut() {
+                user.until = user.until.map(|until| until + self.bound * 2);
+            }
+            let done: Vec<_> = client.holders.keys().copied().collect();
+            for holder in done {
+                self.sim.after(super::HOLD_AT_LAST, Event::Timer(client.who, Timer::Done(holder)));
+            }
+        }
+        self.served_by = Some(self.sim.now + self.bound);
+    }
+}

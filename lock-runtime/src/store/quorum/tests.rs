@@ -1,0 +1,175 @@
+//! What the shell around a campaign leaves behind.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+use crate::{client::LockClient, store::MemoryStore};
+
+/// A server that can stop answering, or deny once what it has granted.
+#[derive(Debug, Default)]
+struct Server {
+    store: MemoryStore,
+    silent: AtomicBool,
+    denies: AtomicBool,
+    granted: Mutex<Vec<Token>>,
+}
+
+impl Server {
+    fn answer<'a, T: Send + 'a>(&'a self, answer: BoxFuture<'a, T>) -> BoxFuture<'a, T> {
+        if self.silent.load(Ordering::Relaxed) { Box::pin(std::future::pending()) } else { answer }
+    }
+}
+
+impl Store for Server {
+    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+        self.answer(Box::pin(async {
+            let reply = self.store.acquire(request).await?;
+            if let AcquireReply::Granted(_) = reply {
+                lock(&self.granted).push(request.hold.token);
+            }
+            Ok(reply)
+        }))
+    }
+
+    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+        self.answer(self.store.acquire_all(requests))
+    }
+
+    fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
+        self.answer(self.store.poll(hold))
+    }
+
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+        let of_granted = |renewal: &Renewal| lock(&self.granted).contains(&renewal.hold.token);
+        if renewals.iter().any(of_granted) && self.denies.swap(false, Ordering::Relaxed) {
+            return Box::pin(async { renewals.iter().map(|_| Ok(RenewReply::Gone)).collect() });
+        }
+        self.answer(self.store.renew(renewals))
+    }
+
+    fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+        self.answer(self.store.release(release))
+    }
+
+    fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
+        self.answer(self.store.convert(hold))
+    }
+
+    fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.answer(self.store.abandon(hold))
+    }
+
+    fn raise<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+        fence: FencingToken,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.answer(self.store.raise(key, family, fence))
+    }
+
+    fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+        self.answer(self.store.inspect(key, family))
+    }
+
+    fn revoke<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+        scope: RevokeScope,
+    ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
+        self.answer(self.store.revoke(key, family, scope))
+    }
+
+    fn listen(&self, listener: Weak<dyn Listener>) {
+        self.store.listen(listener);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_no_majority_hears_is_remembered_no_longer_than_it_is_said() {
+    let servers = [(); 3].map(|()| Arc::<Server>::default());
+    let named = servers.iter().map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+    let lease = Duration::from_secs(3);
+    let Ok(store) = QuorumStore::new(named, lease) else { panic!("three are right") };
+    let key = LockKey::new("a").unwrap();
+    let hold = Hold::new(key.clone(), Mode::Exclusive, Token::random());
+    let request = KeyRequest::new(hold.clone(), lease, Instant::now() + lease);
+    assert!(matches!(store.acquire(&request).await, Ok(AcquireReply::Granted(_))));
+
+    let silence = |silent| servers[1..].iter().for_each(|server| server.silent.store(silent, Ordering::Relaxed));
+    silence(true);
+    assert!(store.release(&Release::new(hold.clone())).await.is_err());
+    assert!(lock(&store.inner.campaigns).is_empty());
+
+    silence(false);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for server in &servers {
+        let Ok(seen) = server.store.inspect(&key, Family::Lock).await else { panic!("it answers") };
+        assert!(seen.holders.is_empty(), "it is given back before its lease ends");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_is_not_confirmed_is_given_up_where_it_is_held() {
+    let servers = [(); 3].map(|()| Arc::<Server>::default());
+    let named = servers.iter().map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+    let lease = Duration::from_secs(3);
+    let Ok(store) = QuorumStore::new(named, lease) else { panic!("three are right") };
+    let store = Arc::new(store);
+    let locks = LockClient::with_store(store.clone());
+    let guard = locks.exclusive("a").lease(lease).no_wait().acquire().await.unwrap();
+    let other = LockClient::with_store(store.clone());
+    let waiting =
+        tokio::spawn(async move { other.exclusive("a").lease(lease).wait(lease * 3).no_renew().acquire().await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+
+    servers.iter().for_each(|server| server.denies.store(true, Ordering::Relaxed));
+    guard.release().await.unwrap();
+    let released = Instant::now();
+    let guard = waiting.await.unwrap().unwrap();
+    assert!(servers.iter().any(|server| !server.denies.load(Ordering::Relaxed)), "nothing was denied");
+    assert!(released.elapsed() < lease / 2, "it waited for what it held itself");
+    assert_eq!(lock(&store.inner.campaigns).len(), 1);
+    drop(guard);
+}
+
+/// A lock at three servers, some of which do not hear that its writer becomes a reader. All of it is given back before its lease ends.
+async fn downgraded_unheard_by(silent: usize) {
+    let servers = [(); 3].map(|()| Arc::<Server>::default());
+    let named = servers.iter().map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+    let lease = Duration::from_secs(6);
+    let Ok(store) = QuorumStore::new(named, lease) else { panic!("three are right") };
+    let locks = LockClient::with_store(Arc::new(store));
+    let guard = locks.write("a").lease(lease).no_wait().no_renew().acquire().await.unwrap();
+    // The last of the servers, which a majority does not wait for, has its say.
+    tokio::time::sleep(Duration::from_millis(10)).await;
+
+    let silence = |silence| servers[..silent].iter().for_each(|server| server.silent.store(silence, Ordering::Relaxed));
+    silence(true);
+    let reader = guard.downgrade().await;
+    silence(false);
+    // Those that were silent are left in peace for a while.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    match reader {
+        Ok(reader) => reader.release().await.unwrap(),
+        Err(error) => assert!(silent > 1, "{error}"),
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    for server in &servers {
+        let Ok(seen) = server.store.inspect(&LockKey::new("a").unwrap(), Family::Lock).await else {
+            panic!("it answers")
+        };
+        assert!(seen.holders.is_empty(), "{seen:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_gives_back_what_it_holds_as_a_writer_still() {
+    downgraded_unheard_by(1).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_writer_that_did_not_become_a_reader_gives_back_what_it_holds_as_a_reader() {
+    downgraded_unheard_by(2).await;
+}
