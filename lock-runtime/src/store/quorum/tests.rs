@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
+use crate::fence::FencingToken;
 use crate::{client::LockClient, store::MemoryStore};
 
 /// A server that can stop answering, or deny once what it has granted.
