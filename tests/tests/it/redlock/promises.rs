@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use lock_runtime::{LockErrorKind, Loss, RevokeReply, RevokeScope};
-use lock_tests::{Proxy, proxy::DropReply};
+use lock_tests::{Proxy, RedisServer, proxy::DropReply};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{LONGEST_LEASE, Servers};
@@ -59,6 +59,33 @@ async fn a_lock_outlives_the_restart_of_every_server_in_turn() {
     }
     guard.release().await.unwrap();
     servers.nothing_left().await;
+}
+
+/// PROTOCOL 30: three of five forget a lock, each in its way, and must not give it to somebody else while its holder counts on it.
+#[tokio::test]
+async fn servers_that_forgot_a_lock_give_it_to_nobody_else() {
+    let servers = Servers::start().await;
+    let (locks, others) = (servers.client().await, servers.client().await);
+    let before = join_all(servers.all()[..3].iter().map(RedisServer::save_snapshot)).await;
+    for way in ["empty", "with an old snapshot", "its data deleted"] {
+        servers.vote().await;
+        let guard = locks.exclusive("a").lease(LEASE).no_renew().acquire().await.unwrap();
+        let forget = async |(server, before): (&RedisServer, _)| match way {
+            "empty" => server.restart_empty().await,
+            "its data deleted" => drop(server.command(&["FLUSHALL"]).await),
+            _ => server.restart_from(before).await,
+        };
+        join_all(servers.all()[..3].iter().zip(&before).map(forget)).await;
+        let mut asked = 0;
+        while !guard.is_lost() {
+            let request = others.exclusive("a").lease(LEASE).no_wait();
+            let refused = request.acquire().await;
+            assert!(refused.is_err() || guard.is_lost(), "{way}: two holders");
+            asked += 1;
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert!(asked > 5, "{way}: asked {asked} times");
+    }
 }
 
 #[tokio::test]
