@@ -379,7 +379,7 @@ impl LockClientBuilder {
     /// The longest lease that may be asked for over several servers ([`redlock`](Self::redlock)), 30 s by default. The same for all
     /// clients.
     ///
-    /// It is also how long a server keeps away after a restart, or when it is used in a namespace for the first time: it
+    /// A lease that is left open is no longer than this. It is also how long a server keeps away after a restart, or when it is used in a namespace for the first time: it
     /// may have forgotten a lock. Longer, and that takes longer. Other stores have no use for it.
     pub fn longest_lease(self, longest_lease: Duration) -> Self {
         Self { longest_lease, ..self }
@@ -450,9 +450,20 @@ impl LockClientBuilder {
     /// # Cancellation
     /// Dropping the future closes the connections.
     #[cfg(feature = "redis")]
-    pub async fn redlock(self, urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<LockClient, LockError> {
+    pub async fn redlock(mut self, urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<LockClient, LockError> {
         self.check()?;
         self.settings.refuse_replicas("several servers that vote are no replicas of each other")?;
+        let open = LockSpec::exclusive().lease(self.longest_lease.min(DEFAULT_LEASE));
+        self.defaults = self.defaults.or(&open);
+        // Better found at the start than at the first request.
+        let lease = self.defaults.terms(&LockSpec::exclusive())?.lease;
+        if lease > self.longest_lease {
+            let message = format!(
+                "the default lease of {lease:?} is longer than the `longest_lease` of {:?}; set one of them",
+                self.longest_lease
+            );
+            return Err(LockError::new(crate::LockErrorKind::InvalidSpec, message));
+        }
         let urls: Vec<_> = urls.into_iter().collect();
         let urls: Vec<_> = urls.iter().map(AsRef::as_ref).collect();
         self.over(
@@ -506,7 +517,7 @@ impl LockClientBuilder {
         self.over(MemoryStore::new())
     }
 
-    /// Uses a store of your own.
+    /// Uses a store of your own, for which the settings of connections mean nothing.
     pub fn with_store(self, store: Arc<dyn Store>) -> LockClient {
         let Self { defaults, max_waiters, .. } = self;
         let gates = Gates::new(max_waiters);

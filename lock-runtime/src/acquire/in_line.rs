@@ -238,7 +238,11 @@ impl Waiter<'_> {
 
     fn unanswered(&self, token: Token, error: StoreError) -> Result<Served, LockError> {
         tracing::debug!(key = %self.key, %error, "waiting for the store");
-        self.turn.unanswered(token, &error);
+        // Cut off by the end of our own wait, it tells nothing of the store.
+        let is_over = self.patience.until.is_some_and(|until| until <= Instant::now());
+        if !is_over || !matches!(self.turn.last_refusal(), Refusal::Busy(_)) {
+            self.turn.unanswered(token, &error);
+        }
         if error.is_transient() { Ok(None) } else { Err(LockError::from_store(error).with_key(self.key)) }
     }
 

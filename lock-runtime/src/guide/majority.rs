@@ -61,5 +61,7 @@
 //! # What it does not promise
 //!
 //! - [A paused holder still writes](super::limits). Only the fencing token helps, here as there.
-//! - Clocks may be set as they like, but must not *run* apart by more than 1 %.
+//! - The clocks of clients may be set as they like, but must not *run* apart from the servers' by more than 1 %. The clock of a
+//!   server must not be *set forward* by more than a lease while somebody holds a lock, nor by more than `longest_lease` soon after it was
+//!   started: what it counts by its clock (expiry, uptime, the marker's age) would end early.
 //! - Permits: of five servers with two permits each, three clients can have three. They are refused as `InvalidSpec`.

@@ -31,7 +31,8 @@
 //! ```
 //!
 //! Name all Sentinels. Each time a connection is made they are all asked at once, and among the answers of a majority the
-//! latest configuration counts: one that hangs, or was cut off and names an old primary, changes nothing. While the
+//! latest configuration counts: one that hangs, or was cut off and names an old primary, changes nothing. (Where fewer answer, the
+//! latest among those that do.) While the
 //! connection stands the client listens to them (a connection to each), and moves as soon as one tells of a new primary. A
 //! user on the Sentinels needs `+sentinel|master +sentinel|get-master-addr-by-name +subscribe &+switch-master`.
 //!

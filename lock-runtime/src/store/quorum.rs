@@ -232,6 +232,16 @@ impl Inner {
                     self.listeners.tell(&StoreEvent::Revoked { token });
                 }
             }
+            // The others know what that one has told or forgotten; only whoever waits in its line has to look.
+            StoreEvent::Disconnected => {
+                let campaigns: Vec<_> = lock(&self.campaigns).values().cloned().collect();
+                for campaign in campaigns {
+                    let waiting = lock(&campaign).waits_at(node);
+                    if let Some(Hold { key, mode, .. }) = waiting {
+                        self.listeners.tell(&StoreEvent::Kept { key, family: mode.family(), ttl: Duration::ZERO });
+                    }
+                }
+            }
             event => self.listeners.tell(event),
         }
     }

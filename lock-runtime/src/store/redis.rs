@@ -179,7 +179,7 @@ impl RedisStore {
         settings: Settings,
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
-        let settings = Settings { min_replicas: settings.min_replicas, ..Settings::default() };
+        settings.refuse_certificates("a ready client brings its own")?;
         let client = url::adjust(client.get_connection_info().clone(), &settings)?;
         Self::open(Target::Server(Arc::new(client)), namespace, &settings).await
     }

@@ -53,26 +53,24 @@ impl Inner {
         {
             let mut state = lock(campaign);
             let calls = begin(&mut state, &terms, terms.sent);
-            let left = state.take_left();
-            self.leave(&left, &state);
             self.send(campaign, &state, &terms, calls, &mut under_way.calls);
         }
+        self.leave(campaign);
         loop {
             let now = Instant::now();
             let next = {
                 let mut state = lock(campaign);
                 let next = state.next(terms.deadline_from(now, patience), now);
-                let left = state.take_left();
-                self.leave(&left, &state);
-                if let Next::Send(calls) = next {
+                if let Next::Send(calls) = &next {
                     terms.sent = now;
                     terms.deadline = terms.deadline_from(now, patience);
                     silent_at = terms.answer_by.min(now + patience);
-                    self.send(campaign, &state, &terms, calls, &mut under_way.calls);
-                    continue;
+                    self.send(campaign, &state, &terms, calls.clone(), &mut under_way.calls);
                 }
                 next
             };
+            // What is given up is said before anything that is only about to be sent.
+            self.leave(campaign);
             let grace = match next {
                 Next::Done(outcome) => return outcome,
                 Next::Wait(grace) => grace,
@@ -86,10 +84,13 @@ impl Inner {
                     if until == silent_at {
                         let error = StoreError::timed_out(silent_at - terms.sent);
                         let silent = lock(campaign).time_is_up(&error);
-                        if silent.len() >= self.majority() {
+                        if silent.len() >= self.majority() && terms.sent.elapsed() >= patience {
                             self.measured(patience);
                         }
-                        silent.iter().for_each(|node| self.nodes[*node].rest(error.clone(), Instant::now()));
+                        // Whoever had no time to answer is not to blame.
+                        if terms.sent.elapsed() >= patience {
+                            silent.iter().for_each(|node| self.nodes[*node].rest(error.clone(), Instant::now()));
+                        }
                     }
                 }
             }
@@ -116,11 +117,17 @@ impl Inner {
         }
     }
 
-    /// Gives up names that are not used any more.
-    pub(super) fn leave(&self, left: &[Left], state: &Campaign) {
-        for left in left {
-            drop(self.give_up(left, state.hold(), state.lease()));
-        }
+    /// Gives up names that are not used any more. Not under the lock of the campaign: a server may tell something on the spot.
+    pub(super) fn leave(&self, campaign: &Shared) {
+        let (left, hold, lease) = {
+            let mut state = lock(campaign);
+            let left = state.take_left();
+            if left.is_empty() {
+                return;
+            }
+            (left, state.hold().clone(), state.longest_lease())
+        };
+        left.iter().for_each(|left| drop(self.give_up(left, &hold, lease)));
     }
 
     pub(super) fn give_up(&self, left: &Left, hold: &Hold, lease: Duration) -> oneshot::Receiver<()> {

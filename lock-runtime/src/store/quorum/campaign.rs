@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 pub(crate) use self::message::{Calls, Heard, Left, Next, Outcome, Patience, PerNode, Say};
-use self::seat::{Seat, Standing, Word};
+use self::seat::{Seat, Standing, Vote, Word};
 use super::majority::majority;
 use crate::{
     fence::FencingToken,
@@ -32,7 +32,11 @@ enum Phase {
     /// The line node holds it for us, and the others were asked.
     Head,
     /// The largest fencing token is being written back.
-    Writing(FencingToken, Instant),
+    Writing {
+        fence: FencingToken,
+        end: FencingToken,
+        until: Instant,
+    },
     Over,
 }
 
@@ -42,6 +46,8 @@ pub(crate) struct Campaign {
     hold: Hold,
     was_writer: bool,
     lease: Duration,
+    longest_lease: Duration,
+    closed: bool,
     /// So many fencing tokens are reserved behind that of the grant.
     spare: u32,
     seats: PerNode<Seat>,
@@ -109,6 +115,8 @@ impl Campaign {
             hold,
             was_writer: false,
             lease,
+            longest_lease: lease,
+            closed: false,
             spare,
             polls: false,
             line: None,
@@ -135,6 +143,21 @@ impl Campaign {
         self.lease
     }
 
+    /// The longest lease that was asked for: whatever a server holds ends by then.
+    pub(crate) fn longest_lease(&self) -> Duration {
+        self.longest_lease
+    }
+
+    /// The lease is extended.
+    pub(crate) fn extends(&mut self, lease: Duration) {
+        self.longest_lease = self.longest_lease.max(lease);
+    }
+
+    /// It is being given back: no vote is asked for any more (PROTOCOL 13).
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+    }
+
     pub(crate) fn spare(&self) -> u32 {
         self.spare
     }
@@ -152,7 +175,7 @@ impl Campaign {
     /// Its name at a server that holds it.
     pub(crate) fn held_at(&self, node: usize) -> Option<Token> {
         let seat = &self.seats[node];
-        matches!(seat.standing, Standing::Holds { .. }).then_some(seat.token)
+        matches!(seat.standing, Standing::Holds(_)).then_some(seat.token)
     }
 
     /// The names under which a server may know it.
@@ -164,7 +187,7 @@ impl Campaign {
     /// All names under which a server may know it, as they are before they are given up.
     pub(crate) fn all_known(&self) -> PerNode<Left> {
         let left = |(node, seat): (usize, &Seat)| {
-            let lingers = !matches!(seat.standing, Standing::Holds { .. });
+            let lingers = !matches!(seat.standing, Standing::Holds(_));
             let known = seat.standing != Standing::Outside;
             known.then_some(Left { node, token: seat.token, straggler_until: seat.straggler_until, lingers })
         };
@@ -245,10 +268,15 @@ impl Campaign {
     /// Asks for the votes that are missing, once it is held: servers that come back vote for it again, or one after the other
     /// would be lost with every restart.
     pub(crate) fn heal(&mut self, deadline: Instant) -> Calls {
-        let is_held = self.fence.is_some() && self.phase == Phase::Over;
-        let missing = |seat: &Seat| seat.standing == Standing::Outside;
+        let is_held = self.fence.is_some() && self.phase == Phase::Over && !self.closed;
+        let missing = |seat: &Seat| matches!(seat.standing, Standing::Outside | Standing::InLine);
         let missing: PerNode<_> = (0..self.seats.len()).filter(|node| is_held && missing(&self.seats[*node])).collect();
-        missing.into_iter().map(|node| self.ask(node, IfBusy::Refuse, deadline)).collect()
+        let heal = |node| {
+            // A holder waits in no line.
+            self.leave(node);
+            self.ask(node, IfBusy::Refuse, deadline)
+        };
+        missing.into_iter().map(heal).collect()
     }
 
     /// What a server is asked by one who is at the head of the line.
@@ -260,7 +288,7 @@ impl Campaign {
     fn count(&mut self, node: usize, if_busy: IfBusy, deadline: Instant) -> (usize, Say) {
         let seat = &mut self.seats[node];
         let say = match seat.standing {
-            Standing::Holds { .. } => Say::Renew(seat.token),
+            Standing::Holds(_) => Say::Renew(seat.token),
             Standing::InLine if seat.pushed.is_some() => Say::Renew(seat.token),
             Standing::InLine => Say::Poll(seat.token),
             Standing::Outside | Standing::Asked => return self.ask(node, if_busy, deadline),
@@ -291,6 +319,12 @@ impl Campaign {
         }
     }
 
+    /// What waits in the line of a server.
+    pub(crate) fn waits_at(&self, node: usize) -> Option<Hold> {
+        let waits = self.fence.is_none() && self.seats[node].standing == Standing::InLine;
+        waits.then(|| self.hold.clone())
+    }
+
     /// A server pushed a grant. It is asked whether that is so; `false` if nobody waits for it.
     pub(crate) fn pushed(&mut self, node: usize, token: Token, grant: Grant) -> bool {
         let seat = &mut self.seats[node];
@@ -314,7 +348,7 @@ impl Campaign {
         if seat.token != token || seat.as_of.is_some_and(|as_of| sent < as_of) {
             return;
         }
-        let held = |grant: Grant| Standing::Holds { fence: grant.fence, until: sent + grant.ttl };
+        let held = |grant: Grant| Standing::Holds(Vote::new(grant, sent));
         let (standing, word) = match heard {
             Heard::Acquire(AcquireReply::Granted(grant)) | Heard::Poll(PollReply::Granted(grant)) => {
                 (held(grant), Word::Vote)
@@ -328,16 +362,16 @@ impl Campaign {
             }
             Heard::Poll(PollReply::Gone) | Heard::Renew(RenewReply::Gone) => (Standing::Outside, Word::Gone),
             Heard::Renew(RenewReply::Renewed { ttl }) => match (seat.standing, seat.pushed) {
-                (Standing::Holds { fence, .. }, _) => (held(Grant::new(fence, ttl)), Word::Vote),
-                (_, Some(pushed)) => (held(Grant::new(pushed.fence, ttl)), Word::Vote),
+                (Standing::Holds(vote), _) => (Standing::Holds(Vote { until: sent + ttl, ..vote }), Word::Vote),
+                (_, Some(pushed)) => (held(Grant { ttl, ..pushed }), Word::Vote),
                 // Without a fencing token it is no grant yet; the next question brings one.
                 (standing, None) => (standing, Word::None),
             },
             Heard::Raised => {
-                if let (Standing::Holds { fence, .. }, Phase::Writing(largest, _)) = (&mut seat.standing, self.phase)
+                if let (Standing::Holds(vote), Phase::Writing { end, .. }) = (&mut seat.standing, self.phase)
                     && is_of_this_round
                 {
-                    *fence = largest.max(*fence);
+                    vote.end = end.max(vote.end);
                     seat.word = Word::Vote;
                 }
                 return;
@@ -394,9 +428,9 @@ impl Campaign {
         seat.word = Word::Failed(error);
         #[cfg(test)]
         if self.broken == Some(Broken::AddsUpRounds)
-            && let Standing::Holds { until, .. } = &mut seat.standing
+            && let Standing::Holds(vote) = &mut seat.standing
         {
-            *until = self.since + self.lease;
+            vote.until = self.since + self.lease;
             seat.word = Word::Vote;
         }
     }
@@ -411,7 +445,7 @@ impl Campaign {
         if seat.standing == Standing::Outside {
             return;
         }
-        let lingers = !matches!(seat.standing, Standing::Holds { .. });
+        let lingers = !matches!(seat.standing, Standing::Holds(_));
         self.left.push(Left { node, token: seat.token, straggler_until: seat.straggler_until, lingers });
         let word = std::mem::replace(&mut seat.word, Word::None);
         let token = self.fresh_name();

@@ -40,6 +40,7 @@ impl Inner {
             }
             knows.iter().filter(|knows| !**knows).for_each(|_| tallies[number].gone());
             if !renewal.lease.is_zero() {
+                self.extends(renewal);
                 self.heal(&renewal.hold, now, &mut healing);
             }
         }
@@ -61,21 +62,17 @@ impl Inner {
                     index,
                     Box::pin(async move {
                         let replies = node.store.renew(&batch).await;
+                        let mut unused = Vec::new();
                         for ((campaign, renewal), reply) in campaigns.into_iter().zip(&batch).zip(&replies) {
-                            if let (Some(campaign), Ok(reply)) = (campaign, reply) {
-                                let mut campaign = lock(&campaign);
-                                let round = campaign.round();
-                                campaign.heard(index, renewal.hold.token, round, Heard::Renew(*reply), now);
-                                for left in campaign.take_left() {
-                                    drop(background.give_up(Unused::new(
-                                        node.clone(),
-                                        &left,
-                                        campaign.hold(),
-                                        campaign.lease(),
-                                    )));
-                                }
-                            }
+                            let (Some(campaign), Ok(reply)) = (campaign, reply) else { continue };
+                            let mut campaign = lock(&campaign);
+                            let round = campaign.round();
+                            campaign.heard(index, renewal.hold.token, round, Heard::Renew(*reply), now);
+                            let left = campaign.take_left();
+                            let (hold, lease) = (campaign.hold(), campaign.longest_lease());
+                            unused.extend(left.iter().map(|left| Unused::new(node.clone(), left, hold, lease)));
                         }
+                        unused.into_iter().for_each(|unused| drop(background.give_up(unused)));
                         Ok(replies)
                     }),
                 ));
@@ -109,17 +106,25 @@ impl Inner {
     /// Asks for the votes that are missing. They count from the next renewal on.
     pub(super) fn heal(&self, hold: &Hold, now: Instant, under_way: &mut UnderWay) {
         let Some(campaign) = self.campaign(hold.token) else { return };
-        let mut state = lock(&campaign);
-        let terms = Terms::again(&state, self.proposals.next(), now);
-        let calls = state.heal(terms.deadline);
-        let left = state.take_left();
-        self.leave(&left, &state);
-        self.send(&campaign, &state, &terms, calls, under_way);
+        {
+            let mut state = lock(&campaign);
+            let terms = Terms::again(&state, self.proposals.next(), now);
+            let calls = state.heal(terms.deadline);
+            self.send(&campaign, &state, &terms, calls, under_way);
+        }
+        // Said before those calls, which are not sent yet.
+        self.leave(&campaign);
     }
 
     pub(super) fn campaigns_of(&self, renewals: &[Renewal]) -> Vec<Option<Shared>> {
         let campaigns = lock(&self.campaigns);
         renewals.iter().map(|renewal| campaigns.get(&renewal.hold.token.stem()).cloned()).collect()
+    }
+
+    fn extends(&self, renewal: &Renewal) {
+        if let Some(campaign) = self.campaign(renewal.hold.token) {
+            lock(&campaign).extends(renewal.lease);
+        }
     }
 
     pub(super) fn lease_of(&self, renewal: &Renewal) -> Option<Duration> {
@@ -129,16 +134,17 @@ impl Inner {
     pub(super) async fn release(&self, release: &Release) -> Result<ReleaseReply, StoreError> {
         let hold = &release.hold;
         let Some(campaign) = self.campaign(hold.token) else { return Ok(ReleaseReply::NotHeld) };
-        let (left, lease, line, was_writer) = {
-            let state = lock(&campaign);
-            (state.all_known(), state.lease(), state.line(), state.was_writer())
+        let (left, lease, longest_lease, line, was_writer) = {
+            let mut state = lock(&campaign);
+            state.close();
+            (state.all_known(), state.lease(), state.longest_lease(), state.line(), state.was_writer())
         };
         if was_writer {
-            self.give_up_writer(&left, hold, lease);
+            self.give_up_writer(&left, hold, longest_lease);
         }
         let mut vote = Vote::new(self.nodes.len());
         (left.len()..self.nodes.len()).for_each(|_| vote.count(false));
-        let questions = left.iter().map(|left| (left.node, self.release_at(release, *left, lease)));
+        let questions = left.iter().map(|left| (left.node, self.release_at(release, *left, longest_lease)));
         let questions: Vec<_> = questions.collect();
         let mut decided = vote.decided();
         let failed = self
@@ -252,8 +258,9 @@ impl Inner {
         self.forget(hold.token);
         let (left, lease, held, was_writer) = {
             let mut state = lock(&campaign);
+            state.close();
             state.leave_all();
-            (state.take_left(), state.lease(), state.hold().clone(), state.was_writer())
+            (state.take_left(), state.longest_lease(), state.hold().clone(), state.was_writer())
         };
         if was_writer {
             self.give_up_writer(&left, &held, lease);

@@ -41,8 +41,12 @@ pub(super) fn seeds(
 ) -> Result<Vec<ConnectionInfo>, LockError> {
     let mut seeds: Vec<ConnectionInfo> = Vec::new();
     for url in urls {
-        let client =
-            url::open(url.as_ref(), settings).map_err(|_| invalid("one of the nodes is not named as it should be"))?;
+        let client = url::open(url.as_ref(), settings).map_err(|error| match error.kind() {
+            LockErrorKind::InvalidUrl if !error.to_string().contains(url::NO_TLS) => {
+                invalid("one of the nodes is not named as it should be")
+            }
+            _ => error,
+        })?;
         let seed = client.get_connection_info().clone();
         if seed.redis_settings().db() != 0 {
             return Err(invalid("a cluster has no numbered databases"));

@@ -27,7 +27,7 @@ use super::{
     acl::AclLine,
     clock::ServerClock,
     error,
-    handshake::{Greeting, Kind},
+    handshake::{Greeting, Info, Kind},
     names::marker_name,
     pushes::Pushes,
     quarantine::Tenure,
@@ -312,14 +312,32 @@ impl Dial {
             Err(error) => return Err(error.clone().into()),
         }
         let micros = greeting.micros(&self.acl)?;
+        // What it is like is known before its time, which acquires wait for.
+        let tenure = self.tenure_by(greeting, info)?;
         let clock = self.clock.get_or_init(|| ServerClock::new(micros, greeting.received));
         clock.observe(micros, greeting.sent, greeting.received);
+        Ok(tenure)
+    }
+
+    /// From when on a server among several votes.
+    fn tenure_by(
+        &self,
+        greeting: &Greeting,
+        info: Result<Info, StoreError>,
+    ) -> Result<Option<Arc<Tenure>>, Unconnected> {
         let Some(membership) = &self.membership else { return Ok(None) };
         let (marker, with_data) = greeting.marker(&self.acl)?;
         let info = info?;
         let uptime = info.uptime().ok_or_else(unexpected)?;
         let tenure = Tenure::new(membership.longest_lease, uptime, with_data, marker, greeting.sent);
         let tenure = tenure.with_run_id(info.run_id());
+        let tenure = match &*lock(&membership.latest) {
+            // Whatever its clock says: this one has seen it change.
+            Some(before) if !before.is_of_the_same(&tenure) => {
+                tenure.not_before(greeting.sent + membership.longest_lease)
+            }
+            _ => tenure,
+        };
         if let Some(left) = tenure.keeps_away(greeting.received) {
             let server = &self.target;
             tracing::warn!(%server, ?left, "the server may have forgotten a lock, and does not vote yet");

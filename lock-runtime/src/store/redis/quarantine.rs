@@ -41,6 +41,16 @@ impl Tenure {
         Self { run_id, ..self }
     }
 
+    /// Is it the same life of the server, with the same data?
+    pub(super) fn is_of_the_same(&self, other: &Self) -> bool {
+        (&self.run_id, &self.marker) == (&other.run_id, &other.marker)
+    }
+
+    /// It votes from then on at the earliest.
+    pub(super) fn not_before(self, votes_from: Instant) -> Self {
+        Self { votes_from: self.votes_from.max(votes_from), ..self }
+    }
+
     /// How long it does not vote yet.
     pub(crate) fn keeps_away(&self, now: Instant) -> Option<Duration> {
         self.votes_from.checked_duration_since(now).filter(|left| !left.is_zero())

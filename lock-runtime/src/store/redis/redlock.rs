@@ -53,7 +53,12 @@ pub(crate) async fn connect(
     check_count(urls.len())?;
     let mut servers = Vec::with_capacity(urls.len());
     for server in urls {
-        let client = url::open(server, settings)?;
+        let client = url::open(server, settings).map_err(|error| match error.kind() {
+            LockErrorKind::InvalidUrl => {
+                LockError::new(LockErrorKind::InvalidUrl, format!("of one of the servers: {error}; {RIGHT_ONE}"))
+            }
+            _ => error,
+        })?;
         let name = client.get_connection_info().addr().to_string();
         if servers.iter().any(|(other, _)| *other == name) {
             return Err(same_server(&name, &name));

@@ -77,6 +77,24 @@ impl Settings {
         }
     }
 
+    /// For a store that is connected to in another way.
+    ///
+    /// # Errors
+    /// `InvalidSpec` if there are some.
+    pub(crate) fn refuse_certificates(&self, reason: &str) -> Result<(), LockError> {
+        #[cfg(feature = "rustls")]
+        for (setting, is_there) in [
+            ("root_certificate", self.root_certificate.is_some()),
+            ("client_certificate", self.client_certificate.is_some()),
+        ] {
+            if is_there {
+                return Err(invalid(setting, &format!("{reason}; leave it out")));
+            }
+        }
+        let _ = reason;
+        Ok(())
+    }
+
     #[cfg(feature = "rustls")]
     fn check_certificates(&self) -> Result<(), LockError> {
         let is_pem = |pem: &[u8], what: &str| String::from_utf8_lossy(pem).contains(what);

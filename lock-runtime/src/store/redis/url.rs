@@ -24,7 +24,21 @@ pub(super) fn open(url: &str, settings: &Settings) -> Result<Client, LockError> 
             return Err(invalid(NO_TLS));
         }
         "redis" | "rediss" | "valkey" | "valkeys" | "unix" | "redis+unix" | "valkey+unix" => {}
-        _ => return Err(invalid("it begins with none of redis://, rediss://, redis+sentinel:// and unix://")),
+        _ => {
+            return Err(invalid(
+                "it begins with none of redis://, rediss://, unix://, redis+sentinel://, redis+cluster://, redlock: and memory:",
+            ));
+        }
+    }
+    let is_socket = scheme.contains("unix");
+    let known = |name: &str| name == "protocol" || is_socket && matches!(name, "db" | "user" | "pass");
+    let parameters = url.split_once('?').map_or("", |(_, parameters)| parameters);
+    let parameters = parameters.split('#').next().unwrap_or_default().split('&');
+    let mut names = parameters.map(|parameter| parameter.split('=').next().unwrap_or_default());
+    if names.any(|name| !name.is_empty() && !known(name)) {
+        return Err(invalid(
+            "it has a parameter that means nothing here (`min_replicas` is a setting of the builder, or of redis+sentinel://)",
+        ));
     }
     let info = url.into_connection_info().map_err(|error| {
         // The first part is a fixed text; a detail behind it might quote the URL.
@@ -95,6 +109,8 @@ mod tests {
             "redis://user:hunter2@127.0.0.1:port",
             "redis://user:hunter2@127.0.0.1/database",
             "redis://user:hunter2@127.0.0.1/?protocol=hunter2",
+            "redis://user:hunter2@127.0.0.1/?min_replicas=1",
+            "redis://127.0.0.1/?password=hunter2",
             "redis://:hunter2@0.0.0.0",
         ] {
             let error = open(url, &Settings::default()).unwrap_err();

@@ -29,9 +29,9 @@ impl Seat {
         Self { token, standing: Standing::Outside, pushed: None, straggler_until: None, as_of: None, word: Word::None }
     }
 
-    pub(super) fn vote(&self) -> Option<(FencingToken, Instant)> {
+    pub(super) fn vote(&self) -> Option<Vote> {
         match (&self.word, self.standing) {
-            (Word::Vote, Standing::Holds { fence, until }) => Some((fence, until)),
+            (Word::Vote, Standing::Holds(vote)) => Some(vote),
             _ => None,
         }
     }
@@ -44,10 +44,22 @@ pub(super) enum Standing {
     /// It may.
     Asked,
     InLine,
-    Holds {
-        fence: FencingToken,
-        until: Instant,
-    },
+    Holds(Vote),
+}
+
+/// A server that holds the lock for us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Vote {
+    pub(super) fence: FencingToken,
+    /// Its next token is larger than this: the last of those that it has reserved, or was told of.
+    pub(super) end: FencingToken,
+    pub(super) until: Instant,
+}
+
+impl Vote {
+    pub(super) fn new(grant: Grant, sent: Instant) -> Self {
+        Self { fence: grant.fence, end: grant.fence.later(grant.spare), until: sent + grant.ttl }
+    }
 }
 
 /// What a server has said in this round.

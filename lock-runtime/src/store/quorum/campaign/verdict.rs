@@ -29,7 +29,7 @@ impl Campaign {
             Phase::Line => self.next_in_line(deadline, now),
             Phase::All => self.next_of_all(deadline, now),
             Phase::Head => self.next_at_head(now),
-            Phase::Writing(fence, until) => self.next_of_writing(fence, until, now),
+            Phase::Writing { fence, end, until } => self.next_of_writing(fence, end, until, now),
             Phase::Over => self.over(Outcome::Gone),
         }
     }
@@ -49,13 +49,13 @@ impl Campaign {
                 self.ask_others(deadline)
             }
             Some(Word::InLine(holder_ttl)) => self.over(Outcome::InLine { holder_ttl }),
-            Some(Word::Refused(reply)) => self.give_up(Outcome::Refused(reply)),
+            Some(Word::Refused(reply @ AcquireReply::Busy { .. })) => self.give_up(Outcome::Refused(reply)),
             // Votes alone decide; the next question goes by another line.
-            Some(Word::Failed(_)) if !self.polls => {
+            Some(Word::Failed(_) | Word::Refused(_)) if !self.polls => {
                 self.phase = Phase::All;
                 self.ask_others(deadline)
             }
-            Some(Word::Gone | Word::Failed(_) | Word::None) | None => self.give_up(Outcome::Gone),
+            Some(Word::Gone | Word::Failed(_) | Word::Refused(_) | Word::None) | None => self.give_up(Outcome::Gone),
         }
     }
 
@@ -124,8 +124,14 @@ impl Campaign {
         }
     }
 
-    pub(super) fn next_of_writing(&mut self, fence: FencingToken, until: Instant, now: Instant) -> Next {
-        let written = self.seats.iter().filter_map(Seat::vote).filter(|(held, _)| *held >= fence).count();
+    pub(super) fn next_of_writing(
+        &mut self,
+        fence: FencingToken,
+        end: FencingToken,
+        until: Instant,
+        now: Instant,
+    ) -> Next {
+        let written = self.seats.iter().filter_map(Seat::vote).filter(|vote| vote.end >= end).count();
         if written >= self.majority() {
             return if until > now { self.granted(fence, until) } else { self.give_up(Outcome::Unreachable) };
         }
@@ -143,38 +149,43 @@ impl Campaign {
     /// A majority has voted.
     pub(super) fn won(&mut self, now: Instant) -> Next {
         let votes = || self.seats.iter().filter_map(Seat::vote);
-        let until = nth_largest(votes().map(|(_, until)| until), self.majority());
-        let largest = votes().map(|(fence, _)| fence).max();
+        let until = nth_largest(votes().map(|vote| vote.until), self.majority());
+        let largest = votes().map(|vote| vote.fence).max();
         let (Some(until), Some(largest)) = (until, largest) else { return self.give_up(Outcome::Unreachable) };
         if until <= now {
             return self.give_up(Outcome::Unreachable);
         }
         // It is told again, with the number that it was told with.
         let fence = self.fence.map_or(largest, |fence| fence.max(largest));
-        let agreed = votes().filter(|(held, _)| *held >= fence).count() >= self.majority();
+        // All that is given out has to be known to a majority.
+        let end = fence.later(self.spare_left());
+        let agreed = votes().filter(|vote| vote.end >= end).count() >= self.majority();
         #[cfg(test)]
         let agreed = agreed || self.broken == Some(super::Broken::NoWriteBack);
         if agreed {
             return self.granted(fence, until);
         }
-        self.phase = Phase::Writing(fence, until);
+        self.phase = Phase::Writing { fence, end, until };
         let mut calls = Calls::new();
         for (node, seat) in self.seats.iter_mut().enumerate() {
-            if matches!(seat.standing, Standing::Holds { fence: held, .. } if held < fence) {
+            if matches!(seat.standing, Standing::Holds(vote) if vote.end < end) {
                 seat.word = Word::Awaited;
-                // All that are reserved are given out.
-                calls.push((node, Say::Raise(fence.later(self.spare))));
+                calls.push((node, Say::Raise(end)));
             }
         }
         Next::Send(calls)
     }
 
     pub(super) fn granted(&mut self, fence: FencingToken, until: Instant) -> Next {
-        // What is told again has been given out before.
-        let spare = if self.fence.is_none() { self.spare } else { 0 };
+        let spare = self.spare_left();
         self.fence = Some(fence);
         self.headless_since = None;
         self.over(Outcome::Granted { fence, until, spare })
+    }
+
+    /// What is told again has been given out before.
+    fn spare_left(&self) -> u32 {
+        if self.fence.is_none() { self.spare } else { 0 }
     }
 
     pub(super) fn over(&mut self, outcome: Outcome) -> Next {
@@ -191,14 +202,18 @@ impl Campaign {
     /// What to tell a request that is refused: what it can do something about comes first.
     pub(super) fn refusal(&self) -> AcquireReply {
         let mut ttls: PerNode<Option<Duration>> = PerNode::new();
-        let mut late = false;
+        let (mut late, mut unfit) = (false, PerNode::new());
         for seat in &self.seats {
             match seat.word {
-                Word::Refused(reply @ (AcquireReply::ForeignKey | AcquireReply::ModeMismatch)) => return reply,
+                Word::Refused(reply @ (AcquireReply::ForeignKey | AcquireReply::ModeMismatch)) => unfit.push(reply),
                 Word::Refused(AcquireReply::Busy { holder_ttl }) | Word::InLine(holder_ttl) => ttls.push(holder_ttl),
                 Word::Refused(AcquireReply::Late) => late = true,
                 _ => {}
             }
+        }
+        // Of one server it is that server's affair.
+        if unfit.len() > self.seats.len() - self.majority() {
+            return unfit[0];
         }
         if ttls.is_empty() && late {
             return AcquireReply::Late;
