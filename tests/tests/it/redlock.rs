@@ -4,6 +4,7 @@ mod environment;
 mod fences;
 mod promises;
 mod storms;
+mod votes;
 
 use std::time::Duration;
 
