@@ -110,6 +110,35 @@ async fn an_outage_is_noticed() {
     report.assert_service_within(LONG);
 }
 
+/// The time in which none is promised does not count, what follows does, and so do the other keys.
+#[tokio::test]
+async fn an_outage_that_is_none_of_ours_counts_from_its_end_and_for_its_keys_alone() {
+    let locks = LockClient::in_memory();
+    let outage = BRIEF / 2;
+    let shorter = outage - Duration::from_millis(1);
+    let run = async |out: &[&str], longer: Duration| {
+        let storm = Storm::of(vec![locks.clone()]).keys(2).round(BRIEF);
+        let storm = storm.run(async |faults| {
+            let out: Vec<_> = out.iter().map(|&key| key.to_owned()).collect();
+            faults.begin("nothing yet");
+            faults.outage_of(&out, "somebody keeps a lock");
+            let guard = locks.exclusive("key-0").wait(BRIEF).acquire().await.unwrap();
+            sleep(outage).await;
+            faults.begin("and should not");
+            sleep(longer).await;
+            guard.release().await.unwrap();
+        });
+        storm.await
+    };
+    let report = run(&["key-0"], Duration::ZERO).await;
+    report.assert_service_within(shorter);
+    assert!(report.to_string().contains("none was promised"), "{report}");
+    for (out, longer) in [("key-0", outage), ("key-1", Duration::ZERO)] {
+        let report = run(&[out], longer).await;
+        assert!(fails(&report, |report| report.assert_service_within(shorter)), "{report}");
+    }
+}
+
 #[tokio::test]
 #[should_panic(expected = "no failing server explains this")]
 async fn an_error_that_no_failing_server_explains_fails_the_test() {

@@ -30,8 +30,8 @@ pub(super) struct Key {
 }
 
 impl Key {
-    pub(super) fn new(number: usize) -> Self {
-        Self { name: format!("key-{number}"), resource: FencedResource::new(), history: Mutex::default() }
+    pub(super) fn new(name: String) -> Self {
+        Self { name, resource: FencedResource::new(), history: Mutex::default() }
     }
 
     pub(super) fn name(&self) -> &str {
