@@ -108,7 +108,7 @@ async fn a_server_whose_data_are_deleted_gives_no_lock_to_two() {
 /// Half of the clients lose two servers, and the others two others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_see_different_servers_never_meet() {
-    let servers = Servers::start().await;
+    let servers = Servers::shared().await;
     let sides = [servers.proxies().await, servers.proxies().await];
     let mut clients = Vec::new();
     for proxies in &sides {
@@ -134,7 +134,7 @@ async fn clients_that_see_different_servers_never_meet() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_servers_slow_nobody_down() {
-    let servers = Servers::start().await;
+    let servers = Servers::shared().await;
     let proxies = servers.proxies().await;
     let clients = servers.clients_through(&proxies, 8).await;
     let report = Storm::of(clients).lease(LEASE).run(async |faults| {
@@ -158,7 +158,7 @@ async fn slow_servers_slow_nobody_down() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_break_give_no_lock_to_two() {
-    let servers = Servers::start().await;
+    let servers = Servers::shared().await;
     let proxies = servers.proxies().await;
     let clients: Vec<LockClient> = servers.clients_through(&proxies, 8).await;
     let report = Storm::of(clients).with_readers().lease(LEASE).run(async |faults| {

@@ -1,6 +1,7 @@
 //! A storm notices what a broken lock does, and finds nothing where there is nothing.
 
 use std::{
+    iter,
     panic::{AssertUnwindSafe, catch_unwind},
     time::{Duration, Instant},
 };
@@ -10,8 +11,9 @@ use tokio::time::sleep;
 
 use super::{
     Storm,
-    history::{Grant, History, Violation},
+    history::{Fault, Grant, History, Out, Violation},
     report::Report,
+    worker::Key,
 };
 use crate::place::LONG;
 
@@ -110,33 +112,32 @@ async fn an_outage_is_noticed() {
     report.assert_service_within(LONG);
 }
 
-/// The time in which none is promised does not count, what follows does, and so do the other keys.
-#[tokio::test]
-async fn an_outage_that_is_none_of_ours_counts_from_its_end_and_for_its_keys_alone() {
-    let locks = LockClient::in_memory();
-    let outage = BRIEF / 2;
-    let shorter = outage - Duration::from_millis(1);
-    let run = async |out: &[&str], longer: Duration| {
-        let storm = Storm::of(vec![locks.clone()]).keys(2).round(BRIEF);
-        let storm = storm.run(async |faults| {
-            let out: Vec<_> = out.iter().map(|&key| key.to_owned()).collect();
-            faults.begin("nothing yet");
-            faults.outage_of(&out, "somebody keeps a lock");
-            let guard = locks.exclusive("key-0").wait(BRIEF).acquire().await.unwrap();
-            sleep(outage).await;
-            faults.begin("and should not");
-            sleep(longer).await;
-            guard.release().await.unwrap();
-        });
-        storm.await
-    };
-    let report = run(&["key-0"], Duration::ZERO).await;
-    report.assert_service_within(shorter);
-    assert!(report.to_string().contains("none was promised"), "{report}");
-    for (out, longer) in [("key-0", outage), ("key-1", Duration::ZERO)] {
-        let report = run(&[out], longer).await;
-        assert!(fails(&report, |report| report.assert_service_within(shorter)), "{report}");
+/// The one has no grant from 100 to 300, the other none from 300 to 600, and otherwise there is one every 100.
+#[test]
+fn a_gap_counts_where_service_is_promised_alone() {
+    let zero = Instant::now();
+    let at = |millis| zero + Duration::from_millis(millis);
+    let keys = ["one", "other"].map(|name| Key::new(name.to_owned()));
+    let grants = [&[50, 100, 300, 400, 500, 600, 650][..], &[50, 150, 250, 300, 600, 650]];
+    for (key, grants) in keys.iter().zip(grants) {
+        for &millis in grants {
+            key.granted(Grant { asked_at: zero, granted_at: at(millis), token: Some(millis) });
+        }
     }
+    let longest = |faults: &[(u64, Out)]| {
+        let fault = |(millis, out): &(u64, Out)| Fault { name: String::new(), at: at(*millis), out: out.clone() };
+        let faults = faults.iter().map(fault).collect();
+        Report::new(zero..at(700), faults, &keys, iter::empty()).longest_promised_gap().as_millis()
+    };
+    let out = |key: &str| Out::Some(vec![key.to_owned()]);
+    assert_eq!(longest(&[(0, Out::None)]), 300);
+    assert_eq!(longest(&[(0, Out::All)]), 0);
+    assert_eq!(longest(&[(0, out("other"))]), 200);
+    assert_eq!(longest(&[(0, out("one"))]), 300);
+    assert_eq!(longest(&[(0, Out::None), (290, Out::All)]), 190, "up to the beginning of an outage");
+    assert_eq!(longest(&[(0, Out::All), (450, Out::None)]), 150, "from the end of an outage");
+    assert_eq!(longest(&[(0, out("one")), (320, out("other"))]), 100);
+    assert_eq!(longest(&[(0, Out::None), (110, out("one")), (280, Out::None), (310, out("other"))]), 100);
 }
 
 #[tokio::test]

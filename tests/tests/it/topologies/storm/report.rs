@@ -104,6 +104,12 @@ impl Report {
         assert_eq!((self.overlaps(), self.refused()), (0, 0), "holders have met\n{self}");
     }
 
+    /// After any fault, of any key.
+    pub(super) fn longest_promised_gap(&self) -> Duration {
+        let promised = self.outages.iter().filter(|outage| outage.promised);
+        promised.map(|outage| outage.longest_gap).max().unwrap_or_default()
+    }
+
     /// After each fault, no key of which service is promised was without a grant for longer.
     pub(crate) fn assert_service_within(&self, longest: Duration) {
         for outage in self.outages.iter().filter(|outage| outage.promised) {
