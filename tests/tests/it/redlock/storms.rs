@@ -96,7 +96,8 @@ async fn servers_that_come_back_with_an_old_snapshot_give_no_lock_to_two() {
 async fn a_server_whose_data_are_deleted_gives_no_lock_to_two() {
     let servers = Servers::start().await;
     storm(&servers, async |faults| {
-        for server in servers.all() {
+        // More than may be away at a time.
+        for server in &servers.all()[..3] {
             faults.begin("the data of one are deleted");
             server.command(&["FLUSHALL"]).await;
             sleep(QUARANTINE).await;
@@ -162,7 +163,8 @@ async fn connections_that_break_give_no_lock_to_two() {
     let proxies = servers.proxies().await;
     let clients: Vec<LockClient> = servers.clients_through(&proxies, 8).await;
     let report = Storm::of(clients).with_readers().lease(LEASE).run(async |faults| {
-        faults.begin("connections break, and replies are lost");
+        // On a busy machine the next ones break before the last ones are made again, and then there is no majority.
+        faults.outage("connections break, and replies are lost");
         for round in 0..40 {
             let proxy = &proxies[round % proxies.len()];
             if round % 3 == 0 {
@@ -172,6 +174,8 @@ async fn connections_that_break_give_no_lock_to_two() {
             }
             sleep(Duration::from_millis(rand::random_range(0..200))).await;
         }
+        faults.begin("they hold again");
+        sleep(LEASE).await;
     });
     let report = report.await;
     report.assert_fenced();
