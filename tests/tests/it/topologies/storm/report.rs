@@ -143,6 +143,6 @@ impl fmt::Display for Outage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { fault, at, key, longest_gap, promised } = self;
         let promised = if *promised { "" } else { ", and none was promised" };
-        write!(f, "{at:.1?} {fault}: no grant of {key} for {longest_gap:.0?}{promised}")
+        write!(f, "{at:.1?} {fault}: no grant of {key} for {longest_gap:.1?}{promised}")
     }
 }
