@@ -6,6 +6,7 @@ mod failing;
 mod finding;
 mod moving;
 mod several;
+mod storms;
 mod told;
 
 use std::time::Duration;

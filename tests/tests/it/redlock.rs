@@ -10,8 +10,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use lock_runtime::{LockClient, LockErrorKind};
-use lock_tests::{Proxy, RedisServer, unique};
-use tokio::time::{Instant, sleep};
+use lock_tests::{Proxy, RedisServer, shared_five, unique};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep},
+};
 
 use crate::place::LONG;
 
@@ -21,25 +24,49 @@ const QUARANTINE: Duration = Duration::from_millis(3100);
 
 /// Five servers, and a namespace on them.
 struct Servers {
-    servers: Vec<RedisServer>,
+    servers: Five,
     namespace: String,
 }
 
+enum Five {
+    Own(Vec<RedisServer>),
+    Everybodys(&'static [RedisServer]),
+}
+
 impl Servers {
-    /// Five servers that vote.
+    /// Five servers that vote, for a test that stops, kills or fills them.
     async fn start() -> Self {
         let servers = RedisServer::builder().start_all(5).await;
+        Self::voting(Five::Own(servers)).await
+    }
+
+    /// Everybody's five, for all other tests, and a namespace in which they vote. That takes a while: it is done for many at once.
+    async fn shared() -> Self {
+        static VOTING: Mutex<Vec<Servers>> = Mutex::const_new(Vec::new());
+        let mut voting = VOTING.lock().await;
+        if voting.is_empty() {
+            let servers = shared_five().await;
+            *voting = join_all((0..12).map(|_| Self::voting(Five::Everybodys(servers)))).await;
+        }
+        voting.pop().expect("a dozen")
+    }
+
+    async fn voting(servers: Five) -> Self {
         let this = Self { servers, namespace: unique("ns") };
         this.vote().await;
         this
     }
 
     fn all(&self) -> &[RedisServer; 5] {
-        self.servers.as_slice().try_into().expect("five")
+        let servers = match &self.servers {
+            Five::Own(servers) => servers,
+            Five::Everybodys(servers) => *servers,
+        };
+        servers.try_into().expect("five")
     }
 
     async fn client(&self) -> LockClient {
-        self.client_of(self.servers.iter().map(RedisServer::url)).await
+        self.client_of(self.all().iter().map(RedisServer::url)).await
     }
 
     async fn client_of(&self, urls: impl IntoIterator<Item = String>) -> LockClient {
@@ -52,7 +79,7 @@ impl Servers {
     }
 
     async fn proxies(&self) -> Vec<Proxy> {
-        join_all(self.servers.iter().map(Proxy::to)).await
+        join_all(self.all().iter().map(Proxy::to)).await
     }
 
     async fn clients_through(&self, proxies: &[Proxy], count: usize) -> Vec<LockClient> {

@@ -11,6 +11,7 @@ mod failover;
 mod fake;
 mod finding;
 mod replicas;
+mod storms;
 
 const HOUR: Duration = Duration::from_secs(3600);
 

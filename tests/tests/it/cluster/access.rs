@@ -1,7 +1,7 @@
 //! A cluster with users, and one that speaks TLS.
 
 use lock_runtime::{
-    LockErrorKind,
+    LockClient, LockErrorKind,
     store::{StoreErrorKind, redis::RedisStore},
 };
 use lock_tests::{Captured, RedisCluster};
@@ -146,6 +146,60 @@ async fn a_cluster_is_reached_over_tls() {
         for key in ["a", "b", "c", "d"] {
             use_lock(&locks, key).await;
         }
+    })
+    .await;
+}
+
+/// By a certificate that the builder was given, where the process trusts none.
+#[tokio::test]
+async fn a_user_of_the_documented_line_reaches_a_cluster_over_tls_and_goes_where_it_sends_him() {
+    in_time(async {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let line = RedisStore::cluster_acl_line("lock");
+        let cluster = RedisCluster::builder().tls().password("s3cret").user("ann", PASSWORD, &rules(&line).join(" "));
+        let cluster = cluster.start().await;
+        let trusting = LockClient::builder().root_certificate(cluster.ca_pem());
+        let seed = &cluster.tls_urls_as("ann", PASSWORD)[5];
+        let locks = trusting.clone().cluster([seed]).await.unwrap();
+        // The URL says the same.
+        let others = trusting.connect(&seed.replacen("rediss://", "rediss+cluster://", 1)).await.unwrap();
+        let place = Place::Redis { url: String::new(), namespace: "lock".to_owned() };
+        let keys = key_of_each(&cluster, &place).await;
+        let guard = locks.all(keys.clone()).no_wait().acquire().await.unwrap();
+        let waiting: Vec<_> =
+            keys.iter().map(|key| tokio::spawn(others.exclusive(key.as_str()).wait(LONG).acquire())).collect();
+        for key in &keys {
+            eventually("it waits", async || !locks.inspect(key.as_str()).await.unwrap().waiters.is_empty()).await;
+        }
+        guard.release().await.unwrap();
+        for waiting in waiting {
+            waiting.await.unwrap().unwrap().release().await.unwrap();
+        }
+        // To where it was not: by ASK, by MOVED, and to a replica that takes over.
+        let [from, to, ..] = cluster.masters().await[..] else { unreachable!() };
+        let guard = locks.exclusive(keys[0].as_str()).lease(HOUR).acquire().await.unwrap();
+        let migration = cluster.begin_migration(&lock_name(&place, &keys[0]), to).await;
+        assert_eq!(migration.from().port(), from.port());
+        migration.move_key(&lock_name(&place, &keys[0])).await;
+        guard.verify().await.unwrap();
+        migration.finish().await;
+        cluster.failover(to).await;
+        guard.verify().await.unwrap();
+        guard.release().await.unwrap();
+        for node in cluster.nodes() {
+            let clients: String = node.query(&["CLIENT", "LIST"]).await;
+            let port = format!(" laddr=127.0.0.1:{} ", node.tls_port());
+            let plain = clients.lines().find(|line| line.contains(" user=ann ") && !line.contains(&port));
+            assert_eq!(plain, None, "{clients}");
+        }
+        let denied = denials(&cluster).await;
+        assert!(denied.is_empty(), "nothing was denied behind our back: {denied:?}");
+
+        let error = LockClient::builder().cluster([seed]).await.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
+        let text = error.to_string();
+        assert!(text.contains("certificate") && text.contains("root_certificate"), "{text}");
+        assert!(!text.contains(PASSWORD), "{text}");
     })
     .await;
 }

@@ -2,11 +2,12 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
+use futures_util::future::join_all;
 use lock_runtime::{LockClient, LockErrorKind, LockGuard, LockRequest};
 use lock_tests::RedisCluster;
 use tokio::time::{sleep, timeout};
 
-use super::{HOUR, LONG, Place, fence_name, key_at, lock_name, place_on, use_lock};
+use super::{HOUR, LONG, Place, fence_name, key_at, keys_at, lock_name, place_on, use_lock};
 use crate::place::{begun, eventually, in_time};
 
 /// Which keys have gone already.
@@ -34,45 +35,50 @@ fn names(place: &Place, key: &str, mode: usize) -> (String, String) {
     (lock_name(place, &key), fence_name(place, &key))
 }
 
-/// Takes locks in every mode, begins to move their slot, and lets `go_on` do something with each while it is half way.
-async fn half_way(lease: Duration, go_on: impl AsyncFn(LockGuard, &LockClient, Gone)) {
+/// Takes locks in every mode, begins to move their slots, and lets `go_on` do something with all while they are half way.
+async fn half_way(lease: Duration, go_on: impl AsyncFn(LockGuard, Gone)) {
     let cluster = RedisCluster::start().await;
     let place = place_on(&cluster);
     let locks = place.client().await;
     let masters = cluster.masters().await;
-    let mut from = 0;
-    for gone in HALF_WAYS {
-        for mode in 0..3 {
-            let (source, target) = (masters[from % 3], masters[(from + 1) % 3]);
-            from += 1;
-            let key = key_at(&cluster, &place, source).await;
+    let mut held = Vec::new();
+    // Each in a slot of its own.
+    let sources = join_all(masters.iter().map(|source| keys_at(&cluster, &place, source, HALF_WAYS.len()))).await;
+    for (mode, keys) in sources.into_iter().enumerate() {
+        for (gone, key) in HALF_WAYS.into_iter().zip(keys) {
             let guard = request(&locks, &key, mode).lease(lease).acquire().await.unwrap();
             let (lock, fence) = names(&place, &key, mode);
-            let migration = cluster.begin_migration(&lock, target).await;
+            let migration = cluster.begin_migration(&lock, masters[(mode + 1) % masters.len()]).await;
             if matches!(gone, Gone::Lock | Gone::Both) {
                 assert!(migration.move_key(&lock).await);
             }
             if matches!(gone, Gone::Fence | Gone::Both) {
                 assert!(migration.move_key(&fence).await);
             }
-            go_on(guard, &locks, gone).await;
-            migration.finish().await;
-            let what = format!("mode {mode} is free, {gone:?} gone");
-            let is_free = async || {
-                let found = match mode {
-                    2 => locks.inspect_permits(key.as_str()).await,
-                    _ => locks.inspect(key.as_str()).await,
-                };
-                found.is_ok_and(|found| found.holders.is_empty() && found.waiters.is_empty())
-            };
-            eventually(&what, is_free).await;
+            held.push((guard, gone, key, mode, migration));
         }
+    }
+    let going_on = held.into_iter().map(async |(guard, gone, key, mode, migration)| {
+        go_on(guard, gone).await;
+        (gone, key, mode, migration)
+    });
+    for (gone, key, mode, migration) in join_all(going_on).await {
+        migration.finish().await;
+        let what = format!("mode {mode} is free, {gone:?} gone");
+        let is_free = async || {
+            let found = match mode {
+                2 => locks.inspect_permits(key.as_str()).await,
+                _ => locks.inspect(key.as_str()).await,
+            };
+            found.is_ok_and(|found| found.holders.is_empty() && found.waiters.is_empty())
+        };
+        eventually(&what, is_free).await;
     }
 }
 
 #[tokio::test]
 async fn a_lock_on_its_way_is_given_back() {
-    in_time(half_way(HOUR, async |guard, _, gone| {
+    in_time(half_way(HOUR, async |guard, gone| {
         let released = guard.release().await;
         released.unwrap_or_else(|error| panic!("{gone:?}: {error}"));
     }))
@@ -81,7 +87,7 @@ async fn a_lock_on_its_way_is_given_back() {
 
 #[tokio::test]
 async fn a_dropped_lock_on_its_way_is_given_back() {
-    in_time(half_way(HOUR, async |guard, _, _| drop(guard))).await;
+    in_time(half_way(HOUR, async |guard, _| drop(guard))).await;
 }
 
 /// All its keys are at the old node still, which grants nothing any more that it has freed.
@@ -126,7 +132,7 @@ async fn a_lock_that_others_wait_for_is_given_back_on_its_way_and_they_have_it_w
 #[tokio::test]
 async fn a_lock_on_its_way_is_renewed() {
     let lease = Duration::from_secs(1);
-    in_time(half_way(lease, async |guard, _, gone| {
+    in_time(half_way(lease, async |guard, gone| {
         let held = guard.held();
         timeout(lease.mul_f32(1.2), held.lost()).await.expect_err("it is renewed");
         eventually(&format!("it is held, {gone:?} gone"), async || guard.verify().await.is_ok()).await;

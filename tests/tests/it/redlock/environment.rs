@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use lock_runtime::{LockClient, LockErrorKind, store::redis::RedisStore};
+use lock_runtime::{LockClient, LockClientBuilder, LockErrorKind, store::redis::RedisStore};
 use lock_tests::{RedisServer, unique};
 use tokio::time::{Instant, sleep};
 
 use super::{LONGEST_LEASE, QUARANTINE, Servers};
-use crate::place::LONG;
+use crate::{
+    environment::access::rules,
+    place::{LONG, eventually},
+};
 
 fn url(servers: &[RedisServer]) -> String {
     let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
@@ -123,4 +126,70 @@ async fn the_line_of_the_readme_suffices() {
         let denied: Vec<redis::Value> = server.query(&["ACL", "LOG"]).await;
         assert!(denied.is_empty(), "{denied:?}");
     }
+}
+
+/// Five servers with TLS, of one authority, and a user of the documented line.
+async fn five_with_tls(namespace: &str) -> Vec<RedisServer> {
+    // It fails only if another test was faster.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let line = RedisStore::acl_line(namespace);
+    RedisServer::builder().tls().user("ann", "hunter2", &rules(&line).join(" ")).start_all(5).await
+}
+
+fn trusting(namespace: &str, authority: &str) -> LockClientBuilder {
+    LockClient::builder().namespace(namespace).longest_lease(LONGEST_LEASE).root_certificate(authority)
+}
+
+#[tokio::test]
+async fn a_majority_is_reached_over_tls_by_a_user_of_the_documented_line() {
+    let namespace = unique("ns");
+    let servers = five_with_tls(&namespace).await;
+    let urls: Vec<_> = servers.iter().map(|server| server.tls_url_as("ann", "hunter2")).collect();
+    let builder = trusting(&namespace, servers[0].ca_pem());
+    let locks = builder.clone().redlock(&urls).await.unwrap();
+    // The URL says the same.
+    let others = builder.connect(&format!("redlock:{}", urls.join(","))).await.unwrap();
+    let guard = locks.exclusive("a").lease(LONGEST_LEASE).wait(LONG).acquire().await.unwrap();
+    // Each is told and voted for over TLS, and a connection that is lost is made again over TLS.
+    let waiting = tokio::spawn(others.exclusive("a").lease(LONGEST_LEASE).wait(LONG).acquire());
+    for server in &servers {
+        server.command(&["CLIENT", "KILL", "USER", "ann"]).await;
+    }
+    eventually("it stands in line", async || {
+        locks.inspect("a").await.is_ok_and(|found| found.holders.len() == 1 && found.waiters.len() == 1)
+    })
+    .await;
+    guard.verify().await.unwrap();
+    guard.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    for server in &servers {
+        let clients: String = server.query(&["CLIENT", "LIST"]).await;
+        let ours: Vec<_> = clients.lines().filter(|line| line.contains(" user=ann ")).collect();
+        let port = format!(" laddr=127.0.0.1:{} ", server.tls_port());
+        assert!(!ours.is_empty() && ours.iter().all(|line| line.contains(&port)), "{clients}");
+        let denied: Vec<redis::Value> = server.query(&["ACL", "LOG"]).await;
+        assert!(denied.is_empty(), "nothing was denied behind our back: {denied:?}");
+    }
+}
+
+/// It has no vote: whoever answers in its place could promise anything.
+#[tokio::test]
+async fn a_server_that_is_not_trusted_does_not_vote() {
+    let namespace = unique("ns");
+    let (servers, strangers) = tokio::join!(five_with_tls(&namespace), five_with_tls(&namespace));
+    let urls = |trusted: usize| -> Vec<_> {
+        let servers = servers[..trusted].iter().chain(&strangers[trusted..]);
+        servers.map(|server| server.tls_url_as("ann", "hunter2")).collect()
+    };
+    let builder = || trusting(&namespace, servers[0].ca_pem());
+    let locks = builder().redlock(urls(3)).await.unwrap();
+    locks.exclusive("a").lease(LONGEST_LEASE).wait(LONG).acquire().await.unwrap().release().await.unwrap();
+    let error = builder().redlock(urls(2)).await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("3 of 5 servers are needed") && text.contains("certificate"), "{text}");
+    for stranger in &strangers[2..] {
+        assert!(text.contains(&format!("127.0.0.1:{}", stranger.tls_port())), "{text}");
+    }
+    assert!(!text.contains("hunter2"), "{text}");
 }

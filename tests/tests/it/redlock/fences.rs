@@ -17,7 +17,7 @@ async fn token(locks: &LockClient) -> u64 {
 /// Three servers at a time, and each three have one or two in common with the last.
 #[tokio::test]
 async fn tokens_grow_whichever_servers_agree() {
-    let servers = Servers::start().await;
+    let servers = Servers::shared().await;
     let proxies = servers.proxies().await;
     let [locks, others] = servers.clients_through(&proxies, 2).await.try_into().unwrap();
     let mut last = 0;
@@ -68,7 +68,7 @@ async fn a_number_that_only_one_server_knew_is_written_back() {
 /// In step, they agree in one round trip, and nothing is written back.
 #[tokio::test]
 async fn servers_in_step_agree_at_once() {
-    let servers = Servers::start().await;
+    let servers = Servers::shared().await;
     let locks = servers.client().await;
     for _ in 0..10 {
         token(&locks).await;

@@ -132,7 +132,7 @@ async fn votes_that_others_have_are_contention() {
 /// Each of the five answers is lost in turn, or all of them.
 #[tokio::test]
 async fn an_answer_that_is_lost_leaves_no_vote_behind() {
-    let servers = Servers::start().await;
+    let servers = Servers::shared().await;
     let proxies = servers.proxies().await;
     let locks = servers.clients_through(&proxies, 1).await.remove(0);
     for silently in [false, true] {
@@ -159,7 +159,7 @@ async fn an_answer_that_is_lost_leaves_no_vote_behind() {
 
 #[tokio::test]
 async fn a_request_that_is_dropped_leaves_no_vote_behind() {
-    let servers = Servers::start().await;
+    let servers = Servers::shared().await;
     let (locks, others) = (servers.client().await, servers.client().await);
     for round in 0..20 {
         let held = (round % 2 == 0).then(|| others.exclusive("a").lease(LEASE));
@@ -181,7 +181,7 @@ async fn a_request_that_is_dropped_leaves_no_vote_behind() {
 
 #[tokio::test]
 async fn whoever_waits_is_told() {
-    let servers = Servers::start().await;
+    let servers = Servers::shared().await;
     let (locks, others) = (servers.client().await, servers.client().await);
     for _ in 0..20 {
         let guard = locks.exclusive("a").lease(LEASE).acquire().await.unwrap();
@@ -223,7 +223,7 @@ async fn a_dead_server_is_not_waited_for() {
 
 #[tokio::test]
 async fn what_a_majority_cannot_promise_is_refused() {
-    let servers = Servers::start().await;
+    let servers = Servers::shared().await;
     let locks = servers.client().await;
     let error = locks.permits("a", 2.try_into().unwrap()).lease(LEASE).acquire().await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::InvalidSpec, "{error}");
@@ -239,7 +239,7 @@ async fn what_a_majority_cannot_promise_is_refused() {
 
 #[tokio::test]
 async fn a_lock_is_revoked_at_all_servers() {
-    let servers = Servers::start().await;
+    let servers = Servers::shared().await;
     let (locks, others) = (servers.client().await, servers.client().await);
     let guard = locks.exclusive("a").lease(LEASE).acquire().await.unwrap();
     let seen = others.inspect("a").await.unwrap();
@@ -255,12 +255,13 @@ async fn a_lock_is_revoked_at_all_servers() {
 
 #[tokio::test]
 async fn a_client_that_is_shut_down_leaves_no_vote() {
-    let servers = Servers::start().await;
+    let servers = Servers::shared().await;
     for number in 0..10 {
         let locks = servers.client().await;
         drop(locks.exclusive(format!("{number}")).lease(LEASE).acquire().await.unwrap());
         locks.shutdown().await;
-        let left = join_all(servers.all().iter().map(|server| server.keys("*:[0-9]"))).await.concat();
+        let locks = format!("{}:*", servers.namespace);
+        let left = join_all(servers.all().iter().map(|server| server.keys(&locks))).await.concat();
         assert_eq!(left, Vec::<String>::new());
     }
 }

@@ -96,7 +96,8 @@ async fn servers_that_come_back_with_an_old_snapshot_give_no_lock_to_two() {
 async fn a_server_whose_data_are_deleted_gives_no_lock_to_two() {
     let servers = Servers::start().await;
     storm(&servers, async |faults| {
-        for server in servers.all() {
+        // More than may be away at a time.
+        for server in &servers.all()[..3] {
             faults.begin("the data of one are deleted");
             server.command(&["FLUSHALL"]).await;
             sleep(QUARANTINE).await;
@@ -108,7 +109,7 @@ async fn a_server_whose_data_are_deleted_gives_no_lock_to_two() {
 /// Half of the clients lose two servers, and the others two others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_see_different_servers_never_meet() {
-    let servers = Servers::start().await;
+    let servers = Servers::shared().await;
     let sides = [servers.proxies().await, servers.proxies().await];
     let mut clients = Vec::new();
     for proxies in &sides {
@@ -134,7 +135,7 @@ async fn clients_that_see_different_servers_never_meet() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_servers_slow_nobody_down() {
-    let servers = Servers::start().await;
+    let servers = Servers::shared().await;
     let proxies = servers.proxies().await;
     let clients = servers.clients_through(&proxies, 8).await;
     let report = Storm::of(clients).lease(LEASE).run(async |faults| {
@@ -158,11 +159,12 @@ async fn slow_servers_slow_nobody_down() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_break_give_no_lock_to_two() {
-    let servers = Servers::start().await;
+    let servers = Servers::shared().await;
     let proxies = servers.proxies().await;
     let clients: Vec<LockClient> = servers.clients_through(&proxies, 8).await;
     let report = Storm::of(clients).with_readers().lease(LEASE).run(async |faults| {
-        faults.begin("connections break, and replies are lost");
+        // On a busy machine the next ones break before the last ones are made again, and then there is no majority.
+        faults.outage("connections break, and replies are lost");
         for round in 0..40 {
             let proxy = &proxies[round % proxies.len()];
             if round % 3 == 0 {
@@ -172,6 +174,8 @@ async fn connections_that_break_give_no_lock_to_two() {
             }
             sleep(Duration::from_millis(rand::random_range(0..200))).await;
         }
+        faults.begin("they hold again");
+        sleep(LEASE).await;
     });
     let report = report.await;
     report.assert_fenced();

@@ -4,7 +4,7 @@ use lock_runtime::{LockClient, LockErrorKind, store::redis::RedisStore};
 use lock_tests::{RedisServer, SentinelSet};
 
 use super::{Duration, assert_says, builder, copied, url_with};
-use crate::place::{LONG, in_time};
+use crate::place::{LONG, eventually, in_time};
 
 /// What a user needs on a Sentinel.
 const SENTINEL_RULES: &str = "+sentinel|master +sentinel|get-master-addr-by-name +subscribe &+switch-master";
@@ -104,6 +104,42 @@ async fn a_set_with_tls_is_reached_with_its_authority() {
         let trusting = LockClient::builder().root_certificate(set.ca_pem());
         let locks = trusting.sentinel(&primary, set.sentinel_urls()).await.unwrap();
         locks.exclusive("k").wait(LONG).acquire().await.unwrap().release().await.unwrap();
+    })
+    .await;
+}
+
+/// To the nodes and to the Sentinels, before a failover and after it.
+#[tokio::test]
+async fn users_of_the_documented_lines_reach_a_set_over_tls() {
+    in_time(async {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let set = SentinelSet::builder().tls().password("s3cret").user("app", "hunter2", &rules("+wait"));
+        let set = set.sentinel_password("watch").sentinel_user("app", "look", SENTINEL_RULES).start().await;
+        let trusting = || LockClient::builder().root_certificate(set.ca_pem());
+        let sentinels: Vec<_> = set.sentinels().iter().map(|sentinel| sentinel.tls_url_as("app", "look")).collect();
+        let primary = format!("rediss://app:hunter2@{}", SentinelSet::SERVICE);
+        let locks = trusting().min_replicas(1.try_into().unwrap(), Duration::from_millis(200));
+        let locks = locks.sentinel(&primary, &sentinels).await.unwrap();
+        let others = trusting().sentinel(&primary, &sentinels).await.unwrap();
+        let guard = locks.exclusive("k").wait(LONG).acquire().await.unwrap();
+        let waiting = tokio::spawn(others.exclusive("k").wait(LONG).acquire());
+        eventually("it waits", async || !locks.inspect("k").await.unwrap().waiters.is_empty()).await;
+        copied(&set).await;
+        let new = set.failover().await;
+        guard.verify().await.unwrap();
+        guard.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+        for server in set.sentinels().iter().chain([new]) {
+            let clients: String = server.query(&["CLIENT", "LIST"]).await;
+            let ours: Vec<_> = clients.lines().filter(|line| line.contains(" user=app ")).collect();
+            let port = format!(" laddr=127.0.0.1:{} ", server.tls_port());
+            assert!(!ours.is_empty() && ours.iter().all(|line| line.contains(&port)), "{clients}");
+            let log: Vec<redis::Value> = server.query(&["ACL", "LOG"]).await;
+            assert!(log.is_empty(), "nothing was denied behind our back: {log:?}");
+        }
+        let error = LockClient::builder().sentinel(&primary, &sentinels).await.unwrap_err();
+        assert_says(&error, LockErrorKind::Unavailable, &["certificate", "root_certificate"]);
+        assert!(!error.to_string().contains("hunter2"), "{error}");
     })
     .await;
 }

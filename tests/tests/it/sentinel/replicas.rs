@@ -17,7 +17,7 @@ const REPLICATED: Duration = Duration::from_millis(100);
 /// Much longer than a grant takes.
 const WHILE: Duration = Duration::from_secs(1);
 
-fn count(replicas: u32) -> NonZeroU32 {
+pub(super) fn count(replicas: u32) -> NonZeroU32 {
     NonZeroU32::new(replicas).unwrap()
 }
 

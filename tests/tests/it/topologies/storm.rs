@@ -39,7 +39,7 @@ use tokio::{
 
 pub(crate) use self::report::Report;
 use self::{
-    history::Fault,
+    history::{Fault, Out},
     worker::{Key, Worker},
 };
 use crate::{exclusion::times_as_long, place::LONG};
@@ -55,7 +55,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Storm {
     clients: Vec<LockClient>,
     tasks: usize,
-    keys: usize,
+    keys: Vec<String>,
     lease: Duration,
     round: Duration,
     readers: bool,
@@ -64,7 +64,9 @@ pub(crate) struct Storm {
 impl Storm {
     /// Each client is a process of its own to the store: four tasks work with each, on three keys, with a lease of a second.
     pub(crate) fn of(clients: Vec<LockClient>) -> Self {
-        Self { clients, tasks: 4, keys: 3, lease: Duration::from_secs(1), round: ROUND, readers: false }
+        let storm =
+            Self { clients, tasks: 4, keys: Vec::new(), lease: Duration::from_secs(1), round: ROUND, readers: false };
+        storm.keys(3)
     }
 
     /// So many tasks with each client.
@@ -73,7 +75,12 @@ impl Storm {
     }
 
     pub(crate) fn keys(self, keys: usize) -> Self {
-        Self { keys, ..self }
+        self.named((0..keys).map(|number| format!("key-{number}")))
+    }
+
+    /// Keys with these names, where it matters which.
+    pub(crate) fn named(self, keys: impl IntoIterator<Item = String>) -> Self {
+        Self { keys: keys.into_iter().collect(), ..self }
     }
 
     pub(crate) fn lease(self, lease: Duration) -> Self {
@@ -95,7 +102,7 @@ impl Storm {
     /// # Panics
     /// When a worker gets an error that no failing server explains.
     pub(crate) async fn run(self, faults: impl AsyncFn(&Faults)) -> Report {
-        let keys: Arc<[Key]> = (0..self.keys).map(Key::new).collect();
+        let keys: Arc<[Key]> = self.keys.into_iter().map(Key::new).collect();
         let over = Arc::new(AtomicBool::new(false));
         let begin = Instant::now();
         let mut workers = JoinSet::new();
@@ -144,6 +151,20 @@ pub(crate) struct Faults {
 impl Faults {
     /// A fault begins now; it ends when the next begins.
     pub(crate) fn begin(&self, name: &str) {
-        self.begun.lock().unwrap().push(Fault { name: name.to_owned(), at: Instant::now() });
+        self.add(name, Out::None);
+    }
+
+    /// The same for one that nobody can serve through: until the next begins, no service is promised.
+    pub(crate) fn outage(&self, name: &str) {
+        self.add(name, Out::All);
+    }
+
+    /// No service of these keys is promised until the next begins, and of the others there is.
+    pub(crate) fn outage_of(&self, keys: &[String], name: &str) {
+        self.add(name, Out::Some(keys.to_owned()));
+    }
+
+    fn add(&self, name: &str, out: Out) {
+        self.begun.lock().unwrap().push(Fault { name: name.to_owned(), at: Instant::now(), out });
     }
 }

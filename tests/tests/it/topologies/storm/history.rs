@@ -21,6 +21,25 @@ pub(super) struct Grant {
 pub(super) struct Fault {
     pub(super) name: String,
     pub(super) at: Instant,
+    pub(super) out: Out,
+}
+
+/// The keys of which no service is promised.
+#[derive(Clone, Debug)]
+pub(super) enum Out {
+    None,
+    Some(Vec<String>),
+    All,
+}
+
+impl Out {
+    pub(super) fn has(&self, key: &str) -> bool {
+        match self {
+            Self::None => false,
+            Self::Some(keys) => keys.iter().any(|out| out == key),
+            Self::All => true,
+        }
+    }
 }
 
 /// What no fencing token may do.

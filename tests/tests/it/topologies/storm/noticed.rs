@@ -1,6 +1,7 @@
 //! A storm notices what a broken lock does, and finds nothing where there is nothing.
 
 use std::{
+    iter,
     panic::{AssertUnwindSafe, catch_unwind},
     time::{Duration, Instant},
 };
@@ -10,8 +11,9 @@ use tokio::time::sleep;
 
 use super::{
     Storm,
-    history::{Grant, History, Violation},
+    history::{Fault, Grant, History, Out, Violation},
     report::Report,
+    worker::Key,
 };
 use crate::place::LONG;
 
@@ -108,6 +110,34 @@ async fn an_outage_is_noticed() {
     report.assert_fenced();
     assert!(fails(&report, |report| report.assert_service_within(outage - Duration::from_millis(1))), "{report}");
     report.assert_service_within(LONG);
+}
+
+/// The one has no grant from 100 to 300, the other none from 300 to 600, and otherwise there is one every 100.
+#[test]
+fn a_gap_counts_where_service_is_promised_alone() {
+    let zero = Instant::now();
+    let at = |millis| zero + Duration::from_millis(millis);
+    let keys = ["one", "other"].map(|name| Key::new(name.to_owned()));
+    let grants = [&[50, 100, 300, 400, 500, 600, 650][..], &[50, 150, 250, 300, 600, 650]];
+    for (key, grants) in keys.iter().zip(grants) {
+        for &millis in grants {
+            key.granted(Grant { asked_at: zero, granted_at: at(millis), token: Some(millis) });
+        }
+    }
+    let longest = |faults: &[(u64, Out)]| {
+        let fault = |(millis, out): &(u64, Out)| Fault { name: String::new(), at: at(*millis), out: out.clone() };
+        let faults = faults.iter().map(fault).collect();
+        Report::new(zero..at(700), faults, &keys, iter::empty()).longest_promised_gap().as_millis()
+    };
+    let out = |key: &str| Out::Some(vec![key.to_owned()]);
+    assert_eq!(longest(&[(0, Out::None)]), 300);
+    assert_eq!(longest(&[(0, Out::All)]), 0);
+    assert_eq!(longest(&[(0, out("other"))]), 200);
+    assert_eq!(longest(&[(0, out("one"))]), 300);
+    assert_eq!(longest(&[(0, Out::None), (290, Out::All)]), 190, "up to the beginning of an outage");
+    assert_eq!(longest(&[(0, Out::All), (450, Out::None)]), 150, "from the end of an outage");
+    assert_eq!(longest(&[(0, out("one")), (320, out("other"))]), 100);
+    assert_eq!(longest(&[(0, Out::None), (110, out("one")), (280, Out::None), (310, out("other"))]), 100);
 }
 
 #[tokio::test]

@@ -30,8 +30,8 @@ pub(super) struct Key {
 }
 
 impl Key {
-    pub(super) fn new(number: usize) -> Self {
-        Self { name: format!("key-{number}"), resource: FencedResource::new(), history: Mutex::default() }
+    pub(super) fn new(name: String) -> Self {
+        Self { name, resource: FencedResource::new(), history: Mutex::default() }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -44,6 +44,10 @@ impl Key {
 
     pub(super) fn resource(&self) -> fenced::Report {
         self.resource.report()
+    }
+
+    pub(super) fn granted(&self, grant: Grant) {
+        self.history.lock().unwrap().add(grant);
     }
 
     pub(super) fn granted_since(&self, time: Instant) -> bool {
@@ -84,7 +88,7 @@ impl Worker {
         let request = if self.readers { self.locks.write(&*key.name) } else { self.locks.exclusive(&*key.name) };
         let guard = request.lease(self.lease).wait(self.lease).acquire().await?;
         let token = guard.fence().number();
-        key.history.lock().unwrap().add(Grant { asked_at, granted_at: Instant::now(), token: Some(token) });
+        key.granted(Grant { asked_at, granted_at: Instant::now(), token: Some(token) });
         // It does not look whether it still holds the lock: keeping it out then is what the token is for.
         if let Ok(inside) = key.resource.enter(token) {
             let value = key.resource.read();
@@ -98,7 +102,7 @@ impl Worker {
     async fn read(&self, key: &Key) -> Result<(), LockError> {
         let asked_at = Instant::now();
         let guard = self.locks.read(&*key.name).lease(self.lease).wait(self.lease).acquire().await?;
-        key.history.lock().unwrap().add(Grant { asked_at, granted_at: Instant::now(), token: None });
+        key.granted(Grant { asked_at, granted_at: Instant::now(), token: None });
         let inside = key.resource.enter_reader();
         sleep(stay()).await;
         drop(inside);
