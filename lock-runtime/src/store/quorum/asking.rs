@@ -1,6 +1,6 @@
 //! Acquiring: a campaign is led until something came of it.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use futures_util::{StreamExt as _, future::join_all};
 use tokio::{
@@ -56,6 +56,8 @@ impl Inner {
             self.send(campaign, &state, &terms, calls, &mut under_way.calls);
         }
         self.leave(campaign);
+        // One timer for all replies: each new one would be registered and taken back.
+        let mut alarm = pin!(sleep_until(silent_at));
         loop {
             let now = Instant::now();
             let next = {
@@ -77,10 +79,13 @@ impl Inner {
                 Next::Send(_) => continue,
             };
             let until = grace.map_or(silent_at, |grace| grace.min(silent_at));
+            if alarm.deadline() != until {
+                alarm.as_mut().reset(until);
+            }
             tokio::select! {
                 biased;
                 Some(()) = under_way.calls.next() => {}
-                () = sleep_until(until) => {
+                () = &mut alarm => {
                     if until == silent_at {
                         let error = StoreError::timed_out(silent_at - terms.sent);
                         let silent = lock(campaign).time_is_up(&error);

@@ -1,11 +1,11 @@
 //! Questions to several servers, and how long their answers are waited for.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, future::BoxFuture};
 use tokio::{
     sync::mpsc,
-    time::{Instant, timeout_at},
+    time::{Instant, sleep_until},
 };
 
 use super::{
@@ -47,10 +47,15 @@ impl Inner {
         let begun = Instant::now();
         let mut until = begun + patience;
         let mut is_decided = false;
+        let mut alarm = pin!(sleep_until(until));
         while !(awaited.is_empty() || is_decided && line.is_none_or(|line| !awaited.contains(&line))) {
-            let answered = timeout_at(until, calling.calls.next()).await;
-            if answered.is_err() {
-                break;
+            if alarm.deadline() != until {
+                alarm.as_mut().reset(until);
+            }
+            tokio::select! {
+                biased;
+                Some(()) = calling.calls.next() => {}
+                () = &mut alarm => break,
             }
             while let Ok((index, result)) = answers.try_recv() {
                 awaited.retain(|awaited| *awaited != index);
