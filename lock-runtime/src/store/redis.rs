@@ -297,8 +297,9 @@ impl RedisStore {
             return Ok(Acquired::All(AcquireAllReply::Granted(Vec::new())));
         };
         let hold = &requests[0].hold;
+        let place = self.servers.place(hold);
         let channel = match if_busy {
-            IfBusy::Queue => self.servers.channel(hold),
+            IfBusy::Queue => self.servers.channel(place),
             IfBusy::Refuse => "".into(),
         };
         let write = |deadline: u64| {
@@ -329,7 +330,7 @@ impl RedisStore {
         };
         // Not repeated under the same token: the first request may be executed after the lock was released again, and
         // would hold it for nobody (PROTOCOL 1).
-        let mut answer = self.servers.call_by(hold, deadline, &write).await?;
+        let mut answer = self.servers.call_by(place, deadline, &write).await?;
         let mut reply = answer.reply()?;
         let _server_time = reply.count()?;
         let reply = match reply.word() {
@@ -444,7 +445,7 @@ impl RedisStore {
                 .token(next.token)
                 .millis(next.lease)
                 .number(next.spare)
-                .arg(self.servers.channel(hold).as_bytes()),
+                .arg(self.servers.channel(self.servers.place(hold)).as_bytes()),
             (mode, _) => {
                 let script = if mode == Mode::Exclusive { &scripts::RELEASE } else { &scripts::RELEASE_SHARE };
                 let call = self.on_all(script, &hold.key, mode.family());

@@ -51,10 +51,12 @@ impl Names {
         let lock = lock_name(namespace, key, family);
         // A hash tag must stay the first one in the name, so what is added stands in front; without one the whole
         // name of the lock becomes the tag.
-        let [fence, queue] = SIDE_KEYS.map(|side| match key.hash_tag() {
-            Some(_) => format!("{side}:{lock}"),
-            None => format!("{{{lock}}}:{side}"),
-        });
+        let has_tag = key.hash_tag().is_some();
+        let beside = |side: &str| match has_tag {
+            true => [side, ":", &lock].concat(),
+            false => ["{", &lock, "}:", side].concat(),
+        };
+        let [fence, queue] = SIDE_KEYS.map(beside);
         Self { lock, fence, queue }
     }
 }
@@ -62,8 +64,8 @@ impl Names {
 /// The key that says who holds the lock.
 pub(super) fn lock_name(namespace: &str, key: &LockKey, family: Family) -> String {
     match family {
-        Family::Lock => format!("{namespace}:{key}"),
-        Family::Permits => format!("{namespace}:{PERMITS}:{key}"),
+        Family::Lock => [namespace, ":", key.as_str()].concat(),
+        Family::Permits => [namespace, ":", PERMITS, ":", key.as_str()].concat(),
     }
 }
 

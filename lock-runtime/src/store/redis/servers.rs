@@ -70,11 +70,19 @@ impl Servers {
         }
     }
 
-    /// Where `hold` is to be told of its grant, should it have to wait.
-    pub(super) fn channel(&self, hold: &Hold) -> Cow<'_, str> {
+    /// Where among them `hold` is.
+    pub(super) fn place(&self, hold: &Hold) -> Slot {
+        match self {
+            Self::One(_) => 0,
+            Self::Cluster(cluster) => cluster.slot(hold),
+        }
+    }
+
+    /// Where a request at that place is to be told of its grant, should it have to wait.
+    pub(super) fn channel(&self, place: Slot) -> Cow<'_, str> {
         match self {
             Self::One(connection) => connection.pushes().own().into(),
-            Self::Cluster(cluster) => cluster.channel(cluster.slot(hold)).into(),
+            Self::Cluster(cluster) => cluster.channel(place).into(),
         }
     }
 
@@ -142,17 +150,17 @@ impl Servers {
         }
     }
 
-    /// Runs, without repeating it, the script for `hold`, which is told a deadline in the server's time and says that time behind its
+    /// Runs, without repeating it, the script for a request at that place, which is told a deadline in the server's time and says that time behind its
     /// first word.
     pub(super) async fn call_by(
         &self,
-        hold: &Hold,
+        place: Slot,
         deadline: Instant,
         write: Writer<'_>,
     ) -> Result<Answer, StoreError> {
         match self {
             Self::One(connection) => connection.call_by(deadline, write).await.map(Answer::from),
-            Self::Cluster(cluster) => Ok(cluster.run(cluster.slot(hold), Errand::By(deadline, write)).await?.into()),
+            Self::Cluster(cluster) => Ok(cluster.run(place, Errand::By(deadline, write)).await?.into()),
         }
     }
 
