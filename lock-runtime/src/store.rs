@@ -47,7 +47,8 @@ pub(crate) use quorum::check_count;
 ///
 /// A place in line is kept by its token. Whoever has one asks at least once a second by [`poll`](Store::poll).
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// Grants, queues or refuses.
+    /// Grants, queues or refuses. Whoever is refused asks again under a fresh token: of several servers some may have granted the
+    /// old one, which is being given up there.
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>>;
 
     /// Grants all or none, and never queues. The keys are different ones, sorted; no request is for permits.

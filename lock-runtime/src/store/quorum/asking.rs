@@ -47,7 +47,7 @@ impl Inner {
         mut terms: Terms,
         begin: impl FnOnce(&mut Campaign, &Terms, Instant) -> Calls,
     ) -> Outcome {
-        let patience = self.node_patience(terms.lease);
+        let (begun, patience) = (terms.sent, self.node_patience(terms.lease));
         let mut under_way = Calling { background: &self.background, calls: UnderWay::new() };
         let mut silent_at = terms.answer_by.min(terms.sent + patience);
         {
@@ -87,7 +87,7 @@ impl Inner {
                 Some(()) = under_way.calls.next() => {}
                 () = &mut alarm => {
                     if until == silent_at {
-                        let error = StoreError::timed_out(silent_at - terms.sent);
+                        let error = StoreError::timed_out(begun.elapsed());
                         let silent = lock(campaign).time_is_up(&error);
                         if silent.len() >= self.majority() && terms.sent.elapsed() >= patience {
                             self.measured(patience);
