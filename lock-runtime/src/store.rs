@@ -29,7 +29,7 @@ pub use message::{
 };
 pub use quorum::QuorumStore;
 #[cfg(feature = "redis")]
-pub(crate) use quorum::check_count;
+pub(crate) use quorum::{check_count, majority};
 
 /// A place that keeps locks: in this process, on a Redis server, on several. Held as `Arc<dyn Store>`.
 ///

@@ -53,10 +53,7 @@ use foldhash::fast::RandomState;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use self::{
-    background::Background, campaign::Campaign, contended::Contended, majority::majority, node::Node,
-    proposals::Proposals,
-};
+use self::{background::Background, campaign::Campaign, contended::Contended, node::Node, proposals::Proposals};
 use super::{
     AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener, Listeners, PollReply, Release,
     ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind, StoreEvent, Token,
@@ -67,6 +64,8 @@ use crate::{
     spec::{Family, Mode, call_timeout},
     sync::lock,
 };
+
+pub(crate) use self::majority::majority;
 
 type Shared = Arc<Mutex<Campaign>>;
 

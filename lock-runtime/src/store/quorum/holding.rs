@@ -23,6 +23,11 @@ use crate::{
 impl Inner {
     /// All locks of a batch in one call to each server.
     pub(super) async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<RenewReply, StoreError>> {
+        // A renewal that would last for longer than a server keeps away is not even sent, and asks for no vote.
+        let too_long = |renewal: &Renewal| self.check(renewal.hold.mode, renewal.lease).err();
+        if let Some(error) = renewals.iter().find_map(too_long) {
+            return renewals.iter().map(|_| Err(error.clone())).collect();
+        }
         let now = Instant::now();
         let nodes = self.nodes.len();
         let mut tallies: Vec<_> = renewals.iter().map(|_| Renewed::new(nodes)).collect();
@@ -43,11 +48,6 @@ impl Inner {
                 self.extends(renewal);
                 self.heal(&renewal.hold, now, &mut healing);
             }
-        }
-        // A renewal that would last for longer than a server keeps away is not even sent.
-        let too_long = |renewal: &Renewal| self.check(renewal.hold.mode, renewal.lease).err();
-        if let Some(error) = renewals.iter().find_map(too_long) {
-            return renewals.iter().map(|_| Err(error.clone())).collect();
         }
         let shortest = renewals.iter().filter_map(|renewal| self.lease_of(renewal)).min();
         let patience = answer_timeout(shortest.unwrap_or(MAX_LEASE));

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{CONNECT, RedisStore, check_namespace, connection::Connection, servers::Servers, settings::Settings, url};
 use crate::{
     error::{LockError, LockErrorKind},
-    store::{QuorumStore, Store, StoreError, check_count},
+    store::{QuorumStore, Store, StoreError, check_count, majority},
 };
 
 const RIGHT_ONE: &str = "a right one is redlock:redis://host1:6379,redis://host2:6379,redis://host3:6379 (percent-encode \
@@ -92,7 +92,7 @@ async fn stand(servers: &[(String, Connection)]) -> Result<(), LockError> {
     let mut answers: FuturesUnordered<_> =
         servers.iter().enumerate().map(async |(index, (_, server))| (index, server.ready().await)).collect();
     let mut said: Vec<Option<Result<(), StoreError>>> = vec![None; servers.len()];
-    let majority = servers.len() / 2 + 1;
+    let majority = majority(servers.len());
     let mut until = Instant::now() + CONNECT;
     while let Some((index, answer)) = tokio::select! {
         answer = answers.next() => answer,
