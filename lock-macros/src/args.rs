@@ -1,66 +1,62 @@
-//! The arguments of the attribute: what may be written, and what to write instead.
+//! The arguments of the attribute: which there are, and which go together.
 //!
 //! Mistakes are gathered, so that one build shows all of them, each at its own token.
+
+mod name;
+mod value;
 
 use std::{num::NonZeroU32, time::Duration};
 
 use proc_macro2::Span;
 use syn::{
-    Expr, ExprLit, Ident, Lit, Token,
+    Expr, Ident, LitStr, Path, Token,
     ext::IdentExt as _,
     parse::{Parse, ParseStream},
 };
 
-use crate::key::Key;
-
-/// The shortest and the longest lease; the runtime's `MIN_LEASE` and `MAX_LEASE`.
-const MIN_LEASE: Duration = Duration::from_millis(100);
-const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
-const MAX_MAX_HOLD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-
-/// Every argument, in the order of the documentation.
-const KNOWN: [&str; 11] =
-    ["key", "lease", "wait", "no_wait", "reentrant", "read", "write", "permits", "min_hold", "max_hold", "client"];
-
-/// What other libraries call it.
-const ALIASES: [(&str, &str); 12] = [
-    ("name", "key"),
-    ("id", "key"),
-    ("ttl", "lease"),
-    ("expiry", "lease"),
-    ("timeout", "wait"),
-    ("acquire_timeout", "wait"),
-    ("try_lock", "no_wait"),
-    ("shared", "read"),
-    ("exclusive", "write"),
-    ("semaphore", "permits"),
-    ("lock_at_most_for", "max_hold"),
-    ("lock_at_least_for", "min_hold"),
-];
+pub(crate) use self::{
+    name::nearest,
+    value::{OnBusy, OnLost, Value, literal},
+};
+use crate::key::{Key, Keys};
 
 /// The arguments, checked.
 pub(crate) struct Args {
-    pub(crate) key: Key,
+    pub(crate) keys: Keys,
     /// The client to lock with; the ambient one if not given.
     pub(crate) client: Option<Expr>,
-    pub(crate) mode: Mode,
+    pub(crate) spec: Spec,
+    /// The body's name for the lock it holds.
+    pub(crate) guard: Option<Ident>,
+    pub(crate) on_busy: Option<OnBusy>,
+    pub(crate) on_lost: OnLost,
+    pub(crate) map_err: Option<Expr>,
+    /// Where lock-runtime is; `::lock_runtime` if not given.
+    pub(crate) runtime: Option<Path>,
+}
+
+/// What is asked of the lock.
+#[derive(Default)]
+pub(crate) struct Spec {
+    pub(crate) base: Base,
     pub(crate) lease: Option<Value<Duration>>,
     pub(crate) wait: Option<Wait>,
     pub(crate) min_hold: Option<Value<Duration>>,
     pub(crate) max_hold: Option<Value<Duration>>,
     pub(crate) reentrant: bool,
+    pub(crate) strict_order: bool,
+    pub(crate) no_renew: bool,
 }
 
-/// A value that is known while compiling, or one that is not.
-pub(crate) enum Value<T> {
-    Literal(T),
-    Expr(Expr),
-}
-
-pub(crate) enum Mode {
+/// What the other parts of a spec are set on.
+#[derive(Default)]
+pub(crate) enum Base {
+    #[default]
     Exclusive,
     Shared,
     Permits(Value<NonZeroU32>),
+    /// A spec from somewhere else, which brings the mode.
+    Expr(Expr),
 }
 
 pub(crate) enum Wait {
@@ -84,20 +80,6 @@ impl Parse for Args {
     }
 }
 
-/// The literal that an expression is, also when a `macro_rules!` passed it on.
-pub(crate) fn literal(expr: &Expr) -> Option<&Lit> {
-    match expr {
-        Expr::Lit(ExprLit { lit, .. }) => Some(lit),
-        Expr::Group(group) => literal(&group.expr),
-        _ => None,
-    }
-}
-
-/// Names of the expansion's own, shown to the user at `span`.
-pub(crate) fn located_at(span: Span) -> Span {
-    Span::mixed_site().located_at(span)
-}
-
 /// What was read so far.
 #[derive(Default)]
 struct Draft {
@@ -106,14 +88,17 @@ struct Draft {
     /// A key was begun, if only its name was missing: "a lock needs a key" would mislead.
     key_begun: bool,
     error: Option<syn::Error>,
-    key: Option<Key>,
+    keys: Option<Keys>,
+    global: Option<Ident>,
     client: Option<Expr>,
-    mode: Option<(Ident, Mode)>,
-    lease: Option<Value<Duration>>,
-    wait: Option<(Ident, Wait)>,
-    min_hold: Option<Value<Duration>>,
-    max_hold: Option<Value<Duration>>,
-    reentrant: bool,
+    base: Option<(Ident, Base)>,
+    /// All of the spec but its base.
+    spec: Spec,
+    guard: Option<Ident>,
+    on_busy: Option<OnBusy>,
+    on_lost: OnLost,
+    map_err: Option<Expr>,
+    runtime: Option<Path>,
 }
 
 impl Draft {
@@ -127,8 +112,8 @@ impl Draft {
     /// Reads one argument, up to its comma.
     fn argument(&mut self, input: ParseStream<'_>) -> syn::Result<()> {
         if !input.peek(Ident::peek_any) {
-            self.key_begun |= input.peek(syn::LitStr);
-            return Err(unnamed(input));
+            self.key_begun |= input.peek(LitStr);
+            return Err(name::missing(input));
         }
         let name = input.call(Ident::parse_any)?;
         if self.seen.contains(&name) {
@@ -137,68 +122,129 @@ impl Draft {
         self.seen.push(name.clone());
         match name.to_string().as_str() {
             "key" => {
-                self.key_begun = true;
-                self.key = Some(key(&name, input)?);
+                self.begin_key(&name)?;
+                self.keys = Some(Keys::One(value::key(&name, input)?));
             }
-            "client" => self.client = Some(value(&name, "client = self.locks", input)?),
-            "lease" => self.lease = Some(duration(&name, input)?),
-            "min_hold" => self.min_hold = Some(duration(&name, input)?),
-            "max_hold" => self.max_hold = Some(duration(&name, input)?),
+            "keys" => {
+                self.begin_key(&name)?;
+                self.keys = Some(value::keys(&name, input)?);
+            }
+            "global" => {
+                value::flag(&name, input)?;
+                self.global = Some(name);
+            }
+            "client" => self.client = Some(value::expression(&name, "client = self.locks", input)?),
+            "spec" => {
+                let spec = value::expression(&name, "spec = self.config.lock", input)?;
+                self.set_base(name, Base::Expr(spec))?;
+            }
+            "lease" => self.spec.lease = Some(value::duration(&name, input)?),
+            "min_hold" => self.spec.min_hold = Some(value::duration(&name, input)?),
+            "max_hold" => self.spec.max_hold = Some(value::duration(&name, input)?),
             "reentrant" => {
-                flag(&name, input)?;
-                self.reentrant = true;
+                value::flag(&name, input)?;
+                self.spec.reentrant = true;
+            }
+            "strict_order" => {
+                value::flag(&name, input)?;
+                self.spec.strict_order = true;
+            }
+            "no_renew" => {
+                value::flag(&name, input)?;
+                self.spec.no_renew = true;
             }
             "read" => {
-                flag(&name, input)?;
-                self.set_mode(name, Mode::Shared)?;
+                value::flag(&name, input)?;
+                self.set_base(name, Base::Shared)?;
             }
             "write" => {
-                flag(&name, input)?;
-                self.set_mode(name, Mode::Exclusive)?;
+                value::flag(&name, input)?;
+                self.set_base(name, Base::Exclusive)?;
             }
             "permits" => {
-                let permits = permits(&name, input)?;
-                self.set_mode(name, Mode::Permits(permits))?;
+                let permits = value::permits(&name, input)?;
+                self.set_base(name, Base::Permits(permits))?;
             }
             "wait" => {
-                let wait = duration(&name, input)?;
+                let wait = value::duration(&name, input)?;
                 self.set_wait(name, Wait::AtMost(wait))?;
             }
             "no_wait" => {
-                flag(&name, input)?;
+                value::flag(&name, input)?;
                 self.set_wait(name, Wait::No)?;
             }
-            _ => return Err(unknown(&name)),
+            "guard" => self.guard = Some(value::binding(&name, input)?),
+            "on_busy" => self.on_busy = Some(value::on_busy(&name, input)?),
+            "on_lost" => self.on_lost = value::on_lost(&name, input)?,
+            "map_err" => self.map_err = Some(value::function(&name, input)?),
+            "crate" => self.runtime = Some(value::path(&name, input)?),
+            _ => return Err(name::unknown(&name)),
         }
         Ok(())
     }
 
-    fn set_mode(&mut self, name: Ident, mode: Mode) -> syn::Result<()> {
-        if let Some((other, _)) = &self.mode {
-            let message = format!(
-                "`{other}` and `{name}` exclude each other: keep `read` for one of many readers, `write` for the only \
-                 writer, or `permits = n` for at most n holders"
-            );
+    fn begin_key(&mut self, name: &Ident) -> syn::Result<()> {
+        if std::mem::replace(&mut self.key_begun, true) {
+            let message =
+                "`key` and `keys` exclude each other: keep `key` for one lock, or put all of them into `keys(..)`";
             return Err(syn::Error::new(name.span(), message));
         }
-        self.mode = Some((name, mode));
+        Ok(())
+    }
+
+    fn set_base(&mut self, name: Ident, base: Base) -> syn::Result<()> {
+        if let Some((other, _)) = &self.base {
+            let message = if name == "spec" || *other == "spec" {
+                let mode = if name == "spec" { other } else { &name };
+                format!("the mode is a part of the `spec`: say it there, or drop `spec` and keep `{mode}`")
+            } else {
+                format!(
+                    "`{other}` and `{name}` exclude each other: keep `read` for one of many readers, `write` for the only \
+                     writer, or `permits = n` for at most n holders"
+                )
+            };
+            return Err(syn::Error::new(name.span(), message));
+        }
+        self.base = Some((name, base));
         Ok(())
     }
 
     fn set_wait(&mut self, name: Ident, wait: Wait) -> syn::Result<()> {
-        if self.wait.is_some() {
+        if self.spec.wait.is_some() {
             let message = "`wait` and `no_wait` exclude each other: keep `wait = \"2s\"` to wait at most so long, or \
                            `no_wait` to give up at once";
             return Err(syn::Error::new(name.span(), message));
         }
-        self.wait = Some((name, wait));
+        self.spec.wait = Some(wait);
         Ok(())
     }
 
     fn finish(mut self) -> syn::Result<Args> {
-        if let (Some(Value::Literal(min)), Some(Value::Literal(max))) = (&self.min_hold, &self.max_hold)
-            && min > max
-        {
+        self.check_holds();
+        self.check_global();
+        if !self.key_begun {
+            self.refuse(missing_key());
+        }
+        match (self.error, self.keys) {
+            (None, Some(keys)) => Ok(Args {
+                keys,
+                client: self.client,
+                spec: Spec { base: self.base.map(|(_, base)| base).unwrap_or_default(), ..self.spec },
+                guard: self.guard,
+                on_busy: self.on_busy,
+                on_lost: self.on_lost,
+                map_err: self.map_err,
+                runtime: self.runtime,
+            }),
+            (error, _) => Err(error.unwrap_or_else(missing_key)),
+        }
+    }
+
+    fn check_holds(&mut self) {
+        let (Some(Value::Literal(min)), Some(Value::Literal(max))) = (&self.spec.min_hold, &self.spec.max_hold) else {
+            return;
+        };
+        if min > max {
             let message = format!(
                 "`min_hold` ({}) is longer than `max_hold` ({}): swap them, or leave one out",
                 humantime::format_duration(*min),
@@ -208,154 +254,33 @@ impl Draft {
             let span = later.map_or_else(Span::call_site, Ident::span);
             self.refuse(syn::Error::new(span, message));
         }
-        if !self.key_begun {
-            self.refuse(missing_key());
-        }
-        match (self.error, self.key) {
-            (None, Some(key)) => Ok(Args {
-                key,
-                client: self.client,
-                mode: self.mode.map_or(Mode::Exclusive, |(_, mode)| mode),
-                lease: self.lease,
-                wait: self.wait.map(|(_, wait)| wait),
-                min_hold: self.min_hold,
-                max_hold: self.max_hold,
-                reentrant: self.reentrant,
-            }),
-            (error, _) => Err(error.unwrap_or_else(missing_key)),
-        }
+    }
+
+    /// A key that is the same for all calls locks everybody out, which few who wrote one meant.
+    fn check_global(&mut self) {
+        let Some(keys) = &self.keys else { return };
+        let mut texts = keys.each().filter_map(Key::template).peekable();
+        let constant = texts.clone().find(|text| text.is_constant());
+        let error = match (&self.global, constant) {
+            (None, Some(constant)) => {
+                let message = "every call has this same key, so one call at a time runs in the whole fleet: put a value into \
+                               it, such as `\"order:{id}\"`, or add `global` if that is meant";
+                syn::Error::new(constant.span(), message)
+            }
+            (Some(global), None) if texts.peek().is_some() => {
+                let message = "`global` is for a key that is the same for every call, and this one has a placeholder: drop \
+                               one of the two";
+                syn::Error::new(global.span(), message)
+            }
+            _ => return,
+        };
+        self.refuse(error);
     }
 }
 
 fn missing_key() -> syn::Error {
     let message = "a lock needs a key: write `key = \"order:{id}\"`, or with a value that is no variable `key(\"order:{}\", order.id)`";
     syn::Error::new(Span::call_site(), message)
-}
-
-/// `key = ..` or `key(..)`.
-fn key(name: &Ident, input: ParseStream<'_>) -> syn::Result<Key> {
-    if input.peek(syn::token::Paren) {
-        let content;
-        syn::parenthesized!(content in input);
-        return Key::from_call(&content);
-    }
-    Key::from_value(value(name, "key = \"order:{id}\"", input)?)
-}
-
-/// `= expr`; `example` shows the whole argument.
-fn value(name: &Ident, example: &str, input: ParseStream<'_>) -> syn::Result<Expr> {
-    let missing = || syn::Error::new(name.span(), format!("`{name}` needs a value: write `{example}`"));
-    if !input.peek(Token![=]) {
-        return Err(missing());
-    }
-    input.parse::<Token![=]>()?;
-    if input.is_empty() || input.peek(Token![,]) {
-        return Err(missing());
-    }
-    input.parse()
-}
-
-fn flag(name: &Ident, input: ParseStream<'_>) -> syn::Result<()> {
-    if input.is_empty() || input.peek(Token![,]) {
-        return Ok(());
-    }
-    Err(input.error(format!("`{name}` takes no value: write `{name}` alone, or leave it out")))
-}
-
-fn duration(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value<Duration>> {
-    let value = value(name, &format!("{name} = \"30s\""), input)?;
-    let text = match literal(&value) {
-        None => return Ok(Value::Expr(value)),
-        Some(Lit::Str(text)) => text,
-        Some(other) => {
-            let message = format!(
-                "a duration is a string with a unit, or an expression of type `Duration`: write `{name} = \"30s\"`"
-            );
-            return Err(syn::Error::new_spanned(other, message));
-        }
-    };
-    let source = text.value();
-    let complaint = match humantime::parse_duration(&source) {
-        Ok(duration) => match out_of_range(name, duration) {
-            None => return Ok(Value::Literal(duration)),
-            Some(complaint) => complaint,
-        },
-        Err(error) => {
-            format!("{source:?} is not a duration ({error}): write a number and a unit, such as \"30s\" or \"1m 30s\"")
-        }
-    };
-    Err(syn::Error::new(text.span(), complaint))
-}
-
-fn out_of_range(name: &Ident, duration: Duration) -> Option<String> {
-    if name == "lease" && !(MIN_LEASE..=MAX_LEASE).contains(&duration) {
-        return Some(
-            "a lease is 100ms to 24h: it says how fast a crash is noticed, and is renewed while the body runs".into(),
-        );
-    }
-    if name == "max_hold" {
-        if duration > MAX_MAX_HOLD {
-            return Some("a `max_hold` is at most 365days: write less, or leave it out for no limit".into());
-        }
-        return duration.is_zero().then(|| "a `max_hold` of zero holds nothing: leave it out for no limit".into());
-    }
-    (duration > MAX_LEASE).then(|| format!("a `{name}` is at most 24h: write less"))
-}
-
-fn permits(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value<NonZeroU32>> {
-    let value = value(name, "permits = 3", input)?;
-    match literal(&value) {
-        None => Ok(Value::Expr(value)),
-        Some(Lit::Int(number)) => match number.base10_parse().map(NonZeroU32::new) {
-            Ok(Some(permits)) => Ok(Value::Literal(permits)),
-            Ok(None) => Err(syn::Error::new(number.span(), "no permits let nobody in: write 1 or more")),
-            Err(_) => Err(syn::Error::new(number.span(), "too many permits: write at most 4294967295")),
-        },
-        Some(other) => Err(syn::Error::new_spanned(
-            other,
-            "permits are a number, or an expression of type `NonZeroU32`: write `permits = 3`",
-        )),
-    }
-}
-
-/// What does not begin with a name; mostly a key that was written as in other libraries.
-fn unnamed(input: ParseStream<'_>) -> syn::Error {
-    match input.parse::<Lit>() {
-        Ok(Lit::Str(text)) => {
-            syn::Error::new(text.span(), format!("every argument has a name: write `key = {:?}`", text.value()))
-        }
-        _ => input.error("expected an argument such as `key = \"order:{id}\"`"),
-    }
-}
-
-fn unknown(name: &Ident) -> syn::Error {
-    let text = name.to_string();
-    let alias = ALIASES.iter().find(|(alias, _)| *alias == text).map(|(_, known)| *known);
-    let near = alias.or_else(|| nearest(&text, KNOWN));
-    let hint = near.map(|known| format!(" (did you mean `{known}`?)")).unwrap_or_default();
-    syn::Error::new(name.span(), format!("unknown argument `{text}`{hint}; the arguments are: {}", KNOWN.join(", ")))
-}
-
-/// The word that was probably meant.
-pub(crate) fn nearest<'a>(word: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let (distance, near) = words.into_iter().map(|other| (distance(word, other), other)).min()?;
-    // Half of the letters wrong is another word.
-    (distance * 2 < word.len()).then_some(near)
-}
-
-/// Letters to insert, remove or replace to get from one word to the other.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.chars().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[row.len() - 1]
 }
 
 fn skip_to_comma(input: ParseStream<'_>) -> syn::Result<()> {

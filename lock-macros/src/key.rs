@@ -12,14 +12,55 @@ use syn::{
     spanned::Spanned as _,
 };
 
-use crate::args::{literal, located_at};
+use crate::{
+    args::literal,
+    runtime::{Runtime, located_at},
+};
 
 /// Bytes that are put by for a value when the writer is made: a `u64` in decimal fits, a UUID takes one growth.
 const VALUE_BYTES: usize = 20;
 /// The longest name of a lock; the runtime's `MAX_KEY_BYTES`.
 const MAX_KEY_BYTES: usize = 512;
 
-/// What names the lock.
+/// What names the locks of a function.
+pub(crate) enum Keys {
+    /// `key = ..` and `key(..)`.
+    One(Key),
+    /// `keys(.., ..)`.
+    Several(Vec<Key>),
+    /// `keys = expr`.
+    Expr(Expr),
+}
+
+impl Keys {
+    /// What stands between the parentheses of `keys(..)`.
+    pub(crate) fn from_call(name: &Ident, input: ParseStream<'_>) -> syn::Result<Self> {
+        let mut keys = Vec::new();
+        while !input.is_empty() {
+            keys.push(Key::among_keys(input)?);
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        if keys.is_empty() {
+            let message = "`keys` needs at least one: write `keys(\"account:{from}\", \"account:{to}\")`";
+            return Err(syn::Error::new(name.span(), message));
+        }
+        Ok(Self::Several(keys))
+    }
+
+    /// The keys that are written one by one.
+    pub(crate) fn each(&self) -> std::slice::Iter<'_, Key> {
+        match self {
+            Self::One(key) => std::slice::from_ref(key),
+            Self::Several(keys) => keys.as_slice(),
+            Self::Expr(_) => &[],
+        }
+        .iter()
+    }
+}
+
+/// What names a lock.
 pub(crate) enum Key {
     /// `key = "order:{id}"` and `key("order:{}", order.id)`.
     Template(Template),
@@ -29,6 +70,7 @@ pub(crate) enum Key {
 
 /// A format string, taken apart.
 pub(crate) struct Template {
+    span: Span,
     pieces: Vec<Piece>,
     /// The arguments after the string. They are evaluated once, in order, whatever the string does with them.
     arguments: Vec<Expr>,
@@ -63,12 +105,28 @@ impl Key {
         Template::new(&text, Arguments::parse(input)?).map(Self::Template)
     }
 
+    /// One of `keys(..)`: a string, an expression, or `key(..)` for a string with arguments.
+    fn among_keys(input: ParseStream<'_>) -> syn::Result<Self> {
+        if input.peek(Ident) && input.peek2(syn::token::Paren) && input.fork().parse::<Ident>()? == "key" {
+            input.parse::<Ident>()?;
+            let content;
+            syn::parenthesized!(content in input);
+            return Self::from_call(&content);
+        }
+        Self::from_value(input.parse()?)
+    }
+
+    /// The key, if it is a format string.
+    pub(crate) fn template(&self) -> Option<&Template> {
+        match self {
+            Self::Template(template) => Some(template),
+            Self::Expr(_) => None,
+        }
+    }
+
     /// The variables that stand inside of a format string, and where.
     pub(crate) fn captures(&self) -> impl Iterator<Item = (&str, Span)> {
-        let pieces = match self {
-            Self::Template(template) => template.pieces.as_slice(),
-            Self::Expr(_) => &[],
-        };
+        let pieces = self.template().map_or(&[][..], |template| &template.pieces);
         pieces.iter().filter_map(|piece| match piece {
             Piece::Capture(name, format) => Some((name.as_str(), format.span())),
             Piece::Text(_) | Piece::Argument(..) => None,
@@ -76,13 +134,13 @@ impl Key {
     }
 
     /// An expression of type `Result<LockKey, LockError>`.
-    pub(crate) fn expand(&self, runtime: fn(Span) -> TokenStream) -> TokenStream {
+    pub(crate) fn expand(&self, runtime: &Runtime) -> TokenStream {
         match self {
             Self::Template(template) => template.expand(runtime),
             Self::Expr(expr) => {
                 // The user's own span, so that "`u64` is no key" points there and nowhere else.
                 let span = expr.span();
-                let rt = runtime(span);
+                let rt = runtime.at(span);
                 quote_spanned!(span=> #rt::key_from(#expr))
             }
         }
@@ -130,12 +188,26 @@ impl Template {
                 return Err(syn::Error::new_spanned(value, message));
             }
         }
-        Ok(Self { pieces, arguments: arguments.values.into_iter().map(|(_, value)| value).collect() })
+        Ok(Self {
+            span: text.span(),
+            pieces,
+            arguments: arguments.values.into_iter().map(|(_, value)| value).collect(),
+        })
     }
 
-    fn expand(&self, runtime: fn(Span) -> TokenStream) -> TokenStream {
+    /// The place of the format string.
+    pub(crate) fn span(&self) -> Span {
+        self.span
+    }
+
+    /// Is the key the same for every call?
+    pub(crate) fn is_constant(&self) -> bool {
+        self.pieces.iter().all(|piece| matches!(piece, Piece::Text(_)))
+    }
+
+    fn expand(&self, runtime: &Runtime) -> TokenStream {
         let span = Span::mixed_site();
-        let rt = runtime(span);
+        let rt = runtime.at(span);
         let capacity: usize = self.pieces.iter().map(Piece::capacity).sum();
         let bound = |index: usize| format_ident!("__a{index}", span = located_at(self.arguments[index].span()));
         let calls = self.pieces.iter().map(|piece| match piece {

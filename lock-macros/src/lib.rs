@@ -5,7 +5,10 @@
 
 mod args;
 mod expand;
+mod function;
 mod key;
+mod runtime;
+mod spec;
 
 /// Runs an `async fn` under a distributed lock: one runner per key in the whole fleet.
 ///

@@ -179,12 +179,17 @@ impl LockClient {
     /// Several keys at once, each exclusive. They are taken in one order everywhere, so two requests cannot wait for each
     /// other; without waiting they are taken all or none.
     pub fn all(&self, keys: impl IntoIterator<Item = impl IntoLockKey>) -> LockRequest {
-        LockRequest::all(self.core.clone(), keys, LockSpec::exclusive())
+        self.request_all(keys, LockSpec::exclusive())
     }
 
     /// A lock as `spec` says.
     pub fn request(&self, key: impl IntoLockKey, spec: LockSpec) -> LockRequest {
         LockRequest::one(self.core.clone(), key, spec)
+    }
+
+    /// Several keys at once, each as `spec` says; see [`all`](Self::all).
+    pub fn request_all(&self, keys: impl IntoIterator<Item = impl IntoLockKey>, spec: LockSpec) -> LockRequest {
+        LockRequest::all(self.core.clone(), keys, spec)
     }
 
     /// Who holds the lock and who stands in line for it, as the store sees it now.

@@ -111,12 +111,6 @@ impl LockGuard {
         }
         Ok(LockGuard::new(smallvec![entry.downgrade().await?]))
     }
-
-    /// Runs `future` in a frame of this lock: requests within it that are `reentrant` enter the lock again instead of waiting
-    /// for it, and those that are not are refused as `WouldDeadlock`.
-    pub fn scope<F: Future>(&self, future: F) -> InScope<F> {
-        Frame::enclosing(self.held()).scope(future)
-    }
 }
 
 fn mismatch(key: &LockKey, message: &'static str) -> LockError {
@@ -316,6 +310,16 @@ impl HeldLock {
     /// The holder finds out by itself, from its own clock, also when the store is silent.
     pub fn lost(&self) -> Lost {
         Lost { held: self.clone(), listener: self.first().core().next_id() }
+    }
+
+    /// Runs `future` in a frame of this lock: requests within it that are `reentrant` enter the lock again instead of waiting
+    /// for it, and those that are not are refused as `WouldDeadlock`.
+    ///
+    /// A spawned task is in no frame; this takes one along: `tokio::spawn(held.scope(work))`. What enters again there keeps
+    /// the lock until it is done, also when the guard is gone by then; after that a `reentrant` request waits like anybody.
+    /// A loss does not end `future`: its own guards tell of it, and [`lost`](Self::lost) does.
+    pub fn scope<F: Future>(&self, future: F) -> InScope<F> {
+        Frame::enclosing(self.clone()).scope(future)
     }
 
     /// Asks the store whether the lock is held.

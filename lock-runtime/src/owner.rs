@@ -61,7 +61,7 @@ impl Frame {
 /// Does an enclosing scope of the current flow of work hold `key`?
 ///
 /// Whatever its mode and its client: a permit of that name counts, too. For code that must run under a lock that its callers take: `debug_assert!(lock_runtime::is_held(&key))`. It knows the
-/// scopes of [`LockRequest::run`](crate::LockRequest::run), the macro, the layer and [`LockGuard::scope`](crate::LockGuard::scope).
+/// scopes of [`LockRequest::run`](crate::LockRequest::run), the macro, the layer and [`HeldLock::scope`].
 pub fn is_held(key: &LockKey) -> bool {
     Frame::current()
         .is_some_and(|frame| frame.chain().any(|holding| holding.hold().key == *key && !holding.validity().is_zero()))
@@ -95,7 +95,7 @@ pub(crate) fn enclosing(core: &Arc<Core>, key: &LockKey, terms: &Terms) -> Resul
     }
 }
 
-/// A future within the frame of a lock; see [`LockGuard::scope`](crate::LockGuard::scope).
+/// A future within the frame of a lock; see [`HeldLock::scope`].
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
 pub struct InScope<F> {

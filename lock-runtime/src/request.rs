@@ -11,7 +11,8 @@ use crate::{
     error::{LockError, LockErrorKind},
     guard::{HeldLock, LockGuard},
     key::IntoLockKey,
-    spec::{LockSpec, Mode},
+    spec::{LockSpec, Mode, Terms},
+    under_lock::{OnLoss, under_lock},
 };
 
 /// A lock that is about to be asked for.
@@ -146,21 +147,35 @@ impl LockRequest {
     {
         let guard = self.acquired().await?;
         let body = body(guard.held());
-        guard.cancel_on_loss(body).await
+        under_lock(guard, body, OnLoss::Cancel).await
     }
 
     pub(crate) fn acquired(self) -> impl Future<Output = Result<LockGuard, LockError>> + Send + 'static {
+        granted(self.asked())
+    }
+
+    /// What the future need not carry is settled before.
+    pub(crate) fn asked(self) -> Result<Asked, LockError> {
         let Self { core, keys, spec } = self;
-        // What the future need not carry is settled before.
-        let asked = keys.and_then(|keys| match spec.terms(&core.defaults) {
-            Ok(terms) => Ok((keys, terms)),
+        let keys = keys?;
+        match spec.terms(&core.defaults) {
+            Ok(terms) => Ok(Asked { core, keys, terms }),
             Err(error) => Err(keys.first().map_or_else(|| error.clone(), |key| error.clone().with_key(key))),
-        });
-        async move {
-            let (keys, terms) = asked?;
-            acquire(&core, &keys, &terms).await
         }
     }
+}
+
+/// A request that can be meant.
+pub(crate) struct Asked {
+    core: Arc<Core>,
+    keys: Keys,
+    terms: Terms,
+}
+
+/// Acquires what was asked for.
+pub(crate) async fn granted(asked: Result<Asked, LockError>) -> Result<LockGuard, LockError> {
+    let Asked { core, keys, terms } = asked?;
+    acquire(&core, &keys, &terms).await
 }
 
 impl fmt::Debug for LockRequest {
@@ -173,12 +188,6 @@ impl fmt::Debug for LockRequest {
 #[must_use = "futures do nothing unless polled"]
 pub struct Acquire {
     inner: BoxFuture<'static, Result<LockGuard, LockError>>,
-}
-
-impl Acquire {
-    pub(crate) fn refused(error: LockError) -> Self {
-        Self { inner: Box::pin(std::future::ready(Err(error))) }
-    }
 }
 
 impl Future for Acquire {

@@ -1,19 +1,31 @@
 //! What the expansion of `#[distributed_lock]` calls. Not for use by hand: it changes without notice.
 
-use crate::{ambient, client::LockClient, request::Acquire};
+use std::future::Future;
+
+use crate::{
+    ambient,
+    client::LockClient,
+    error::LockErrorKind,
+    guard::LockGuard,
+    request::{LockRequest, granted},
+    under_lock::{OnLoss, under_lock},
+};
 pub use crate::{
     error::LockError,
+    guard::HeldLock,
     key::{IntoLockKey, KeyWriter, LockKey},
     spec::LockSpec,
 };
 
 /// What a locked function gives when the lock was not to be had, or was lost.
 ///
-/// Implemented for every `Result` whose error can be made from a [`LockError`].
+/// Implemented for every `Result` whose error can be made from a [`LockError`], and, with the feature `axum`, for axum's
+/// `Response`.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot hold a `LockError`, which a locked function may return",
+    message = "`{Self}` cannot hold a `LockError`, and a locked function may have to return one",
     label = "no room for a `LockError`",
-    note = "return a `Result` whose error implements `From<LockError>`"
+    note = "return a `Result` whose error implements `From<LockError>`, such as `LockError` itself",
+    note = "or say what to return instead: `map_err = path`, where `path` is a `fn(LockError) -> {Self}`"
 )]
 pub trait FromLockError {
     /// The function's own way to say it.
@@ -24,6 +36,35 @@ pub trait FromLockError {
 impl<T, E: From<LockError>> FromLockError for Result<T, E> {
     fn from_lock_error(error: LockError) -> Self {
         Err(error.into())
+    }
+}
+
+/// What a function returns that `on_busy = skip` has skipped.
+#[diagnostic::on_unimplemented(
+    message = "`on_busy = skip` does not know what to return as `{Self}`",
+    label = "no default to return",
+    note = "`skip` returns `Ok(Default::default())`, `None` or `()`; for anything else write `on_busy = value`"
+)]
+pub trait Skipped {
+    /// Nothing was done.
+    fn skipped() -> Self;
+}
+
+impl Skipped for () {
+    fn skipped() -> Self {}
+}
+
+#[diagnostic::do_not_recommend]
+impl<T> Skipped for Option<T> {
+    fn skipped() -> Self {
+        None
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<T: Default, E> Skipped for Result<T, E> {
+    fn skipped() -> Self {
+        Ok(T::default())
     }
 }
 
@@ -49,10 +90,55 @@ pub fn key_from(key: impl IntoLockKey) -> Result<LockKey, LockError> {
     key.into_lock_key()
 }
 
-/// Acquires the lock for the body. Boxed, as the future of the locked function would hold it whole, beside the body's arguments.
-pub fn enter(client: Result<LockClient, LockError>, key: Result<LockKey, LockError>, spec: &LockSpec) -> Acquire {
-    match client {
-        Ok(client) => client.request(key, spec.clone()).acquire(),
-        Err(error) => Acquire::refused(error),
-    }
+/// A spec that the function names.
+pub fn spec(spec: &LockSpec) -> LockSpec {
+    spec.clone()
+}
+
+/// A request for one key.
+pub fn one(
+    client: Result<LockClient, LockError>,
+    key: Result<LockKey, LockError>,
+    spec: LockSpec,
+) -> Result<LockRequest, LockError> {
+    client.map(|client| client.request(key, spec))
+}
+
+/// A request for several keys.
+pub fn all(
+    client: Result<LockClient, LockError>,
+    keys: impl IntoIterator<Item = impl IntoLockKey>,
+    spec: LockSpec,
+) -> Result<LockRequest, LockError> {
+    client.map(|client| client.request_all(keys, spec))
+}
+
+/// Acquires the lock for the body.
+pub fn enter(
+    request: Result<LockRequest, LockError>,
+) -> impl Future<Output = Result<LockGuard, LockError>> + Send + 'static {
+    granted(request.and_then(LockRequest::asked))
+}
+
+/// Does somebody else hold the lock?
+pub fn is_busy(error: &LockError) -> bool {
+    matches!(error.kind(), LockErrorKind::Contended | LockErrorKind::WaitTimeout)
+}
+
+/// What the function says that was named for it.
+pub fn map_err<T>(map: impl FnOnce(LockError) -> T, error: LockError) -> T {
+    map(error)
+}
+
+/// Runs the body; a loss drops it.
+pub fn cancel_on_loss<F: Future>(entered: LockGuard, body: F) -> impl Future<Output = Result<F::Output, LockError>> {
+    under_lock(entered, body, OnLoss::Cancel)
+}
+
+/// Runs the body, whatever becomes of the lock. A loss has been traced, and so has a release that failed.
+pub fn finish_despite_loss<F: Future>(
+    entered: LockGuard,
+    body: F,
+) -> impl Future<Output = Result<F::Output, LockError>> {
+    under_lock(entered, body, OnLoss::Finish)
 }

@@ -14,7 +14,7 @@ use pin_project::pin_project;
 use crate::{
     error::LockError,
     guard::{LockGuard, Lost},
-    owner::{Frame, InScope},
+    owner::InScope,
 };
 
 impl LockGuard {
@@ -28,75 +28,23 @@ impl LockGuard {
     /// # Cancellation
     /// Dropping the future drops the body, then releases in the background.
     pub fn cancel_on_loss<F: Future>(self, body: F) -> UnderLock<F> {
-        let held = self.held();
-        let lost = held.lost();
-        UnderLock { state: State::Running { body: Frame::enclosing(held).scope(body), lost, guard: Some(self) } }
+        UnderLock { stages: Stages::new(self, body, OnLoss::Cancel, |guard| Box::pin(guard.release())) }
     }
 }
 
 /// The future of a body under a lock; see [`LockGuard::cancel_on_loss`].
-///
-/// Written by hand, because an async block would keep the body twice: as its argument and where it is pinned.
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
 pub struct UnderLock<F: Future> {
     #[pin]
-    state: State<F>,
-}
-
-#[pin_project(project = Stage)]
-enum State<F: Future> {
-    /// The body is dropped before the guard.
-    Running {
-        #[pin]
-        body: InScope<F>,
-        lost: Lost,
-        guard: Option<LockGuard>,
-    },
-    Releasing {
-        release: BoxFuture<'static, Result<(), LockError>>,
-        output: Option<F::Output>,
-    },
-    Done,
+    stages: Stages<F, BoxFuture<'static, Result<(), LockError>>>,
 }
 
 impl<F: Future> Future for UnderLock<F> {
     type Output = Result<F::Output, LockError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
-        loop {
-            let next = match state.as_mut().project() {
-                Stage::Running { body, lost, guard } => {
-                    // First, as a process that was paused must not go on with work whose lock has ended meanwhile.
-                    if let Poll::Ready(error) = Pin::new(&mut *lost).poll(cx) {
-                        state.set(State::Done);
-                        return Poll::Ready(Err(error));
-                    }
-                    if let Poll::Ready(output) = body.poll(cx) {
-                        // It is taken here only, and the stage is left for good.
-                        let Some(guard) = guard.take() else { continue };
-                        State::Releasing { release: Box::pin(guard.release()), output: Some(output) }
-                    } else {
-                        let error = ready!(Pin::new(lost).poll(cx));
-                        state.set(State::Done);
-                        return Poll::Ready(Err(error));
-                    }
-                }
-                Stage::Releasing { release, output } => {
-                    // What went wrong has been traced; it never replaces the body's result.
-                    let _released = ready!(release.as_mut().poll(cx));
-                    if let Some(output) = output.take() {
-                        state.set(State::Done);
-                        return Poll::Ready(Ok(output));
-                    }
-                    State::Done
-                }
-                #[expect(clippy::panic, reason = "a future must not be polled after it was ready")]
-                Stage::Done => panic!("`UnderLock` was polled after it was ready"),
-            };
-            state.set(next);
-        }
+        self.project().stages.poll(cx)
     }
 }
 
@@ -104,4 +52,107 @@ impl<F: Future> fmt::Debug for UnderLock<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("UnderLock").finish_non_exhaustive()
     }
+}
+
+/// What becomes of a body whose lock is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnLoss {
+    /// It is dropped at the await point where it stands.
+    Cancel,
+    /// It goes on to its end.
+    Finish,
+}
+
+/// The same as [`UnderLock`] for who need not name its type: the release then needs no box.
+pub(crate) fn under_lock<F: Future>(
+    guard: LockGuard,
+    body: F,
+    on_loss: OnLoss,
+) -> impl Future<Output = Result<F::Output, LockError>> {
+    Stages::new(guard, body, on_loss, LockGuard::release)
+}
+
+/// A body, then the release `R`.
+///
+/// Written by hand, because an async block would keep the body twice: as its argument and where it is pinned.
+#[pin_project]
+struct Stages<F: Future, R> {
+    #[pin]
+    stage: Stage<F, R>,
+    release: fn(LockGuard) -> R,
+}
+
+#[pin_project(project = Projected)]
+enum Stage<F: Future, R> {
+    /// The body is dropped before the guard.
+    Running {
+        #[pin]
+        body: InScope<F>,
+        /// `None` for a body that goes on after a loss.
+        lost: Option<Lost>,
+        guard: Option<LockGuard>,
+    },
+    Releasing {
+        #[pin]
+        release: R,
+        output: Option<F::Output>,
+    },
+    Done,
+}
+
+impl<F: Future, R> Stages<F, R> {
+    fn new(guard: LockGuard, body: F, on_loss: OnLoss, release: fn(LockGuard) -> R) -> Self {
+        let lost = (on_loss == OnLoss::Cancel).then(|| guard.lost());
+        let body = guard.scope(body);
+        Self { stage: Stage::Running { body, lost, guard: Some(guard) }, release }
+    }
+}
+
+impl<F, R> Future for Stages<F, R>
+where
+    F: Future,
+    R: Future<Output = Result<(), LockError>>,
+{
+    type Output = Result<F::Output, LockError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let (mut stage, release_of) = (this.stage, *this.release);
+        loop {
+            let next = match stage.as_mut().project() {
+                Projected::Running { body, lost, guard } => {
+                    // First, as a process that was paused must not go on with work whose lock has ended meanwhile.
+                    if let Poll::Ready(error) = poll_loss(lost, cx) {
+                        stage.set(Stage::Done);
+                        return Poll::Ready(Err(error));
+                    }
+                    if let Poll::Ready(output) = body.poll(cx) {
+                        // It is taken here only, and the stage is left for good.
+                        let Some(guard) = guard.take() else { continue };
+                        Stage::Releasing { release: release_of(guard), output: Some(output) }
+                    } else {
+                        let error = ready!(poll_loss(lost, cx));
+                        stage.set(Stage::Done);
+                        return Poll::Ready(Err(error));
+                    }
+                }
+                Projected::Releasing { release, output } => {
+                    // What went wrong has been traced; it never replaces the body's result.
+                    let _released = ready!(release.poll(cx));
+                    if let Some(output) = output.take() {
+                        stage.set(Stage::Done);
+                        return Poll::Ready(Ok(output));
+                    }
+                    Stage::Done
+                }
+                #[expect(clippy::panic, reason = "a future must not be polled after it was ready")]
+                Projected::Done => panic!("`UnderLock` was polled after it was ready"),
+            };
+            stage.set(next);
+        }
+    }
+}
+
+fn poll_loss(lost: &mut Option<Lost>, cx: &mut Context<'_>) -> Poll<LockError> {
+    lost.as_mut().map_or(Poll::Pending, |lost| Pin::new(lost).poll(cx))
 }

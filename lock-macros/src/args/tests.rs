@@ -12,41 +12,104 @@ fn errors(tokens: TokenStream) -> Vec<String> {
     parse(tokens).err().unwrap().into_iter().map(|error| error.to_string()).collect()
 }
 
+fn text(tokens: impl quote::ToTokens) -> String {
+    tokens.to_token_stream().to_string().replace(' ', "")
+}
+
 #[test]
 fn every_argument_is_read() {
     let args = parse(quote!(
         key = "a",
+        global,
         lease = "10s",
         wait = "1m 30s",
         reentrant,
+        strict_order,
+        no_renew,
         permits = 3,
         min_hold = "1s",
         max_hold = limit(),
         client = self.locks,
+        guard = lock,
+        on_busy = Ok(None),
+        on_lost = finish,
+        map_err = |error| error.code(),
+        crate = app::locks,
     ))
     .unwrap();
-    assert!(matches!(args.key, Key::Template(_)));
-    assert!(matches!(args.lease, Some(Value::Literal(lease)) if lease == Duration::from_secs(10)));
-    assert!(matches!(args.wait, Some(Wait::AtMost(Value::Literal(wait))) if wait == Duration::from_secs(90)));
-    assert!(matches!(args.mode, Mode::Permits(Value::Literal(permits)) if permits.get() == 3));
-    assert!(matches!(args.min_hold, Some(Value::Literal(_))));
-    assert!(matches!(args.max_hold, Some(Value::Expr(_))));
-    assert!(args.reentrant && args.client.is_some());
+    let spec = args.spec;
+    assert!(matches!(args.keys, Keys::One(Key::Template(_))));
+    assert!(matches!(spec.lease, Some(Value::Literal(lease)) if lease == Duration::from_secs(10)));
+    assert!(matches!(spec.wait, Some(Wait::AtMost(Value::Literal(wait))) if wait == Duration::from_secs(90)));
+    assert!(matches!(spec.base, Base::Permits(Value::Literal(permits)) if permits.get() == 3));
+    assert!(matches!(spec.min_hold, Some(Value::Literal(_))));
+    assert!(matches!(spec.max_hold, Some(Value::Expr(_))));
+    assert!(spec.reentrant && spec.strict_order && spec.no_renew);
+    assert!(text(args.client) == "self.locks" && args.guard.unwrap() == "lock");
+    assert!(matches!(args.on_busy, Some(OnBusy::Return(value)) if text(&value) == "Ok(None)"));
+    assert_eq!(args.on_lost, OnLost::Finish);
+    assert!(matches!(args.map_err, Some(Expr::Closure(_))));
+    assert_eq!(text(args.runtime), "app::locks");
 }
 
 #[test]
 fn a_key_alone_leaves_everything_open() {
-    let args = parse(quote!(key = order.key())).unwrap();
-    assert!(matches!(args.key, Key::Expr(_)));
-    assert!(args.lease.is_none() && args.wait.is_none() && args.client.is_none() && !args.reentrant);
-    assert!(matches!(args.mode, Mode::Exclusive));
+    let Args { keys, client, spec, guard, on_busy, on_lost, map_err, runtime } =
+        parse(quote!(key = order.key())).unwrap();
+    assert!(matches!(keys, Keys::One(Key::Expr(_))));
+    assert!(client.is_none() && guard.is_none() && on_busy.is_none() && map_err.is_none() && runtime.is_none());
+    assert_eq!(on_lost, OnLost::Cancel);
+    let Spec { base, lease, wait, min_hold, max_hold, reentrant, strict_order, no_renew } = spec;
+    assert!(matches!(base, Base::Exclusive));
+    assert!(lease.is_none() && wait.is_none() && min_hold.is_none() && max_hold.is_none());
+    assert!(!reentrant && !strict_order && !no_renew);
 }
 
 #[test]
-fn read_write_and_no_wait_are_flags() {
-    assert!(matches!(parse(quote!(key = "a", read)).unwrap().mode, Mode::Shared));
-    let args = parse(quote!(key = "a", write, no_wait)).unwrap();
-    assert!(matches!((args.mode, args.wait), (Mode::Exclusive, Some(Wait::No))));
+fn several_keys_are_strings_calls_and_expressions_or_one_expression_that_has_them_all() {
+    let args = parse(quote!(keys("a:{from}", key("a:{}", to.id), to.key(), other::key(1)))).unwrap();
+    let Keys::Several(keys) = args.keys else { panic!("not several") };
+    let templates: Vec<_> = keys.iter().map(|key| key.template().is_some()).collect();
+    assert_eq!(templates, [true, true, false, false]);
+    assert!(matches!(parse(quote!(keys = cart.keys())).unwrap().keys, Keys::Expr(_)));
+}
+
+#[test]
+fn modes_and_words_are_known() {
+    assert!(matches!(parse(quote!(key = k, read)).unwrap().spec.base, Base::Shared));
+    let spec = parse(quote!(key = k, write, no_wait)).unwrap().spec;
+    assert!(matches!((spec.base, spec.wait), (Base::Exclusive, Some(Wait::No))));
+    let spec = parse(quote!(key = k, spec = CHECKOUT, wait = "1s")).unwrap().spec;
+    assert!(matches!(spec.base, Base::Expr(base) if text(&base) == "CHECKOUT") && spec.wait.is_some());
+    assert!(matches!(parse(quote!(key = k, on_busy = skip)).unwrap().on_busy, Some(OnBusy::Skip(_))));
+    assert!(matches!(parse(quote!(key = k, on_busy = (skip))).unwrap().on_busy, Some(OnBusy::Return(_))));
+    assert_eq!(parse(quote!(key = k, on_lost = cancel)).unwrap().on_lost, OnLost::Cancel);
+}
+
+#[test]
+fn only_a_key_without_placeholders_has_to_say_that_it_is_global() {
+    for tokens in [
+        quote!(key = "jobs", global),
+        quote!(global, key = "jobs"),
+        quote!(key = "job:{id}"),
+        quote!(key = "job:{KIND}"),
+        quote!(key("job:{}", id)),
+        quote!(key = JOBS),
+        quote!(key = JOBS, global),
+        quote!(keys("jobs", "job:{id}"), global),
+    ] {
+        assert!(parse(tokens.clone()).is_ok(), "{tokens}");
+    }
+    for tokens in [
+        quote!(key = "jobs"),
+        quote!(key("jobs")),
+        quote!(key = "{{jobs}}"),
+        quote!(keys("job:{id}", "jobs")),
+        quote!(key = "job:{id}", global),
+        quote!(keys("job:{a}", "job:{b}"), global),
+    ] {
+        assert!(errors(tokens.clone())[0].contains("global"), "{tokens}");
+    }
 }
 
 #[test]
@@ -56,30 +119,50 @@ fn each_mistake_says_what_to_write() {
         (quote!("order:{id}"), "write `key = \"order:{id}\"`"),
         (quote!(key), "write `key = \"order:{id}\"`"),
         (quote!(key = , no_wait), "write `key = \"order:{id}\"`"),
-        (quote!(key = "a", key = "b"), "`key` is given twice"),
-        (quote!(key = "a", lease = "soon"), "\"30s\""),
-        (quote!(key = "a", lease = "30"), "time unit needed"),
-        (quote!(key = "a", lease = 30), "write `lease = \"30s\"`"),
-        (quote!(key = "a", lease("30s")), "write `lease = \"30s\"`"),
-        (quote!(key = "a", lease = "99ms"), "100ms to 24h"),
-        (quote!(key = "a", lease = "25h"), "100ms to 24h"),
-        (quote!(key = "a", wait = "25h"), "at most 24h"),
-        (quote!(key = "a", min_hold = "2 days"), "at most 24h"),
-        (quote!(key = "a", max_hold = "0s"), "leave it out"),
-        (quote!(key = "a", max_hold = "1s", min_hold = "2s"), "swap them"),
-        (quote!(key = "a", wait = "1s", no_wait), "keep `wait = \"2s\"`"),
-        (quote!(key = "a", no_wait, wait = "1s"), "keep `wait = \"2s\"`"),
-        (quote!(key = "a", read, write), "`read` and `write` exclude each other"),
-        (quote!(key = "a", write, permits = 2), "`write` and `permits` exclude each other"),
-        (quote!(key = "a", permits = 0), "write 1 or more"),
-        (quote!(key = "a", permits = 4294967296), "at most 4294967295"),
-        (quote!(key = "a", permits = "3"), "write `permits = 3`"),
-        (quote!(key = "a", reentrant = true), "write `reentrant` alone"),
-        (quote!(key = "a", leese = "3s"), "did you mean `lease`?"),
-        (quote!(key = "a", ttl = "3s"), "did you mean `lease`?"),
-        (quote!(key = "a", nowait), "did you mean `no_wait`?"),
-        (quote!(key = "a", fn), "the arguments are: key, lease"),
-        (quote!(key = "a" lease = "3s"), "expected `,`"),
+        (quote!(key = k, key = j), "`key` is given twice"),
+        (quote!(key = k, lease = "soon"), "\"30s\""),
+        (quote!(key = k, lease = "30"), "time unit needed"),
+        (quote!(key = k, lease = 30), "write `lease = \"30s\"`"),
+        (quote!(key = k, lease("30s")), "write `lease = \"30s\"`"),
+        (quote!(key = k, lease = "99ms"), "100ms to 24h"),
+        (quote!(key = k, lease = "25h"), "100ms to 24h"),
+        (quote!(key = k, wait = "25h"), "at most 24h"),
+        (quote!(key = k, min_hold = "2 days"), "at most 24h"),
+        (quote!(key = k, max_hold = "0s"), "leave it out"),
+        (quote!(key = k, max_hold = "1s", min_hold = "2s"), "swap them"),
+        (quote!(key = k, wait = "1s", no_wait), "keep `wait = \"2s\"`"),
+        (quote!(key = k, no_wait, wait = "1s"), "keep `wait = \"2s\"`"),
+        (quote!(key = k, read, write), "`read` and `write` exclude each other"),
+        (quote!(key = k, write, permits = 2), "`write` and `permits` exclude each other"),
+        (quote!(key = k, permits = 0), "write 1 or more"),
+        (quote!(key = k, permits = 4294967296), "at most 4294967295"),
+        (quote!(key = k, permits = "3"), "write `permits = 3`"),
+        (quote!(key = k, reentrant = true), "write `reentrant` alone"),
+        (quote!(key = k, global = true), "write `global` alone"),
+        (quote!(key = k, keys = j), "`key` and `keys` exclude each other"),
+        (quote!(keys(), no_wait), "needs at least one"),
+        (quote!(keys = "a"), "`key = ..` for a single one"),
+        (quote!(keys("a:{}", a)), "`key(\"a:{}\", value)`"),
+        (quote!(key = k, spec), "write `spec = self.config.lock`"),
+        (quote!(key = k, spec = s, read), "drop `spec` and keep `read`"),
+        (quote!(key = k, write, spec = s), "drop `spec` and keep `write`"),
+        (quote!(key = k, guard), "write `guard = lock`"),
+        (quote!(key = k, guard = _), "write `guard = lock`"),
+        (quote!(key = k, guard = "lock"), "write `guard = lock`"),
+        (quote!(key = k, guard = a.b), "write `guard = lock`"),
+        (quote!(key = k, on_busy), "write `on_busy = skip`"),
+        (quote!(key = k, on_lost = skip), "`on_lost = finish`"),
+        (quote!(key = k, on_lost), "write `on_lost = finish`"),
+        (quote!(key = k, map_err), "write `map_err = PayError::from_lock`"),
+        (quote!(key = k, map_err = "f"), "write `map_err = PayError::from_lock`"),
+        (quote!(key = k, crate = "app::locks"), "write `crate = app::locks`"),
+        (quote!(key = k, crate = 3), "write `crate = my_crate::lock_runtime`"),
+        (quote!(key = k, skip), "did you mean `on_busy`?"),
+        (quote!(key = k, leese = "3s"), "did you mean `lease`?"),
+        (quote!(key = k, ttl = "3s"), "did you mean `lease`?"),
+        (quote!(key = k, nowait), "did you mean `no_wait`?"),
+        (quote!(key = k, fn), "the arguments are: key, keys"),
+        (quote!(key = k lease = "3s"), "expected `,`"),
     ] {
         let source = tokens.to_string();
         let errors = errors(tokens);
@@ -90,7 +173,7 @@ fn each_mistake_says_what_to_write() {
 
 #[test]
 fn a_word_that_resembles_nothing_gets_no_guess() {
-    let errors = errors(quote!(key = "a", colour = "red"));
+    let errors = errors(quote!(key = k, colour = "red"));
     assert!(!errors[0].contains("did you mean"), "{}", errors[0]);
 }
 

@@ -16,7 +16,7 @@ fn call(tokens: TokenStream) -> syn::Result<Key> {
 }
 
 fn expanded(key: syn::Result<Key>) -> String {
-    key.unwrap().expand(|_| quote!(rt)).to_string().replace(' ', "")
+    key.unwrap().expand(&Runtime::new(Some(syn::parse_quote!(app)))).to_string().replace(' ', "")
 }
 
 fn refused(key: syn::Result<Key>) -> String {
@@ -57,7 +57,7 @@ fn a_broken_format_string_is_refused() {
 fn text_and_values_are_written_apart() {
     assert_eq!(
         expanded(Key::from_value(syn::parse_quote!("order:{id:>4}/x"))),
-        r#"rt::key(28usize,|__k|{__k.lit("order:").arg(::core::format_args!("{id:>4}")).lit("/x");})"#
+        r#"app::__rt::key(28usize,|__k|{__k.lit("order:").arg(::core::format_args!("{id:>4}")).lit("/x");})"#
     );
 }
 
@@ -65,14 +65,14 @@ fn text_and_values_are_written_apart() {
 fn an_argument_is_evaluated_once_however_often_it_is_written() {
     assert_eq!(
         expanded(call(quote!("{0}:{}:{n:?}:{id}", next(), n = b))),
-        r#"match(&(next()),&(b),){(__a0,__a1,)=>rt::key(83usize,|__k|{__k.arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{:?}",__a1)).lit(":").arg(::core::format_args!("{id}"));})}"#
+        r#"match(&(next()),&(b),){(__a0,__a1,)=>app::__rt::key(83usize,|__k|{__k.arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{:?}",__a1)).lit(":").arg(::core::format_args!("{id}"));})}"#
     );
 }
 
 #[test]
 fn anything_but_a_literal_is_an_expression() {
-    assert_eq!(expanded(Key::from_value(syn::parse_quote!(order.key()))), "rt::key_from(order.key())");
-    assert_eq!(expanded(Key::from_value(syn::parse_quote!("a".to_owned()))), "rt::key_from(\"a\".to_owned())");
+    assert_eq!(expanded(Key::from_value(syn::parse_quote!(order.key()))), "app::__rt::key_from(order.key())");
+    assert_eq!(expanded(Key::from_value(syn::parse_quote!("a".to_owned()))), "app::__rt::key_from(\"a\".to_owned())");
 }
 
 #[test]

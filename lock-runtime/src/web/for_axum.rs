@@ -9,13 +9,20 @@ use axum::{
 use http::request::Parts;
 
 use super::{Answer, OURS, Problem};
-use crate::{error::LockError, guard::HeldLock};
+use crate::{__rt::FromLockError, error::LockError, guard::HeldLock};
 
 /// A refusal as in the [table](crate::web); the error itself goes to an event.
 impl IntoResponse for LockError {
     fn into_response(self) -> Response {
         self.answer().trace(self.code(), &self);
         Problem::from(&self).into_response()
+    }
+}
+
+/// For a locked handler that returns a `Response`.
+impl FromLockError for Response {
+    fn from_lock_error(error: LockError) -> Self {
+        error.into_response()
     }
 }
 

@@ -267,7 +267,7 @@ async fn entering_again_after_a_loss_tells_of_it(place: Place) {
     assert!(matches!(error.kind(), LockErrorKind::Lost(_)), "{error}");
 }
 
-#[distributed_lock(key = "tree", client = *locks, reentrant)]
+#[distributed_lock(key = "tree", global, client = *locks, reentrant)]
 async fn count_down(locks: &LockClient, from: u32) -> Result<u32, LockError> {
     yield_now().await;
     assert!(is_held(&LockKey::new("tree").unwrap()));
@@ -277,12 +277,12 @@ async fn count_down(locks: &LockClient, from: u32) -> Result<u32, LockError> {
     }
 }
 
-#[distributed_lock(key = "tree", client = *locks)]
+#[distributed_lock(key = "tree", global, client = *locks)]
 async fn outer(locks: &LockClient) -> Result<u32, LockError> {
     count_down(locks, 5).await
 }
 
-#[distributed_lock(key = "tree", client = *locks)]
+#[distributed_lock(key = "tree", global, client = *locks)]
 async fn outer_twice(locks: &LockClient) -> Result<u32, LockError> {
     outer(locks).await
 }

@@ -59,7 +59,7 @@ const PARTICIPANTS: [&str; 40] = [
 /// - `no_wait`: who does not get the lock at once has nothing to do.
 /// - `min_hold`: the draw is short, and clocks differ. The lock is kept for longer than any two of them do.
 /// - `lease`: if the drawing replica dies, another one may draw after so long.
-#[distributed_lock(key = "lottery:draw", no_wait, min_hold = "3s", lease = "10s")]
+#[distributed_lock(key = "lottery:draw", global, no_wait, min_hold = "3s", lease = "10s")]
 async fn draw() -> Result<Vec<&'static str>, LockError> {
     let winners = PARTICIPANTS.iter().copied().sample(&mut rand::rng(), WINNERS);
     for _ in &winners {

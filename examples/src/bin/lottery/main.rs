@@ -60,7 +60,7 @@ fn main() -> ExitCode {
 async fn hold_lottery(options: &Options) -> anyhow::Result<ExitCode> {
     println!(
         "lottery: {} replicas fire the same job at the same instant, the last one late. One draws, the others skip:\n\
-         #[distributed_lock(key = \"lottery:draw\", no_wait, min_hold = \"3s\", lease = \"10s\")]",
+         #[distributed_lock(key = \"lottery:draw\", global, no_wait, min_hold = \"3s\", lease = \"10s\")]",
         options.replicas
     );
     // Alive for as long as the replicas need it.

@@ -21,44 +21,44 @@ async fn ttl(locks: &LockClient) -> Duration {
     locks.inspect("a").await.unwrap().holders[0].ttl.unwrap()
 }
 
-#[distributed_lock(key = "a", lease = "1m 5s")]
+#[distributed_lock(key = "a", global, lease = "1m 5s")]
 async fn lease(locks: &LockClient) -> Result<Duration, LockError> {
     Ok(ttl(locks).await)
 }
 
-#[distributed_lock(key = "a", lease = LEASE * 2)]
+#[distributed_lock(key = "a", global, lease = LEASE * 2)]
 async fn lease_expression(locks: &LockClient) -> Result<Duration, LockError> {
     Ok(ttl(locks).await)
 }
 
-#[distributed_lock(key = "a")]
+#[distributed_lock(key = "a", global)]
 async fn defaults(locks: &LockClient) -> Result<Duration, LockError> {
     Ok(ttl(locks).await)
 }
 
-#[distributed_lock(key = "a", wait = "250ms")]
+#[distributed_lock(key = "a", global, wait = "250ms")]
 async fn wait() -> Result<(), LockError> {
     Ok(())
 }
 
-#[distributed_lock(key = "a", no_wait)]
+#[distributed_lock(key = "a", global, no_wait)]
 async fn no_wait() -> Result<(), LockError> {
     Ok(())
 }
 
-#[distributed_lock(key = "a", read)]
+#[distributed_lock(key = "a", global, read)]
 async fn read(locks: &LockClient) -> Result<usize, LockError> {
     assert_eq!(locks.inspect("a").await?.holders[0].mode, Mode::Shared);
     sleep(LEASE).await;
     Ok(holders(locks, "a").await)
 }
 
-#[distributed_lock(key = "a", write, no_wait)]
+#[distributed_lock(key = "a", global, write, no_wait)]
 async fn write(locks: &LockClient) -> Result<Mode, LockError> {
     Ok(locks.inspect("a").await?.holders[0].mode)
 }
 
-#[distributed_lock(key = "a", permits = 2, no_wait)]
+#[distributed_lock(key = "a", global, permits = 2, no_wait)]
 async fn permits(locks: &LockClient) -> Result<usize, LockError> {
     yield_now().await;
     Ok(locks.inspect_permits("a").await?.holders.len())
@@ -66,30 +66,30 @@ async fn permits(locks: &LockClient) -> Result<usize, LockError> {
 
 const THREE: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
-#[distributed_lock(key = "b", permits = THREE)]
+#[distributed_lock(key = "b", global, permits = THREE)]
 async fn permits_expression(locks: &LockClient) -> Result<Mode, LockError> {
     Ok(locks.inspect_permits("b").await?.holders[0].mode)
 }
 
-#[distributed_lock(key = "a", min_hold = "5s")]
+#[distributed_lock(key = "a", global, min_hold = "5s")]
 async fn min_hold() -> Result<(), LockError> {
     Ok(())
 }
 
-#[distributed_lock(key = "a", max_hold = "5s")]
+#[distributed_lock(key = "a", global, max_hold = "5s")]
 async fn max_hold(done: &mut bool) -> Result<(), LockError> {
     sleep(LEASE).await;
     *done = true;
     Ok(())
 }
 
-#[distributed_lock(key = "a", reentrant)]
+#[distributed_lock(key = "a", global, reentrant)]
 async fn reentrant(depth: u32) -> Result<u32, LockError> {
     yield_now().await;
     if depth == 0 { Ok(0) } else { Ok(1 + Box::pin(reentrant(depth - 1)).await?) }
 }
 
-#[distributed_lock(key = "a")]
+#[distributed_lock(key = "a", global)]
 async fn not_reentrant(depth: u32) -> Result<u32, LockError> {
     yield_now().await;
     if depth == 0 { Ok(0) } else { Ok(1 + Box::pin(not_reentrant(depth - 1)).await?) }
@@ -97,7 +97,7 @@ async fn not_reentrant(depth: u32) -> Result<u32, LockError> {
 
 static NAMED: LazyLock<LockClient> = LazyLock::new(LockClient::in_memory);
 
-#[distributed_lock(key = "a", client = NAMED)]
+#[distributed_lock(key = "a", global, client = NAMED)]
 async fn named_client() -> Result<usize, LockError> {
     Ok(holders(&NAMED, "a").await)
 }
@@ -108,7 +108,7 @@ struct Service {
 }
 
 impl Service {
-    #[distributed_lock(key = "a", client = self.locks)]
+    #[distributed_lock(key = "a", global, client = self.locks)]
     async fn call(&mut self) -> Result<u32, LockError> {
         assert_eq!(holders(&self.locks, "a").await, 1);
         self.calls += 1;
@@ -217,7 +217,7 @@ async fn the_client_is_the_one_that_is_named() {
     .await;
 }
 
-#[distributed_lock(key = "stock", wait = "30s")]
+#[distributed_lock(key = "stock", global, wait = "30s")]
 async fn increment(resource: &FencedResource) -> Result<(), LockError> {
     // The attribute hands out no token: only overlaps and lost updates count here.
     resource.increment(1u64).await.unwrap();

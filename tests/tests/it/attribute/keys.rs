@@ -39,7 +39,7 @@ fn held(key: &str) -> bool {
 
 const SHOP: &str = "north";
 
-#[distributed_lock(key = "order")]
+#[distributed_lock(key = "order", global)]
 async fn plain() -> Result<bool, LockError> {
     Ok(held("order"))
 }

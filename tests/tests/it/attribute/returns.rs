@@ -19,7 +19,7 @@ impl From<LockError> for PayError {
     }
 }
 
-#[distributed_lock(key = "a", no_wait)]
+#[distributed_lock(key = "a", global, no_wait)]
 async fn own_error(decline: bool) -> Result<u8, PayError> {
     if decline {
         return Err(PayError::Declined);
@@ -28,34 +28,34 @@ async fn own_error(decline: bool) -> Result<u8, PayError> {
     Ok(1)
 }
 
-#[distributed_lock(key = "a", no_wait)]
+#[distributed_lock(key = "a", global, no_wait)]
 async fn io_error() -> io::Result<()> {
     Ok(())
 }
 
-#[distributed_lock(key = "a", wait = "10ms")]
+#[distributed_lock(key = "a", global, wait = "10ms")]
 async fn io_error_after_a_wait() -> io::Result<()> {
     Ok(())
 }
 
-#[distributed_lock(key = "a", no_wait)]
+#[distributed_lock(key = "a", global, no_wait)]
 async fn boxed_error() -> Result<(), Box<dyn Error + Send + Sync>> {
     Err("as it likes".into())
 }
 
-#[distributed_lock(key = "a")]
+#[distributed_lock(key = "a", global)]
 async fn opaque() -> Result<impl fmt::Display, LockError> {
     Ok("hidden")
 }
 
-#[distributed_lock(key = "a")]
+#[distributed_lock(key = "a", global)]
 async fn never() -> Result<Infallible, LockError> {
     loop {
         yield_now().await;
     }
 }
 
-#[distributed_lock(key = "a", no_wait)]
+#[distributed_lock(key = "a", global, no_wait)]
 async fn question_mark(text: &str) -> Result<u32, Box<dyn Error + Send + Sync>> {
     let number: u32 = text.parse()?;
     Ok(number + 1)
@@ -148,7 +148,7 @@ impl Drop for Argument<'_> {
     }
 }
 
-#[distributed_lock(key = "a")]
+#[distributed_lock(key = "a", global)]
 async fn owning(used: Argument<'_>, _unused: Argument<'_>) -> Result<(), LockError> {
     let _used = &used;
     yield_now().await;

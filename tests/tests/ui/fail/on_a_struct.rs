@@ -1,6 +1,6 @@
 use lock_runtime::distributed_lock;
 
-#[distributed_lock(key = "order")]
+#[distributed_lock(key = "order", global)]
 struct Order {
     id: u64,
 }

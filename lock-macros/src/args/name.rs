@@ -1,0 +1,88 @@
+//! The names of the arguments, and what was meant by a name that is none.
+
+use syn::{Ident, Lit, parse::ParseStream};
+
+/// Every argument, in the order of the documentation.
+const KNOWN: [&str; 21] = [
+    "key",
+    "keys",
+    "global",
+    "lease",
+    "wait",
+    "no_wait",
+    "reentrant",
+    "read",
+    "write",
+    "permits",
+    "min_hold",
+    "max_hold",
+    "no_renew",
+    "strict_order",
+    "spec",
+    "client",
+    "guard",
+    "on_busy",
+    "on_lost",
+    "map_err",
+    "crate",
+];
+
+/// What other libraries call it.
+const ALIASES: [(&str, &str); 16] = [
+    ("name", "key"),
+    ("id", "key"),
+    ("ttl", "lease"),
+    ("expiry", "lease"),
+    ("timeout", "wait"),
+    ("acquire_timeout", "wait"),
+    ("try_lock", "no_wait"),
+    ("shared", "read"),
+    ("exclusive", "write"),
+    ("semaphore", "permits"),
+    ("lock_at_most_for", "max_hold"),
+    ("lock_at_least_for", "min_hold"),
+    ("fair", "strict_order"),
+    ("constant", "global"),
+    ("locks", "client"),
+    ("skip", "on_busy"),
+];
+
+pub(super) fn unknown(name: &Ident) -> syn::Error {
+    let text = name.to_string();
+    let alias = ALIASES.iter().find(|(alias, _)| *alias == text).map(|(_, known)| *known);
+    let near = alias.or_else(|| nearest(&text, KNOWN));
+    let hint = near.map(|known| format!(" (did you mean `{known}`?)")).unwrap_or_default();
+    syn::Error::new(name.span(), format!("unknown argument `{text}`{hint}; the arguments are: {}", KNOWN.join(", ")))
+}
+
+/// What does not begin with a name; mostly a key that was written as in other libraries.
+pub(super) fn missing(input: ParseStream<'_>) -> syn::Error {
+    match input.parse::<Lit>() {
+        Ok(Lit::Str(text)) => {
+            syn::Error::new(text.span(), format!("every argument has a name: write `key = {:?}`", text.value()))
+        }
+        _ => input.error("expected an argument such as `key = \"order:{id}\"`"),
+    }
+}
+
+/// The word that was probably meant.
+pub(crate) fn nearest<'a>(word: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let (distance, near) = words.into_iter().map(|other| (distance(word, other), other)).min()?;
+    // Half of the letters wrong is another word.
+    (distance * 2 < word.len()).then_some(near)
+}
+
+/// Letters to insert, remove or replace to get from one word to the other.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.chars().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[row.len() - 1]
+}

@@ -1,0 +1,221 @@
+//! The values of the arguments: what may be written, and what to write instead.
+
+use std::{num::NonZeroU32, time::Duration};
+
+use proc_macro2::{Ident, Span};
+use syn::{
+    Expr, ExprLit, Lit, LitStr, Path, Token,
+    ext::IdentExt as _,
+    parse::{ParseStream, Parser as _},
+};
+
+use crate::key::{Key, Keys};
+
+/// The shortest and the longest lease; the runtime's `MIN_LEASE` and `MAX_LEASE`.
+const MIN_LEASE: Duration = Duration::from_millis(100);
+const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
+const MAX_MAX_HOLD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// A value that is known while compiling, or one that is not.
+pub(crate) enum Value<T> {
+    Literal(T),
+    Expr(Expr),
+}
+
+/// What a function returns instead of `Contended` and `WaitTimeout`.
+pub(crate) enum OnBusy {
+    /// What stands for "nothing was done"; the span of the word.
+    Skip(Span),
+    Return(Expr),
+}
+
+/// What becomes of a body whose lock is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum OnLost {
+    #[default]
+    Cancel,
+    Finish,
+}
+
+/// The literal that an expression is, also when a `macro_rules!` passed it on.
+pub(crate) fn literal(expr: &Expr) -> Option<&Lit> {
+    match expr {
+        Expr::Lit(ExprLit { lit, .. }) => Some(lit),
+        Expr::Group(group) => literal(&group.expr),
+        _ => None,
+    }
+}
+
+/// `key = ..` or `key(..)`.
+pub(super) fn key(name: &Ident, input: ParseStream<'_>) -> syn::Result<Key> {
+    if input.peek(syn::token::Paren) {
+        let content;
+        syn::parenthesized!(content in input);
+        return Key::from_call(&content);
+    }
+    Key::from_value(expression(name, "key = \"order:{id}\"", input)?)
+}
+
+/// `keys(.., ..)` or `keys = ..`.
+pub(super) fn keys(name: &Ident, input: ParseStream<'_>) -> syn::Result<Keys> {
+    if input.peek(syn::token::Paren) {
+        let content;
+        syn::parenthesized!(content in input);
+        return Keys::from_call(name, &content);
+    }
+    let example = "keys(\"account:{from}\", \"account:{to}\")";
+    let keys = expression(name, example, input)?;
+    match literal(&keys) {
+        None => Ok(Keys::Expr(keys)),
+        Some(text) => {
+            let message = format!("`keys` takes several: write `{example}`, or `key = ..` for a single one");
+            Err(syn::Error::new_spanned(text, message))
+        }
+    }
+}
+
+/// `= expr`; `example` shows the whole argument.
+pub(super) fn expression(name: &Ident, example: &str, input: ParseStream<'_>) -> syn::Result<Expr> {
+    equals(name, example, input)?;
+    input.parse()
+}
+
+/// The `=` before a value.
+fn equals(name: &Ident, example: &str, input: ParseStream<'_>) -> syn::Result<()> {
+    if input.peek(Token![=]) {
+        input.parse::<Token![=]>()?;
+        if !input.is_empty() && !input.peek(Token![,]) {
+            return Ok(());
+        }
+    }
+    Err(syn::Error::new(name.span(), format!("`{name}` needs a value: write `{example}`")))
+}
+
+pub(super) fn flag(name: &Ident, input: ParseStream<'_>) -> syn::Result<()> {
+    if input.is_empty() || input.peek(Token![,]) {
+        return Ok(());
+    }
+    Err(input.error(format!("`{name}` takes no value: write `{name}` alone, or leave it out")))
+}
+
+pub(super) fn duration(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value<Duration>> {
+    let value = expression(name, &format!("{name} = \"30s\""), input)?;
+    let text = match literal(&value) {
+        None => return Ok(Value::Expr(value)),
+        Some(Lit::Str(text)) => text,
+        Some(other) => {
+            let message = format!(
+                "a duration is a string with a unit, or an expression of type `Duration`: write `{name} = \"30s\"`"
+            );
+            return Err(syn::Error::new_spanned(other, message));
+        }
+    };
+    let source = text.value();
+    let complaint = match humantime::parse_duration(&source) {
+        Ok(duration) => match out_of_range(name, duration) {
+            None => return Ok(Value::Literal(duration)),
+            Some(complaint) => complaint,
+        },
+        Err(error) => {
+            format!("{source:?} is not a duration ({error}): write a number and a unit, such as \"30s\" or \"1m 30s\"")
+        }
+    };
+    Err(syn::Error::new(text.span(), complaint))
+}
+
+fn out_of_range(name: &Ident, duration: Duration) -> Option<String> {
+    if name == "lease" && !(MIN_LEASE..=MAX_LEASE).contains(&duration) {
+        return Some(
+            "a lease is 100ms to 24h: it says how fast a crash is noticed, and is renewed while the body runs".into(),
+        );
+    }
+    if name == "max_hold" {
+        if duration > MAX_MAX_HOLD {
+            return Some("a `max_hold` is at most 365days: write less, or leave it out for no limit".into());
+        }
+        return duration.is_zero().then(|| "a `max_hold` of zero holds nothing: leave it out for no limit".into());
+    }
+    (duration > MAX_LEASE).then(|| format!("a `{name}` is at most 24h: write less"))
+}
+
+pub(super) fn permits(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value<NonZeroU32>> {
+    let value = expression(name, "permits = 3", input)?;
+    match literal(&value) {
+        None => Ok(Value::Expr(value)),
+        Some(Lit::Int(number)) => match number.base10_parse().map(NonZeroU32::new) {
+            Ok(Some(permits)) => Ok(Value::Literal(permits)),
+            Ok(None) => Err(syn::Error::new(number.span(), "no permits let nobody in: write 1 or more")),
+            Err(_) => Err(syn::Error::new(number.span(), "too many permits: write at most 4294967295")),
+        },
+        Some(other) => Err(syn::Error::new_spanned(
+            other,
+            "permits are a number, or an expression of type `NonZeroU32`: write `permits = 3`",
+        )),
+    }
+}
+
+/// A name that the body will see.
+pub(super) fn binding(name: &Ident, input: ParseStream<'_>) -> syn::Result<Ident> {
+    equals(name, "guard = lock", input)?;
+    let expected = "the body needs a name for its lock: write `guard = lock`, and use `lock.fence()` in it";
+    let binding = input.parse::<Ident>().map_err(|error| syn::Error::new(error.span(), expected))?;
+    if input.is_empty() || input.peek(Token![,]) { Ok(binding) } else { Err(input.error(expected)) }
+}
+
+pub(super) fn on_busy(name: &Ident, input: ParseStream<'_>) -> syn::Result<OnBusy> {
+    let value = expression(name, "on_busy = skip", input)?;
+    Ok(match word(&value) {
+        Some(word) if *word == "skip" => OnBusy::Skip(word.span()),
+        _ => OnBusy::Return(value),
+    })
+}
+
+pub(super) fn on_lost(name: &Ident, input: ParseStream<'_>) -> syn::Result<OnLost> {
+    let value = expression(name, "on_lost = finish", input)?;
+    match word(&value) {
+        Some(word) if *word == "cancel" => Ok(OnLost::Cancel),
+        Some(word) if *word == "finish" => Ok(OnLost::Finish),
+        _ => {
+            let message = "write `on_lost = cancel` to stop the body when its lock is lost, as it is without this \
+                           argument, or `on_lost = finish` to let it run on";
+            Err(syn::Error::new_spanned(value, message))
+        }
+    }
+}
+
+/// The expression if it is a single word.
+fn word(expr: &Expr) -> Option<&Ident> {
+    match expr {
+        Expr::Path(path) if path.qself.is_none() => path.path.get_ident(),
+        Expr::Group(group) => word(&group.expr),
+        _ => None,
+    }
+}
+
+pub(super) fn function(name: &Ident, input: ParseStream<'_>) -> syn::Result<Expr> {
+    let example = "map_err = PayError::from_lock";
+    let function = expression(name, example, input)?;
+    match literal(&function) {
+        None => Ok(function),
+        Some(text) => {
+            let message =
+                format!("`map_err` names a function from `LockError` to what this one returns: write `{example}`");
+            Err(syn::Error::new_spanned(text, message))
+        }
+    }
+}
+
+pub(super) fn path(name: &Ident, input: ParseStream<'_>) -> syn::Result<Path> {
+    equals(name, "crate = my_crate::lock_runtime", input)?;
+    if input.peek(LitStr) {
+        let text: LitStr = input.parse()?;
+        let path = Path::parse_mod_style.parse_str(&text.value());
+        let path = path.map_or_else(|_| "my_crate::lock_runtime".to_owned(), |_| text.value());
+        return Err(syn::Error::new(text.span(), format!("a path has no quotes: write `crate = {path}`")));
+    }
+    let expected = "`crate` names the crate lock-runtime by its path: write `crate = my_crate::lock_runtime`";
+    if !input.peek(Ident::peek_any) && !input.peek(Token![::]) {
+        return Err(input.error(expected));
+    }
+    input.call(Path::parse_mod_style)
+}

@@ -1,0 +1,87 @@
+//! The spec of a lock: from the arguments to an expression of type `LockSpec`.
+
+use std::time::Duration;
+
+use proc_macro2::{Ident, Span, TokenStream};
+use quote::{ToTokens as _, quote, quote_spanned};
+use syn::spanned::Spanned as _;
+
+use crate::{
+    args::{Base, Spec, Value, Wait},
+    runtime::{Runtime, located_at},
+};
+
+impl Spec {
+    /// The spec, a constant if it can be one.
+    pub(crate) fn expand(&self, runtime: &Runtime) -> TokenStream {
+        let span = Span::mixed_site();
+        let mut chain = Chain::on(&self.base, runtime);
+        chain.duration("lease", self.lease.as_ref());
+        match &self.wait {
+            None => {}
+            Some(Wait::No) => chain.flag("no_wait", true),
+            Some(Wait::AtMost(wait)) => chain.duration("wait", Some(wait)),
+        }
+        chain.flag("reentrant", self.reentrant);
+        chain.flag("strict_order", self.strict_order);
+        chain.flag("no_renew", self.no_renew);
+        chain.duration("min_hold", self.min_hold.as_ref());
+        chain.duration("max_hold", self.max_hold.as_ref());
+        let Chain { tokens, is_constant } = chain;
+        if is_constant { quote_spanned!(span=> const { #tokens }) } else { tokens }
+    }
+}
+
+/// `LockSpec::exclusive().lease(..)`, as far as it is written.
+struct Chain {
+    tokens: TokenStream,
+    is_constant: bool,
+}
+
+impl Chain {
+    fn on(base: &Base, runtime: &Runtime) -> Self {
+        let span = Span::mixed_site();
+        let rt = runtime.at(span);
+        let tokens = match base {
+            Base::Exclusive => quote_spanned!(span=> #rt::LockSpec::exclusive()),
+            Base::Shared => quote_spanned!(span=> #rt::LockSpec::shared()),
+            // n as 1 + (n - 1): no `unwrap` in code that is not ours.
+            Base::Permits(Value::Literal(permits)) => {
+                let more = permits.get() - 1;
+                quote_spanned!(span=> #rt::LockSpec::permits(::core::num::NonZeroU32::MIN.saturating_add(#more)))
+            }
+            Base::Permits(Value::Expr(permits)) => quote_spanned!(span=> #rt::LockSpec::permits(#permits)),
+            Base::Expr(spec) => {
+                let span = located_at(spec.span());
+                let rt = runtime.at(span);
+                quote_spanned!(span=> #rt::spec(&(#spec)))
+            }
+        };
+        let is_constant = !matches!(base, Base::Permits(Value::Expr(_)) | Base::Expr(_));
+        Self { tokens, is_constant }
+    }
+
+    fn flag(&mut self, setter: &str, set: bool) {
+        if set {
+            let setter = Ident::new(setter, Span::mixed_site());
+            self.tokens.extend(quote!(.#setter()));
+        }
+    }
+
+    fn duration(&mut self, setter: &str, value: Option<&Value<Duration>>) {
+        let (span, value) = match value {
+            None => return,
+            Some(Value::Literal(duration)) => {
+                let span = Span::mixed_site();
+                let (secs, nanos) = (duration.as_secs(), duration.subsec_nanos());
+                (span, quote_spanned!(span=> ::core::time::Duration::new(#secs, #nanos)))
+            }
+            Some(Value::Expr(expr)) => {
+                self.is_constant = false;
+                (located_at(expr.span()), expr.to_token_stream())
+            }
+        };
+        let setter = Ident::new(setter, span);
+        self.tokens.extend(quote_spanned!(span=> .#setter(#value)));
+    }
+}
