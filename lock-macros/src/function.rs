@@ -152,8 +152,8 @@ fn not_async(sig: &Signature, body: &TokenStream) -> syn::Error {
     let name = &sig.ident;
     let message = if body.to_string().contains("block_on") {
         format!(
-            "`{name}` is not asynchronous any more: an attribute above, such as `#[tokio::test]`, has made it a plain \
-             function; put `#[distributed_lock]` above that one"
+            "`{name}` is not asynchronous any more: an attribute above, such as `#[tokio::main]` or `#[tokio::test]`, has \
+             made it a plain function; put `#[distributed_lock]` above that one"
         )
     } else if returns_a_future(sig) {
         format!(
@@ -197,35 +197,50 @@ impl Function {
         if let Work::Boxed(boxed) = &self.work {
             boxed.patterns.iter().for_each(|local| arguments.visit_pat_mut(&mut local.pat.clone()));
         }
-        self.check_captures(args, &arguments)?;
-        match &args.guard {
-            Some(guard) if arguments.names.iter().any(|name| guard == name) => {
-                let message = format!("`guard = {guard}` hides the argument `{guard}`: take another name");
-                Err(syn::Error::new(guard.span(), message))
-            }
-            _ => Ok(()),
-        }
+        let mistakes =
+            self.check_captures(args, &arguments).chain(self.check_room(args)).chain(arguments.check_guard(args));
+        let mistakes = mistakes.reduce(|mut all, one| {
+            all.combine(one);
+            all
+        });
+        mistakes.map_or(Ok(()), Err)
+    }
+
+    /// Refuses a function that returns nothing, and so cannot return a `LockError`.
+    ///
+    /// The compiler would refuse it too, as any other type that cannot.
+    fn check_room(&self, args: &Args) -> Option<syn::Error> {
+        let span = match (&self.sig.output, self.returns()) {
+            _ if args.map_err.is_some() => return None,
+            (ReturnType::Default, _) => self.sig.ident.span(),
+            (_, Some(ty @ Type::Tuple(tuple))) if tuple.elems.is_empty() => ty.span(),
+            _ => return None,
+        };
+        let message = format!(
+            "`{}` returns nothing, and has to say that the lock was not to be had or was lost: return a \
+             `Result<(), LockError>`, or write what to do instead, `map_err = |error| eprintln!(\"{{error}}\")`",
+            self.sig.ident
+        );
+        Some(syn::Error::new(span, message))
     }
 
     /// Refuses a key that captures what is no argument.
     ///
     /// The compiler would refuse it too, but it cannot look into a string that was taken apart: it would propose to replace the
     /// whole key by the variable that was meant. A capital letter may begin a constant, which is the compiler's to know.
-    fn check_captures(&self, args: &Args, arguments: &Bindings) -> syn::Result<()> {
-        let missing = args.keys.each().flat_map(|key| key.captures()).find(|(name, _)| {
+    fn check_captures(&self, args: &Args, arguments: &Bindings) -> impl Iterator<Item = syn::Error> {
+        let missing = args.keys.each().flat_map(|key| key.captures()).filter(|(name, _)| {
             name.starts_with(|first: char| first.is_lowercase() || first == '_')
-                && !arguments.names.iter().any(|n| n == name)
+                && !arguments.hidden
+                && !arguments.has(name)
         });
-        match missing {
-            Some((name, span)) if !arguments.hidden => {
-                let hint = match nearest(name, arguments.names.iter().map(String::as_str)) {
-                    Some(near) => format!("did you mean `{{{near}}}`?"),
-                    None => "a key is made of what the function is called with, or of constants".to_owned(),
-                };
-                Err(syn::Error::new(span, format!("`{}` has no argument `{name}`: {hint}", self.sig.ident)))
-            }
-            _ => Ok(()),
-        }
+        missing.map(|(name, span)| {
+            let hint = match nearest(name, arguments.names.iter().map(String::as_str)) {
+                Some(near) => format!("did you mean `{{{near}}}`?"),
+                None => "a key is made of what the function is called with, or of constants".to_owned(),
+            };
+            syn::Error::new(span, format!("`{}` has no argument `{name}`: {hint}", self.sig.ident))
+        })
     }
 }
 
@@ -260,6 +275,18 @@ struct Bindings {
     names: Vec<String>,
     /// A macro stands for a pattern: there may be more names.
     hidden: bool,
+}
+
+impl Bindings {
+    fn has(&self, name: &str) -> bool {
+        self.names.iter().any(|other| other == name)
+    }
+
+    fn check_guard(&self, args: &Args) -> Option<syn::Error> {
+        let guard = args.guard.as_ref().filter(|guard| self.has(&guard.unraw().to_string()))?;
+        let message = format!("`guard = {guard}` hides the argument `{guard}`: take another name");
+        Some(syn::Error::new(guard.span(), message))
+    }
 }
 
 impl VisitMut for Bindings {

@@ -138,10 +138,11 @@ impl Key {
         match self {
             Self::Template(template) => template.expand(runtime),
             Self::Expr(expr) => {
-                // The user's own span, so that "`u64` is no key" points there and nowhere else.
+                // The user's own span, so that "`u64` is no key" points there and nowhere else. Through a function, as the
+                // compiler has much to say of a method that moves a key which the body needs, too.
                 let span = expr.span();
                 let rt = runtime.at(span);
-                quote_spanned!(span=> #rt::key_from(#expr))
+                quote_spanned!(span=> #rt::IntoLockKey::into_lock_key(::core::convert::identity(#expr)))
             }
         }
     }
@@ -297,8 +298,7 @@ impl Arguments {
         };
         match self.positional {
             None => Err(format!(
-                "`{{{name}}}` has no value: name a variable in it, such as `{{id}}`, or give the value after the string, \
-                 `key({source:?}, value)`"
+                "`{{{name}}}` has no value: name a variable in it, such as `{{id}}`, or write `key({source:?}, value)`"
             )),
             Some(positional) if index < positional => Ok(Some(index)),
             Some(positional) => Err(format!(

@@ -57,7 +57,7 @@ fn a_broken_format_string_is_refused() {
 fn text_and_values_are_written_apart() {
     assert_eq!(
         expanded(Key::from_value(syn::parse_quote!("order:{id:>4}/x"))),
-        r#"app::__rt::key(28usize,|__k|{__k.lit("order:").arg(::core::format_args!("{id:>4}")).lit("/x");})"#
+        r#"__lock_rt::key(28usize,|__k|{__k.lit("order:").arg(::core::format_args!("{id:>4}")).lit("/x");})"#
     );
 }
 
@@ -65,14 +65,20 @@ fn text_and_values_are_written_apart() {
 fn an_argument_is_evaluated_once_however_often_it_is_written() {
     assert_eq!(
         expanded(call(quote!("{0}:{}:{n:?}:{id}", next(), n = b))),
-        r#"match(&(next()),&(b),){(__a0,__a1,)=>app::__rt::key(83usize,|__k|{__k.arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{:?}",__a1)).lit(":").arg(::core::format_args!("{id}"));})}"#
+        r#"match(&(next()),&(b),){(__a0,__a1,)=>__lock_rt::key(83usize,|__k|{__k.arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{:?}",__a1)).lit(":").arg(::core::format_args!("{id}"));})}"#
     );
 }
 
 #[test]
 fn anything_but_a_literal_is_an_expression() {
-    assert_eq!(expanded(Key::from_value(syn::parse_quote!(order.key()))), "app::__rt::key_from(order.key())");
-    assert_eq!(expanded(Key::from_value(syn::parse_quote!("a".to_owned()))), "app::__rt::key_from(\"a\".to_owned())");
+    assert_eq!(
+        expanded(Key::from_value(syn::parse_quote!(order.key()))),
+        "__lock_rt::IntoLockKey::into_lock_key(::core::convert::identity(order.key()))"
+    );
+    assert_eq!(
+        expanded(Key::from_value(syn::parse_quote!("a".to_owned()))),
+        "__lock_rt::IntoLockKey::into_lock_key(::core::convert::identity(\"a\".to_owned()))"
+    );
 }
 
 #[test]
