@@ -51,10 +51,10 @@ impl Expansion {
         let Function { attrs, vis, sig, brace, inner_attrs, work } = function;
         let work = match work {
             Work::Async(body) => self.locked(&returned, brace, body),
-            Work::Boxed(Boxed { pin, r#async, patterns, brace, body }) => {
+            Work::Boxed(Boxed { pin, r#async, arguments, brace, body }) => {
                 let locked = self.locked(&returned, brace, body);
                 let mut block = TokenStream::new();
-                brace.surround(&mut block, |block| block.extend(quote!(#(#patterns)* #locked)));
+                brace.surround(&mut block, |block| block.extend(quote!(#(#arguments)* #locked)));
                 quote!(#pin(#r#async #block))
             }
         };

@@ -78,9 +78,9 @@ pub fn client(client: &LockClient) -> Result<LockClient, LockError> {
     Ok(client.clone())
 }
 
-/// A key written out of text and values, with room for `capacity` bytes.
-pub fn key(capacity: usize, write: impl FnOnce(&mut KeyWriter)) -> Result<LockKey, LockError> {
-    let mut writer = KeyWriter::with_capacity(capacity);
+/// A key written out of text and values.
+pub fn key(write: impl FnOnce(&mut KeyWriter)) -> Result<LockKey, LockError> {
+    let mut writer = KeyWriter::new();
     write(&mut writer);
     writer.finish()
 }

@@ -1,7 +1,10 @@
 //! `#[distributed_lock]` does what its arguments say, against the in-memory store.
 
 mod arguments;
+mod cost;
 mod keys;
+mod loss;
+mod positions;
 mod returns;
 
 use lock_runtime::{LockClient, LockErrorKind};
