@@ -162,8 +162,12 @@ impl Expansion {
             Some(OnBusy::Return(expr)) => quote!(#expr),
         };
         let rt = self.runtime.at(span);
+        // By `return`, so that a value of another type is what the compiler complains of. It may be a `return` itself.
         quote_spanned! {span=>
-            ::core::result::Result::Err(__error) if #rt::is_busy(&__error) => ::core::result::Result::Ok(#returned),
+            ::core::result::Result::Err(__error) if #rt::is_busy(&__error) => {
+                #[allow(unreachable_code, clippy::diverging_sub_expression, clippy::needless_return)]
+                return #returned;
+            }
         }
     }
 
