@@ -55,10 +55,10 @@ impl Expansion {
         let Function { attrs, vis, sig, brace, inner_attrs, work } = function;
         let work = match work {
             Work::Async(body) => self.locked(&returned, brace, body),
-            Work::Boxed(Boxed { pin, r#async, patterns, brace, body }) => {
+            Work::Boxed(Boxed { pin, r#async, arguments, brace, body }) => {
                 let locked = self.locked(&returned, brace, body);
                 let mut block = TokenStream::new();
-                brace.surround(&mut block, |block| block.extend(quote!(#(#patterns)* #locked)));
+                brace.surround(&mut block, |block| block.extend(quote!(#(#arguments)* #locked)));
                 quote!(#pin(#r#async #block))
             }
         };
@@ -181,8 +181,12 @@ impl Expansion {
             Some(OnBusy::Return(expr)) => returned.typed(quote!(#expr)),
         };
         let rt = self.runtime.at(span);
+        // By `return`, so that a value of another type is what the compiler complains of. It may be a `return` itself.
         quote_spanned! {span=>
-            ::core::result::Result::Err(__error) if #rt::is_busy(&__error) => ::core::result::Result::Ok(#value),
+            ::core::result::Result::Err(__error) if #rt::is_busy(&__error) => {
+                #[allow(unreachable_code, clippy::diverging_sub_expression, clippy::needless_return)]
+                return #value;
+            }
         }
     }
 

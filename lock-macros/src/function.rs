@@ -41,8 +41,8 @@ pub(crate) struct Boxed {
     pub(crate) pin: Expr,
     /// `async move`.
     pub(crate) r#async: TokenStream,
-    /// Patterns of arguments, which `#[async_trait]` moves into the body, and a key may name what they bind.
-    pub(crate) patterns: Vec<Local>,
+    /// The arguments, which `#[async_trait]` binds once more in the body: a key may name what they bind.
+    pub(crate) arguments: Vec<Local>,
     pub(crate) brace: Brace,
     pub(crate) body: TokenStream,
 }
@@ -115,16 +115,16 @@ fn boxed(sig: &Signature, body: &TokenStream) -> Option<Boxed> {
     if !ends_with(&pin.path, ["Box", "pin"]) || block.capture.is_none() {
         return None;
     }
-    let (patterns, rest): (Vec<_>, Vec<_>) =
-        block.block.stmts.into_iter().partition(|statement| moved_pattern(statement).is_some());
-    let patterns = patterns.iter().filter_map(moved_pattern).cloned().collect();
+    let (arguments, rest): (Vec<_>, Vec<_>) =
+        block.block.stmts.into_iter().partition(|statement| bound_argument(statement).is_some());
+    let arguments = arguments.iter().filter_map(bound_argument).cloned().collect();
     let body = rest.iter().map(quote::ToTokens::to_token_stream).collect();
     block.block.stmts = Vec::new();
     let (async_token, capture) = (block.async_token, block.capture);
     Some(Boxed {
         pin: *call.func,
         r#async: quote::quote!(#async_token #capture),
-        patterns,
+        arguments,
         brace: block.block.brace_token,
         body,
     })
@@ -137,14 +137,19 @@ fn ends_with(path: &Path, words: [&str; 2]) -> bool {
     segments.next().is_some_and(|ident| ident == last) && segments.next().is_some_and(|ident| ident == first)
 }
 
-/// `let PATTERN = { let __arg1 = __arg1; __arg1 };`, as `#[async_trait]` writes it.
-fn moved_pattern(statement: &Stmt) -> Option<&Local> {
+/// `let id = id;` and `let PATTERN = { let __arg1 = __arg1; __arg1 };`, as `#[async_trait]` writes them.
+fn bound_argument(statement: &Stmt) -> Option<&Local> {
     let Stmt::Local(local) = statement else { return None };
-    let Expr::Block(init) = &*local.init.as_ref()?.expr else { return None };
-    let [Stmt::Local(argument), Stmt::Expr(Expr::Path(path), None)] = &*init.block.stmts else { return None };
-    let Pat::Ident(argument) = &argument.pat else { return None };
-    let argument = &argument.ident;
-    (path.path.is_ident(argument) && argument.to_string().starts_with("__arg")).then_some(local)
+    let is_bound = match (&local.pat, &*local.init.as_ref()?.expr) {
+        (Pat::Ident(argument), Expr::Path(path)) => path.path.is_ident(&argument.ident),
+        (_, Expr::Block(init)) => {
+            let [Stmt::Local(argument), Stmt::Expr(Expr::Path(path), None)] = &*init.block.stmts else { return None };
+            let Pat::Ident(argument) = &argument.pat else { return None };
+            path.path.is_ident(&argument.ident) && argument.ident.to_string().starts_with("__arg")
+        }
+        _ => false,
+    };
+    is_bound.then_some(local)
 }
 
 /// What is said of a function that cannot wait.
@@ -195,7 +200,7 @@ impl Function {
         let mut arguments = Bindings::default();
         arguments.visit_signature_mut(&mut self.sig.clone());
         if let Work::Boxed(boxed) = &self.work {
-            boxed.patterns.iter().for_each(|local| arguments.visit_pat_mut(&mut local.pat.clone()));
+            boxed.arguments.iter().for_each(|local| arguments.visit_pat_mut(&mut local.pat.clone()));
         }
         let mistakes =
             self.check_captures(args, &arguments).chain(self.check_room(args)).chain(arguments.check_guard(args));

@@ -17,8 +17,6 @@ use crate::{
     runtime::{Runtime, located_at},
 };
 
-/// Bytes that are put by for a value when the writer is made: a `u64` in decimal fits, a UUID takes one growth.
-const VALUE_BYTES: usize = 20;
 /// The longest name of a lock; the runtime's `MAX_KEY_BYTES`.
 const MAX_KEY_BYTES: usize = 512;
 
@@ -209,7 +207,6 @@ impl Template {
     fn expand(&self, runtime: &Runtime) -> TokenStream {
         let span = Span::mixed_site();
         let rt = runtime.at(span);
-        let capacity: usize = self.pieces.iter().map(Piece::capacity).sum();
         let bound = |index: usize| format_ident!("__a{index}", span = located_at(self.arguments[index].span()));
         let calls = self.pieces.iter().map(|piece| match piece {
             Piece::Text(text) => quote_spanned!(span=> .lit(#text)),
@@ -219,7 +216,7 @@ impl Template {
                 quote_spanned!(span=> .arg(::core::format_args!(#format, #bound)))
             }
         });
-        let write = quote_spanned!(span=> #rt::key(#capacity, |__k| { __k #(#calls)*; }));
+        let write = quote_spanned!(span=> #rt::key(|__k| { __k #(#calls)*; }));
         if self.arguments.is_empty() {
             return write;
         }
@@ -228,15 +225,6 @@ impl Template {
         let arguments = &self.arguments;
         let names = (0..arguments.len()).map(bound);
         quote_spanned!(span=> match (#(&(#arguments),)*) { (#(#names,)*) => #write })
-    }
-}
-
-impl Piece {
-    fn capacity(&self) -> usize {
-        match self {
-            Self::Text(text) => text.len(),
-            Self::Capture(..) | Self::Argument(..) => VALUE_BYTES,
-        }
     }
 }
 
@@ -290,7 +278,9 @@ impl Arguments {
         } else if name.bytes().all(|byte| byte.is_ascii_digit()) {
             // A number that does not fit is past the end of any list.
             name.parse().unwrap_or(usize::MAX)
-        } else if Ident::parse_any.parse_str(name).is_err() || name.starts_with("r#") {
+        } else if let Some(plain) = name.strip_prefix("r#") {
+            return Err(format!("inside of a string a name is written without `r#`: write `{{{plain}}}`"));
+        } else if Ident::parse_any.parse_str(name).is_err() {
             let hole = source.replacen(name, "", 1);
             return Err(format!("only a variable can stand inside of a string: write `key({hole:?}, {name})`"));
         } else {

@@ -173,9 +173,16 @@ pub(crate) struct Asked {
 }
 
 /// Acquires what was asked for.
-pub(crate) async fn granted(asked: Result<Asked, LockError>) -> Result<LockGuard, LockError> {
-    let Asked { core, keys, terms } = asked?;
-    acquire(&core, &keys, &terms).await
+pub(crate) fn granted(
+    asked: Result<Asked, LockError>,
+) -> impl Future<Output = Result<LockGuard, LockError>> + Send + 'static {
+    // By reference: what is moved into an async block and out of it again has two places there.
+    async move {
+        match &asked {
+            Ok(Asked { core, keys, terms }) => acquire(core, keys, terms).await,
+            Err(error) => Err(error.clone()),
+        }
+    }
 }
 
 impl fmt::Debug for LockRequest {

@@ -74,9 +74,9 @@ pub fn ambient() -> Result<LockClient, LockError> {
     ambient::ambient()
 }
 
-/// A key written out of text and values, with room for `capacity` bytes.
-pub fn key(capacity: usize, write: impl FnOnce(&mut KeyWriter)) -> Result<LockKey, LockError> {
-    let mut writer = KeyWriter::with_capacity(capacity);
+/// A key written out of text and values.
+pub fn key(write: impl FnOnce(&mut KeyWriter)) -> Result<LockKey, LockError> {
+    let mut writer = KeyWriter::new();
     write(&mut writer);
     writer.finish()
 }

@@ -1,8 +1,14 @@
 //! `#[distributed_lock]` does what its arguments say, against the in-memory store.
 
+mod answers;
 mod arguments;
+mod cost;
 mod keys;
+mod loss;
+mod owners;
+mod positions;
 mod returns;
+mod several;
 
 use lock_runtime::{LockClient, LockErrorKind};
 
