@@ -11,7 +11,7 @@ use syn::{
 
 use crate::{
     args::{Args, OnBusy, OnLost},
-    function::{Boxed, Function, Work, ends},
+    function::{AsyncBlock, Function, Work, ends},
     key::Keys,
     runtime::{Runtime, located_at},
 };
@@ -55,11 +55,15 @@ impl Expansion {
         let Function { attrs, vis, sig, brace, inner_attrs, work } = function;
         let work = match work {
             Work::Async(body) => self.locked(&returned, brace, body),
-            Work::Boxed(Boxed { pin, r#async, arguments, brace, body }) => {
+            Work::Block(block) => {
+                let AsyncBlock { pin, keywords, arguments, brace, body } = *block;
                 let locked = self.locked(&returned, brace, body);
                 let mut block = TokenStream::new();
                 brace.surround(&mut block, |block| block.extend(quote!(#(#arguments)* #locked)));
-                quote!(#pin(#r#async #block))
+                match pin {
+                    Some(pin) => quote!(#pin(#keywords #block)),
+                    None => quote!(#keywords #block),
+                }
             }
         };
         let mut block = TokenStream::new();

@@ -1,14 +1,14 @@
 //! The function below the attribute: what it has to be, and what is said if it is not.
 //!
 //! Only attributes, visibility and signature are parsed. The body stays a run of tokens, so that code which is still being
-//! typed does not break the attribute. A plain function is looked into, as it may be what `#[async_trait]` has made of an
-//! `async fn`.
+//! typed does not break the attribute. A plain function is looked into, as it may be an `async fn` in other words, or what
+//! `#[async_trait]` has made of one.
 
 use proc_macro2::{Span, TokenStream};
-use quote::ToTokens as _;
+use quote::{ToTokens, quote};
 use syn::{
-    Attribute, Block, Expr, GenericArgument, Ident, Local, Pat, Path, PathArguments, ReturnType, Signature, Stmt,
-    Token, Type, TypeParamBound, Visibility,
+    Attribute, Block, Expr, ExprAsync, GenericArgument, Ident, Local, Pat, Path, PathArguments, ReturnType, Signature,
+    Stmt, Token, Type, TypeParamBound, Visibility,
     ext::IdentExt as _,
     parse::{Parse, ParseStream, Parser as _},
     spanned::Spanned as _,
@@ -32,15 +32,15 @@ pub(crate) struct Function {
 pub(crate) enum Work {
     /// The body of an `async fn`.
     Async(TokenStream),
-    /// The body of a function that is nothing but `Box::pin(async move { .. })`.
-    Boxed(Boxed),
+    /// The body of a function that is nothing but `async move { .. }` or `Box::pin(async move { .. })`.
+    Block(Box<AsyncBlock>),
 }
 
-pub(crate) struct Boxed {
+pub(crate) struct AsyncBlock {
     /// `Box::pin`.
-    pub(crate) pin: Expr,
+    pub(crate) pin: Option<Box<Expr>>,
     /// `async move`.
-    pub(crate) r#async: TokenStream,
+    pub(crate) keywords: TokenStream,
     /// The arguments, which `#[async_trait]` binds once more in the body: a key may name what they bind.
     pub(crate) arguments: Vec<Local>,
     pub(crate) brace: Brace,
@@ -67,10 +67,10 @@ impl Parse for Function {
         let brace = syn::braced!(content in input);
         let inner_attrs = content.call(Attribute::parse_inner)?;
         let body: TokenStream = content.parse()?;
-        let work = match (&sig.asyncness, boxed(&sig, &body)) {
-            (Some(_), _) => Work::Async(body),
-            (None, Some(boxed)) => Work::Boxed(boxed),
-            (None, None) => return Err(not_async(&sig, &body)),
+        let work = if sig.asyncness.is_some() {
+            Work::Async(body)
+        } else {
+            Work::Block(async_block(&body).ok_or_else(|| not_async(&sig, &body))?.into())
         };
         let function = Self { attrs, vis, sig, brace, inner_attrs, work };
         match function.returns() {
@@ -98,35 +98,30 @@ fn begins_a_function(input: ParseStream<'_>) -> bool {
     false
 }
 
-/// Takes `Box::pin(async move { .. })` apart, if the body is that and nothing else: what stood before it would be done
-/// without the lock.
-fn boxed(sig: &Signature, body: &TokenStream) -> Option<Boxed> {
-    if sig.asyncness.is_some() {
-        return None;
-    }
+/// Takes `async move { .. }` and `Box::pin(async move { .. })` apart, if the body is that and nothing else: what stood before
+/// it would be done without the lock.
+fn async_block(body: &TokenStream) -> Option<AsyncBlock> {
     let mut statements = Block::parse_within.parse2(body.clone()).ok()?;
-    let (Some(Stmt::Expr(Expr::Call(mut call), None)), None) = (statements.pop(), statements.pop()) else {
-        return None;
+    let (Some(Stmt::Expr(future, None)), None) = (statements.pop(), statements.pop()) else { return None };
+    let (pin, block) = match future {
+        Expr::Call(mut call) => {
+            let Expr::Path(pin) = &*call.func else { return None };
+            if !ends_with(&pin.path, ["Box", "pin"]) || call.args.len() != 1 {
+                return None;
+            }
+            (Some(call.func), call.args.pop()?)
+        }
+        block => (None, block),
     };
-    let Expr::Path(pin) = &*call.func else { return None };
-    let (Some(Expr::Async(mut block)), None) = (call.args.pop(), call.args.pop()) else {
-        return None;
-    };
-    if !ends_with(&pin.path, ["Box", "pin"]) || block.capture.is_none() {
-        return None;
-    }
+    let Expr::Async(ExprAsync { async_token, capture: Some(capture), block, .. }) = block else { return None };
     let (arguments, rest): (Vec<_>, Vec<_>) =
-        block.block.stmts.into_iter().partition(|statement| bound_argument(statement).is_some());
-    let arguments = arguments.iter().filter_map(bound_argument).cloned().collect();
-    let body = rest.iter().map(quote::ToTokens::to_token_stream).collect();
-    block.block.stmts = Vec::new();
-    let (async_token, capture) = (block.async_token, block.capture);
-    Some(Boxed {
-        pin: *call.func,
-        r#async: quote::quote!(#async_token #capture),
-        arguments,
-        brace: block.block.brace_token,
-        body,
+        block.stmts.into_iter().partition(|statement| bound_argument(statement).is_some());
+    Some(AsyncBlock {
+        pin,
+        keywords: quote!(#async_token #capture),
+        arguments: arguments.iter().filter_map(bound_argument).cloned().collect(),
+        brace: block.brace_token,
+        body: quote!(#(#rest)*),
     })
 }
 
@@ -162,8 +157,8 @@ fn not_async(sig: &Signature, body: &TokenStream) -> syn::Error {
         )
     } else if returns_a_future(sig) {
         format!(
-            "`{name}` is no `async fn`: write `async fn {name}`, or make `Box::pin(async move {{ .. }})` its whole body, so \
-             that nothing of it is done without the lock"
+            "`{name}` is no `async fn`: write `async fn {name}`, or make `async move {{ .. }}` or `Box::pin(async move {{ .. }})` \
+             its whole body, so that nothing of it is done without the lock"
         )
     } else {
         format!("waiting for a lock is asynchronous: write `async fn {name}`")
@@ -191,7 +186,7 @@ impl Function {
         let ReturnType::Type(_, ty) = &self.sig.output else { return None };
         match self.work {
             Work::Async(_) => Some(ty),
-            Work::Boxed(_) => boxed_output(ty),
+            Work::Block(_) => future_output(ty),
         }
     }
 
@@ -199,8 +194,8 @@ impl Function {
     pub(crate) fn check(&self, args: &Args) -> syn::Result<()> {
         let mut arguments = Bindings::default();
         arguments.visit_signature_mut(&mut self.sig.clone());
-        if let Work::Boxed(boxed) = &self.work {
-            boxed.arguments.iter().for_each(|local| arguments.visit_pat_mut(&mut local.pat.clone()));
+        if let Work::Block(block) = &self.work {
+            block.arguments.iter().for_each(|local| arguments.visit_pat_mut(&mut local.pat.clone()));
         }
         let mistakes =
             self.check_captures(args, &arguments).chain(self.check_room(args)).chain(arguments.check_guard(args));
@@ -249,10 +244,16 @@ impl Function {
     }
 }
 
-/// `T` of `Pin<Box<dyn Future<Output = T>>>`.
-fn boxed_output(ty: &Type) -> Option<&Type> {
-    let Type::TraitObject(object) = argument_of(argument_of(ty, "Pin")?, "Box")? else { return None };
-    object.bounds.iter().find_map(|bound| {
+/// `T` of `Pin<Box<dyn Future<Output = T>>>` and `impl Future<Output = T>`.
+fn future_output(ty: &Type) -> Option<&Type> {
+    let bounds = match ty {
+        Type::ImplTrait(future) => &future.bounds,
+        _ => match argument_of(argument_of(ty, "Pin")?, "Box")? {
+            Type::TraitObject(future) => &future.bounds,
+            _ => return None,
+        },
+    };
+    bounds.iter().find_map(|bound| {
         let TypeParamBound::Trait(bound) = bound else { return None };
         let segment = bound.path.segments.last().filter(|segment| segment.ident == "Future")?;
         let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return None };
@@ -310,7 +311,7 @@ impl VisitMut for Bindings {
 }
 
 /// The spans of the first and the last token. The compiler joins what a stable macro cannot.
-pub(crate) fn ends(tokens: &impl quote::ToTokens) -> (Span, Span) {
+pub(crate) fn ends(tokens: &impl ToTokens) -> (Span, Span) {
     let mut spans = tokens.to_token_stream().into_iter().map(|token| token.span());
     let start = spans.next().unwrap_or_else(Span::call_site);
     (start, spans.last().unwrap_or(start))

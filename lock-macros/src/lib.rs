@@ -110,7 +110,10 @@ mod spec;
 ///
 /// `#[tracing::instrument]`, `#[axum::debug_handler]`, `#[cfg]`, lints and documentation go above or below. What turns the
 /// function into a plain one, such as `#[tokio::test]` and `#[tokio::main]`, goes below. In an `#[async_trait]` impl the attribute
-/// is on the method; the same goes for a function whose whole body is `Box::pin(async move { .. })`.
+/// is on the method; the same goes for a plain function whose whole body is `async move { .. }` or `Box::pin(async move { .. })`.
+///
+/// Two of these attributes on one function are two locks, of which the lower one is taken first. `keys(..)` is better: it takes
+/// them in one order everywhere.
 ///
 /// # Cost
 ///

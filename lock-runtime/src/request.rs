@@ -173,10 +173,13 @@ pub(crate) struct Asked {
 }
 
 /// Acquires what was asked for.
+#[expect(
+    clippy::manual_async_fn,
+    reason = "an async fn keeps its arguments twice, and so does who moves out of a block"
+)]
 pub(crate) fn granted(
     asked: Result<Asked, LockError>,
 ) -> impl Future<Output = Result<LockGuard, LockError>> + Send + 'static {
-    // By reference: what is moved into an async block and out of it again has two places there.
     async move {
         match &asked {
             Ok(Asked { core, keys, terms }) => acquire(core, keys, terms).await,

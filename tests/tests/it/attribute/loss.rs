@@ -40,8 +40,10 @@ async fn many_await_points(progress: &Progress) -> Result<u32, LockError> {
     for _ in 0..2 {
         progress.step().await;
     }
-    match async { progress.step().await }.await {
-        () => progress.step().await,
+    async { progress.step().await }.await;
+    match progress.steps.get() {
+        4 => progress.step().await,
+        steps => unreachable!("{steps}"),
     }
     let nested = async {
         progress.step().await;

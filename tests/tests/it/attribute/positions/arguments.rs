@@ -61,11 +61,11 @@ async fn borrowed<'a>(id: &u64, name: &'a str, rest: &'a [&str]) -> Result<(&'a 
 }
 
 #[distributed_lock(key = "{prefix}:{id}")]
-async fn generic<T, U: Debug, const N: usize>(id: T, prefix: U, rest: [u8; N]) -> Result<(T, usize), LockError>
+async fn generic<T, U, const N: usize>(id: T, prefix: U, rest: [u8; N]) -> Result<(T, usize), LockError>
 where
     T: Display + Clone + Send + Sync,
     for<'a> &'a U: Sized,
-    U: Display,
+    U: Display + Debug,
 {
     visit("order:7").await;
     Ok((id.clone(), rest.len()))
@@ -98,6 +98,7 @@ async fn configured(#[cfg(any())] gone: u64, #[allow(unused)] id: u64) -> Result
 
 /// The expansion has names of its own; none of them is in the way.
 #[distributed_lock(key = "{__client}:{__a0}", guard = lock)]
+#[expect(clippy::too_many_arguments, reason = "there are as many names")]
 async fn names_of_the_expansion(
     __client: u64,
     __request: u64,

@@ -67,7 +67,7 @@ async fn configured(id: u64) -> Nonsense {}
 async fn configured(id: u64) -> Nonsense {}
 
 #[cfg_attr(all(), distributed_lock(key = "order:{id}"))]
-#[cfg(all())]
+#[cfg(not(any()))]
 #[allow(clippy::unused_async)]
 #[inline]
 async fn configured(id: u64) -> Result<u64, LockError> {
@@ -80,6 +80,15 @@ async fn inner_attributes(id: u64) -> Result<u64, LockError> {
     #![allow(unused_variables)]
     let unused = 1;
     visit("order:7").await;
+    Ok(id)
+}
+
+/// Two locks; the lower one is taken first.
+#[distributed_lock(key = "order:{id}", guard = order)]
+#[distributed_lock(key = "shop:{shop}", guard = at_shop)]
+async fn twice(id: u64, shop: u64) -> Result<u64, LockError> {
+    visit("order:7").await;
+    assert_eq!((order.key().as_str(), at_shop.key().as_str()), ("order:7", "shop:1"));
     Ok(id)
 }
 
@@ -189,6 +198,11 @@ async fn must_use_goes_on() {
 #[tokio::test(start_paused = true)]
 async fn configured_out_and_in() {
     assert_excludes("order:7", async || configured(7).await).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_attribute_itself_above_and_below() {
+    assert_excludes("order:7", async || twice(7, 1).await).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -40,6 +40,7 @@ impl Order {
     }
 
     #[distributed_lock(key("order:{}", self.id))]
+    #[expect(clippy::needless_arbitrary_self_type, reason = "somebody may write so")]
     async fn typed(self: &Self) -> Result<u64, LockError> {
         visit("order:7").await;
         Ok(self.paid)

@@ -74,7 +74,10 @@ async fn early(id: u64, text: &str) -> Result<u64, Box<dyn Error + Send + Sync>>
 async fn blocks(id: u64) -> Result<u64, LockError> {
     visit("order:7").await;
     let inner = || -> Result<u64, std::num::ParseIntError> { "1".parse() };
-    let nested = async { Ok::<u64, std::num::ParseIntError>("2".parse::<u64>()?) };
+    let nested = async {
+        let two: u64 = "2".parse()?;
+        Ok::<u64, std::num::ParseIntError>(two)
+    };
     Ok(id + inner().unwrap_or(0) + nested.await.unwrap_or(0))
 }
 

@@ -145,6 +145,15 @@ fn by_hand(id: u64) -> Boxed<'static, Result<u64, LockError>> {
     })
 }
 
+#[distributed_lock(key = "order:{id}", on_busy = Ok(0))]
+#[expect(clippy::manual_async_fn, reason = "somebody may write so")]
+fn impl_future(id: u64) -> impl Future<Output = Result<u64, LockError>> + Send {
+    async move {
+        visit("order:7").await;
+        Ok(id)
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn native_methods() {
     assert_excludes("order:7", async || Order(7).pay(1).await).await;
@@ -202,6 +211,11 @@ async fn methods_of_async_trait_that_are_not_send() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn boxed_futures_by_hand() {
+async fn futures_by_hand() {
     assert_excludes("order:7", async || by_hand(7).await).await;
+    assert_excludes("order:7", async || match impl_future(7).await? {
+        0 => Err(std::io::Error::other("somebody else holds it")),
+        _ => Ok(()),
+    })
+    .await;
 }
