@@ -70,7 +70,9 @@ impl Parse for Function {
         let work = if sig.asyncness.is_some() {
             Work::Async(body)
         } else {
-            Work::Block(async_block(&body).ok_or_else(|| not_async(&sig, &body))?.into())
+            // One that returns nothing only makes a future, and drops it.
+            let block = async_block(&body).filter(|_| !matches!(sig.output, ReturnType::Default));
+            Work::Block(block.ok_or_else(|| not_async(&sig, &body))?.into())
         };
         let function = Self { attrs, vis, sig, brace, inner_attrs, work };
         match function.returns() {

@@ -150,6 +150,15 @@ fn an_item_with_a_mistake_stands_beside_the_error() {
         (
             quote!(key = k),
             quote!(
+                fn f() {
+                    async move {}
+                }
+            ),
+            "write `async fn f`",
+        ),
+        (
+            quote!(key = k),
+            quote!(
                 const unsafe extern "C" fn f() {}
             ),
             "make it an `async fn`",
