@@ -1,5 +1,7 @@
-//! Which lock a request needs: [`KeyExtractor`], for closures, [`KeyTemplate`]s and types of your own.
+//! Which lock a request needs: [`KeyExtractor`], for closures, [`KeyTemplate`]s, types of your own, and [`header`], [`global`],
+//! [`from_extension`].
 
+mod ready;
 #[cfg(feature = "axum")]
 mod route;
 mod template;
@@ -9,6 +11,7 @@ use std::{borrow::Cow, error::Error, fmt};
 use http::HeaderName;
 use lock_runtime::{LockError, LockKey, web::Answer};
 
+pub use ready::{FromExtension, Global, Header, from_extension, global, header};
 pub use template::{KeyTemplate, TemplateError};
 
 /// What an extractor says about a request.
@@ -106,6 +109,12 @@ pub enum KeyError {
     RepeatedHeader(HeaderName),
     /// A header is empty or not UTF-8: 400.
     InvalidHeader(HeaderName),
+    /// The query lacks a parameter: 400.
+    MissingQuery(Box<str>),
+    /// The query has a parameter more than once: 400.
+    RepeatedQuery(Box<str>),
+    /// A parameter of the query is empty or not UTF-8: 400.
+    InvalidQuery(Box<str>),
     /// Something else is wrong with the request: 400, and the caller reads the text.
     BadRequest(Cow<'static, str>),
     /// The name is not valid, too long for instance: refused as the error is.
@@ -144,9 +153,13 @@ impl KeyError {
     /// The row of the table of refusals.
     pub fn answer(&self) -> Answer {
         match self {
-            Self::MissingHeader(_) | Self::RepeatedHeader(_) | Self::InvalidHeader(_) | Self::BadRequest(_) => {
-                Answer::BadRequest
-            }
+            Self::MissingHeader(_)
+            | Self::RepeatedHeader(_)
+            | Self::InvalidHeader(_)
+            | Self::MissingQuery(_)
+            | Self::RepeatedQuery(_)
+            | Self::InvalidQuery(_)
+            | Self::BadRequest(_) => Answer::BadRequest,
             Self::Lock(error) => error.answer(),
             Self::NoSuchParameter { .. }
             | Self::RepeatedParameter { .. }
@@ -161,6 +174,9 @@ impl KeyError {
             Self::MissingHeader(_) => "missing_header",
             Self::RepeatedHeader(_) => "repeated_header",
             Self::InvalidHeader(_) => "invalid_header",
+            Self::MissingQuery(_) => "missing_query_parameter",
+            Self::RepeatedQuery(_) => "repeated_query_parameter",
+            Self::InvalidQuery(_) => "invalid_query_parameter",
             Self::BadRequest(_) => "bad_request",
             Self::Lock(error) => error.code(),
             Self::NoSuchParameter { .. }
@@ -183,6 +199,9 @@ impl fmt::Display for KeyError {
             Self::MissingHeader(name) => write!(f, "The header \"{name}\" is missing."),
             Self::RepeatedHeader(name) => write!(f, "The header \"{name}\" is there more than once."),
             Self::InvalidHeader(name) => write!(f, "The header \"{name}\" is empty or not UTF-8."),
+            Self::MissingQuery(name) => write!(f, "The query parameter {name:?} is missing."),
+            Self::RepeatedQuery(name) => write!(f, "The query parameter {name:?} is there more than once."),
+            Self::InvalidQuery(name) => write!(f, "The query parameter {name:?} is empty or not UTF-8."),
             Self::BadRequest(text) | Self::Misconfigured(text) => f.write_str(text),
             Self::Lock(error) => error.fmt(f),
             Self::NoSuchParameter { name, route } => {
@@ -213,19 +232,23 @@ impl Error for KeyError {
 mod route {
     use http::Request;
 
-    use super::KeyError;
+    use super::{KeyError, template::source::Source};
 
     pub(super) enum Route {}
 
     impl Route {
         pub(super) fn of<'n, B>(
             _req: &mut Request<B>,
-            _names: impl Iterator<Item = &'n str>,
+            _sources: impl Iterator<Item = &'n Source>,
         ) -> Result<Option<Self>, KeyError> {
             Ok(None)
         }
 
         pub(super) fn param(&self, _name: &str) -> Result<&str, KeyError> {
+            match *self {}
+        }
+
+        pub(super) fn pattern(&self) -> Result<&str, KeyError> {
             match *self {}
         }
     }

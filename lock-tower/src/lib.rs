@@ -105,9 +105,10 @@
 //! `axum` (default): path parameters in templates, extractors for [`HeldLock`](runtime::HeldLock), and
 //! [`LockError`](runtime::LockError) as a response.
 
+pub mod key;
+
 mod body;
 mod future;
-mod key;
 mod layer;
 mod protocol;
 mod reject;

@@ -4,7 +4,7 @@ use axum::extract::{FromRequestParts, MatchedPath, OriginalUri, RawPathParams, r
 use futures_util::FutureExt;
 use http::Request;
 
-use super::KeyError;
+use super::{KeyError, template::source::Source};
 
 /// The route of a request, with the values of its parameters.
 pub(super) struct Route {
@@ -19,14 +19,19 @@ impl Route {
     /// that are asked for, so that it is not served without its lock.
     pub(super) fn of<'n, B>(
         req: &mut Request<B>,
-        mut names: impl Iterator<Item = &'n str>,
+        mut sources: impl Iterator<Item = &'n Source>,
     ) -> Result<Option<Self>, KeyError> {
         let pattern = req.extensions().get::<MatchedPath>().cloned();
         if pattern.is_none() && req.extensions().get::<OriginalUri>().is_none() {
             return Err(KeyError::NotRouted);
         }
         let route = Self { pattern, params: params(req)? };
-        let matched = route.pattern.is_some() || names.all(|name| route.param(name).is_ok());
+        let has = |source: &Source| match source {
+            Source::Path(name) => route.param(name).is_ok(),
+            Source::MatchedPath => false,
+            _ => true,
+        };
+        let matched = route.pattern.is_some() || sources.all(has);
         if !matched {
             // A 404, as a rule. Around a `nest_service` whose inner router has the parameters it is a request without its lock.
             tracing::debug!("no route has matched; passed on without a lock");
@@ -40,12 +45,17 @@ impl Route {
         let mut values = self.params.iter().flatten().filter_map(of_name);
         match (values.next(), values.next()) {
             (Some(value), None) => Ok(value),
-            (None, _) => Err(KeyError::NoSuchParameter { name: name.into(), route: self.pattern() }),
-            (Some(_), Some(_)) => Err(KeyError::RepeatedParameter { name: name.into(), route: self.pattern() }),
+            (None, _) => Err(KeyError::NoSuchParameter { name: name.into(), route: self.shown() }),
+            (Some(_), Some(_)) => Err(KeyError::RepeatedParameter { name: name.into(), route: self.shown() }),
         }
     }
 
-    fn pattern(&self) -> Box<str> {
+    /// The pattern that has matched.
+    pub(super) fn pattern(&self) -> Result<&str, KeyError> {
+        self.pattern.as_ref().map(MatchedPath::as_str).ok_or(KeyError::NotRouted)
+    }
+
+    fn shown(&self) -> Box<str> {
         self.pattern.as_ref().map_or("", MatchedPath::as_str).into()
     }
 }

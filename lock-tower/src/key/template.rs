@@ -1,10 +1,13 @@
 //! [`KeyTemplate`]: a key written as text with the parts of a request in braces.
 
-use std::{borrow::Cow, error::Error, fmt, str, str::FromStr, sync::Arc};
+pub(super) mod source;
 
-use http::{HeaderName, Request};
+use std::{borrow::Cow, error::Error, fmt, str::FromStr, sync::Arc};
+
+use http::Request;
 use lock_runtime::{KeyWriter, LockError};
 
+use self::source::Source;
 use super::{KeyError, KeyExtractor, Target, route::Route};
 
 /// The name of a lock as text with the parts of a request in braces, such as `"order:{id}:{header.idempotency-key}"`.
@@ -13,6 +16,10 @@ use super::{KeyError, KeyExtractor, Target, route::Route};
 /// |---|---|---|
 /// | `{id}` | the parameter `id` of axum's route, percent-decoded; write `{rest}` for `{*rest}` | 500 and an error event: a mistake of the server's |
 /// | `{header.x-tenant}` | the header `x-tenant` | 400, naming it; likewise if it is empty, not UTF-8, or there more than once |
+/// | `{query.tenant}` | the parameter `tenant` of the query, decoded as a form is (`+` is a blank) | the same |
+/// | `{method}` | the HTTP method | |
+/// | `{matched_path}` | the pattern of axum's route with all it is nested in, such as `/orders/{id}` | passed on: a 404 |
+/// | `{grpc.service}`, `{grpc.method}` | the parts of a gRPC path, `/shop.Orders/Pay` | 400 |
 ///
 /// `{{` and `}}` stand for the braces themselves. Values are escaped by [`KeyWriter`], as in `#[distributed_lock]`, so the same
 /// values give the same key in both, and no value can reach the key of others. A value that makes the key longer than 512
@@ -33,13 +40,6 @@ enum Part {
     Value(Source),
 }
 
-/// Where a value comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Source {
-    Header(HeaderName),
-    Path(Box<str>),
-}
-
 impl KeyTemplate {
     /// Reads and checks a template.
     ///
@@ -48,14 +48,14 @@ impl KeyTemplate {
     pub fn new(template: &str) -> Result<Self, TemplateError> {
         let key = Self { text: template.into(), parts: parse(template)?.into() };
         // With any value the text around it is as valid as with another.
-        let trial = key.write(|_| Ok::<_, LockError>("x")).and_then(|writer| writer.finish());
+        let trial = key.write(|_| Ok::<_, LockError>("x".into())).and_then(|writer| writer.finish());
         match trial {
             Ok(_) => Ok(key),
             Err(error) => Err(TemplateError::new(template, 0, error.to_string())),
         }
     }
 
-    fn write<'v, E>(&'v self, value: impl Fn(&'v Source) -> Result<&'v str, E>) -> Result<KeyWriter, E> {
+    fn write<'v, E>(&'v self, value: impl Fn(&'v Source) -> Result<Cow<'v, str>, E>) -> Result<KeyWriter, E> {
         let mut writer = KeyWriter::new();
         for part in self.parts.iter() {
             match part {
@@ -66,38 +66,26 @@ impl KeyTemplate {
         Ok(writer)
     }
 
-    fn path_names(&self) -> impl Iterator<Item = &str> {
+    fn sources(&self) -> impl Iterator<Item = &Source> {
         self.parts.iter().filter_map(|part| match part {
-            Part::Value(Source::Path(name)) => Some(&**name),
-            _ => None,
+            Part::Value(source) => Some(source),
+            Part::Text(_) => None,
         })
     }
 }
 
 impl<B> KeyExtractor<Request<B>> for KeyTemplate {
     fn target(&self, req: &mut Request<B>) -> Result<Target, KeyError> {
-        let needs_route = self.path_names().next().is_some();
-        let route = if needs_route { Route::of(req, self.path_names())? } else { None };
-        if needs_route && route.is_none() {
-            return Ok(Target::Skip);
-        }
-        let writer = self.write(|source| match source {
-            Source::Header(name) => header(req, name),
-            Source::Path(name) => route.as_ref().ok_or(KeyError::NotRouted)?.param(name),
-        })?;
+        let route = if self.sources().any(Source::is_of_the_route) {
+            match Route::of(req, self.sources())? {
+                None => return Ok(Target::Skip),
+                route => route,
+            }
+        } else {
+            None
+        };
+        let writer = self.write(|source| source.value(req, route.as_ref()))?;
         Ok(Target::Lock(writer.finish()?))
-    }
-}
-
-fn header<'r, B>(req: &'r Request<B>, name: &HeaderName) -> Result<&'r str, KeyError> {
-    let mut values = req.headers().get_all(name).iter();
-    match (values.next(), values.next()) {
-        (None, _) => Err(KeyError::MissingHeader(name.clone())),
-        (Some(_), Some(_)) => Err(KeyError::RepeatedHeader(name.clone())),
-        (Some(value), None) => match str::from_utf8(value.as_bytes()) {
-            Ok(value) if !value.is_empty() => Ok(value),
-            _ => Err(KeyError::InvalidHeader(name.clone())),
-        },
     }
 }
 
@@ -121,7 +109,7 @@ fn parse(template: &str) -> Result<Vec<Part>, TemplateError> {
             if !text.is_empty() {
                 parts.push(Part::Text(std::mem::take(&mut text).into()));
             }
-            let source = placeholder(name).map_err(|complaint| TemplateError::new(template, at, complaint))?;
+            let source = Source::parse(name).map_err(|complaint| TemplateError::new(template, at, complaint))?;
             parts.push(Part::Value(source));
             rest = after;
         } else {
@@ -136,43 +124,6 @@ fn parse(template: &str) -> Result<Vec<Part>, TemplateError> {
 }
 
 const UNCLOSED: &str = "this \"{\" is not closed; write \"{name}\" for a path parameter, \"{{\" for a brace";
-
-fn placeholder(name: &str) -> Result<Source, Cow<'static, str>> {
-    if name.is_empty() {
-        return Err(
-            "the braces are empty; write \"{name}\" for a path parameter, \"{header.name}\" for a header".into()
-        );
-    }
-    if let Some(header) = name.strip_prefix("header.") {
-        return HeaderName::from_bytes(header.as_bytes()).map(Source::Header).map_err(|_| {
-            format!("{header:?} is no name of a header; write one such as \"{{header.x-tenant}}\"").into()
-        });
-    }
-    if let Some(name) = name.strip_prefix('*') {
-        return Err(format!("the star belongs to the route only; write \"{{{name}}}\"").into());
-    }
-    if let Some((name, _)) = name.split_once(':') {
-        return Err(format!("values are taken as they come, without a format; write \"{{{name}}}\"").into());
-    }
-    if name.contains('.') {
-        return Err(format!(
-            "{name:?} is not known; write \"{{name}}\" for a path parameter, \"{{header.name}}\" for a header"
-        )
-        .into());
-    }
-    if name == "method" {
-        return Err("\"method\" is reserved; give the path parameter another name".into());
-    }
-    if name.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '{' | '/' | '*')) {
-        return Err(
-            format!("{name:?} is no name of a path parameter; write the one of the route, as in \"{{id}}\"").into()
-        );
-    }
-    if !cfg!(feature = "axum") {
-        return Err("path parameters need the feature `axum` of lock-tower; or use `LockLayer::with_key`".into());
-    }
-    Ok(Source::Path(name.into()))
-}
 
 impl FromStr for KeyTemplate {
     type Err = TemplateError;
@@ -224,6 +175,7 @@ impl Error for TemplateError {}
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderName;
     use lock_runtime::web::Answer;
 
     use super::*;
@@ -255,9 +207,10 @@ mod tests {
             ("order:{header.x y}", 6, "{header.x-tenant}"),
             ("order:{*rest}", 6, "{rest}"),
             ("order:{id:05}", 6, "{id}"),
-            ("order:{query.tenant}", 6, "{header.name}"),
+            ("order:{query.}", 6, "{query.tenant}"),
+            ("order:{cookie.tenant}", 6, "{header.name}"),
+            ("order:{grpc.name}", 6, "{grpc.service}"),
             ("order:{ id }", 6, "{id}"),
-            ("order:{method}", 6, "reserved"),
             ("permits:{header.a}", 0, "reserved"),
             ("order\n:{header.a}", 0, "control"),
             ("a}}:{header.a}", 0, "hash tag"),
@@ -300,6 +253,53 @@ mod tests {
         }
         let error = key(template, &[("x-tenant", "x".repeat(600).as_bytes())]).unwrap_err();
         assert_eq!((error.answer(), error.code()), (Answer::BadRequest, "invalid_key"));
+    }
+
+    fn of_uri(template: &str, uri: &str) -> Result<Target, KeyError> {
+        let mut req = Request::post(uri).body(()).unwrap();
+        KeyTemplate::new(template).unwrap().target(&mut req)
+    }
+
+    #[test]
+    fn a_query_is_read_as_a_form_is() {
+        for (query, key) in [
+            ("tenant=acme", "k:acme"),
+            ("a=1&tenant=acme&b", "k:acme"),
+            ("tenant=a+b%2Bc", "k:a b+c"),
+            ("ten%61nt=%C3%A9", "k:\u{e9}"),
+            ("tenant=1:2/3=4", "k:1%3A2%2F3=4"),
+        ] {
+            let target = of_uri("k:{query.tenant}", &format!("/x?{query}")).unwrap();
+            assert_eq!(target, Target::Lock(lock_runtime::LockKey::new(key).unwrap()), "{query}");
+        }
+        for (query, code) in [
+            ("", "missing_query_parameter"),
+            ("tenan=1", "missing_query_parameter"),
+            ("Tenant=1", "missing_query_parameter"),
+            ("tenant=1&tenant=1", "repeated_query_parameter"),
+            ("tenant=1&t%65nant=1", "repeated_query_parameter"),
+            ("tenant", "invalid_query_parameter"),
+            ("tenant=", "invalid_query_parameter"),
+            ("tenant=%FF", "invalid_query_parameter"),
+        ] {
+            let error = of_uri("k:{query.tenant}", &format!("/x?{query}")).unwrap_err();
+            assert_eq!((error.answer(), error.code()), (Answer::BadRequest, code), "{query}");
+            assert!(error.to_string().contains("tenant"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_method_is_a_value_and_so_are_the_parts_of_a_grpc_path() {
+        let named = |template, uri| match of_uri(template, uri) {
+            Ok(Target::Lock(key)) => Ok(key.to_string()),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error.code()),
+        };
+        assert_eq!(named("{method}:x", "/").unwrap(), "POST:x");
+        assert_eq!(named("{grpc.service}:{grpc.method}", "/shop.Orders/Pay").unwrap(), "shop.Orders:Pay");
+        for path in ["/", "/shop.Orders", "/shop.Orders/", "//Pay", "/a/b/c"] {
+            assert_eq!(named("{grpc.method}", path), Err("bad_request"), "{path}");
+        }
     }
 
     #[cfg(feature = "axum")]

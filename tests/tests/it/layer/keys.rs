@@ -1,13 +1,13 @@
 //! Which lock a request is served under.
 
 use axum::{
-    Router,
+    Extension, Router,
     extract::Request,
-    http::Method,
+    http::{HeaderName, Method},
     routing::{MethodRouter, post},
 };
 use lock_runtime::{HeldLock, KeyWriter, LockClient, LockError, LockKey};
-use lock_tower::{KeyError, LockLayer, Target};
+use lock_tower::{IntoTarget, KeyError, LockLayer, Target, key};
 
 use super::server::Server;
 
@@ -86,6 +86,49 @@ async fn parts_of_the_path_and_headers_make_a_key_together() {
     let server = Server::start(app).await;
     let response = server.post_with("/orders/a%20b", &[("X-Tenant", "acme/eu")]).await;
     assert_eq!(response.body, "{t}:a b:acme%2Feu");
+}
+
+#[tokio::test]
+async fn query_method_and_matched_path_make_a_key() {
+    let template = "{method}:{matched_path}:{query.tenant}:{id}";
+    let inner = Router::new().route("/orders/{id}", named()).layer(layer(template));
+    let server = Server::start(Router::new().nest("/api", inner)).await;
+    let response = server.post("/api/orders/7?tenant=acme%2Feu").await;
+    assert_eq!(response.body, "POST:%2Fapi%2Forders%2F%7Bid%7D:acme%2Feu:7");
+    let response = server.post("/api/orders/7").await;
+    assert_eq!((response.status, response.problem().as_str()), (400, "missing_query_parameter"));
+    assert_eq!(server.post("/api/nothing").await.status, 404);
+}
+
+#[tokio::test]
+async fn ready_extractors_name_keys() {
+    #[derive(Clone)]
+    struct Tenant(u64);
+    impl IntoTarget for Tenant {
+        fn into_target(self) -> Result<Target, KeyError> {
+            Ok(KeyWriter::new().lit("tenant:").arg(format_args!("{}", self.0)).finish()?.into())
+        }
+    }
+
+    let locks = LockClient::in_memory();
+    let header = LockLayer::with_key(locks.clone(), key::header(HeaderName::from_static("idempotency-key")));
+    let global = LockLayer::with_key(locks.clone(), key::global("migrations").unwrap());
+    let tenant = || LockLayer::with_key(locks.clone(), key::from_extension::<Tenant>());
+    let app = Router::new()
+        .route("/header", named().layer(header))
+        .route("/global", named().layer(global))
+        .route("/tenant", named().layer(tenant()).layer(Extension(Tenant(7))))
+        .route("/stranger", named().layer(tenant()));
+    let server = Server::start(app).await;
+    let response = server.post_with("/header", &[("idempotency-key", "4:2")]).await;
+    assert_eq!(response.body, "idempotency-key:4%3A2");
+    let response = server.post("/header").await;
+    assert_eq!((response.status, response.problem().as_str()), (400, "missing_header"));
+    assert_eq!(server.post("/global").await.body, "migrations");
+    assert_eq!(server.post("/tenant").await.body, "tenant:7");
+    let response = server.post("/stranger").await;
+    assert_eq!((response.status, response.problem().as_str()), (500, "misconfigured"));
+    assert!(key::global("").is_err());
 }
 
 #[tokio::test]

@@ -1,0 +1,153 @@
+//! Where a value of a key comes from: what stands between the braces of a template.
+
+use std::{borrow::Cow, str};
+
+use http::{HeaderName, Request};
+use percent_encoding::percent_decode;
+
+use crate::key::{KeyError, route::Route};
+
+/// A part of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::key) enum Source {
+    Path(Box<str>),
+    Header(HeaderName),
+    Query(Box<str>),
+    Method,
+    MatchedPath,
+    GrpcService,
+    GrpcMethod,
+}
+
+impl Source {
+    /// What is named between the braces; otherwise what to write there.
+    pub(super) fn parse(name: &str) -> Result<Self, Cow<'static, str>> {
+        match name {
+            "" => {
+                return Err(
+                    "the braces are empty; write \"{name}\" for a path parameter, \"{header.name}\" for a header"
+                        .into(),
+                );
+            }
+            "method" => return Ok(Self::Method),
+            "matched_path" => return Self::routed(Self::MatchedPath),
+            "grpc.service" => return Ok(Self::GrpcService),
+            "grpc.method" => return Ok(Self::GrpcMethod),
+            _ => {}
+        }
+        if let Some(header) = name.strip_prefix("header.") {
+            return HeaderName::from_bytes(header.as_bytes()).map(Self::Header).map_err(|_| {
+                format!("{header:?} is no name of a header; write one such as \"{{header.x-tenant}}\"").into()
+            });
+        }
+        if let Some(query) = name.strip_prefix("query.") {
+            if query.is_empty() {
+                return Err("the query parameter has no name; write one such as \"{query.tenant}\"".into());
+            }
+            return Ok(Self::Query(query.into()));
+        }
+        if let Some(name) = name.strip_prefix('*') {
+            return Err(format!("the star belongs to the route only; write \"{{{name}}}\"").into());
+        }
+        if let Some((name, _)) = name.split_once(':') {
+            return Err(format!("values are taken as they come, without a format; write \"{{{name}}}\"").into());
+        }
+        if name.starts_with("grpc.") {
+            return Err(format!("{name:?} is not known; write \"{{grpc.service}}\" or \"{{grpc.method}}\"").into());
+        }
+        if name.contains('.') {
+            return Err(format!(
+                "{name:?} is not known; write \"{{name}}\" for a path parameter, \"{{header.name}}\" for a header, \
+                 \"{{query.name}}\" for a query parameter"
+            )
+            .into());
+        }
+        if name.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '{' | '/' | '*')) {
+            return Err(format!(
+                "{name:?} is no name of a path parameter; write the one of the route, as in \"{{id}}\""
+            )
+            .into());
+        }
+        Self::routed(Self::Path(name.into()))
+    }
+
+    /// What only axum's router knows.
+    fn routed(source: Self) -> Result<Self, Cow<'static, str>> {
+        if !cfg!(feature = "axum") {
+            return Err("routes need the feature `axum` of lock-tower; or use `LockLayer::with_key`".into());
+        }
+        Ok(source)
+    }
+
+    /// Does it need a router to have seen the request?
+    pub(super) fn is_of_the_route(&self) -> bool {
+        matches!(self, Self::Path(_) | Self::MatchedPath)
+    }
+
+    /// The value in a request, which has matched `route` if the source is of one.
+    pub(super) fn value<'v, B>(
+        &'v self,
+        req: &'v Request<B>,
+        route: Option<&'v Route>,
+    ) -> Result<Cow<'v, str>, KeyError> {
+        let route = || route.ok_or(KeyError::NotRouted);
+        match self {
+            Self::Path(name) => route()?.param(name).map(Cow::Borrowed),
+            Self::MatchedPath => route()?.pattern().map(Cow::Borrowed),
+            Self::Header(name) => header(req, name).map(Cow::Borrowed),
+            Self::Query(name) => query(req, name),
+            Self::Method => Ok(Cow::Borrowed(req.method().as_str())),
+            Self::GrpcService => grpc(req).map(|(service, _)| Cow::Borrowed(service)),
+            Self::GrpcMethod => grpc(req).map(|(_, method)| Cow::Borrowed(method)),
+        }
+    }
+}
+
+pub(in crate::key) fn header<'r, B>(req: &'r Request<B>, name: &HeaderName) -> Result<&'r str, KeyError> {
+    let mut values = req.headers().get_all(name).iter();
+    match (values.next(), values.next()) {
+        (None, _) => Err(KeyError::MissingHeader(name.clone())),
+        (Some(_), Some(_)) => Err(KeyError::RepeatedHeader(name.clone())),
+        (Some(value), None) => match str::from_utf8(value.as_bytes()) {
+            Ok(value) if !value.is_empty() => Ok(value),
+            _ => Err(KeyError::InvalidHeader(name.clone())),
+        },
+    }
+}
+
+/// A parameter of the query, which is read as `application/x-www-form-urlencoded` and, other than by most readers, refused
+/// where it is not UTF-8: a replacement character would stand for many values.
+fn query<'r, B>(req: &'r Request<B>, name: &str) -> Result<Cow<'r, str>, KeyError> {
+    let pairs = req.uri().query().unwrap_or_default().split('&');
+    let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    let mut values = pairs.filter(|(key, _)| decoded(key).is_some_and(|key| key == name)).map(|(_, value)| value);
+    match (values.next(), values.next()) {
+        (None, _) => Err(KeyError::MissingQuery(name.into())),
+        (Some(_), Some(_)) => Err(KeyError::RepeatedQuery(name.into())),
+        (Some(value), None) => match decoded(value) {
+            Some(value) if !value.is_empty() => Ok(value),
+            _ => Err(KeyError::InvalidQuery(name.into())),
+        },
+    }
+}
+
+/// Text of a form; none if it is not UTF-8.
+fn decoded(text: &str) -> Option<Cow<'_, str>> {
+    if text.contains('+') {
+        // A `+` that is meant is written `%2B`.
+        let blanks = text.replace('+', " ");
+        return percent_decode(blanks.as_bytes()).decode_utf8().ok().map(|text| Cow::Owned(text.into_owned()));
+    }
+    percent_decode(text.as_bytes()).decode_utf8().ok()
+}
+
+/// Service and method of a [gRPC path](https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests).
+fn grpc<B>(req: &Request<B>) -> Result<(&str, &str), KeyError> {
+    let path = req.uri().path().strip_prefix('/').unwrap_or_default();
+    match path.split_once('/') {
+        Some((service, method)) if !service.is_empty() && !method.is_empty() && !method.contains('/') => {
+            Ok((service, method))
+        }
+        _ => Err(KeyError::bad_request("The path is not that of a gRPC method, \"/package.Service/Method\".")),
+    }
+}
