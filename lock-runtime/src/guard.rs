@@ -322,6 +322,11 @@ impl HeldLock {
         Frame::enclosing(self.clone()).scope(future)
     }
 
+    /// Runs `work` in a frame of this lock, as [`scope`](Self::scope) does a future. For `poll` functions written by hand.
+    pub fn in_scope<T>(&self, work: impl FnOnce() -> T) -> T {
+        Frame::enclosing(self.clone()).run(work)
+    }
+
     /// Asks the store whether the lock is held.
     ///
     /// # Errors

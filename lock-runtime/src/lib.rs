@@ -75,4 +75,4 @@ pub use owner::{InScope, is_held};
 pub use request::{Acquire, LockRequest};
 pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, Family, LockSpec, MAX_LEASE, MIN_LEASE, Mode};
 pub use store::{Holder, Inspection, RevokeReply, RevokeScope, Waiter};
-pub use under_lock::UnderLock;
+pub use under_lock::{UnderLock, WhileHeld};

@@ -52,6 +52,11 @@ impl Frame {
         InScope { inner: FRAME.scope(self, future) }
     }
 
+    /// Runs `work` within this frame.
+    pub(crate) fn run<T>(self, work: impl FnOnce() -> T) -> T {
+        FRAME.sync_scope(self, work)
+    }
+
     /// From the innermost to the outermost.
     fn chain(&self) -> impl Iterator<Item = &Arc<Holding>> {
         std::iter::successors(Some(self), |frame| frame.0.outer.as_ref()).flat_map(|frame| frame.0.held.holdings())

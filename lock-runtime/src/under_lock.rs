@@ -30,6 +30,18 @@ impl LockGuard {
     pub fn cancel_on_loss<F: Future>(self, body: F) -> UnderLock<F> {
         UnderLock { stages: Stages::new(self, body, OnLoss::Cancel, |guard| Box::pin(guard.release())) }
     }
+
+    /// The same, but the lock is kept: what `body` gives comes with the guard. For work that goes on after it, such as a
+    /// response whose body is still to be sent.
+    ///
+    /// # Errors
+    /// `Lost`, when the lock was lost before the body was ready.
+    ///
+    /// # Cancellation
+    /// Dropping the future drops the body, then releases in the background.
+    pub fn while_held<F: Future>(self, body: F) -> WhileHeld<F> {
+        WhileHeld::new(self, body, OnLoss::Cancel)
+    }
 }
 
 /// The future of a body under a lock; see [`LockGuard::cancel_on_loss`].
@@ -84,14 +96,7 @@ struct Stages<F: Future, R> {
 
 #[pin_project(project = Projected)]
 enum Stage<F: Future, R> {
-    /// The body is dropped before the guard.
-    Running {
-        #[pin]
-        body: InScope<F>,
-        /// `None` for a body that goes on after a loss.
-        lost: Option<Lost>,
-        guard: Option<LockGuard>,
-    },
+    Running(#[pin] WhileHeld<F>),
     Releasing {
         #[pin]
         release: R,
@@ -102,9 +107,7 @@ enum Stage<F: Future, R> {
 
 impl<F: Future, R> Stages<F, R> {
     fn new(guard: LockGuard, body: F, on_loss: OnLoss, release: fn(LockGuard) -> R) -> Self {
-        let lost = (on_loss == OnLoss::Cancel).then(|| guard.lost());
-        let body = guard.scope(body);
-        Self { stage: Stage::Running { body, lost, guard: Some(guard) }, release }
+        Self { stage: Stage::Running(WhileHeld::new(guard, body, on_loss)), release }
     }
 }
 
@@ -120,22 +123,13 @@ where
         let (mut stage, release_of) = (this.stage, *this.release);
         loop {
             let next = match stage.as_mut().project() {
-                Projected::Running { body, lost, guard } => {
-                    // First, as a process that was paused must not go on with work whose lock has ended meanwhile.
-                    if let Poll::Ready(error) = poll_loss(lost, cx) {
+                Projected::Running(body) => match ready!(body.poll(cx)) {
+                    Ok((output, guard)) => Stage::Releasing { release: release_of(guard), output: Some(output) },
+                    Err(error) => {
                         stage.set(Stage::Done);
                         return Poll::Ready(Err(error));
                     }
-                    if let Poll::Ready(output) = body.poll(cx) {
-                        // It is taken here only, and the stage is left for good.
-                        let Some(guard) = guard.take() else { continue };
-                        Stage::Releasing { release: release_of(guard), output: Some(output) }
-                    } else {
-                        let error = ready!(poll_loss(lost, cx));
-                        stage.set(Stage::Done);
-                        return Poll::Ready(Err(error));
-                    }
-                }
+                },
                 Projected::Releasing { release, output } => {
                     // What went wrong has been traced; it never replaces the body's result.
                     let _released = ready!(release.poll(cx));
@@ -153,6 +147,52 @@ where
     }
 }
 
+/// The future of a body under a lock that is kept; see [`LockGuard::while_held`].
+#[pin_project]
+#[must_use = "futures do nothing unless polled"]
+pub struct WhileHeld<F: Future> {
+    /// Dropped before the guard.
+    #[pin]
+    body: InScope<F>,
+    /// `None` for a body that goes on after a loss.
+    lost: Option<Lost>,
+    guard: Option<LockGuard>,
+}
+
+impl<F: Future> WhileHeld<F> {
+    fn new(guard: LockGuard, body: F, on_loss: OnLoss) -> Self {
+        let lost = (on_loss == OnLoss::Cancel).then(|| guard.lost());
+        Self { body: guard.scope(body), lost, guard: Some(guard) }
+    }
+}
+
+impl<F: Future> Future for WhileHeld<F> {
+    type Output = Result<(F::Output, LockGuard), LockError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        // First, as a process that was paused must not go on with work whose lock has ended meanwhile.
+        if let Poll::Ready(error) = poll_loss(this.lost, cx) {
+            return Poll::Ready(Err(error));
+        }
+        match this.body.poll(cx) {
+            Poll::Ready(output) => {
+                #[expect(clippy::panic, reason = "a future must not be polled after it was ready")]
+                let Some(guard) = this.guard.take() else { panic!("`WhileHeld` was polled after it was ready") };
+                Poll::Ready(Ok((output, guard)))
+            }
+            // The body itself may have been what lost it.
+            Poll::Pending => poll_loss(this.lost, cx).map(Err),
+        }
+    }
+}
+
 fn poll_loss(lost: &mut Option<Lost>, cx: &mut Context<'_>) -> Poll<LockError> {
     lost.as_mut().map_or(Poll::Pending, |lost| Pin::new(lost).poll(cx))
+}
+
+impl<F: Future> fmt::Debug for WhileHeld<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WhileHeld").finish_non_exhaustive()
+    }
 }

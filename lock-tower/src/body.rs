@@ -1,28 +1,43 @@
-//! [`LockBody`]: the inner service's body, or that of a refusal.
+//! [`LockBody`]: the inner service's body, under its lock if the layer says so, or that of a refusal.
 
 use std::{
+    error::Error,
+    fmt,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
+use lock_runtime::{HeldLock, LockError, LockGuard, Lost};
 use pin_project::pin_project;
 
+use crate::{
+    protocol::Wire,
+    reject::{Reason, Refusal},
+};
+
+/// An error of any kind, as bodies have it.
+pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
+
 /// The body of a response that has passed a [`Lock`](crate::Lock). It does not box the inner one.
+///
+/// With [`Hold::Body`](crate::Hold::Body) it keeps the lock until its last frame, or until it is dropped. When the lock is lost before,
+/// it ends with the [`LockError`] as its error; for gRPC, with trailers that say so.
 #[pin_project]
-#[derive(Clone, Debug)]
 pub struct LockBody<B> {
     #[pin]
     source: Source<B>,
 }
 
 #[pin_project(project = From)]
-#[derive(Clone, Debug)]
 enum Source<B> {
     Served(#[pin] B),
     Refused(#[pin] Full<Bytes>),
+    Held(#[pin] Held<B>),
 }
 
 impl<B> LockBody<B> {
@@ -33,16 +48,29 @@ impl<B> LockBody<B> {
     pub(crate) fn refused(body: Bytes) -> Self {
         Self { source: Source::Refused(Full::new(body)) }
     }
+
+    pub(crate) fn held(body: B, guard: LockGuard, wire: Wire) -> Self {
+        Self {
+            source: Source::Held(Held {
+                stage: Stage::Streaming { body, lost: guard.lost(), guard: Some(guard) },
+                wire,
+            }),
+        }
+    }
 }
 
-impl<B: Body<Data = Bytes>> Body for LockBody<B> {
+impl<B> Body for LockBody<B>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
+{
     type Data = Bytes;
-    type Error = B::Error;
+    type Error = BoxError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match self.project().source.project() {
-            From::Served(body) => body.poll_frame(cx),
+            From::Served(body) => body.poll_frame(cx).map_err(Into::into),
             From::Refused(body) => body.poll_frame(cx).map_err(|never| match never {}),
+            From::Held(body) => body.poll_frame(cx),
         }
     }
 
@@ -50,6 +78,7 @@ impl<B: Body<Data = Bytes>> Body for LockBody<B> {
         match &self.source {
             Source::Served(body) => body.is_end_stream(),
             Source::Refused(body) => body.is_end_stream(),
+            Source::Held(body) => matches!(body.stage, Stage::Done),
         }
     }
 
@@ -57,6 +86,130 @@ impl<B: Body<Data = Bytes>> Body for LockBody<B> {
         match &self.source {
             Source::Served(body) => body.size_hint(),
             Source::Refused(body) => body.size_hint(),
+            Source::Held(Held { stage: Stage::Streaming { body, .. }, .. }) => body.size_hint(),
+            Source::Held(_) => SizeHint::default(),
+        }
+    }
+}
+
+impl<B> fmt::Debug for LockBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let source = match self.source {
+            Source::Served(_) => "served",
+            Source::Refused(_) => "refused",
+            Source::Held(_) => "held",
+        };
+        f.debug_struct("LockBody").field("source", &format_args!("{source}")).finish_non_exhaustive()
+    }
+}
+
+/// A body that keeps its lock.
+#[pin_project]
+struct Held<B> {
+    #[pin]
+    stage: Stage<B>,
+    wire: Wire,
+}
+
+#[pin_project(project = Projected)]
+enum Stage<B> {
+    /// The body is dropped before the guard.
+    Streaming {
+        #[pin]
+        body: B,
+        lost: Lost,
+        guard: Option<LockGuard>,
+    },
+    /// The last frame goes out when the lock is free.
+    Releasing {
+        release: BoxFuture<'static, Result<(), LockError>>,
+        last: Option<Frame<Bytes>>,
+    },
+    Done,
+}
+
+/// What an inner body has come to.
+enum Step {
+    /// A frame, and more to come.
+    Frame(Frame<Bytes>),
+    /// The end, with the last frame if there is one.
+    End(Option<Frame<Bytes>>),
+    Failed(BoxError),
+    Lost(LockError),
+}
+
+impl<B> Held<B>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.project();
+        let mut stage = this.stage;
+        loop {
+            let next = match stage.as_mut().project() {
+                Projected::Streaming { body, lost, guard } => {
+                    // It is taken below only, where the stage is left for good.
+                    let Some(held) = guard.as_deref() else { return Poll::Ready(None) };
+                    match ready!(step(body, lost, held, cx)) {
+                        Step::Frame(frame) => return Poll::Ready(Some(Ok(frame))),
+                        Step::End(last) => match guard.take() {
+                            Some(guard) => Stage::Releasing { release: Box::pin(guard.release()), last },
+                            None => Stage::Done,
+                        },
+                        Step::Failed(error) => {
+                            stage.set(Stage::Done);
+                            return Poll::Ready(Some(Err(error)));
+                        }
+                        Step::Lost(error) => {
+                            stage.set(Stage::Done);
+                            return Poll::Ready(Some(lost_frame(error, *this.wire)));
+                        }
+                    }
+                }
+                Projected::Releasing { release, last } => {
+                    // What went wrong has been traced.
+                    let _released = ready!(release.as_mut().poll(cx));
+                    let last = last.take();
+                    stage.set(Stage::Done);
+                    return Poll::Ready(last.map(Ok));
+                }
+                Projected::Done => return Poll::Ready(None),
+            };
+            stage.set(next);
+        }
+    }
+}
+
+fn step<B>(mut body: Pin<&mut B>, lost: &mut Lost, held: &HeldLock, cx: &mut Context<'_>) -> Poll<Step>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    // First, as a process that was paused must not go on with work whose lock has ended meanwhile.
+    if let Poll::Ready(error) = Pin::new(&mut *lost).poll(cx) {
+        return Poll::Ready(Step::Lost(error));
+    }
+    match held.in_scope(|| body.as_mut().poll_frame(cx)) {
+        Poll::Pending => Pin::new(lost).poll(cx).map(Step::Lost),
+        Poll::Ready(None) => Poll::Ready(Step::End(None)),
+        Poll::Ready(Some(Err(error))) => Poll::Ready(Step::Failed(error.into())),
+        // Whoever sends the body may not ask for more after what says it is the last.
+        Poll::Ready(Some(Ok(frame))) if frame.is_trailers() || body.is_end_stream() => {
+            Poll::Ready(Step::End(Some(frame)))
+        }
+        Poll::Ready(Some(Ok(frame))) => Poll::Ready(Step::Frame(frame)),
+    }
+}
+
+/// The end of a body whose lock was lost, which nobody may take for a clean one.
+fn lost_frame(error: LockError, wire: Wire) -> Result<Frame<Bytes>, BoxError> {
+    let reason = Reason::Lock(error.clone());
+    let refusal = Refusal::new(&reason, wire, std::time::Duration::ZERO);
+    refusal.trace();
+    match wire {
+        Wire::Http => Err(error.into()),
+        Wire::Grpc => {
+            let trailers: HeaderMap = refusal.trailers();
+            Ok(Frame::trailers(trailers))
         }
     }
 }

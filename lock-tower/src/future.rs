@@ -7,7 +7,8 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use lock_runtime::{Acquire, UnderLock};
+use futures_util::future::BoxFuture;
+use lock_runtime::{Acquire, LockError, WhileHeld};
 use pin_project::pin_project;
 use tower::util::Oneshot;
 use tower_service::Service;
@@ -23,15 +24,19 @@ use crate::{
 /// Dropping it gives up the place in line, or drops the inner future and then releases the lock in the background.
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
-pub struct ResponseFuture<S: Service<Req>, Req, P> {
+pub struct ResponseFuture<S, Req, P>
+where
+    S: Service<Req>,
+    P: Protocol<Req, S::Response, S::Error>,
+{
     #[pin]
-    state: State<S, Req>,
+    state: State<S, Req, P::Response, P::Error>,
     protocol: P,
     wire: Wire,
 }
 
 #[pin_project(project = Stage)]
-pub(crate) enum State<S: Service<Req>, Req> {
+pub(crate) enum State<S: Service<Req>, Req, Res, Err> {
     Acquiring {
         acquire: Acquire,
         /// Taken when the lock is granted.
@@ -39,7 +44,12 @@ pub(crate) enum State<S: Service<Req>, Req> {
     },
     Locked {
         #[pin]
-        inner: UnderLock<Oneshot<S, Req>>,
+        inner: WhileHeld<Oneshot<S, Req>>,
+    },
+    Releasing {
+        release: BoxFuture<'static, Result<(), LockError>>,
+        /// Taken when the lock is free.
+        result: Option<Result<Res, Err>>,
     },
     Skipped {
         #[pin]
@@ -49,7 +59,7 @@ pub(crate) enum State<S: Service<Req>, Req> {
     Done,
 }
 
-impl<S: Service<Req>, Req> State<S, Req> {
+impl<S: Service<Req>, Req, Res, Err> State<S, Req, Res, Err> {
     pub(crate) fn acquiring(acquire: Acquire, inner: S, req: Req) -> Self {
         Self::Acquiring { acquire, call: Some((inner, req)) }
     }
@@ -63,8 +73,12 @@ impl<S: Service<Req>, Req> State<S, Req> {
     }
 }
 
-impl<S: Service<Req>, Req, P> ResponseFuture<S, Req, P> {
-    pub(crate) fn new(state: State<S, Req>, protocol: P, wire: Wire) -> Self {
+impl<S, Req, P> ResponseFuture<S, Req, P>
+where
+    S: Service<Req>,
+    P: Protocol<Req, S::Response, S::Error>,
+{
+    pub(crate) fn new(state: State<S, Req, P::Response, P::Error>, protocol: P, wire: Wire) -> Self {
         Self { state, protocol, wire }
     }
 }
@@ -85,21 +99,34 @@ where
                         // It is taken here only, and the stage is left for good.
                         let Some((inner, mut req)) = call.take() else { continue };
                         P::enter(&mut req, guard.held());
-                        State::Locked { inner: guard.cancel_on_loss(Oneshot::new(inner, req)) }
+                        State::Locked { inner: guard.while_held(Oneshot::new(inner, req)) }
                     }
                     Err(error) => State::refused(error),
                 },
                 Stage::Locked { inner } => match ready!(inner.poll(cx)) {
-                    Ok(result) => {
-                        this.state.set(State::Done);
-                        return Poll::Ready(P::served(result));
-                    }
+                    Ok((result, guard)) => match this.protocol.served(result, Some(guard), *this.wire) {
+                        (result, Some(guard)) => {
+                            State::Releasing { release: Box::pin(guard.release()), result: Some(result) }
+                        }
+                        (result, None) => {
+                            this.state.set(State::Done);
+                            return Poll::Ready(result);
+                        }
+                    },
                     Err(error) => State::refused(error),
                 },
-                Stage::Skipped { inner } => {
-                    let result = ready!(inner.poll(cx));
+                Stage::Releasing { release, result } => {
+                    // What went wrong has been traced; it never replaces the response.
+                    let _released = ready!(release.as_mut().poll(cx));
+                    let result = result.take();
                     this.state.set(State::Done);
-                    return Poll::Ready(P::served(result));
+                    let Some(result) = result else { continue };
+                    return Poll::Ready(result);
+                }
+                Stage::Skipped { inner } => {
+                    let (result, _) = this.protocol.served(ready!(inner.poll(cx)), None, *this.wire);
+                    this.state.set(State::Done);
+                    return Poll::Ready(result);
                 }
                 Stage::Refused(reason) => {
                     let reason = reason.take();
@@ -115,11 +142,16 @@ where
     }
 }
 
-impl<S: Service<Req>, Req, P> fmt::Debug for ResponseFuture<S, Req, P> {
+impl<S, Req, P> fmt::Debug for ResponseFuture<S, Req, P>
+where
+    S: Service<Req>,
+    P: Protocol<Req, S::Response, S::Error>,
+{
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
             State::Acquiring { .. } => "acquiring",
             State::Locked { .. } => "locked",
+            State::Releasing { .. } => "releasing",
             State::Skipped { .. } => "skipped",
             State::Refused(_) => "refused",
             State::Done => "done",

@@ -7,7 +7,7 @@ use tower_layer::Layer;
 
 use crate::{
     key::{KeyTemplate, TemplateError},
-    protocol::{Http, Plain},
+    protocol::{Hold, Http, Plain},
     reject::OnReject,
     service::Lock,
 };
@@ -125,6 +125,11 @@ impl<K, R> LockLayer<K, Http<R>> {
     /// The longest `Retry-After`, 1 s by default; it is shorter where the holder's lease ends before.
     pub fn retry_after(self, after: Duration) -> Self {
         Self { protocol: self.protocol.with_retry_after(after), ..self }
+    }
+
+    /// How long the lock is held: until the response is there, or until its body is sent.
+    pub fn hold(self, hold: Hold) -> Self {
+        Self { protocol: self.protocol.with_hold(hold), ..self }
     }
 
     /// Answers refusals with `on_reject`, a closure or a type of your own, instead of [`StandardReject`](crate::StandardReject).

@@ -120,6 +120,6 @@ pub use body::LockBody;
 pub use future::ResponseFuture;
 pub use key::{IntoTarget, KeyError, KeyExtractor, KeyTemplate, Target, TemplateError};
 pub use layer::{DEFAULT_WAIT, LockLayer};
-pub use protocol::{Http, Plain, Protocol, ServiceError, Wire};
+pub use protocol::{Hold, Http, Plain, Protocol, ServiceError, Wire};
 pub use reject::{OnReject, Reason, Refusal, StandardReject};
 pub use service::Lock;

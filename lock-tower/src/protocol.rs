@@ -5,7 +5,8 @@ use std::{any::type_name, error::Error, fmt, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response, header::CONTENT_TYPE};
-use lock_runtime::{HeldLock, LockError, web::DEFAULT_RETRY_AFTER};
+use http_body::Body;
+use lock_runtime::{HeldLock, LockError, LockGuard, web::DEFAULT_RETRY_AFTER};
 
 use crate::{
     body::LockBody,
@@ -26,9 +27,14 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
     /// Lets the inner service see the lock.
     #[doc(hidden)]
     fn enter(req: &mut Req, held: HeldLock);
-    /// What the inner service has answered.
+    /// What the inner service has answered; with the guard, unless the response keeps it.
     #[doc(hidden)]
-    fn served(result: Result<Res, Err>) -> Result<Self::Response, Self::Error>;
+    fn served(
+        &self,
+        result: Result<Res, Err>,
+        guard: Option<LockGuard>,
+        wire: Wire,
+    ) -> (Result<Self::Response, Self::Error>, Option<LockGuard>);
     /// What is answered in its place.
     #[doc(hidden)]
     fn refused(&self, reason: Reason, wire: Wire) -> Result<Self::Response, Self::Error>;
@@ -56,11 +62,25 @@ pub enum Wire {
 pub struct Http<R = StandardReject> {
     on_reject: R,
     retry_after: Duration,
+    hold: Hold,
+}
+
+/// How long a lock is held for a request over HTTP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Hold {
+    /// Until the inner service has answered; the release is awaited before the *head* of the response goes out. A body that is
+    /// streamed is sent without the lock.
+    #[default]
+    Response,
+    /// Until the last frame of the body, trailers included, or until the body is dropped. The last frame goes out when the lock
+    /// is free. When the lock is lost before, the body ends with an error, and a gRPC stream with trailers that say so.
+    Body,
 }
 
 impl Default for Http {
     fn default() -> Self {
-        Self { on_reject: StandardReject::default(), retry_after: DEFAULT_RETRY_AFTER }
+        Self { on_reject: StandardReject::default(), retry_after: DEFAULT_RETRY_AFTER, hold: Hold::default() }
     }
 }
 
@@ -70,7 +90,11 @@ impl<R> Http<R> {
     }
 
     pub(crate) fn with_on_reject<R2>(self, on_reject: R2) -> Http<R2> {
-        Http { on_reject, retry_after: self.retry_after }
+        Http { on_reject, retry_after: self.retry_after, hold: self.hold }
+    }
+
+    pub(crate) fn with_hold(self, hold: Hold) -> Self {
+        Self { hold, ..self }
     }
 }
 
@@ -79,11 +103,12 @@ impl<R> fmt::Debug for Http<R> {
         f.debug_struct("Http")
             .field("on_reject", &format_args!("{}", type_name::<R>()))
             .field("retry_after", &self.retry_after)
+            .field("hold", &self.hold)
             .finish()
     }
 }
 
-impl<ReqBody, ResBody, Err, R: OnReject> Protocol<Request<ReqBody>, Response<ResBody>, Err> for Http<R> {
+impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Response<ResBody>, Err> for Http<R> {
     type Response = Response<LockBody<ResBody>>;
     type Error = Err;
 
@@ -102,8 +127,18 @@ impl<ReqBody, ResBody, Err, R: OnReject> Protocol<Request<ReqBody>, Response<Res
         req.extensions_mut().insert(held);
     }
 
-    fn served(result: Result<Response<ResBody>, Err>) -> Result<Self::Response, Err> {
-        result.map(|response| response.map(LockBody::served))
+    fn served(
+        &self,
+        result: Result<Response<ResBody>, Err>,
+        guard: Option<LockGuard>,
+        wire: Wire,
+    ) -> (Result<Self::Response, Err>, Option<LockGuard>) {
+        match (result, guard) {
+            (Ok(response), Some(guard)) if self.hold == Hold::Body && !response.body().is_end_stream() => {
+                (Ok(response.map(|body| LockBody::held(body, guard, wire))), None)
+            }
+            (result, guard) => (result.map(|response| response.map(LockBody::served)), guard),
+        }
     }
 
     fn refused(&self, reason: Reason, wire: Wire) -> Result<Self::Response, Err> {
@@ -128,8 +163,13 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
 
     fn enter(_req: &mut Req, _held: HeldLock) {}
 
-    fn served(result: Result<Res, Err>) -> Result<Res, ServiceError<Err>> {
-        result.map_err(ServiceError::Inner)
+    fn served(
+        &self,
+        result: Result<Res, Err>,
+        guard: Option<LockGuard>,
+        _wire: Wire,
+    ) -> (Result<Res, ServiceError<Err>>, Option<LockGuard>) {
+        (result.map_err(ServiceError::Inner), guard)
     }
 
     fn refused(&self, reason: Reason, _wire: Wire) -> Result<Res, ServiceError<Err>> {

@@ -3,7 +3,7 @@
 use std::{borrow::Cow, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 use lock_runtime::{
     LockError,
     web::{self, Answer, Problem},
@@ -149,6 +149,11 @@ impl<'a> Refusal<'a> {
         }
     }
 
+    /// What a gRPC stream ends with that had begun.
+    pub(crate) fn trailers(&self) -> HeaderMap {
+        grpc_status(self.answer(), &self.detail())
+    }
+
     pub(crate) fn trace(&self) {
         match self.reason {
             Reason::Key(error) => self.answer().trace(self.code(), error),
@@ -160,18 +165,24 @@ impl<'a> Refusal<'a> {
 /// A gRPC response without a body, its status in the headers: see "Trailers-Only" in the
 /// [protocol](https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#responses).
 fn trailers_only(answer: Answer, message: &str) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::new());
+    *response.headers_mut() = grpc_status(answer, message);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    response
+}
+
+/// `grpc-status` and `grpc-message`.
+fn grpc_status(answer: Answer, message: &str) -> HeaderMap {
     /// What `grpc-message` must not have as it stands, beside what is not ASCII.
     const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
-    let mut response = Response::new(Bytes::new());
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    let mut headers = HeaderMap::new();
     headers.insert(HeaderName::from_static("grpc-status"), i32::from(answer.grpc_code()).into());
     let message = utf8_percent_encode(message, ESCAPED).to_string();
     // What is percent-encoded is visible ASCII, which every header takes.
     if let Ok(message) = HeaderValue::try_from(message) {
         headers.insert(HeaderName::from_static("grpc-message"), message);
     }
-    response
+    headers
 }
 
 #[cfg(test)]
