@@ -199,7 +199,7 @@ impl Function {
         }
         self.check_captures(args, &arguments)?;
         match &args.guard {
-            Some(guard) if arguments.names.iter().any(|name| guard == name) => {
+            Some(guard) if arguments.names.iter().any(|name| guard.unraw() == name) => {
                 let message = format!("`guard = {guard}` hides the argument `{guard}`: take another name");
                 Err(syn::Error::new(guard.span(), message))
             }

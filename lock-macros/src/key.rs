@@ -182,7 +182,7 @@ impl Template {
         }
         for ((name, value), used) in arguments.values.iter().zip(used) {
             if !used {
-                let place = name.as_ref().map_or_else(|| "{}".into(), |name| format!("{{{name}}}"));
+                let place = name.as_ref().map_or_else(|| "{}".into(), |name| format!("{{{}}}", name.unraw()));
                 let message =
                     format!("the key does not use this argument: write `{place}` into it, or drop the argument");
                 return Err(syn::Error::new_spanned(value, message));
@@ -263,7 +263,9 @@ impl Arguments {
                 None
             };
             match &name {
-                Some(name) if values.iter().any(|(other, _)| other.as_ref() == Some(name)) => {
+                Some(name)
+                    if values.iter().any(|(other, _)| other.as_ref().is_some_and(|o| o.unraw() == name.unraw())) =>
+                {
                     return Err(syn::Error::new(name.span(), format!("`{name}` is given twice: keep one")));
                 }
                 None if values.iter().any(|(name, _)| name.is_some()) => {
@@ -289,11 +291,17 @@ impl Arguments {
         } else if name.bytes().all(|byte| byte.is_ascii_digit()) {
             // A number that does not fit is past the end of any list.
             name.parse().unwrap_or(usize::MAX)
+        } else if name == "_" {
+            return Err("`{_}` names nothing: give the argument a name, and write it here".to_owned());
         } else if Ident::parse_any.parse_str(name).is_err() || name.starts_with("r#") {
             let hole = source.replacen(name, "", 1);
             return Err(format!("only a variable can stand inside of a string: write `key({hole:?}, {name})`"));
         } else {
-            return Ok(self.values.iter().position(|(given, _)| given.as_ref().is_some_and(|given| given == name)));
+            // `{type}` stands for `r#type = ..`, as it captures an argument `r#type`.
+            return Ok(self
+                .values
+                .iter()
+                .position(|(given, _)| given.as_ref().is_some_and(|given| given.unraw() == name)));
         };
         match self.positional {
             None => Err(format!(
@@ -335,11 +343,8 @@ fn split(source: &str) -> Result<Vec<Part<'_>>, String> {
             if !text.is_empty() {
                 parts.push(Part::Text(std::mem::take(&mut text)));
             }
-            let (hole, after) = match after.split_once('}') {
-                Some((hole, after)) if !hole.contains('{') => (hole, after),
-                _ => return Err("a `{` is not closed: write `}` after the name, or `{{` for a brace in the key".into()),
-            };
-            parts.push(split_hole(hole, after)?);
+            let (hole, after) = split_hole(after)?;
+            parts.push(hole);
             rest = after;
         } else {
             return Err("a `}` has no `{` before it: write `}}` for a brace in the key".into());
@@ -352,18 +357,37 @@ fn split(source: &str) -> Result<Vec<Part<'_>>, String> {
     Ok(parts)
 }
 
-fn split_hole<'a>(hole: &'a str, after: &str) -> Result<Part<'a>, String> {
-    let (name, spec) = hole.split_at(hole.find(':').unwrap_or(hole.len()));
-    if spec.contains('$') || spec.contains(".*") {
+/// Splits what follows a `{` into the placeholder and what comes after it.
+fn split_hole(source: &str) -> Result<(Part<'_>, &str), String> {
+    let (name, rest) = source.split_at(source.find([':', '{', '}']).unwrap_or(source.len()));
+    let from = rest.strip_prefix(':').map_or(0, |spec| 1 + fill(spec));
+    let end = rest[from..].find(['{', '}']).map(|at| from + at).filter(|end| rest[*end..].starts_with('}'));
+    let Some(end) = end else {
+        return Err(if rest.starts_with(":}") {
+            format!("`{{{name}:}}` has a `:` and no format after it: write `{{{name}}}`")
+        } else {
+            "a `{` is not closed: write `}` after the name, or `{{` for a brace in the key".into()
+        });
+    };
+    let (spec, after) = (&rest[..end], &rest[end + 1..]);
+    if name.starts_with(char::is_whitespace) && !name.trim().is_empty() {
+        return Err(format!("`{{{name}{spec}}}` has a blank before the name: write `{{{}{spec}}}`", name.trim()));
+    }
+    if rest[from..end].contains('$') || rest[from..end].contains(".*") {
         return Err(format!(
-            "`{{{hole}}}` takes its width or precision from an argument, which a key cannot: write the number"
+            "`{{{name}{spec}}}` takes its width or precision from an argument, which a key cannot: write the number"
         ));
     }
-    // `{id:}>` is a fill of `}` to `format!` where more follows, and a placeholder with no spec to everybody else.
-    if spec == ":" && after.starts_with(['<', '^', '>']) {
-        return Err(format!("`{{{hole}}}` has a `:` and no format after it: write `{{{name}}}`"));
+    Ok((Part::Hole { name: name.trim_end(), spec: spec.trim_end() }, after))
+}
+
+/// The length of the fill at the beginning of a spec: any character, a brace as well, before `<`, `^` or `>`.
+fn fill(spec: &str) -> usize {
+    let mut chars = spec.chars();
+    match (chars.next(), chars.next()) {
+        (Some(fill), Some('<' | '^' | '>')) => fill.len_utf8(),
+        _ => 0,
     }
-    Ok(Part::Hole { name: name.trim(), spec: spec.trim_end() })
 }
 
 /// What the runtime would refuse in any key made of these parts.

@@ -32,6 +32,8 @@ fn a_format_string_is_split_as_std_does() {
         ("{a:?}/{}", vec![hole("a", ":?"), text("/"), hole("", "")]),
         ("{{{tag}}}:{id }", vec![text("{"), hole("tag", ""), text("}:"), hole("id", "")]),
         ("{{x}}", vec![text("{x}")]),
+        ("{a:}>4}}}{b:{^9}", vec![hole("a", ":}>4"), text("}"), hole("b", ":{^9")]),
+        ("{a:$<4}{b:→^}", vec![hole("a", ":$<4"), hole("b", ":→^")]),
     ] {
         assert_eq!(split(source).unwrap(), parts, "{source}");
     }
@@ -46,7 +48,10 @@ fn a_broken_format_string_is_refused() {
         ("order:id}", "no `{`"),
         ("{id:width$}", "write the number"),
         ("{id:.*}", "write the number"),
+        ("{id:$>width$}", "write the number"),
         ("{id:}>x", "write `{id}`"),
+        ("{id:}>{to}", "write `{id}`"),
+        ("{ id:04}", "write `{id:04}`"),
     ] {
         let error = split(source).unwrap_err();
         assert!(error.contains(reason), "{source}: {error}");
@@ -66,6 +71,14 @@ fn an_argument_is_evaluated_once_however_often_it_is_written() {
     assert_eq!(
         expanded(call(quote!("{0}:{}:{n:?}:{id}", next(), n = b))),
         r#"match(&(next()),&(b),){(__a0,__a1,)=>app::__rt::key(83usize,|__k|{__k.arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{:?}",__a1)).lit(":").arg(::core::format_args!("{id}"));})}"#
+    );
+}
+
+#[test]
+fn a_raw_name_is_known_by_its_word() {
+    assert_eq!(
+        expanded(call(quote!("{type}", r#type = 1))),
+        r#"match(&(1),){(__a0,)=>app::__rt::key(20usize,|__k|{__k.arg(::core::format_args!("{}",__a0));})}"#
     );
 }
 
@@ -93,7 +106,10 @@ fn values_and_placeholders_must_match() {
         (quote!("{}", a, b), "does not use this argument: write `{}`"),
         (quote!("{a}", a = 1, b = 2), "does not use this argument: write `{b}`"),
         (quote!("{a}", a = 1, a = 2), "given twice"),
+        (quote!("{a}", a = 1, r#a = 2), "given twice"),
+        (quote!("{a}", a = 1, r#type = 2), "write `{type}`"),
         (quote!("{a}{}", a = 1, 2), "come first"),
+        (quote!("{_}", _ = 1), "names nothing"),
         (quote!(id), "begins with a format string"),
         (quote!(), "begins with a format string"),
     ] {
