@@ -2,6 +2,7 @@
 
 mod arguments;
 mod keys;
+mod property;
 mod returns;
 
 use lock_runtime::{LockClient, LockErrorKind};
