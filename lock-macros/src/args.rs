@@ -16,7 +16,7 @@ use syn::{
 
 pub(crate) use self::{
     name::nearest,
-    value::{OnBusy, OnLost, Value, literal},
+    value::{Given, OnBusy, OnLost, Value, literal},
 };
 use crate::key::{Key, Keys};
 
@@ -24,7 +24,7 @@ use crate::key::{Key, Keys};
 pub(crate) struct Args {
     pub(crate) keys: Keys,
     /// The client to lock with; the ambient one if not given.
-    pub(crate) client: Option<Expr>,
+    pub(crate) client: Option<Given>,
     pub(crate) spec: Spec,
     /// The body's name for the lock it holds.
     pub(crate) guard: Option<Ident>,
@@ -56,7 +56,7 @@ pub(crate) enum Base {
     Shared,
     Permits(Value<NonZeroU32>),
     /// A spec from somewhere else, which brings the mode.
-    Expr(Expr),
+    Expr(Given),
 }
 
 pub(crate) enum Wait {
@@ -68,13 +68,11 @@ impl Parse for Args {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
         let mut draft = Draft::default();
         while !input.is_empty() {
-            if let Err(error) = draft.argument(input) {
+            if let Err(error) = draft.argument(input).and_then(|()| end_of_argument(input)) {
                 draft.refuse(error);
                 skip_to_comma(input)?;
             }
-            if !input.is_empty() {
-                input.parse::<Token![,]>()?;
-            }
+            input.parse::<Option<Token![,]>>()?;
         }
         draft.finish()
     }
@@ -90,7 +88,7 @@ struct Draft {
     error: Option<syn::Error>,
     keys: Option<Keys>,
     global: Option<Ident>,
-    client: Option<Expr>,
+    client: Option<Given>,
     base: Option<(Ident, Base)>,
     /// All of the spec but its base.
     spec: Spec,
@@ -130,12 +128,13 @@ impl Draft {
                 self.keys = Some(value::keys(&name, input)?);
             }
             "global" => {
+                // Also if a value follows: "or add `global`" would mislead.
+                self.global = Some(name.clone());
                 value::flag(&name, input)?;
-                self.global = Some(name);
             }
-            "client" => self.client = Some(value::expression(&name, "client = self.locks", input)?),
+            "client" => self.client = Some(value::given(&name, "client = self.locks", "LockClient", input)?),
             "spec" => {
-                let spec = value::expression(&name, "spec = self.config.lock", input)?;
+                let spec = value::given(&name, "spec = self.config.lock", "LockSpec", input)?;
                 self.set_base(name, Base::Expr(spec))?;
             }
             "lease" => self.spec.lease = Some(value::duration(&name, input)?),
@@ -281,6 +280,13 @@ impl Draft {
 fn missing_key() -> syn::Error {
     let message = "a lock needs a key: write `key = \"order:{id}\"`, or with a value that is no variable `key(\"order:{}\", order.id)`";
     syn::Error::new(Span::call_site(), message)
+}
+
+fn end_of_argument(input: ParseStream<'_>) -> syn::Result<()> {
+    if input.is_empty() || input.peek(Token![,]) {
+        return Ok(());
+    }
+    Err(input.error("the argument ends before this: write a `,` between two arguments"))
 }
 
 fn skip_to_comma(input: ParseStream<'_>) -> syn::Result<()> {

@@ -1,9 +1,9 @@
 //! The expansion: the function as it was written, with its body behind a lock. The body stands in the output once.
 
-use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream};
+use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{quote, quote_spanned};
 use syn::{
-    Type,
+    Expr, Type,
     spanned::Spanned as _,
     token::Brace,
     visit_mut::{VisitMut, visit_type_mut},
@@ -11,7 +11,7 @@ use syn::{
 
 use crate::{
     args::{Args, OnBusy, OnLost},
-    function::{Boxed, Function, Work, ends},
+    function::{AsyncBlock, Function, Work, ends},
     key::Keys,
     runtime::{Runtime, located_at},
 };
@@ -29,8 +29,12 @@ pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
         }
         (Err(error), Ok(_)) | (Ok(_), Err(error)) => error,
     };
-    // Without the item every use of it would be one more error, and an editor would not know it any longer.
     let error = error.into_compile_error();
+    if let Ok(Expr::Closure(_)) = syn::parse2(item.clone()) {
+        // Nothing can stand beside an expression.
+        return error;
+    }
+    // Without the item every use of it would be one more error, and an editor would not know it any longer.
     quote!(#item #error)
 }
 
@@ -51,11 +55,15 @@ impl Expansion {
         let Function { attrs, vis, sig, brace, inner_attrs, work } = function;
         let work = match work {
             Work::Async(body) => self.locked(&returned, brace, body),
-            Work::Boxed(Boxed { pin, r#async, patterns, brace, body }) => {
+            Work::Block(block) => {
+                let AsyncBlock { pin, keywords, arguments, brace, body } = *block;
                 let locked = self.locked(&returned, brace, body);
                 let mut block = TokenStream::new();
-                brace.surround(&mut block, |block| block.extend(quote!(#(#patterns)* #locked)));
-                quote!(#pin(#r#async #block))
+                brace.surround(&mut block, |block| block.extend(quote!(#(#arguments)* #locked)));
+                match pin {
+                    Some(pin) => quote!(#pin(#keywords #block)),
+                    None => quote!(#keywords #block),
+                }
             }
         };
         let mut block = TokenStream::new();
@@ -78,18 +86,27 @@ impl Expansion {
         };
         let (held, guard) = self.guard();
         let anchor = returned.anchor();
-        let busy = self.busy();
+        let busy = self.busy(returned);
         let refused = self.refused(returned);
-        // The user's line, but not the user's braces: the compiler would call them unnecessary.
+        // Around a single expression not the user's own braces: the compiler would call them unnecessary.
+        let is_single =
+            !body.clone().into_iter().any(|token| matches!(token, TokenTree::Punct(p) if p.as_char() == ';'));
         let mut block = Group::new(Delimiter::Brace, body);
-        block.set_span(located_at(brace.span.join()));
+        block.set_span(if is_single { located_at(brace.span.join()) } else { brace.span.join() });
+        // The user's own span: of a block that a macro wrote, the compiler would not name the variables.
+        let open = brace.span.open();
+        let mut outer = Group::new(Delimiter::Brace, quote!(#guard #anchor #block));
+        outer.set_span(open);
+        let future = quote_spanned!(open=> async move #outer);
+        let import = self.runtime.import();
         quote_spanned! {span=>
+            #import
             let __client = #client;
             let __request = #request;
             let __outcome = match #rt::enter(__request).await {
                 ::core::result::Result::Ok(__entered) => {
                     #held
-                    #run(__entered, async move { #guard #anchor #block }).await
+                    #run(__entered, #future).await
                 }
                 #busy
                 ::core::result::Result::Err(__error) => ::core::result::Result::Err(__error),
@@ -109,9 +126,11 @@ impl Expansion {
                 quote_spanned!(span=> #rt::ambient())
             }
             Some(client) => {
-                let span = located_at(client.span());
-                let rt = self.runtime.at(span);
-                quote_spanned!(span=> #rt::client(&(#client)))
+                let client = client.cloned(|span| {
+                    let rt = self.runtime.at(span);
+                    quote_spanned!(span=> #rt::LockClient)
+                });
+                quote!(::core::result::Result::Ok(#client))
             }
         }
     }
@@ -127,14 +146,14 @@ impl Expansion {
             }
             Keys::Several(keys) => {
                 let keys = keys.iter().map(|key| key.expand(&self.runtime));
-                quote_spanned!(span=> #rt::all(__client, [#(#keys),*], #spec))
+                quote_spanned!(span=> #rt::LockKeys::all([#(#keys),*], __client, #spec))
             }
             Keys::Expr(keys) => {
-                // The user's own span, so that "`u64` is no iterator" points there and nowhere else.
+                // The user's own span, so that "`u64` is no list of keys" points there and nowhere else.
                 let span = keys.span();
                 let rt = self.runtime.at(span);
                 let client = Ident::new("__client", Span::mixed_site());
-                quote_spanned!(span=> #rt::all(#client, #keys, #spec))
+                quote_spanned!(span=> #rt::LockKeys::all(::core::convert::identity(#keys), #client, #spec))
             }
         }
     }
@@ -144,26 +163,34 @@ impl Expansion {
         let Some(guard) = &self.args.guard else { return Default::default() };
         let span = Span::mixed_site();
         let rt = self.runtime.at(span);
+        // Of the same name, for errors that speak of it.
+        let mut held = guard.clone();
+        held.set_span(located_at(guard.span()));
+        let borrow = quote_spanned!(guard.span()=> &#held);
         (
-            quote_spanned!(span=> let __held = __entered.held();),
-            quote_spanned!(span=> let #guard: &#rt::HeldLock = &__held;),
+            quote_spanned!(span=> let #held = __entered.held();),
+            quote_spanned!(span=> let #guard: &#rt::HeldLock = #borrow;),
         )
     }
 
     /// The arm for a lock that somebody else holds.
-    fn busy(&self) -> TokenStream {
+    fn busy(&self, returned: &Returned) -> TokenStream {
         let span = Span::mixed_site();
-        let returned = match &self.args.on_busy {
+        let value = match &self.args.on_busy {
             None => return TokenStream::new(),
             Some(OnBusy::Skip(word)) => {
                 let rt = self.runtime.at(*word);
                 quote_spanned!(*word=> #rt::Skipped::skipped())
             }
-            Some(OnBusy::Return(expr)) => quote!(#expr),
+            Some(OnBusy::Return(expr)) => returned.typed(quote!(#expr)),
         };
         let rt = self.runtime.at(span);
+        // By `return`, so that a value of another type is what the compiler complains of. It may be a `return` itself.
         quote_spanned! {span=>
-            ::core::result::Result::Err(__error) if #rt::is_busy(&__error) => ::core::result::Result::Ok(#returned),
+            ::core::result::Result::Err(__error) if #rt::is_busy(&__error) => {
+                #[allow(unreachable_code, clippy::diverging_sub_expression, clippy::needless_return)]
+                return #value;
+            }
         }
     }
 
@@ -171,9 +198,14 @@ impl Expansion {
     fn refused(&self, returned: &Returned) -> TokenStream {
         let error = Ident::new("__error", Span::mixed_site());
         if let Some(map) = &self.args.map_err {
-            let span = located_at(map.span());
-            let rt = self.runtime.at(span);
-            return quote_spanned!(span=> #rt::map_err(#map, #error));
+            // Not the user's own spans: the compiler would propose to wrap the function in `Err`.
+            let (start, end) = ends(map);
+            let start = located_at(start);
+            let rt = self.runtime.at(start);
+            let mut arguments = Group::new(Delimiter::Parenthesis, quote!(#map, #error));
+            arguments.set_span(located_at(end));
+            let ty = returned.inferred().filter(|_| matches!(map, Expr::Closure(_))).map(|ty| quote!(::<#ty>));
+            return returned.typed(quote_spanned!(start=> #rt::map_err #ty #arguments));
         }
         // The user's own spans, first token and last: a type that cannot hold the error is underlined, and nothing else.
         let (start, end) = returned.ends;
@@ -205,23 +237,40 @@ impl Returned {
     /// A `return` that never runs: the first one that the compiler sees, so that the body is held to the declared type and
     /// its errors stand where they stand without the attribute.
     fn anchor(&self) -> TokenStream {
-        let Some(mut ty) = self.ty.clone() else { return TokenStream::new() };
-        let span = located_at(self.ends.0);
-        InferImplTrait.visit_type_mut(&mut ty);
+        let Some(ty) = self.inferred() else { return TokenStream::new() };
+        let (start, end) = self.ends;
+        let mut call = Group::new(Delimiter::Parenthesis, TokenStream::new());
+        call.set_span(end);
+        let span = located_at(start);
+        // The user's own span at both ends, so that "return type inferred to be" underlines the type.
+        let mut closure = Group::new(Delimiter::Parenthesis, quote_spanned!(span=> || -> #ty { loop {} }));
+        closure.set_span(start);
         quote_spanned! {span=>
             #[allow(
                 unreachable_code,
                 clippy::diverging_sub_expression,
                 clippy::empty_loop,
-                clippy::let_unit_value,
-                clippy::let_with_type_underscore,
                 clippy::needless_return,
+                clippy::redundant_closure_call,
+                clippy::unused_unit,
             )]
             if false {
-                let __returned: #ty = loop {};
-                return __returned;
+                return #closure #call;
             }
         }
+    }
+
+    /// The expression, which the compiler holds to the type because the function declares it.
+    fn typed(&self, expr: TokenStream) -> TokenStream {
+        let Some(ty) = self.inferred() else { return expr };
+        quote_spanned!(Span::mixed_site()=> { let __value: #ty = #expr; __value })
+    }
+
+    /// The type as it can stand in a body.
+    fn inferred(&self) -> Option<Type> {
+        let mut ty = self.ty.clone()?;
+        InferImplTrait.visit_type_mut(&mut ty);
+        Some(ty)
     }
 }
 

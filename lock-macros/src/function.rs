@@ -1,14 +1,14 @@
 //! The function below the attribute: what it has to be, and what is said if it is not.
 //!
 //! Only attributes, visibility and signature are parsed. The body stays a run of tokens, so that code which is still being
-//! typed does not break the attribute. A plain function is looked into, as it may be what `#[async_trait]` has made of an
-//! `async fn`.
+//! typed does not break the attribute. A plain function is looked into, as it may be an `async fn` in other words, or what
+//! `#[async_trait]` has made of one.
 
 use proc_macro2::{Span, TokenStream};
-use quote::ToTokens as _;
+use quote::{ToTokens, quote};
 use syn::{
-    Attribute, Block, Expr, GenericArgument, Ident, Local, Pat, Path, PathArguments, ReturnType, Signature, Stmt,
-    Token, Type, TypeParamBound, Visibility,
+    Attribute, Block, Expr, ExprAsync, GenericArgument, Ident, Local, Pat, Path, PathArguments, ReturnType, Signature,
+    Stmt, Token, Type, TypeParamBound, Visibility,
     ext::IdentExt as _,
     parse::{Parse, ParseStream, Parser as _},
     spanned::Spanned as _,
@@ -32,17 +32,17 @@ pub(crate) struct Function {
 pub(crate) enum Work {
     /// The body of an `async fn`.
     Async(TokenStream),
-    /// The body of a function that is nothing but `Box::pin(async move { .. })`.
-    Boxed(Boxed),
+    /// The body of a function that is nothing but `async move { .. }` or `Box::pin(async move { .. })`.
+    Block(Box<AsyncBlock>),
 }
 
-pub(crate) struct Boxed {
+pub(crate) struct AsyncBlock {
     /// `Box::pin`.
-    pub(crate) pin: Expr,
+    pub(crate) pin: Option<Box<Expr>>,
     /// `async move`.
-    pub(crate) r#async: TokenStream,
-    /// Patterns of arguments, which `#[async_trait]` moves into the body, and a key may name what they bind.
-    pub(crate) patterns: Vec<Local>,
+    pub(crate) keywords: TokenStream,
+    /// The arguments, which `#[async_trait]` binds once more in the body: a key may name what they bind.
+    pub(crate) arguments: Vec<Local>,
     pub(crate) brace: Brace,
     pub(crate) body: TokenStream,
 }
@@ -67,10 +67,12 @@ impl Parse for Function {
         let brace = syn::braced!(content in input);
         let inner_attrs = content.call(Attribute::parse_inner)?;
         let body: TokenStream = content.parse()?;
-        let work = match (&sig.asyncness, boxed(&sig, &body)) {
-            (Some(_), _) => Work::Async(body),
-            (None, Some(boxed)) => Work::Boxed(boxed),
-            (None, None) => return Err(not_async(&sig, &body)),
+        let work = if sig.asyncness.is_some() {
+            Work::Async(body)
+        } else {
+            // One that returns nothing only makes a future, and drops it.
+            let block = async_block(&body).filter(|_| !matches!(sig.output, ReturnType::Default));
+            Work::Block(block.ok_or_else(|| not_async(&sig, &body))?.into())
         };
         let function = Self { attrs, vis, sig, brace, inner_attrs, work };
         match function.returns() {
@@ -98,35 +100,30 @@ fn begins_a_function(input: ParseStream<'_>) -> bool {
     false
 }
 
-/// Takes `Box::pin(async move { .. })` apart, if the body is that and nothing else: what stood before it would be done
-/// without the lock.
-fn boxed(sig: &Signature, body: &TokenStream) -> Option<Boxed> {
-    if sig.asyncness.is_some() {
-        return None;
-    }
+/// Takes `async move { .. }` and `Box::pin(async move { .. })` apart, if the body is that and nothing else: what stood before
+/// it would be done without the lock.
+fn async_block(body: &TokenStream) -> Option<AsyncBlock> {
     let mut statements = Block::parse_within.parse2(body.clone()).ok()?;
-    let (Some(Stmt::Expr(Expr::Call(mut call), None)), None) = (statements.pop(), statements.pop()) else {
-        return None;
+    let (Some(Stmt::Expr(future, None)), None) = (statements.pop(), statements.pop()) else { return None };
+    let (pin, block) = match future {
+        Expr::Call(mut call) => {
+            let Expr::Path(pin) = &*call.func else { return None };
+            if !ends_with(&pin.path, ["Box", "pin"]) || call.args.len() != 1 {
+                return None;
+            }
+            (Some(call.func), call.args.pop()?)
+        }
+        block => (None, block),
     };
-    let Expr::Path(pin) = &*call.func else { return None };
-    let (Some(Expr::Async(mut block)), None) = (call.args.pop(), call.args.pop()) else {
-        return None;
-    };
-    if !ends_with(&pin.path, ["Box", "pin"]) || block.capture.is_none() {
-        return None;
-    }
-    let (patterns, rest): (Vec<_>, Vec<_>) =
-        block.block.stmts.into_iter().partition(|statement| moved_pattern(statement).is_some());
-    let patterns = patterns.iter().filter_map(moved_pattern).cloned().collect();
-    let body = rest.iter().map(quote::ToTokens::to_token_stream).collect();
-    block.block.stmts = Vec::new();
-    let (async_token, capture) = (block.async_token, block.capture);
-    Some(Boxed {
-        pin: *call.func,
-        r#async: quote::quote!(#async_token #capture),
-        patterns,
-        brace: block.block.brace_token,
-        body,
+    let Expr::Async(ExprAsync { async_token, capture: Some(capture), block, .. }) = block else { return None };
+    let (arguments, rest): (Vec<_>, Vec<_>) =
+        block.stmts.into_iter().partition(|statement| bound_argument(statement).is_some());
+    Some(AsyncBlock {
+        pin,
+        keywords: quote!(#async_token #capture),
+        arguments: arguments.iter().filter_map(bound_argument).cloned().collect(),
+        brace: block.brace_token,
+        body: quote!(#(#rest)*),
     })
 }
 
@@ -137,14 +134,19 @@ fn ends_with(path: &Path, words: [&str; 2]) -> bool {
     segments.next().is_some_and(|ident| ident == last) && segments.next().is_some_and(|ident| ident == first)
 }
 
-/// `let PATTERN = { let __arg1 = __arg1; __arg1 };`, as `#[async_trait]` writes it.
-fn moved_pattern(statement: &Stmt) -> Option<&Local> {
+/// `let id = id;` and `let PATTERN = { let __arg1 = __arg1; __arg1 };`, as `#[async_trait]` writes them.
+fn bound_argument(statement: &Stmt) -> Option<&Local> {
     let Stmt::Local(local) = statement else { return None };
-    let Expr::Block(init) = &*local.init.as_ref()?.expr else { return None };
-    let [Stmt::Local(argument), Stmt::Expr(Expr::Path(path), None)] = &*init.block.stmts else { return None };
-    let Pat::Ident(argument) = &argument.pat else { return None };
-    let argument = &argument.ident;
-    (path.path.is_ident(argument) && argument.to_string().starts_with("__arg")).then_some(local)
+    let is_bound = match (&local.pat, &*local.init.as_ref()?.expr) {
+        (Pat::Ident(argument), Expr::Path(path)) => path.path.is_ident(&argument.ident),
+        (_, Expr::Block(init)) => {
+            let [Stmt::Local(argument), Stmt::Expr(Expr::Path(path), None)] = &*init.block.stmts else { return None };
+            let Pat::Ident(argument) = &argument.pat else { return None };
+            path.path.is_ident(&argument.ident) && argument.ident.to_string().starts_with("__arg")
+        }
+        _ => false,
+    };
+    is_bound.then_some(local)
 }
 
 /// What is said of a function that cannot wait.
@@ -152,13 +154,13 @@ fn not_async(sig: &Signature, body: &TokenStream) -> syn::Error {
     let name = &sig.ident;
     let message = if body.to_string().contains("block_on") {
         format!(
-            "`{name}` is not asynchronous any more: an attribute above, such as `#[tokio::test]`, has made it a plain \
-             function; put `#[distributed_lock]` above that one"
+            "`{name}` is not asynchronous any more: an attribute above, such as `#[tokio::main]` or `#[tokio::test]`, has \
+             made it a plain function; put `#[distributed_lock]` above that one"
         )
     } else if returns_a_future(sig) {
         format!(
-            "`{name}` is no `async fn`: write `async fn {name}`, or make `Box::pin(async move {{ .. }})` its whole body, so \
-             that nothing of it is done without the lock"
+            "`{name}` is no `async fn`: write `async fn {name}`, or make `async move {{ .. }}` or `Box::pin(async move {{ .. }})` \
+             its whole body, so that nothing of it is done without the lock"
         )
     } else {
         format!("waiting for a lock is asynchronous: write `async fn {name}`")
@@ -186,7 +188,7 @@ impl Function {
         let ReturnType::Type(_, ty) = &self.sig.output else { return None };
         match self.work {
             Work::Async(_) => Some(ty),
-            Work::Boxed(_) => boxed_output(ty),
+            Work::Block(_) => future_output(ty),
         }
     }
 
@@ -194,45 +196,66 @@ impl Function {
     pub(crate) fn check(&self, args: &Args) -> syn::Result<()> {
         let mut arguments = Bindings::default();
         arguments.visit_signature_mut(&mut self.sig.clone());
-        if let Work::Boxed(boxed) = &self.work {
-            boxed.patterns.iter().for_each(|local| arguments.visit_pat_mut(&mut local.pat.clone()));
+        if let Work::Block(block) = &self.work {
+            block.arguments.iter().for_each(|local| arguments.visit_pat_mut(&mut local.pat.clone()));
         }
-        self.check_captures(args, &arguments)?;
-        match &args.guard {
-            Some(guard) if arguments.names.iter().any(|name| guard.unraw() == name) => {
-                let message = format!("`guard = {guard}` hides the argument `{guard}`: take another name");
-                Err(syn::Error::new(guard.span(), message))
-            }
-            _ => Ok(()),
-        }
+        let mistakes =
+            self.check_captures(args, &arguments).chain(self.check_room(args)).chain(arguments.check_guard(args));
+        let mistakes = mistakes.reduce(|mut all, one| {
+            all.combine(one);
+            all
+        });
+        mistakes.map_or(Ok(()), Err)
+    }
+
+    /// Refuses a function that returns nothing, and so cannot return a `LockError`.
+    ///
+    /// The compiler would refuse it too, as any other type that cannot.
+    fn check_room(&self, args: &Args) -> Option<syn::Error> {
+        let span = match (&self.sig.output, self.returns()) {
+            _ if args.map_err.is_some() => return None,
+            (ReturnType::Default, _) => self.sig.ident.span(),
+            (_, Some(ty @ Type::Tuple(tuple))) if tuple.elems.is_empty() => ty.span(),
+            _ => return None,
+        };
+        let message = format!(
+            "`{}` returns nothing, and has to say that the lock was not to be had or was lost: return a \
+             `Result<(), LockError>`, or write what to do instead, `map_err = |error| eprintln!(\"{{error}}\")`",
+            self.sig.ident
+        );
+        Some(syn::Error::new(span, message))
     }
 
     /// Refuses a key that captures what is no argument.
     ///
     /// The compiler would refuse it too, but it cannot look into a string that was taken apart: it would propose to replace the
     /// whole key by the variable that was meant. A capital letter may begin a constant, which is the compiler's to know.
-    fn check_captures(&self, args: &Args, arguments: &Bindings) -> syn::Result<()> {
-        let missing = args.keys.each().flat_map(|key| key.captures()).find(|(name, _)| {
+    fn check_captures(&self, args: &Args, arguments: &Bindings) -> impl Iterator<Item = syn::Error> {
+        let missing = args.keys.each().flat_map(|key| key.captures()).filter(|(name, _)| {
             name.starts_with(|first: char| first.is_lowercase() || first == '_')
-                && !arguments.names.iter().any(|n| n == name)
+                && !arguments.hidden
+                && !arguments.has(name)
         });
-        match missing {
-            Some((name, span)) if !arguments.hidden => {
-                let hint = match nearest(name, arguments.names.iter().map(String::as_str)) {
-                    Some(near) => format!("did you mean `{{{near}}}`?"),
-                    None => "a key is made of what the function is called with, or of constants".to_owned(),
-                };
-                Err(syn::Error::new(span, format!("`{}` has no argument `{name}`: {hint}", self.sig.ident)))
-            }
-            _ => Ok(()),
-        }
+        missing.map(|(name, span)| {
+            let hint = match nearest(name, arguments.names.iter().map(String::as_str)) {
+                Some(near) => format!("did you mean `{{{near}}}`?"),
+                None => "a key is made of what the function is called with, or of constants".to_owned(),
+            };
+            syn::Error::new(span, format!("`{}` has no argument `{name}`: {hint}", self.sig.ident))
+        })
     }
 }
 
-/// `T` of `Pin<Box<dyn Future<Output = T>>>`.
-fn boxed_output(ty: &Type) -> Option<&Type> {
-    let Type::TraitObject(object) = argument_of(argument_of(ty, "Pin")?, "Box")? else { return None };
-    object.bounds.iter().find_map(|bound| {
+/// `T` of `Pin<Box<dyn Future<Output = T>>>` and `impl Future<Output = T>`.
+fn future_output(ty: &Type) -> Option<&Type> {
+    let bounds = match ty {
+        Type::ImplTrait(future) => &future.bounds,
+        _ => match argument_of(argument_of(ty, "Pin")?, "Box")? {
+            Type::TraitObject(future) => &future.bounds,
+            _ => return None,
+        },
+    };
+    bounds.iter().find_map(|bound| {
         let TypeParamBound::Trait(bound) = bound else { return None };
         let segment = bound.path.segments.last().filter(|segment| segment.ident == "Future")?;
         let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return None };
@@ -262,6 +285,18 @@ struct Bindings {
     hidden: bool,
 }
 
+impl Bindings {
+    fn has(&self, name: &str) -> bool {
+        self.names.iter().any(|other| other == name)
+    }
+
+    fn check_guard(&self, args: &Args) -> Option<syn::Error> {
+        let guard = args.guard.as_ref().filter(|guard| self.has(&guard.unraw().to_string()))?;
+        let message = format!("`guard = {guard}` hides the argument `{guard}`: take another name");
+        Some(syn::Error::new(guard.span(), message))
+    }
+}
+
 impl VisitMut for Bindings {
     fn visit_pat_ident_mut(&mut self, pat: &mut syn::PatIdent) {
         self.names.push(pat.ident.unraw().to_string());
@@ -278,7 +313,7 @@ impl VisitMut for Bindings {
 }
 
 /// The spans of the first and the last token. The compiler joins what a stable macro cannot.
-pub(crate) fn ends(tokens: &impl quote::ToTokens) -> (Span, Span) {
+pub(crate) fn ends(tokens: &impl ToTokens) -> (Span, Span) {
     let mut spans = tokens.to_token_stream().into_iter().map(|token| token.span());
     let start = spans.next().unwrap_or_else(Span::call_site);
     (start, spans.last().unwrap_or(start))

@@ -17,8 +17,6 @@ use crate::{
     runtime::{Runtime, located_at},
 };
 
-/// Bytes that are put by for a value when the writer is made: a `u64` in decimal fits, a UUID takes one growth.
-const VALUE_BYTES: usize = 20;
 /// The longest name of a lock; the runtime's `MAX_KEY_BYTES`.
 const MAX_KEY_BYTES: usize = 512;
 
@@ -138,10 +136,11 @@ impl Key {
         match self {
             Self::Template(template) => template.expand(runtime),
             Self::Expr(expr) => {
-                // The user's own span, so that "`u64` is no key" points there and nowhere else.
+                // The user's own span, so that "`u64` is no key" points there and nowhere else. Through a function, as the
+                // compiler has much to say of a method that moves a key which the body needs, too.
                 let span = expr.span();
                 let rt = runtime.at(span);
-                quote_spanned!(span=> #rt::key_from(#expr))
+                quote_spanned!(span=> #rt::IntoLockKey::into_lock_key(::core::convert::identity(#expr)))
             }
         }
     }
@@ -208,7 +207,6 @@ impl Template {
     fn expand(&self, runtime: &Runtime) -> TokenStream {
         let span = Span::mixed_site();
         let rt = runtime.at(span);
-        let capacity: usize = self.pieces.iter().map(Piece::capacity).sum();
         let bound = |index: usize| format_ident!("__a{index}", span = located_at(self.arguments[index].span()));
         let calls = self.pieces.iter().map(|piece| match piece {
             Piece::Text(text) => quote_spanned!(span=> .lit(#text)),
@@ -218,7 +216,7 @@ impl Template {
                 quote_spanned!(span=> .arg(::core::format_args!(#format, #bound)))
             }
         });
-        let write = quote_spanned!(span=> #rt::key(#capacity, |__k| { __k #(#calls)*; }));
+        let write = quote_spanned!(span=> #rt::key(|__k| { __k #(#calls)*; }));
         if self.arguments.is_empty() {
             return write;
         }
@@ -227,15 +225,6 @@ impl Template {
         let arguments = &self.arguments;
         let names = (0..arguments.len()).map(bound);
         quote_spanned!(span=> match (#(&(#arguments),)*) { (#(#names,)*) => #write })
-    }
-}
-
-impl Piece {
-    fn capacity(&self) -> usize {
-        match self {
-            Self::Text(text) => text.len(),
-            Self::Capture(..) | Self::Argument(..) => VALUE_BYTES,
-        }
     }
 }
 
@@ -293,7 +282,9 @@ impl Arguments {
             name.parse().unwrap_or(usize::MAX)
         } else if name == "_" {
             return Err("`{_}` names nothing: give the argument a name, and write it here".to_owned());
-        } else if Ident::parse_any.parse_str(name).is_err() || name.starts_with("r#") {
+        } else if let Some(plain) = name.strip_prefix("r#") {
+            return Err(format!("inside of a string a name is written without `r#`: write `{{{plain}}}`"));
+        } else if Ident::parse_any.parse_str(name).is_err() {
             let hole = source.replacen(name, "", 1);
             return Err(format!("only a variable can stand inside of a string: write `key({hole:?}, {name})`"));
         } else {
@@ -305,8 +296,7 @@ impl Arguments {
         };
         match self.positional {
             None => Err(format!(
-                "`{{{name}}}` has no value: name a variable in it, such as `{{id}}`, or give the value after the string, \
-                 `key({source:?}, value)`"
+                "`{{{name}}}` has no value: name a variable in it, such as `{{id}}`, or write `key({source:?}, value)`"
             )),
             Some(positional) if index < positional => Ok(Some(index)),
             Some(positional) => Err(format!(

@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use proc_macro2::{Ident, Span, TokenStream};
-use quote::{ToTokens as _, quote, quote_spanned};
-use syn::spanned::Spanned as _;
+use quote::{quote, quote_spanned};
 
 use crate::{
     args::{Base, Spec, Value, Wait},
-    runtime::{Runtime, located_at},
+    runtime::Runtime,
 };
 
 impl Spec {
@@ -50,12 +49,14 @@ impl Chain {
                 let more = permits.get() - 1;
                 quote_spanned!(span=> #rt::LockSpec::permits(::core::num::NonZeroU32::MIN.saturating_add(#more)))
             }
-            Base::Permits(Value::Expr(permits)) => quote_spanned!(span=> #rt::LockSpec::permits(#permits)),
-            Base::Expr(spec) => {
-                let span = located_at(spec.span());
-                let rt = runtime.at(span);
-                quote_spanned!(span=> #rt::spec(&(#spec)))
+            Base::Permits(Value::Expr(permits)) => {
+                let permits = permits.value(|span| quote_spanned!(span=> ::core::num::NonZeroU32));
+                quote_spanned!(span=> #rt::LockSpec::permits(#permits))
             }
+            Base::Expr(spec) => spec.cloned(|span| {
+                let rt = runtime.at(span);
+                quote_spanned!(span=> #rt::LockSpec)
+            }),
         };
         let is_constant = !matches!(base, Base::Permits(Value::Expr(_)) | Base::Expr(_));
         Self { tokens, is_constant }
@@ -69,16 +70,16 @@ impl Chain {
     }
 
     fn duration(&mut self, setter: &str, value: Option<&Value<Duration>>) {
-        let (span, value) = match value {
+        let span = Span::mixed_site();
+        let value = match value {
             None => return,
             Some(Value::Literal(duration)) => {
-                let span = Span::mixed_site();
                 let (secs, nanos) = (duration.as_secs(), duration.subsec_nanos());
-                (span, quote_spanned!(span=> ::core::time::Duration::new(#secs, #nanos)))
+                quote_spanned!(span=> ::core::time::Duration::new(#secs, #nanos))
             }
-            Some(Value::Expr(expr)) => {
+            Some(Value::Expr(given)) => {
                 self.is_constant = false;
-                (located_at(expr.span()), expr.to_token_stream())
+                given.value(|span| quote_spanned!(span=> ::core::time::Duration))
             }
         };
         let setter = Ident::new(setter, span);

@@ -8,6 +8,8 @@ use std::{
     sync::Arc,
 };
 
+use arrayvec::ArrayString;
+
 use crate::error::{LockError, LockErrorKind};
 
 /// The longest name of a lock, in bytes.
@@ -172,7 +174,8 @@ impl IntoLockKey for Result<LockKey, LockError> {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct KeyWriter {
-    name: String,
+    /// On the stack, so that a key is allocated once, when its length is known.
+    name: ArrayString<MAX_KEY_BYTES>,
     /// A value was written and no `:` or `/` since.
     open: bool,
     /// Why `finish` refuses the key whatever else is written.
@@ -187,53 +190,61 @@ impl KeyWriter {
         Self::default()
     }
 
-    /// An empty writer with room for `bytes`.
-    pub fn with_capacity(bytes: usize) -> Self {
-        Self { name: String::with_capacity(bytes), ..Self::default() }
-    }
-
     /// Text of the program's own, taken as it stands.
     pub fn lit(&mut self, text: &str) -> &mut Self {
         if text.contains(is_separator) {
             self.open = false;
         }
-        self.name.push_str(text);
+        self.push(text);
         self
     }
 
     /// A value, escaped.
     pub fn arg(&mut self, value: fmt::Arguments<'_>) -> &mut Self {
         if self.open {
-            self.name.push_str("%.");
+            self.push("%.");
         }
         self.open = true;
         let start = self.name.len();
         if (Escape { writer: self }).write_fmt(value).is_err() {
-            // Values stop being written at the limit, so that a huge one costs no memory.
-            let too_long = self.name.len() > MAX_KEY_BYTES;
-            self.complaint = Some(if too_long { TOO_LONG } else { "is not whole: a value could not be written" });
+            self.complaint.get_or_insert("is not whole: a value could not be written");
         }
         // A value must not be able to make up the reserved beginning.
-        if start == 0 && self.name == PERMITS {
-            self.name.replace_range(..1, "%70");
+        if start == 0 && self.name.as_str() == PERMITS {
+            self.name.clear();
+            self.push("%70");
+            self.push(&PERMITS[1..]);
         }
         self
+    }
+
+    /// Does the text still go in?
+    fn push(&mut self, text: &str) -> bool {
+        let fits = self.name.try_push_str(text).is_ok();
+        if !fits {
+            self.complaint = Some(TOO_LONG);
+        }
+        fits
     }
 
     /// The key.
     ///
     /// # Errors
     /// `InvalidKey`, as [`LockKey::new`].
-    pub fn finish(self) -> Result<LockKey, LockError> {
-        if let Some(complaint) = self.complaint {
-            return Err(invalid(&self.name, complaint));
+    pub fn finish(&self) -> Result<LockKey, LockError> {
+        match self.complaint {
+            Some(complaint) => Err(invalid(&self.name, complaint)),
+            None => LockKey::new(self.name.as_str()),
         }
-        LockKey::new(self.name)
     }
 }
 
 fn is_separator(c: char) -> bool {
     matches!(c, ':' | '/')
+}
+
+fn needs_escape(c: char) -> bool {
+    is_separator(c) || matches!(c, '%' | '{' | '}') || c.is_control()
 }
 
 struct Escape<'a> {
@@ -242,21 +253,27 @@ struct Escape<'a> {
 
 impl fmt::Write for Escape<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let name = &mut self.writer.name;
-        for c in text.chars() {
-            if name.len() > MAX_KEY_BYTES {
-                return Err(fmt::Error);
+        let mut rest = text;
+        while let Some(at) = rest.find(needs_escape) {
+            let (plain, special) = rest.split_at(at);
+            self.push(plain)?;
+            let mut chars = special.chars();
+            if let Some(c) = chars.next() {
+                // Three letters for each of at most four bytes.
+                let (mut utf8, mut escaped) = ([0; 4], ArrayString::<12>::new());
+                c.encode_utf8(&mut utf8).bytes().try_for_each(|byte| write!(escaped, "%{byte:02X}"))?;
+                self.push(&escaped)?;
             }
-            if is_separator(c) || matches!(c, '%' | '{' | '}') || c.is_control() {
-                let mut utf8 = [0; 4];
-                for byte in c.encode_utf8(&mut utf8).bytes() {
-                    write!(name, "%{byte:02X}")?;
-                }
-            } else {
-                name.push(c);
-            }
+            rest = chars.as_str();
         }
-        Ok(())
+        self.push(rest)
+    }
+}
+
+impl Escape<'_> {
+    /// Values stop being written at the limit, so that a huge one costs no time.
+    fn push(&mut self, text: &str) -> fmt::Result {
+        if self.writer.push(text) { Ok(()) } else { Err(fmt::Error) }
     }
 }
 
@@ -301,7 +318,7 @@ mod tests {
     fn an_overlong_value_is_refused_without_being_written_whole() {
         let mut writer = KeyWriter::new();
         writer.arg(format_args!("{}", "x".repeat(10_000_000)));
-        assert!(writer.name.len() < 600);
+        assert!(writer.name.len() <= MAX_KEY_BYTES);
         assert!(writer.finish().is_err());
     }
 

@@ -60,6 +60,9 @@ mod under_lock;
 pub mod __rt;
 
 pub use __rt::FromLockError;
+// Errors of the compiler name them by the shortest path there is.
+#[doc(hidden)]
+pub use __rt::{LockKeys, Skipped};
 pub use ambient::{AlreadyInstalled, Scoped};
 pub use client::{LockClient, LockClientBuilder};
 pub use error::{LockError, LockErrorKind, Loss};

@@ -173,9 +173,19 @@ pub(crate) struct Asked {
 }
 
 /// Acquires what was asked for.
-pub(crate) async fn granted(asked: Result<Asked, LockError>) -> Result<LockGuard, LockError> {
-    let Asked { core, keys, terms } = asked?;
-    acquire(&core, &keys, &terms).await
+#[expect(
+    clippy::manual_async_fn,
+    reason = "an async fn keeps its arguments twice, and so does who moves out of a block"
+)]
+pub(crate) fn granted(
+    asked: Result<Asked, LockError>,
+) -> impl Future<Output = Result<LockGuard, LockError>> + Send + 'static {
+    async move {
+        match &asked {
+            Ok(Asked { core, keys, terms }) => acquire(core, keys, terms).await,
+            Err(error) => Err(error.clone()),
+        }
+    }
 }
 
 impl fmt::Debug for LockRequest {

@@ -4,13 +4,13 @@ use std::future::Future;
 
 use crate::{
     ambient,
-    client::LockClient,
     error::LockErrorKind,
     guard::LockGuard,
     request::{LockRequest, granted},
     under_lock::{OnLoss, under_lock},
 };
 pub use crate::{
+    client::LockClient,
     error::LockError,
     guard::HeldLock,
     key::{IntoLockKey, KeyWriter, LockKey},
@@ -50,6 +50,7 @@ pub trait Skipped {
     fn skipped() -> Self;
 }
 
+#[diagnostic::do_not_recommend]
 impl Skipped for () {
     fn skipped() -> Self {}
 }
@@ -73,26 +74,11 @@ pub fn ambient() -> Result<LockClient, LockError> {
     ambient::ambient()
 }
 
-/// A client that the function names.
-pub fn client(client: &LockClient) -> Result<LockClient, LockError> {
-    Ok(client.clone())
-}
-
-/// A key written out of text and values, with room for `capacity` bytes.
-pub fn key(capacity: usize, write: impl FnOnce(&mut KeyWriter)) -> Result<LockKey, LockError> {
-    let mut writer = KeyWriter::with_capacity(capacity);
+/// A key written out of text and values.
+pub fn key(write: impl FnOnce(&mut KeyWriter)) -> Result<LockKey, LockError> {
+    let mut writer = KeyWriter::new();
     write(&mut writer);
     writer.finish()
-}
-
-/// A key that the function builds itself.
-pub fn key_from(key: impl IntoLockKey) -> Result<LockKey, LockError> {
-    key.into_lock_key()
-}
-
-/// A spec that the function names.
-pub fn spec(spec: &LockSpec) -> LockSpec {
-    spec.clone()
 }
 
 /// A request for one key.
@@ -104,13 +90,22 @@ pub fn one(
     client.map(|client| client.request(key, spec))
 }
 
-/// A request for several keys.
-pub fn all(
-    client: Result<LockClient, LockError>,
-    keys: impl IntoIterator<Item = impl IntoLockKey>,
-    spec: LockSpec,
-) -> Result<LockRequest, LockError> {
-    client.map(|client| client.request_all(keys, spec))
+/// What the value of `keys = ..` has to be.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no list of keys",
+    label = "no list of keys",
+    note = "write `keys(\"account:{{from}}\", \"account:{{to}}\")`, or give a list of strings or of `LockKey`s; one key is `key = ..`"
+)]
+pub trait LockKeys {
+    /// A request for all of them.
+    fn all(self, client: Result<LockClient, LockError>, spec: LockSpec) -> Result<LockRequest, LockError>;
+}
+
+#[diagnostic::do_not_recommend]
+impl<K: IntoIterator<Item: IntoLockKey>> LockKeys for K {
+    fn all(self, client: Result<LockClient, LockError>, spec: LockSpec) -> Result<LockRequest, LockError> {
+        client.map(|client| client.request_all(self, spec))
+    }
 }
 
 /// Acquires the lock for the body.

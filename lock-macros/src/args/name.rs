@@ -51,8 +51,11 @@ pub(super) fn unknown(name: &Ident) -> syn::Error {
     let text = name.to_string();
     let alias = ALIASES.iter().find(|(alias, _)| *alias == text).map(|(_, known)| *known);
     let near = alias.or_else(|| nearest(&text, KNOWN));
-    let hint = near.map(|known| format!(" (did you mean `{known}`?)")).unwrap_or_default();
-    syn::Error::new(name.span(), format!("unknown argument `{text}`{hint}; the arguments are: {}", KNOWN.join(", ")))
+    let hint = match near {
+        Some(known) => format!("did you mean `{known}`?"),
+        None => format!("the arguments are {}", KNOWN.join(", ")),
+    };
+    syn::Error::new(name.span(), format!("there is no argument `{text}`: {hint}"))
 }
 
 /// What does not begin with a name; mostly a key that was written as in other libraries.

@@ -45,7 +45,7 @@ fn every_argument_is_read() {
     assert!(matches!(spec.min_hold, Some(Value::Literal(_))));
     assert!(matches!(spec.max_hold, Some(Value::Expr(_))));
     assert!(spec.reentrant && spec.strict_order && spec.no_renew);
-    assert!(text(args.client) == "self.locks" && args.guard.unwrap() == "lock");
+    assert!(text(args.client.unwrap().expr) == "self.locks" && args.guard.unwrap() == "lock");
     assert!(matches!(args.on_busy, Some(OnBusy::Return(value)) if text(&value) == "Ok(None)"));
     assert_eq!(args.on_lost, OnLost::Finish);
     assert!(matches!(args.map_err, Some(Expr::Closure(_))));
@@ -80,7 +80,7 @@ fn modes_and_words_are_known() {
     let spec = parse(quote!(key = k, write, no_wait)).unwrap().spec;
     assert!(matches!((spec.base, spec.wait), (Base::Exclusive, Some(Wait::No))));
     let spec = parse(quote!(key = k, spec = CHECKOUT, wait = "1s")).unwrap().spec;
-    assert!(matches!(spec.base, Base::Expr(base) if text(&base) == "CHECKOUT") && spec.wait.is_some());
+    assert!(matches!(spec.base, Base::Expr(base) if text(&base.expr) == "CHECKOUT") && spec.wait.is_some());
     assert!(matches!(parse(quote!(key = k, on_busy = skip)).unwrap().on_busy, Some(OnBusy::Skip(_))));
     assert!(matches!(parse(quote!(key = k, on_busy = (skip))).unwrap().on_busy, Some(OnBusy::Return(_))));
     assert_eq!(parse(quote!(key = k, on_lost = cancel)).unwrap().on_lost, OnLost::Cancel);
@@ -121,7 +121,10 @@ fn each_mistake_says_what_to_write() {
         (quote!(key = , no_wait), "write `key = \"order:{id}\"`"),
         (quote!(key = k, key = j), "`key` is given twice"),
         (quote!(key = k, lease = "soon"), "\"30s\""),
-        (quote!(key = k, lease = "30"), "time unit needed"),
+        (quote!(key = k, lease = "30"), "write \"30s\" for seconds"),
+        (quote!(key = k, lease = "1 m 30 "), "write \"1 m 30s\" for seconds"),
+        (quote!(key = k, lease = "3 moons"), "\"moons\" is no unit of time: write ms, s, m, h or d"),
+        (quote!(key = k, lease = ""), "such as \"30s\""),
         (quote!(key = k, lease = 30), "write `lease = \"30s\"`"),
         (quote!(key = k, lease("30s")), "write `lease = \"30s\"`"),
         (quote!(key = k, lease = "99ms"), "100ms to 24h"),
@@ -139,11 +142,15 @@ fn each_mistake_says_what_to_write() {
         (quote!(key = k, permits = "3"), "write `permits = 3`"),
         (quote!(key = k, reentrant = true), "write `reentrant` alone"),
         (quote!(key = k, global = true), "write `global` alone"),
+        (quote!(key = "jobs", global = true), "write `global` alone"),
         (quote!(key = k, keys = j), "`key` and `keys` exclude each other"),
         (quote!(keys(), no_wait), "needs at least one"),
         (quote!(keys = "a"), "`key = ..` for a single one"),
         (quote!(keys("a:{}", a)), "`key(\"a:{}\", value)`"),
         (quote!(key = k, spec), "write `spec = self.config.lock`"),
+        (quote!(key = k, spec = "read"), "`spec` names a `LockSpec`"),
+        (quote!(key = k, client), "write `client = self.locks`"),
+        (quote!(key = k, client = "redis://localhost"), "`client` names a `LockClient`"),
         (quote!(key = k, spec = s, read), "drop `spec` and keep `read`"),
         (quote!(key = k, write, spec = s), "drop `spec` and keep `write`"),
         (quote!(key = k, guard), "write `guard = lock`"),
@@ -161,8 +168,8 @@ fn each_mistake_says_what_to_write() {
         (quote!(key = k, leese = "3s"), "did you mean `lease`?"),
         (quote!(key = k, ttl = "3s"), "did you mean `lease`?"),
         (quote!(key = k, nowait), "did you mean `no_wait`?"),
-        (quote!(key = k, fn), "the arguments are: key, keys"),
-        (quote!(key = k lease = "3s"), "expected `,`"),
+        (quote!(key = k, fn), "no argument `fn`: the arguments are key, keys"),
+        (quote!(key = k lease = "3s"), "write a `,` between two arguments"),
     ] {
         let source = tokens.to_string();
         let errors = errors(tokens);
@@ -178,7 +185,13 @@ fn a_word_that_resembles_nothing_gets_no_guess() {
 }
 
 #[test]
+fn a_guess_stands_alone() {
+    let errors = errors(quote!(key = k, leese = "3s"));
+    assert_eq!(errors, ["there is no argument `leese`: did you mean `lease`?"]);
+}
+
+#[test]
 fn all_mistakes_are_shown_at_once() {
-    let errors = errors(quote!(lease = "1ms", colour = f(a, b), wait = "1s", no_wait));
-    assert_eq!(errors.len(), 4, "{errors:?}");
+    let errors = errors(quote!(lease = "1ms", colour = f(a, b), reentrant read, wait = "1s", no_wait));
+    assert_eq!(errors.len(), 5, "{errors:?}");
 }

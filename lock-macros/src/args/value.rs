@@ -19,7 +19,13 @@ const MAX_MAX_HOLD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// A value that is known while compiling, or one that is not.
 pub(crate) enum Value<T> {
     Literal(T),
-    Expr(Expr),
+    Expr(Given),
+}
+
+/// An expression of a certain type, and the name of the argument that asks for it.
+pub(crate) struct Given {
+    pub(crate) name: Span,
+    pub(crate) expr: Expr,
 }
 
 /// What a function returns instead of `Contended` and `WaitTimeout`.
@@ -91,6 +97,17 @@ fn equals(name: &Ident, example: &str, input: ParseStream<'_>) -> syn::Result<()
     Err(syn::Error::new(name.span(), format!("`{name}` needs a value: write `{example}`")))
 }
 
+/// The value of `client` and `spec`, which no literal can be.
+pub(super) fn given(name: &Ident, example: &str, ty: &str, input: ParseStream<'_>) -> syn::Result<Given> {
+    let expr = expression(name, example, input)?;
+    match literal(&expr) {
+        None => Ok(Given { name: name.span(), expr }),
+        Some(text) => {
+            Err(syn::Error::new_spanned(text, format!("`{name}` names a `{ty}` from elsewhere: write `{example}`")))
+        }
+    }
+}
+
 pub(super) fn flag(name: &Ident, input: ParseStream<'_>) -> syn::Result<()> {
     if input.is_empty() || input.peek(Token![,]) {
         return Ok(());
@@ -101,7 +118,7 @@ pub(super) fn flag(name: &Ident, input: ParseStream<'_>) -> syn::Result<()> {
 pub(super) fn duration(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value<Duration>> {
     let value = expression(name, &format!("{name} = \"30s\""), input)?;
     let text = match literal(&value) {
-        None => return Ok(Value::Expr(value)),
+        None => return Ok(Value::Expr(Given { name: name.span(), expr: value })),
         Some(Lit::Str(text)) => text,
         Some(other) => {
             let message = format!(
@@ -116,11 +133,21 @@ pub(super) fn duration(name: &Ident, input: ParseStream<'_>) -> syn::Result<Valu
             None => return Ok(Value::Literal(duration)),
             Some(complaint) => complaint,
         },
-        Err(error) => {
-            format!("{source:?} is not a duration ({error}): write a number and a unit, such as \"30s\" or \"1m 30s\"")
-        }
+        Err(error) => no_duration(source.trim(), &error),
     };
     Err(syn::Error::new(text.span(), complaint))
+}
+
+fn no_duration(source: &str, error: &humantime::DurationError) -> String {
+    match error {
+        humantime::DurationError::UnknownUnit { unit, .. } if unit.is_empty() => {
+            format!("\"{source}\" has no unit: write \"{source}s\" for seconds, or \"{source}ms\" for milliseconds")
+        }
+        humantime::DurationError::UnknownUnit { unit, .. } => {
+            format!("\"{unit}\" is no unit of time: write ms, s, m, h or d, as in \"30s\" or \"1m 30s\"")
+        }
+        _ => format!("\"{source}\" is not a duration: write numbers and units, such as \"30s\" or \"1m 30s\""),
+    }
 }
 
 fn out_of_range(name: &Ident, duration: Duration) -> Option<String> {
@@ -141,7 +168,7 @@ fn out_of_range(name: &Ident, duration: Duration) -> Option<String> {
 pub(super) fn permits(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value<NonZeroU32>> {
     let value = expression(name, "permits = 3", input)?;
     match literal(&value) {
-        None => Ok(Value::Expr(value)),
+        None => Ok(Value::Expr(Given { name: name.span(), expr: value })),
         Some(Lit::Int(number)) => match number.base10_parse().map(NonZeroU32::new) {
             Ok(Some(permits)) => Ok(Value::Literal(permits)),
             Ok(None) => Err(syn::Error::new(number.span(), "no permits let nobody in: write 1 or more")),

@@ -120,7 +120,7 @@ fn impl_trait_is_inferred_in_the_body() {
             async fn f() -> Res<Vec<impl Display>> {}
         ),
     );
-    assert!(text.contains("let__returned:Res<Vec<_>>=loop{};"), "{text}");
+    assert!(text.contains("return(||->Res<Vec<_>>{loop{}})();"), "{text}");
 }
 
 #[test]
@@ -144,6 +144,15 @@ fn an_item_with_a_mistake_stands_beside_the_error() {
             quote!(key = k),
             quote!(
                 pub(crate) fn f() {}
+            ),
+            "write `async fn f`",
+        ),
+        (
+            quote!(key = k),
+            quote!(
+                fn f() {
+                    async move {}
+                }
             ),
             "write `async fn f`",
         ),
@@ -200,6 +209,45 @@ fn an_item_with_a_mistake_stands_beside_the_error() {
             ),
             "has no argument `order`",
         ),
+        (
+            quote!(key = k),
+            quote!(
+                async fn f() {}
+            ),
+            "`f` returns nothing",
+        ),
+        (
+            quote!(key = k, on_busy = skip),
+            quote!(
+                async fn f() -> () {}
+            ),
+            "`f` returns nothing",
+        ),
+        (
+            quote!(key = k),
+            quote!(
+                fn f() -> Pin<Box<dyn Future<Output = ()>>> {
+                    Box::pin(async move {})
+                }
+            ),
+            "`f` returns nothing",
+        ),
+        (
+            quote!(key = k, guard = order),
+            quote!(
+                async fn f(order: u64) -> Res<()> {}
+            ),
+            "hides the argument `order`",
+        ),
+        (
+            quote!(key = k),
+            quote!(
+                fn main() {
+                    Runtime::new().block_on(async {})
+                }
+            ),
+            "put `#[distributed_lock]` above that one",
+        ),
     ] {
         let tokens = expand(args, item.clone()).to_string();
         assert!(tokens.starts_with(&item.to_string()), "{tokens}");
@@ -249,4 +297,32 @@ fn mistakes_in_arguments_and_function_are_shown_together() {
     )
     .to_string();
     assert_eq!(tokens.matches("compile_error").count(), 2, "{tokens}");
+    let tokens = expand(
+        quote!(key = "{a}:{b}:{c}", guard = c),
+        quote!(
+            async fn f(c: u64) {}
+        ),
+    )
+    .to_string();
+    assert_eq!(tokens.matches("compile_error").count(), 4, "{tokens}");
+}
+
+#[test]
+fn a_closure_does_not_stand_beside_the_error() {
+    let tokens = expand(quote!(key = k), quote!(async |id: u64| {})).to_string();
+    assert!(tokens.contains("goes on an `async fn`") && !tokens.contains("id"), "{tokens}");
+}
+
+#[test]
+fn what_follows_a_closure_of_map_err_is_of_the_declared_type() {
+    let item = quote!(
+        async fn f() -> Res<impl Display> {}
+    );
+    let text = squeezed(quote!(key = k, map_err = |error| explain(error)), item.clone());
+    assert!(
+        text.contains("__value:Res<_>=::lock_runtime::__rt::map_err::<Res<_>>(|error|explain(error),__error)"),
+        "{text}"
+    );
+    let text = squeezed(quote!(key = k, map_err = explain), item);
+    assert!(text.contains("::lock_runtime::__rt::map_err(explain,__error)"), "{text}");
 }

@@ -62,7 +62,7 @@ fn a_broken_format_string_is_refused() {
 fn text_and_values_are_written_apart() {
     assert_eq!(
         expanded(Key::from_value(syn::parse_quote!("order:{id:>4}/x"))),
-        r#"app::__rt::key(28usize,|__k|{__k.lit("order:").arg(::core::format_args!("{id:>4}")).lit("/x");})"#
+        r#"__lock_rt::key(|__k|{__k.lit("order:").arg(::core::format_args!("{id:>4}")).lit("/x");})"#
     );
 }
 
@@ -70,7 +70,7 @@ fn text_and_values_are_written_apart() {
 fn an_argument_is_evaluated_once_however_often_it_is_written() {
     assert_eq!(
         expanded(call(quote!("{0}:{}:{n:?}:{id}", next(), n = b))),
-        r#"match(&(next()),&(b),){(__a0,__a1,)=>app::__rt::key(83usize,|__k|{__k.arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{:?}",__a1)).lit(":").arg(::core::format_args!("{id}"));})}"#
+        r#"match(&(next()),&(b),){(__a0,__a1,)=>__lock_rt::key(|__k|{__k.arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{}",__a0)).lit(":").arg(::core::format_args!("{:?}",__a1)).lit(":").arg(::core::format_args!("{id}"));})}"#
     );
 }
 
@@ -78,14 +78,20 @@ fn an_argument_is_evaluated_once_however_often_it_is_written() {
 fn a_raw_name_is_known_by_its_word() {
     assert_eq!(
         expanded(call(quote!("{type}", r#type = 1))),
-        r#"match(&(1),){(__a0,)=>app::__rt::key(20usize,|__k|{__k.arg(::core::format_args!("{}",__a0));})}"#
+        r#"match(&(1),){(__a0,)=>__lock_rt::key(|__k|{__k.arg(::core::format_args!("{}",__a0));})}"#
     );
 }
 
 #[test]
 fn anything_but_a_literal_is_an_expression() {
-    assert_eq!(expanded(Key::from_value(syn::parse_quote!(order.key()))), "app::__rt::key_from(order.key())");
-    assert_eq!(expanded(Key::from_value(syn::parse_quote!("a".to_owned()))), "app::__rt::key_from(\"a\".to_owned())");
+    assert_eq!(
+        expanded(Key::from_value(syn::parse_quote!(order.key()))),
+        "__lock_rt::IntoLockKey::into_lock_key(::core::convert::identity(order.key()))"
+    );
+    assert_eq!(
+        expanded(Key::from_value(syn::parse_quote!("a".to_owned()))),
+        "__lock_rt::IntoLockKey::into_lock_key(::core::convert::identity(\"a\".to_owned()))"
+    );
 }
 
 #[test]
@@ -94,7 +100,7 @@ fn a_placeholder_without_a_value_is_told_both_ways_out() {
     assert!(error.contains("`key(\"order:{}\", value)`"), "{error}");
     let error = refused(Key::from_value(syn::parse_quote!("order:{order.id:>4}")));
     assert!(error.contains("`key(\"order:{:>4}\", order.id)`"), "{error}");
-    assert!(refused(Key::from_value(syn::parse_quote!("{r#type}"))).contains("only a variable"));
+    assert!(refused(Key::from_value(syn::parse_quote!("{r#type}"))).contains("without `r#`: write `{type}`"));
 }
 
 #[test]

@@ -48,7 +48,7 @@
 //! # Entering again
 //!
 //! A lock belongs to a flow of work: a future, and what it awaits. Code within [`run`](crate::LockRequest::run), a locked
-//! function, a locked route or [`LockGuard::scope`](crate::LockGuard::scope) that asks for the same lock would wait for itself,
+//! function, a locked route or [`HeldLock::scope`](crate::HeldLock::scope) that asks for the same lock would wait for itself,
 //! and is refused as `WouldDeadlock`; with [`reentrant`](crate::LockRequest::reentrant) it enters, without a round trip,
 //! under the same fencing token.
 //!

@@ -20,6 +20,7 @@ impl IntoResponse for LockError {
 }
 
 /// For a locked handler that returns a `Response`.
+#[diagnostic::do_not_recommend]
 impl FromLockError for Response {
     fn from_lock_error(error: LockError) -> Self {
         error.into_response()

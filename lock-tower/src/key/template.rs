@@ -48,7 +48,7 @@ impl KeyTemplate {
     pub fn new(template: &str) -> Result<Self, TemplateError> {
         let key = Self { text: template.into(), parts: parse(template)?.into() };
         // With any value the text around it is as valid as with another.
-        let trial = key.write(|_| Ok::<_, LockError>("x")).and_then(KeyWriter::finish);
+        let trial = key.write(|_| Ok::<_, LockError>("x")).and_then(|writer| writer.finish());
         match trial {
             Ok(_) => Ok(key),
             Err(error) => Err(TemplateError::new(template, 0, error.to_string())),
@@ -56,8 +56,7 @@ impl KeyTemplate {
     }
 
     fn write<'v, E>(&'v self, value: impl Fn(&'v Source) -> Result<&'v str, E>) -> Result<KeyWriter, E> {
-        const USUAL: usize = 64;
-        let mut writer = KeyWriter::with_capacity(USUAL);
+        let mut writer = KeyWriter::new();
         for part in self.parts.iter() {
             match part {
                 Part::Text(text) => writer.lit(text),

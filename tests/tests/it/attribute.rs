@@ -1,9 +1,15 @@
 //! `#[distributed_lock]` does what its arguments say, against the in-memory store.
 
+mod answers;
 mod arguments;
+mod cost;
 mod keys;
+mod loss;
+mod owners;
+mod positions;
 mod property;
 mod returns;
+mod several;
 
 use lock_runtime::{LockClient, LockErrorKind};
 

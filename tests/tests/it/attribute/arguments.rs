@@ -2,11 +2,11 @@
 
 use std::{
     num::NonZeroU32,
-    sync::{Arc, LazyLock},
+    sync::{Arc, LazyLock, Mutex},
     time::Duration,
 };
 
-use lock_runtime::{LockClient, LockError, LockErrorKind, Loss, Mode, distributed_lock};
+use lock_runtime::{LockClient, LockError, LockErrorKind, LockSpec, Loss, Mode, distributed_lock};
 use lock_tests::FencedResource;
 use tokio::{
     task::{JoinSet, yield_now},
@@ -93,6 +93,32 @@ async fn reentrant(depth: u32) -> Result<u32, LockError> {
 async fn not_reentrant(depth: u32) -> Result<u32, LockError> {
     yield_now().await;
     if depth == 0 { Ok(0) } else { Ok(1 + Box::pin(not_reentrant(depth - 1)).await?) }
+}
+
+#[distributed_lock(key = "a", global, no_renew, lease = "3s")]
+async fn no_renew(done: &mut bool) -> Result<(), LockError> {
+    sleep(LEASE).await;
+    *done = true;
+    Ok(())
+}
+
+#[derive(Clone)]
+struct Config {
+    lock: LockSpec,
+}
+
+#[distributed_lock(key = "a", global, spec = config.lock)]
+async fn spec(config: &Config, locks: &LockClient) -> Result<Duration, LockError> {
+    Ok(ttl(locks).await)
+}
+
+#[distributed_lock(key = "a", global, spec = &*config.lock().unwrap(), lease = "9s", reentrant)]
+async fn spec_and_more(config: Mutex<LockSpec>, locks: &LockClient) -> Result<Duration, LockError> {
+    // The guard of the mutex is not kept: the body can take it, and own it.
+    let config = config;
+    assert_eq!(config.lock().unwrap().mode(), Mode::Shared);
+    assert_eq!(locks.inspect("a").await?.holders[0].mode, Mode::Shared);
+    Ok(ttl(locks).await)
 }
 
 static NAMED: LazyLock<LockClient> = LazyLock::new(LockClient::in_memory);
@@ -189,6 +215,31 @@ async fn it_holds_at_least_and_at_most_as_long_as_is_written() {
         assert_eq!(error.kind(), LockErrorKind::Lost(Loss::MaxHold));
         assert!(!done, "the body ran on");
         locks.exclusive("a").acquire().await.unwrap().release().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_renewal_it_ends_with_its_lease() {
+    with_client(async |_| {
+        let mut done = false;
+        let error = no_renew(&mut done).await.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::Lost(Loss::Expired));
+        assert!(!done);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_spec_comes_from_wherever_it_is_and_what_is_written_beside_it_wins() {
+    with_client(async |locks| {
+        let config = Config { lock: LockSpec::exclusive().lease(LEASE).no_wait() };
+        assert_eq!(spec(&config, locks).await.unwrap(), LEASE);
+        let other = Mutex::new(LockSpec::shared().lease(LEASE));
+        assert_eq!(spec_and_more(other, locks).await.unwrap(), Duration::from_secs(9));
+        let guard = locks.exclusive("a").acquire().await.unwrap();
+        assert_eq!(spec(&config, locks).await.unwrap_err().kind(), LockErrorKind::Contended);
+        guard.release().await.unwrap();
     })
     .await;
 }

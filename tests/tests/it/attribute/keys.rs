@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use lock_runtime::{IntoLockKey, LockClient, LockError, LockErrorKind, LockKey, distributed_lock, is_held};
+use lock_runtime::{IntoLockKey, KeyWriter, LockClient, LockError, LockErrorKind, LockKey, distributed_lock, is_held};
 
 use super::{holders, with_client};
 
@@ -71,9 +71,7 @@ async fn borrowed(name: String) -> Result<bool, LockError> {
 
 #[distributed_lock(key = "pair:{a}:{b}")]
 async fn pair(a: &str, b: &str) -> Result<LockKey, LockError> {
-    let key =
-        lock_runtime::KeyWriter::new().lit("pair:").arg(format_args!("{a}")).lit(":").arg(format_args!("{b}")).clone();
-    let key = key.finish()?;
+    let key = KeyWriter::new().lit("pair:").arg(format_args!("{a}")).lit(":").arg(format_args!("{b}")).finish()?;
     assert!(is_held(&key));
     Ok(key)
 }

@@ -18,6 +18,8 @@ pub(super) struct Case {
     /// Does `global` stand where it belongs, or anywhere?
     pub(super) global: Option<bool>,
     pub(super) guard: Option<String>,
+    /// Is the runtime under its name, or under one that the attribute is told?
+    pub(super) runtime: Option<&'static str>,
     /// Do the other arguments of the attribute stand before the key?
     pub(super) key_last: bool,
 }
@@ -202,15 +204,17 @@ pub(super) fn case() -> BoxedStrategy<Case> {
         keys(),
         option::weighted(0.1, any::<bool>()),
         option::weighted(0.15, name()),
+        option::weighted(0.1, select(&["::lock_runtime", "lock_runtime", "crate::support::elsewhere"][..])),
         any::<bool>(),
     )
-        .prop_map(|(function, receiver, arguments, keys, global, guard, key_last)| Case {
+        .prop_map(|(function, receiver, arguments, keys, global, guard, runtime, key_last)| Case {
             function,
             receiver,
             arguments,
             keys,
             global,
             guard,
+            runtime,
             key_last,
         })
         .boxed()

@@ -46,7 +46,8 @@ impl Written {
         };
         let global = self.global.then(|| "global".to_owned());
         let guard = self.guard.as_ref().map(|guard| format!("guard = {guard}"));
-        let mut arguments: Vec<String> = global.into_iter().chain(guard).collect();
+        let runtime = self.runtime.map(|path| format!("crate = {path}"));
+        let mut arguments: Vec<String> = global.into_iter().chain(guard).chain(runtime).collect();
         arguments.insert(if self.key_last { arguments.len() } else { 0 }, key);
         format!("#[distributed_lock({})]", arguments.join(", "))
     }

@@ -117,6 +117,9 @@ mod locked {
     use lock_runtime::{HeldLock, LockClient, LockError, LockKey, is_held};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
+    /// The runtime by another path.
+    pub use lock_runtime as elsewhere;
+
     pub const LIMIT: u64 = 7;
 
     pub fn marked(f: &mut fmt::Formatter<'_>, write: impl FnOnce(&mut fmt::Formatter<'_>) -> fmt::Result) -> fmt::Result {

@@ -23,6 +23,7 @@ pub(super) struct Written {
     pub(super) keys: Vec<WrittenKey>,
     pub(super) global: bool,
     pub(super) guard: Option<String>,
+    pub(super) runtime: Option<&'static str>,
     pub(super) key_last: bool,
 }
 
@@ -120,6 +121,7 @@ impl Case {
             guard: self.guard.clone().filter(|guard| {
                 !scope.bindings.iter().any(|binding| binding.hidden && plain(&binding.name) == plain(guard))
             }),
+            runtime: self.runtime,
             key_last: self.key_last,
             bindings: scope.bindings,
         }

@@ -1,0 +1,94 @@
+//! What the attribute costs: memory for the future, and no allocation but the key's.
+
+use std::num::NonZeroU32;
+
+use lock_runtime::{LockClient, LockError, LockKey, LockSpec, distributed_lock};
+use tokio::{runtime, task::yield_now};
+
+const KIB: usize = 1024;
+
+#[distributed_lock(key = "order:{id}")]
+async fn one_kib(id: u64, argument: [u8; KIB]) -> Result<u64, LockError> {
+    yield_now().await;
+    Ok(id + u64::from(argument[0]))
+}
+
+#[distributed_lock(keys("order:{id}", "shop:{id}"), guard = lock, on_busy = Ok(0), on_lost = finish)]
+async fn everything(id: u64, argument: [u8; KIB]) -> Result<u64, LockError> {
+    yield_now().await;
+    Ok(id + u64::from(argument[0]) + lock.fences().count() as u64)
+}
+
+#[test]
+fn an_argument_of_one_kib_makes_a_future_of_at_most_three_and_a_half() {
+    for (name, size) in
+        [("one key", size_of_val(&one_kib(1, [0; KIB]))), ("everything", size_of_val(&everything(1, [0; KIB])))]
+    {
+        println!("{name}: {size} bytes");
+        assert!(size <= 3 * KIB + KIB / 2, "{name}: {size} bytes");
+    }
+}
+
+#[distributed_lock(key = "order:{id}", client = locks)]
+async fn exclusive(locks: &LockClient, id: u64) -> Result<u64, LockError> {
+    Ok(id)
+}
+
+#[distributed_lock(key = "order:{id}", client = locks, read, guard = lock, on_busy = Ok(0))]
+async fn shared(locks: &LockClient, id: u64) -> Result<u64, LockError> {
+    Ok(id + u64::from(lock.is_lost()))
+}
+
+#[distributed_lock(key = "order:{id}", client = locks, permits = 2, map_err = Err)]
+async fn permitted(locks: &LockClient, id: u64) -> Result<u64, LockError> {
+    Ok(id)
+}
+
+#[distributed_lock(key = "order:{id}", client = locks, spec = LockSpec::exclusive(), reentrant)]
+async fn entered_again(locks: &LockClient, id: u64) -> Result<u64, LockError> {
+    Ok(id)
+}
+
+/// Allocations of a call, when everything that is made once has been made.
+fn allocations<T>(runtime: &runtime::Runtime, call: impl AsyncFn() -> Result<T, LockError>) -> u64 {
+    let counted = (0..50).map(|_| {
+        let allocations = allocation_counter::measure(|| {
+            runtime.block_on(async { call().await.unwrap() });
+        });
+        allocations.count_total
+    });
+    // A table that grows, or a timer, is nothing of the call's.
+    counted.min().unwrap()
+}
+
+/// The name of the key is one, whatever it is made of.
+const THE_KEY: u64 = 1;
+
+#[test]
+fn nothing_is_allocated_but_the_key_beside_what_the_runtime_does_by_itself() {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let locks = runtime.block_on(async { LockClient::in_memory() });
+    let key = LockKey::new("order:7").unwrap();
+    let two = NonZeroU32::new(2).unwrap();
+    let by_hand =
+        |spec: LockSpec| allocations(&runtime, async || locks.request(&key, spec.clone()).run(async |_| 7).await);
+
+    for (name, by_hand, locked) in [
+        ("exclusive", by_hand(LockSpec::exclusive()), allocations(&runtime, async || exclusive(&locks, 7).await)),
+        ("shared", by_hand(LockSpec::shared()), allocations(&runtime, async || shared(&locks, 7).await)),
+        ("permits", by_hand(LockSpec::permits(two)), allocations(&runtime, async || permitted(&locks, 7).await)),
+    ] {
+        println!("{name}: {locked}, by hand {by_hand}");
+        assert_eq!(locked, by_hand + THE_KEY, "{name}");
+    }
+
+    let again = allocations(&runtime, async || {
+        locks.request(&key, LockSpec::exclusive()).run(async |_| entered_again(&locks, 7).await).await?
+    });
+    let by_hand = allocations(&runtime, async || {
+        let inner = async |_| locks.request(&key, LockSpec::exclusive().reentrant()).run(async |_| 7).await;
+        locks.request(&key, LockSpec::exclusive()).run(inner).await?
+    });
+    println!("entered again: {again}, by hand {by_hand}");
+    assert_eq!(again, by_hand + THE_KEY);
+}

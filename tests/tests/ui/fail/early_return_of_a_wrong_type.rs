@@ -1,0 +1,11 @@
+use lock_runtime::{LockError, distributed_lock};
+
+#[distributed_lock(key = "order:{order_id}")]
+async fn pay(order_id: u64) -> Result<u64, LockError> {
+    if order_id == 0 {
+        return 0;
+    }
+    Ok(order_id)
+}
+
+fn main() {}

@@ -1,0 +1,10 @@
+use lock_runtime::distributed_lock;
+
+#[distributed_lock(key = "order:{order_id}")]
+async fn pay(order_id: u64) -> ! {
+    loop {
+        println!("{order_id}");
+    }
+}
+
+fn main() {}

@@ -1,0 +1,9 @@
+use lock_runtime::{LockError, distributed_lock};
+
+#[distributed_lock(key = "order:{order_id}")]
+async fn pay(order_id: u64) -> Result<u64, LockError> {
+    let amount: u64 = "12".parse()?;
+    Ok(order_id + amount)
+}
+
+fn main() {}

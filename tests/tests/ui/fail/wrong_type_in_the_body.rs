@@ -1,0 +1,9 @@
+use lock_runtime::{LockError, distributed_lock};
+
+#[distributed_lock(key = "order:{order_id}")]
+async fn pay(order_id: u64) -> Result<u64, LockError> {
+    let total: u64 = "a lot";
+    Ok(order_id + total)
+}
+
+fn main() {}
