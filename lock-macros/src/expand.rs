@@ -163,8 +163,8 @@ impl Expansion {
         let Some(guard) = &self.args.guard else { return Default::default() };
         let span = Span::mixed_site();
         let rt = self.runtime.at(span);
-        // Of the same name, for errors that speak of it.
-        let mut held = guard.clone();
+        // Of the same name, for errors that speak of it; unless it is the one other name that is in use here.
+        let mut held = if guard == "__entered" { Ident::new("__held", guard.span()) } else { guard.clone() };
         held.set_span(located_at(guard.span()));
         let borrow = quote_spanned!(guard.span()=> &#held);
         (

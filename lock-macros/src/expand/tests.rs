@@ -113,6 +113,18 @@ fn a_method_of_async_trait() {
 }
 
 #[test]
+fn a_guard_may_be_called_as_the_expansion_calls_its_own() {
+    let text = squeezed(
+        quote!(key = k, guard = __entered),
+        quote!(
+            async fn f() -> Res {}
+        ),
+    );
+    assert!(text.contains("let__held=__entered.held();"), "{text}");
+    assert!(text.contains("let__entered:&::lock_runtime::__rt::HeldLock=&__held;"), "{text}");
+}
+
+#[test]
 fn impl_trait_is_inferred_in_the_body() {
     let text = squeezed(
         quote!(key = k),
