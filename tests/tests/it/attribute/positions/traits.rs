@@ -219,3 +219,16 @@ async fn futures_by_hand() {
     })
     .await;
 }
+
+/// A user's own `let total = total;` is no argument that `#[async_trait]` binds once more.
+#[distributed_lock(key = "order:{id}")]
+#[expect(clippy::manual_async_fn, reason = "somebody may write so")]
+fn own_rebinding(id: u64) -> impl Future<Output = Result<u64, LockError>> + Send {
+    async move {
+        let mut total = 0;
+        total += id;
+        let total = total;
+        visit("order:7").await;
+        Ok(total)
+    }
+}
