@@ -6,14 +6,15 @@
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote_spanned};
 use syn::{
-    Expr, Ident, Lit, LitStr, Token,
+    Expr, ExprLit, ExprUnary, Ident, Lit, LitStr, Stmt, Token, UnOp,
     ext::IdentExt as _,
     parse::{ParseStream, Parser as _},
+    punctuated::Punctuated,
     spanned::Spanned as _,
 };
 
 use crate::{
-    args::literal,
+    args::{end_of_argument, literal},
     runtime::{Runtime, located_at},
 };
 
@@ -36,15 +37,23 @@ impl Keys {
         let mut keys = Vec::new();
         while !input.is_empty() {
             keys.push(Key::among_keys(input)?);
-            if !input.is_empty() {
-                input.parse::<Token![,]>()?;
-            }
+            end_of_argument(input)?;
+            input.parse::<Option<Token![,]>>()?;
         }
         if keys.is_empty() {
             let message = "`keys` needs at least one: write `keys(\"account:{from}\", \"account:{to}\")`";
             return Err(syn::Error::new(name.span(), message));
         }
         Ok(Self::Several(keys))
+    }
+
+    /// The value of `keys = ..`.
+    pub(crate) fn from_value(value: Expr) -> syn::Result<Self> {
+        if has_text(&value) {
+            let message = "keys that are text stand in parentheses: write `keys(\"account:{from}\", \"account:{to}\")`";
+            return Err(syn::Error::new_spanned(value, message));
+        }
+        Ok(Self::Expr(value))
     }
 
     /// The keys that are written one by one.
@@ -88,6 +97,11 @@ impl Key {
         match literal(&value) {
             Some(Lit::Str(text)) => Template::new(text, Arguments::none()).map(Self::Template),
             Some(other) => Err(syn::Error::new_spanned(other, "a key is text: write `key = \"order:{id}\"`")),
+            // As an expression it would be taken as it is, braces and all, and for every call.
+            None if is_text(&value) => {
+                let message = "a key that is text stands alone: write `key = \"order:{id}\"`";
+                Err(syn::Error::new_spanned(value, message))
+            }
             None => Ok(Self::Expr(value)),
         }
     }
@@ -97,9 +111,8 @@ impl Key {
         let Ok(text) = input.parse::<LitStr>() else {
             return Err(input.error("`key(..)` begins with a format string: write `key(\"order:{}\", order.id)`"));
         };
-        if !input.is_empty() {
-            input.parse::<Token![,]>()?;
-        }
+        end_of_argument(input)?;
+        input.parse::<Option<Token![,]>>()?;
         Template::new(&text, Arguments::parse(input)?).map(Self::Template)
     }
 
@@ -181,7 +194,7 @@ impl Template {
         }
         for ((name, value), used) in arguments.values.iter().zip(used) {
             if !used {
-                let place = name.as_ref().map_or_else(|| "{}".into(), |name| format!("{{{name}}}"));
+                let place = name.as_ref().map_or_else(|| "{}".into(), |name| format!("{{{}}}", name.unraw()));
                 let message =
                     format!("the key does not use this argument: write `{place}` into it, or drop the argument");
                 return Err(syn::Error::new_spanned(value, message));
@@ -252,7 +265,9 @@ impl Arguments {
                 None
             };
             match &name {
-                Some(name) if values.iter().any(|(other, _)| other.as_ref() == Some(name)) => {
+                Some(name)
+                    if values.iter().any(|(other, _)| other.as_ref().is_some_and(|o| o.unraw() == name.unraw())) =>
+                {
                     return Err(syn::Error::new(name.span(), format!("`{name}` is given twice: keep one")));
                 }
                 None if values.iter().any(|(name, _)| name.is_some()) => {
@@ -260,9 +275,8 @@ impl Arguments {
                 }
                 _ => values.push((name, input.parse()?)),
             }
-            if !input.is_empty() {
-                input.parse::<Token![,]>()?;
-            }
+            end_of_argument(input)?;
+            input.parse::<Option<Token![,]>>()?;
         }
         let positional = values.iter().filter(|(name, _)| name.is_none()).count();
         Ok(Self { positional: Some(positional), values })
@@ -278,13 +292,19 @@ impl Arguments {
         } else if name.bytes().all(|byte| byte.is_ascii_digit()) {
             // A number that does not fit is past the end of any list.
             name.parse().unwrap_or(usize::MAX)
+        } else if name == "_" {
+            return Err("`{_}` names nothing: give the argument a name, and write it here".to_owned());
         } else if let Some(plain) = name.strip_prefix("r#") {
             return Err(format!("inside of a string a name is written without `r#`: write `{{{plain}}}`"));
         } else if Ident::parse_any.parse_str(name).is_err() {
             let hole = source.replacen(name, "", 1);
             return Err(format!("only a variable can stand inside of a string: write `key({hole:?}, {name})`"));
         } else {
-            return Ok(self.values.iter().position(|(given, _)| given.as_ref().is_some_and(|given| given == name)));
+            // `{type}` stands for `r#type = ..`, as it captures an argument `r#type`.
+            return Ok(self
+                .values
+                .iter()
+                .position(|(given, _)| given.as_ref().is_some_and(|given| given.unraw() == name)));
         };
         match self.positional {
             None => Err(format!(
@@ -295,6 +315,49 @@ impl Arguments {
                 "the key has more placeholders than values ({positional}): give one after the string for each"
             )),
         }
+    }
+}
+
+/// Is the expression a string, however it is dressed: `("..")`, `&".."`, `"..".to_owned()`, `String::from("..")`, `concat!("..")`?
+fn is_text(expr: &Expr) -> bool {
+    match expr {
+        Expr::Lit(ExprLit { lit: Lit::Str(_), .. }) => true,
+        Expr::Group(group) => is_text(&group.expr),
+        Expr::Paren(paren) => is_text(&paren.expr),
+        Expr::Reference(reference) => is_text(&reference.expr),
+        Expr::Unary(ExprUnary { op: UnOp::Deref(_), expr, .. }) => is_text(expr),
+        Expr::Try(attempt) => is_text(&attempt.expr),
+        Expr::MethodCall(call) => call.args.is_empty() && is_text(&call.receiver),
+        Expr::Call(call) => call.args.len() == 1 && call.args.iter().all(is_text) && is_constructor(&call.func),
+        Expr::Block(block) => match &*block.block.stmts {
+            [Stmt::Expr(value, None)] => is_text(value),
+            _ => false,
+        },
+        Expr::Macro(call) => call.mac.path.is_ident("concat"),
+        _ => false,
+    }
+}
+
+/// `String::from`, `LockKey::new`.
+fn is_constructor(expr: &Expr) -> bool {
+    let Expr::Path(path) = expr else { return false };
+    path.path.segments.last().is_some_and(|last| last.ident == "from" || last.ident == "new")
+}
+
+/// Is the expression a list in which a string is written?
+fn has_text(expr: &Expr) -> bool {
+    match expr {
+        Expr::Array(array) => array.elems.iter().any(is_text),
+        Expr::Repeat(repeat) => is_text(&repeat.expr),
+        Expr::Group(group) => has_text(&group.expr),
+        Expr::Paren(paren) => has_text(&paren.expr),
+        Expr::Reference(reference) => has_text(&reference.expr),
+        Expr::MethodCall(call) => has_text(&call.receiver),
+        Expr::Macro(call) if call.mac.path.is_ident("vec") => {
+            let elements = Punctuated::<Expr, Token![,]>::parse_terminated.parse2(call.mac.tokens.clone());
+            elements.is_ok_and(|elements| elements.iter().any(is_text))
+        }
+        _ => is_text(expr),
     }
 }
 
@@ -325,11 +388,8 @@ fn split(source: &str) -> Result<Vec<Part<'_>>, String> {
             if !text.is_empty() {
                 parts.push(Part::Text(std::mem::take(&mut text)));
             }
-            let (hole, after) = match after.split_once('}') {
-                Some((hole, after)) if !hole.contains('{') => (hole, after),
-                _ => return Err("a `{` is not closed: write `}` after the name, or `{{` for a brace in the key".into()),
-            };
-            parts.push(split_hole(hole, after)?);
+            let (hole, after) = split_hole(after)?;
+            parts.push(hole);
             rest = after;
         } else {
             return Err("a `}` has no `{` before it: write `}}` for a brace in the key".into());
@@ -342,18 +402,41 @@ fn split(source: &str) -> Result<Vec<Part<'_>>, String> {
     Ok(parts)
 }
 
-fn split_hole<'a>(hole: &'a str, after: &str) -> Result<Part<'a>, String> {
-    let (name, spec) = hole.split_at(hole.find(':').unwrap_or(hole.len()));
-    if spec.contains('$') || spec.contains(".*") {
+/// Splits what follows a `{` into the placeholder and what comes after it.
+fn split_hole(source: &str) -> Result<(Part<'_>, &str), String> {
+    let (name, rest) = source.split_at(source.find([':', '{', '}']).unwrap_or(source.len()));
+    let from = rest.strip_prefix(':').map_or(0, |spec| 1 + fill(spec));
+    let end = rest[from..].find(['{', '}']).map(|at| from + at).filter(|end| rest[*end..].starts_with('}'));
+    let Some(end) = end else {
+        return Err(if rest.starts_with(":}") {
+            format!("`{{{name}:}}` has a `:` and no format after it: write `{{{name}}}`")
+        } else {
+            "a `{` is not closed: write `}` after the name, or `{{` for a brace in the key".into()
+        });
+    };
+    let (spec, after) = (&rest[..end], &rest[end + 1..]);
+    if name.starts_with(char::is_whitespace) && !name.trim().is_empty() {
+        return Err(format!("`{{{name}{spec}}}` has a blank before the name: write `{{{}{spec}}}`", name.trim()));
+    }
+    if rest[from..end].contains('$') || rest[from..end].contains(".*") {
         return Err(format!(
-            "`{{{hole}}}` takes its width or precision from an argument, which a key cannot: write the number"
+            "`{{{name}{spec}}}` takes its width or precision from an argument, which a key cannot: write the number"
         ));
     }
-    // `{id:}>` is a fill of `}` to `format!` where more follows, and a placeholder with no spec to everybody else.
-    if spec == ":" && after.starts_with(['<', '^', '>']) {
-        return Err(format!("`{{{hole}}}` has a `:` and no format after it: write `{{{name}}}`"));
+    let letters = rest[from..end].trim_end().trim_start_matches(|c: char| !c.is_ascii_alphabetic() && c != '?');
+    if !["", "?", "x?", "X?", "x", "X", "o", "b", "p", "e", "E"].contains(&letters) {
+        return Err(format!("`{{{name}{spec}}}` has a format that nobody knows, `{letters}`: write `{{{name}}}`"));
     }
-    Ok(Part::Hole { name: name.trim(), spec: spec.trim_end() })
+    Ok((Part::Hole { name: name.trim_end(), spec: spec.trim_end() }, after))
+}
+
+/// The length of the fill at the beginning of a spec: any character, a brace as well, before `<`, `^` or `>`.
+fn fill(spec: &str) -> usize {
+    let mut chars = spec.chars();
+    match (chars.next(), chars.next()) {
+        (Some(fill), Some('<' | '^' | '>')) => fill.len_utf8(),
+        _ => 0,
+    }
 }
 
 /// What the runtime would refuse in any key made of these parts.

@@ -104,6 +104,9 @@
 //!
 //! `axum` (default): path parameters in templates, extractors for [`HeldLock`](runtime::HeldLock), and
 //! [`LockError`](runtime::LockError) as a response.
+//!
+//! `macros` (default): `runtime::distributed_lock`. A crate that has lock-runtime only through this one adds
+//! `crate = lock_tower::runtime` to the arguments of the attribute.
 
 pub mod key;
 

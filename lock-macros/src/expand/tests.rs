@@ -113,6 +113,18 @@ fn a_method_of_async_trait() {
 }
 
 #[test]
+fn a_guard_may_be_called_as_the_expansion_calls_its_own() {
+    let text = squeezed(
+        quote!(key = k, guard = __entered),
+        quote!(
+            async fn f() -> Res {}
+        ),
+    );
+    assert!(text.contains("let__held=__entered.held();"), "{text}");
+    assert!(text.contains("let__entered:&::lock_runtime::__rt::HeldLock=&__held;"), "{text}");
+}
+
+#[test]
 fn impl_trait_is_inferred_in_the_body() {
     let text = squeezed(
         quote!(key = k),
@@ -169,6 +181,15 @@ fn an_item_with_a_mistake_stands_beside_the_error() {
                 fn f() -> Pin<Box<dyn Future<Output = ()>>> {}
             ),
             "whole body",
+        ),
+        (
+            quote!(key = k),
+            quote!(
+                fn f() -> impl Future<Output = Res> {
+                    async {}
+                }
+            ),
+            "write `async move",
         ),
         (
             quote!(key = k),
@@ -250,7 +271,7 @@ fn an_item_with_a_mistake_stands_beside_the_error() {
         ),
     ] {
         let tokens = expand(args, item.clone()).to_string();
-        assert!(tokens.starts_with(&item.to_string()), "{tokens}");
+        assert!(tokens.contains(&item.to_string()), "{tokens}");
         assert!(tokens.contains("compile_error") && tokens.contains(advice), "{tokens}");
     }
 }

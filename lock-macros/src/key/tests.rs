@@ -32,6 +32,8 @@ fn a_format_string_is_split_as_std_does() {
         ("{a:?}/{}", vec![hole("a", ":?"), text("/"), hole("", "")]),
         ("{{{tag}}}:{id }", vec![text("{"), hole("tag", ""), text("}:"), hole("id", "")]),
         ("{{x}}", vec![text("{x}")]),
+        ("{a:}>4}}}{b:{^9}", vec![hole("a", ":}>4"), text("}"), hole("b", ":{^9")]),
+        ("{a:$<4}{b:→^}", vec![hole("a", ":$<4"), hole("b", ":→^")]),
     ] {
         assert_eq!(split(source).unwrap(), parts, "{source}");
     }
@@ -46,7 +48,11 @@ fn a_broken_format_string_is_refused() {
         ("order:id}", "no `{`"),
         ("{id:width$}", "write the number"),
         ("{id:.*}", "write the number"),
+        ("{id:04q}", "a format that nobody knows, `q`"),
+        ("{id:$>width$}", "write the number"),
         ("{id:}>x", "write `{id}`"),
+        ("{id:}>{to}", "write `{id}`"),
+        ("{ id:04}", "write `{id:04}`"),
     ] {
         let error = split(source).unwrap_err();
         assert!(error.contains(reason), "{source}: {error}");
@@ -70,15 +76,51 @@ fn an_argument_is_evaluated_once_however_often_it_is_written() {
 }
 
 #[test]
+fn a_raw_name_is_known_by_its_word() {
+    assert_eq!(
+        expanded(call(quote!("{type}", r#type = 1))),
+        r#"match(&(1),){(__a0,)=>__lock_rt::key(|__k|{__k.arg(::core::format_args!("{}",__a0));})}"#
+    );
+}
+
+#[test]
 fn anything_but_a_literal_is_an_expression() {
-    assert_eq!(
-        expanded(Key::from_value(syn::parse_quote!(order.key()))),
-        "__lock_rt::IntoLockKey::into_lock_key(::core::convert::identity(order.key()))"
-    );
-    assert_eq!(
-        expanded(Key::from_value(syn::parse_quote!("a".to_owned()))),
-        "__lock_rt::IntoLockKey::into_lock_key(::core::convert::identity(\"a\".to_owned()))"
-    );
+    for (key, call) in [
+        (syn::parse_quote!(order.key()), "key_from(order.key())"),
+        (syn::parse_quote!(format!("order:{id}")), "format!(\"order:{id}\")"),
+        (syn::parse_quote!(render("order:{id}", id)), "render(\"order:{id}\",id)"),
+        (syn::parse_quote!(KEYS["orders"]), "KEYS[\"orders\"]"),
+    ] {
+        let text = expanded(Key::from_value(key));
+        assert!(text.contains(call.trim_start_matches("key_from")), "{text}");
+    }
+}
+
+#[test]
+fn text_in_disguise_is_refused() {
+    for key in [
+        quote!(("order:{id}")),
+        quote!({ "order:{id}" }),
+        quote!(&"order:{id}"),
+        quote!(*&"order:{id}"),
+        quote!("order:{id}".to_owned()),
+        quote!("order:{id}".to_string().as_str()),
+        quote!(String::from("order:{id}")),
+        quote!(LockKey::new("orders")?),
+        quote!(LockKey::new("orders").unwrap()),
+        quote!(concat!("order:", "{id}")),
+    ] {
+        let error = refused(syn::parse2(key.clone()).and_then(Key::from_value));
+        assert!(error.contains("write `key = \"order:{id}\"`"), "{key}: {error}");
+        let several = syn::parse2(quote!([a.key(), #key])).and_then(Keys::from_value);
+        assert!(several.is_err_and(|error| error.to_string().contains("write `keys(")), "{key}");
+    }
+    for keys in [quote!(["a"]), quote!(&["a"]), quote!(vec!["a:{id}", b]), quote!(["a"; 2]), quote!(["a"].iter())] {
+        assert!(syn::parse2(keys.clone()).and_then(Keys::from_value).is_err(), "{keys}");
+    }
+    for keys in [quote!([a, b]), quote!(vec![a.key()]), quote!(ids.map(|id| format!("order:{id}")))] {
+        assert!(syn::parse2(keys.clone()).and_then(Keys::from_value).is_ok(), "{keys}");
+    }
 }
 
 #[test]
@@ -99,7 +141,10 @@ fn values_and_placeholders_must_match() {
         (quote!("{}", a, b), "does not use this argument: write `{}`"),
         (quote!("{a}", a = 1, b = 2), "does not use this argument: write `{b}`"),
         (quote!("{a}", a = 1, a = 2), "given twice"),
+        (quote!("{a}", a = 1, r#a = 2), "given twice"),
+        (quote!("{a}", a = 1, r#type = 2), "write `{type}`"),
         (quote!("{a}{}", a = 1, 2), "come first"),
+        (quote!("{_}", _ = 1), "names nothing"),
         (quote!(id), "begins with a format string"),
         (quote!(), "begins with a format string"),
     ] {

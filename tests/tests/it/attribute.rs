@@ -7,6 +7,7 @@ mod keys;
 mod loss;
 mod owners;
 mod positions;
+mod property;
 mod returns;
 mod several;
 

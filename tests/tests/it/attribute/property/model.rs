@@ -1,0 +1,157 @@
+//! What has to become of a case, told from what `format!` makes of the same string, values and arguments.
+//!
+//! `format!` writes every value between marks; so its result says what is text and what is a value, without anybody
+//! reading the format string. The runtime's own writer makes the key of it.
+
+use std::collections::BTreeSet;
+
+use lock_runtime::{KeyWriter, LockError, LockKey};
+
+use super::{
+    project::Complaint,
+    written::{KeysForm, Written, WrittenKey, WrittenTemplate},
+};
+
+/// What stands before a value and after it.
+const OPEN: char = '\u{E000}';
+const CLOSE: char = '\u{E001}';
+const MAX_KEY_BYTES: usize = 512;
+
+#[derive(Debug)]
+pub(super) enum Expected {
+    /// By the attribute in its own words or by the compiler's complaint about the format string; or with one of these codes,
+    /// as `format!` is refused.
+    Refused { codes: BTreeSet<String> },
+    /// The body runs, under these keys and with these arguments.
+    Runs { keys: Vec<String>, arguments: Vec<String> },
+    /// The call gives `InvalidKey`.
+    InvalidKey,
+}
+
+/// One piece of what `format!` has written.
+#[derive(Debug, PartialEq)]
+enum Piece {
+    Text(String),
+    Value(String),
+}
+
+/// What has to become of a case whose `format!` is refused.
+pub(super) fn of_refused(written: &Written, complaints: &[Complaint]) -> Result<Expected, String> {
+    let codes: BTreeSet<&str> = complaints.iter().filter_map(|complaint| complaint.code.as_deref()).collect();
+    let expected: BTreeSet<&str> = ["E0277", "E0308", "E0423", "E0424", "E0425"].into();
+    let from_arguments = templates(written).any(|template| template.counted);
+    if !codes.is_subset(&expected) || (codes.contains("E0308") && !from_arguments) {
+        let rendered: String = complaints.iter().map(|complaint| complaint.rendered.as_str()).collect();
+        return Err(format!("the reference should compile:\n{rendered}"));
+    }
+    // A name that is no argument is refused by the attribute, which can say more of it. It leaves alone what begins like a
+    // constant, and functions that may have arguments behind a macro.
+    let of_the_attribute = complaints.iter().any(|complaint| {
+        let name = complaint.message.split('`').nth(1).unwrap_or_default();
+        name.starts_with(|first: char| first == '_' || first.is_lowercase())
+    });
+    let unknown = ["E0423", "E0424", "E0425"];
+    let codes = codes.into_iter().filter(|code| match code {
+        code if unknown.contains(code) => written.hides_arguments() || !of_the_attribute,
+        code => *code == "E0277",
+    });
+    Ok(Expected::Refused { codes: codes.map(String::from).collect() })
+}
+
+/// What has to become of a case whose `format!` has given this.
+pub(super) fn of_printed(written: &Written, printed: &[(char, String)]) -> Expected {
+    let tagged = |wanted: char| printed.iter().filter(move |(tag, _)| *tag == wanted).map(|(_, text)| text);
+    let pieces: Vec<Vec<Piece>> = tagged('k').map(|text| pieces(text)).collect();
+    if refused_of_itself(written, &pieces) {
+        return Expected::Refused { codes: BTreeSet::new() };
+    }
+    let named = pieces.iter().map(|pieces| name(pieces));
+    let expressions = tagged('e').map(|text| LockKey::new(text.as_str()));
+    let keys: Result<Vec<LockKey>, LockError> = named.chain(expressions).collect();
+    match keys {
+        Ok(keys) if !keys.is_empty() => Expected::Runs {
+            keys: keys.iter().map(ToString::to_string).collect(),
+            arguments: tagged('a').cloned().collect(),
+        },
+        _ => Expected::InvalidKey,
+    }
+}
+
+/// What the attribute does not let pass though `format!` does.
+fn refused_of_itself(written: &Written, keys: &[Vec<Piece>]) -> bool {
+    let constant = keys.iter().any(|pieces| pieces.iter().all(|piece| matches!(piece, Piece::Text(_))));
+    let misplaced = if written.global { !keys.is_empty() && !constant } else { constant };
+    misplaced
+        || written.guard_hides_an_argument()
+        || (written.form == KeysForm::Several && written.keys.is_empty())
+        || written.keys.iter().any(|key| matches!(key, WrittenKey::Literal(_)))
+        || templates(written).any(|template| template.text.is_empty() || template.counted || template.named_by_place)
+        || keys.iter().any(|pieces| is_never_a_key(pieces))
+}
+
+fn templates(written: &Written) -> impl Iterator<Item = &WrittenTemplate> {
+    written.keys.iter().filter_map(|key| match key {
+        WrittenKey::Template(template) => Some(template),
+        _ => None,
+    })
+}
+
+/// Is there no value that would make a key of this?
+fn is_never_a_key(pieces: &[Piece]) -> bool {
+    let texts = pieces.iter().filter_map(|piece| match piece {
+        Piece::Text(text) => Some(text.as_str()),
+        Piece::Value(_) => None,
+    });
+    let any: String = pieces.iter().map(|piece| if let Piece::Text(text) = piece { text } else { "v" }).collect();
+    let tag = any.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or("", |(tag, _)| tag);
+    texts.map(str::len).sum::<usize>() > MAX_KEY_BYTES
+        || any.contains(char::is_control)
+        || (any.contains('}') && tag.is_empty())
+        || any.starts_with("permits:")
+}
+
+fn name(pieces: &[Piece]) -> Result<LockKey, LockError> {
+    let mut writer = KeyWriter::new();
+    for piece in pieces {
+        match piece {
+            Piece::Text(text) => writer.lit(text),
+            Piece::Value(value) => writer.arg(format_args!("{value}")),
+        };
+    }
+    writer.finish()
+}
+
+/// Takes apart what was written with marks; a value within a value belongs to it.
+fn pieces(marked: &str) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    let (mut text, mut depth) = (String::new(), 0);
+    for char in marked.chars() {
+        match char {
+            OPEN => {
+                if depth == 0 && !text.is_empty() {
+                    pieces.push(Piece::Text(std::mem::take(&mut text)));
+                }
+                depth += 1;
+            }
+            CLOSE => {
+                depth -= 1;
+                if depth == 0 {
+                    pieces.push(Piece::Value(std::mem::take(&mut text)));
+                }
+            }
+            char => text.push(char),
+        }
+    }
+    if !text.is_empty() {
+        pieces.push(Piece::Text(text));
+    }
+    pieces
+}
+
+#[test]
+fn text_and_values_are_told_apart_by_their_marks() {
+    let marked = format!("a{OPEN}1{OPEN}2{CLOSE}{CLOSE}{OPEN}{CLOSE}b:");
+    let expected =
+        [Piece::Text("a".into()), Piece::Value("12".into()), Piece::Value("".into()), Piece::Text("b:".into())];
+    assert_eq!(pieces(&marked), expected);
+}
