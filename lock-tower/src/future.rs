@@ -24,19 +24,15 @@ use crate::{
 /// Dropping it gives up the place in line, or drops the inner future and then releases the lock in the background.
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
-pub struct ResponseFuture<S, Req, P>
-where
-    S: Service<Req>,
-    P: Protocol<Req, S::Response, S::Error>,
-{
+pub struct ResponseFuture<S: Service<Req>, Req, P> {
     #[pin]
-    state: State<S, Req, P::Response, P::Error>,
+    state: State<S, Req>,
     protocol: P,
     wire: Wire,
 }
 
 #[pin_project(project = Stage)]
-pub(crate) enum State<S: Service<Req>, Req, Res, Err> {
+pub(crate) enum State<S: Service<Req>, Req> {
     Acquiring {
         acquire: Acquire,
         /// Taken when the lock is granted.
@@ -49,7 +45,7 @@ pub(crate) enum State<S: Service<Req>, Req, Res, Err> {
     Releasing {
         release: BoxFuture<'static, Result<(), LockError>>,
         /// Taken when the lock is free.
-        result: Option<Result<Res, Err>>,
+        result: Option<Result<S::Response, S::Error>>,
     },
     Skipped {
         #[pin]
@@ -59,7 +55,7 @@ pub(crate) enum State<S: Service<Req>, Req, Res, Err> {
     Done,
 }
 
-impl<S: Service<Req>, Req, Res, Err> State<S, Req, Res, Err> {
+impl<S: Service<Req>, Req> State<S, Req> {
     pub(crate) fn acquiring(acquire: Acquire, inner: S, req: Req) -> Self {
         Self::Acquiring { acquire, call: Some((inner, req)) }
     }
@@ -73,12 +69,8 @@ impl<S: Service<Req>, Req, Res, Err> State<S, Req, Res, Err> {
     }
 }
 
-impl<S, Req, P> ResponseFuture<S, Req, P>
-where
-    S: Service<Req>,
-    P: Protocol<Req, S::Response, S::Error>,
-{
-    pub(crate) fn new(state: State<S, Req, P::Response, P::Error>, protocol: P, wire: Wire) -> Self {
+impl<S: Service<Req>, Req, P> ResponseFuture<S, Req, P> {
+    pub(crate) fn new(state: State<S, Req>, protocol: P, wire: Wire) -> Self {
         Self { state, protocol, wire }
     }
 }
@@ -104,15 +96,13 @@ where
                     Err(error) => State::refused(error),
                 },
                 Stage::Locked { inner } => match ready!(inner.poll(cx)) {
-                    Ok((result, guard)) => match this.protocol.served(result, Some(guard), *this.wire) {
-                        (result, Some(guard)) => {
-                            State::Releasing { release: Box::pin(guard.release()), result: Some(result) }
-                        }
-                        (result, None) => {
+                    Ok((result, guard)) => {
+                        if result.as_ref().is_ok_and(|response| this.protocol.keeps(response)) {
                             this.state.set(State::Done);
-                            return Poll::Ready(result);
+                            return Poll::Ready(this.protocol.served(result, Some(guard), *this.wire));
                         }
-                    },
+                        State::Releasing { release: Box::pin(guard.release()), result: Some(result) }
+                    }
                     Err(error) => State::refused(error),
                 },
                 Stage::Releasing { release, result } => {
@@ -121,12 +111,12 @@ where
                     let result = result.take();
                     this.state.set(State::Done);
                     let Some(result) = result else { continue };
-                    return Poll::Ready(result);
+                    return Poll::Ready(this.protocol.served(result, None, *this.wire));
                 }
                 Stage::Skipped { inner } => {
-                    let (result, _) = this.protocol.served(ready!(inner.poll(cx)), None, *this.wire);
+                    let result = ready!(inner.poll(cx));
                     this.state.set(State::Done);
-                    return Poll::Ready(result);
+                    return Poll::Ready(this.protocol.served(result, None, *this.wire));
                 }
                 Stage::Refused(reason) => {
                     let reason = reason.take();
@@ -142,11 +132,7 @@ where
     }
 }
 
-impl<S, Req, P> fmt::Debug for ResponseFuture<S, Req, P>
-where
-    S: Service<Req>,
-    P: Protocol<Req, S::Response, S::Error>,
-{
+impl<S: Service<Req>, Req, P> fmt::Debug for ResponseFuture<S, Req, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
             State::Acquiring { .. } => "acquiring",

@@ -111,6 +111,7 @@
 pub mod key;
 
 mod body;
+mod detach;
 mod future;
 mod layer;
 mod protocol;
@@ -120,6 +121,7 @@ mod service;
 pub use lock_runtime as runtime;
 
 pub use body::LockBody;
+pub use detach::{Detach, DetachLayer, DetachedFuture};
 pub use future::ResponseFuture;
 pub use key::{IntoTarget, KeyError, KeyExtractor, KeyTemplate, Target, TemplateError};
 pub use layer::{DEFAULT_WAIT, LockLayer};

@@ -27,14 +27,17 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
     /// Lets the inner service see the lock.
     #[doc(hidden)]
     fn enter(req: &mut Req, held: HeldLock);
-    /// What the inner service has answered; with the guard, unless the response keeps it.
+    /// Does the lock go out with this response, to be released when it has been sent?
+    #[doc(hidden)]
+    fn keeps(&self, response: &Res) -> bool;
+    /// What the inner service has answered; with the lock, if the response keeps it.
     #[doc(hidden)]
     fn served(
         &self,
         result: Result<Res, Err>,
         guard: Option<LockGuard>,
         wire: Wire,
-    ) -> (Result<Self::Response, Self::Error>, Option<LockGuard>);
+    ) -> Result<Self::Response, Self::Error>;
     /// What is answered in its place.
     #[doc(hidden)]
     fn refused(&self, reason: Reason, wire: Wire) -> Result<Self::Response, Self::Error>;
@@ -127,18 +130,22 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
         req.extensions_mut().insert(held);
     }
 
+    fn keeps(&self, response: &Response<ResBody>) -> bool {
+        self.hold == Hold::Body && !response.body().is_end_stream()
+    }
+
     fn served(
         &self,
         result: Result<Response<ResBody>, Err>,
         guard: Option<LockGuard>,
         wire: Wire,
-    ) -> (Result<Self::Response, Err>, Option<LockGuard>) {
-        match (result, guard) {
-            (Ok(response), Some(guard)) if self.hold == Hold::Body && !response.body().is_end_stream() => {
-                (Ok(response.map(|body| LockBody::held(body, guard, wire))), None)
-            }
-            (result, guard) => (result.map(|response| response.map(LockBody::served)), guard),
-        }
+    ) -> Result<Self::Response, Err> {
+        result.map(|response| {
+            response.map(|body| match guard {
+                Some(guard) => LockBody::held(body, guard, wire),
+                None => LockBody::served(body),
+            })
+        })
     }
 
     fn refused(&self, reason: Reason, wire: Wire) -> Result<Self::Response, Err> {
@@ -163,13 +170,17 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
 
     fn enter(_req: &mut Req, _held: HeldLock) {}
 
+    fn keeps(&self, _response: &Res) -> bool {
+        false
+    }
+
     fn served(
         &self,
         result: Result<Res, Err>,
-        guard: Option<LockGuard>,
+        _guard: Option<LockGuard>,
         _wire: Wire,
-    ) -> (Result<Res, ServiceError<Err>>, Option<LockGuard>) {
-        (result.map_err(ServiceError::Inner), guard)
+    ) -> Result<Res, ServiceError<Err>> {
+        result.map_err(ServiceError::Inner)
     }
 
     fn refused(&self, reason: Reason, _wire: Wire) -> Result<Res, ServiceError<Err>> {

@@ -6,3 +6,4 @@ mod keys;
 mod refusals;
 mod server;
 mod serving;
+mod streaming;

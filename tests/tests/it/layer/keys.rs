@@ -117,7 +117,7 @@ async fn ready_extractors_name_keys() {
     let app = Router::new()
         .route("/header", named().layer(header))
         .route("/global", named().layer(global))
-        .route("/tenant", named().layer(tenant()).layer(Extension(Tenant(7))))
+        .route("/tenant", named().layer((Extension(Tenant(7)), tenant())))
         .route("/stranger", named().layer(tenant()));
     let server = Server::start(app).await;
     let response = server.post_with("/header", &[("idempotency-key", "4:2")]).await;
