@@ -42,9 +42,11 @@
 //!    request's extensions (an extractor in axum), and `#[distributed_lock(.., reentrant)]` and
 //!    [`LockRequest::reentrant`](runtime::LockRequest::reentrant) enter the route's lock.
 //! 4. When the inner service has answered, the release is awaited, for at most one call to the store, and then the response
-//!    goes out. The *head* of the response, that is: a body that is streamed is sent without the lock.
+//!    goes out. The *head* of the response, that is: a body that is streamed is sent without the lock, unless
+//!    [`Hold::Body`] keeps it until the last frame.
 //!
-//! When the lock is lost on the way, the inner future is dropped and the caller is told `lost_..`. A handler that panics
+//! When the lock is lost on the way, the inner future is dropped and the caller is told `lost_..`; a body that is being sent under
+//! the lock ends with an error, or with a gRPC status in its trailers, and never as if it were whole. A handler that panics
 //! releases. The layer fails closed: without a lock nothing is served, unless an extractor says [`Target::Skip`] or no route
 //! has matched.
 //!
@@ -81,6 +83,9 @@
 //! background. hyper does so as soon as it knows that the caller is gone: at once over HTTP/2, and over HTTP/1 once the
 //! request's body has been read, as small ones are. While a large body is unread, a closed HTTP/1 connection goes unnoticed, and
 //! the handler runs to its end, under its lock.
+//!
+//! A handler that must not be cut short goes under a [`DetachLayer`], outside of the lock: it then finishes under its lock
+//! without its caller.
 //!
 //! # Refusals
 //!
