@@ -131,6 +131,24 @@ impl LockSpec {
         self
     }
 
+    /// Waits no longer than `limit`, and no longer than it would anyway.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lock_runtime::LockSpec;
+    /// let (one, two) = (Duration::from_secs(1), Duration::from_secs(2));
+    /// assert_eq!(LockSpec::exclusive().wait(two).wait_at_most(one), LockSpec::exclusive().wait(one));
+    /// assert_eq!(LockSpec::exclusive().wait(one).wait_at_most(two), LockSpec::exclusive().wait(one));
+    /// assert_eq!(LockSpec::exclusive().no_wait().wait_at_most(one), LockSpec::exclusive().no_wait());
+    /// ```
+    #[must_use]
+    pub fn wait_at_most(self, limit: Duration) -> Self {
+        match self.wait.unwrap_or(Wait::AtMost(DEFAULT_WAIT)) {
+            Wait::AtMost(wait) if limit < wait => self.wait(limit),
+            _ => self,
+        }
+    }
+
     /// Does not wait: a lock that is not free is `Contended`.
     #[must_use]
     pub const fn no_wait(mut self) -> Self {

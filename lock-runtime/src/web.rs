@@ -3,7 +3,7 @@
 //!
 //! | kind | HTTP | gRPC |
 //! |---|---|---|
-//! | `Contended`, `WaitTimeout` | 409 + `Retry-After` | `ABORTED` |
+//! | `Contended`, `WaitTimeout` | 409 + `Retry-After` | `ABORTED`; `DEADLINE_EXCEEDED` if it was the caller's own deadline |
 //! | `Overloaded` | 503 + `Retry-After` | `RESOURCE_EXHAUSTED` |
 //! | `Unavailable`, `ReadOnly`, `ShuttingDown` | 503 | `UNAVAILABLE` |
 //! | `Lost` | 500, no `Retry-After`: effects may exist | `ABORTED` |
@@ -44,6 +44,7 @@ pub enum Answer {
 #[expect(missing_docs, reason = "named and described by gRPC")]
 pub enum GrpcCode {
     InvalidArgument = 3,
+    DeadlineExceeded = 4,
     ResourceExhausted = 8,
     Aborted = 10,
     Internal = 13,

@@ -5,18 +5,18 @@ use std::{
     fmt,
     pin::Pin,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use lock_runtime::{HeldLock, LockError, LockGuard, Lost};
 use pin_project::pin_project;
 
 use crate::{
-    protocol::Wire,
+    protocol::{Caller, Wire},
     reject::{Reason, Refusal},
 };
 
@@ -203,13 +203,10 @@ where
 /// The end of a body whose lock was lost, which nobody may take for a clean one.
 fn lost_frame(error: LockError, wire: Wire) -> Result<Frame<Bytes>, BoxError> {
     let reason = Reason::Lock(error.clone());
-    let refusal = Refusal::new(&reason, wire, std::time::Duration::ZERO);
+    let refusal = Refusal::new(&reason, Caller { wire, hurried: false }, Duration::ZERO);
     refusal.trace();
     match wire {
         Wire::Http => Err(error.into()),
-        Wire::Grpc => {
-            let trailers: HeaderMap = refusal.trailers();
-            Ok(Frame::trailers(trailers))
-        }
+        Wire::Grpc => Ok(Frame::trailers(refusal.trailers())),
     }
 }

@@ -8,13 +8,13 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use lock_runtime::{Acquire, LockError, WhileHeld};
+use lock_runtime::{Acquire, LockError, LockErrorKind, WhileHeld};
 use pin_project::pin_project;
 use tower::util::Oneshot;
 use tower_service::Service;
 
 use crate::{
-    protocol::{Protocol, Wire},
+    protocol::{Caller, Protocol},
     reject::Reason,
 };
 
@@ -28,7 +28,7 @@ pub struct ResponseFuture<S: Service<Req>, Req, P> {
     #[pin]
     state: State<S, Req>,
     protocol: P,
-    wire: Wire,
+    caller: Caller,
 }
 
 #[pin_project(project = Stage)]
@@ -37,6 +37,8 @@ pub(crate) enum State<S: Service<Req>, Req> {
         acquire: Acquire,
         /// Taken when the lock is granted.
         call: Option<(S, Req)>,
+        /// Served without the lock where the store is out of reach.
+        fail_open: bool,
     },
     Locked {
         #[pin]
@@ -56,8 +58,8 @@ pub(crate) enum State<S: Service<Req>, Req> {
 }
 
 impl<S: Service<Req>, Req> State<S, Req> {
-    pub(crate) fn acquiring(acquire: Acquire, inner: S, req: Req) -> Self {
-        Self::Acquiring { acquire, call: Some((inner, req)) }
+    pub(crate) fn acquiring(acquire: Acquire, inner: S, req: Req, fail_open: bool) -> Self {
+        Self::Acquiring { acquire, call: Some((inner, req)), fail_open }
     }
 
     pub(crate) fn skipped(inner: S, req: Req) -> Self {
@@ -70,8 +72,8 @@ impl<S: Service<Req>, Req> State<S, Req> {
 }
 
 impl<S: Service<Req>, Req, P> ResponseFuture<S, Req, P> {
-    pub(crate) fn new(state: State<S, Req>, protocol: P, wire: Wire) -> Self {
-        Self { state, protocol, wire }
+    pub(crate) fn new(state: State<S, Req>, protocol: P, caller: Caller) -> Self {
+        Self { state, protocol, caller }
     }
 }
 
@@ -86,12 +88,17 @@ where
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
-                Stage::Acquiring { acquire, call } => match ready!(Pin::new(acquire).poll(cx)) {
+                Stage::Acquiring { acquire, call, fail_open } => match ready!(Pin::new(acquire).poll(cx)) {
                     Ok(guard) => {
                         // It is taken here only, and the stage is left for good.
                         let Some((inner, mut req)) = call.take() else { continue };
                         P::enter(&mut req, guard.held());
                         State::Locked { inner: guard.while_held(Oneshot::new(inner, req)) }
+                    }
+                    Err(error) if *fail_open && is_out_of_reach(&error) => {
+                        tracing::warn!(code = error.code(), %error, "served without its lock");
+                        let Some((inner, req)) = call.take() else { continue };
+                        State::skipped(inner, req)
                     }
                     Err(error) => State::refused(error),
                 },
@@ -99,7 +106,7 @@ where
                     Ok((result, guard)) => {
                         if result.as_ref().is_ok_and(|response| this.protocol.keeps(response)) {
                             this.state.set(State::Done);
-                            return Poll::Ready(this.protocol.served(result, Some(guard), *this.wire));
+                            return Poll::Ready(this.protocol.served(result, Some(guard), this.caller.wire));
                         }
                         State::Releasing { release: Box::pin(guard.release()), result: Some(result) }
                     }
@@ -111,18 +118,18 @@ where
                     let result = result.take();
                     this.state.set(State::Done);
                     let Some(result) = result else { continue };
-                    return Poll::Ready(this.protocol.served(result, None, *this.wire));
+                    return Poll::Ready(this.protocol.served(result, None, this.caller.wire));
                 }
                 Stage::Skipped { inner } => {
                     let result = ready!(inner.poll(cx));
                     this.state.set(State::Done);
-                    return Poll::Ready(this.protocol.served(result, None, *this.wire));
+                    return Poll::Ready(this.protocol.served(result, None, this.caller.wire));
                 }
                 Stage::Refused(reason) => {
                     let reason = reason.take();
                     this.state.set(State::Done);
                     let Some(reason) = reason else { continue };
-                    return Poll::Ready(this.protocol.refused(reason, *this.wire));
+                    return Poll::Ready(this.protocol.refused(reason, *this.caller));
                 }
                 #[expect(clippy::panic, reason = "a future must not be polled after it was ready")]
                 Stage::Done => panic!("`ResponseFuture` was polled after it was ready"),
@@ -130,6 +137,11 @@ where
             this.state.set(next);
         }
     }
+}
+
+/// Are there no locks to be had, by nobody's decision?
+fn is_out_of_reach(error: &LockError) -> bool {
+    matches!(error.kind(), LockErrorKind::Unavailable | LockErrorKind::ReadOnly)
 }
 
 impl<S: Service<Req>, Req, P> fmt::Debug for ResponseFuture<S, Req, P> {

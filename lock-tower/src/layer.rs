@@ -27,6 +27,7 @@ pub struct LockLayer<K = KeyTemplate, P = Http> {
     pub(crate) key: K,
     pub(crate) spec: LockSpec,
     pub(crate) protocol: P,
+    pub(crate) fail_open: bool,
 }
 
 impl LockLayer {
@@ -55,7 +56,7 @@ impl<K> LockLayer<K, Plain> {
 
 impl<K, P> LockLayer<K, P> {
     fn over(locks: LockClient, key: K, protocol: P) -> Self {
-        Self { locks, key, spec: LockSpec::exclusive().wait(DEFAULT_WAIT), protocol }
+        Self { locks, key, spec: LockSpec::exclusive().wait(DEFAULT_WAIT), protocol, fail_open: false }
     }
 
     /// Locks as `spec` says, in place of all that was said before. What it leaves open comes from the client's defaults, but
@@ -110,6 +111,14 @@ impl<K, P> LockLayer<K, P> {
         self.with(|spec| spec.max_hold(max_hold))
     }
 
+    /// Serves a request *without its lock* when the store is out of reach, or read-only. Each such request is traced as a warning,
+    /// and finds no `HeldLock`.
+    ///
+    /// For what is worse refused than done twice. Somebody else may be at it: whatever the lock protects has to bear that.
+    pub fn fail_open(self) -> Self {
+        Self { fail_open: true, ..self }
+    }
+
     /// Takes a share: many readers, no writer.
     pub fn read(self) -> Self {
         self.with(|spec| LockSpec::shared().or(&spec))
@@ -134,8 +143,8 @@ impl<K, R> LockLayer<K, Http<R>> {
 
     /// Answers refusals with `on_reject`, a closure or a type of your own, instead of [`StandardReject`](crate::StandardReject).
     pub fn on_reject<R2: OnReject>(self, on_reject: R2) -> LockLayer<K, Http<R2>> {
-        let Self { locks, key, spec, protocol } = self;
-        LockLayer { locks, key, spec, protocol: protocol.with_on_reject(on_reject) }
+        let Self { locks, key, spec, protocol, fail_open } = self;
+        LockLayer { locks, key, spec, protocol: protocol.with_on_reject(on_reject), fail_open }
     }
 }
 
@@ -149,12 +158,13 @@ impl<S, K: Clone, P: Clone> Layer<S> for LockLayer<K, P> {
 
 impl<K, P: fmt::Debug> fmt::Debug for LockLayer<K, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { locks, key: _, spec, protocol } = self;
+        let Self { locks, key: _, spec, protocol, fail_open } = self;
         f.debug_struct("LockLayer")
             .field("locks", locks)
             .field("key", &format_args!("{}", type_name::<K>()))
             .field("spec", spec)
             .field("protocol", protocol)
+            .field("fail_open", fail_open)
             .finish()
     }
 }

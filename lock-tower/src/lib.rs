@@ -47,8 +47,8 @@
 //!
 //! When the lock is lost on the way, the inner future is dropped and the caller is told `lost_..`; a body that is being sent under
 //! the lock ends with an error, or with a gRPC status in its trailers, and never as if it were whole. A handler that panics
-//! releases. The layer fails closed: without a lock nothing is served, unless an extractor says [`Target::Skip`] or no route
-//! has matched.
+//! releases. The layer fails closed: without a lock nothing is served, unless an extractor says [`Target::Skip`], no route
+//! has matched, or [`LockLayer::fail_open`] says so.
 //!
 //! # Where to put it
 //!
@@ -95,7 +95,7 @@
 //!
 //! | kind | HTTP | gRPC |
 //! |---|---|---|
-//! | `Contended`, `WaitTimeout` | 409 + `Retry-After` | `ABORTED` |
+//! | `Contended`, `WaitTimeout` | 409 + `Retry-After` | `ABORTED`; `DEADLINE_EXCEEDED` if the `grpc-timeout` of the request ended |
 //! | `Overloaded` | 503 + `Retry-After` | `RESOURCE_EXHAUSTED` |
 //! | `Unavailable`, `ReadOnly`, `ShuttingDown` | 503 | `UNAVAILABLE` |
 //! | `Lost` | 500, no `Retry-After`: effects may exist | `ABORTED` |

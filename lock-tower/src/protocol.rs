@@ -4,7 +4,7 @@
 use std::{any::type_name, error::Error, fmt, time::Duration};
 
 use bytes::Bytes;
-use http::{Request, Response, header::CONTENT_TYPE};
+use http::{HeaderValue, Request, Response, header::CONTENT_TYPE};
 use http_body::Body;
 use lock_runtime::{HeldLock, LockError, LockGuard, web::DEFAULT_RETRY_AFTER};
 
@@ -24,6 +24,9 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
     /// What the caller understands.
     #[doc(hidden)]
     fn wire(&self, req: &Req) -> Wire;
+    /// How long the caller will wait for an answer, if it says.
+    #[doc(hidden)]
+    fn patience(&self, req: &Req) -> Option<Duration>;
     /// Lets the inner service see the lock.
     #[doc(hidden)]
     fn enter(req: &mut Req, held: HeldLock);
@@ -40,7 +43,7 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
     ) -> Result<Self::Response, Self::Error>;
     /// What is answered in its place.
     #[doc(hidden)]
-    fn refused(&self, reason: Reason, wire: Wire) -> Result<Self::Response, Self::Error>;
+    fn refused(&self, reason: Reason, caller: Caller) -> Result<Self::Response, Self::Error>;
 }
 
 mod sealed {
@@ -57,6 +60,43 @@ pub enum Wire {
     Http,
     /// gRPC: its request has the content type `application/grpc`, and statuses are in trailers.
     Grpc,
+}
+
+/// Who is told of a refusal.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    pub(crate) wire: Wire,
+    /// The wait for the lock was cut short, because the caller would have been gone.
+    pub(crate) hurried: bool,
+}
+
+/// `application/grpc`, `application/grpc+proto`, but not `application/grpc-web`, which has no trailers of its own.
+fn is_grpc<B>(req: &Request<B>) -> bool {
+    const GRPC: &[u8] = b"application/grpc";
+    let content_type = req.headers().get(CONTENT_TYPE).and_then(|value| value.as_bytes().split_at_checked(GRPC.len()));
+    content_type.is_some_and(|(start, rest)| {
+        start.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
+    })
+}
+
+/// The [`grpc-timeout`](https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests) of a request: at most eight digits
+/// and a unit. What is not one says nothing.
+fn grpc_timeout(value: &HeaderValue) -> Option<Duration> {
+    let (number, unit) = value.to_str().ok()?.split_at_checked(value.len().checked_sub(1)?)?;
+    if number.is_empty() || number.len() > 8 || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let number: u64 = number.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(number * 3_600),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
 }
 
 /// Refuses with a response that `R` makes. The inner error stays as it is, so axum's `Infallible` does too, and no
@@ -116,14 +156,11 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
     type Error = Err;
 
     fn wire(&self, req: &Request<ReqBody>) -> Wire {
-        const GRPC: &[u8] = b"application/grpc";
-        let content_type =
-            req.headers().get(CONTENT_TYPE).and_then(|value| value.as_bytes().split_at_checked(GRPC.len()));
-        // `application/grpc`, `application/grpc+proto`, but not `application/grpc-web`, which has no trailers of its own.
-        let is_grpc = content_type.is_some_and(|(start, rest)| {
-            start.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
-        });
-        if is_grpc { Wire::Grpc } else { Wire::Http }
+        if is_grpc(req) { Wire::Grpc } else { Wire::Http }
+    }
+
+    fn patience(&self, req: &Request<ReqBody>) -> Option<Duration> {
+        req.headers().get("grpc-timeout").filter(|_| is_grpc(req)).and_then(grpc_timeout)
     }
 
     fn enter(req: &mut Request<ReqBody>, held: HeldLock) {
@@ -148,8 +185,8 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
         })
     }
 
-    fn refused(&self, reason: Reason, wire: Wire) -> Result<Self::Response, Err> {
-        let refusal = Refusal::new(&reason, wire, self.retry_after);
+    fn refused(&self, reason: Reason, caller: Caller) -> Result<Self::Response, Err> {
+        let refusal = Refusal::new(&reason, caller, self.retry_after);
         refusal.trace();
         Ok(self.on_reject.reject(&refusal).map(|body: Bytes| LockBody::refused(body)))
     }
@@ -168,6 +205,10 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
         Wire::Http
     }
 
+    fn patience(&self, _req: &Req) -> Option<Duration> {
+        None
+    }
+
     fn enter(_req: &mut Req, _held: HeldLock) {}
 
     fn keeps(&self, _response: &Res) -> bool {
@@ -183,7 +224,7 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
         result.map_err(ServiceError::Inner)
     }
 
-    fn refused(&self, reason: Reason, _wire: Wire) -> Result<Res, ServiceError<Err>> {
+    fn refused(&self, reason: Reason, _caller: Caller) -> Result<Res, ServiceError<Err>> {
         Err(match reason {
             Reason::Key(error) => ServiceError::Key(error),
             Reason::Lock(error) => ServiceError::Lock(error),
@@ -219,6 +260,35 @@ impl<E: Error + 'static> Error for ServiceError<E> {
             Self::Key(error) => error.source(),
             Self::Lock(error) => error.source(),
             Self::Inner(error) => error.source(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grpc_timeout_is_digits_and_a_unit() {
+        for (text, timeout) in [
+            ("1S", Some(Duration::from_secs(1))),
+            ("2M", Some(Duration::from_secs(120))),
+            ("99999999H", Some(Duration::from_secs(99_999_999 * 3_600))),
+            ("0m", Some(Duration::ZERO)),
+            ("100u", Some(Duration::from_micros(100))),
+            ("7n", Some(Duration::from_nanos(7))),
+            ("", None),
+            ("S", None),
+            ("1", None),
+            ("1s", None),
+            ("+1S", None),
+            ("-1S", None),
+            ("1.5S", None),
+            ("100000000S", None),
+            ("1\u{e9}", None),
+        ] {
+            let value = HeaderValue::from_bytes(text.as_bytes()).unwrap();
+            assert_eq!(grpc_timeout(&value), timeout, "{text}");
         }
     }
 }

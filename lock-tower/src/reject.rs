@@ -5,12 +5,15 @@ use std::{borrow::Cow, time::Duration};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 use lock_runtime::{
-    LockError,
-    web::{self, Answer, Problem},
+    LockError, LockErrorKind,
+    web::{self, Answer, GrpcCode, Problem},
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use crate::{key::KeyError, protocol::Wire};
+use crate::{
+    key::KeyError,
+    protocol::{Caller, Wire},
+};
 
 /// Makes the response of a request that is refused.
 ///
@@ -79,13 +82,13 @@ impl From<LockError> for Reason {
 #[derive(Clone, Debug)]
 pub struct Refusal<'a> {
     reason: &'a Reason,
-    wire: Wire,
+    caller: Caller,
     retry_after: Option<Duration>,
 }
 
 impl<'a> Refusal<'a> {
-    pub(crate) fn new(reason: &'a Reason, wire: Wire, configured: Duration) -> Self {
-        let mut refusal = Self { reason, wire, retry_after: None };
+    pub(crate) fn new(reason: &'a Reason, caller: Caller, configured: Duration) -> Self {
+        let mut refusal = Self { reason, caller, retry_after: None };
         let holder = match reason {
             Reason::Key(_) => None,
             Reason::Lock(error) => error.retry_after(),
@@ -101,7 +104,7 @@ impl<'a> Refusal<'a> {
 
     /// What the caller understands.
     pub fn wire(&self) -> Wire {
-        self.wire
+        self.caller.wire
     }
 
     /// The row of the table of refusals.
@@ -141,17 +144,27 @@ impl<'a> Refusal<'a> {
 
     /// The standard response: a problem document, or a trailers-only status for gRPC.
     pub fn to_response(&self) -> Response<Bytes> {
-        match self.wire {
+        match self.caller.wire {
             Wire::Http => {
                 Problem::new(self.answer(), self.code(), self.detail()).retry_after(self.retry_after).into_response()
             }
-            Wire::Grpc => trailers_only(self.answer(), &self.detail()),
+            Wire::Grpc => trailers_only(self.grpc_code(), &self.detail()),
         }
     }
 
     /// What a gRPC stream ends with that had begun.
     pub(crate) fn trailers(&self) -> HeaderMap {
-        grpc_status(self.answer(), &self.detail())
+        grpc_status(self.grpc_code(), &self.detail())
+    }
+
+    /// The gRPC status, whatever the caller understands.
+    pub fn grpc_code(&self) -> GrpcCode {
+        match self.reason {
+            Reason::Lock(error) if self.caller.hurried && error.kind() == LockErrorKind::WaitTimeout => {
+                GrpcCode::DeadlineExceeded
+            }
+            _ => self.answer().grpc_code(),
+        }
     }
 
     pub(crate) fn trace(&self) {
@@ -164,19 +177,19 @@ impl<'a> Refusal<'a> {
 
 /// A gRPC response without a body, its status in the headers: see "Trailers-Only" in the
 /// [protocol](https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#responses).
-fn trailers_only(answer: Answer, message: &str) -> Response<Bytes> {
+fn trailers_only(code: GrpcCode, message: &str) -> Response<Bytes> {
     let mut response = Response::new(Bytes::new());
-    *response.headers_mut() = grpc_status(answer, message);
+    *response.headers_mut() = grpc_status(code, message);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
 }
 
 /// `grpc-status` and `grpc-message`.
-fn grpc_status(answer: Answer, message: &str) -> HeaderMap {
+fn grpc_status(code: GrpcCode, message: &str) -> HeaderMap {
     /// What `grpc-message` must not have as it stands, beside what is not ASCII.
     const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
     let mut headers = HeaderMap::new();
-    headers.insert(HeaderName::from_static("grpc-status"), i32::from(answer.grpc_code()).into());
+    headers.insert(HeaderName::from_static("grpc-status"), i32::from(code).into());
     let message = utf8_percent_encode(message, ESCAPED).to_string();
     // What is percent-encoded is visible ASCII, which every header takes.
     if let Ok(message) = HeaderValue::try_from(message) {
@@ -192,7 +205,8 @@ mod tests {
     #[test]
     fn a_grpc_message_is_percent_encoded() {
         let reason = Reason::Key(KeyError::bad_request("100 % \u{e9}t\u{e9}\n"));
-        let response = Refusal::new(&reason, Wire::Grpc, Duration::ZERO).to_response();
+        let caller = Caller { wire: Wire::Grpc, hurried: false };
+        let response = Refusal::new(&reason, caller, Duration::ZERO).to_response();
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["grpc-status"], "3");
         assert_eq!(response.headers()["grpc-message"], "100 %25 %C3%A9t%C3%A9%0A");

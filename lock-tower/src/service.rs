@@ -11,7 +11,7 @@ use crate::{
     future::{ResponseFuture, State},
     key::{KeyExtractor, KeyTemplate, Target},
     layer::LockLayer,
-    protocol::{Http, Protocol},
+    protocol::{Caller, Http, Protocol},
 };
 
 /// A service that holds a lock around each call of the one within.
@@ -60,17 +60,23 @@ where
     }
 
     fn call(&mut self, mut req: Req) -> Self::Future {
-        let LockLayer { locks, key, spec, protocol } = &self.layer;
-        let wire = protocol.wire(&req);
+        let LockLayer { locks, key, spec, protocol, fail_open } = &self.layer;
+        let mut caller = Caller { wire: protocol.wire(&req), hurried: false };
         let state = match key.target(&mut req) {
             Ok(Target::Lock(key)) => {
-                let acquire = locks.request(key, spec.clone()).acquire();
-                State::acquiring(acquire, self.inner.clone(), req)
+                let mut spec = spec.clone();
+                if let Some(patience) = protocol.patience(&req) {
+                    let hurried = spec.clone().wait_at_most(patience);
+                    caller.hurried = hurried != spec;
+                    spec = hurried;
+                }
+                let acquire = locks.request(key, spec).acquire();
+                State::acquiring(acquire, self.inner.clone(), req, *fail_open)
             }
             Ok(Target::Skip) => State::skipped(self.inner.clone(), req),
             Err(error) => State::refused(error),
         };
-        ResponseFuture::new(state, protocol.clone(), wire)
+        ResponseFuture::new(state, protocol.clone(), caller)
     }
 }
 

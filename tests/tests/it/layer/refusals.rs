@@ -5,7 +5,7 @@ use std::{pin::pin, time::Duration};
 use axum::{Router, body::Bytes, http::Response, response::IntoResponse, routing::post};
 use futures_util::future;
 use lock_runtime::{HeldLock, LockClient};
-use lock_tests::Captured;
+use lock_tests::{Captured, RedisServer};
 use lock_tower::{LockLayer, Refusal};
 use tower::{Layer, ServiceExt};
 use tracing::Level;
@@ -131,6 +131,50 @@ async fn a_grpc_caller_gets_a_status_in_the_headers() {
     assert_eq!(response.header("content-type"), Some("application/grpc"));
     assert_eq!(response.header("grpc-status"), Some("10"));
     assert_eq!(response.header("grpc-message"), Some("The resource is in use."));
+}
+
+#[tokio::test]
+async fn a_grpc_caller_waits_no_longer_than_its_own_deadline() {
+    let locks = LockClient::in_memory();
+    let _guard = locks.exclusive("order:7").acquire().await.unwrap();
+    let server = serve(orders(&locks).wait(Duration::from_secs(60))).await;
+    let deadline = ("grpc-timeout", "50m");
+    let response = server.post_with("/orders/7", &[GRPC[0], deadline]).await;
+    assert_eq!(response.header("grpc-status"), Some("4"), "DEADLINE_EXCEEDED: {response:?}");
+
+    // A longer one changes nothing, and neither does one of a caller who does not speak gRPC.
+    let server = serve(orders(&locks).wait(Duration::from_millis(20))).await;
+    let response = server.post_with("/orders/7", &[GRPC[0], ("grpc-timeout", "1M")]).await;
+    assert_eq!(response.header("grpc-status"), Some("10"));
+    let response = server.post_with("/orders/7", &[("grpc-timeout", "0n")]).await;
+    assert_eq!(response.problem(), "wait_timeout");
+}
+
+#[tokio::test]
+async fn a_store_out_of_reach_refuses_unless_the_layer_fails_open() {
+    let redis = RedisServer::start().await;
+    let locks = LockClient::connect(&redis.url()).await.unwrap();
+    let handler = post(async |lock: Option<HeldLock>| if lock.is_some() { "locked" } else { "not locked" });
+    let layer = orders(&locks).lease(Duration::from_secs(1)).wait(Duration::from_millis(100));
+    let app = Router::new()
+        .route("/orders/{id}", handler.clone().layer(layer.clone()))
+        .route("/open/{id}", handler.layer(layer.fail_open()));
+    let traces = Captured::new();
+    let _collecting = traces.set_default();
+    let server = Server::start(app).await;
+    assert_eq!(server.post("/open/1").await.body, "locked");
+    let guard = locks.exclusive("order:2").acquire().await.unwrap();
+    assert_eq!(server.post("/open/2").await.problem(), "wait_timeout", "held by somebody is not out of reach");
+    drop(guard);
+
+    redis.kill();
+    let response = server.post("/orders/3").await;
+    assert_eq!((response.status, response.problem().as_str()), (503, "unavailable"));
+    for _ in 0..2 {
+        assert_eq!(server.post("/open/3").await.body, "not locked");
+    }
+    let warnings = traces.events().into_iter().filter(|event| event.message == "served without its lock");
+    assert_eq!(warnings.count(), 2);
 }
 
 #[tokio::test]
