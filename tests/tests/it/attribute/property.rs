@@ -28,7 +28,7 @@ use self::{
     written::Written,
 };
 
-const CASES: usize = 150;
+const CASES: usize = 200;
 const SUPPORT: &str = include_str!("property/support.rs");
 
 fn variable<T: FromStr>(name: &str, default: T) -> T {

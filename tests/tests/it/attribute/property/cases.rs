@@ -69,6 +69,8 @@ pub(super) enum Part {
     Raw(String),
     /// The name of an argument without braces, among `Raw`.
     Name(Index),
+    /// Text that makes the key so long up to here, values aside.
+    UpTo(usize),
 }
 
 #[derive(Clone, Debug)]
@@ -220,20 +222,23 @@ pub(super) fn case() -> BoxedStrategy<Case> {
         .boxed()
 }
 
-/// Names that the expansion uses, or the attribute, or both.
-const TAKEN: [&str; 34] = [
+/// Names that the expansion uses.
+const INTERNAL: [&str; 12] = [
+    "__k",
     "__a0",
     "__a1",
-    "__arg1",
     "__client",
-    "__entered",
-    "__error",
-    "__held",
-    "__k",
-    "__outcome",
     "__request",
+    "__entered",
+    "__held",
+    "__outcome",
+    "__error",
     "__returned",
-    "__rt",
+    "__value",
+    "__given",
+];
+/// Names that the attribute uses, or that a path may begin with.
+const TAKEN: [&str; 22] = [
     "args",
     "body",
     "client",
@@ -246,8 +251,8 @@ const TAKEN: [&str; 34] = [
     "key",
     "keys",
     "lock",
-    "lock_runtime",
     "locks",
+    "lock_runtime",
     "outcome",
     "permits",
     "read",
@@ -273,7 +278,10 @@ const KEYWORDS: [&str; 52] = [
 fn name() -> impl Strategy<Value = String> {
     prop_oneof![
         3 => select(&["id", "a", "b", "order_id"][..]).prop_map(String::from),
-        3 => select(&TAKEN[..]).prop_map(String::from),
+        // What is in scope where the key is written.
+        2 => select(&["__k", "__a0"][..]).prop_map(String::from),
+        2 => select(&INTERNAL[..]).prop_map(String::from),
+        2 => select(&TAKEN[..]).prop_map(String::from),
         3 => select(&ODD[..]).prop_map(String::from),
         1 => "[a-z_][a-z0-9_]{0,5}".prop_filter("a keyword", |name| !KEYWORDS.contains(&name.as_str())),
     ]
@@ -319,8 +327,8 @@ fn val() -> impl Strategy<Value = Val> {
         1 => any::<i64>().prop_map(Val::Negative),
         1 => select(&[0.0, -0.5, 1.25, 1e300][..]).prop_map(Val::Float),
         1 => any::<char>().prop_map(|char| Val::Char(unmarked(char))),
-        3 => text().prop_map(Val::Str),
-        3 => text().prop_map(Val::Owned),
+        3 => any_text().prop_map(Val::Str),
+        3 => any_text().prop_map(Val::Owned),
     ]
 }
 
@@ -342,7 +350,7 @@ fn key() -> impl Strategy<Value = Key> {
 
 fn template() -> impl Strategy<Value = Template> {
     let parts = prop_oneof![
-        12 => vec(prop_oneof![3 => text().prop_map(Part::Text), 4 => hole().prop_map(Part::Hole)], 0..5),
+        12 => vec(part(), 0..5),
         2 => broken(),
         2 => vec(soup(), 0..10),
     ];
@@ -354,6 +362,14 @@ fn template() -> impl Strategy<Value = Template> {
     ];
     (parts, option::of(vec(value(), 0..4)), style, prop::bool::weighted(0.85))
         .prop_map(|(parts, values, style, fits)| Template { parts, values, style, fits })
+}
+
+fn part() -> impl Strategy<Value = Part> {
+    prop_oneof![
+        30 => text().prop_map(Part::Text),
+        40 => hole().prop_map(Part::Hole),
+        1 => (510..514_usize).prop_map(Part::UpTo),
+    ]
 }
 
 /// A string with one brace or one hole in it that is wrong.
@@ -381,16 +397,20 @@ fn soup() -> impl Strategy<Value = Part> {
 
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![
-        12 => select(&["order:", "a", ":", "/", ""][..]).prop_map(String::from),
+        12 => select(&["order:", "a", ":", "/", "", "{orders}", "{"][..]).prop_map(String::from),
         1 => select(&["permits:", "permits", "{orders}", "{", "}", "{}", "%", "#", "a:b/c", "%3A", "\\", "\"", "\"#"][..])
             .prop_map(String::from),
         2 => "\\PC{0,8}",
         1 => "[a-z:/%{}#$*. ]{0,6}",
         1 => select(&["\n", "\r\n", "\0", "\t", "\u{7f}", "\u{85}", "\u{200e}", "\u{202e}", "e\u{301}", "🦀"][..])
             .prop_map(String::from),
-        1 => (500..520_usize).prop_map(|length| "x".repeat(length)),
     ]
     .prop_map(|text| text.chars().map(unmarked).collect())
+}
+
+/// Text of a value: it may be too long for any key.
+fn any_text() -> impl Strategy<Value = String> {
+    prop_oneof![15 => text(), 1 => (500..520_usize).prop_map(|length| "x".repeat(length))]
 }
 
 /// The marks of the reference are not to be found in what it marks.
@@ -530,5 +550,5 @@ fn expression() -> impl Strategy<Value = Expression> {
         "crate::support::ready(%).await",
         "crate::support::fine(%)?",
     ];
-    (select(&FORMS[..]), any::<Index>(), text()).prop_map(|(form, of, text)| Expression { form, of, text })
+    (select(&FORMS[..]), any::<Index>(), any_text()).prop_map(|(form, of, text)| Expression { form, of, text })
 }

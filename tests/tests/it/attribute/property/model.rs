@@ -46,16 +46,21 @@ pub(super) fn of_refused(written: &Written, complaints: &[Complaint]) -> Result<
     }
     // A name that is no argument is refused by the attribute, which can say more of it. It leaves alone what begins like a
     // constant, and functions that may have arguments behind a macro.
-    let of_the_attribute = complaints.iter().any(|complaint| {
+    let unknown: Vec<&Complaint> = complaints
+        .iter()
+        .filter(|complaint| matches!(complaint.code.as_deref(), Some("E0423" | "E0424" | "E0425")))
+        .collect();
+    let of_the_attribute = unknown.iter().any(|complaint| {
         let name = complaint.message.split('`').nth(1).unwrap_or_default();
         name.starts_with(|first: char| first == '_' || first.is_lowercase())
     });
-    let unknown = ["E0423", "E0424", "E0425"];
-    let codes = codes.into_iter().filter(|code| match code {
-        code if unknown.contains(code) => written.hides_arguments() || !of_the_attribute,
-        code => *code == "E0277",
-    });
-    Ok(Expected::Refused { codes: codes.map(String::from).collect() })
+    let mut codes: BTreeSet<String> = codes.iter().filter(|code| **code == "E0277").map(ToString::to_string).collect();
+    if !unknown.is_empty() && (written.hides_arguments() || !of_the_attribute) {
+        codes.extend(unknown.iter().filter_map(|complaint| complaint.code.clone()));
+        // Of a placeholder beside it; a single `format!` is not looked at any further.
+        codes.insert("E0277".into());
+    }
+    Ok(Expected::Refused { codes })
 }
 
 /// What has to become of a case whose `format!` has given this.

@@ -346,13 +346,20 @@ impl Scope {
         let values = template.values.as_ref().map(|values| self.values(values, fits, whole));
         let mut given = Given::new(values.as_deref().unwrap_or_default(), fits);
         let mut text = String::new();
+        let mut bytes = 0;
         for part in &template.parts {
             match part {
+                Part::UpTo(length) => text += &"x".repeat(length.saturating_sub(bytes)),
                 Part::Text(plain) => text += &plain.replace('{', "{{").replace('}', "}}"),
                 Part::Raw(raw) => text += raw,
                 Part::Name(of) => text += self.binding(of).map_or("a", |binding| word(&binding.name)),
                 Part::Hole(hole) => text += &self.hole(hole, &mut given),
             }
+            bytes = match part {
+                Part::Text(plain) => bytes + plain.len(),
+                Part::UpTo(length) => bytes.max(*length),
+                _ => bytes,
+            };
         }
         if fits {
             text += &given.left_over();
