@@ -177,7 +177,12 @@ impl Draft {
             "on_lost" => self.on_lost = value::on_lost(&name, input)?,
             "map_err" => self.map_err = Some(value::function(&name, input)?),
             "crate" => self.runtime = Some(value::path(&name, input)?),
-            _ => return Err(name::unknown(&name)),
+            _ => {
+                let known = name::meant(&name, input);
+                // "A lock needs a key" would say it twice.
+                self.key_begun |= matches!(known, Some("key" | "keys"));
+                return Err(name::unknown(&name, known, self.keys.is_some(), input));
+            }
         }
         Ok(())
     }
@@ -282,7 +287,7 @@ fn missing_key() -> syn::Error {
     syn::Error::new(Span::call_site(), message)
 }
 
-fn end_of_argument(input: ParseStream<'_>) -> syn::Result<()> {
+pub(crate) fn end_of_argument(input: ParseStream<'_>) -> syn::Result<()> {
     if input.is_empty() || input.peek(Token![,]) {
         return Ok(());
     }

@@ -3,7 +3,7 @@
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{quote, quote_spanned};
 use syn::{
-    Expr, Type,
+    Expr, ReturnType, Type,
     spanned::Spanned as _,
     token::Brace,
     visit_mut::{VisitMut, visit_type_mut},
@@ -11,14 +11,17 @@ use syn::{
 
 use crate::{
     args::{Args, OnBusy, OnLost},
-    function::{AsyncBlock, Function, Work, ends},
+    function::{AsyncBlock, Bindings, Function, Work, ends},
     key::Keys,
     runtime::{Runtime, located_at},
 };
 
 /// The locked function; on any mistake the item as it was, beside the errors.
 pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
-    let error = match (syn::parse2::<Function>(item.clone()), syn::parse2::<Args>(args)) {
+    let function = syn::parse2::<Function>(item.clone());
+    // What only the key names is unused without it.
+    let unused = function.is_ok().then(|| quote!(#[allow(unused_variables)]));
+    let error = match (function, syn::parse2::<Args>(args)) {
         (Ok(function), Ok(args)) => match function.check(&args) {
             Ok(()) => return Expansion::new(args).function(function),
             Err(error) => error,
@@ -30,12 +33,12 @@ pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
         (Err(error), Ok(_)) | (Ok(_), Err(error)) => error,
     };
     let error = error.into_compile_error();
-    if let Ok(Expr::Closure(_)) = syn::parse2(item.clone()) {
+    if syn::parse2::<Expr>(item.clone()).is_ok() {
         // Nothing can stand beside an expression.
         return error;
     }
     // Without the item every use of it would be one more error, and an editor would not know it any longer.
-    quote!(#item #error)
+    quote!(#unused #item #error)
 }
 
 /// The arguments, on their way into a function.
@@ -52,14 +55,15 @@ impl Expansion {
 
     fn function(&self, function: Function) -> TokenStream {
         let returned = Returned::by(&function);
+        let arguments = function.arguments();
         let Function { attrs, vis, sig, brace, inner_attrs, work } = function;
         let work = match work {
-            Work::Async(body) => self.locked(&returned, brace, body),
+            Work::Async(body) => self.locked(&returned, arguments, brace, body),
             Work::Block(block) => {
-                let AsyncBlock { pin, keywords, arguments, brace, body } = *block;
-                let locked = self.locked(&returned, brace, body);
+                let AsyncBlock { pin, keywords, arguments: bound, brace, body } = *block;
+                let locked = self.locked(&returned, arguments, brace, body);
                 let mut block = TokenStream::new();
-                brace.surround(&mut block, |block| block.extend(quote!(#(#arguments)* #locked)));
+                brace.surround(&mut block, |block| block.extend(quote!(#(#bound)* #locked)));
                 match pin {
                     Some(pin) => quote!(#pin(#keywords #block)),
                     None => quote!(#keywords #block),
@@ -75,7 +79,7 @@ impl Expansion {
     ///
     /// Client, key and spec are done with before the body captures its variables: `client = self.locks` borrows from what the
     /// body may move. The body is not handed to an async function, whose future would hold it twice.
-    fn locked(&self, returned: &Returned, brace: Brace, body: TokenStream) -> TokenStream {
+    fn locked(&self, returned: &Returned, arguments: Bindings, brace: Brace, body: TokenStream) -> TokenStream {
         let span = Span::mixed_site();
         let rt = self.runtime.at(span);
         let client = self.client();
@@ -86,6 +90,13 @@ impl Expansion {
         };
         let (held, guard) = self.guard();
         let anchor = returned.anchor();
+        // Whole: of a variable of which the body uses a field, or what is `Copy` of it, it would take no more than that, and the
+        // rest would be dropped when the lock is free.
+        let used = arguments.within(&body).map(|argument| {
+            let span = located_at(argument.span());
+            quote_spanned!(span=> let _ = &#argument;)
+        });
+        let used: TokenStream = used.collect();
         let busy = self.busy(returned);
         let refused = self.refused(returned);
         // Around a single expression not the user's own braces: the compiler would call them unnecessary.
@@ -95,7 +106,7 @@ impl Expansion {
         block.set_span(if is_single { located_at(brace.span.join()) } else { brace.span.join() });
         // The user's own span: of a block that a macro wrote, the compiler would not name the variables.
         let open = brace.span.open();
-        let mut outer = Group::new(Delimiter::Brace, quote!(#guard #anchor #block));
+        let mut outer = Group::new(Delimiter::Brace, quote!(#guard #used #anchor #block));
         outer.set_span(open);
         let future = quote_spanned!(open=> async move #outer);
         let import = self.runtime.import();
@@ -218,20 +229,19 @@ impl Expansion {
 
 /// What the function returns, and where that is written.
 struct Returned {
-    /// `None` if an alias hides it.
+    /// `None` if only the compiler can tell.
     ty: Option<Type>,
     ends: (Span, Span),
 }
 
 impl Returned {
     fn by(function: &Function) -> Self {
-        let ty = function.returns().cloned();
-        let ends = match &ty {
-            Some(ty) => ends(ty),
-            None => (function.sig.ident.span(), function.sig.ident.span()),
+        let ends = match (function.returns(), &function.sig.output) {
+            (Some(ty), _) => ends(ty),
+            (None, ReturnType::Type(_, ty)) => ends(ty),
+            (None, ReturnType::Default) => (function.sig.ident.span(), function.sig.ident.span()),
         };
-        let unit = || matches!(function.work, Work::Async(_)).then(|| syn::parse_quote!(()));
-        Self { ty: ty.or_else(unit), ends }
+        Self { ty: function.output(), ends }
     }
 
     /// A `return` that never runs: the first one that the compiler sees, so that the body is held to the declared type and

@@ -4,7 +4,9 @@
 //! typed does not break the attribute. A plain function is looked into, as it may be an `async fn` in other words, or what
 //! `#[async_trait]` has made of one.
 
-use proc_macro2::{Span, TokenStream};
+use std::collections::HashMap;
+
+use proc_macro2::{Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::{
     Attribute, Block, Expr, ExprAsync, GenericArgument, Ident, Local, Pat, Path, PathArguments, ReturnType, Signature,
@@ -93,7 +95,7 @@ fn begins_a_function(input: ParseStream<'_>) -> bool {
         if ahead.peek(Token![fn]) {
             return true;
         }
-        if ahead.parse::<proc_macro2::TokenTree>().is_err() {
+        if ahead.parse::<TokenTree>().is_err() {
             break;
         }
     }
@@ -116,15 +118,17 @@ fn async_block(body: &TokenStream) -> Option<AsyncBlock> {
         block => (None, block),
     };
     let Expr::Async(ExprAsync { async_token, capture: Some(capture), block, .. }) = block else { return None };
-    let (arguments, rest): (Vec<_>, Vec<_>) =
-        block.stmts.into_iter().partition(|statement| bound_argument(statement).is_some());
-    Some(AsyncBlock {
-        pin,
-        keywords: quote!(#async_token #capture),
-        arguments: arguments.iter().filter_map(bound_argument).cloned().collect(),
-        brace: block.brace_token,
-        body: quote!(#(#rest)*),
-    })
+    let (mut arguments, mut body) = (Vec::new(), TokenStream::new());
+    let mut statements = block.stmts.into_iter().peekable();
+    // Only what stands in front: further on, `let total = total;` is the user's own.
+    while let Some(statement) = statements.next_if(is_preamble) {
+        match statement {
+            Stmt::Local(local) if !binds_self(&local) => arguments.push(local),
+            statement => statement.to_tokens(&mut body),
+        }
+    }
+    body.extend(statements.map(ToTokens::into_token_stream));
+    Some(AsyncBlock { pin, keywords: quote!(#async_token #capture), arguments, brace: block.brace_token, body })
 }
 
 /// Does the path end in these two words?
@@ -134,19 +138,29 @@ fn ends_with(path: &Path, words: [&str; 2]) -> bool {
     segments.next().is_some_and(|ident| ident == last) && segments.next().is_some_and(|ident| ident == first)
 }
 
-/// `let id = id;` and `let PATTERN = { let __arg1 = __arg1; __arg1 };`, as `#[async_trait]` writes them.
-fn bound_argument(statement: &Stmt) -> Option<&Local> {
-    let Stmt::Local(local) = statement else { return None };
-    let is_bound = match (&local.pat, &*local.init.as_ref()?.expr) {
-        (Pat::Ident(argument), Expr::Path(path)) => path.path.is_ident(&argument.ident),
-        (_, Expr::Block(init)) => {
-            let [Stmt::Local(argument), Stmt::Expr(Expr::Path(path), None)] = &*init.block.stmts else { return None };
-            let Pat::Ident(argument) = &argument.pat else { return None };
+/// What `#[async_trait]` writes in front of the body: `if let Some(__ret) = ..`, `let __self = self;`, `let id = id;`,
+/// `let PATTERN = { let __arg1 = __arg1; __arg1 };`.
+fn is_preamble(statement: &Stmt) -> bool {
+    let local = match statement {
+        Stmt::Local(local) => local,
+        Stmt::Expr(Expr::If(anchor), None) => {
+            return matches!(&*anchor.cond, Expr::Let(cond) if cond.pat.to_token_stream().to_string().contains("__ret"));
+        }
+        _ => return false,
+    };
+    match (&local.pat, local.init.as_ref().map(|init| &*init.expr)) {
+        (Pat::Ident(argument), Some(Expr::Path(path))) => path.path.is_ident(&argument.ident) || binds_self(local),
+        (_, Some(Expr::Block(init))) => {
+            let [Stmt::Local(argument), Stmt::Expr(Expr::Path(path), None)] = &*init.block.stmts else { return false };
+            let Pat::Ident(argument) = &argument.pat else { return false };
             path.path.is_ident(&argument.ident) && argument.ident.to_string().starts_with("__arg")
         }
         _ => false,
-    };
-    is_bound.then_some(local)
+    }
+}
+
+fn binds_self(local: &Local) -> bool {
+    matches!(&local.pat, Pat::Ident(name) if name.ident == "__self")
 }
 
 /// What is said of a function that cannot wait.
@@ -157,6 +171,8 @@ fn not_async(sig: &Signature, body: &TokenStream) -> syn::Error {
             "`{name}` is not asynchronous any more: an attribute above, such as `#[tokio::main]` or `#[tokio::test]`, has \
              made it a plain function; put `#[distributed_lock]` above that one"
         )
+    } else if returns_a_future(sig) && body.to_string().starts_with("async {") {
+        "the lock is taken in this block, which has to own what it uses: write `async move { .. }`".to_owned()
     } else if returns_a_future(sig) {
         format!(
             "`{name}` is no `async fn`: write `async fn {name}`, or make `async move {{ .. }}` or `Box::pin(async move {{ .. }})` \
@@ -174,16 +190,16 @@ fn returns_a_future(sig: &Signature) -> bool {
     sig.output.to_token_stream().into_iter().any(|token| contains_future(&token))
 }
 
-fn contains_future(token: &proc_macro2::TokenTree) -> bool {
+fn contains_future(token: &TokenTree) -> bool {
     match token {
-        proc_macro2::TokenTree::Ident(ident) => ident.to_string().ends_with("Future"),
-        proc_macro2::TokenTree::Group(group) => group.stream().into_iter().any(|token| contains_future(&token)),
+        TokenTree::Ident(ident) => ident.to_string().ends_with("Future"),
+        TokenTree::Group(group) => group.stream().into_iter().any(|token| contains_future(&token)),
         _ => false,
     }
 }
 
 impl Function {
-    /// The type of what the caller awaits; `None` for `()` that is not written, or a future behind an alias.
+    /// The type of what the caller awaits, as far as it is written.
     pub(crate) fn returns(&self) -> Option<&Type> {
         let ReturnType::Type(_, ty) = &self.sig.output else { return None };
         match self.work {
@@ -192,13 +208,31 @@ impl Function {
         }
     }
 
-    /// Refuses what does not go with the arguments of the attribute.
-    pub(crate) fn check(&self, args: &Args) -> syn::Result<()> {
+    /// The type of what the caller awaits, also where an alias hides it; `None` if only the compiler can tell.
+    pub(crate) fn output(&self) -> Option<Type> {
+        match (self.returns(), &self.sig.output) {
+            (Some(ty), _) => Some(ty.clone()),
+            (None, ReturnType::Default) => Some(syn::parse_quote!(())),
+            (None, ReturnType::Type(_, ty)) => {
+                let is_named = matches!(**ty, Type::Path(_));
+                is_named.then(|| syn::parse_quote!(<#ty as ::core::future::Future>::Output))
+            }
+        }
+    }
+
+    /// The arguments, each once.
+    pub(crate) fn arguments(&self) -> Bindings {
         let mut arguments = Bindings::default();
         arguments.visit_signature_mut(&mut self.sig.clone());
         if let Work::Block(block) = &self.work {
             block.arguments.iter().for_each(|local| arguments.visit_pat_mut(&mut local.pat.clone()));
         }
+        arguments
+    }
+
+    /// Refuses what does not go with the arguments of the attribute.
+    pub(crate) fn check(&self, args: &Args) -> syn::Result<()> {
+        let arguments = self.arguments();
         let mistakes =
             self.check_captures(args, &arguments).chain(self.check_room(args)).chain(arguments.check_guard(args));
         let mistakes = mistakes.reduce(|mut all, one| {
@@ -231,15 +265,18 @@ impl Function {
     /// The compiler would refuse it too, but it cannot look into a string that was taken apart: it would propose to replace the
     /// whole key by the variable that was meant. A capital letter may begin a constant, which is the compiler's to know.
     fn check_captures(&self, args: &Args, arguments: &Bindings) -> impl Iterator<Item = syn::Error> {
-        let missing = args.keys.each().flat_map(|key| key.captures()).filter(|(name, _)| {
+        let constants: Vec<_> = self.sig.generics.const_params().map(|param| param.ident.unraw().to_string()).collect();
+        let missing = args.keys.each().flat_map(|key| key.captures()).filter(move |(name, _)| {
             name.starts_with(|first: char| first.is_lowercase() || first == '_')
                 && !arguments.hidden
                 && !arguments.has(name)
+                && !constants.iter().any(|constant| constant == name)
         });
         missing.map(|(name, span)| {
-            let hint = match nearest(name, arguments.names.iter().map(String::as_str)) {
+            let names: Vec<_> = arguments.names.iter().map(|name| name.unraw().to_string()).collect();
+            let hint = match nearest(name, names.iter().map(String::as_str)) {
                 Some(near) => format!("did you mean `{{{near}}}`?"),
-                None => "a key is made of what the function is called with, or of constants".to_owned(),
+                None => format!("name one in the key, or give the value after it, `key(\"order:{{}}\", {name})`"),
             };
             syn::Error::new(span, format!("`{}` has no argument `{name}`: {hint}", self.sig.ident))
         })
@@ -279,15 +316,26 @@ fn argument_of<'a>(ty: &'a Type, name: &str) -> Option<&'a Type> {
 
 /// The names that the arguments of a function bind.
 #[derive(Default)]
-struct Bindings {
-    names: Vec<String>,
+pub(crate) struct Bindings {
+    names: Vec<Ident>,
     /// A macro stands for a pattern: there may be more names.
     hidden: bool,
 }
 
 impl Bindings {
     fn has(&self, name: &str) -> bool {
-        self.names.iter().any(|other| other == name)
+        self.names.iter().any(|other| other.unraw() == name)
+    }
+
+    /// Those of them that are written in `body`, shown where that is.
+    pub(crate) fn within(self, body: &TokenStream) -> impl Iterator<Item = Ident> {
+        let mut words = HashMap::new();
+        collect_words(body.clone(), &mut words);
+        self.names.into_iter().filter_map(move |mut name| {
+            let place = words.remove(&name.to_string())?;
+            name.set_span(name.span().located_at(place));
+            Some(name)
+        })
     }
 
     fn check_guard(&self, args: &Args) -> Option<syn::Error> {
@@ -299,16 +347,27 @@ impl Bindings {
 
 impl VisitMut for Bindings {
     fn visit_pat_ident_mut(&mut self, pat: &mut syn::PatIdent) {
-        self.names.push(pat.ident.unraw().to_string());
+        self.names.push(pat.ident.clone());
         visit_pat_ident_mut(self, pat);
     }
 
-    fn visit_receiver_mut(&mut self, _: &mut syn::Receiver) {
-        self.names.push("self".to_owned());
+    fn visit_receiver_mut(&mut self, receiver: &mut syn::Receiver) {
+        self.names.push(Ident::from(receiver.self_token));
     }
 
     fn visit_macro_mut(&mut self, _: &mut syn::Macro) {
         self.hidden = true;
+    }
+}
+
+/// The words of a text, each with its first place.
+fn collect_words(tokens: TokenStream, words: &mut HashMap<String, Span>) {
+    for token in tokens {
+        match token {
+            TokenTree::Ident(word) => _ = words.entry(word.to_string()).or_insert_with(|| word.span()),
+            TokenTree::Group(group) => collect_words(group.stream(), words),
+            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+        }
     }
 }
 

@@ -6,14 +6,15 @@
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote_spanned};
 use syn::{
-    Expr, Ident, Lit, LitStr, Token,
+    Expr, ExprLit, ExprUnary, Ident, Lit, LitStr, Stmt, Token, UnOp,
     ext::IdentExt as _,
     parse::{ParseStream, Parser as _},
+    punctuated::Punctuated,
     spanned::Spanned as _,
 };
 
 use crate::{
-    args::literal,
+    args::{end_of_argument, literal},
     runtime::{Runtime, located_at},
 };
 
@@ -36,15 +37,23 @@ impl Keys {
         let mut keys = Vec::new();
         while !input.is_empty() {
             keys.push(Key::among_keys(input)?);
-            if !input.is_empty() {
-                input.parse::<Token![,]>()?;
-            }
+            end_of_argument(input)?;
+            input.parse::<Option<Token![,]>>()?;
         }
         if keys.is_empty() {
             let message = "`keys` needs at least one: write `keys(\"account:{from}\", \"account:{to}\")`";
             return Err(syn::Error::new(name.span(), message));
         }
         Ok(Self::Several(keys))
+    }
+
+    /// The value of `keys = ..`.
+    pub(crate) fn from_value(value: Expr) -> syn::Result<Self> {
+        if has_text(&value) {
+            let message = "keys that are text stand in parentheses: write `keys(\"account:{from}\", \"account:{to}\")`";
+            return Err(syn::Error::new_spanned(value, message));
+        }
+        Ok(Self::Expr(value))
     }
 
     /// The keys that are written one by one.
@@ -88,6 +97,11 @@ impl Key {
         match literal(&value) {
             Some(Lit::Str(text)) => Template::new(text, Arguments::none()).map(Self::Template),
             Some(other) => Err(syn::Error::new_spanned(other, "a key is text: write `key = \"order:{id}\"`")),
+            // As an expression it would be taken as it is, braces and all, and for every call.
+            None if is_text(&value) => {
+                let message = "a key that is text stands alone: write `key = \"order:{id}\"`";
+                Err(syn::Error::new_spanned(value, message))
+            }
             None => Ok(Self::Expr(value)),
         }
     }
@@ -97,9 +111,8 @@ impl Key {
         let Ok(text) = input.parse::<LitStr>() else {
             return Err(input.error("`key(..)` begins with a format string: write `key(\"order:{}\", order.id)`"));
         };
-        if !input.is_empty() {
-            input.parse::<Token![,]>()?;
-        }
+        end_of_argument(input)?;
+        input.parse::<Option<Token![,]>>()?;
         Template::new(&text, Arguments::parse(input)?).map(Self::Template)
     }
 
@@ -262,9 +275,8 @@ impl Arguments {
                 }
                 _ => values.push((name, input.parse()?)),
             }
-            if !input.is_empty() {
-                input.parse::<Token![,]>()?;
-            }
+            end_of_argument(input)?;
+            input.parse::<Option<Token![,]>>()?;
         }
         let positional = values.iter().filter(|(name, _)| name.is_none()).count();
         Ok(Self { positional: Some(positional), values })
@@ -303,6 +315,49 @@ impl Arguments {
                 "the key has more placeholders than values ({positional}): give one after the string for each"
             )),
         }
+    }
+}
+
+/// Is the expression a string, however it is dressed: `("..")`, `&".."`, `"..".to_owned()`, `String::from("..")`, `concat!("..")`?
+fn is_text(expr: &Expr) -> bool {
+    match expr {
+        Expr::Lit(ExprLit { lit: Lit::Str(_), .. }) => true,
+        Expr::Group(group) => is_text(&group.expr),
+        Expr::Paren(paren) => is_text(&paren.expr),
+        Expr::Reference(reference) => is_text(&reference.expr),
+        Expr::Unary(ExprUnary { op: UnOp::Deref(_), expr, .. }) => is_text(expr),
+        Expr::Try(attempt) => is_text(&attempt.expr),
+        Expr::MethodCall(call) => call.args.is_empty() && is_text(&call.receiver),
+        Expr::Call(call) => call.args.len() == 1 && call.args.iter().all(is_text) && is_constructor(&call.func),
+        Expr::Block(block) => match &*block.block.stmts {
+            [Stmt::Expr(value, None)] => is_text(value),
+            _ => false,
+        },
+        Expr::Macro(call) => call.mac.path.is_ident("concat"),
+        _ => false,
+    }
+}
+
+/// `String::from`, `LockKey::new`.
+fn is_constructor(expr: &Expr) -> bool {
+    let Expr::Path(path) = expr else { return false };
+    path.path.segments.last().is_some_and(|last| last.ident == "from" || last.ident == "new")
+}
+
+/// Is the expression a list in which a string is written?
+fn has_text(expr: &Expr) -> bool {
+    match expr {
+        Expr::Array(array) => array.elems.iter().any(is_text),
+        Expr::Repeat(repeat) => is_text(&repeat.expr),
+        Expr::Group(group) => has_text(&group.expr),
+        Expr::Paren(paren) => has_text(&paren.expr),
+        Expr::Reference(reference) => has_text(&reference.expr),
+        Expr::MethodCall(call) => has_text(&call.receiver),
+        Expr::Macro(call) if call.mac.path.is_ident("vec") => {
+            let elements = Punctuated::<Expr, Token![,]>::parse_terminated.parse2(call.mac.tokens.clone());
+            elements.is_ok_and(|elements| elements.iter().any(is_text))
+        }
+        _ => is_text(expr),
     }
 }
 
@@ -367,6 +422,10 @@ fn split_hole(source: &str) -> Result<(Part<'_>, &str), String> {
         return Err(format!(
             "`{{{name}{spec}}}` takes its width or precision from an argument, which a key cannot: write the number"
         ));
+    }
+    let letters = rest[from..end].trim_end().trim_start_matches(|c: char| !c.is_ascii_alphabetic() && c != '?');
+    if !["", "?", "x?", "X?", "x", "X", "o", "b", "p", "e", "E"].contains(&letters) {
+        return Err(format!("`{{{name}{spec}}}` has a format that nobody knows, `{letters}`: write `{{{name}}}`"));
     }
     Ok((Part::Hole { name: name.trim_end(), spec: spec.trim_end() }, after))
 }

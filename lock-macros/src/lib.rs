@@ -38,26 +38,28 @@ mod spec;
 /// | `keys = cart.lock_keys()` | any number of them: an expression that is `IntoIterator` |
 ///
 /// Values are escaped on their way into a format string, so `("1:2", "3")` never meets `("1", "2:3")`; an expression is
-/// taken as it is. The key is made before the body runs. A format string borrows what it names; an expression owns what it
+/// taken as it is, and `format!` escapes nothing: where values come from outside, an expression makes its key by a `KeyWriter`.
+/// The key is made before the body runs. A format string borrows what it names; an expression owns what it
 /// moves, so write `key = &name` where the body needs `name` as well. `?` and `.await` in a value of `key(..)` are those
 /// of the function.
 ///
 /// A format string without a placeholder is the same key for every call, so that one call at a time runs in the whole fleet.
-/// Whoever means that says so: `key = "nightly-report", global`.
+/// Whoever means that says so: `key = "nightly-report", global`. Of an expression, or of a string that names constants only, the
+/// attribute cannot tell.
 ///
 /// # Arguments
 ///
 /// | argument | meaning | if not given |
 /// |---|---|---|
 /// | `lease = "30s"` | how long the store keeps the lock if this process dies, 100 ms to 24 h; a living holder renews it | 30 s |
-/// | `wait = "2s"` | how long to wait for the lock, then `WaitTimeout` | 10 s |
+/// | `wait = "2s"` | how long to wait for the lock, at most 24 h, then `WaitTimeout` | 10 s |
 /// | `no_wait` | do not wait: `Contended` if the lock is not free | |
 /// | `reentrant` | a caller that holds the key may enter again | `WouldDeadlock` |
 /// | `read` | one of many readers | one holder |
 /// | `write` | the only writer; the same as giving no mode | |
 /// | `permits = 3` | at most so many holders, in the whole fleet | one holder |
-/// | `min_hold = "5s"` | keep the lock at least so long, also if the body is done sooner | |
-/// | `max_hold = "5m"` | the lock is lost after so long, and the body stopped | no limit |
+/// | `min_hold = "5s"` | keep the lock at least so long, at most 24 h, also if the body is done sooner | |
+/// | `max_hold = "5m"` | the lock is lost after so long, at most 365 days, and the body is stopped unless `on_lost = finish` | no limit |
 /// | `no_renew` | the lock ends with its lease, whatever its holder does | renewed every third of the lease |
 /// | `strict_order` | processes take turns: the lock is not passed on within one | passed on |
 /// | `spec = self.config.lock` | a `LockSpec` from elsewhere, with the mode; what is written beside it wins | |
@@ -110,7 +112,9 @@ mod spec;
 ///
 /// `#[tracing::instrument]`, `#[axum::debug_handler]`, `#[cfg]`, lints and documentation go above or below. What turns the
 /// function into a plain one, such as `#[tokio::test]` and `#[tokio::main]`, goes below. In an `#[async_trait]` impl the attribute
-/// is on the method; the same goes for a plain function whose whole body is `async move { .. }` or `Box::pin(async move { .. })`.
+/// is on the method. A plain function whose whole body is `async move { .. }` or `Box::pin(async move { .. })` is taken like an
+/// `async fn`. A crate that forbids (not denies) the lint `unreachable_code` cannot use the attribute, which allows it for a line of
+/// its own.
 ///
 /// Two of these attributes on one function are two locks, of which the lower one is taken first. `keys(..)` is better: it takes
 /// them in one order everywhere.

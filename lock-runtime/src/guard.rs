@@ -316,8 +316,9 @@ impl HeldLock {
     /// for it, and those that are not are refused as `WouldDeadlock`.
     ///
     /// A spawned task is in no frame; this takes one along: `tokio::spawn(held.scope(work))`. What enters again there keeps
-    /// the lock until it is done, also when the guard is gone by then; after that a `reentrant` request waits like anybody.
-    /// A loss does not end `future`: its own guards tell of it, and [`lost`](Self::lost) does.
+    /// the lock until it is done, also when the guard is gone by then; after a release a `reentrant` request waits like anybody.
+    /// A loss does not end `future`: its own guards tell of it, [`lost`](Self::lost) does, and requests for the same lock are
+    /// refused as `Lost` from then on.
     pub fn scope<F: Future>(&self, future: F) -> InScope<F> {
         Frame::enclosing(self.clone()).scope(future)
     }

@@ -78,6 +78,10 @@ pub(crate) fn enclosing(core: &Arc<Core>, key: &LockKey, terms: &Terms) -> Resul
             && !holding.is_released()
     };
     let Some(holding) = frame.chain().find(same) else { return Ok(None) };
+    if let Some(loss) = holding.loss() {
+        // What stands in its frame would be told to enter again, and could not.
+        return Err(holding.lost_error(loss));
+    }
     let refused = |kind, message: &'static str| Err(LockError::new(kind, message).with_key(key));
     match (holding.hold().mode, terms.mode) {
         (Mode::Shared, Mode::Exclusive) => refused(

@@ -1,6 +1,6 @@
 //! The names of the arguments, and what was meant by a name that is none.
 
-use syn::{Ident, Lit, parse::ParseStream};
+use syn::{Ident, Lit, Token, parse::ParseStream};
 
 /// Every argument, in the order of the documentation.
 const KNOWN: [&str; 21] = [
@@ -47,12 +47,22 @@ const ALIASES: [(&str, &str); 16] = [
     ("skip", "on_busy"),
 ];
 
-pub(super) fn unknown(name: &Ident) -> syn::Error {
+/// The argument that was probably meant by `name`, which is none; `input` is what follows it.
+pub(super) fn meant(name: &Ident, input: ParseStream<'_>) -> Option<&'static str> {
     let text = name.to_string();
-    let alias = ALIASES.iter().find(|(alias, _)| *alias == text).map(|(_, known)| *known);
-    let near = alias.or_else(|| nearest(&text, KNOWN));
-    let hint = match near {
+    // A word without a value is no key.
+    let is_flag = input.is_empty() || input.peek(Token![,]);
+    let alias = ALIASES.iter().find(|(alias, known)| *alias == text && !(is_flag && *known == "key"));
+    alias.map(|(_, known)| *known).or_else(|| nearest(&text, KNOWN)).filter(|known| !is_flag || *known != "key")
+}
+
+pub(super) fn unknown(name: &Ident, meant: Option<&'static str>, has_key: bool, input: ParseStream<'_>) -> syn::Error {
+    let text = name.to_string();
+    let is_flag = input.is_empty() || input.peek(Token![,]);
+    let hint = match meant {
+        _ if input.peek(Token![-]) => "names are written with `_`, as in `no_wait`".to_owned(),
         Some(known) => format!("did you mean `{known}`?"),
+        None if has_key && is_flag => format!("if it belongs into the key, write `key(\"order:{{}}\", {text})`"),
         None => format!("the arguments are {}", KNOWN.join(", ")),
     };
     syn::Error::new(name.span(), format!("there is no argument `{text}`: {hint}"))

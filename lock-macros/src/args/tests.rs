@@ -168,7 +168,15 @@ fn each_mistake_says_what_to_write() {
         (quote!(key = k, leese = "3s"), "did you mean `lease`?"),
         (quote!(key = k, ttl = "3s"), "did you mean `lease`?"),
         (quote!(key = k, nowait), "did you mean `no_wait`?"),
-        (quote!(key = k, fn), "no argument `fn`: the arguments are key, keys"),
+        (quote!(key = k, fn = 3), "the arguments are key, keys"),
+        (quote!(key = k, id), "write `key(\"order:{}\", id)`"),
+        (quote!(name = "order:{id}"), "did you mean `key`?"),
+        (quote!(key = k, no - wait), "names are written with `_`"),
+        (quote!(key = k, wait == "2s"), "write `wait = \"30s\"`"),
+        (quote!(key = k, permits = -1), "write 1 or more"),
+        (quote!(key = k, on_busy = "skip"), "write `on_busy = skip`"),
+        (quote!(keys("a:{a}" "b:{b}")), "write a `,`"),
+        (quote!(key("a:{}" a)), "write a `,`"),
         (quote!(key = k lease = "3s"), "write a `,` between two arguments"),
     ] {
         let source = tokens.to_string();

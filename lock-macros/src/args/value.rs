@@ -4,7 +4,7 @@ use std::{num::NonZeroU32, time::Duration};
 
 use proc_macro2::{Ident, Span};
 use syn::{
-    Expr, ExprLit, Lit, LitStr, Path, Token,
+    Expr, ExprLit, ExprUnary, Lit, LitStr, Path, Token, UnOp,
     ext::IdentExt as _,
     parse::{ParseStream, Parser as _},
 };
@@ -72,7 +72,7 @@ pub(super) fn keys(name: &Ident, input: ParseStream<'_>) -> syn::Result<Keys> {
     let example = "keys(\"account:{from}\", \"account:{to}\")";
     let keys = expression(name, example, input)?;
     match literal(&keys) {
-        None => Ok(Keys::Expr(keys)),
+        None => Keys::from_value(keys),
         Some(text) => {
             let message = format!("`keys` takes several: write `{example}`, or `key = ..` for a single one");
             Err(syn::Error::new_spanned(text, message))
@@ -88,7 +88,7 @@ pub(super) fn expression(name: &Ident, example: &str, input: ParseStream<'_>) ->
 
 /// The `=` before a value.
 fn equals(name: &Ident, example: &str, input: ParseStream<'_>) -> syn::Result<()> {
-    if input.peek(Token![=]) {
+    if input.peek(Token![=]) && !input.peek(Token![==]) {
         input.parse::<Token![=]>()?;
         if !input.is_empty() && !input.peek(Token![,]) {
             return Ok(());
@@ -167,6 +167,9 @@ fn out_of_range(name: &Ident, duration: Duration) -> Option<String> {
 
 pub(super) fn permits(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value<NonZeroU32>> {
     let value = expression(name, "permits = 3", input)?;
+    if let Expr::Unary(ExprUnary { op: UnOp::Neg(_), .. }) = value {
+        return Err(syn::Error::new_spanned(value, "no permits let nobody in: write 1 or more"));
+    }
     match literal(&value) {
         None => Ok(Value::Expr(Given { name: name.span(), expr: value })),
         Some(Lit::Int(number)) => match number.base10_parse().map(NonZeroU32::new) {
@@ -191,10 +194,13 @@ pub(super) fn binding(name: &Ident, input: ParseStream<'_>) -> syn::Result<Ident
 
 pub(super) fn on_busy(name: &Ident, input: ParseStream<'_>) -> syn::Result<OnBusy> {
     let value = expression(name, "on_busy = skip", input)?;
-    Ok(match word(&value) {
-        Some(word) if *word == "skip" => OnBusy::Skip(word.span()),
-        _ => OnBusy::Return(value),
-    })
+    match (word(&value), literal(&value)) {
+        (Some(word), _) if *word == "skip" => Ok(OnBusy::Skip(word.span())),
+        (_, Some(Lit::Str(text))) if text.value() == "skip" => {
+            Err(syn::Error::new(text.span(), "`skip` is a word, not text: write `on_busy = skip`"))
+        }
+        _ => Ok(OnBusy::Return(value)),
+    }
 }
 
 pub(super) fn on_lost(name: &Ident, input: ParseStream<'_>) -> syn::Result<OnLost> {

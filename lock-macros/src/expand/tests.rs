@@ -185,6 +185,15 @@ fn an_item_with_a_mistake_stands_beside_the_error() {
         (
             quote!(key = k),
             quote!(
+                fn f() -> impl Future<Output = Res> {
+                    async {}
+                }
+            ),
+            "write `async move",
+        ),
+        (
+            quote!(key = k),
+            quote!(
                 async fn f() -> ! {}
             ),
             "Infallible",
@@ -262,7 +271,7 @@ fn an_item_with_a_mistake_stands_beside_the_error() {
         ),
     ] {
         let tokens = expand(args, item.clone()).to_string();
-        assert!(tokens.starts_with(&item.to_string()), "{tokens}");
+        assert!(tokens.contains(&item.to_string()), "{tokens}");
         assert!(tokens.contains("compile_error") && tokens.contains(advice), "{tokens}");
     }
 }

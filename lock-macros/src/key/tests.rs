@@ -48,6 +48,7 @@ fn a_broken_format_string_is_refused() {
         ("order:id}", "no `{`"),
         ("{id:width$}", "write the number"),
         ("{id:.*}", "write the number"),
+        ("{id:04q}", "a format that nobody knows, `q`"),
         ("{id:$>width$}", "write the number"),
         ("{id:}>x", "write `{id}`"),
         ("{id:}>{to}", "write `{id}`"),
@@ -84,14 +85,42 @@ fn a_raw_name_is_known_by_its_word() {
 
 #[test]
 fn anything_but_a_literal_is_an_expression() {
-    assert_eq!(
-        expanded(Key::from_value(syn::parse_quote!(order.key()))),
-        "__lock_rt::IntoLockKey::into_lock_key(::core::convert::identity(order.key()))"
-    );
-    assert_eq!(
-        expanded(Key::from_value(syn::parse_quote!("a".to_owned()))),
-        "__lock_rt::IntoLockKey::into_lock_key(::core::convert::identity(\"a\".to_owned()))"
-    );
+    for (key, call) in [
+        (syn::parse_quote!(order.key()), "key_from(order.key())"),
+        (syn::parse_quote!(format!("order:{id}")), "format!(\"order:{id}\")"),
+        (syn::parse_quote!(render("order:{id}", id)), "render(\"order:{id}\",id)"),
+        (syn::parse_quote!(KEYS["orders"]), "KEYS[\"orders\"]"),
+    ] {
+        let text = expanded(Key::from_value(key));
+        assert!(text.contains(call.trim_start_matches("key_from")), "{text}");
+    }
+}
+
+#[test]
+fn text_in_disguise_is_refused() {
+    for key in [
+        quote!(("order:{id}")),
+        quote!({ "order:{id}" }),
+        quote!(&"order:{id}"),
+        quote!(*&"order:{id}"),
+        quote!("order:{id}".to_owned()),
+        quote!("order:{id}".to_string().as_str()),
+        quote!(String::from("order:{id}")),
+        quote!(LockKey::new("orders")?),
+        quote!(LockKey::new("orders").unwrap()),
+        quote!(concat!("order:", "{id}")),
+    ] {
+        let error = refused(syn::parse2(key.clone()).and_then(Key::from_value));
+        assert!(error.contains("write `key = \"order:{id}\"`"), "{key}: {error}");
+        let several = syn::parse2(quote!([a.key(), #key])).and_then(Keys::from_value);
+        assert!(several.is_err_and(|error| error.to_string().contains("write `keys(")), "{key}");
+    }
+    for keys in [quote!(["a"]), quote!(&["a"]), quote!(vec!["a:{id}", b]), quote!(["a"; 2]), quote!(["a"].iter())] {
+        assert!(syn::parse2(keys.clone()).and_then(Keys::from_value).is_err(), "{keys}");
+    }
+    for keys in [quote!([a, b]), quote!(vec![a.key()]), quote!(ids.map(|id| format!("order:{id}")))] {
+        assert!(syn::parse2(keys.clone()).and_then(Keys::from_value).is_ok(), "{keys}");
+    }
 }
 
 #[test]

@@ -98,6 +98,7 @@
 //!     Ok(lock.fences().count())
 //! }
 //!
+//! // A number needs no escaping; for text from outside make the key by a `KeyWriter`.
 //! #[distributed_lock(keys = items.iter().map(|item| format!("item:{item}")), guard = lock)]
 //! async fn reserve(items: &[u64]) -> Result<usize, LockError> {
 //!     Ok(lock.fences().count())
@@ -268,8 +269,12 @@
 //! # Ok(()) }
 //! ```
 //!
+//! Within a lock for reading, the same lock for writing is refused as well, re-entrant or not: it would wait for its own readers. A bare
+//! guard, `locks.exclusive(..).acquire()`, opens no scope: what is called while it lives is no part of it, except by
+//! [`guard.scope(..)`](crate::HeldLock::scope).
+//!
 //! A locked function that is called from a service under a `LockLayer` of lock-tower is within the lock of the request, if both have the
-//! same client:
+//! same client; with another client it is a stranger and waits for itself:
 //!
 //! ```
 //! # use lock_runtime::{FencingToken, LockClient, LockError, LockKey, distributed_lock};
@@ -317,8 +322,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A spawned task is within nothing, neither the client's `scope` nor the lock. It takes the lock along by
-//! [`HeldLock::scope`](crate::HeldLock::scope):
+//! A spawned task is within nothing, neither the client's `scope` nor the lock. It takes a clone of the lock along, by
+//! [`HeldLock::scope`](crate::HeldLock::scope). What enters there keeps the lock until it is done, also when the function has returned:
 //!
 //! ```
 //! # use lock_runtime::{FencingToken, LockClient, LockError, LockErrorKind, distributed_lock};

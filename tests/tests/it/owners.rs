@@ -263,8 +263,10 @@ async fn entering_again_after_a_loss_tells_of_it(place: Place) {
     let locks = place.client().await;
     let guard = locks.exclusive("a").acquire().await.unwrap();
     locks.revoke("a", lock_runtime::RevokeScope::Leased).await.unwrap();
-    let error = guard.scope(locks.reentrant("a").acquire()).await.unwrap_err();
-    assert!(matches!(error.kind(), LockErrorKind::Lost(_)), "{error}");
+    for request in [locks.reentrant("a"), locks.exclusive("a"), locks.read("a").no_wait()] {
+        let error = guard.scope(request.acquire()).await.unwrap_err();
+        assert!(matches!(error.kind(), LockErrorKind::Lost(_)), "{error}");
+    }
 }
 
 #[distributed_lock(key = "tree", global, client = *locks, reentrant)]

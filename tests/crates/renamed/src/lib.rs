@@ -5,7 +5,7 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use my_locks::{LockClient, LockError, LockErrorKind, LockKey, LockSpec, Mode, distributed_lock, is_held};
+use my_locks::{distributed_lock, is_held, LockClient, LockError, LockErrorKind, LockKey, LockSpec, Mode};
 
 struct Shop {
     name: String,

@@ -1,8 +1,13 @@
 //! What a locked function returns, and when.
 
-use std::{convert::Infallible, error::Error, fmt, io, sync::Mutex};
+use std::{
+    convert::Infallible,
+    error::Error,
+    fmt, io,
+    sync::{Mutex, OnceLock},
+};
 
-use lock_runtime::{LockClient, LockError, LockErrorKind, Loss, RevokeScope, distributed_lock};
+use lock_runtime::{HeldLock, LockClient, LockError, LockErrorKind, Loss, RevokeScope, distributed_lock};
 use tokio::task::yield_now;
 
 use super::{holders, with_client};
@@ -153,6 +158,53 @@ async fn owning(used: Argument<'_>, _unused: Argument<'_>) -> Result<(), LockErr
     let _used = &used;
     yield_now().await;
     Ok(())
+}
+
+/// Tells when it is dropped whether the lock was still held.
+struct Watched<'a> {
+    name: &'static str,
+    lock: &'a OnceLock<HeldLock>,
+    drops: &'a Mutex<Vec<(&'static str, bool)>>,
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        let held = self.lock.get().is_some_and(|lock| !lock.validity().is_zero());
+        self.drops.lock().unwrap().push((self.name, held));
+    }
+}
+
+struct Transaction<'a> {
+    id: u64,
+    connection: Watched<'a>,
+    log: Watched<'a>,
+}
+
+#[distributed_lock(key = "a", global, guard = lock)]
+async fn using_parts(
+    transaction: Transaction<'_>,
+    (copied, _): (u64, Watched<'_>),
+    late: Watched<'_>,
+) -> Result<u64, LockError> {
+    transaction.connection.lock.set(lock.clone()).unwrap();
+    let _name = late.name;
+    yield_now().await;
+    Ok(transaction.id + copied)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_body_uses_is_dropped_whole_before_the_lock_is_free() {
+    with_client(async |_| {
+        let (lock, drops) = (OnceLock::new(), Mutex::new(Vec::new()));
+        let watched = |name| Watched { name, lock: &lock, drops: &drops };
+        let transaction = Transaction { id: 1, connection: watched("connection"), log: watched("log") };
+        let _unused = &transaction.log;
+        assert_eq!(using_parts(transaction, (1, watched("unnamed")), watched("late")).await.unwrap(), 2);
+        let mut drops = drops.into_inner().unwrap();
+        drops.sort_unstable();
+        assert_eq!(drops, [("connection", true), ("late", true), ("log", true), ("unnamed", false)]);
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]

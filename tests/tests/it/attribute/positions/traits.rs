@@ -154,6 +154,19 @@ fn impl_future(id: u64) -> impl Future<Output = Result<u64, LockError>> + Send {
     }
 }
 
+/// A user's own `let total = total;` is no argument that `#[async_trait]` binds once more.
+#[distributed_lock(key = "order:{id}")]
+#[expect(clippy::manual_async_fn, reason = "somebody may write so")]
+fn own_rebinding(id: u64) -> impl Future<Output = Result<u64, LockError>> + Send {
+    async move {
+        let mut total = 0;
+        total += id;
+        let total = total;
+        visit("order:7").await;
+        Ok(total)
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn native_methods() {
     assert_excludes("order:7", async || Order(7).pay(1).await).await;
@@ -213,6 +226,7 @@ async fn methods_of_async_trait_that_are_not_send() {
 #[tokio::test(start_paused = true)]
 async fn futures_by_hand() {
     assert_excludes("order:7", async || by_hand(7).await).await;
+    assert_excludes("order:7", async || own_rebinding(7).await).await;
     assert_excludes("order:7", async || match impl_future(7).await? {
         0 => Err(std::io::Error::other("somebody else holds it")),
         _ => Ok(()),

@@ -36,7 +36,7 @@ pub(super) enum Keys {
 pub(super) enum Key {
     Template(Template),
     Expr(Expression),
-    /// A literal that is no text.
+    /// A literal that is no text, or text that does not stand alone.
     Literal(&'static str),
 }
 
@@ -344,9 +344,23 @@ fn key() -> impl Strategy<Value = Key> {
     prop_oneof![
         32 => template().prop_map(Key::Template),
         4 => expression().prop_map(Key::Expr),
-        1 => select(&["42", "'a'", "b\"a\"", "c\"a\"", "true", "1.5"][..]).prop_map(Key::Literal),
+        2 => select(&LITERALS[..]).prop_map(Key::Literal),
     ]
 }
+
+const LITERALS: [&str; 11] = [
+    "42",
+    "'a'",
+    "b\"a\"",
+    "c\"a\"",
+    "true",
+    "1.5",
+    "(\"order:{id}\")",
+    "&\"order:{id}\"",
+    "\"order:{id}\".to_owned()",
+    "String::from(\"order\")",
+    "concat!(\"order:\", \"{id}\")",
+];
 
 fn template() -> impl Strategy<Value = Template> {
     let parts = prop_oneof![
@@ -540,9 +554,9 @@ fn value() -> impl Strategy<Value = Value> {
 fn expression() -> impl Strategy<Value = Expression> {
     // `@` stands for an argument, `%` for a text.
     const FORMS: [&str; 9] = [
-        "String::from(%)",
-        "&String::from(%)",
-        "(%)",
+        "String::from(%).repeat(1)",
+        "&[%].concat()",
+        "(std::convert::identity(%))",
         "format!(\"e:{:?}\", @)",
         "&format!(\"{:?}\", @)[..]",
         "if true { % } else { \"other\" }",

@@ -1,0 +1,8 @@
+use lock_runtime::{LockError, distributed_lock};
+
+#[distributed_lock(keys = ["order:{order_id}", "shop:{order_id}"])]
+async fn pay(order_id: u64) -> Result<u64, LockError> {
+    Ok(order_id)
+}
+
+fn main() {}
