@@ -107,6 +107,8 @@
 //!
 //! `macros` (default): `runtime::distributed_lock`. A crate that has lock-runtime only through this one adds
 //! `crate = lock_tower::runtime` to the arguments of the attribute.
+//!
+//! `redis` (default) and `rustls`: the stores of lock-runtime of those names.
 
 mod body;
 mod future;
