@@ -35,7 +35,7 @@ impl LockGuard {
     /// response whose body is still to be sent.
     ///
     /// # Errors
-    /// `Lost`, when the lock was lost before the body was ready.
+    /// `Lost`, when the lock was lost before the body was ready. The body is dropped with the future.
     ///
     /// # Cancellation
     /// Dropping the future drops the body, then releases in the background.

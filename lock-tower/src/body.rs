@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
-use lock_runtime::{HeldLock, LockError, LockGuard, Lost};
+use lock_runtime::{HeldLock, LockError, LockErrorKind, LockGuard, Lost};
 use pin_project::pin_project;
 
 use crate::{
@@ -87,7 +87,8 @@ where
             Source::Served(body) => body.size_hint(),
             Source::Refused(body) => body.size_hint(),
             Source::Held(Held { stage: Stage::Streaming { body, .. }, .. }) => body.size_hint(),
-            Source::Held(_) => SizeHint::default(),
+            Source::Held(Held { stage: Stage::Releasing { .. }, .. }) => SizeHint::default(),
+            Source::Held(Held { stage: Stage::Done, .. }) => SizeHint::with_exact(0),
         }
     }
 }
@@ -167,11 +168,17 @@ where
                     }
                 }
                 Projected::Releasing { release, last } => {
-                    // What went wrong has been traced.
-                    let _released = ready!(release.as_mut().poll(cx));
+                    let released = ready!(release.as_mut().poll(cx));
                     let last = last.take();
                     stage.set(Stage::Done);
-                    return Poll::Ready(last.map(Ok));
+                    return Poll::Ready(match released {
+                        // The body was whole, but what it says may not hold.
+                        Err(error) if matches!(error.kind(), LockErrorKind::Lost(_)) => {
+                            Some(lost_frame(error, *this.wire))
+                        }
+                        // What else went wrong has been traced.
+                        _ => last.map(Ok),
+                    });
                 }
                 Projected::Done => return Poll::Ready(None),
             };
@@ -203,7 +210,7 @@ where
 /// The end of a body whose lock was lost, which nobody may take for a clean one.
 fn lost_frame(error: LockError, wire: Wire) -> Result<Frame<Bytes>, BoxError> {
     let reason = Reason::Lock(error.clone());
-    let refusal = Refusal::new(&reason, Caller { wire, hurried: false }, Duration::ZERO);
+    let refusal = Refusal::new(&reason, Caller { wire, http2: true, hurried: false }, Duration::ZERO);
     refusal.trace();
     match wire {
         Wire::Http => Err(error.into()),

@@ -1,24 +1,4 @@
 //! [`DetachLayer`]: a request that has begun is finished, whoever still waits for its response.
-//!
-//! ```
-//! use axum::{Router, body::Body, extract::Path, http::Request, routing::post};
-//! use lock_tower::{DetachLayer, LockLayer, runtime::LockClient};
-//! use tower::ServiceExt;
-//!
-//! async fn pay(Path(id): Path<u64>) -> String {
-//!     format!("order {id} is paid")
-//! }
-//!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let locks = LockClient::in_memory();
-//! let lock = LockLayer::new(locks, "order:{id}")?;
-//! // Outside of the lock, which is then taken and given back in the task that nobody can drop.
-//! let app: Router = Router::new().route("/orders/{id}/pay", post(pay).layer((DetachLayer::new(), lock)));
-//!
-//! let response = app.oneshot(Request::post("/orders/42/pay").body(Body::empty())?).await?;
-//! assert_eq!(response.status(), 200);
-//! # Ok(()) }
-//! ```
 
 use std::{
     fmt,
@@ -42,7 +22,29 @@ use tracing::Instrument;
 /// [`wait`](crate::LockLayer::wait).
 ///
 /// The task is within the caller's `tracing` span. It is in no task-local scope of the caller's, that of
-/// [`LockClient::scope`](lock_runtime::LockClient::scope) included. It needs a tokio runtime.
+/// [`LockClient::scope`](lock_runtime::LockClient::scope) included. It needs a tokio runtime. A graceful shutdown of the server does not
+/// wait for it.
+///
+#[cfg_attr(feature = "axum", doc = "```")]
+#[cfg_attr(not(feature = "axum"), doc = "```ignore")]
+/// use axum::{Router, body::Body, extract::Path, http::Request, routing::post};
+/// use lock_tower::{DetachLayer, LockLayer, runtime::LockClient};
+/// use tower::ServiceExt;
+///
+/// async fn pay(Path(id): Path<u64>) -> String {
+///     format!("order {id} is paid")
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let locks = LockClient::in_memory();
+/// let lock = LockLayer::new(locks, "order:{id}")?;
+/// // Outside of the lock, which is then taken and given back in the task that nobody can drop.
+/// let app: Router = Router::new().route("/orders/{id}/pay", post(pay).layer((DetachLayer::new(), lock)));
+///
+/// let response = app.oneshot(Request::post("/orders/42/pay").body(Body::empty())?).await?;
+/// assert_eq!(response.status(), 200);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use = "a layer does nothing until it is put on a service"]
 #[non_exhaustive]

@@ -95,9 +95,11 @@ where
                         P::enter(&mut req, guard.held());
                         State::Locked { inner: guard.while_held(Oneshot::new(inner, req)) }
                     }
-                    Err(error) if *fail_open && is_out_of_reach(&error) => {
+                    // Not for who is in a hurry: the store may be no more than slow, and the caller has gone.
+                    Err(error) if *fail_open && !this.caller.hurried && is_out_of_reach(&error) => {
                         tracing::warn!(code = error.code(), %error, "served without its lock");
-                        let Some((inner, req)) = call.take() else { continue };
+                        let Some((inner, mut req)) = call.take() else { continue };
+                        P::leave(&mut req);
                         State::skipped(inner, req)
                     }
                     Err(error) => State::refused(error),
@@ -106,7 +108,7 @@ where
                     Ok((result, guard)) => {
                         if result.as_ref().is_ok_and(|response| this.protocol.keeps(response)) {
                             this.state.set(State::Done);
-                            return Poll::Ready(this.protocol.served(result, Some(guard), this.caller.wire));
+                            return Poll::Ready(this.protocol.served(result, Some(guard), *this.caller));
                         }
                         State::Releasing { release: Box::pin(guard.release()), result: Some(result) }
                     }
@@ -118,12 +120,12 @@ where
                     let result = result.take();
                     this.state.set(State::Done);
                     let Some(result) = result else { continue };
-                    return Poll::Ready(this.protocol.served(result, None, this.caller.wire));
+                    return Poll::Ready(this.protocol.served(result, None, *this.caller));
                 }
                 Stage::Skipped { inner } => {
                     let result = ready!(inner.poll(cx));
                     this.state.set(State::Done);
-                    return Poll::Ready(this.protocol.served(result, None, this.caller.wire));
+                    return Poll::Ready(this.protocol.served(result, None, *this.caller));
                 }
                 Stage::Refused(reason) => {
                     let reason = reason.take();

@@ -112,7 +112,7 @@ impl<K, P> LockLayer<K, P> {
     }
 
     /// Serves a request *without its lock* when the store is out of reach, or read-only. Each such request is traced as a warning,
-    /// and finds no `HeldLock`.
+    /// and finds no `HeldLock`, not that of a layer further out either. A request whose `grpc-timeout` has cut the wait short is refused.
     ///
     /// For what is worse refused than done twice. Somebody else may be at it: whatever the lock protects has to bear that.
     pub fn fail_open(self) -> Self {

@@ -60,7 +60,7 @@
 //!   template; one that has not is answered with 500 and an error event.
 //! - `Router::layer(lock)` covers these and the fallback, which passes without a lock: a 404 stays a 404.
 //! - Around a finished router, `ServiceBuilder::new().layer(lock).service(app)`, nothing is routed yet: a template with path
-//!   parameters is answered with 500 and an error event. Templates of headers only work everywhere.
+//!   parameters is answered with 500 and an error event. Templates of headers, query, method and gRPC path work everywhere.
 //! - Around a `nest_service` the parameters of the routes within cannot be seen; see [`KeyTemplate`].
 //!
 //! The key is the same however the routers are nested or merged.
@@ -112,6 +112,8 @@
 //!
 //! `macros` (default): `runtime::distributed_lock`. A crate that has lock-runtime only through this one adds
 //! `crate = lock_tower::runtime` to the arguments of the attribute.
+//!
+//! `redis` (default) and `rustls`: the stores of lock-runtime of those names.
 
 pub mod key;
 

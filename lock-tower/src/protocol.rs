@@ -4,7 +4,7 @@
 use std::{any::type_name, error::Error, fmt, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, header::CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Request, Response, Version, header::CONTENT_TYPE};
 use http_body::Body;
 use lock_runtime::{HeldLock, LockError, LockGuard, web::DEFAULT_RETRY_AFTER};
 
@@ -21,9 +21,9 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
     /// How the locked service fails.
     type Error;
 
-    /// What the caller understands.
+    /// Who asks.
     #[doc(hidden)]
-    fn wire(&self, req: &Req) -> Wire;
+    fn caller(&self, req: &Req) -> Caller;
     /// How long the caller will wait for an answer, if it says.
     #[doc(hidden)]
     fn patience(&self, req: &Req) -> Option<Duration>;
@@ -33,13 +33,16 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
     /// Does the lock go out with this response, to be released when it has been sent?
     #[doc(hidden)]
     fn keeps(&self, response: &Res) -> bool;
+    /// Lets the inner service see no lock, not that of a layer further out either.
+    #[doc(hidden)]
+    fn leave(req: &mut Req);
     /// What the inner service has answered; with the lock, if the response keeps it.
     #[doc(hidden)]
     fn served(
         &self,
         result: Result<Res, Err>,
         guard: Option<LockGuard>,
-        wire: Wire,
+        caller: Caller,
     ) -> Result<Self::Response, Self::Error>;
     /// What is answered in its place.
     #[doc(hidden)]
@@ -67,14 +70,16 @@ pub enum Wire {
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
     pub(crate) wire: Wire,
+    /// Trailers reach it.
+    pub(crate) http2: bool,
     /// The wait for the lock was cut short, because the caller would have been gone.
     pub(crate) hurried: bool,
 }
 
 /// `application/grpc`, `application/grpc+proto`, but not `application/grpc-web`, which has no trailers of its own.
-fn is_grpc<B>(req: &Request<B>) -> bool {
+fn is_grpc(headers: &HeaderMap) -> bool {
     const GRPC: &[u8] = b"application/grpc";
-    let content_type = req.headers().get(CONTENT_TYPE).and_then(|value| value.as_bytes().split_at_checked(GRPC.len()));
+    let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.as_bytes().split_at_checked(GRPC.len()));
     content_type.is_some_and(|(start, rest)| {
         start.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
     })
@@ -118,6 +123,10 @@ pub enum Hold {
     Response,
     /// Until the last frame of the body, trailers included, or until the body is dropped. The last frame goes out when the lock
     /// is free. When the lock is lost before, the body ends with an error, and a gRPC stream with trailers that say so.
+    ///
+    /// A client that stops reading keeps the lock: set [`max_hold`](crate::LockLayer::max_hold) with it. A server asks for no frame
+    /// while the client takes none, and so notices a loss, too, with the next one. Over HTTP/1.0, whose bodies end with their
+    /// connection, a client cannot tell an error from the end.
     Body,
 }
 
@@ -155,16 +164,21 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
     type Response = Response<LockBody<ResBody>>;
     type Error = Err;
 
-    fn wire(&self, req: &Request<ReqBody>) -> Wire {
-        if is_grpc(req) { Wire::Grpc } else { Wire::Http }
+    fn caller(&self, req: &Request<ReqBody>) -> Caller {
+        let wire = if is_grpc(req.headers()) { Wire::Grpc } else { Wire::Http };
+        Caller { wire, http2: req.version() == Version::HTTP_2, hurried: false }
     }
 
     fn patience(&self, req: &Request<ReqBody>) -> Option<Duration> {
-        req.headers().get("grpc-timeout").filter(|_| is_grpc(req)).and_then(grpc_timeout)
+        req.headers().get("grpc-timeout").filter(|_| is_grpc(req.headers())).and_then(grpc_timeout)
     }
 
     fn enter(req: &mut Request<ReqBody>, held: HeldLock) {
         req.extensions_mut().insert(held);
+    }
+
+    fn leave(req: &mut Request<ReqBody>) {
+        req.extensions_mut().remove::<HeldLock>();
     }
 
     fn keeps(&self, response: &Response<ResBody>) -> bool {
@@ -175,9 +189,12 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
         &self,
         result: Result<Response<ResBody>, Err>,
         guard: Option<LockGuard>,
-        wire: Wire,
+        caller: Caller,
     ) -> Result<Self::Response, Err> {
         result.map(|response| {
+            // Whoever has asked as gRPC does, and is answered otherwise, would take trailers for a clean end.
+            let is_grpc = caller.http2 && caller.wire == Wire::Grpc && is_grpc(response.headers());
+            let wire = if is_grpc { Wire::Grpc } else { Wire::Http };
             response.map(|body| match guard {
                 Some(guard) => LockBody::held(body, guard, wire),
                 None => LockBody::served(body),
@@ -201,8 +218,8 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
     type Response = Res;
     type Error = ServiceError<Err>;
 
-    fn wire(&self, _req: &Req) -> Wire {
-        Wire::Http
+    fn caller(&self, _req: &Req) -> Caller {
+        Caller { wire: Wire::Http, http2: false, hurried: false }
     }
 
     fn patience(&self, _req: &Req) -> Option<Duration> {
@@ -210,6 +227,8 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
     }
 
     fn enter(_req: &mut Req, _held: HeldLock) {}
+
+    fn leave(_req: &mut Req) {}
 
     fn keeps(&self, _response: &Res) -> bool {
         false
@@ -219,7 +238,7 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
         &self,
         result: Result<Res, Err>,
         _guard: Option<LockGuard>,
-        _wire: Wire,
+        _caller: Caller,
     ) -> Result<Res, ServiceError<Err>> {
         result.map_err(ServiceError::Inner)
     }

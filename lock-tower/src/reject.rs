@@ -160,7 +160,10 @@ impl<'a> Refusal<'a> {
     /// The gRPC status, whatever the caller understands.
     pub fn grpc_code(&self) -> GrpcCode {
         match self.reason {
-            Reason::Lock(error) if self.caller.hurried && error.kind() == LockErrorKind::WaitTimeout => {
+            Reason::Lock(error)
+                if self.caller.hurried
+                    && matches!(error.kind(), LockErrorKind::WaitTimeout | LockErrorKind::Unavailable) =>
+            {
                 GrpcCode::DeadlineExceeded
             }
             _ => self.answer().grpc_code(),
@@ -205,7 +208,7 @@ mod tests {
     #[test]
     fn a_grpc_message_is_percent_encoded() {
         let reason = Reason::Key(KeyError::bad_request("100 % \u{e9}t\u{e9}\n"));
-        let caller = Caller { wire: Wire::Grpc, hurried: false };
+        let caller = Caller { wire: Wire::Grpc, http2: true, hurried: false };
         let response = Refusal::new(&reason, caller, Duration::ZERO).to_response();
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["grpc-status"], "3");

@@ -11,7 +11,7 @@ use crate::{
     future::{ResponseFuture, State},
     key::{KeyExtractor, KeyTemplate, Target},
     layer::LockLayer,
-    protocol::{Caller, Http, Protocol},
+    protocol::{Http, Protocol},
 };
 
 /// A service that holds a lock around each call of the one within.
@@ -61,7 +61,7 @@ where
 
     fn call(&mut self, mut req: Req) -> Self::Future {
         let LockLayer { locks, key, spec, protocol, fail_open } = &self.layer;
-        let mut caller = Caller { wire: protocol.wire(&req), hurried: false };
+        let mut caller = protocol.caller(&req);
         let state = match key.target(&mut req) {
             Ok(Target::Lock(key)) => {
                 let mut spec = spec.clone();

@@ -17,11 +17,11 @@ use super::{KeyError, KeyExtractor, Target, route::Route};
 /// | `{id}` | the parameter `id` of axum's route, percent-decoded; write `{rest}` for `{*rest}` | 500 and an error event: a mistake of the server's |
 /// | `{header.x-tenant}` | the header `x-tenant` | 400, naming it; likewise if it is empty, not UTF-8, or there more than once |
 /// | `{query.tenant}` | the parameter `tenant` of the query, decoded as a form is (`+` is a blank) | the same |
-/// | `{method}` | the HTTP method | |
-/// | `{matched_path}` | the pattern of axum's route with all it is nested in, such as `/orders/{id}` | passed on: a 404 |
-/// | `{grpc.service}`, `{grpc.method}` | the parts of a gRPC path, `/shop.Orders/Pay` | 400 |
+/// | `{method}` | the HTTP method; a `HEAD` has another key than the `GET` that axum serves it by | |
+/// | `{matched_path}` | the pattern of axum's route with all it is nested in, such as `/orders/{id}` | passed on: a 404, *or what is within a `nest_service`* |
+/// | `{grpc.service}`, `{grpc.method}` | the parts of a gRPC path, `/shop.Orders/Pay`, under no prefix | 400 |
 ///
-/// `{{` and `}}` stand for the braces themselves. Values are escaped by [`KeyWriter`], as in `#[distributed_lock]`, so the same
+/// A path parameter that is called `method` or `matched_path` cannot be named. `{{` and `}}` stand for the braces themselves. Values are escaped by [`KeyWriter`], as in `#[distributed_lock]`, so the same
 /// values give the same key in both, and no value can reach the key of others. A value that makes the key longer than 512
 /// bytes is answered with 400.
 ///
@@ -208,6 +208,7 @@ mod tests {
             ("order:{*rest}", 6, "{rest}"),
             ("order:{id:05}", 6, "{id}"),
             ("order:{query.}", 6, "{query.tenant}"),
+            ("order:{query. tenant}", 6, "{query.tenant}"),
             ("order:{cookie.tenant}", 6, "{header.name}"),
             ("order:{grpc.name}", 6, "{grpc.service}"),
             ("order:{ id }", 6, "{id}"),
@@ -297,7 +298,7 @@ mod tests {
         };
         assert_eq!(named("{method}:x", "/").unwrap(), "POST:x");
         assert_eq!(named("{grpc.service}:{grpc.method}", "/shop.Orders/Pay").unwrap(), "shop.Orders:Pay");
-        for path in ["/", "/shop.Orders", "/shop.Orders/", "//Pay", "/a/b/c"] {
+        for path in ["/", "/shop.Orders", "/shop.Orders/", "//Pay", "/a/b/c", "/a/P%61y", "/a/P+y"] {
             assert_eq!(named("{grpc.method}", path), Err("bad_request"), "{path}");
         }
     }

@@ -41,8 +41,11 @@ impl Source {
             });
         }
         if let Some(query) = name.strip_prefix("query.") {
-            if query.is_empty() {
-                return Err("the query parameter has no name; write one such as \"{query.tenant}\"".into());
+            if query.is_empty() || query.contains(char::is_whitespace) {
+                return Err(format!(
+                    "{query:?} is no name of a query parameter; write one such as \"{{query.tenant}}\""
+                )
+                .into());
             }
             return Ok(Self::Query(query.into()));
         }
@@ -145,9 +148,12 @@ fn decoded(text: &str) -> Option<Cow<'_, str>> {
 fn grpc<B>(req: &Request<B>) -> Result<(&str, &str), KeyError> {
     let path = req.uri().path().strip_prefix('/').unwrap_or_default();
     match path.split_once('/') {
-        Some((service, method)) if !service.is_empty() && !method.is_empty() && !method.contains('/') => {
-            Ok((service, method))
-        }
+        // Names of protobuf: whatever else is decoded on the way would have several keys.
+        Some((service, method)) if is_name(service) && is_name(method) => Ok((service, method)),
         _ => Err(KeyError::bad_request("The path is not that of a gRPC method, \"/package.Service/Method\".")),
     }
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.'))
 }

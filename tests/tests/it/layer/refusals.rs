@@ -156,9 +156,11 @@ async fn a_store_out_of_reach_refuses_unless_the_layer_fails_open() {
     let locks = LockClient::connect(&redis.url()).await.unwrap();
     let handler = post(async |lock: Option<HeldLock>| if lock.is_some() { "locked" } else { "not locked" });
     let layer = orders(&locks).lease(Duration::from_secs(1)).wait(Duration::from_millis(100));
+    let outer = LockLayer::new(LockClient::in_memory(), "tenant:{id}").unwrap();
     let app = Router::new()
         .route("/orders/{id}", handler.clone().layer(layer.clone()))
-        .route("/open/{id}", handler.layer(layer.fail_open()));
+        .route("/open/{id}", handler.clone().layer(layer.clone().fail_open()))
+        .route("/both/{id}", handler.layer((outer, layer.fail_open())));
     let traces = Captured::new();
     let _collecting = traces.set_default();
     let server = Server::start(app).await;
@@ -167,14 +169,23 @@ async fn a_store_out_of_reach_refuses_unless_the_layer_fails_open() {
     assert_eq!(server.post("/open/2").await.problem(), "wait_timeout", "held by somebody is not out of reach");
     drop(guard);
 
+    // Slow is not out of reach, whatever hurry the caller says it is in.
+    let held = locks.exclusive("order:4").acquire().await.unwrap();
+    redis.command(&["CLIENT", "PAUSE", "200", "ALL"]).await;
+    let response = server.post_with("/open/4", &[GRPC[0], ("grpc-timeout", "1n")]).await;
+    assert_eq!((response.body.as_str(), response.header("grpc-status")), ("", Some("4")));
+    held.release().await.unwrap();
+
     redis.kill();
     let response = server.post("/orders/3").await;
     assert_eq!((response.status, response.problem().as_str()), (503, "unavailable"));
     for _ in 0..2 {
         assert_eq!(server.post("/open/3").await.body, "not locked");
     }
+    // The lock of a layer further out is another one.
+    assert_eq!(server.post("/both/3").await.body, "not locked");
     let warnings = traces.events().into_iter().filter(|event| event.message == "served without its lock");
-    assert_eq!(warnings.count(), 2);
+    assert_eq!(warnings.count(), 3);
 }
 
 #[tokio::test]

@@ -57,8 +57,12 @@ pub(super) fn of_refused(written: &Written, complaints: &[Complaint]) -> Result<
     let mut codes: BTreeSet<String> = codes.iter().filter(|code| **code == "E0277").map(ToString::to_string).collect();
     if !unknown.is_empty() && (written.hides_arguments() || !of_the_attribute) {
         codes.extend(unknown.iter().filter_map(|complaint| complaint.code.clone()));
-        // Of a placeholder beside it; a single `format!` is not looked at any further.
+        // Of a placeholder beside it: a single `format!` is not looked at any further.
         codes.insert("E0277".into());
+    }
+    if complaints.iter().any(|complaint| complaint.message.starts_with("invalid format string")) {
+        // As above.
+        codes.extend(["E0277", "E0423", "E0425"].map(String::from));
     }
     Ok(Expected::Refused { codes })
 }

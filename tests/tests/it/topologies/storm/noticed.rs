@@ -3,10 +3,14 @@
 use std::{
     iter,
     panic::{AssertUnwindSafe, catch_unwind},
-    time::{Duration, Instant},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use lock_runtime::LockClient;
+use lock_runtime::{
+    Family, FencingToken, LockClient, LockKey,
+    store::{MemoryStore, Store as _},
+};
 use tokio::time::sleep;
 
 use super::{
@@ -88,7 +92,12 @@ async fn a_lock_that_works_passes_with_readers_too() {
 /// Two sets of locks, each of which believes that it is the only one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_locks_for_one_thing_are_noticed() {
-    let clients = vec![LockClient::in_memory(), LockClient::in_memory()];
+    // Of one clock, their tokens would be in order unless two were given at the same instant.
+    let ahead = Arc::new(MemoryStore::new());
+    let in_an_hour = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_secs(3600);
+    let in_an_hour = FencingToken::next(None, u64::try_from(in_an_hour.as_micros()).unwrap());
+    ahead.raise(&LockKey::new("key-0").unwrap(), Family::Lock, in_an_hour).await.unwrap();
+    let clients = vec![LockClient::in_memory(), LockClient::with_store(ahead)];
     let report = Storm::of(clients).tasks(8).round(BRIEF).run(async |_| {}).await;
     assert!(fails(&report, Report::assert_fenced), "{report}");
     assert!(fails(&report, Report::assert_exclusive), "{report}");
