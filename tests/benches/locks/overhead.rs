@@ -49,7 +49,7 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
 /// One round of all subjects.
 async fn alternate(locks: LockClient, slice: Duration) -> [Round; SUBJECTS.len()] {
     let layer = LockLayer::new(locks.clone(), "order:{header.order}").expect("a request can fill it");
-    let service = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
+    let service = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
     let (runtime, layered, service) = (Runtime(locks), Served(layer.layer(service)), Served(service));
     let mut tallies: [_; SUBJECTS.len()] = array::from_fn(|_| (Tally::new(), Duration::ZERO, 0));
     let start = Instant::now();

@@ -248,10 +248,11 @@ impl Drop for OnDrop {
     }
 }
 
+/// A handler was entered, under this lock, and ends when it is told.
+type Entry = (HeldLock, oneshot::Sender<()>);
+
 /// A handler that says when it was entered, and ends when it is told.
-fn slow(
-    locks: &LockClient,
-) -> (Router, mpsc::UnboundedReceiver<(HeldLock, oneshot::Sender<()>)>, mpsc::UnboundedReceiver<bool>) {
+fn slow(locks: &LockClient) -> (Router, mpsc::UnboundedReceiver<Entry>, mpsc::UnboundedReceiver<bool>) {
     let (entered, entries) = mpsc::unbounded_channel();
     let (ended, ends) = mpsc::unbounded_channel();
     let handler = async move |lock: HeldLock| {
