@@ -384,8 +384,9 @@ impl LockClientBuilder {
     /// The longest lease that may be asked for over several servers ([`redlock`](Self::redlock)), 30 s by default. The same for all
     /// clients.
     ///
-    /// A lease that is left open is no longer than this. It is also how long a server keeps away after a restart, or when it is used in a namespace for the first time: it
-    /// may have forgotten a lock. Longer, and that takes longer. Other stores have no use for it.
+    /// A lease that is left open is no longer than this. It is also how long a server keeps away after a restart, or when it is
+    /// used in a namespace for the first time: it may have forgotten a lock. Longer, and that takes longer. Other stores have no
+    /// use for it.
     pub fn longest_lease(self, longest_lease: Duration) -> Self {
         Self { longest_lease, ..self }
     }

@@ -65,8 +65,9 @@ impl Frame {
 
 /// Does an enclosing scope of the current flow of work hold `key`?
 ///
-/// Whatever its mode and its client: a permit of that name counts, too. For code that must run under a lock that its callers take: `debug_assert!(lock_runtime::is_held(&key))`. It knows the
-/// scopes of [`LockRequest::run`](crate::LockRequest::run), the macro, the layer and [`HeldLock::scope`].
+/// Whatever its mode and its client: a permit of that name counts, too. For code that must run under a lock that its callers
+/// take: `debug_assert!(lock_runtime::is_held(&key))`. It knows the scopes of
+/// [`LockRequest::run`](crate::LockRequest::run), the macro, the layer and [`HeldLock::scope`].
 pub fn is_held(key: &LockKey) -> bool {
     Frame::current()
         .is_some_and(|frame| frame.chain().any(|holding| holding.hold().key == *key && !holding.validity().is_zero()))
