@@ -4,8 +4,8 @@ use std::{
     error::Error,
     fmt,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -16,6 +16,7 @@ use lock_runtime::{HeldLock, LockError, LockErrorKind, LockGuard, Lost};
 use pin_project::pin_project;
 
 use crate::{
+    policy::Policy,
     protocol::{Caller, Wire},
     reject::{Reason, Refusal},
 };
@@ -49,13 +50,9 @@ impl<B> LockBody<B> {
         Self { source: Source::Refused(Full::new(body)) }
     }
 
-    pub(crate) fn held(body: B, guard: LockGuard, wire: Wire) -> Self {
-        Self {
-            source: Source::Held(Held {
-                stage: Stage::Streaming { body, lost: guard.lost(), guard: Some(guard) },
-                wire,
-            }),
-        }
+    pub(crate) fn held(body: B, guard: LockGuard, policy: Arc<Policy>, wire: Wire) -> Self {
+        let stage = Stage::Streaming { body, lost: guard.lost(), guard: Some(guard) };
+        Self { source: Source::Held(Held { stage, policy, wire }) }
     }
 }
 
@@ -109,6 +106,7 @@ impl<B> fmt::Debug for LockBody<B> {
 struct Held<B> {
     #[pin]
     stage: Stage<B>,
+    policy: Arc<Policy>,
     wire: Wire,
 }
 
@@ -163,7 +161,7 @@ where
                         }
                         Step::Lost(error) => {
                             stage.set(Stage::Done);
-                            return Poll::Ready(Some(lost_frame(error, *this.wire)));
+                            return Poll::Ready(Some(lost_frame(error, this.policy, *this.wire)));
                         }
                     }
                 }
@@ -174,7 +172,7 @@ where
                     return Poll::Ready(match released {
                         // The body was whole, but what it says may not hold.
                         Err(error) if matches!(error.kind(), LockErrorKind::Lost(_)) => {
-                            Some(lost_frame(error, *this.wire))
+                            Some(lost_frame(error, this.policy, *this.wire))
                         }
                         // What else went wrong has been traced.
                         _ => last.map(Ok),
@@ -208,9 +206,9 @@ where
 }
 
 /// The end of a body whose lock was lost, which nobody may take for a clean one.
-fn lost_frame(error: LockError, wire: Wire) -> Result<Frame<Bytes>, BoxError> {
+fn lost_frame(error: LockError, policy: &Policy, wire: Wire) -> Result<Frame<Bytes>, BoxError> {
     let reason = Reason::Lock(error.clone());
-    let refusal = Refusal::new(&reason, Caller { wire, http2: true, hurried: false }, Duration::ZERO);
+    let refusal = Refusal::new(&reason, Caller { wire, http2: true, hurried: false }, policy);
     refusal.trace();
     match wire {
         Wire::Http => Err(error.into()),

@@ -4,6 +4,7 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -14,6 +15,7 @@ use tower::util::Oneshot;
 use tower_service::Service;
 
 use crate::{
+    policy::Policy,
     protocol::{Caller, Protocol},
     reject::Reason,
 };
@@ -28,6 +30,7 @@ pub struct ResponseFuture<S: Service<Req>, Req, P> {
     #[pin]
     state: State<S, Req>,
     protocol: P,
+    policy: Arc<Policy>,
     caller: Caller,
 }
 
@@ -37,8 +40,6 @@ pub(crate) enum State<S: Service<Req>, Req> {
         acquire: Acquire,
         /// Taken when the lock is granted.
         call: Option<(S, Req)>,
-        /// Served without the lock where the store is out of reach.
-        fail_open: bool,
     },
     Locked {
         #[pin]
@@ -58,8 +59,8 @@ pub(crate) enum State<S: Service<Req>, Req> {
 }
 
 impl<S: Service<Req>, Req> State<S, Req> {
-    pub(crate) fn acquiring(acquire: Acquire, inner: S, req: Req, fail_open: bool) -> Self {
-        Self::Acquiring { acquire, call: Some((inner, req)), fail_open }
+    pub(crate) fn acquiring(acquire: Acquire, inner: S, req: Req) -> Self {
+        Self::Acquiring { acquire, call: Some((inner, req)) }
     }
 
     pub(crate) fn skipped(inner: S, req: Req) -> Self {
@@ -72,8 +73,8 @@ impl<S: Service<Req>, Req> State<S, Req> {
 }
 
 impl<S: Service<Req>, Req, P> ResponseFuture<S, Req, P> {
-    pub(crate) fn new(state: State<S, Req>, protocol: P, caller: Caller) -> Self {
-        Self { state, protocol, caller }
+    pub(crate) fn new(state: State<S, Req>, protocol: P, policy: Arc<Policy>, caller: Caller) -> Self {
+        Self { state, protocol, policy, caller }
     }
 }
 
@@ -88,7 +89,7 @@ where
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
-                Stage::Acquiring { acquire, call, fail_open } => match ready!(Pin::new(acquire).poll(cx)) {
+                Stage::Acquiring { acquire, call } => match ready!(Pin::new(acquire).poll(cx)) {
                     Ok(guard) => {
                         // It is taken here only, and the stage is left for good.
                         let Some((inner, mut req)) = call.take() else { continue };
@@ -96,8 +97,8 @@ where
                         State::Locked { inner: guard.while_held(Oneshot::new(inner, req)) }
                     }
                     // Not for who is in a hurry: the store may be no more than slow, and the caller has gone.
-                    Err(error) if *fail_open && !this.caller.hurried && is_out_of_reach(&error) => {
-                        tracing::warn!(code = error.code(), %error, "served without its lock");
+                    Err(error) if this.policy.fails_open() && !this.caller.hurried && is_out_of_reach(&error) => {
+                        tracing::warn!(code = error.code(), policy = this.policy.name(), %error, "served without its lock");
                         let Some((inner, mut req)) = call.take() else { continue };
                         P::leave(&mut req);
                         State::skipped(inner, req)
@@ -106,9 +107,13 @@ where
                 },
                 Stage::Locked { inner } => match ready!(inner.poll(cx)) {
                     Ok((result, guard)) => {
-                        if result.as_ref().is_ok_and(|response| this.protocol.keeps(response)) {
+                        if result.as_ref().is_ok_and(|response| this.protocol.keeps(response, this.policy)) {
                             this.state.set(State::Done);
-                            return Poll::Ready(this.protocol.served(result, Some(guard), *this.caller));
+                            return Poll::Ready(this.protocol.served(
+                                result,
+                                Some((guard, this.policy.clone())),
+                                *this.caller,
+                            ));
                         }
                         State::Releasing { release: Box::pin(guard.release()), result: Some(result) }
                     }
@@ -131,7 +136,7 @@ where
                     let reason = reason.take();
                     this.state.set(State::Done);
                     let Some(reason) = reason else { continue };
-                    return Poll::Ready(this.protocol.refused(reason, *this.caller));
+                    return Poll::Ready(this.protocol.refused(reason, *this.caller, this.policy));
                 }
                 #[expect(clippy::panic, reason = "a future must not be polled after it was ready")]
                 Stage::Done => panic!("`ResponseFuture` was polled after it was ready"),

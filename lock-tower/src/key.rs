@@ -6,10 +6,12 @@ mod ready;
 mod route;
 mod template;
 
-use std::{borrow::Cow, error::Error, fmt};
+use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 
 use http::HeaderName;
 use lock_runtime::{LockError, LockKey, web::Answer};
+
+use crate::policy::Policy;
 
 pub use ready::{FromExtension, Global, Header, from_extension, global, header};
 pub use template::{KeyTemplate, TemplateError};
@@ -20,6 +22,8 @@ pub use template::{KeyTemplate, TemplateError};
 pub enum Target {
     /// It is served under this lock.
     Lock(LockKey),
+    /// It is served under this lock as the policy says, whatever the layer says.
+    LockAs(LockKey, Arc<Policy>),
     /// It is served without a lock.
     Skip,
 }

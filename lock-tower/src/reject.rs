@@ -12,6 +12,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use crate::{
     key::KeyError,
+    policy::Policy,
     protocol::{Caller, Wire},
 };
 
@@ -83,17 +84,18 @@ impl From<LockError> for Reason {
 pub struct Refusal<'a> {
     reason: &'a Reason,
     caller: Caller,
+    policy: &'a Policy,
     retry_after: Option<Duration>,
 }
 
 impl<'a> Refusal<'a> {
-    pub(crate) fn new(reason: &'a Reason, caller: Caller, configured: Duration) -> Self {
-        let mut refusal = Self { reason, caller, retry_after: None };
+    pub(crate) fn new(reason: &'a Reason, caller: Caller, policy: &'a Policy) -> Self {
+        let mut refusal = Self { reason, caller, policy, retry_after: None };
         let holder = match reason {
             Reason::Key(_) => None,
             Reason::Lock(error) => error.retry_after(),
         };
-        refusal.retry_after = refusal.answer().retry_after(configured, holder);
+        refusal.retry_after = refusal.answer().retry_after(policy.longest_retry_after(), holder);
         refusal
     }
 
@@ -115,9 +117,14 @@ impl<'a> Refusal<'a> {
         }
     }
 
+    /// The policy under which the request was to be served.
+    pub fn policy(&self) -> &'a Policy {
+        self.policy
+    }
+
     /// The HTTP status, whatever the caller understands.
     pub fn status(&self) -> StatusCode {
-        self.answer().into()
+        self.policy.status_of(self.answer())
     }
 
     /// A stable text for programs, such as `wait_timeout`.
@@ -146,7 +153,8 @@ impl<'a> Refusal<'a> {
     pub fn to_response(&self) -> Response<Bytes> {
         match self.caller.wire {
             Wire::Http => {
-                Problem::new(self.answer(), self.code(), self.detail()).retry_after(self.retry_after).into_response()
+                let problem = Problem::new(self.answer(), self.code(), self.detail());
+                problem.status(self.status()).retry_after(self.retry_after).into_response()
             }
             Wire::Grpc => trailers_only(self.grpc_code(), &self.detail()),
         }
@@ -209,7 +217,8 @@ mod tests {
     fn a_grpc_message_is_percent_encoded() {
         let reason = Reason::Key(KeyError::bad_request("100 % \u{e9}t\u{e9}\n"));
         let caller = Caller { wire: Wire::Grpc, http2: true, hurried: false };
-        let response = Refusal::new(&reason, caller, Duration::ZERO).to_response();
+        let policy = Policy::new("test");
+        let response = Refusal::new(&reason, caller, &policy).to_response();
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["grpc-status"], "3");
         assert_eq!(response.headers()["grpc-message"], "100 %25 %C3%A9t%C3%A9%0A");
