@@ -343,7 +343,8 @@ impl LockClientBuilder {
         Self { defaults, ..self }
     }
 
-    /// How many requests may wait for one key in this process, 10,000 by default; more are `Overloaded` at once.
+    /// How many requests may wait for one key in this process behind the one whose turn is next, 10,000 by default; more are
+    /// `Overloaded` at once. [`LockSpec::max_waiters`] can say less for some.
     ///
     /// Each costs about the memory of its future. Set it to what can be served within the wait: those beyond would time out anyway.
     pub fn max_waiters(self, max_waiters: usize) -> Self {
@@ -538,8 +539,8 @@ impl LockClientBuilder {
 
     /// Defaults that cannot be meant are better found at the start than at the first request.
     fn check(&self) -> Result<(), LockError> {
-        self.defaults.terms(&LockSpec::exclusive())?;
-        LockSpec::exclusive().lease(self.longest_lease).terms(&LockSpec::exclusive())?;
+        self.defaults.check()?;
+        LockSpec::exclusive().lease(self.longest_lease).check()?;
         #[cfg(feature = "redis")]
         self.settings.check()?;
         Ok(())

@@ -52,7 +52,7 @@ struct Lines {
 /// Why nobody is let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shut {
-    /// The line is as long as the client allows.
+    /// The line is as long as the request or the client allows.
     Full,
     /// The client was shut down.
     Closed,
@@ -64,15 +64,15 @@ impl Gates {
         Self { lines: Mutex::default(), limit, left: Notify::new() }
     }
 
-    /// Takes a place at the end of the line.
-    pub(crate) fn enter(&self, key: &LockKey, wish: Wish) -> Result<Turn<'_>, Shut> {
+    /// Takes a place at the end of the line, if at most `limit` wait there behind the head, and no more than the client allows.
+    pub(crate) fn enter(&self, key: &LockKey, wish: Wish, limit: usize) -> Result<Turn<'_>, Shut> {
         let lock_name = (wish.mode.family(), key.clone());
         let mut lines = lock(&self.lines);
         if lines.closed {
             return Err(Shut::Closed);
         }
         let line = lines.by_lock.entry(lock_name.clone()).or_default();
-        let ticket = line.enter(wish, self.limit).ok_or(Shut::Full)?;
+        let ticket = line.enter(wish, limit.min(self.limit)).ok_or(Shut::Full)?;
         let first = line.is_head(ticket);
         Ok(Turn { gates: self, lock_name, ticket, first })
     }

@@ -29,7 +29,7 @@ pub(super) async fn wait_in_line(
     patience: &Patience,
     until: Instant,
 ) -> Result<Arc<Holding>, LockError> {
-    let turn = core.gates.enter(key, terms.wish()).map_err(|shut| shut_out(shut, key))?;
+    let turn = core.gates.enter(key, terms.wish(), terms.max_waiters).map_err(|shut| shut_out(shut, key))?;
     let waiter = Waiter { core, key, terms, patience, turn };
     if !waiter.turn.is_first() {
         tracing::debug!(%key, "waiting behind others in this process");

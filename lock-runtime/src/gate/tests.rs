@@ -25,7 +25,7 @@ fn key() -> LockKey {
 }
 
 fn enter<'a>(gates: &'a Gates) -> Turn<'a> {
-    gates.enter(&key(), WISH).unwrap()
+    gates.enter(&key(), WISH, usize::MAX).unwrap()
 }
 
 /// Counts how often it was woken.
@@ -86,7 +86,7 @@ fn baton(left: u32) -> Baton {
 fn a_place_goes_to_the_next_with_the_same_wish() {
     let gates = Gates::new(10);
     let (first, second) = (enter(&gates), enter(&gates));
-    let reader = gates.enter(&key(), Wish { mode: Mode::Shared, lease: LEASE, passing: false }).unwrap();
+    let reader = gates.enter(&key(), Wish { mode: Mode::Shared, lease: LEASE, passing: false }, usize::MAX).unwrap();
     let token = queued(&first);
     assert!(first.leave().orphan.is_none(), "the second goes on with it");
     waits(&second);
@@ -199,7 +199,7 @@ fn a_lock_is_passed_on_to_the_head_and_to_nobody_with_another_wish() {
     let gates = Gates::new(10);
     let part = |baton: Option<Baton>| gates.part(&key(), LEASE, |_| baton);
     assert_eq!(part(Some(baton(3))), Parting::GiveBack, "nobody waits");
-    let reader = gates.enter(&key(), Wish { mode: Mode::Shared, lease: LEASE, passing: false }).unwrap();
+    let reader = gates.enter(&key(), Wish { mode: Mode::Shared, lease: LEASE, passing: false }, usize::MAX).unwrap();
     let (first, second) = (enter(&gates), enter(&gates));
     assert_eq!(part(Some(baton(3))), Parting::GiveBack, "a reader is first in line");
     reader.leave();
@@ -288,7 +288,7 @@ fn closing_sends_everybody_home() {
     gates.close();
     assert_eq!((at_head.0.load(Ordering::Relaxed), behind.0.load(Ordering::Relaxed)), (1, 1));
     assert_eq!(poll_head(&waiting, &behind), Poll::Ready(Err(Shut::Closed)));
-    assert_eq!(gates.enter(&key(), WISH).map(drop), Err(Shut::Closed));
+    assert_eq!(gates.enter(&key(), WISH, usize::MAX).map(drop), Err(Shut::Closed));
 }
 
 proptest! {
@@ -301,7 +301,7 @@ proptest! {
         let mut line: Vec<(Turn<'_>, Arc<Bell>, bool)> = Vec::new();
         for (comes, who, polls) in steps {
             if comes {
-                match gates.enter(&key(), WISH) {
+                match gates.enter(&key(), WISH, usize::MAX) {
                     Ok(turn) => {
                         let bell = Arc::<Bell>::default();
                         let waits = polls && poll_head(&turn, &bell).is_pending();

@@ -4,6 +4,7 @@ mod exclusive;
 mod limits;
 mod line;
 mod operators;
+mod overload;
 mod permits;
 mod read_write;
 mod several;
