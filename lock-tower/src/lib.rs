@@ -121,6 +121,8 @@ mod body;
 mod detach;
 mod future;
 mod layer;
+#[cfg(feature = "policy")]
+mod policies;
 mod policy;
 mod protocol;
 mod reject;
@@ -133,6 +135,8 @@ pub use detach::{Detach, DetachLayer, DetachedFuture};
 pub use future::ResponseFuture;
 pub use key::{IntoTarget, KeyError, KeyExtractor, KeyTemplate, Target, TemplateError};
 pub use layer::LockLayer;
+#[cfg(feature = "policy")]
+pub use policies::{LockPolicies, Mistake, PolicyError};
 pub use policy::{DEFAULT_WAIT, Policy};
 pub use protocol::{Hold, Http, Plain, Protocol, ServiceError, Wire};
 pub use reject::{OnReject, Reason, Refusal, StandardReject};
