@@ -4,7 +4,6 @@ use std::{
     error::Error,
     fmt,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -19,6 +18,7 @@ use crate::{
     policy::Policy,
     protocol::{Caller, Wire},
     reject::{Reason, Refusal},
+    watch::Watch,
 };
 
 /// An error of any kind, as bodies have it.
@@ -50,9 +50,9 @@ impl<B> LockBody<B> {
         Self { source: Source::Refused(Full::new(body)) }
     }
 
-    pub(crate) fn held(body: B, guard: LockGuard, policy: Arc<Policy>, wire: Wire) -> Self {
+    pub(crate) fn held(body: B, guard: LockGuard, watch: Watch, wire: Wire) -> Self {
         let stage = Stage::Streaming { body, lost: guard.lost(), guard: Some(guard) };
-        Self { source: Source::Held(Held { stage, policy, wire }) }
+        Self { source: Source::Held(Held { stage, watch, wire }) }
     }
 }
 
@@ -106,7 +106,8 @@ impl<B> fmt::Debug for LockBody<B> {
 struct Held<B> {
     #[pin]
     stage: Stage<B>,
-    policy: Arc<Policy>,
+    /// Dropped after the guard.
+    watch: Watch,
     wire: Wire,
 }
 
@@ -143,6 +144,7 @@ where
 {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.project();
+        let _entered = this.watch.entered();
         let mut stage = this.stage;
         loop {
             let next = match stage.as_mut().project() {
@@ -160,19 +162,21 @@ where
                             return Poll::Ready(Some(Err(error)));
                         }
                         Step::Lost(error) => {
+                            this.watch.released(Err(&error));
                             stage.set(Stage::Done);
-                            return Poll::Ready(Some(lost_frame(error, this.policy, *this.wire)));
+                            return Poll::Ready(Some(lost_frame(error, this.watch.policy(), *this.wire)));
                         }
                     }
                 }
                 Projected::Releasing { release, last } => {
                     let released = ready!(release.as_mut().poll(cx));
+                    this.watch.released(released.as_ref().map(|()| ()));
                     let last = last.take();
                     stage.set(Stage::Done);
                     return Poll::Ready(match released {
                         // The body was whole, but what it says may not hold.
                         Err(error) if matches!(error.kind(), LockErrorKind::Lost(_)) => {
-                            Some(lost_frame(error, this.policy, *this.wire))
+                            Some(lost_frame(error, this.watch.policy(), *this.wire))
                         }
                         // What else went wrong has been traced.
                         _ => last.map(Ok),

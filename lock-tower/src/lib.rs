@@ -116,6 +116,8 @@
 //! `redis` (default) and `rustls`: the stores of lock-runtime of those names.
 
 pub mod key;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 
 mod body;
 mod detach;
@@ -127,6 +129,7 @@ mod policy;
 mod protocol;
 mod reject;
 mod service;
+mod watch;
 
 pub use lock_runtime as runtime;
 

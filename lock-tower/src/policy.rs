@@ -33,6 +33,8 @@ pub const DEFAULT_WAIT: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Policy {
     name: Arc<str>,
+    #[cfg(feature = "metrics")]
+    names: crate::watch::Names,
     spec: LockSpec,
     hold: Hold,
     retry_after: Duration,
@@ -44,8 +46,11 @@ impl Policy {
     /// A policy that says nothing but its name, by which metrics and refusals call it: an exclusive lock, a wait of 2 s, held until the
     /// response is there.
     pub fn new(name: impl Into<Arc<str>>) -> Self {
+        let name = name.into();
         Self {
-            name: name.into(),
+            #[cfg(feature = "metrics")]
+            names: crate::watch::Names::of(&name),
+            name,
             spec: LockSpec::exclusive().wait(DEFAULT_WAIT),
             hold: Hold::default(),
             retry_after: DEFAULT_RETRY_AFTER,
@@ -57,7 +62,8 @@ impl Policy {
     /// Another name.
     #[must_use]
     pub fn named(self, name: impl Into<Arc<str>>) -> Self {
-        Self { name: name.into(), ..self }
+        let Self { spec, hold, retry_after, fail_open, statuses, .. } = self;
+        Self { spec, hold, retry_after, fail_open, statuses, ..Self::new(name) }
     }
 
     /// Locks as `spec` says, in place of all that was said before. What it leaves open comes from the client's defaults, but
@@ -105,6 +111,11 @@ impl Policy {
     /// What is asked of the lock.
     pub fn lock_spec(&self) -> &LockSpec {
         &self.spec
+    }
+
+    #[cfg(feature = "metrics")]
+    pub(crate) fn names(&self) -> &crate::watch::Names {
+        &self.names
     }
 
     pub(crate) fn is_held_for_the_body(&self) -> bool {

@@ -1,7 +1,7 @@
 //! [`Protocol`]: how a service that is locked takes part in what its callers speak. [`Http`] answers refusals with a
 //! response, [`Plain`] with an error.
 
-use std::{any::type_name, error::Error, fmt, sync::Arc, time::Duration};
+use std::{any::type_name, error::Error, fmt, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response, Version, header::CONTENT_TYPE};
@@ -13,6 +13,7 @@ use crate::{
     key::KeyError,
     policy::Policy,
     reject::{OnReject, Reason, Refusal, StandardReject},
+    watch::Watch,
 };
 
 /// How a service with these requests, responses and errors is answered for. Sealed: [`Http`] and [`Plain`] are all there are.
@@ -42,7 +43,7 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
     fn served(
         &self,
         result: Result<Res, Err>,
-        guard: Option<(LockGuard, Arc<Policy>)>,
+        guard: Option<(LockGuard, Watch)>,
         caller: Caller,
     ) -> Result<Self::Response, Self::Error>;
     /// What is answered in its place.
@@ -175,7 +176,7 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
     fn served(
         &self,
         result: Result<Response<ResBody>, Err>,
-        guard: Option<(LockGuard, Arc<Policy>)>,
+        guard: Option<(LockGuard, Watch)>,
         caller: Caller,
     ) -> Result<Self::Response, Err> {
         result.map(|response| {
@@ -183,7 +184,7 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
             let is_grpc = caller.http2 && caller.wire == Wire::Grpc && is_grpc(response.headers());
             let wire = if is_grpc { Wire::Grpc } else { Wire::Http };
             response.map(|body| match guard {
-                Some((guard, policy)) => LockBody::held(body, guard, policy, wire),
+                Some((guard, watch)) => LockBody::held(body, guard, watch, wire),
                 None => LockBody::served(body),
             })
         })
@@ -224,7 +225,7 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
     fn served(
         &self,
         result: Result<Res, Err>,
-        _guard: Option<(LockGuard, Arc<Policy>)>,
+        _guard: Option<(LockGuard, Watch)>,
         _caller: Caller,
     ) -> Result<Res, ServiceError<Err>> {
         result.map_err(ServiceError::Inner)

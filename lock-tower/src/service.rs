@@ -12,6 +12,7 @@ use crate::{
     key::{KeyExtractor, KeyTemplate, Target},
     layer::LockLayer,
     protocol::{Http, Protocol},
+    watch::Watch,
 };
 
 /// A service that holds a lock around each call of the one within.
@@ -71,6 +72,7 @@ where
             }
             Target::Skip => None,
         });
+        let mut watch = Watch::new(policy.clone());
         let state = match target {
             Ok(Some(key)) => {
                 let mut spec = policy.lock_spec().clone();
@@ -79,13 +81,14 @@ where
                     caller.hurried = hurried != spec;
                     spec = hurried;
                 }
+                watch.asks(&key);
                 let acquire = locks.request(key, spec).acquire();
                 State::acquiring(acquire, self.inner.clone(), req)
             }
             Ok(None) => State::skipped(self.inner.clone(), req),
             Err(error) => State::refused(error),
         };
-        ResponseFuture::new(state, protocol.clone(), policy, caller)
+        ResponseFuture::new(state, protocol.clone(), watch, caller)
     }
 }
 
