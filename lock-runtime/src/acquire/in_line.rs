@@ -45,11 +45,17 @@ pub(super) async fn wait_in_line(
 fn shut_out(shut: Shut, key: &LockKey) -> LockError {
     match shut {
         Shut::Closed => shutting_down(key),
-        Shut::Full => {
-            let message = "too many requests wait for it in this process; `max_waiters` is the limit";
-            LockError::new(LockErrorKind::Overloaded, message).with_key(key)
+        Shut::Full => overloaded("too many requests wait for it in this process; `max_waiters` is the limit", key),
+        Shut::FullInAll => {
+            let message = "too many requests wait in this process, for all locks together; \
+                           `LockClientBuilder::max_waiters_in_all` is the limit";
+            overloaded(message, key)
         }
     }
+}
+
+fn overloaded(message: &'static str, key: &LockKey) -> LockError {
+    LockError::new(LockErrorKind::Overloaded, message).with_key(key)
 }
 
 /// Somebody in line. Dropped, it leaves nothing behind that nobody goes on with.
