@@ -292,9 +292,10 @@ impl Turn<'_> {
         self.with(|line| line.gone(token, Instant::now()));
     }
 
-    /// See [`Line::served`].
-    pub(crate) fn served(&self, token: Option<Token>, passing_until: Option<Instant>) {
-        self.with(|line| line.served(token, passing_until));
+    /// See [`Line::served`]. Had this one to wait for somebody else?
+    pub(crate) fn served(&self, token: Option<Token>, passing_until: Option<Instant>) -> bool {
+        let contended = self.with(|line| line.served(token, passing_until));
+        !self.first || contended.unwrap_or(false)
     }
 
     /// What the store said last to whoever was the head.
