@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 use lock_runtime::{
@@ -95,7 +96,10 @@ impl<'a> Refusal<'a> {
             Reason::Key(_) => None,
             Reason::Lock(error) => error.retry_after(),
         };
-        refusal.retry_after = refusal.answer().retry_after(policy.longest_retry_after(), holder);
+        // A caller whose own deadline has passed is past trying again.
+        if refusal.grpc_code() != GrpcCode::DeadlineExceeded {
+            refusal.retry_after = refusal.answer().retry_after(policy.longest_retry_after(), holder);
+        }
         refusal
     }
 
@@ -156,13 +160,13 @@ impl<'a> Refusal<'a> {
                 let problem = Problem::new(self.answer(), self.code(), self.detail());
                 problem.status(self.status()).retry_after(self.retry_after).into_response()
             }
-            Wire::Grpc => trailers_only(self.grpc_code(), &self.detail()),
+            Wire::Grpc => trailers_only(self.trailers()),
         }
     }
 
     /// What a gRPC stream ends with that had begun.
     pub(crate) fn trailers(&self) -> HeaderMap {
-        grpc_status(self.grpc_code(), &self.detail())
+        grpc_status(self.grpc_code(), &self.detail(), self.retry_after)
     }
 
     /// The gRPC status, whatever the caller understands.
@@ -188,21 +192,28 @@ impl<'a> Refusal<'a> {
 
 /// A gRPC response without a body, its status in the headers: see "Trailers-Only" in the
 /// [protocol](https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#responses).
-fn trailers_only(code: GrpcCode, message: &str) -> Response<Bytes> {
+fn trailers_only(trailers: HeaderMap) -> Response<Bytes> {
     let mut response = Response::new(Bytes::new());
-    *response.headers_mut() = grpc_status(code, message);
+    *response.headers_mut() = trailers;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
 }
 
-/// `grpc-status` and `grpc-message`.
-fn grpc_status(code: GrpcCode, message: &str) -> HeaderMap {
+/// `grpc-status`, `grpc-message`, and the details of who may try again.
+fn grpc_status(code: GrpcCode, message: &str, retry_after: Option<Duration>) -> HeaderMap {
     /// What `grpc-message` must not have as it stands, beside what is not ASCII.
     const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
     let mut headers = HeaderMap::new();
     headers.insert(HeaderName::from_static("grpc-status"), i32::from(code).into());
+    if let Some(after) = retry_after {
+        // Binary values go without padding, as gRPC has it.
+        let details = STANDARD_NO_PAD.encode(web::retry_info(code, message, after));
+        if let Ok(details) = HeaderValue::try_from(details) {
+            headers.insert(HeaderName::from_static("grpc-status-details-bin"), details);
+        }
+    }
     let message = utf8_percent_encode(message, ESCAPED).to_string();
-    // What is percent-encoded is visible ASCII, which every header takes.
+    // What is percent-encoded is visible ASCII, which every header takes, as is base64.
     if let Ok(message) = HeaderValue::try_from(message) {
         headers.insert(HeaderName::from_static("grpc-message"), message);
     }

@@ -4,6 +4,7 @@
 
 mod keys;
 mod refusals;
+mod retry_info;
 mod server;
 mod serving;
 mod streaming;

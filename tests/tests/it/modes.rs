@@ -1,6 +1,7 @@
 //! What each way to hold a lock promises, in memory and on Redis.
 
 mod exclusive;
+mod facts;
 mod limits;
 mod line;
 mod operators;
