@@ -117,7 +117,8 @@ impl Meter {
 
     /// It asks no longer.
     fn asked(&mut self, outcome: &'static str) {
-        if let Stage::Asking { since } = std::mem::replace(&mut self.stage, Stage::Out) {
+        if let Stage::Asking { since } = self.stage {
+            self.stage = Stage::Out;
             with_recorder(|to| {
                 let names = self.names();
                 to.register_gauge(&names.waiting, &METADATA).decrement(1);
