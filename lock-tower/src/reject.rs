@@ -148,7 +148,7 @@ impl<'a> Refusal<'a> {
         }
     }
 
-    /// When to try again, where the caller may.
+    /// When to try again, where the caller may; `None` also where its own deadline has passed.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }

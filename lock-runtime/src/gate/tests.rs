@@ -279,6 +279,40 @@ fn the_pause_between_questions_grows_to_its_limit_and_ends_with_the_holders_leas
 }
 
 #[test]
+fn whoever_had_to_wait_for_somebody_is_told_so() {
+    let gates = Gates::new(10, usize::MAX);
+    let was_contended = |what: &dyn Fn(&Turn<'_>)| {
+        let turn = enter(&gates);
+        what(&turn);
+        let contended = turn.served(Some(asked(&turn)), None);
+        turn.leave();
+        contended
+    };
+    assert!(!was_contended(&|_| {}), "free at the first question");
+    let no_answer = |turn: &Turn<'_>| {
+        turn.failed(asked(turn), Some(&StoreError::late()));
+        std::thread::sleep(waits(turn).saturating_duration_since(Instant::now()));
+    };
+    assert!(!was_contended(&no_answer), "nobody was there");
+    assert!(was_contended(&|turn| {
+        turn.refused(asked(turn), None);
+        gates.released(&key(), Family::Lock);
+    }));
+    assert!(was_contended(&|turn| turn.gone(queued(turn))));
+    // Passed on before the first question.
+    let turn = enter(&gates);
+    assert_eq!(gates.part(&key(), LEASE, |_| Some(baton(3))), Parting::Passed);
+    assert!(matches!(turn.next(Instant::now()), Next::Take(_)));
+    assert!(turn.served(None, None));
+    turn.leave();
+    // Behind somebody who was gone before it was granted.
+    let (first, second) = (enter(&gates), enter(&gates));
+    first.leave();
+    assert!(second.served(Some(asked(&second)), None));
+    second.leave();
+}
+
+#[test]
 fn closing_sends_everybody_home() {
     let gates = Gates::new(10, usize::MAX);
     let (head, waiting) = (enter(&gates), enter(&gates));

@@ -37,7 +37,8 @@
 //! # Waiting
 //!
 //! Requests for one key are served first come first served; [`waiting`](super::waiting) tells how. `wait` limits the whole; while the store is out of reach a request goes on trying within it. More than 10,000 waiting for
-//! one key are refused as `Overloaded`.
+//! one key, or 100,000 in all, are refused as `Overloaded`: [`max_waiters`](crate::LockSpec::max_waiters),
+//! [`max_waiters_in_all`](crate::LockClientBuilder::max_waiters_in_all).
 //!
 //! # The end
 //!

@@ -21,7 +21,8 @@ on_every_store! {
     permits_are_contended_when_all_are_taken,
 }
 
-const LEASE: Duration = Duration::from_millis(300);
+/// Long enough that a busy machine keeps it.
+const LEASE: Duration = Duration::from_millis(800);
 
 async fn renewals_are_counted_for_all_keys(place: Place) {
     let traces = Captured::new();
@@ -192,6 +193,22 @@ async fn a_store_that_is_silent_at_first_makes_no_lock_contended() {
             spy.answers.lock().unwrap().silent = false;
             assert!(!waiting.await, "{request:?}");
         }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_came_behind_somebody_was_contended() {
+    in_time(async {
+        let spy = Arc::new(Spy::default());
+        let locks = LockClient::with_store(spy.clone());
+        spy.answers.lock().unwrap().silent = true;
+        let head = begun(locks.exclusive("a").wait(LONG).acquire()).await;
+        let behind = begun(contended(locks.exclusive("a"))).await;
+        spy.answers.lock().unwrap().silent = false;
+        drop(head);
+        // The store never said that the lock was not free.
+        assert!(behind.await);
     })
     .await;
 }
