@@ -119,6 +119,11 @@ impl<K, P> LockLayer<K, P> {
         self.with(LockSpec::strict_order)
     }
 
+    /// Refuses more requests for one key than so many at once, as `Overloaded`. See [`LockSpec::max_waiters`].
+    pub fn max_waiters(self, max_waiters: usize) -> Self {
+        self.with(|spec| spec.max_waiters(max_waiters))
+    }
+
     /// Ends renewal so long after the grant; a request that takes longer is refused as `Lost`. See [`LockSpec::max_hold`].
     pub fn max_hold(self, max_hold: Duration) -> Self {
         self.with(|spec| spec.max_hold(max_hold))
