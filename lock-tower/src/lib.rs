@@ -65,6 +65,9 @@
 //!
 //! The key is the same however the routers are nested or merged.
 //!
+//! Many routes with locks of their own are easier to read in a file, which one layer around all of them goes by: `LockPolicies`
+//! (feature `policy`).
+//!
 //! # Among other layers
 //!
 //! The layer is always ready: it takes the inner capacity only when it has the lock.
@@ -102,8 +105,9 @@
 //! | a part of the request that the key needs is missing or not valid | 400 | `INVALID_ARGUMENT` |
 //! | anything else | 500 | `INTERNAL` |
 //!
-//! `Retry-After`, or the `google.rpc.RetryInfo` in the details of a gRPC status, is [`LockLayer::retry_after`] or what is left of the holder's lease, whichever is shorter. What the caller is
-//! not told, the lock's name and the store's error, is in a `tracing` event.
+//! `Retry-After`, or the `google.rpc.RetryInfo` in the details of a gRPC status, is [`LockLayer::retry_after`] or what is left of
+//! the holder's lease, whichever is shorter. [`LockLayer::status`] says another HTTP status. What the caller is not told, the lock's
+//! name and the store's error, is in a `tracing` event.
 //!
 //! # Features
 //!
@@ -115,6 +119,13 @@
 //!
 //! `tonic`: [`LockError`](runtime::LockError) as a `tonic::Status`, for handlers that lock by themselves. The layer speaks gRPC
 //! without it.
+//!
+//! `policy`: `LockPolicies`, which routes are locked and how, from a file that can be read again at any time.
+//!
+//! `metrics`: what requests wait, hold, lose and renew, by the names of their policies, through the crate of that name.
+//!
+//! `tracing`: a span `lock` around each request, from when it asks for its lock, with the fields `policy`, `key`, `fence`,
+//! `waited_ms` and `outcome`, at the level debug. Events there are without it, too.
 //!
 //! `redis` (default) and `rustls`: the stores of lock-runtime of those names.
 
@@ -142,7 +153,7 @@ pub use future::ResponseFuture;
 pub use key::{IntoTarget, KeyError, KeyExtractor, KeyTemplate, Target, TemplateError};
 pub use layer::LockLayer;
 #[cfg(feature = "policy")]
-pub use policies::{LockPolicies, Mistake, PolicyError};
+pub use policies::{LockPolicies, PolicyError, PolicyMistake};
 pub use policy::{DEFAULT_WAIT, Policy};
 pub use protocol::{Hold, Http, Plain, Protocol, ServiceError, Wire};
 pub use reject::{OnReject, Reason, Refusal, StandardReject};

@@ -23,7 +23,7 @@ use crate::{
     policy::Policy,
 };
 
-pub use mistake::{Mistake, PolicyError};
+pub use mistake::{PolicyError, PolicyMistake};
 
 /// Lock policies per route, written as TOML.
 ///

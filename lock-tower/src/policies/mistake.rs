@@ -16,14 +16,14 @@ pub struct PolicyError {
 #[derive(Debug)]
 enum Cause {
     Unreadable(io::Error),
-    Mistakes(Vec<Mistake>),
+    Mistakes(Vec<PolicyMistake>),
     NoFile,
 }
 
 /// Something that is wrong with a policy file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Mistake {
+pub struct PolicyMistake {
     /// The line, from 1.
     pub line: usize,
     /// The column, in characters from 1.
@@ -37,7 +37,7 @@ impl PolicyError {
         Self { file: None, cause: Cause::Unreadable(error) }
     }
 
-    pub(super) fn mistakes(mistakes: Vec<Mistake>) -> Self {
+    pub(super) fn mistakes(mistakes: Vec<PolicyMistake>) -> Self {
         Self { file: None, cause: Cause::Mistakes(mistakes) }
     }
 
@@ -50,7 +50,7 @@ impl PolicyError {
     }
 
     /// Every mistake, in the order of the text. None if it could not be read at all.
-    pub fn all(&self) -> &[Mistake] {
+    pub fn all(&self) -> &[PolicyMistake] {
         match &self.cause {
             Cause::Mistakes(mistakes) => mistakes,
             Cause::Unreadable(_) | Cause::NoFile => &[],
@@ -65,7 +65,7 @@ impl fmt::Display for PolicyError {
             (Cause::Unreadable(error), None) => write!(f, "the policies cannot be read: {error}"),
             (Cause::Unreadable(error), Some(file)) => write!(f, "{}: {error}", file.display()),
             (Cause::Mistakes(mistakes), file) => {
-                for (index, Mistake { line, column, message }) in mistakes.iter().enumerate() {
+                for (index, PolicyMistake { line, column, message }) in mistakes.iter().enumerate() {
                     if index > 0 {
                         f.write_str("\n")?;
                     }
@@ -138,7 +138,7 @@ impl<'t> Mistakes<'t> {
         let places: Vec<_> = self.found.iter().map(|(at, _)| self.place(*at)).collect();
         let mistakes = self.found.into_iter().zip(places);
         Err(PolicyError::mistakes(
-            mistakes.map(|((_, message), (line, column))| Mistake { line, column, message }).collect(),
+            mistakes.map(|((_, message), (line, column))| PolicyMistake { line, column, message }).collect(),
         ))
     }
 }
