@@ -1,7 +1,8 @@
-//! The layer on real axum servers over TCP: who is served when, under which key, and what the others are told.
+//! The layer on real axum and tonic servers over TCP: who is served when, under which key, and what the others are told.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod grpc;
 mod keys;
 mod refusals;
 mod server;
