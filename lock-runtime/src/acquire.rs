@@ -123,15 +123,15 @@ impl Patience {
 }
 
 async fn acquire_one(core: &Arc<Core>, key: &LockKey, terms: &Terms, patience: &Patience) -> Result<Entry, LockError> {
-    let holding = match patience.until {
-        None => try_once(core, key, terms, patience).await?,
+    let entry = match patience.until {
+        None => Entry::first(try_once(core, key, terms, patience).await?, false),
         Some(until) => match ask_beside(core, key, terms, patience).await? {
-            Some(holding) => holding,
-            None => wait_in_line(core, key, terms, patience, until).await?,
+            Beside::Granted(holding) => Entry::first(holding, false),
+            Beside::Line { refused } => wait_in_line(core, key, terms, patience, until, refused).await?,
         },
     };
-    tracing::debug!(%key, fence = %holding.fence(), waited = ?patience.since.elapsed(), "acquired");
-    Ok(Entry::first(holding))
+    tracing::debug!(%key, fence = %entry.fence(), waited = ?patience.since.elapsed(), "acquired");
+    Ok(entry)
 }
 
 /// One question, without standing in line; refused at once where others wait in line (PROTOCOL 16).
@@ -170,28 +170,34 @@ async fn try_once(
     }
 }
 
+/// What came of a question beside the line.
+enum Beside {
+    Granted(Arc<Holding>),
+    /// Stand in line.
+    Line {
+        /// Because the lock is not free.
+        refused: bool,
+    },
+}
+
 /// One question beside the line, for modes that let several in, as long as nobody in the line was refused: they need not be let in
-/// one by one. `None`: stand in line.
-async fn ask_beside(
-    core: &Arc<Core>,
-    key: &LockKey,
-    terms: &Terms,
-    patience: &Patience,
-) -> Result<Option<Arc<Holding>>, LockError> {
+/// one by one.
+async fn ask_beside(core: &Arc<Core>, key: &LockKey, terms: &Terms, patience: &Patience) -> Result<Beside, LockError> {
     let family = terms.mode.family();
     if terms.mode == Mode::Exclusive || core.gates.is_closed() || core.gates.is_stuck(key, family) {
-        return Ok(None);
+        return Ok(Beside::Line { refused: false });
     }
     let hold = Hold::new(key.clone(), terms.mode, Token::random());
     let now = Instant::now();
     match Question::new(core, hold, terms, patience.for_call(terms, now), now).ask().await? {
-        Outcome::Granted(holding) => Ok(Some(holding)),
-        Outcome::Refused { .. } | Outcome::Queued { .. } | Outcome::Unanswered(_) => Ok(None),
+        Outcome::Granted(holding) => Ok(Beside::Granted(holding)),
+        Outcome::Refused { .. } | Outcome::Queued { .. } => Ok(Beside::Line { refused: true }),
+        Outcome::Unanswered(_) => Ok(Beside::Line { refused: false }),
     }
 }
 
 /// The wait is over.
-fn refused(last: Refusal, key: &LockKey, patience: &Patience) -> LockError {
+fn in_vain(last: Refusal, key: &LockKey, patience: &Patience) -> LockError {
     let waited = patience.since.elapsed();
     tracing::debug!(%key, ?waited, "waited in vain");
     let timed_out = |holder_ttl, hint| {
@@ -262,7 +268,7 @@ async fn acquire_at_once(core: &Arc<Core>, keys: &[LockKey], terms: &Terms) -> R
         };
         question.in_flight = false;
         tracing::debug!(key = %holding.hold().key, fence = %holding.fence(), "acquired");
-        entries.push(Entry::first(holding));
+        entries.push(Entry::first(holding, false));
     }
     Ok(entries)
 }

@@ -25,6 +25,8 @@ use crate::{
 
 /// So many requests may wait for one key in this process.
 const MAX_WAITERS: usize = 10_000;
+/// So many may for all keys together.
+const MAX_WAITERS_IN_ALL: usize = 100_000;
 /// How long `shutdown` waits for what is still to be given back: two call timeouts and a straggler's deadline.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
@@ -313,6 +315,7 @@ pub struct LockClientBuilder {
     namespace: String,
     defaults: LockSpec,
     max_waiters: usize,
+    max_waiters_in_all: usize,
     #[cfg(feature = "redis")]
     settings: crate::store::redis::Settings,
     longest_lease: Duration,
@@ -324,6 +327,7 @@ impl Default for LockClientBuilder {
             namespace: "lock".into(),
             defaults: LockSpec::exclusive(),
             max_waiters: MAX_WAITERS,
+            max_waiters_in_all: MAX_WAITERS_IN_ALL,
             #[cfg(feature = "redis")]
             settings: crate::store::redis::Settings::default(),
             longest_lease: DEFAULT_LEASE,
@@ -343,11 +347,22 @@ impl LockClientBuilder {
         Self { defaults, ..self }
     }
 
-    /// How many requests may wait for one key in this process, 10,000 by default; more are `Overloaded` at once.
+    /// How many requests may wait for one key in this process behind the one whose turn is next, 10,000 by default; more are
+    /// `Overloaded` at once. [`LockSpec::max_waiters`] can say less for some.
     ///
     /// Each costs about the memory of its future. Set it to what can be served within the wait: those beyond would time out anyway.
     pub fn max_waiters(self, max_waiters: usize) -> Self {
         Self { max_waiters, ..self }
+    }
+
+    /// How many requests may wait in this process for all keys together, 100,000 by default; more are `Overloaded` at once, also
+    /// where the lock is free.
+    ///
+    /// Those count that wait, and those that are just being granted: whoever is ready to wait stands in the line of its lock
+    /// until it is answered. Readers and permits that are let in at their first question do not, nor does what
+    /// does not wait. A request for several keys stands in one line at a time.
+    pub fn max_waiters_in_all(self, max_waiters_in_all: usize) -> Self {
+        Self { max_waiters_in_all, ..self }
     }
 
     /// Tells of a grant only when `replicas` replicas have it, and waits for them for at most `timeout`, 1 ms to 400 ms. The URL
@@ -525,8 +540,8 @@ impl LockClientBuilder {
 
     /// Uses a store of your own, for which the settings of connections mean nothing.
     pub fn with_store(self, store: Arc<dyn Store>) -> LockClient {
-        let Self { defaults, max_waiters, .. } = self;
-        let gates = Gates::new(max_waiters);
+        let Self { defaults, max_waiters, max_waiters_in_all, .. } = self;
+        let gates = Gates::new(max_waiters, max_waiters_in_all);
         let core = Arc::new_cyclic(|core: &Weak<Core>| {
             let ear = Arc::new(Ear(core.clone()));
             let listener: Weak<Ear> = Arc::downgrade(&ear);
@@ -538,8 +553,8 @@ impl LockClientBuilder {
 
     /// Defaults that cannot be meant are better found at the start than at the first request.
     fn check(&self) -> Result<(), LockError> {
-        self.defaults.terms(&LockSpec::exclusive())?;
-        LockSpec::exclusive().lease(self.longest_lease).terms(&LockSpec::exclusive())?;
+        self.defaults.check()?;
+        LockSpec::exclusive().lease(self.longest_lease).check()?;
         #[cfg(feature = "redis")]
         self.settings.check()?;
         Ok(())

@@ -38,7 +38,9 @@ pub(crate) const ASK_WITHIN: Duration = Duration::from_millis(50);
 /// The lines of one client.
 pub(crate) struct Gates {
     lines: Mutex<Lines>,
+    /// Behind the head of each line.
     limit: usize,
+    limit_in_all: usize,
     /// The last one has left the line of a lock, after closing time.
     left: Notify,
 }
@@ -46,34 +48,42 @@ pub(crate) struct Gates {
 #[derive(Default)]
 struct Lines {
     closed: bool,
+    /// All tickets of all lines.
+    tickets: usize,
     by_lock: HashMap<(Family, LockKey), Line, RandomState>,
 }
 
 /// Why nobody is let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shut {
-    /// The line is as long as the client allows.
+    /// The line is as long as the request or the client allows.
     Full,
+    /// All lines together are as long as the client allows.
+    FullInAll,
     /// The client was shut down.
     Closed,
 }
 
 impl Gates {
-    /// Lines in which at most `limit` wait behind the head.
-    pub(crate) fn new(limit: usize) -> Self {
-        Self { lines: Mutex::default(), limit, left: Notify::new() }
+    /// Lines in which at most `limit` wait behind the head, and at most `limit_in_all` have a ticket.
+    pub(crate) fn new(limit: usize, limit_in_all: usize) -> Self {
+        Self { lines: Mutex::default(), limit, limit_in_all, left: Notify::new() }
     }
 
-    /// Takes a place at the end of the line.
-    pub(crate) fn enter(&self, key: &LockKey, wish: Wish) -> Result<Turn<'_>, Shut> {
+    /// Takes a place at the end of the line, if at most `limit` wait there behind the head, and no more than the client allows.
+    pub(crate) fn enter(&self, key: &LockKey, wish: Wish, limit: usize) -> Result<Turn<'_>, Shut> {
         let lock_name = (wish.mode.family(), key.clone());
         let mut lines = lock(&self.lines);
         if lines.closed {
             return Err(Shut::Closed);
         }
+        if lines.tickets >= self.limit_in_all {
+            return Err(Shut::FullInAll);
+        }
         let line = lines.by_lock.entry(lock_name.clone()).or_default();
-        let ticket = line.enter(wish, self.limit).ok_or(Shut::Full)?;
+        let ticket = line.enter(wish, limit.min(self.limit)).ok_or(Shut::Full)?;
         let first = line.is_head(ticket);
+        lines.tickets += 1;
         Ok(Turn { gates: self, lock_name, ticket, first })
     }
 
@@ -282,9 +292,10 @@ impl Turn<'_> {
         self.with(|line| line.gone(token, Instant::now()));
     }
 
-    /// See [`Line::served`].
-    pub(crate) fn served(&self, token: Option<Token>, passing_until: Option<Instant>) {
-        self.with(|line| line.served(token, passing_until));
+    /// See [`Line::served`]. Had this one to wait for somebody else?
+    pub(crate) fn served(&self, token: Option<Token>, passing_until: Option<Instant>) -> bool {
+        let contended = self.with(|line| line.served(token, passing_until));
+        !self.first || contended.unwrap_or(false)
     }
 
     /// What the store said last to whoever was the head.
@@ -292,12 +303,14 @@ impl Turn<'_> {
         self.with(|line| line.last.clone()).unwrap_or_default()
     }
 
-    /// Lets the next one come forward.
+    /// Lets the next one come forward. For every ticket once.
     pub(crate) fn leave(&self) -> Left {
         let mut lines = lock(&self.gates.lines);
         let Some(line) = lines.by_lock.get_mut(&self.lock_name) else { return Left::default() };
         let mut left = line.leave(self.ticket);
-        if line.is_empty() {
+        let is_empty = line.is_empty();
+        lines.tickets -= 1;
+        if is_empty {
             lines.by_lock.remove(&self.lock_name);
             if lines.closed {
                 self.gates.left.notify_waiters();

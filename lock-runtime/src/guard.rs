@@ -45,7 +45,8 @@ impl LockGuard {
     pub(crate) fn new(mut entries: Entries) -> Self {
         entries.sort_by(|one, other| one.holding.hold().key.cmp(&other.holding.hold().key));
         let holdings = entries.iter().map(|entry| entry.holding.clone()).collect();
-        Self { held: HeldLock { holdings }, entries }
+        let contended = entries.iter().any(|entry| entry.contended);
+        Self { held: HeldLock { holdings, contended }, entries }
     }
 
     /// A view of the lock, to hand around. Keeping it does not keep the lock.
@@ -131,6 +132,8 @@ pub(crate) type Entries = SmallVec<[Entry; 1]>;
 /// One guard's part in a lease. Dropped, it leaves the rest to the driver.
 pub(crate) struct Entry {
     holding: Arc<Holding>,
+    /// See [`HeldLock::was_contended`].
+    contended: bool,
     step: Step,
 }
 
@@ -148,14 +151,18 @@ impl fmt::Debug for Entry {
 }
 
 impl Entry {
-    /// The first guard of a lease.
-    pub(crate) fn first(holding: Arc<Holding>) -> Self {
-        Self { holding, step: Step::Holding }
+    /// The first guard of a lease, which was to be had at the first question unless it was `contended`.
+    pub(crate) fn first(holding: Arc<Holding>, contended: bool) -> Self {
+        Self { holding, contended, step: Step::Holding }
     }
 
     /// One more guard on a lease that an enclosing scope holds; none if it was released meanwhile.
     pub(crate) fn again(holding: Arc<Holding>) -> Result<Option<Self>, LockError> {
-        Ok(holding.enter()?.then(|| Self::first(holding)))
+        Ok(holding.enter()?.then(|| Self::first(holding, false)))
+    }
+
+    pub(crate) fn fence(&self) -> FencingToken {
+        self.holding.fence()
     }
 
     /// How its lease was lost, if it was.
@@ -212,7 +219,7 @@ impl Entry {
         self.step = Step::Done;
         tracing::debug!(key = %reader.hold().key, fence = %reader.fence(), "downgraded");
         self.holding.core().gates.released(&reader.hold().key, reader.hold().mode.family());
-        Ok(Self::first(reader))
+        Ok(Self::first(reader, self.contended))
     }
 }
 
@@ -264,6 +271,7 @@ impl Drop for Returning<'_> {
 #[derive(Clone)]
 pub struct HeldLock {
     holdings: SmallVec<[Arc<Holding>; 1]>,
+    contended: bool,
 }
 
 impl HeldLock {
@@ -294,6 +302,20 @@ impl HeldLock {
     /// How long the lock is surely still held, by this process's clock, if no renewal succeeds any more. Zero: lost or released.
     pub fn validity(&self) -> Duration {
         self.holdings.iter().map(|holding| holding.validity()).min().unwrap_or_default()
+    }
+
+    /// How many renewals in the background the store has confirmed so far, of all keys together. A lock that was passed on, or
+    /// downgraded, counts anew; [`extend`](LockGuard::extend) and [`verify`](Self::verify) do not count.
+    pub fn renewals(&self) -> u64 {
+        self.holdings.iter().map(|holding| holding.renewals()).sum()
+    }
+
+    /// Was the lock held by somebody else, or did others wait for it, when it was asked for? Of several keys: one of them.
+    ///
+    /// `false` for a lock that was free at the first question, and for one that was entered again. A store that did not
+    /// answer at first does not make it contended.
+    pub fn was_contended(&self) -> bool {
+        self.contended
     }
 
     /// Was the lock lost? A lock that was released was not.

@@ -44,6 +44,8 @@ pub(crate) struct Holding {
 #[derive(Debug)]
 struct State {
     lease: Lease,
+    /// So many the store has confirmed.
+    renewals: u64,
     phase: Phase,
     /// Guards that stand on this lease: the first and those that re-entered.
     guards: usize,
@@ -132,7 +134,7 @@ impl Holding {
             return None;
         }
         let since = lease.since();
-        let state = State { lease, phase: Phase::Held, guards: 1, planned: None, listeners: Vec::new() };
+        let state = State { lease, renewals: 0, phase: Phase::Held, guards: 1, planned: None, listeners: Vec::new() };
         let holding = Arc::new(Self {
             core: core.clone(),
             id: core.next_id(),
@@ -202,6 +204,10 @@ impl Holding {
             Phase::Held => state.lease.validity(Instant::now()),
             Phase::Released | Phase::Lost(_) => Duration::ZERO,
         }
+    }
+
+    pub(crate) fn renewals(&self) -> u64 {
+        lock(&self.state).renewals
     }
 
     /// How it was lost, if it was. By our own clock, so without waiting for the driver to notice.
@@ -333,7 +339,10 @@ impl Holding {
 
     /// The store said, in reply to a renewal sent at `sent`, that `ttl` is left.
     pub(crate) fn renewed(self: &Arc<Self>, sent: Instant, ttl: Duration) {
-        lock(&self.state).lease.renewed(sent, ttl, rand::random());
+        let mut state = lock(&self.state);
+        state.lease.renewed(sent, ttl, rand::random());
+        state.renewals += 1;
+        drop(state);
         tracing::trace!(key = %self.hold.key, fence = %self.fence, ?ttl, "renewed");
         self.core.driver.plan(&self.core, self);
     }

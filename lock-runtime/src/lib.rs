@@ -27,8 +27,9 @@
 //! | `macros` | yes | [`distributed_lock`] |
 //! | `redis` | yes | the Redis store: `redis://` |
 //! | `rustls` | | `rediss://` |
-//! | `http` | | refusals as problem documents: [`web`] |
+//! | `http` | | refusals as problem documents and gRPC details: [`web`] |
 //! | `axum` | | `LockError` as a response, `HeldLock` as an extractor |
+//! | `tonic` | | `LockError` as a `tonic::Status` |
 
 pub mod guide;
 pub mod store;

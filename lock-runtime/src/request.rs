@@ -89,6 +89,11 @@ impl LockRequest {
         self.with(|spec| spec.max_hold(max_hold))
     }
 
+    /// Is `Overloaded` at once if more wait for the key in this process already. See [`LockSpec::max_waiters`].
+    pub fn max_waiters(self, max_waiters: usize) -> Self {
+        self.with(|spec| spec.max_waiters(max_waiters))
+    }
+
     /// Asks for a share: many readers, no writer.
     pub fn read(self) -> Self {
         self.with(|spec| spec.with_mode(Mode::Shared))

@@ -65,8 +65,8 @@ pub(crate) enum Wait {
 
 /// What is asked of a lock; every part that is not said comes from the client's defaults.
 ///
-/// All setters are `const`, so that a spec can be a constant. Nothing is checked here: a spec that cannot be meant
-/// (a lease under 100 ms, say) is `InvalidSpec` when the lock is acquired.
+/// All setters are `const`, so that a spec can be a constant. They check nothing: a spec that cannot be meant (a lease under
+/// 100 ms, say) is `InvalidSpec` when the lock is acquired, or when [`check`](Self::check) is asked.
 ///
 /// ```
 /// use std::time::Duration;
@@ -83,6 +83,7 @@ pub struct LockSpec {
     reentrant: Option<bool>,
     min_hold: Option<Duration>,
     max_hold: Option<Duration>,
+    max_waiters: Option<usize>,
 }
 
 impl LockSpec {
@@ -96,6 +97,7 @@ impl LockSpec {
             reentrant: None,
             min_hold: None,
             max_hold: None,
+            max_waiters: None,
         }
     }
 
@@ -177,6 +179,13 @@ impl LockSpec {
         self
     }
 
+    /// Is not re-entrant, where the client's defaults say otherwise: within a scope that holds the lock it is `WouldDeadlock`.
+    #[must_use]
+    pub const fn no_reentrant(mut self) -> Self {
+        self.reentrant = Some(false);
+        self
+    }
+
     /// Keeps the lock at least so long after it was granted, also when it is released earlier; 24 h at most.
     ///
     /// For jobs that fire on every replica: a replica whose clock is late must find the lock still held. (ShedLock's
@@ -198,11 +207,29 @@ impl LockSpec {
         self
     }
 
+    /// Passes the lock on in this process, where the client's defaults say otherwise.
+    #[must_use]
+    pub const fn no_strict_order(mut self) -> Self {
+        self.strict_order = Some(false);
+        self
+    }
+
     /// Ends renewal so long after the grant: the lock is then lost as `MaxHold`, so that a hung holder does not hold for ever.
     /// (ShedLock's `lockAtMostFor`.)
     #[must_use]
     pub const fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);
+        self
+    }
+
+    /// How many requests may wait for the key in this process, behind the one whose turn is next; more are `Overloaded` at once.
+    /// The smaller of this and the client's own limit ([`LockClientBuilder::max_waiters`](crate::LockClientBuilder::max_waiters))
+    /// holds, for each request by itself.
+    ///
+    /// A request that does not wait stands in no line, and is not refused for it.
+    #[must_use]
+    pub const fn max_waiters(mut self, max_waiters: usize) -> Self {
+        self.max_waiters = Some(max_waiters);
         self
     }
 
@@ -226,12 +253,30 @@ impl LockSpec {
             reentrant: self.reentrant.or(other.reentrant),
             min_hold: self.min_hold.or(other.min_hold),
             max_hold: self.max_hold.or(other.max_hold),
+            max_waiters: self.max_waiters.or(other.max_waiters),
         }
     }
 
     /// The mode.
     pub const fn mode(&self) -> Mode {
         self.mode
+    }
+
+    /// Finds out before any lock is asked for whether this can be meant; for specs that are read from a file, say.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lock_runtime::{LockErrorKind, LockSpec};
+    /// let error = LockSpec::exclusive().lease(Duration::from_millis(5)).check().unwrap_err();
+    /// assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
+    /// assert!(LockSpec::exclusive().check().is_ok());
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidSpec` for what cannot be meant whatever a client's defaults are. A spec that passes may still contradict them: a
+    /// `min_hold` that is longer than the default `max_hold` shows when the lock is acquired.
+    pub fn check(&self) -> Result<(), LockError> {
+        self.terms(&Self::new(self.mode)).map(drop)
     }
 
     pub(crate) fn with_mode(self, mode: Mode) -> Self {
@@ -250,6 +295,7 @@ impl LockSpec {
             reentrant: filled.reentrant.unwrap_or(false),
             min_hold: filled.min_hold,
             max_hold: filled.max_hold,
+            max_waiters: filled.max_waiters.unwrap_or(usize::MAX),
         };
         match terms.complaint() {
             None => Ok(terms),
@@ -269,6 +315,8 @@ pub(crate) struct Terms {
     pub(crate) reentrant: bool,
     pub(crate) min_hold: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
+    /// Beside the client's own limit.
+    pub(crate) max_waiters: usize,
 }
 
 impl Terms {
@@ -338,12 +386,16 @@ mod tests {
             (LockSpec::exclusive().min_hold(Duration::MAX), "min_hold"),
             (LockSpec::exclusive().min_hold(seconds(2)).max_hold(seconds(1)), "max_hold"),
         ] {
-            let error = spec.terms(&defaults).unwrap_err();
-            assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
-            assert!(error.to_string().contains(word), "{error}");
+            for error in [spec.terms(&defaults).unwrap_err(), spec.check().unwrap_err()] {
+                assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
+                assert!(error.to_string().contains(word), "{error}");
+            }
         }
         assert!(LockSpec::exclusive().lease(MIN_LEASE).terms(&defaults).is_ok());
         assert!(LockSpec::exclusive().lease(MAX_LEASE).terms(&defaults).is_ok());
+        let patient = LockSpec::shared().min_hold(seconds(2));
+        assert!(patient.check().is_ok(), "it may be meant");
+        assert!(patient.terms(&defaults.max_hold(seconds(1))).is_err(), "but not with these defaults");
     }
 
     #[test]
@@ -354,5 +406,16 @@ mod tests {
         assert_eq!(terms.lease, Duration::from_secs(5));
         assert_eq!(terms.wait, Wait::AtMost(Duration::from_secs(1)));
         assert!(terms.reentrant && terms.renew);
+    }
+
+    #[test]
+    fn what_the_defaults_switch_on_can_be_switched_off() {
+        let defaults = LockSpec::exclusive().reentrant().strict_order().max_waiters(7);
+        let terms = |spec: LockSpec| spec.terms(&defaults).unwrap();
+        let open = terms(LockSpec::exclusive());
+        assert_eq!((open.reentrant, open.strict_order, open.max_waiters), (true, true, 7));
+        let off = terms(LockSpec::exclusive().no_reentrant().no_strict_order().max_waiters(9));
+        assert_eq!((off.reentrant, off.strict_order, off.max_waiters), (false, false, 9));
+        assert_eq!(LockSpec::exclusive().terms(&LockSpec::exclusive()).unwrap().max_waiters, usize::MAX);
     }
 }

@@ -3,10 +3,10 @@
 //!
 //! | kind | HTTP | gRPC |
 //! |---|---|---|
-//! | `Contended`, `WaitTimeout` | 409 + `Retry-After` | `ABORTED`; `DEADLINE_EXCEEDED` if it was the caller's own deadline |
-//! | `Overloaded` | 503 + `Retry-After` | `RESOURCE_EXHAUSTED` |
+//! | `Contended`, `WaitTimeout` | 409 + `Retry-After` | `ABORTED` + `RetryInfo`; `DEADLINE_EXCEEDED` if it was the caller's own deadline |
+//! | `Overloaded` | 503 + `Retry-After` | `RESOURCE_EXHAUSTED` + `RetryInfo` |
 //! | `Unavailable`, `ReadOnly`, `ShuttingDown` | 503 | `UNAVAILABLE` |
-//! | `Lost` | 500, no `Retry-After`: effects may exist | `ABORTED` |
+//! | `Lost` | 500, no `Retry-After`: effects may exist | `ABORTED`, no `RetryInfo` |
 //! | `InvalidKey` | 400: the name is made of parts of the request | `INVALID_ARGUMENT` |
 //! | anything else | 500 | `INTERNAL` |
 //!
@@ -17,7 +17,7 @@ use std::{fmt, time::Duration};
 
 use crate::error::{LockError, LockErrorKind};
 
-/// `Retry-After` where nothing else is configured.
+/// `Retry-After` and `RetryInfo` where nothing else is configured.
 pub const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// A row of the table: what an error means to the caller.
@@ -139,10 +139,12 @@ pub const fn detail(kind: LockErrorKind) -> &'static str {
 pub const OURS: &str = "The server made a mistake in locking the resource; its log says which.";
 
 #[cfg(feature = "http")]
-pub use problem::Problem;
+pub use {problem::Problem, retry_info::retry_info};
 
 #[cfg(feature = "http")]
 mod problem;
+#[cfg(feature = "http")]
+mod retry_info;
 
 impl LockError {
     /// What the error means to a caller over the network.
@@ -156,6 +158,8 @@ pub use for_axum::NotLocked;
 
 #[cfg(feature = "axum")]
 mod for_axum;
+#[cfg(feature = "tonic")]
+mod for_tonic;
 
 #[cfg(all(test, feature = "http"))]
 mod tests {

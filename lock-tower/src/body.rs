@@ -5,7 +5,6 @@ use std::{
     fmt,
     pin::Pin,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -16,8 +15,10 @@ use lock_runtime::{HeldLock, LockError, LockErrorKind, LockGuard, Lost};
 use pin_project::pin_project;
 
 use crate::{
+    policy::Policy,
     protocol::{Caller, Wire},
     reject::{Reason, Refusal},
+    watch::Watch,
 };
 
 /// An error of any kind, as bodies have it.
@@ -49,13 +50,9 @@ impl<B> LockBody<B> {
         Self { source: Source::Refused(Full::new(body)) }
     }
 
-    pub(crate) fn held(body: B, guard: LockGuard, wire: Wire) -> Self {
-        Self {
-            source: Source::Held(Held {
-                stage: Stage::Streaming { body, lost: guard.lost(), guard: Some(guard) },
-                wire,
-            }),
-        }
+    pub(crate) fn held(body: B, guard: LockGuard, watch: Watch, wire: Wire) -> Self {
+        let stage = Stage::Streaming { body, lost: guard.lost(), guard: Some(guard) };
+        Self { source: Source::Held(Held { stage, watch, wire }) }
     }
 }
 
@@ -109,6 +106,8 @@ impl<B> fmt::Debug for LockBody<B> {
 struct Held<B> {
     #[pin]
     stage: Stage<B>,
+    /// Dropped after the guard.
+    watch: Watch,
     wire: Wire,
 }
 
@@ -145,6 +144,7 @@ where
 {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.project();
+        let _entered = this.watch.entered();
         let mut stage = this.stage;
         loop {
             let next = match stage.as_mut().project() {
@@ -162,19 +162,21 @@ where
                             return Poll::Ready(Some(Err(error)));
                         }
                         Step::Lost(error) => {
+                            this.watch.released(Err(&error));
                             stage.set(Stage::Done);
-                            return Poll::Ready(Some(lost_frame(error, *this.wire)));
+                            return Poll::Ready(Some(lost_frame(error, this.watch.policy(), *this.wire)));
                         }
                     }
                 }
                 Projected::Releasing { release, last } => {
                     let released = ready!(release.as_mut().poll(cx));
+                    this.watch.released(released.as_ref().map(|()| ()));
                     let last = last.take();
                     stage.set(Stage::Done);
                     return Poll::Ready(match released {
                         // The body was whole, but what it says may not hold.
                         Err(error) if matches!(error.kind(), LockErrorKind::Lost(_)) => {
-                            Some(lost_frame(error, *this.wire))
+                            Some(lost_frame(error, this.watch.policy(), *this.wire))
                         }
                         // What else went wrong has been traced.
                         _ => last.map(Ok),
@@ -208,9 +210,9 @@ where
 }
 
 /// The end of a body whose lock was lost, which nobody may take for a clean one.
-fn lost_frame(error: LockError, wire: Wire) -> Result<Frame<Bytes>, BoxError> {
+fn lost_frame(error: LockError, policy: &Policy, wire: Wire) -> Result<Frame<Bytes>, BoxError> {
     let reason = Reason::Lock(error.clone());
-    let refusal = Refusal::new(&reason, Caller { wire, http2: true, hurried: false }, Duration::ZERO);
+    let refusal = Refusal::new(&reason, Caller { wire, http2: true, hurried: false }, policy);
     refusal.trace();
     match wire {
         Wire::Http => Err(error.into()),

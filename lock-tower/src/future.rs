@@ -16,6 +16,7 @@ use tower_service::Service;
 use crate::{
     protocol::{Caller, Protocol},
     reject::Reason,
+    watch::Watch,
 };
 
 /// The future of [`Lock`](crate::Lock).
@@ -28,6 +29,7 @@ pub struct ResponseFuture<S: Service<Req>, Req, P> {
     #[pin]
     state: State<S, Req>,
     protocol: P,
+    watch: Watch,
     caller: Caller,
 }
 
@@ -37,8 +39,6 @@ pub(crate) enum State<S: Service<Req>, Req> {
         acquire: Acquire,
         /// Taken when the lock is granted.
         call: Option<(S, Req)>,
-        /// Served without the lock where the store is out of reach.
-        fail_open: bool,
     },
     Locked {
         #[pin]
@@ -58,8 +58,8 @@ pub(crate) enum State<S: Service<Req>, Req> {
 }
 
 impl<S: Service<Req>, Req> State<S, Req> {
-    pub(crate) fn acquiring(acquire: Acquire, inner: S, req: Req, fail_open: bool) -> Self {
-        Self::Acquiring { acquire, call: Some((inner, req)), fail_open }
+    pub(crate) fn acquiring(acquire: Acquire, inner: S, req: Req) -> Self {
+        Self::Acquiring { acquire, call: Some((inner, req)) }
     }
 
     pub(crate) fn skipped(inner: S, req: Req) -> Self {
@@ -72,8 +72,8 @@ impl<S: Service<Req>, Req> State<S, Req> {
 }
 
 impl<S: Service<Req>, Req, P> ResponseFuture<S, Req, P> {
-    pub(crate) fn new(state: State<S, Req>, protocol: P, caller: Caller) -> Self {
-        Self { state, protocol, caller }
+    pub(crate) fn new(state: State<S, Req>, protocol: P, watch: Watch, caller: Caller) -> Self {
+        Self { state, protocol, watch, caller }
     }
 }
 
@@ -86,37 +86,52 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
+        let _entered = this.watch.entered();
         loop {
             let next = match this.state.as_mut().project() {
-                Stage::Acquiring { acquire, call, fail_open } => match ready!(Pin::new(acquire).poll(cx)) {
+                Stage::Acquiring { acquire, call } => match ready!(Pin::new(acquire).poll(cx)) {
                     Ok(guard) => {
                         // It is taken here only, and the stage is left for good.
                         let Some((inner, mut req)) = call.take() else { continue };
+                        this.watch.granted(&guard);
                         P::enter(&mut req, guard.held());
                         State::Locked { inner: guard.while_held(Oneshot::new(inner, req)) }
                     }
                     // Not for who is in a hurry: the store may be no more than slow, and the caller has gone.
-                    Err(error) if *fail_open && !this.caller.hurried && is_out_of_reach(&error) => {
-                        tracing::warn!(code = error.code(), %error, "served without its lock");
+                    Err(error)
+                        if this.watch.policy().fails_open() && !this.caller.hurried && is_out_of_reach(&error) =>
+                    {
+                        let (code, policy) = (error.code(), this.watch.policy().name());
+                        tracing::warn!(code, policy, %error, "served without its lock");
+                        this.watch.refused(&error, true);
                         let Some((inner, mut req)) = call.take() else { continue };
                         P::leave(&mut req);
                         State::skipped(inner, req)
                     }
-                    Err(error) => State::refused(error),
+                    Err(error) => {
+                        this.watch.refused(&error, false);
+                        State::refused(error)
+                    }
                 },
                 Stage::Locked { inner } => match ready!(inner.poll(cx)) {
                     Ok((result, guard)) => {
-                        if result.as_ref().is_ok_and(|response| this.protocol.keeps(response)) {
+                        let policy = this.watch.policy();
+                        if result.as_ref().is_ok_and(|response| this.protocol.keeps(response, policy)) {
                             this.state.set(State::Done);
-                            return Poll::Ready(this.protocol.served(result, Some(guard), *this.caller));
+                            let watch = this.watch.take();
+                            return Poll::Ready(this.protocol.served(result, Some((guard, watch)), *this.caller));
                         }
                         State::Releasing { release: Box::pin(guard.release()), result: Some(result) }
                     }
-                    Err(error) => State::refused(error),
+                    Err(error) => {
+                        this.watch.released(Err(&error));
+                        State::refused(error)
+                    }
                 },
                 Stage::Releasing { release, result } => {
                     // What went wrong has been traced; it never replaces the response.
-                    let _released = ready!(release.as_mut().poll(cx));
+                    let released = ready!(release.as_mut().poll(cx));
+                    this.watch.released(released.as_ref().map(|()| ()));
                     let result = result.take();
                     this.state.set(State::Done);
                     let Some(result) = result else { continue };
@@ -131,7 +146,7 @@ where
                     let reason = reason.take();
                     this.state.set(State::Done);
                     let Some(reason) = reason else { continue };
-                    return Poll::Ready(this.protocol.refused(reason, *this.caller));
+                    return Poll::Ready(this.protocol.refused(reason, *this.caller, this.watch.policy()));
                 }
                 #[expect(clippy::panic, reason = "a future must not be polled after it was ready")]
                 Stage::Done => panic!("`ResponseFuture` was polled after it was ready"),

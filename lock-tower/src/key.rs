@@ -6,10 +6,12 @@ mod ready;
 mod route;
 mod template;
 
-use std::{borrow::Cow, error::Error, fmt};
+use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 
 use http::HeaderName;
 use lock_runtime::{LockError, LockKey, web::Answer};
+
+use crate::policy::Policy;
 
 pub use ready::{FromExtension, Global, Header, from_extension, global, header};
 pub use template::{KeyTemplate, TemplateError};
@@ -20,6 +22,8 @@ pub use template::{KeyTemplate, TemplateError};
 pub enum Target {
     /// It is served under this lock.
     Lock(LockKey),
+    /// It is served under this lock as the policy says, whatever the layer says.
+    LockAs(LockKey, Arc<Policy>),
     /// It is served without a lock.
     Skip,
 }
@@ -227,12 +231,22 @@ impl Error for KeyError {
     }
 }
 
+/// The route that a request has matched.
+pub(crate) trait Routed {
+    /// The value of the parameter `name`, percent-decoded.
+    fn param(&self, name: &str) -> Result<Cow<'_, str>, KeyError>;
+    /// The pattern that has matched.
+    fn pattern(&self) -> Result<&str, KeyError>;
+}
+
 /// Without axum there are no routes, and no template asks for one.
 #[cfg(not(feature = "axum"))]
 mod route {
+    use std::borrow::Cow;
+
     use http::Request;
 
-    use super::{KeyError, template::source::Source};
+    use super::{KeyError, Routed, template::source::Source};
 
     pub(super) enum Route {}
 
@@ -243,12 +257,14 @@ mod route {
         ) -> Result<Option<Self>, KeyError> {
             Ok(None)
         }
+    }
 
-        pub(super) fn param(&self, _name: &str) -> Result<&str, KeyError> {
+    impl Routed for Route {
+        fn param(&self, _name: &str) -> Result<Cow<'_, str>, KeyError> {
             match *self {}
         }
 
-        pub(super) fn pattern(&self) -> Result<&str, KeyError> {
+        fn pattern(&self) -> Result<&str, KeyError> {
             match *self {}
         }
     }

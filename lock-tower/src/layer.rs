@@ -1,19 +1,18 @@
 //! [`LockLayer`]: what to lock, how, and how to refuse, before there is a service.
 
-use std::{any::type_name, fmt, num::NonZeroU32, time::Duration};
+use std::{any::type_name, fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
-use lock_runtime::{LockClient, LockSpec};
+use http::StatusCode;
+use lock_runtime::{LockClient, LockSpec, web::Answer};
 use tower_layer::Layer;
 
 use crate::{
     key::{KeyTemplate, TemplateError},
+    policy::Policy,
     protocol::{Hold, Http, Plain},
     reject::OnReject,
     service::Lock,
 };
-
-/// How long a request waits for its lock where the layer says nothing else. Shorter than in the runtime: a caller is waiting.
-pub const DEFAULT_WAIT: Duration = Duration::from_secs(2);
 
 /// Holds a lock around each request of the services it is put on.
 ///
@@ -25,9 +24,8 @@ pub const DEFAULT_WAIT: Duration = Duration::from_secs(2);
 pub struct LockLayer<K = KeyTemplate, P = Http> {
     pub(crate) locks: LockClient,
     pub(crate) key: K,
-    pub(crate) spec: LockSpec,
+    pub(crate) policy: Arc<Policy>,
     pub(crate) protocol: P,
-    pub(crate) fail_open: bool,
 }
 
 impl LockLayer {
@@ -36,7 +34,8 @@ impl LockLayer {
     /// # Errors
     /// For a template that no request could fill, with what to write instead.
     pub fn new(locks: LockClient, template: &str) -> Result<Self, TemplateError> {
-        Ok(Self::with_key(locks, KeyTemplate::new(template)?))
+        let name: Arc<str> = template.into();
+        Ok(Self::with_key(locks, KeyTemplate::new(template)?).name(name))
     }
 }
 
@@ -56,17 +55,31 @@ impl<K> LockLayer<K, Plain> {
 
 impl<K, P> LockLayer<K, P> {
     fn over(locks: LockClient, key: K, protocol: P) -> Self {
-        Self { locks, key, spec: LockSpec::exclusive().wait(DEFAULT_WAIT), protocol, fail_open: false }
+        Self { locks, key, policy: Arc::new(Policy::new("unnamed")), protocol }
+    }
+
+    fn set(self, set: impl FnOnce(Policy) -> Policy) -> Self {
+        Self { policy: Arc::new(set(Arc::unwrap_or_clone(self.policy))), ..self }
+    }
+
+    fn with(self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
+        self.set(|policy| policy.with_spec(set))
+    }
+
+    /// Locks as `policy` says, in place of all that was said before.
+    pub fn policy(self, policy: Policy) -> Self {
+        self.set(|_| policy)
+    }
+
+    /// What metrics and refusals call this layer; the text of the template where there is one. Not the key, and so the same for all requests.
+    pub fn name(self, name: impl Into<Arc<str>>) -> Self {
+        self.set(|policy| policy.named(name))
     }
 
     /// Locks as `spec` says, in place of all that was said before. What it leaves open comes from the client's defaults, but
     /// for the wait, which is then 2 s.
     pub fn spec(self, spec: LockSpec) -> Self {
-        self.with(|_| spec.or(&LockSpec::exclusive().wait(DEFAULT_WAIT)))
-    }
-
-    fn with(self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
-        Self { spec: set(self.spec), ..self }
+        self.set(|policy| policy.spec(spec))
     }
 
     /// How long the store keeps the lock without a renewal. See [`LockSpec::lease`].
@@ -116,7 +129,7 @@ impl<K, P> LockLayer<K, P> {
     ///
     /// For what is worse refused than done twice. Somebody else may be at it: whatever the lock protects has to bear that.
     pub fn fail_open(self) -> Self {
-        Self { fail_open: true, ..self }
+        self.set(Policy::fail_open)
     }
 
     /// Takes a share: many readers, no writer.
@@ -133,18 +146,24 @@ impl<K, P> LockLayer<K, P> {
 impl<K, R> LockLayer<K, Http<R>> {
     /// The longest `Retry-After`, 1 s by default; it is shorter where the holder's lease ends before.
     pub fn retry_after(self, after: Duration) -> Self {
-        Self { protocol: self.protocol.with_retry_after(after), ..self }
+        self.set(|policy| policy.retry_after(after))
     }
 
     /// How long the lock is held: until the response is there, or until its body is sent.
     pub fn hold(self, hold: Hold) -> Self {
-        Self { protocol: self.protocol.with_hold(hold), ..self }
+        self.set(|policy| policy.hold(hold))
+    }
+
+    /// Answers a row of the table of refusals with another HTTP status, such as 423 for [`Answer::Busy`]. Callers over gRPC are told
+    /// the same as before.
+    pub fn status(self, answer: Answer, status: StatusCode) -> Self {
+        self.set(|policy| policy.status(answer, status))
     }
 
     /// Answers refusals with `on_reject`, a closure or a type of your own, instead of [`StandardReject`](crate::StandardReject).
     pub fn on_reject<R2: OnReject>(self, on_reject: R2) -> LockLayer<K, Http<R2>> {
-        let Self { locks, key, spec, protocol, fail_open } = self;
-        LockLayer { locks, key, spec, protocol: protocol.with_on_reject(on_reject), fail_open }
+        let Self { locks, key, policy, protocol: _ } = self;
+        LockLayer { locks, key, policy, protocol: Http::new(on_reject) }
     }
 }
 
@@ -158,13 +177,12 @@ impl<S, K: Clone, P: Clone> Layer<S> for LockLayer<K, P> {
 
 impl<K, P: fmt::Debug> fmt::Debug for LockLayer<K, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { locks, key: _, spec, protocol, fail_open } = self;
+        let Self { locks, key: _, policy, protocol } = self;
         f.debug_struct("LockLayer")
             .field("locks", locks)
             .field("key", &format_args!("{}", type_name::<K>()))
-            .field("spec", spec)
+            .field("policy", policy)
             .field("protocol", protocol)
-            .field("fail_open", fail_open)
             .finish()
     }
 }
@@ -174,7 +192,7 @@ mod tests {
     use super::*;
 
     fn spec(set: impl Fn(LockLayer<()>) -> LockLayer<()>) -> LockSpec {
-        set(LockLayer::with_key(LockClient::in_memory(), ())).spec
+        set(LockLayer::with_key(LockClient::in_memory(), ())).policy.lock_spec().clone()
     }
 
     #[test]

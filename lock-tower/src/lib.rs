@@ -95,14 +95,14 @@
 //!
 //! | kind | HTTP | gRPC |
 //! |---|---|---|
-//! | `Contended`, `WaitTimeout` | 409 + `Retry-After` | `ABORTED`; `DEADLINE_EXCEEDED` if the `grpc-timeout` of the request ended |
-//! | `Overloaded` | 503 + `Retry-After` | `RESOURCE_EXHAUSTED` |
+//! | `Contended`, `WaitTimeout` | 409 + `Retry-After` | `ABORTED` + `RetryInfo`; `DEADLINE_EXCEEDED` if the `grpc-timeout` of the request ended |
+//! | `Overloaded` | 503 + `Retry-After` | `RESOURCE_EXHAUSTED` + `RetryInfo` |
 //! | `Unavailable`, `ReadOnly`, `ShuttingDown` | 503 | `UNAVAILABLE` |
-//! | `Lost` | 500, no `Retry-After`: effects may exist | `ABORTED` |
+//! | `Lost` | 500, no `Retry-After`: effects may exist | `ABORTED`, no `RetryInfo` |
 //! | a part of the request that the key needs is missing or not valid | 400 | `INVALID_ARGUMENT` |
 //! | anything else | 500 | `INTERNAL` |
 //!
-//! `Retry-After` is [`LockLayer::retry_after`] or what is left of the holder's lease, whichever is shorter. What the caller is
+//! `Retry-After`, or the `google.rpc.RetryInfo` in the details of a gRPC status, is [`LockLayer::retry_after`] or what is left of the holder's lease, whichever is shorter. What the caller is
 //! not told, the lock's name and the store's error, is in a `tracing` event.
 //!
 //! # Features
@@ -113,17 +113,26 @@
 //! `macros` (default): `runtime::distributed_lock`. A crate that has lock-runtime only through this one adds
 //! `crate = lock_tower::runtime` to the arguments of the attribute.
 //!
+//! `tonic`: [`LockError`](runtime::LockError) as a `tonic::Status`, for handlers that lock by themselves. The layer speaks gRPC
+//! without it.
+//!
 //! `redis` (default) and `rustls`: the stores of lock-runtime of those names.
 
 pub mod key;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 
 mod body;
 mod detach;
 mod future;
 mod layer;
+#[cfg(feature = "policy")]
+mod policies;
+mod policy;
 mod protocol;
 mod reject;
 mod service;
+mod watch;
 
 pub use lock_runtime as runtime;
 
@@ -131,7 +140,10 @@ pub use body::LockBody;
 pub use detach::{Detach, DetachLayer, DetachedFuture};
 pub use future::ResponseFuture;
 pub use key::{IntoTarget, KeyError, KeyExtractor, KeyTemplate, Target, TemplateError};
-pub use layer::{DEFAULT_WAIT, LockLayer};
+pub use layer::LockLayer;
+#[cfg(feature = "policy")]
+pub use policies::{LockPolicies, Mistake, PolicyError};
+pub use policy::{DEFAULT_WAIT, Policy};
 pub use protocol::{Hold, Http, Plain, Protocol, ServiceError, Wire};
 pub use reject::{OnReject, Reason, Refusal, StandardReject};
 pub use service::Lock;

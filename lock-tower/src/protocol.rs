@@ -6,12 +6,14 @@ use std::{any::type_name, error::Error, fmt, time::Duration};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response, Version, header::CONTENT_TYPE};
 use http_body::Body;
-use lock_runtime::{HeldLock, LockError, LockGuard, web::DEFAULT_RETRY_AFTER};
+use lock_runtime::{HeldLock, LockError, LockGuard};
 
 use crate::{
     body::LockBody,
     key::KeyError,
+    policy::Policy,
     reject::{OnReject, Reason, Refusal, StandardReject},
+    watch::Watch,
 };
 
 /// How a service with these requests, responses and errors is answered for. Sealed: [`Http`] and [`Plain`] are all there are.
@@ -32,7 +34,7 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
     fn enter(req: &mut Req, held: HeldLock);
     /// Does the lock go out with this response, to be released when it has been sent?
     #[doc(hidden)]
-    fn keeps(&self, response: &Res) -> bool;
+    fn keeps(&self, response: &Res, policy: &Policy) -> bool;
     /// Lets the inner service see no lock, not that of a layer further out either.
     #[doc(hidden)]
     fn leave(req: &mut Req);
@@ -41,12 +43,12 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
     fn served(
         &self,
         result: Result<Res, Err>,
-        guard: Option<LockGuard>,
+        guard: Option<(LockGuard, Watch)>,
         caller: Caller,
     ) -> Result<Self::Response, Self::Error>;
     /// What is answered in its place.
     #[doc(hidden)]
-    fn refused(&self, reason: Reason, caller: Caller) -> Result<Self::Response, Self::Error>;
+    fn refused(&self, reason: Reason, caller: Caller, policy: &Policy) -> Result<Self::Response, Self::Error>;
 }
 
 mod sealed {
@@ -109,8 +111,6 @@ fn grpc_timeout(value: &HeaderValue) -> Option<Duration> {
 #[derive(Clone)]
 pub struct Http<R = StandardReject> {
     on_reject: R,
-    retry_after: Duration,
-    hold: Hold,
 }
 
 /// How long a lock is held for a request over HTTP.
@@ -132,31 +132,19 @@ pub enum Hold {
 
 impl Default for Http {
     fn default() -> Self {
-        Self { on_reject: StandardReject::default(), retry_after: DEFAULT_RETRY_AFTER, hold: Hold::default() }
+        Self::new(StandardReject::default())
     }
 }
 
 impl<R> Http<R> {
-    pub(crate) fn with_retry_after(self, retry_after: Duration) -> Self {
-        Self { retry_after, ..self }
-    }
-
-    pub(crate) fn with_on_reject<R2>(self, on_reject: R2) -> Http<R2> {
-        Http { on_reject, retry_after: self.retry_after, hold: self.hold }
-    }
-
-    pub(crate) fn with_hold(self, hold: Hold) -> Self {
-        Self { hold, ..self }
+    pub(crate) fn new(on_reject: R) -> Self {
+        Self { on_reject }
     }
 }
 
 impl<R> fmt::Debug for Http<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Http")
-            .field("on_reject", &format_args!("{}", type_name::<R>()))
-            .field("retry_after", &self.retry_after)
-            .field("hold", &self.hold)
-            .finish()
+        f.debug_struct("Http").field("on_reject", &format_args!("{}", type_name::<R>())).finish()
     }
 }
 
@@ -181,14 +169,14 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
         req.extensions_mut().remove::<HeldLock>();
     }
 
-    fn keeps(&self, response: &Response<ResBody>) -> bool {
-        self.hold == Hold::Body && !response.body().is_end_stream()
+    fn keeps(&self, response: &Response<ResBody>, policy: &Policy) -> bool {
+        policy.is_held_for_the_body() && !response.body().is_end_stream()
     }
 
     fn served(
         &self,
         result: Result<Response<ResBody>, Err>,
-        guard: Option<LockGuard>,
+        guard: Option<(LockGuard, Watch)>,
         caller: Caller,
     ) -> Result<Self::Response, Err> {
         result.map(|response| {
@@ -196,14 +184,14 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
             let is_grpc = caller.http2 && caller.wire == Wire::Grpc && is_grpc(response.headers());
             let wire = if is_grpc { Wire::Grpc } else { Wire::Http };
             response.map(|body| match guard {
-                Some(guard) => LockBody::held(body, guard, wire),
+                Some((guard, watch)) => LockBody::held(body, guard, watch, wire),
                 None => LockBody::served(body),
             })
         })
     }
 
-    fn refused(&self, reason: Reason, caller: Caller) -> Result<Self::Response, Err> {
-        let refusal = Refusal::new(&reason, caller, self.retry_after);
+    fn refused(&self, reason: Reason, caller: Caller, policy: &Policy) -> Result<Self::Response, Err> {
+        let refusal = Refusal::new(&reason, caller, policy);
         refusal.trace();
         Ok(self.on_reject.reject(&refusal).map(|body: Bytes| LockBody::refused(body)))
     }
@@ -230,20 +218,20 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
 
     fn leave(_req: &mut Req) {}
 
-    fn keeps(&self, _response: &Res) -> bool {
+    fn keeps(&self, _response: &Res, _policy: &Policy) -> bool {
         false
     }
 
     fn served(
         &self,
         result: Result<Res, Err>,
-        _guard: Option<LockGuard>,
+        _guard: Option<(LockGuard, Watch)>,
         _caller: Caller,
     ) -> Result<Res, ServiceError<Err>> {
         result.map_err(ServiceError::Inner)
     }
 
-    fn refused(&self, reason: Reason, _caller: Caller) -> Result<Res, ServiceError<Err>> {
+    fn refused(&self, reason: Reason, _caller: Caller, _policy: &Policy) -> Result<Res, ServiceError<Err>> {
         Err(match reason {
             Reason::Key(error) => ServiceError::Key(error),
             Reason::Lock(error) => ServiceError::Lock(error),

@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 use lock_runtime::{
@@ -12,6 +13,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use crate::{
     key::KeyError,
+    policy::Policy,
     protocol::{Caller, Wire},
 };
 
@@ -83,17 +85,21 @@ impl From<LockError> for Reason {
 pub struct Refusal<'a> {
     reason: &'a Reason,
     caller: Caller,
+    policy: &'a Policy,
     retry_after: Option<Duration>,
 }
 
 impl<'a> Refusal<'a> {
-    pub(crate) fn new(reason: &'a Reason, caller: Caller, configured: Duration) -> Self {
-        let mut refusal = Self { reason, caller, retry_after: None };
+    pub(crate) fn new(reason: &'a Reason, caller: Caller, policy: &'a Policy) -> Self {
+        let mut refusal = Self { reason, caller, policy, retry_after: None };
         let holder = match reason {
             Reason::Key(_) => None,
             Reason::Lock(error) => error.retry_after(),
         };
-        refusal.retry_after = refusal.answer().retry_after(configured, holder);
+        // A caller whose own deadline has passed is past trying again.
+        if refusal.grpc_code() != GrpcCode::DeadlineExceeded {
+            refusal.retry_after = refusal.answer().retry_after(policy.longest_retry_after(), holder);
+        }
         refusal
     }
 
@@ -115,9 +121,14 @@ impl<'a> Refusal<'a> {
         }
     }
 
+    /// The policy under which the request was to be served.
+    pub fn policy(&self) -> &'a Policy {
+        self.policy
+    }
+
     /// The HTTP status, whatever the caller understands.
     pub fn status(&self) -> StatusCode {
-        self.answer().into()
+        self.policy.status_of(self.answer())
     }
 
     /// A stable text for programs, such as `wait_timeout`.
@@ -146,15 +157,16 @@ impl<'a> Refusal<'a> {
     pub fn to_response(&self) -> Response<Bytes> {
         match self.caller.wire {
             Wire::Http => {
-                Problem::new(self.answer(), self.code(), self.detail()).retry_after(self.retry_after).into_response()
+                let problem = Problem::new(self.answer(), self.code(), self.detail());
+                problem.status(self.status()).retry_after(self.retry_after).into_response()
             }
-            Wire::Grpc => trailers_only(self.grpc_code(), &self.detail()),
+            Wire::Grpc => trailers_only(self.trailers()),
         }
     }
 
     /// What a gRPC stream ends with that had begun.
     pub(crate) fn trailers(&self) -> HeaderMap {
-        grpc_status(self.grpc_code(), &self.detail())
+        grpc_status(self.grpc_code(), &self.detail(), self.retry_after)
     }
 
     /// The gRPC status, whatever the caller understands.
@@ -180,21 +192,28 @@ impl<'a> Refusal<'a> {
 
 /// A gRPC response without a body, its status in the headers: see "Trailers-Only" in the
 /// [protocol](https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#responses).
-fn trailers_only(code: GrpcCode, message: &str) -> Response<Bytes> {
+fn trailers_only(trailers: HeaderMap) -> Response<Bytes> {
     let mut response = Response::new(Bytes::new());
-    *response.headers_mut() = grpc_status(code, message);
+    *response.headers_mut() = trailers;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
 }
 
-/// `grpc-status` and `grpc-message`.
-fn grpc_status(code: GrpcCode, message: &str) -> HeaderMap {
+/// `grpc-status`, `grpc-message`, and the details of who may try again.
+fn grpc_status(code: GrpcCode, message: &str, retry_after: Option<Duration>) -> HeaderMap {
     /// What `grpc-message` must not have as it stands, beside what is not ASCII.
     const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
     let mut headers = HeaderMap::new();
     headers.insert(HeaderName::from_static("grpc-status"), i32::from(code).into());
+    if let Some(after) = retry_after {
+        // Binary values go without padding, as gRPC has it.
+        let details = STANDARD_NO_PAD.encode(web::retry_info(code, message, after));
+        if let Ok(details) = HeaderValue::try_from(details) {
+            headers.insert(HeaderName::from_static("grpc-status-details-bin"), details);
+        }
+    }
     let message = utf8_percent_encode(message, ESCAPED).to_string();
-    // What is percent-encoded is visible ASCII, which every header takes.
+    // What is percent-encoded is visible ASCII, which every header takes, as is base64.
     if let Ok(message) = HeaderValue::try_from(message) {
         headers.insert(HeaderName::from_static("grpc-message"), message);
     }
@@ -209,7 +228,8 @@ mod tests {
     fn a_grpc_message_is_percent_encoded() {
         let reason = Reason::Key(KeyError::bad_request("100 % \u{e9}t\u{e9}\n"));
         let caller = Caller { wire: Wire::Grpc, http2: true, hurried: false };
-        let response = Refusal::new(&reason, caller, Duration::ZERO).to_response();
+        let policy = Policy::new("test");
+        let response = Refusal::new(&reason, caller, &policy).to_response();
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["grpc-status"], "3");
         assert_eq!(response.headers()["grpc-message"], "100 %25 %C3%A9t%C3%A9%0A");

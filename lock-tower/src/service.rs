@@ -12,6 +12,7 @@ use crate::{
     key::{KeyExtractor, KeyTemplate, Target},
     layer::LockLayer,
     protocol::{Http, Protocol},
+    watch::Watch,
 };
 
 /// A service that holds a lock around each call of the one within.
@@ -60,23 +61,34 @@ where
     }
 
     fn call(&mut self, mut req: Req) -> Self::Future {
-        let LockLayer { locks, key, spec, protocol, fail_open } = &self.layer;
+        let LockLayer { locks, key, policy, protocol } = &self.layer;
+        let mut policy = policy.clone();
         let mut caller = protocol.caller(&req);
-        let state = match key.target(&mut req) {
-            Ok(Target::Lock(key)) => {
-                let mut spec = spec.clone();
+        let target = key.target(&mut req).map(|target| match target {
+            Target::Lock(key) => Some(key),
+            Target::LockAs(key, chosen) => {
+                policy = chosen;
+                Some(key)
+            }
+            Target::Skip => None,
+        });
+        let mut watch = Watch::new(policy.clone());
+        let state = match target {
+            Ok(Some(key)) => {
+                let mut spec = policy.lock_spec().clone();
                 if let Some(patience) = protocol.patience(&req) {
                     let hurried = spec.clone().wait_at_most(patience);
                     caller.hurried = hurried != spec;
                     spec = hurried;
                 }
+                watch.asks(&key);
                 let acquire = locks.request(key, spec).acquire();
-                State::acquiring(acquire, self.inner.clone(), req, *fail_open)
+                State::acquiring(acquire, self.inner.clone(), req)
             }
-            Ok(Target::Skip) => State::skipped(self.inner.clone(), req),
+            Ok(None) => State::skipped(self.inner.clone(), req),
             Err(error) => State::refused(error),
         };
-        ResponseFuture::new(state, protocol.clone(), caller)
+        ResponseFuture::new(state, protocol.clone(), watch, caller)
     }
 }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    Patience,
+    Patience, in_vain,
     question::{Outcome, Question, STRAGGLE},
-    refused, shutting_down,
+    shutting_down,
 };
 use crate::{
     call::{renew_one, within},
@@ -15,28 +15,30 @@ use crate::{
     driver::CleanUp,
     error::{LockError, LockErrorKind},
     gate::{Baton, Next, Proven, Refusal, Shut, Turn},
+    guard::Entry,
     holding::Holding,
     key::LockKey,
     spec::Terms,
     store::{Grant, Hold, PollReply, Release, RenewReply, Renewal, StoreError, Token},
 };
 
-/// Waits for its turn in this process and then for the lock, until `until`.
+/// Waits for its turn in this process and then for the lock, until `until`. It may have been `refused` by the store already.
 pub(super) async fn wait_in_line(
     core: &Arc<Core>,
     key: &LockKey,
     terms: &Terms,
     patience: &Patience,
     until: Instant,
-) -> Result<Arc<Holding>, LockError> {
-    let turn = core.gates.enter(key, terms.wish()).map_err(|shut| shut_out(shut, key))?;
-    let waiter = Waiter { core, key, terms, patience, turn };
+    refused: bool,
+) -> Result<Entry, LockError> {
+    let turn = core.gates.enter(key, terms.wish(), terms.max_waiters).map_err(|shut| shut_out(shut, key))?;
+    let waiter = Waiter { core, key, terms, patience, turn, refused };
     if !waiter.turn.is_first() {
         tracing::debug!(%key, "waiting behind others in this process");
         tokio::select! {
             biased;
             ready = waiter.turn.head() => ready.map_err(|shut| shut_out(shut, key))?,
-            () = sleep_until(until) => return Err(refused(waiter.turn.last_refusal(), key, patience)),
+            () = sleep_until(until) => return Err(in_vain(waiter.turn.last_refusal(), key, patience)),
         }
     }
     waiter.serve(until).await
@@ -45,11 +47,17 @@ pub(super) async fn wait_in_line(
 fn shut_out(shut: Shut, key: &LockKey) -> LockError {
     match shut {
         Shut::Closed => shutting_down(key),
-        Shut::Full => {
-            let message = "too many requests wait for it in this process; `max_waiters` is the limit";
-            LockError::new(LockErrorKind::Overloaded, message).with_key(key)
+        Shut::Full => overloaded("too many requests wait for it in this process; `max_waiters` is the limit", key),
+        Shut::FullInAll => {
+            let message = "too many requests wait in this process, for all locks together; \
+                           `LockClientBuilder::max_waiters_in_all` is the limit";
+            overloaded(message, key)
         }
     }
+}
+
+fn overloaded(message: &'static str, key: &LockKey) -> LockError {
+    LockError::new(LockErrorKind::Overloaded, message).with_key(key)
 }
 
 /// Somebody in line. Dropped, it leaves nothing behind that nobody goes on with.
@@ -59,10 +67,11 @@ struct Waiter<'a> {
     terms: &'a Terms,
     patience: &'a Patience,
     turn: Turn<'a>,
+    refused: bool,
 }
 
 /// `None`: not yet.
-type Served = Option<Arc<Holding>>;
+type Served = Option<Entry>;
 
 /// What the head is to do that takes its time.
 enum Todo {
@@ -75,7 +84,7 @@ enum Todo {
 
 impl Waiter<'_> {
     /// At the head of the line.
-    async fn serve(&self, until: Instant) -> Result<Arc<Holding>, LockError> {
+    async fn serve(&self, until: Instant) -> Result<Entry, LockError> {
         let mut now = Instant::now();
         loop {
             let served = match self.todo(now) {
@@ -93,12 +102,12 @@ impl Waiter<'_> {
                     None
                 }
             };
-            if let Some(holding) = served {
-                return Ok(holding);
+            if let Some(entry) = served {
+                return Ok(entry);
             }
             now = Instant::now();
             if until <= now {
-                return Err(refused(self.turn.last_refusal(), self.key, self.patience));
+                return Err(in_vain(self.turn.last_refusal(), self.key, self.patience));
             }
         }
     }
@@ -131,8 +140,8 @@ impl Waiter<'_> {
     }
 
     fn served(&self, token: Option<Token>, holding: Arc<Holding>) -> Served {
-        self.turn.served(token, holding.passing_until());
-        Some(holding)
+        let contended = self.turn.served(token, holding.passing_until());
+        Some(Entry::first(holding, self.refused || contended))
     }
 
     /// Goes on with the lock of whoever held it in this process.

@@ -83,7 +83,17 @@ enum Kind {
 }
 
 pub(super) fn terms(mode: Mode, lease: Duration, wait: Wait) -> Terms {
-    Terms { mode, lease, wait, renew: true, strict_order: false, reentrant: false, min_hold: None, max_hold: None }
+    Terms {
+        mode,
+        lease,
+        wait,
+        renew: true,
+        strict_order: false,
+        reentrant: false,
+        min_hold: None,
+        max_hold: None,
+        max_waiters: usize::MAX,
+    }
 }
 
 impl Schedule {

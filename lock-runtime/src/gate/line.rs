@@ -51,6 +51,8 @@ pub(crate) struct Line {
     released: bool,
     /// The store refused the head, or gave it the whole lock: whoever does not wait need not ask.
     pub(crate) stuck: bool,
+    /// Since the line began the lock was not free.
+    contended: bool,
     /// What the store said last, for those behind who never ask.
     pub(crate) last: Refusal,
 }
@@ -247,6 +249,7 @@ impl Line {
         jitter: f64,
     ) -> bool {
         self.stuck = true;
+        self.contended = true;
         self.last = Refusal::Busy(holder_ttl);
         let ask_by = self.ask_by.take().filter(|by| sent < *by);
         let Some(place) = self.place_of(token) else { return false };
@@ -261,6 +264,7 @@ impl Line {
     /// The store refused `token`, and put it in no line.
     pub(crate) fn refused(&mut self, token: Token, holder_ttl: Option<Duration>, now: Instant, jitter: f64) {
         self.stuck = true;
+        self.contended = true;
         self.last = Refusal::Busy(holder_ttl);
         let released = self.released;
         if let Some(place) = self.place_of(token) {
@@ -300,8 +304,9 @@ impl Line {
         }
     }
 
-    /// The head has the lock under its place's token, or by a baton with `token` none. It may pass it on until then.
-    pub(crate) fn served(&mut self, token: Option<Token>, passing_until: Option<Instant>) {
+    /// The head has the lock under its place's token, or by a baton with `token` none. It may pass it on until then. Was the lock
+    /// not free at some time since the line began?
+    pub(crate) fn served(&mut self, token: Option<Token>, passing_until: Option<Instant>) -> bool {
         if let Some(token) = token {
             self.group = self.head.filter(|(_, wish)| wish.mode == Mode::Shared).map(|(ticket, _)| {
                 // Whoever comes now is of the next group.
@@ -315,6 +320,7 @@ impl Line {
         self.passing_until = passing_until;
         self.stuck = self.head.is_some_and(|(_, wish)| wish.mode == Mode::Exclusive);
         self.last = Refusal::None;
+        self.contended
     }
 
     /// The store pushed a grant. Whoever is to be woken is returned; `None` if nobody waits under that token.
@@ -368,6 +374,7 @@ impl Line {
 
     fn pass(&mut self, baton: Baton) -> Option<Waker> {
         self.passing_until = Some(baton.budget.until);
+        self.contended = true;
         self.baton = Some(baton);
         self.call_head()
     }

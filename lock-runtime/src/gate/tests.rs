@@ -25,7 +25,7 @@ fn key() -> LockKey {
 }
 
 fn enter<'a>(gates: &'a Gates) -> Turn<'a> {
-    gates.enter(&key(), WISH).unwrap()
+    gates.enter(&key(), WISH, usize::MAX).unwrap()
 }
 
 /// Counts how often it was woken.
@@ -84,9 +84,9 @@ fn baton(left: u32) -> Baton {
 
 #[test]
 fn a_place_goes_to_the_next_with_the_same_wish() {
-    let gates = Gates::new(10);
+    let gates = Gates::new(10, usize::MAX);
     let (first, second) = (enter(&gates), enter(&gates));
-    let reader = gates.enter(&key(), Wish { mode: Mode::Shared, lease: LEASE, passing: false }).unwrap();
+    let reader = gates.enter(&key(), Wish { mode: Mode::Shared, lease: LEASE, passing: false }, usize::MAX).unwrap();
     let token = queued(&first);
     assert!(first.leave().orphan.is_none(), "the second goes on with it");
     waits(&second);
@@ -100,7 +100,7 @@ fn a_place_goes_to_the_next_with_the_same_wish() {
 
 #[test]
 fn the_last_to_leave_gives_up_a_place_that_the_store_knows() {
-    let gates = Gates::new(10);
+    let gates = Gates::new(10, usize::MAX);
     for known in [false, true] {
         let turn = enter(&gates);
         let token = asked(&turn);
@@ -116,7 +116,7 @@ fn the_last_to_leave_gives_up_a_place_that_the_store_knows() {
 // Rule 1.
 #[test]
 fn a_name_without_an_answer_is_not_used_again() {
-    let gates = Gates::new(10);
+    let gates = Gates::new(10, usize::MAX);
     let turn = enter(&gates);
     let token = asked(&turn);
     turn.failed(token, None);
@@ -128,7 +128,7 @@ fn a_name_without_an_answer_is_not_used_again() {
 // Rule 3.
 #[test]
 fn a_push_counts_only_if_it_is_newer_than_the_latest_reply() {
-    let gates = Gates::new(10);
+    let gates = Gates::new(10, usize::MAX);
     let turn = enter(&gates);
     let token = asked(&turn);
     assert!(gates.pushed(&hold(token), grant(7)));
@@ -148,7 +148,7 @@ fn a_push_counts_only_if_it_is_newer_than_the_latest_reply() {
 // Rule 4: the latest moment at which it surely did not hold the lock.
 #[test]
 fn a_pushed_grant_counts_from_the_latest_request_that_was_answered_queued() {
-    let gates = Gates::new(10);
+    let gates = Gates::new(10, usize::MAX);
     let turn = enter(&gates);
     let token = asked(&turn);
     let t0 = Instant::now();
@@ -162,7 +162,7 @@ fn a_pushed_grant_counts_from_the_latest_request_that_was_answered_queued() {
 
 #[test]
 fn a_release_during_the_question_is_not_missed_where_the_store_keeps_no_line() {
-    let gates = Gates::new(10);
+    let gates = Gates::new(10, usize::MAX);
     let bell = Arc::<Bell>::default();
     let turn = enter(&gates);
     let token = asked(&turn);
@@ -182,7 +182,7 @@ fn a_release_during_the_question_is_not_missed_where_the_store_keeps_no_line() {
 
 #[test]
 fn whoever_stands_in_line_is_told_by_the_store_and_asks_once_a_second() {
-    let gates = Gates::new(10);
+    let gates = Gates::new(10, usize::MAX);
     let turn = enter(&gates);
     let before = Instant::now();
     queued(&turn);
@@ -196,10 +196,10 @@ fn whoever_stands_in_line_is_told_by_the_store_and_asks_once_a_second() {
 
 #[test]
 fn a_lock_is_passed_on_to_the_head_and_to_nobody_with_another_wish() {
-    let gates = Gates::new(10);
+    let gates = Gates::new(10, usize::MAX);
     let part = |baton: Option<Baton>| gates.part(&key(), LEASE, |_| baton);
     assert_eq!(part(Some(baton(3))), Parting::GiveBack, "nobody waits");
-    let reader = gates.enter(&key(), Wish { mode: Mode::Shared, lease: LEASE, passing: false }).unwrap();
+    let reader = gates.enter(&key(), Wish { mode: Mode::Shared, lease: LEASE, passing: false }, usize::MAX).unwrap();
     let (first, second) = (enter(&gates), enter(&gates));
     assert_eq!(part(Some(baton(3))), Parting::GiveBack, "a reader is first in line");
     reader.leave();
@@ -225,7 +225,7 @@ fn a_lock_is_passed_on_to_the_head_and_to_nobody_with_another_wish() {
 
 #[test]
 fn a_lock_that_cannot_be_passed_on_is_handed_back_for_those_who_wait_here() {
-    let gates = Gates::new(10);
+    let gates = Gates::new(10, usize::MAX);
     let turn = enter(&gates);
     let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else { panic!("somebody waits") };
     // The releaser asks for it.
@@ -280,7 +280,7 @@ fn the_pause_between_questions_grows_to_its_limit_and_ends_with_the_holders_leas
 
 #[test]
 fn closing_sends_everybody_home() {
-    let gates = Gates::new(10);
+    let gates = Gates::new(10, usize::MAX);
     let (head, waiting) = (enter(&gates), enter(&gates));
     let (at_head, behind) = (Arc::<Bell>::default(), Arc::<Bell>::default());
     assert_eq!(poll_news(&head, &at_head), Poll::Pending);
@@ -288,20 +288,46 @@ fn closing_sends_everybody_home() {
     gates.close();
     assert_eq!((at_head.0.load(Ordering::Relaxed), behind.0.load(Ordering::Relaxed)), (1, 1));
     assert_eq!(poll_head(&waiting, &behind), Poll::Ready(Err(Shut::Closed)));
-    assert_eq!(gates.enter(&key(), WISH).map(drop), Err(Shut::Closed));
+    assert_eq!(gates.enter(&key(), WISH, usize::MAX).map(drop), Err(Shut::Closed));
+}
+
+#[test]
+fn whoever_leaves_by_any_way_is_counted_once() {
+    let gates = Gates::new(10, 3);
+    let counted = || lock(&gates.lines).tickets;
+    let other = gates.enter(&LockKey::new("other").unwrap(), WISH, usize::MAX).unwrap();
+    let (head, waiting) = (enter(&gates), enter(&gates));
+    assert_eq!(gates.enter(&key(), WISH, usize::MAX).map(drop), Err(Shut::FullInAll));
+    assert_eq!(gates.enter(&LockKey::new("free").unwrap(), WISH, 0).map(drop), Err(Shut::FullInAll));
+    assert_eq!(lock(&gates.lines).by_lock.len(), 2, "whoever is refused leaves no line behind");
+    // From the middle, from an end, served.
+    waiting.leave();
+    assert_eq!(gates.enter(&key(), WISH, 0).map(drop), Err(Shut::Full));
+    assert_eq!(counted(), 2);
+    let token = asked(&head);
+    head.served(Some(token), None);
+    head.leave();
+    assert_eq!(counted(), 1);
+    gates.close();
+    other.leave();
+    assert_eq!(counted(), 0);
 }
 
 proptest! {
     /// Whoever comes and goes in whatever order: heads follow one another in the order of arrival, the next head is woken
-    /// if it waits, nobody beyond the limit is let in, and nothing is left at the end.
+    /// if it waits, nobody beyond the limits is let in, and nothing is left at the end.
     #[test]
     fn first_come_first_served(steps in proptest::collection::vec((any::<bool>(), any::<prop::sample::Index>(), any::<bool>()), 1..200)) {
         const LIMIT: usize = 8;
-        let gates = Gates::new(LIMIT);
+        let others = usize::from(steps.len() % 2 == 0) * 5;
+        let gates = Gates::new(LIMIT, LIMIT + 4);
+        let others: Vec<_> = (0..others).map(|number| {
+            gates.enter(&LockKey::new(number.to_string()).unwrap(), WISH, usize::MAX).unwrap()
+        }).collect();
         let mut line: Vec<(Turn<'_>, Arc<Bell>, bool)> = Vec::new();
         for (comes, who, polls) in steps {
             if comes {
-                match gates.enter(&key(), WISH) {
+                match gates.enter(&key(), WISH, usize::MAX) {
                     Ok(turn) => {
                         let bell = Arc::<Bell>::default();
                         let waits = polls && poll_head(&turn, &bell).is_pending();
@@ -309,8 +335,10 @@ proptest! {
                         line.push((turn, bell, waits));
                     }
                     Err(shut) => {
-                        prop_assert_eq!(shut, Shut::Full);
-                        prop_assert_eq!(line.len(), LIMIT + 1);
+                        match shut {
+                            Shut::Full => prop_assert_eq!(line.len(), LIMIT + 1),
+                            shut => prop_assert_eq!((shut, line.len()), (Shut::FullInAll, LIMIT + 4 - others.len())),
+                        }
                     }
                 }
             } else if !line.is_empty() {
@@ -327,9 +355,11 @@ proptest! {
                 prop_assert!(index == 0 || bell.0.load(Ordering::Relaxed) == 0);
             }
         }
-        for (turn, ..) in &line {
+        prop_assert_eq!(lock(&gates.lines).tickets, line.len() + others.len());
+        for turn in line.iter().map(|(turn, ..)| turn).chain(&others) {
             turn.leave();
         }
+        prop_assert_eq!(lock(&gates.lines).tickets, 0);
         prop_assert!(lock(&gates.lines).by_lock.is_empty());
     }
 }

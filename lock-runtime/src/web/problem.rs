@@ -13,7 +13,7 @@ use crate::error::LockError;
 /// A problem document: a refusal as an HTTP response.
 #[derive(Clone, Debug)]
 pub struct Problem<'a> {
-    answer: Answer,
+    status: StatusCode,
     code: &'static str,
     detail: Cow<'a, str>,
     retry_after: Option<Duration>,
@@ -22,7 +22,13 @@ pub struct Problem<'a> {
 impl<'a> Problem<'a> {
     /// A document with a stable `code` for programs and a `detail` for people.
     pub fn new(answer: Answer, code: &'static str, detail: impl Into<Cow<'a, str>>) -> Self {
-        Self { answer, code, detail: detail.into(), retry_after: None }
+        Self { status: answer.into(), code, detail: detail.into(), retry_after: None }
+    }
+
+    /// Another status than that of the table.
+    #[must_use]
+    pub fn status(self, status: StatusCode) -> Self {
+        Self { status, ..self }
     }
 
     /// Adds a `Retry-After`, in whole seconds, rounded up.
@@ -33,20 +39,20 @@ impl<'a> Problem<'a> {
 
     /// The response.
     pub fn into_response<B: From<String>>(self) -> Response<B> {
-        let status = StatusCode::from(self.answer);
+        let Self { status, code, detail, retry_after } = self;
         // The title of a problem without a type of its own is the status's phrase (RFC 9457, 4.2.1).
         let document = serde_json::json!({
             "type": "about:blank",
             "title": status.canonical_reason(),
             "status": status.as_u16(),
-            "detail": self.detail,
-            "code": self.code,
+            "detail": detail,
+            "code": code,
         });
         let mut response = Response::new(B::from(document.to_string()));
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if let Some(after) = self.retry_after {
+        if let Some(after) = retry_after {
             let seconds = after.as_secs().saturating_add(u64::from(after.subsec_nanos() > 0));
             headers.insert(RETRY_AFTER, seconds.into());
         }

@@ -1,10 +1,12 @@
 //! What axum's router has found out about a request.
 
+use std::borrow::Cow;
+
 use axum::extract::{FromRequestParts, MatchedPath, OriginalUri, RawPathParams, rejection::RawPathParamsRejection};
 use futures_util::FutureExt;
 use http::Request;
 
-use super::{KeyError, template::source::Source};
+use super::{KeyError, Routed, template::source::Source};
 
 /// The route of a request, with the values of its parameters.
 pub(super) struct Route {
@@ -39,24 +41,24 @@ impl Route {
         Ok(matched.then_some(route))
     }
 
-    /// The value of the parameter `name`, percent-decoded.
-    pub(super) fn param(&self, name: &str) -> Result<&str, KeyError> {
+    fn shown(&self) -> Box<str> {
+        self.pattern.as_ref().map_or("", MatchedPath::as_str).into()
+    }
+}
+
+impl Routed for Route {
+    fn param(&self, name: &str) -> Result<Cow<'_, str>, KeyError> {
         let of_name = |(key, value)| (key == name).then_some(value);
         let mut values = self.params.iter().flatten().filter_map(of_name);
         match (values.next(), values.next()) {
-            (Some(value), None) => Ok(value),
+            (Some(value), None) => Ok(Cow::Borrowed(value)),
             (None, _) => Err(KeyError::NoSuchParameter { name: name.into(), route: self.shown() }),
             (Some(_), Some(_)) => Err(KeyError::RepeatedParameter { name: name.into(), route: self.shown() }),
         }
     }
 
-    /// The pattern that has matched.
-    pub(super) fn pattern(&self) -> Result<&str, KeyError> {
+    fn pattern(&self) -> Result<&str, KeyError> {
         self.pattern.as_ref().map(MatchedPath::as_str).ok_or(KeyError::NotRouted)
-    }
-
-    fn shown(&self) -> Box<str> {
-        self.pattern.as_ref().map_or("", MatchedPath::as_str).into()
     }
 }
 

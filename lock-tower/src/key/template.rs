@@ -5,10 +5,10 @@ pub(super) mod source;
 use std::{borrow::Cow, error::Error, fmt, str::FromStr, sync::Arc};
 
 use http::Request;
-use lock_runtime::{KeyWriter, LockError};
+use lock_runtime::{KeyWriter, LockError, LockKey};
 
 use self::source::Source;
-use super::{KeyError, KeyExtractor, Target, route::Route};
+use super::{KeyError, KeyExtractor, Routed, Target, route::Route};
 
 /// The name of a lock as text with the parts of a request in braces, such as `"order:{id}:{header.idempotency-key}"`.
 ///
@@ -37,7 +37,8 @@ pub struct KeyTemplate {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
     Text(Box<str>),
-    Value(Source),
+    /// With its place in the template, in bytes.
+    Value(Source, usize),
 }
 
 impl KeyTemplate {
@@ -46,31 +47,80 @@ impl KeyTemplate {
     /// # Errors
     /// For a template that no request could fill, with what to write instead.
     pub fn new(template: &str) -> Result<Self, TemplateError> {
+        let key = Self::parse(template)?;
+        let routed = key.values().find(|(source, _)| source.is_of_the_route()).map(|(_, at)| at);
+        match routed.filter(|_| !cfg!(feature = "axum")) {
+            Some(at) => Err(TemplateError::new(
+                template,
+                at,
+                "routes need the feature `axum` of lock-tower; or use `LockLayer::with_key`",
+            )),
+            None => Ok(key),
+        }
+    }
+
+    /// A template for requests whose route is known, whoever has routed them.
+    pub(crate) fn parse(template: &str) -> Result<Self, TemplateError> {
         let key = Self { text: template.into(), parts: parse(template)?.into() };
         // With any value the text around it is as valid as with another.
-        let trial = key.write(|_| Ok::<_, LockError>("x".into())).and_then(|writer| writer.finish());
+        let trial = key.write(|_| Ok::<_, LockError>("x".into()));
         match trial {
             Ok(_) => Ok(key),
             Err(error) => Err(TemplateError::new(template, 0, error.to_string())),
         }
     }
 
-    fn write<'v, E>(&'v self, value: impl Fn(&'v Source) -> Result<Cow<'v, str>, E>) -> Result<KeyWriter, E> {
+    fn write<'v, E: From<LockError>>(
+        &'v self,
+        value: impl Fn(&'v Source) -> Result<Cow<'v, str>, E>,
+    ) -> Result<LockKey, E> {
         let mut writer = KeyWriter::new();
         for part in self.parts.iter() {
             match part {
                 Part::Text(text) => writer.lit(text),
-                Part::Value(source) => writer.arg(format_args!("{}", value(source)?)),
+                Part::Value(source, _) => writer.arg(format_args!("{}", value(source)?)),
             };
         }
-        Ok(writer)
+        Ok(writer.finish()?)
+    }
+
+    fn values(&self) -> impl Iterator<Item = (&Source, usize)> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Value(source, at) => Some((source, *at)),
+            Part::Text(_) => None,
+        })
     }
 
     fn sources(&self) -> impl Iterator<Item = &Source> {
-        self.parts.iter().filter_map(|part| match part {
-            Part::Value(source) => Some(source),
-            Part::Text(_) => None,
+        self.values().map(|(source, _)| source)
+    }
+}
+
+/// For policies, which route by themselves.
+#[cfg(feature = "policy")]
+impl KeyTemplate {
+    /// The key of a request that `route` has matched.
+    pub(crate) fn of_routed<B>(&self, req: &Request<B>, route: &impl Routed) -> Result<LockKey, KeyError> {
+        self.write(|source| source.value(req, Some(route)))
+    }
+
+    /// The path parameters, with their places.
+    pub(crate) fn params(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.values().filter_map(|(source, at)| match source {
+            Source::Path(name) => Some((&**name, at)),
+            _ => None,
         })
+    }
+
+    /// Where a part of a gRPC path is asked for.
+    pub(crate) fn asks_for_grpc(&self) -> Option<usize> {
+        let of_grpc = |source: &Source| matches!(source, Source::GrpcService | Source::GrpcMethod);
+        self.values().find(|(source, _)| of_grpc(source)).map(|(_, at)| at)
+    }
+
+    /// Is the key the same for all requests of a route, but for their methods?
+    pub(crate) fn is_constant(&self) -> bool {
+        self.sources().all(|source| matches!(source, Source::Method | Source::MatchedPath))
     }
 }
 
@@ -84,8 +134,7 @@ impl<B> KeyExtractor<Request<B>> for KeyTemplate {
         } else {
             None
         };
-        let writer = self.write(|source| source.value(req, route.as_ref()))?;
-        Ok(Target::Lock(writer.finish()?))
+        self.write(|source| source.value(req, route.as_ref())).map(Target::Lock)
     }
 }
 
@@ -110,7 +159,7 @@ fn parse(template: &str) -> Result<Vec<Part>, TemplateError> {
                 parts.push(Part::Text(std::mem::take(&mut text).into()));
             }
             let source = Source::parse(name).map_err(|complaint| TemplateError::new(template, at, complaint))?;
-            parts.push(Part::Value(source));
+            parts.push(Part::Value(source, at));
             rest = after;
         } else {
             return Err(wrong("this \"}\" closes nothing; write \"}}\" for a brace"));
@@ -156,6 +205,11 @@ pub struct TemplateError {
 impl TemplateError {
     fn new(template: &str, at: usize, complaint: impl Into<Cow<'static, str>>) -> Self {
         Self { template: template.into(), at, complaint: complaint.into() }
+    }
+
+    #[cfg(feature = "policy")]
+    pub(crate) fn complaint(&self) -> &str {
+        &self.complaint
     }
 
     /// Where the mistake is, in bytes from the start of the template.

@@ -10,6 +10,7 @@ mod positions;
 mod property;
 mod returns;
 mod several;
+mod statuses;
 
 use lock_runtime::{LockClient, LockErrorKind};
 

@@ -5,6 +5,7 @@
 mod grpc;
 mod keys;
 mod refusals;
+mod retry_info;
 mod server;
 mod serving;
 mod streaming;

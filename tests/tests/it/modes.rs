@@ -1,9 +1,11 @@
 //! What each way to hold a lock promises, in memory and on Redis.
 
 mod exclusive;
+mod facts;
 mod limits;
 mod line;
 mod operators;
+mod overload;
 mod permits;
 mod read_write;
 mod several;

@@ -1,6 +1,6 @@
 //! The other side: warehouses that reserve and release, and an auditor who takes stock.
 
-use std::time::Duration;
+use std::{sync::Once, time::Duration};
 
 use lock_examples::inventory::{Item, Pieces, Place, inventory_client::InventoryClient};
 use tokio::time::sleep;
@@ -87,9 +87,11 @@ impl Client {
         let retry = status.get_error_details().retry_info().and_then(|info| info.retry_delay);
         match retry {
             Some(delay) => {
-                if self.ledger.refused == 0 {
-                    println!("refused: {:?}, and to come back in {delay:?}: {}", status.code(), status.message());
-                }
+                // All of them are like the first.
+                static TOLD: Once = Once::new();
+                TOLD.call_once(|| {
+                    println!("refused: {:?}, come back in {delay:?}. {}", status.code(), status.message());
+                });
                 self.ledger.refused += 1;
             }
             None if status.code() == Code::FailedPrecondition => self.ledger.sold_out += 1,

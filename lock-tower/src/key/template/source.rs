@@ -5,7 +5,7 @@ use std::{borrow::Cow, str};
 use http::{HeaderName, Request};
 use percent_encoding::percent_decode;
 
-use crate::key::{KeyError, route::Route};
+use crate::key::{KeyError, Routed};
 
 /// A part of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Source {
                 );
             }
             "method" => return Ok(Self::Method),
-            "matched_path" => return Self::routed(Self::MatchedPath),
+            "matched_path" => return Ok(Self::MatchedPath),
             "grpc.service" => return Ok(Self::GrpcService),
             "grpc.method" => return Ok(Self::GrpcMethod),
             _ => {}
@@ -71,15 +71,7 @@ impl Source {
             )
             .into());
         }
-        Self::routed(Self::Path(name.into()))
-    }
-
-    /// What only axum's router knows.
-    fn routed(source: Self) -> Result<Self, Cow<'static, str>> {
-        if !cfg!(feature = "axum") {
-            return Err("routes need the feature `axum` of lock-tower; or use `LockLayer::with_key`".into());
-        }
-        Ok(source)
+        Ok(Self::Path(name.into()))
     }
 
     /// Does it need a router to have seen the request?
@@ -91,11 +83,11 @@ impl Source {
     pub(super) fn value<'v, B>(
         &'v self,
         req: &'v Request<B>,
-        route: Option<&'v Route>,
+        route: Option<&'v impl Routed>,
     ) -> Result<Cow<'v, str>, KeyError> {
         let route = || route.ok_or(KeyError::NotRouted);
         match self {
-            Self::Path(name) => route()?.param(name).map(Cow::Borrowed),
+            Self::Path(name) => route()?.param(name),
             Self::MatchedPath => route()?.pattern().map(Cow::Borrowed),
             Self::Header(name) => header(req, name).map(Cow::Borrowed),
             Self::Query(name) => query(req, name),

@@ -1,4 +1,4 @@
-//! First come first served within a process, nobody barges in, and the line has an end.
+//! First come first served within a process, and nobody barges in.
 
 use std::{
     sync::{Arc, Mutex, Weak},
@@ -7,7 +7,7 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use lock_runtime::{
-    Family, LockClient, LockErrorKind, LockKey, RevokeReply, RevokeScope,
+    Family, LockClient, LockKey, RevokeReply, RevokeScope,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener, MemoryStore, PollReply,
         Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, Token,
@@ -22,7 +22,6 @@ on_every_store! {
     a_hundred_waiters_are_served_in_their_order,
     whoever_gives_up_leaves_the_line_to_the_next,
     nobody_barges_in_while_others_wait,
-    a_full_line_refuses_at_once,
 }
 
 async fn a_hundred_waiters_are_served_in_their_order(place: Place) {
@@ -77,29 +76,6 @@ async fn nobody_barges_in_while_others_wait(place: Place) {
     assert!(locks.all(["a", "b"]).try_acquire().await.unwrap().is_none());
     waiting.await.unwrap().unwrap().release().await.unwrap();
     locks.exclusive("a").try_acquire().await.unwrap().expect("nobody waits").release().await.unwrap();
-}
-
-async fn a_full_line_refuses_at_once(place: Place) {
-    let locks = place.client_of(LockClient::builder().max_waiters(3)).await;
-    let guard = locks.exclusive("a").acquire().await.unwrap();
-    // The one in front asks the store, and three wait behind it.
-    let mut waiting = Vec::new();
-    for _ in 0..4 {
-        waiting.push(begun(locks.exclusive("a").wait(LONG).acquire()).await);
-    }
-    let start = tokio::time::Instant::now();
-    let error = locks.exclusive("a").wait(LONG).acquire().await.unwrap_err();
-    assert_eq!(error.kind(), LockErrorKind::Overloaded);
-    assert_eq!(error.key().unwrap().as_str(), "a");
-    assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());
-    locks.exclusive("b").acquire().await.unwrap().release().await.unwrap();
-    // A place that is given up can be taken.
-    drop(waiting.pop());
-    waiting.push(begun(locks.exclusive("a").wait(LONG).acquire()).await);
-    guard.release().await.unwrap();
-    for waiting in waiting {
-        waiting.await.unwrap().release().await.unwrap();
-    }
 }
 
 /// PROTOCOL 17 and 1: the next in line goes on under the name of the one before it, unless an answer to that is still out.

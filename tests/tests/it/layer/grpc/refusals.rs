@@ -13,6 +13,7 @@ use lock_examples::inventory::{Pieces, inventory_client::InventoryClient};
 use lock_runtime::{LockClient, RevokeScope};
 use lock_tower::LockLayer;
 use tonic::{Code, Request, Status, body::Body};
+use tonic_types::StatusExt;
 use tower::ServiceBuilder;
 
 use super::{
@@ -21,13 +22,17 @@ use super::{
     items,
 };
 
+/// When a caller is to come back, where nothing is said.
+const A_WHILE: Duration = Duration::from_secs(1);
+
 fn serve(lock: LockLayer) -> Served {
     Served::under(lock, hall_with(|_| async { Ok(()) }).0)
 }
 
-/// A status of the layer: it names no lock, and came from the server.
-fn assert_refused(status: &Status, code: Code, message: &str) {
+/// A status of the layer: it names no lock, and came from the server. It says when to try again, or not to.
+fn assert_refused(status: &Status, code: Code, message: &str, retry: Option<Duration>) {
     assert_eq!((status.code(), status.message()), (code, message), "{status:?}");
+    assert_eq!(status.get_details_retry_info().and_then(|info| info.retry_delay), retry, "{status:?}");
     assert!(std::error::Error::source(status).is_none(), "{status:?} is of the transport");
 }
 
@@ -35,14 +40,14 @@ fn assert_refused(status: &Status, code: Code, message: &str) {
 async fn a_held_lock_is_aborted() {
     let locks = LockClient::in_memory();
     let _held = locks.exclusive("item:bolt").acquire().await.unwrap();
-    let waits = items(&locks).wait(Duration::from_millis(20));
-    for (lock, message) in [
-        (items(&locks).no_wait(), "The resource is in use."),
-        (waits, "The resource was in use for as long as the request could wait."),
+    let waits = items(&locks).wait(Duration::from_millis(20)).retry_after(A_WHILE * 2);
+    for (lock, message, retry) in [
+        (items(&locks).no_wait(), "The resource is in use.", A_WHILE),
+        (waits, "The resource was in use for as long as the request could wait.", A_WHILE * 2),
     ] {
         let server = serve(lock);
         let status = server.client().await.release(pieces("bolt")).await.unwrap_err();
-        assert_refused(&status, Code::Aborted, message);
+        assert_refused(&status, Code::Aborted, message, Some(retry));
     }
 }
 
@@ -54,7 +59,12 @@ async fn a_full_line_is_resource_exhausted() {
     let (mut one, mut other) = (server.client().await, server.client().await);
     let (one, other) = (pin!(one.release(pieces("bolt"))), pin!(other.release(pieces("bolt"))));
     let (refused, waiting) = future::select(one, other).await.factor_first();
-    assert_refused(&refused.unwrap_err(), Code::ResourceExhausted, "Too many requests wait for the resource.");
+    assert_refused(
+        &refused.unwrap_err(),
+        Code::ResourceExhausted,
+        "Too many requests wait for the resource.",
+        Some(A_WHILE),
+    );
     held.release().await.unwrap();
     waiting.await.unwrap();
 }
@@ -67,7 +77,7 @@ async fn locks_out_of_reach_are_unavailable() {
     client.release(pieces("bolt")).await.unwrap();
     locks.shutdown().await;
     let status = client.release(pieces("bolt")).await.unwrap_err();
-    assert_refused(&status, Code::Unavailable, "The server is shutting down.");
+    assert_refused(&status, Code::Unavailable, "The server is shutting down.", None);
 }
 
 #[tokio::test]
@@ -75,11 +85,11 @@ async fn a_missing_part_of_the_key_is_an_invalid_argument() {
     let server = serve(items(&LockClient::in_memory()));
     let mut client = server.client().await;
     let status = client.release(Request::new(Pieces::default())).await.unwrap_err();
-    assert_refused(&status, Code::InvalidArgument, "The header \"x-item\" is missing.");
+    assert_refused(&status, Code::InvalidArgument, "The header \"x-item\" is missing.", None);
     let mut twice = pieces("bolt");
     twice.metadata_mut().append("x-item", "nut".parse().unwrap());
     let status = client.release(twice).await.unwrap_err();
-    assert_refused(&status, Code::InvalidArgument, "The header \"x-item\" is there more than once.");
+    assert_refused(&status, Code::InvalidArgument, "The header \"x-item\" is there more than once.", None);
 }
 
 #[tokio::test]
@@ -102,6 +112,7 @@ async fn a_lock_that_is_lost_ends_the_handler_with_aborted() {
     let status = call.await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::Aborted);
     assert!(status.message().contains("may have had effects") && !status.message().contains("bolt"), "{status:?}");
+    assert!(status.get_details_retry_info().is_none(), "nobody is invited to do it twice: {status:?}");
     freed(&locks, "bolt").await;
 }
 
@@ -110,7 +121,7 @@ async fn what_a_handler_refuses_is_passed_on() {
     let locks = LockClient::in_memory();
     let server = Served::under(items(&locks), hall_with(|_| async { Err(Status::out_of_range("none left")) }).0);
     let status = server.client().await.release(pieces("bolt")).await.unwrap_err();
-    assert_refused(&status, Code::OutOfRange, "none left");
+    assert_refused(&status, Code::OutOfRange, "none left", None);
     freed(&locks, "bolt").await;
 }
 

@@ -4,6 +4,7 @@ use lock_examples::inventory::Place;
 use lock_runtime::{LockClient, RevokeScope};
 use lock_tower::{Hold, LockLayer};
 use tonic::{Code, Status, Streaming};
+use tonic_types::StatusExt;
 
 use super::{
     PROMPTLY, freed,
@@ -113,6 +114,7 @@ async fn a_stream_whose_lock_is_lost_ends_with_aborted_and_never_cleanly() {
         let status = next(&mut places).await.unwrap_err();
         assert_eq!(status.code(), Code::Aborted, "{status:?}");
         assert!(status.message().contains("may have had effects") && !status.message().contains("bolt"), "{status:?}");
+        assert!(status.get_details_retry_info().is_none(), "nobody is invited to do it twice: {status:?}");
         counting.places.closed().await;
         assert_eq!(next(&mut places).await.unwrap_or_default(), None, "nothing comes after it");
         freed(&locks, "bolt").await;

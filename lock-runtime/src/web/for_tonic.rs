@@ -1,0 +1,21 @@
+//! What tonic makes of a lock.
+
+use tonic::{Code, Status};
+
+use super::{DEFAULT_RETRY_AFTER, detail, retry_info};
+use crate::error::LockError;
+
+/// A refusal as in the [table](crate::web), with `google.rpc.RetryInfo` where the caller may try again; the error itself goes
+/// to an event. With it a locked handler returns tonic's `Result<Response<T>, Status>`.
+impl From<LockError> for Status {
+    fn from(error: LockError) -> Self {
+        let answer = error.answer();
+        answer.trace(error.code(), &error);
+        let (code, message) = (answer.grpc_code(), detail(error.kind()));
+        let details = answer
+            .retry_after(DEFAULT_RETRY_AFTER, error.retry_after())
+            .map(|after| retry_info(code, message, after))
+            .unwrap_or_default();
+        Self::with_details(Code::from_i32(code.into()), message, details.into())
+    }
+}

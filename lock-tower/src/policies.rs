@@ -1,0 +1,212 @@
+//! [`LockPolicies`]: which routes are locked and how, from a file that can be read again while requests are served.
+
+mod mistake;
+mod read;
+mod route;
+mod settings;
+mod table;
+
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use arc_swap::ArcSwap;
+use http::{Method, Request};
+use lock_runtime::LockClient;
+
+use self::table::Table;
+use crate::{
+    key::{KeyError, KeyExtractor, Target},
+    layer::LockLayer,
+    policy::Policy,
+};
+
+pub use mistake::{Mistake, PolicyError};
+
+/// Lock policies per route, written as TOML.
+///
+/// ```
+/// use lock_tower::{LockLayer, LockPolicies, runtime::LockClient};
+///
+/// # fn main() -> Result<(), lock_tower::PolicyError> {
+/// let policies = LockPolicies::from_toml_str(r#"
+///     [defaults]
+///     lease = "10s"
+///
+///     [groups.reports]
+///     mode = "read"
+///     wait = "5s"
+///
+///     [routes."POST /orders/{id}/pay"]
+///     name = "pay"
+///     key = "order:{id}"
+///     status = { busy = 423 }
+///
+///     [routes."GET /orders/{id}"]
+///     group = "reports"
+///     key = "order:{id}"
+///
+///     [routes."/shop.Inventory/Reserve"]
+///     key = "item:{header.x-item}"
+///     no_wait = true
+///
+///     [routes]
+///     "/orders/health" = { skip = true }
+/// "#)?;
+/// let layer = LockLayer::with_policies(LockClient::in_memory(), policies);
+/// # Ok(()) }
+/// ```
+///
+/// # Routes
+///
+/// Each is a table of `routes`, called by the methods and the path that it is for: `"POST /orders/{id}"`, `"PUT|PATCH /orders/{id}"`,
+/// or `"/orders/{id}"` for any method. The path is written as for axum's router, and as a caller says it, with all that routers nest it
+/// in; that of a gRPC method is `"/package.Service/Method"`. `{id}` stands for a segment, `{*rest}` at the end for the rest of the path.
+///
+/// The most specific route that fits a request is its own: literal text comes before parameters, and of the same path the one that names
+/// the method before the one that names none. A route for `GET` is that of `HEAD` too, unless there is one. A request that fits none is
+/// served without a lock, as is one whose route says `skip = true`.
+///
+/// # Fields
+///
+/// What a route leaves open comes from its `group`, then from `[defaults]`, then from the client's defaults.
+///
+/// | field | meaning |
+/// |---|---|
+/// | `key = "order:{id}"` | the [template](crate::KeyTemplate) of the key, over the parameters of the route, headers, query, method, gRPC service and method; `{matched_path}` is the path of the route |
+/// | `global = true` | said with a key that is the same for every request |
+/// | `lease = "30s"` | how long the store keeps the lock without a renewal: [`LockSpec::lease`] |
+/// | `wait = "2s"`, `no_wait = true` | how long to wait for it; 2 s where nothing else is said |
+/// | `mode = "exclusive"`, `"read"`, `"write"`; `permits = 3` | one holder; many readers and one writer; at most three holders |
+/// | `reentrant = true` | enters the lock of a layer further out again |
+/// | `min_hold = "5s"`, `max_hold = "5m"` | keeps it at least so long; loses it after so long |
+/// | `no_renew = true`, `strict_order = true` | the lock ends with its lease; processes take strict turns |
+/// | `max_waiters = 100` | more requests for one key are refused at once: [`LockSpec::max_waiters`] |
+/// | `hold = "body"` | keeps the lock until the body is sent: [`Hold`](crate::Hold) |
+/// | `retry_after = "1s"` | the longest `Retry-After` |
+/// | `fail_open = true` | serves without the lock when the store is out of reach: [`LockLayer::fail_open`] |
+/// | `status = { busy = 423 }` | other HTTP statuses: `busy`, `overloaded`, `unavailable`, `lost`, `bad_request`, `internal` |
+///
+/// Only of a route: `name`, by which metrics and refusals call it (the route as it is written, where nothing else is said), `group`, `skip`.
+///
+/// A file is checked as a whole, and [`PolicyError`] tells all mistakes at once, with line and column: fields that there are not, values that cannot
+/// be meant, parameters that a route does not have, routes that can never match.
+///
+/// # Where to put the layer
+///
+/// Anywhere: it routes by itself. Around a finished axum router, on a `Router::layer`, on a tonic server. Layers that rewrite paths, such as
+/// tower-http's `NormalizePath`, belong outside of it; otherwise they let a request pass under a path that no policy has.
+///
+/// [`LockSpec::lease`]: lock_runtime::LockSpec::lease
+/// [`LockSpec::max_waiters`]: lock_runtime::LockSpec::max_waiters
+#[derive(Clone)]
+pub struct LockPolicies {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    table: ArcSwap<Table>,
+    file: Option<PathBuf>,
+}
+
+impl LockPolicies {
+    /// The policies of a text.
+    ///
+    /// # Errors
+    /// With every mistake in the text.
+    pub fn from_toml_str(text: &str) -> Result<Self, PolicyError> {
+        Ok(Self::over(read::read(text)?, None))
+    }
+
+    /// The policies of a file. It is read before this returns.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or with every mistake in it.
+    pub fn from_file(file: impl Into<PathBuf>) -> Result<Self, PolicyError> {
+        let file = file.into();
+        Ok(Self::over(read_file(&file)?, Some(file)))
+    }
+
+    fn over(table: Table, file: Option<PathBuf>) -> Self {
+        Self { shared: Arc::new(Shared { table: ArcSwap::from_pointee(table), file }) }
+    }
+
+    /// Reads the file again. Requests that come from now on, to any clone, are served as it says now; those that have begun go on
+    /// under the policy that they began with.
+    ///
+    /// # Errors
+    /// As [`from_file`](Self::from_file); nothing has changed then. Also if there is no file.
+    pub fn reload(&self) -> Result<(), PolicyError> {
+        let file = self.shared.file.as_deref().ok_or_else(PolicyError::no_file)?;
+        self.shared.table.store(Arc::new(read_file(file)?));
+        Ok(())
+    }
+
+    /// As [`reload`](Self::reload), from a text.
+    ///
+    /// # Errors
+    /// With every mistake in the text; nothing has changed then.
+    pub fn replace(&self, text: &str) -> Result<(), PolicyError> {
+        self.shared.table.store(Arc::new(read::read(text)?));
+        Ok(())
+    }
+
+    /// The policy that a request to `path` is served under, if it is not served without a lock. For tests of policy files.
+    ///
+    /// ```
+    /// # use http::Method;
+    /// # use lock_tower::LockPolicies;
+    /// # fn main() -> Result<(), lock_tower::PolicyError> {
+    /// let policies = LockPolicies::from_toml_str(r#"routes."POST /orders/{id}" = { name = "pay", key = "order:{id}" }"#)?;
+    /// assert_eq!(policies.find(&Method::POST, "/orders/42").unwrap().name(), "pay");
+    /// assert!(policies.find(&Method::GET, "/orders/42").is_none());
+    /// # Ok(()) }
+    /// ```
+    pub fn find(&self, method: &Method, path: &str) -> Option<Arc<Policy>> {
+        let table = self.shared.table.load();
+        let (_, policy) = table.find(method, path)?.lock()?;
+        Some(policy.clone())
+    }
+}
+
+fn read_file(file: &Path) -> Result<Table, PolicyError> {
+    let text = fs::read_to_string(file).map_err(PolicyError::unreadable);
+    text.and_then(|text| read::read(&text)).map_err(|error| error.of_file(file))
+}
+
+impl LockLayer<LockPolicies> {
+    /// Locks each request as the policy of its route says. The setters of the layer, other than
+    /// [`on_reject`](LockLayer::on_reject), mean nothing to it: `[defaults]` does.
+    pub fn with_policies(locks: LockClient, policies: LockPolicies) -> Self {
+        Self::with_key(locks, policies)
+    }
+}
+
+impl<B> KeyExtractor<Request<B>> for LockPolicies {
+    fn target(&self, req: &mut Request<B>) -> Result<Target, KeyError> {
+        let table = self.shared.table.load();
+        let Some(found) = table.find(req.method(), whole_path(req)) else { return Ok(Target::Skip) };
+        let Some((key, policy)) = found.lock() else { return Ok(Target::Skip) };
+        Ok(Target::LockAs(key.of_routed(req, &found)?, policy.clone()))
+    }
+}
+
+/// The path that the caller has said, of which nested routers strip a part.
+fn whole_path<B>(req: &Request<B>) -> &str {
+    #[cfg(feature = "axum")]
+    if let Some(uri) = req.extensions().get::<axum::extract::OriginalUri>() {
+        return uri.path();
+    }
+    req.uri().path()
+}
+
+impl fmt::Debug for LockPolicies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockPolicies").field("file", &self.shared.file).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! What a table of a policy file says, and how the tables of a route make a policy.
+
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
+
+use http::StatusCode;
+use lock_runtime::{LockSpec, web::Answer};
+
+use super::mistake::Mistakes;
+use crate::{policy::Policy, protocol::Hold};
+
+/// Something that is said in the text, `at` so many bytes from its start.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Said<T> {
+    pub(super) at: usize,
+    pub(super) value: T,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Sharing {
+    Exclusive,
+    Shared,
+    Permits(NonZeroU32),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Waiting {
+    No,
+    AtMost(Duration),
+}
+
+/// What `[defaults]`, a group or a route says. Where two keys say one thing, such as `wait` and `no_wait`, they are one here, so
+/// that a route overrides what its group says in either way.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Settings<'t> {
+    pub(super) key: Option<Said<&'t str>>,
+    pub(super) global: Option<bool>,
+    pub(super) sharing: Option<Sharing>,
+    pub(super) lease: Option<Duration>,
+    pub(super) waiting: Option<Waiting>,
+    pub(super) renew: Option<bool>,
+    pub(super) reentrant: Option<bool>,
+    pub(super) strict_order: Option<bool>,
+    pub(super) min_hold: Option<Said<Duration>>,
+    pub(super) max_hold: Option<Said<Duration>>,
+    pub(super) max_waiters: Option<usize>,
+    pub(super) hold: Option<Hold>,
+    pub(super) retry_after: Option<Duration>,
+    pub(super) fail_open: Option<bool>,
+    pub(super) statuses: Vec<(Answer, StatusCode)>,
+}
+
+impl<'t> Settings<'t> {
+    /// Fills what is open from `other`.
+    pub(super) fn or(mut self, other: &Self) -> Self {
+        let own = |answer| self.statuses.iter().any(|(said, _)| *said == answer);
+        let inherited: Vec<_> = other.statuses.iter().filter(|(answer, _)| !own(*answer)).copied().collect();
+        self.statuses.extend(inherited);
+        Self {
+            key: self.key.or(other.key),
+            global: self.global.or(other.global),
+            sharing: self.sharing.or(other.sharing),
+            lease: self.lease.or(other.lease),
+            waiting: self.waiting.or(other.waiting),
+            renew: self.renew.or(other.renew),
+            reentrant: self.reentrant.or(other.reentrant),
+            strict_order: self.strict_order.or(other.strict_order),
+            min_hold: self.min_hold.or(other.min_hold),
+            max_hold: self.max_hold.or(other.max_hold),
+            max_waiters: self.max_waiters.or(other.max_waiters),
+            hold: self.hold.or(other.hold),
+            retry_after: self.retry_after.or(other.retry_after),
+            fail_open: self.fail_open.or(other.fail_open),
+            statuses: self.statuses,
+        }
+    }
+
+    /// The policy of that name; what the settings contradict each other in is a mistake.
+    pub(super) fn policy(&self, name: &str, mistakes: &mut Mistakes<'_>) -> Policy {
+        let spec = self.spec();
+        // Each by itself was checked where it is said.
+        if let (Some(min_hold), Some(max_hold), Err(error)) = (self.min_hold, self.max_hold, spec.check()) {
+            mistakes.add(min_hold.at.max(max_hold.at), error.to_string());
+        }
+        let mut policy = Policy::new(Arc::from(name)).spec(spec);
+        if let Some(hold) = self.hold {
+            policy = policy.hold(hold);
+        }
+        if let Some(retry_after) = self.retry_after {
+            policy = policy.retry_after(retry_after);
+        }
+        if self.fail_open == Some(true) {
+            policy = policy.fail_open();
+        }
+        self.statuses.iter().fold(policy, |policy, (answer, status)| policy.status(*answer, *status))
+    }
+
+    fn spec(&self) -> LockSpec {
+        let spec = match self.sharing {
+            None | Some(Sharing::Exclusive) => LockSpec::exclusive(),
+            Some(Sharing::Shared) => LockSpec::shared(),
+            Some(Sharing::Permits(permits)) => LockSpec::permits(permits),
+        };
+        fn with<T>(spec: LockSpec, said: Option<T>, set: impl FnOnce(LockSpec, T) -> LockSpec) -> LockSpec {
+            match said {
+                Some(said) => set(spec, said),
+                None => spec,
+            }
+        }
+        let spec = with(spec, self.lease, LockSpec::lease);
+        let spec = with(spec, self.waiting, |spec, waiting| match waiting {
+            Waiting::No => spec.no_wait(),
+            Waiting::AtMost(wait) => spec.wait(wait),
+        });
+        let spec = with(spec, self.renew, |spec, yes| if yes { spec.renew() } else { spec.no_renew() });
+        let spec = with(spec, self.reentrant, |spec, yes| if yes { spec.reentrant() } else { spec.no_reentrant() });
+        let spec =
+            with(spec, self.strict_order, |spec, yes| if yes { spec.strict_order() } else { spec.no_strict_order() });
+        let spec = with(spec, self.min_hold, |spec, said| spec.min_hold(said.value));
+        let spec = with(spec, self.max_hold, |spec, said| spec.max_hold(said.value));
+        with(spec, self.max_waiters, LockSpec::max_waiters)
+    }
+}

@@ -1,0 +1,142 @@
+//! Which policy a request is served under: the routes of a file, found by method and path.
+
+use std::{borrow::Cow, collections::HashMap, sync::Arc};
+
+use http::Method;
+use matchit::Router;
+use percent_encoding::percent_decode_str;
+
+use super::{mistake::Mistakes, route::Route};
+use crate::{
+    key::{KeyError, KeyTemplate, Routed},
+    policy::Policy,
+};
+
+/// All policies of a file.
+#[derive(Default)]
+pub(super) struct Table {
+    entries: Vec<Entry>,
+    /// For the methods that some route names.
+    of_method: HashMap<Method, Router<usize>>,
+    of_any: Router<usize>,
+}
+
+/// A route with its policy.
+pub(super) struct Entry {
+    pub(super) route: Route,
+    /// Where it is written.
+    pub(super) at: usize,
+    /// None if it is skipped.
+    pub(super) lock: Option<(KeyTemplate, Arc<Policy>)>,
+}
+
+impl Table {
+    /// Orders `entries`; those that no request could reach are mistakes.
+    pub(super) fn new(entries: Vec<Entry>, mistakes: &mut Mistakes<'_>) -> Self {
+        let mut named: Vec<_> = entries.iter().flat_map(|entry| &entry.route.methods).cloned().collect();
+        // What axum serves by the handler of GET is locked as that is.
+        if named.contains(&Method::GET) {
+            named.push(Method::HEAD);
+        }
+        let of_any = reached(&entries, None, mistakes);
+        let of_method = named.into_iter().map(|method| {
+            let routes = reached(&entries, Some(&method), mistakes);
+            (method, routes)
+        });
+        Self { of_method: of_method.collect(), of_any, entries }
+    }
+
+    /// The most specific route for a request: literal text comes before parameters, and of the same path the route that names
+    /// the method comes before the one that names none.
+    pub(super) fn find<'t>(&'t self, method: &Method, path: &'t str) -> Option<Found<'t>> {
+        let routes = self.of_method.get(method).unwrap_or(&self.of_any);
+        let found = routes.at(path).ok()?;
+        let entry = self.entries.get(*found.value)?;
+        Some(Found { entry, values: found.params })
+    }
+}
+
+/// The routes that a request of the method can reach. Of two that match the same paths the more specific stays.
+fn reached(entries: &[Entry], method: Option<&Method>, mistakes: &mut Mistakes<'_>) -> Router<usize> {
+    let mut of_shape: HashMap<&str, (u8, usize)> = HashMap::new();
+    for (index, entry) in entries.iter().enumerate() {
+        let Some(rank) = rank(&entry.route.methods, method) else { continue };
+        match of_shape.get(entry.route.shape.as_str()) {
+            Some((other, first)) if *other == rank => {
+                let line = mistakes.place(entries[*first].at).0;
+                mistakes.add(
+                    entry.at,
+                    format!("this route can never match: the one in line {line} matches the same requests"),
+                );
+            }
+            Some((other, _)) if *other < rank => {}
+            _ => {
+                of_shape.insert(&entry.route.shape, (rank, index));
+            }
+        }
+    }
+    let mut reachable: Vec<_> = of_shape.into_iter().map(|(shape, (_, index))| (index, shape)).collect();
+    reachable.sort_unstable();
+    let mut router = Router::new();
+    for (index, shape) in reachable {
+        if let Err(error) = router.insert(shape, index) {
+            let other = match &error {
+                matchit::InsertError::Conflict { with } => {
+                    entries[..index].iter().find(|entry| entry.route.shape == *with)
+                }
+                _ => None,
+            };
+            let message = match other {
+                Some(other) => format!(
+                    "neither this route nor {:?} in line {} is more specific, so a request may mean both; axum has no \
+                     such two routes either",
+                    other.route.path,
+                    mistakes.place(other.at).0
+                ),
+                None => format!("this route contradicts another one: {error}"),
+            };
+            mistakes.add(entries[index].at, message);
+        }
+    }
+    router
+}
+
+/// How well a route of `methods` fits a request of `method`, which is none of those that are named if it is `None`; less is better.
+fn rank(methods: &[Method], method: Option<&Method>) -> Option<u8> {
+    match method {
+        _ if methods.is_empty() => Some(2),
+        Some(method) if methods.contains(method) => Some(0),
+        Some(&Method::HEAD) if methods.contains(&Method::GET) => Some(1),
+        _ => None,
+    }
+}
+
+/// The route of a request, with the values of its parameters.
+pub(super) struct Found<'t> {
+    entry: &'t Entry,
+    values: matchit::Params<'t, 't>,
+}
+
+impl<'t> Found<'t> {
+    pub(super) fn lock(&self) -> Option<&'t (KeyTemplate, Arc<Policy>)> {
+        self.entry.lock.as_ref()
+    }
+}
+
+impl Routed for Found<'_> {
+    fn param(&self, name: &str) -> Result<Cow<'_, str>, KeyError> {
+        let route = &self.entry.route;
+        let mut values = route.params.iter().zip(self.values.iter());
+        let Some((_, (_, value))) = values.find(|(param, _)| ***param == *name) else {
+            // It was checked when the file was read.
+            return Err(KeyError::NoSuchParameter { name: name.into(), route: route.path.clone() });
+        };
+        percent_decode_str(value)
+            .decode_utf8()
+            .map_err(|_| KeyError::bad_request(format!("The path parameter {name:?} is not UTF-8.")))
+    }
+
+    fn pattern(&self) -> Result<&str, KeyError> {
+        Ok(&self.entry.route.path)
+    }
+}

@@ -1,0 +1,397 @@
+//! What a file may say, what it may not, and which route a request is of.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use lock_runtime::{LockKey, LockSpec, web::Answer};
+
+use super::*;
+use crate::protocol::Hold;
+
+fn policies(text: &str) -> LockPolicies {
+    LockPolicies::from_toml_str(text).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn complaints(text: &str) -> Vec<String> {
+    let error = LockPolicies::from_toml_str(text).unwrap_err();
+    assert_eq!(error.to_string().lines().count(), error.all().len());
+    error.all().iter().map(|mistake| format!("{}:{} {}", mistake.line, mistake.column, mistake.message)).collect()
+}
+
+/// The one complaint about a route that says `said`, without its place.
+fn complaint(route: &str, said: &str) -> String {
+    let text = format!("routes.{route:?} = {{ {said} }}");
+    match &complaints(&text)[..] {
+        [one] => one.split_once(' ').unwrap().1.to_owned(),
+        several => panic!("{said}: {several:?}"),
+    }
+}
+
+fn name(policies: &LockPolicies, method: &Method, path: &str) -> Option<String> {
+    policies.find(method, path).map(|policy| policy.name().to_owned())
+}
+
+fn key(policies: &LockPolicies, method: &Method, uri: &str) -> Result<Target, KeyError> {
+    policies.target(&mut Request::builder().method(method).uri(uri).body(()).unwrap())
+}
+
+#[test]
+fn everything_that_a_layer_can_be_told_a_file_can_say() {
+    let policies = policies(
+        r#"
+        [defaults]
+        lease = "10s"
+        status = { busy = 423, lost = 502 }
+
+        [groups.slow]
+        wait = "5s"
+        hold = "body"
+        status = { busy = 429 }
+
+        [routes."POST /all"]
+        name = "all"
+        group = "slow"
+        key = "{header.x}"
+        permits = 3
+        reentrant = true
+        min_hold = "1s"
+        max_hold = "1m"
+        no_renew = true
+        strict_order = true
+        max_waiters = 7
+        retry_after = "3s"
+        fail_open = true
+
+        [routes."/none"]
+        group = "slow"
+        key = "constant"
+        global = true
+        mode = "read"
+        no_wait = true
+        hold = "response"
+        reentrant = false
+        strict_order = false
+        no_renew = false
+        fail_open = false
+
+        [routes]
+        "/open" = { key = "{header.x}" }
+        "#,
+    );
+    let seconds = Duration::from_secs;
+    let spec = LockSpec::permits(std::num::NonZeroU32::new(3).unwrap())
+        .lease(seconds(10))
+        .wait(seconds(5))
+        .reentrant()
+        .min_hold(seconds(1))
+        .max_hold(seconds(60))
+        .no_renew()
+        .strict_order()
+        .max_waiters(7);
+    let all = Policy::new("all")
+        .spec(spec)
+        .hold(Hold::Body)
+        .retry_after(seconds(3))
+        .fail_open()
+        .status(Answer::Busy, StatusCode::TOO_MANY_REQUESTS)
+        .status(Answer::Lost, StatusCode::BAD_GATEWAY);
+    assert_eq!(*policies.find(&Method::POST, "/all").unwrap(), all);
+    let spec = LockSpec::shared().lease(seconds(10)).no_wait().no_reentrant().no_strict_order().renew();
+    let none = Policy::new("/none")
+        .spec(spec)
+        .status(Answer::Busy, StatusCode::TOO_MANY_REQUESTS)
+        .status(Answer::Lost, StatusCode::BAD_GATEWAY);
+    assert_eq!(*policies.find(&Method::PUT, "/none").unwrap(), none);
+    let open = policies.find(&Method::PUT, "/open").unwrap();
+    assert_eq!(*open.lock_spec(), LockSpec::exclusive().lease(seconds(10)).wait(seconds(2)));
+    assert_eq!(open.status_of(Answer::Busy), StatusCode::LOCKED);
+    assert_eq!(open.status_of(Answer::Overloaded), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[test]
+fn the_most_specific_route_is_that_of_a_request() {
+    let policies = policies(
+        r#"
+        [defaults]
+        key = "{header.x}"
+        [routes]
+        "/{*rest}" = { name = "rest" }
+        "/orders/{id}" = { name = "any" }
+        "POST /orders/{order}" = { name = "post" }
+        "GET /orders/{id}" = { name = "get" }
+        "PUT|PATCH /orders/{id}" = { name = "change" }
+        "GET /orders/export" = { name = "export" }
+        "/orders/export/{id}" = { name = "one export" }
+        "DELETE /orders/health" = { skip = true }
+        "/orders/a-{id}" = { name = "prefix" }
+        "HEAD /head" = { name = "head" }
+        "GET /head" = { name = "got" }
+        "#,
+    );
+    for (method, path, expected) in [
+        (Method::POST, "/orders/7", Some("post")),
+        (Method::GET, "/orders/7", Some("get")),
+        (Method::HEAD, "/orders/7", Some("get")),
+        (Method::PUT, "/orders/7", Some("change")),
+        (Method::PATCH, "/orders/7", Some("change")),
+        (Method::DELETE, "/orders/7", Some("any")),
+        (Method::from_bytes(b"PURGE").unwrap(), "/orders/7", Some("any")),
+        // A route of another method takes nothing from those that fit.
+        (Method::POST, "/orders/export", Some("post")),
+        (Method::GET, "/orders/export", Some("export")),
+        (Method::HEAD, "/orders/export", Some("export")),
+        (Method::GET, "/orders/export/1", Some("one export")),
+        (Method::DELETE, "/orders/health", None),
+        (Method::POST, "/orders/health", Some("post")),
+        (Method::POST, "/orders/a-7", Some("prefix")),
+        (Method::GET, "/orders/", Some("rest")),
+        (Method::GET, "/elsewhere", Some("rest")),
+        (Method::GET, "/", None),
+        (Method::HEAD, "/head", Some("head")),
+        (Method::GET, "/head", Some("got")),
+        (Method::POST, "/head", Some("rest")),
+    ] {
+        assert_eq!(name(&policies, &method, path).as_deref(), expected, "{method} {path}");
+    }
+}
+
+#[test]
+fn the_parameters_of_a_policy_are_those_of_its_own_route() {
+    let policies = policies(
+        r#"
+        [routes]
+        "/a/{x}/{y}" = { key = "a:{y}:{x}" }
+        "POST /a/{y}/{x}" = { key = "a:{y}:{x}" }
+        "/files/{*rest}" = { key = "file:{rest}" }
+        "/shop.Orders/{method}" = { key = "{grpc.service}:{grpc.method}:{matched_path}" }
+        "/skipped" = { skip = true }
+        "#,
+    );
+    let key = |method, uri| key(&policies, &method, uri);
+    let locked = |method, uri| match key(method, uri) {
+        Ok(Target::LockAs(key, _)) => key,
+        other => panic!("{uri}: {other:?}"),
+    };
+    let plain = |name: &str| LockKey::new(name).unwrap();
+    assert_eq!(locked(Method::GET, "/a/1/2"), plain("a:2:1"));
+    assert_eq!(locked(Method::POST, "/a/1/2"), plain("a:1:2"));
+    assert_eq!(locked(Method::GET, "/a/1/%32"), locked(Method::GET, "/a/1/2"));
+    assert_ne!(locked(Method::GET, "/a/1%3A2/3"), locked(Method::GET, "/a/1/3%3A2"));
+    assert_eq!(locked(Method::GET, "/files/a/b").to_string(), "file:a%2Fb");
+    assert_eq!(locked(Method::POST, "/shop.Orders/Pay").to_string(), "shop.Orders:Pay:%2Fshop.Orders%2F%7Bmethod%7D");
+    let error = key(Method::GET, "/a/%FF/2").unwrap_err();
+    assert_eq!((error.answer(), error.code()), (Answer::BadRequest, "bad_request"));
+    for uri in ["/skipped", "/nowhere", "/a/1", "/a/1/2/"] {
+        assert_eq!(key(Method::GET, uri).unwrap(), Target::Skip, "{uri}");
+    }
+}
+
+#[test]
+fn all_mistakes_are_told_at_once_each_at_its_place() {
+    let text = r#"[default]
+[defaults]
+lease = "5"
+keyy = "é"
+
+[groups.slow]
+skip = true
+wait = "90h"
+
+[routes."post /orders/{id}"]
+key = "order:{id}"
+
+[routes."POST /orders/{id}"]
+group = "fast"
+key = "é:{order_id}"
+mode = "readers"
+permits = 0
+
+[routes."POST /orders/{other}"]
+key = "order:{other"
+
+[routes."GET /x"]
+"#;
+    assert_eq!(
+        complaints(text),
+        [
+            "1:2 there is no table `default`: did you mean `defaults`?",
+            "3:9 \"5\" is no duration (time unit needed, for example 5sec or 5ms): write lease = \"2s\", \"500ms\" or the like",
+            "4:1 there is no field `keyy`: did you mean `key`?",
+            "7:1 only a route has a `skip`",
+            "8:8 a wait of 324000s is too long; give at most 24 h",
+            "10:9 no request has the method \"post\": write POST",
+            "14:9 there is no group \"fast\": write [groups.fast]",
+            "15:10 the route \"POST /orders/{id}\" has no parameter {order_id}: it has {id}",
+            "16:8 `mode` is \"exclusive\" or \"write\" or \"read\", not \"readers\"",
+            "17:1 `mode` and `permits` say the same thing: leave one out",
+            "17:11 permits are 1 to 4294967295",
+            "20:14 this key cannot be: this \"{\" is not closed; write \"{name}\" for a path parameter, \"{{\" for a brace",
+            "22:9 the route has no key: write one, such as key = \"order:{id}\", or skip = true",
+        ]
+    );
+}
+
+#[test]
+fn what_is_no_toml_is_told_with_the_other_mistakes() {
+    let text = "[routes.\"/a\"]\nkey = \"a:{id}\nlease = \"1s\"\nlease = \"2s\"\nwait = [1,\n";
+    let complaints = complaints(text);
+    assert!(complaints.iter().any(|line| line.starts_with("2:14 invalid basic string")), "{complaints:?}");
+    assert!(complaints.iter().any(|line| line.starts_with("4:1 duplicate key")), "{complaints:?}");
+    // What is said of a value that was not understood would only confuse.
+    assert!(!complaints.iter().any(|line| line.contains("parameter")), "{complaints:?}");
+}
+
+#[test]
+fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
+    let key = |said: &str| format!("key = \"{{header.x}}\", {said}");
+    for (said, words) in [
+        ("lease = 30", "write lease = \"2s\""),
+        ("lease = \"1ms\"", "100 ms to 24 h"),
+        ("lease = \"soon\"", "no duration"),
+        ("wait = true", "a string is meant"),
+        ("wait = \"1s\", no_wait = true", "leave one out"),
+        ("no_wait = false", "wait = \"2s\""),
+        ("no_wait = \"yes\"", "no_wait = true"),
+        ("min_hold = \"2s\", max_hold = \"1s\"", "longer than the max_hold"),
+        ("max_hold = \"0s\"", "holds nothing"),
+        ("permits = -1", "out of range"),
+        ("permits = 5_000_000_000", "4294967295"),
+        ("permits = \"3\"", "a number is meant"),
+        ("mode = \"shared\"", "\"read\""),
+        ("hold = \"stream\"", "\"body\""),
+        ("max_waiters = -1", "out of range"),
+        ("status = 423", "status is a table"),
+        ("status = { busy = 200 }", "400 to 599"),
+        ("status = { busy = 70000 }", "400 to 599"),
+        ("status = { contended = 423 }", "busy"),
+        ("ttl = \"1s\"", "did you mean `lease`"),
+        ("leese = \"1s\"", "did you mean `lease`"),
+        ("something = 1", "there are key"),
+        ("group = 1", "a string is meant"),
+        ("name = 1979-05-27", "not a date"),
+        ("skip = true", "leave `key` out"),
+    ] {
+        let complaint = complaint("/a", &key(said));
+        assert!(complaint.contains(words), "{said}: {complaint}");
+    }
+}
+
+#[test]
+fn a_route_that_can_never_match_is_refused() {
+    for (route, words) in [
+        ("", "no route"),
+        ("orders", "no route"),
+        ("orders/{id}", "write \"/orders/{id}\""),
+        ("shop.Orders/Pay", "write \"/shop.Orders/Pay\""),
+        ("POST", "no route"),
+        ("POST  /x", "no route"),
+        ("PSOT /x", "no method"),
+        ("Get /x", "write GET"),
+        ("POST|GET|POST /x", "named twice"),
+        ("/x?y=1", "no path of a request"),
+        ("/x#y", "no path of a request"),
+        ("/a b", "no method"),
+        ("GET /a b", "no path of a request"),
+        ("/a\tb", "no path of a request"),
+        ("/{id", "braces"),
+        ("/{}", "braces"),
+        ("/id}", "braces"),
+        ("/{*rest}/x", "at the end"),
+        ("/{a}{b}", "beside"),
+        ("/{a}/{a}", "rename one"),
+    ] {
+        let complaint = complaint(route, "key = \"{header.x}\"");
+        assert!(complaint.contains(words), "{route}: {complaint}");
+    }
+    for (routes, words) in [
+        (["/a/{x}", "/a/{y}"], "line 1 matches the same"),
+        (["GET|POST /a", "POST|PUT /a"], "line 1 matches the same"),
+        (["/a/{x}", "/a/{*rest}"], "neither"),
+        (["GET /a/{x}", "/a/{*rest}"], "neither"),
+    ] {
+        let said = routes.map(|route| format!("routes.{route:?} = {{ key = \"{{header.x}}\" }}\n")).concat();
+        let complaints = complaints(&said);
+        assert_eq!(complaints.len(), 1, "{complaints:?}");
+        assert!(complaints[0].starts_with("2:8 ") && complaints[0].contains(words), "{complaints:?}");
+    }
+}
+
+#[test]
+fn a_key_that_no_request_could_fill_or_that_names_none_is_refused() {
+    for (route, key, words) in [
+        ("/orders/{order}", "order:{ordr}", "did you mean {order}?"),
+        ("/orders", "order:{id}", "it has none"),
+        ("/orders/{a}/{b}", "order:{id}", "it has {a}, {b}"),
+        ("/orders/{id}", "order:id", "such as {id}"),
+        ("/orders", "{method}:{matched_path}", "global = true"),
+        ("/a/b/{c}", "{grpc.method}", "gRPC"),
+        ("GET /a/b", "{grpc.method}", "gRPC"),
+        ("/shop-api/b", "{grpc.method}", "gRPC"),
+        ("/a", "{header.}", "{header.x-tenant}"),
+        ("/a", "permits:{header.x}", "reserved"),
+    ] {
+        let complaint = complaint(route, &format!("key = {key:?}"));
+        assert!(complaint.contains(words), "{route} {key}: {complaint}");
+    }
+    for (route, key) in
+        [("/a/{b}", "{grpc.method}"), ("/{*all}", "{grpc.service}"), ("POST /a.B/{*m}", "{grpc.method}")]
+    {
+        policies(&format!("routes.{route:?} = {{ key = {key:?} }}"));
+    }
+}
+
+#[test]
+fn a_mistake_within_a_key_is_told_at_its_place() {
+    for (key, column) in [("\"k:{id}\"", 25), ("'k:{id}'", 25), ("\"\\u006B:{id}\"", 22)] {
+        let found = complaints(&format!("[routes]\n\"/a\" = {{       key = {key} }}"));
+        assert!(found[0].starts_with(&format!("2:{column} ")), "{found:?}");
+    }
+}
+
+#[test]
+fn names_are_of_one_route_each() {
+    let found = complaints(
+        "[defaults]\nkey = \"{header.x}\"\n[routes]\n\"/a\" = {}\n\"/b\" = { name = \"/a\" }\n\"/c\" = { name = \"/a\" }",
+    );
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].starts_with("5:17 ") && found[0].contains("line 4"), "{found:?}");
+}
+
+#[test]
+fn a_file_without_routes_is_refused() {
+    for text in ["", "# nothing", "[routes]", "[defaults]\nlease = \"1s\""] {
+        assert!(complaints(text)[0].contains("there is no route"), "{text}");
+    }
+}
+
+#[test]
+fn a_bad_file_changes_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("locks.toml");
+    let write = |text: &str| fs::write(&file, text).unwrap();
+    write("routes.\"/a\" = { name = \"one\", key = \"{header.x}\" }");
+    let policies = LockPolicies::from_file(&file).unwrap();
+    let clone = policies.clone();
+    let named = || name(&clone, &Method::GET, "/a");
+    assert_eq!(named().as_deref(), Some("one"));
+
+    write("routes.\"/a\" = { name = \"two\", key = \"{header.x}\", ttl = 1 }");
+    let error = policies.reload().unwrap_err().to_string();
+    assert_eq!(error, format!("{}:1:51: there is no field `ttl`: did you mean `lease`?", file.display()));
+    assert_eq!(named().as_deref(), Some("one"));
+
+    write("routes.\"/a\" = { name = \"two\", key = \"{header.x}\" }");
+    policies.reload().unwrap();
+    assert_eq!(named().as_deref(), Some("two"));
+
+    fs::remove_file(&file).unwrap();
+    let error = policies.reload().unwrap_err();
+    assert!(error.all().is_empty() && error.to_string().contains("locks.toml"), "{error}");
+    assert_eq!(named().as_deref(), Some("two"));
+
+    assert!(LockPolicies::from_file(&file).is_err());
+    policies.replace("routes.\"/a\" = { name = \"three\", key = \"{header.x}\" }").unwrap();
+    assert_eq!(named().as_deref(), Some("three"));
+    let of_no_file = LockPolicies::from_toml_str("routes.\"/a\" = { key = \"{header.x}\" }").unwrap();
+    assert!(of_no_file.reload().unwrap_err().to_string().contains("replace"));
+}
