@@ -1,6 +1,7 @@
 //! The layer around a tonic server, over HTTP/2, with tonic's own client.
 
 mod among_layers;
+mod both_ways;
 mod hall;
 mod hang_ups;
 mod refusals;

@@ -11,7 +11,7 @@ use super::{
     hall::{Served, hall, pieces, reserve},
     is_free, items,
 };
-use crate::place::eventually;
+use crate::place::{eventually, in_time};
 
 const SHORTLY: Duration = Duration::from_millis(200);
 
@@ -51,12 +51,12 @@ async fn tonics_time_out_outside_ends_the_handler_and_frees_its_lock() {
             break entry;
         }
     };
-    entry.answer.closed().await;
+    in_time(entry.answer.closed()).await;
     freed(&locks, "bolt").await;
     assert!(!entry.held.unwrap().is_lost());
 }
 
-/// Both tonic's server and its client watch the deadline as well, each of which may say CANCELLED before the lock does.
+/// tonic's server and its client watch the deadline as well; whichever is first says CANCELLED, where the lock says DEADLINE_EXCEEDED.
 #[tokio::test]
 async fn a_caller_waits_no_longer_than_its_own_deadline() {
     let locks = LockClient::in_memory();

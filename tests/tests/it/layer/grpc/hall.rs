@@ -21,6 +21,8 @@ use tonic::{
     transport::{Channel, Error, Server, server::TcpIncoming},
 };
 
+use crate::place::in_time;
+
 pub(super) type Client = InventoryClient<Channel>;
 pub(super) type Service = InventoryServer<Hall>;
 
@@ -72,11 +74,11 @@ where
 
 impl Entries {
     pub(super) async fn reserve(&mut self) -> Reserving {
-        self.reserving.recv().await.unwrap()
+        in_time(self.reserving.recv()).await.unwrap()
     }
 
     pub(super) async fn count(&mut self) -> Counting {
-        self.counting.recv().await.unwrap()
+        in_time(self.counting.recv()).await.unwrap()
     }
 
     /// A `Reserve` that has been entered by now, if there is one.
@@ -153,7 +155,7 @@ pub(super) fn pieces(item: &'static str) -> Request<Pieces> {
     of(item, Pieces { item: item.to_owned(), quantity: 1 })
 }
 
-fn of<T>(item: &'static str, message: T) -> Request<T> {
+pub(super) fn of<T>(item: &'static str, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("x-item", MetadataValue::from_static(item));
     request

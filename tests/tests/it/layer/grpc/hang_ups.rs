@@ -16,7 +16,7 @@ use super::{
     hall::{Client, Served, hall, item, reserve},
     is_free, items,
 };
-use crate::place::begun;
+use crate::place::{begun, in_time};
 
 /// How a caller goes.
 const WAYS: [Way; 2] = [Way::Resets, Way::Disconnects];
@@ -62,9 +62,9 @@ async fn a_caller_that_hangs_up_in_the_line_gives_up_its_place() {
         let held = locks.exclusive("item:bolt").acquire().await.unwrap();
         let client = server.client().await;
         let call = reserve(&client, "bolt");
-        let gone = requests.recv().await.unwrap();
+        let gone = in_time(requests.recv()).await.unwrap();
         let client = way.hang_up(call, client).await;
-        assert!(gone.await.is_err());
+        assert!(in_time(gone).await.is_err());
         held.release().await.unwrap();
         freed(&locks, "bolt").await;
         assert!(entries.entered().is_none());
@@ -87,7 +87,7 @@ async fn a_caller_that_hangs_up_frees_the_lock_of_its_handler() {
         let mut entry = entries.reserve().await;
         assert!(!is_free(&locks, "bolt").await);
         let _client = way.hang_up(call, client).await;
-        entry.answer.closed().await;
+        in_time(entry.answer.closed()).await;
         freed(&locks, "bolt").await;
         assert!(!entry.held.unwrap().is_lost());
     }
@@ -108,7 +108,7 @@ async fn a_caller_that_drops_a_stream_frees_its_lock() {
             places.message().await
         });
         let _client = way.hang_up(reading, client).await;
-        counting.places.closed().await;
+        in_time(counting.places.closed()).await;
         freed(&locks, "bolt").await;
         assert!(!counting.held.unwrap().is_lost());
     }
@@ -125,10 +125,10 @@ async fn a_detached_handler_finishes_under_its_lock_without_its_caller() {
         let server = Served::by(|incoming| server.serve_with_incoming(incoming));
         let client = server.client().await;
         let call = reserve(&client, "bolt");
-        let gone = requests.recv().await.unwrap();
+        let gone = in_time(requests.recv()).await.unwrap();
         let entry = entries.reserve().await;
         let _client = way.hang_up(call, client).await;
-        assert!(gone.await.is_err());
+        assert!(in_time(gone).await.is_err());
         assert!(!entry.answer.is_closed());
         assert!(!is_free(&locks, "bolt").await);
         entry.answer.send(Ok(())).unwrap();

@@ -21,12 +21,13 @@ use super::{
     hall::{Served, hall, hall_with, pieces, reserve},
     items,
 };
+use crate::place::in_time;
 
 /// When a caller is to come back, where nothing is said.
 const A_WHILE: Duration = Duration::from_secs(1);
 
 fn serve(lock: LockLayer) -> Served {
-    Served::under(lock, hall_with(|_| async { Ok(()) }).0)
+    Served::under(lock, hall().0)
 }
 
 /// A status of the layer: it names no lock, and came from the server. It says when to try again, or not to.
@@ -108,7 +109,7 @@ async fn a_lock_that_is_lost_ends_the_handler_with_aborted() {
     let call = reserve(&server.client().await, "bolt");
     let mut entry = entries.reserve().await;
     locks.revoke("item:bolt", RevokeScope::Leased).await.unwrap();
-    entry.answer.closed().await;
+    in_time(entry.answer.closed()).await;
     let status = call.await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::Aborted);
     assert!(status.message().contains("may have had effects") && !status.message().contains("bolt"), "{status:?}");

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use lock_examples::inventory::inventory_server::InventoryServer;
-use lock_runtime::{FencingToken, LockClient, LockError, distributed_lock, is_held};
+use http::uri::PathAndQuery;
+use lock_examples::inventory::{Item, inventory_client::InventoryClient, inventory_server::InventoryServer};
+use lock_runtime::{FencingToken, HeldLock, LockClient, LockError, LockKey, distributed_lock, is_held};
 use lock_tests::FencedResource;
 use lock_tower::{Hold, LockLayer};
 use tonic::{
@@ -12,7 +13,8 @@ use tonic::{
     service::{LayerExt, Routes},
     transport::Server,
 };
-use tower::ServiceBuilder;
+use tonic_prost::ProstCodec;
+use tower::{Layer, ServiceBuilder};
 
 use super::{
     PROMPTLY,
@@ -29,7 +31,7 @@ async fn calls_for_one_key_are_served_one_after_another() {
         let stock = Arc::new(FencedResource::new());
         let increment = {
             let stock = stock.clone();
-            move |held: lock_runtime::HeldLock| {
+            move |held: HeldLock| {
                 let stock = stock.clone();
                 async move { stock.increment(held.fence()).await.map_err(|stale| Status::internal(stale.to_string())) }
             }
@@ -71,19 +73,24 @@ async fn calls_for_different_keys_are_served_at_the_same_time() {
 async fn the_lock_is_free_when_the_answer_is_there() {
     let locks = LockClient::in_memory();
     for hold in [Hold::Response, Hold::Body] {
-        let (service, _entries) = hall_with(|_| async { Ok(()) });
-        let server = Served::under(items(&locks).hold(hold), service);
+        let lock = items(&locks).hold(hold);
+        let (service, _entries) = hall();
+        // Without a socket in between, nothing else gets to run before the lock is asked for.
+        let mut here = InventoryClient::new(lock.layer(service.clone()));
+        let server = Served::under(lock, service);
         let mut client = server.client().await;
         for _ in 0..100 {
             client.release(pieces("bolt")).await.unwrap();
-            assert!(is_free(&locks, "bolt").await);
+            assert!(locks.exclusive("item:bolt").try_acquire().await.unwrap().is_some());
+            here.release(pieces("bolt")).await.unwrap();
+            assert!(locks.exclusive("item:bolt").try_acquire().await.unwrap().is_some());
         }
     }
 }
 
 #[distributed_lock(key = "item:{item}", reentrant, no_wait, client = locks)]
 async fn inside(locks: &LockClient, item: &str) -> Result<FencingToken, LockError> {
-    assert!(is_held(&lock_runtime::LockKey::new(format!("item:{item}"))?));
+    assert!(is_held(&LockKey::new(format!("item:{item}"))?));
     Ok(locks.reentrant(format!("item:{item}")).no_wait().acquire().await?.fence())
 }
 
@@ -92,7 +99,7 @@ async fn a_handler_enters_the_lock_of_its_call_again() {
     let locks = LockClient::in_memory();
     let again = {
         let locks = locks.clone();
-        move |held: lock_runtime::HeldLock| {
+        move |held: HeldLock| {
             let locks = locks.clone();
             async move {
                 assert_eq!(held.key().as_str(), "item:bolt");
@@ -131,7 +138,7 @@ async fn service_and_method_make_a_key() {
 async fn a_layer_goes_around_one_service_and_not_the_others() {
     let locks = LockClient::in_memory();
     let lock = items(&locks).no_wait();
-    let (service, _entries) = hall_with(|_| async { Ok(()) });
+    let (service, _entries) = hall();
     let around_one = ServiceBuilder::new().layer(lock.clone()).named_layer(service.clone());
     let routes = Routes::new(lock.named_layer(service));
     let _held = locks.exclusive("item:bolt").acquire().await.unwrap();
@@ -145,9 +152,8 @@ async fn a_layer_goes_around_one_service_and_not_the_others() {
         // What is not of the service never meets its lock.
         let mut stranger = tonic::client::Grpc::new(server.channel().await);
         stranger.ready().await.unwrap();
-        let codec =
-            tonic_prost::ProstCodec::<lock_examples::inventory::Item, lock_examples::inventory::Item>::default();
-        let path = http::uri::PathAndQuery::from_static("/another.Service/Method");
+        let codec = ProstCodec::<Item, Item>::default();
+        let path = PathAndQuery::from_static("/another.Service/Method");
         let status = stranger.unary(item("bolt"), path, codec).await.unwrap_err();
         assert_eq!(status.code(), Code::Unimplemented);
     }
@@ -156,7 +162,7 @@ async fn a_layer_goes_around_one_service_and_not_the_others() {
 #[tokio::test]
 async fn a_service_under_its_lock_is_served_by_a_router_of_axum() {
     let locks = LockClient::in_memory();
-    let (service, _entries) = hall_with(|_| async { Ok(()) });
+    let (service, _entries) = hall();
     let router = Routes::new(service).into_axum_router().layer(items(&locks).no_wait());
     let server = Served::by(|incoming| Server::builder().serve_with_incoming(Routes::from(router), incoming));
     let mut client = server.client().await;
@@ -176,5 +182,5 @@ fn a_locked_service_is_one_that_tonic_serves() {
     {
     }
     let (service, _entries): (InventoryServer<_>, _) = hall();
-    is_served(&tower::Layer::layer(&items(&LockClient::in_memory()), service));
+    is_served(&items(&LockClient::in_memory()).layer(service));
 }

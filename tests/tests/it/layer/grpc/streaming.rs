@@ -11,6 +11,7 @@ use super::{
     hall::{Counting, Entries, Served, hall, item},
     is_free, items,
 };
+use crate::place::in_time;
 
 fn streams(locks: &LockClient) -> LockLayer {
     items(locks).hold(Hold::Body)
@@ -115,7 +116,7 @@ async fn a_stream_whose_lock_is_lost_ends_with_aborted_and_never_cleanly() {
         assert_eq!(status.code(), Code::Aborted, "{status:?}");
         assert!(status.message().contains("may have had effects") && !status.message().contains("bolt"), "{status:?}");
         assert!(status.get_details_retry_info().is_none(), "nobody is invited to do it twice: {status:?}");
-        counting.places.closed().await;
+        in_time(counting.places.closed()).await;
         assert_eq!(next(&mut places).await.unwrap_or_default(), None, "nothing comes after it");
         freed(&locks, "bolt").await;
     }
