@@ -81,6 +81,15 @@ fn an_inventory_without_a_lock_is_oversold_and_miscounted() {
     );
 }
 
+#[tokio::test]
+async fn an_order_is_charged_once_whatever_its_policy() {
+    let server = RedisServer::start().await;
+    for options in [&[][..], &["--redis", &server.url()]] {
+        let line = last_line(&tell(env!("CARGO_BIN_EXE_orders"), options));
+        assert!(line.starts_with("charges=2 double_charges=0 refused=") && line.ends_with(" errors=0"), "{line}");
+    }
+}
+
 #[test]
 fn a_mistake_in_the_options_is_one_line() {
     for (options, word) in [

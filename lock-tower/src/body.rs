@@ -52,7 +52,7 @@ impl<B> LockBody<B> {
 
     pub(crate) fn held(body: B, guard: LockGuard, watch: Watch, wire: Wire) -> Self {
         let stage = Stage::Streaming { body, lost: guard.lost(), guard: Some(guard) };
-        Self { source: Source::Held(Held { stage, watch, wire }) }
+        Self { source: Source::Held(Held { stage, watch: Box::new(watch), wire }) }
     }
 }
 
@@ -106,8 +106,8 @@ impl<B> fmt::Debug for LockBody<B> {
 struct Held<B> {
     #[pin]
     stage: Stage<B>,
-    /// Dropped after the guard.
-    watch: Watch,
+    /// Dropped after the guard. Boxed, as every response that passes has room for it.
+    watch: Box<Watch>,
     wire: Wire,
 }
 
@@ -162,7 +162,7 @@ where
                             return Poll::Ready(Some(Err(error)));
                         }
                         Step::Lost(error) => {
-                            this.watch.released(Err(&error));
+                            this.watch.released(Some(&error));
                             stage.set(Stage::Done);
                             return Poll::Ready(Some(lost_frame(error, this.watch.policy(), *this.wire)));
                         }
@@ -170,7 +170,7 @@ where
                 }
                 Projected::Releasing { release, last } => {
                     let released = ready!(release.as_mut().poll(cx));
-                    this.watch.released(released.as_ref().map(|()| ()));
+                    this.watch.released(released.as_ref().err());
                     let last = last.take();
                     stage.set(Stage::Done);
                     return Poll::Ready(match released {

@@ -124,14 +124,14 @@ where
                         State::Releasing { release: Box::pin(guard.release()), result: Some(result) }
                     }
                     Err(error) => {
-                        this.watch.released(Err(&error));
+                        this.watch.released(Some(&error));
                         State::refused(error)
                     }
                 },
                 Stage::Releasing { release, result } => {
                     // What went wrong has been traced; it never replaces the response.
                     let released = ready!(release.as_mut().poll(cx));
-                    this.watch.released(released.as_ref().map(|()| ()));
+                    this.watch.released(released.as_ref().err());
                     let result = result.take();
                     this.state.set(State::Done);
                     let Some(result) = result else { continue };

@@ -63,9 +63,9 @@ impl Watch {
     }
 
     /// Its lock is free again, or was lost.
-    pub(crate) fn released(&mut self, result: Result<(), &LockError>) {
-        self.meter.released(result);
-        if let Err(error) = result {
+    pub(crate) fn released(&mut self, error: Option<&LockError>) {
+        self.meter.released(error);
+        if let Some(error) = error {
             self.span.ended(error);
         }
     }
@@ -95,6 +95,6 @@ mod meter {
 
         pub(super) fn refused(&self, _error: &LockError, _served: bool) {}
 
-        pub(super) fn released(&self, _result: Result<(), &LockError>) {}
+        pub(super) fn released(&self, _error: Option<&LockError>) {}
     }
 }

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use tracing::{
     Dispatch, Level, Subscriber,
     field::{Field, Visit},
+    span::{Attributes, Id, Record},
     subscriber::DefaultGuard,
 };
 use tracing_subscriber::{
@@ -38,6 +39,8 @@ pub struct Event {
     pub fields: BTreeMap<String, String>,
     /// The names of the spans around it, outermost first.
     pub spans: Vec<String>,
+    /// The fields of all these spans as they are then, as printed; of one name, those of the innermost.
+    pub span_fields: BTreeMap<String, String>,
 }
 
 impl Event {
@@ -115,12 +118,31 @@ impl Default for Captured {
 struct Collect(watch::Sender<Vec<Event>>);
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collect {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        if let Some(span) = context.span(id) {
+            let mut fields = Fields::default();
+            attributes.record(&mut fields);
+            span.extensions_mut().insert(fields);
+        }
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
+        if let Some(span) = context.span(id)
+            && let Some(fields) = span.extensions_mut().get_mut::<Fields>()
+        {
+            values.record(fields);
+        }
+    }
+
     fn on_event(&self, event: &tracing::Event<'_>, context: Context<'_, S>) {
         let mut fields = Fields::default();
         event.record(&mut fields);
-        let spans = context.event_scope(event).into_iter().flatten().map(|span| span.name().to_owned());
-        let mut spans: Vec<String> = spans.collect();
-        spans.reverse();
+        let mut spans = Vec::new();
+        let mut span_fields = BTreeMap::new();
+        for span in context.event_scope(event).into_iter().flat_map(|scope| scope.from_root()) {
+            spans.push(span.name().to_owned());
+            span_fields.extend(span.extensions().get::<Fields>().map(|fields| fields.0.clone()).unwrap_or_default());
+        }
         let metadata = event.metadata();
         let event = Event {
             target: metadata.target().to_owned(),
@@ -128,6 +150,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collect {
             message: fields.0.remove("message").unwrap_or_default(),
             fields: fields.0,
             spans,
+            span_fields,
         };
         self.0.send_modify(|events| events.push(event));
     }

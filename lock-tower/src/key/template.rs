@@ -8,7 +8,7 @@ use http::Request;
 use lock_runtime::{KeyWriter, LockError, LockKey};
 
 use self::source::Source;
-use super::{KeyError, KeyExtractor, Routed, Target, route::Route};
+use super::{KeyError, KeyExtractor, Target, route::Route};
 
 /// The name of a lock as text with the parts of a request in braces, such as `"order:{id}:{header.idempotency-key}"`.
 ///
@@ -100,7 +100,7 @@ impl KeyTemplate {
 #[cfg(feature = "policy")]
 impl KeyTemplate {
     /// The key of a request that `route` has matched.
-    pub(crate) fn of_routed<B>(&self, req: &Request<B>, route: &impl Routed) -> Result<LockKey, KeyError> {
+    pub(crate) fn of_routed<B>(&self, req: &Request<B>, route: &impl super::Routed) -> Result<LockKey, KeyError> {
         self.write(|source| source.value(req, Some(route)))
     }
 

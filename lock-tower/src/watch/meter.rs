@@ -96,7 +96,7 @@ impl Meter {
         });
     }
 
-    pub(super) fn released(&mut self, result: Result<(), &LockError>) {
+    pub(super) fn released(&mut self, error: Option<&LockError>) {
         if let Stage::Holding { since, held } = std::mem::replace(&mut self.stage, Stage::Out) {
             with_recorder(|to| {
                 let names = self.names();
@@ -105,7 +105,7 @@ impl Meter {
                 if renewals > 0 {
                     count(to, &names.renewals, renewals);
                 }
-                if let Err(error) = result
+                if let Some(error) = error
                     && matches!(error.kind(), LockErrorKind::Lost(_))
                 {
                     let how = Label::new("loss", error.code());
@@ -117,7 +117,8 @@ impl Meter {
 
     /// It asks no longer.
     fn asked(&mut self, outcome: &'static str) {
-        if let Stage::Asking { since } = std::mem::replace(&mut self.stage, Stage::Out) {
+        if let Stage::Asking { since } = self.stage {
+            self.stage = Stage::Out;
             with_recorder(|to| {
                 let names = self.names();
                 to.register_gauge(&names.waiting, &METADATA).decrement(1);
@@ -144,6 +145,6 @@ impl Drop for Meter {
     /// The caller has hung up, or the handler has panicked.
     fn drop(&mut self) {
         self.asked("cancelled");
-        self.released(Ok(()));
+        self.released(None);
     }
 }

@@ -16,6 +16,7 @@ mod handoff;
 mod heap;
 mod held;
 mod hot;
+mod layer;
 mod memory;
 mod overhead;
 mod raw;
@@ -66,6 +67,8 @@ enum Scenario {
     Memory,
     /// What the macro and the layer add.
     Overhead,
+    /// Requests that wait for one lock in the layer.
+    Layer,
     /// Five servers, of which a majority has to agree.
     Redlock,
     /// A primary that Sentinels watch.
@@ -91,6 +94,7 @@ async fn main() {
             Scenario::Held => held::measure().await,
             Scenario::Memory => memory::measure(slice).await,
             Scenario::Overhead => overhead::measure(slice).await,
+            Scenario::Layer => layer::measure().await,
             Scenario::Redlock => redlock::measure(slice).await,
             Scenario::Sentinel => sentinel::measure(slice).await,
             Scenario::Cluster => cluster::measure(slice).await,

@@ -1,19 +1,22 @@
 //! What the macro and the layer add to a call of the runtime, in this process.
 //!
-//! Every call writes its key out of a number or a header, as in a service. The rows' `added_ns` are differences: of the runtime
-//! to no lock at all, of the macro to the runtime, of the layer to the runtime and the service within.
+//! Every call writes its key out of a number, a header or a path, as in a service. The rows' `added_ns` and `added_allocations` are
+//! differences: of the runtime to no lock at all, of the macro to the runtime, of the layer to the runtime and the service
+//! within; `policies` is the layer with a file of a thousand routes, and `look-up` is finding one of them.
 //! They are small beside what else happens on a machine, so the subjects take turns every few milliseconds here.
 
 use std::{
     array,
     convert::Infallible,
+    fmt::Write,
     hint::black_box,
     time::{Duration, Instant},
 };
 
-use http::{Request, Response};
+use http::{Method, Request, Response};
 use lock_runtime::{KeyWriter, LockClient, LockError, distributed_lock};
-use lock_tower::LockLayer;
+use lock_tower::{LockLayer, LockPolicies};
+use tokio::runtime;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{
@@ -22,9 +25,11 @@ use crate::{
     turns::Call,
 };
 
-const SUBJECTS: [&str; 4] = ["lock-runtime", "macro", "layer", "service"];
+const SUBJECTS: [&str; 6] = ["lock-runtime", "macro", "layer", "policies", "look-up", "service"];
 const BATCH: u32 = 1_000;
 const ORDER: u64 = 42;
+const ROUTES: usize = 1_000;
+const PATH: &str = "/shop-177/orders/42";
 
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let locks = LockClient::in_memory();
@@ -36,32 +41,110 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
         let taken = alternating.await.expect("a subject does not panic");
         measured.iter_mut().zip(taken).for_each(|((_, rounds), round)| rounds.push(round));
     }
+    let counting = tokio::task::spawn_blocking({
+        let locks = locks.clone();
+        move || allocations(locks)
+    });
+    let allocations = counting.await.expect("a subject does not panic");
     locks.shutdown().await;
 
     let mut rows = rows("overhead", 1, &measured);
-    let nanos: Vec<_> = rows.iter().map(|row| row.p50_us.map_or(f64::NAN, |micros| micros * 1e3)).collect();
-    rows[0].added_ns = Some(nanos[0]);
-    rows[1].added_ns = Some(nanos[1] - nanos[0]);
-    rows[2].added_ns = Some(nanos[2] - nanos[0] - nanos[3]);
+    let nanos = array::from_fn(|row: usize| rows[row].p50_us.map_or(f64::NAN, |micros| micros * 1e3));
+    let added = |of: &[f64; SUBJECTS.len()]| {
+        let [runtime, of_macro, layer, policies, look_up, service] = *of;
+        let alone = runtime + service;
+        [runtime, of_macro - runtime, layer - alone, policies - alone, look_up]
+    };
+    for ((row, nanos), count) in rows.iter_mut().zip(added(&nanos)).zip(added(&allocations)) {
+        row.added_ns = Some(nanos);
+        row.added_allocations = Some(count);
+    }
     rows
 }
 
 /// One round of all subjects.
 async fn alternate(locks: LockClient, slice: Duration) -> [Round; SUBJECTS.len()] {
-    let layer = LockLayer::new(locks.clone(), "order:{header.order}").expect("a request can fill it");
-    let service = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
-    let (runtime, layered, service) = (Runtime(locks), Served(layer.layer(service)), Served(service));
+    let subjects = Subjects::of(locks);
     let mut tallies: [_; SUBJECTS.len()] = array::from_fn(|_| (Tally::new(), Duration::ZERO, 0));
     let start = Instant::now();
     while start.elapsed() < slice {
-        let taken = [batch(&runtime).await, batch(&Macro).await, batch(&layered).await, batch(&service).await];
-        for ((tally, took, turns), taken) in tallies.iter_mut().zip(taken) {
+        for ((tally, took, turns), taken) in tallies.iter_mut().zip(subjects.batches().await) {
             tally.record(taken / BATCH, BATCH.into());
             *took += taken;
             *turns += u64::from(BATCH);
         }
     }
     tallies.map(|(tally, took, turns)| tally.round(took, &[turns]))
+}
+
+/// How often a call of each subject allocates, when everything that is made once has been made.
+fn allocations(locks: LockClient) -> [f64; SUBJECTS.len()] {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be built");
+    let _runtime = runtime.enter();
+    let subjects = Subjects::of(locks);
+    runtime.block_on(subjects.batches());
+    let count = |call: &dyn Fn()| {
+        // A table that grows, or a timer, is nothing of the call's.
+        let counted = (0..50).map(|_| allocation_counter::measure(call).count_total);
+        counted.min().unwrap_or_default() as f64
+    };
+    let Subjects { runtime: by_hand, layered, by_policy, policies, service } = &subjects;
+    [
+        count(&|| runtime.block_on(by_hand.call())),
+        count(&|| runtime.block_on(Macro.call())),
+        count(&|| runtime.block_on(layered.call())),
+        count(&|| runtime.block_on(by_policy.call())),
+        count(&|| runtime.block_on(policies.call())),
+        count(&|| runtime.block_on(service.call())),
+    ]
+}
+
+struct Subjects<L, P, S> {
+    runtime: Runtime,
+    layered: Served<L>,
+    by_policy: Served<P>,
+    policies: LookUp,
+    service: Served<S>,
+}
+
+impl Subjects<(), (), ()> {
+    fn of(locks: LockClient) -> Subjects<impl Orders, impl Orders, impl Orders> {
+        let layer = LockLayer::new(locks.clone(), "order:{header.order}").expect("a request can fill it");
+        let policies = policies();
+        let by_policy = LockLayer::with_policies(locks.clone(), policies.clone());
+        let service = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
+        Subjects {
+            runtime: Runtime(locks),
+            layered: Served(layer.layer(service)),
+            by_policy: Served(by_policy.layer(service)),
+            policies: LookUp(policies),
+            service: Served(service),
+        }
+    }
+}
+
+impl<L: Orders, P: Orders, S: Orders> Subjects<L, P, S> {
+    async fn batches(&self) -> [Duration; SUBJECTS.len()] {
+        let Self { runtime, layered, by_policy, policies, service } = self;
+        [
+            batch(runtime).await,
+            batch(&Macro).await,
+            batch(layered).await,
+            batch(by_policy).await,
+            batch(policies).await,
+            batch(service).await,
+        ]
+    }
+}
+
+/// A thousand routes, as a large service has them: by resource and by method.
+fn policies() -> LockPolicies {
+    let mut text = "[defaults]\nkey = \"order:{id}\"\n[routes]\n".to_owned();
+    for route in 0..ROUTES {
+        let method = ["GET", "POST", "PUT|PATCH", "DELETE"][route % 4];
+        writeln!(text, "\"{method} /shop-{}/orders/{{id}}\" = {{}}", route / 4).expect("a string takes all");
+    }
+    LockPolicies::from_toml_str(&text).expect("a thousand routes are no mistake")
 }
 
 /// Reading the clock costs a good part of a call, so many are timed together.
@@ -97,15 +180,26 @@ impl Call for Macro {
     }
 }
 
+struct LookUp(LockPolicies);
+
+impl Call for LookUp {
+    async fn call(&self) {
+        let policy = self.0.find(black_box(&Method::POST), black_box(PATH));
+        black_box(policy.expect("there is such a route"));
+    }
+}
+
+/// What serves an order.
+trait Orders: Service<Request<()>, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static {}
+
+impl<S> Orders for S where S: Service<Request<()>, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static {}
+
 /// A service, cloned for each call, as servers do.
 struct Served<S>(S);
 
-impl<S> Call for Served<S>
-where
-    S: Service<Request<()>, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static,
-{
+impl<S: Orders> Call for Served<S> {
     async fn call(&self) {
-        let request = Request::builder().header("order", "42").body(()).expect("the header is valid");
+        let request = Request::post(PATH).header("order", "42").body(()).expect("the header is valid");
         let response = self.0.clone().oneshot(request).await;
         black_box(response.unwrap_or_else(|never| match never {}));
     }

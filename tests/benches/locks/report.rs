@@ -33,6 +33,8 @@ pub(crate) struct Row {
     pub(crate) bytes_per_waiter: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) added_ns: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) added_allocations: Option<f64>,
 }
 
 impl Row {
@@ -53,6 +55,7 @@ impl Row {
             bytes_per_lease: None,
             bytes_per_waiter: None,
             added_ns: None,
+            added_allocations: None,
         }
     }
 
@@ -64,6 +67,7 @@ impl Row {
             self.bytes_per_lease.map(|bytes| format!("{bytes:.0} bytes/lease")),
             self.bytes_per_waiter.map(|bytes| format!("{bytes:.0} bytes/waiter")),
             self.added_ns.map(|nanos| format!("adds {nanos:.0} ns")),
+            self.added_allocations.map(|count| format!("{count:.0} allocations")),
         ];
         figures.into_iter().flatten().collect::<Vec<_>>().join(", ")
     }

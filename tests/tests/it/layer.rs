@@ -4,6 +4,7 @@
 
 mod grpc;
 mod keys;
+mod observed;
 mod refusals;
 mod retry_info;
 mod server;

@@ -42,8 +42,11 @@ async fn a_refusal_says_when_to_try_again() {
     let often = orders(&locks).retry_after(Duration::from_millis(250));
     let second = Duration::from_secs(1);
     for (layer, expected) in [(orders(&locks), second), (waits, second), (often, second / 4)] {
-        let status = status(&serve(layer).await.post_with("/orders/7", &[GRPC]).await);
+        let response = serve(layer).await.post_with("/orders/7", &[GRPC]).await;
+        let status = status(&response);
         assert_eq!((status.code(), delay(&status)), (Code::Aborted, Some(expected)));
+        let header = response.header("grpc-status-details-bin").unwrap();
+        assert!(!header.contains('='), "without padding: {header}");
         assert_eq!(status.details(), theirs(status.code(), status.message(), expected));
     }
     // No longer than what is left of the holder's lease.

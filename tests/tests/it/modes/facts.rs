@@ -1,11 +1,12 @@
 //! What a hold can say of itself, for those who measure: how often it was renewed, and whether it was waited for.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use lock_runtime::{LockClient, LockGuard, LockRequest};
 use lock_tests::Captured;
 
-use crate::place::{LONG, Place, begun, eventually, on_every_store};
+use super::line::Spy;
+use crate::place::{LONG, Place, begun, eventually, in_time, on_every_store};
 
 on_every_store! {
     renewals_are_counted_for_all_keys,
@@ -159,4 +160,38 @@ async fn permits_are_contended_when_all_are_taken(place: Place) {
     first.release().await.unwrap();
     assert!(waiting.await.unwrap());
     second.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_is_free_only_after_the_first_answer_is_contended() {
+    in_time(async {
+        let spy = Arc::new(Spy::default());
+        let (locks, others) = (LockClient::with_store(spy.clone()), LockClient::with_store(spy.clone()));
+        let permit = |locks: &LockClient| locks.permits("a", 1.try_into().unwrap());
+        for (held, wanted) in [
+            (others.exclusive("a"), locks.exclusive("a")),
+            (others.exclusive("a"), locks.read("a")),
+            (permit(&others), permit(&locks)),
+        ] {
+            let guard = held.acquire().await.unwrap();
+            spy.answers.lock().unwrap().releases = Some(guard);
+            assert!(contended(wanted.clone()).await, "{wanted:?}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_silent_at_first_makes_no_lock_contended() {
+    in_time(async {
+        let spy = Arc::new(Spy::default());
+        let locks = LockClient::with_store(spy.clone());
+        for request in [locks.exclusive("a"), locks.read("a"), locks.all(["a", "b"])] {
+            spy.answers.lock().unwrap().silent = true;
+            let waiting = begun(contended(request.clone())).await;
+            spy.answers.lock().unwrap().silent = false;
+            assert!(!waiting.await, "{request:?}");
+        }
+    })
+    .await;
 }

@@ -7,7 +7,7 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use lock_runtime::{
-    Family, LockClient, LockKey, RevokeReply, RevokeScope,
+    Family, LockClient, LockGuard, LockKey, RevokeReply, RevokeScope,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener, MemoryStore, PollReply,
         Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, Token,
@@ -119,14 +119,16 @@ async fn a_place_is_inherited_and_a_token_in_doubt_is_not() {
 
 /// A store that tells under which names it was asked, and may keep silent.
 #[derive(Debug, Default)]
-struct Spy {
+pub(super) struct Spy {
     store: MemoryStore,
-    answers: Mutex<Answers>,
+    pub(super) answers: Mutex<Answers>,
 }
 
 #[derive(Debug, Default)]
-struct Answers {
-    silent: bool,
+pub(super) struct Answers {
+    pub(super) silent: bool,
+    /// Released after the next question, and before its answer comes.
+    pub(super) releases: Option<LockGuard>,
     asked: Vec<Token>,
 }
 
@@ -140,7 +142,17 @@ impl Store for Spy {
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
         let mut answers = self.answers.lock().unwrap();
         answers.asked.push(request.hold.token);
-        if answers.silent { Box::pin(std::future::pending()) } else { self.store.acquire(request) }
+        if answers.silent {
+            return Box::pin(std::future::pending());
+        }
+        let releases = answers.releases.take();
+        Box::pin(async move {
+            let reply = self.store.acquire(request).await;
+            if let Some(guard) = releases {
+                guard.release().await.unwrap();
+            }
+            reply
+        })
     }
 
     fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {

@@ -1,0 +1,102 @@
+//! An order service whose locks are in a file: which routes are locked, under which keys, and what those are told who are refused.
+//!
+//! `locks.toml` is the file, `service.rs` the service. Everything here plays customers and the operator.
+
+mod service;
+mod story;
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use anyhow::Context;
+use clap::Parser;
+use lock_examples::{run_id, start};
+use lock_runtime::LockClient;
+use lock_tower::{LockPolicies, PolicyError};
+use tokio::{
+    net::TcpListener,
+    signal::{
+        ctrl_c,
+        unix::{SignalKind, signal},
+    },
+};
+
+use crate::service::{Orders, app};
+
+const LOCKS: &str = include_str!("locks.toml");
+
+/// Serves orders under the lock policies of a file, and has customers and an operator try them out
+///
+/// It fails if an order is ever charged twice.
+#[derive(Debug, Parser)]
+#[command(name = "orders")]
+struct Options {
+    /// Serve at this address until ctrl-c, instead of telling the story
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1:8080")]
+    serve: Option<SocketAddr>,
+
+    /// Take the policies from this file, instead of those that come with the example
+    #[arg(long, value_name = "FILE", requires = "serve")]
+    policies: Option<PathBuf>,
+
+    /// Keep the locks in this Redis, such as redis://user:password@host:6379/0, instead of in memory
+    #[arg(long, value_name = "URL")]
+    redis: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    start("orders", async move {
+        let url = options.redis.as_deref().unwrap_or("memory:");
+        let locks = LockClient::builder().namespace(run_id("orders")).connect(url).await?;
+        let ended = match options.serve {
+            Some(address) => serve(address, options.policies, locks.clone()).await,
+            None => story::tell(locks.clone()).await,
+        };
+        locks.shutdown().await;
+        ended
+    })
+}
+
+async fn serve(address: SocketAddr, file: Option<PathBuf>, locks: LockClient) -> anyhow::Result<ExitCode> {
+    let policies = match &file {
+        Some(file) => LockPolicies::from_file(file)?,
+        None => LockPolicies::from_toml_str(LOCKS)?,
+    };
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot serve at {address}"))?;
+    let address = listener.local_addr()?;
+    println!(
+        "orders serves at http://{address} until ctrl-c.\n\n  \
+         curl -i -X POST http://{address}/orders/7/pay\n  \
+         curl -i http://{address}/orders/7\n  \
+         curl -N http://{address}/reports/2026-11 -H 'x-tenant: acme'\n  \
+         kill -HUP {}         reads the policies again",
+        std::process::id()
+    );
+    reload_on_hangup(policies.clone(), |reloaded| match reloaded {
+        Ok(()) => eprintln!("orders: the policies were read again"),
+        Err(error) => eprintln!("orders: the policies stay as they were:\n{error}"),
+    })?;
+    let app = app(Orders::default(), locks, policies);
+    axum::serve(listener, app)
+        .with_graceful_shutdown(async {
+            if ctrl_c().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        })
+        .await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Reads the policies again at each SIGHUP. A bad file changes nothing.
+fn reload_on_hangup(
+    policies: LockPolicies,
+    tell: impl Fn(Result<(), PolicyError>) + Send + 'static,
+) -> anyhow::Result<()> {
+    let mut hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+    tokio::spawn(async move {
+        while hangups.recv().await.is_some() {
+            tell(policies.reload());
+        }
+    });
+    Ok(())
+}
