@@ -60,6 +60,28 @@ async fn a_catalog_is_never_read_while_it_is_written() {
 }
 
 #[tokio::test]
+async fn an_inventory_is_reserved_and_counted_exactly() {
+    let server = RedisServer::start().await;
+    for options in [&[][..], &["--redis", &server.url()]] {
+        let output = tell(env!("CARGO_BIN_EXE_inventory"), options);
+        let line = last_line(&output);
+        assert!(line.starts_with("orders=1600 ") && line.ends_with(" oversold=0 miscounted=0 errors=0"), "{line}");
+        // Two stock-takings last five times as long as anybody waits.
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("refused: Aborted, come back in 100ms."), "{text}");
+    }
+}
+
+#[test]
+fn an_inventory_without_a_lock_is_oversold_and_miscounted() {
+    let line = last_line(&tell(env!("CARGO_BIN_EXE_inventory"), &["--no-lock"]));
+    assert!(
+        line.ends_with(" errors=0") && !line.contains(" oversold=0 ") && !line.contains(" miscounted=0 "),
+        "{line}"
+    );
+}
+
+#[tokio::test]
 async fn an_order_is_charged_once_whatever_its_policy() {
     let server = RedisServer::start().await;
     for options in [&[][..], &["--redis", &server.url()]] {

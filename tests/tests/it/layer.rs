@@ -1,8 +1,9 @@
-//! The layer on real axum servers over TCP: who is served when, under which key, and what the others are told.
+//! The layer on real axum and tonic servers over TCP: who is served when, under which key, and what the others are told.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod cost;
+mod grpc;
 mod keys;
 mod observed;
 mod refusals;

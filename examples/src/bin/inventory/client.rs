@@ -1,0 +1,124 @@
+//! The other side: warehouses that reserve and release, and an auditor who takes stock.
+
+use std::{sync::Once, time::Duration};
+
+use lock_examples::inventory::{Item, Pieces, Place, inventory_client::InventoryClient};
+use tokio::time::sleep;
+use tonic::{Code, Request, Response, Status, metadata::MetadataValue, transport::Channel};
+use tonic_types::StatusExt;
+
+use crate::ITEMS;
+
+/// A connection to the server, and what has come of all requests on it.
+pub(crate) struct Client {
+    inventory: InventoryClient<Channel>,
+    pub(crate) ledger: Ledger,
+}
+
+/// What the server has confirmed, and what it has refused.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ledger {
+    /// How many pieces of each item are set aside.
+    pub(crate) reserved: [u64; ITEMS.len()],
+    pub(crate) sold_out: u64,
+    /// Statuses that said when to come back. Nothing had been done.
+    pub(crate) refused: u64,
+    /// All others.
+    pub(crate) errors: u64,
+}
+
+impl Client {
+    pub(crate) async fn connect(url: &str) -> anyhow::Result<Self> {
+        Ok(Self { inventory: InventoryClient::connect(url.to_owned()).await?, ledger: Ledger::default() })
+    }
+
+    /// Orders one to three pieces so many times, of each item in turn, and gives back every fourth order.
+    pub(crate) async fn order(mut self, orders: u64) -> Ledger {
+        for (number, index) in (0..orders).zip((0..ITEMS.len()).cycle()) {
+            let pieces = Pieces { item: ITEMS[index].to_owned(), quantity: 1 + number % 3 };
+            let reserve =
+                async |client: &mut InventoryClient<_>| client.reserve(of(ITEMS[index], pieces.clone())).await;
+            if self.patiently(reserve).await.is_none() {
+                continue;
+            }
+            self.ledger.reserved[index] += pieces.quantity;
+            let release =
+                async |client: &mut InventoryClient<_>| client.release(of(ITEMS[index], pieces.clone())).await;
+            if number % 4 == 0 && self.patiently(release).await.is_some() {
+                self.ledger.reserved[index] -= pieces.quantity;
+            }
+        }
+        self.ledger
+    }
+
+    /// How many pieces of an item are on the shelf and how many are set aside; `None` if the server did not come to an end.
+    pub(crate) async fn count(&mut self, item: &'static str) -> Option<[u64; 2]> {
+        let named = Item { item: item.to_owned() };
+        let count = async |client: &mut InventoryClient<_>| client.count_stock(of(item, named.clone())).await;
+        let mut places = self.patiently(count).await?;
+        let mut counted = Vec::new();
+        loop {
+            match places.message().await {
+                Ok(Some(Place { quantity, .. })) => counted.push(quantity),
+                Ok(None) => return counted.try_into().ok(),
+                Err(status) => {
+                    self.note(&status);
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Comes back whenever the server says so, and gives up at any other refusal.
+    async fn patiently<T>(
+        &mut self,
+        request: impl AsyncFn(&mut InventoryClient<Channel>) -> Result<Response<T>, Status>,
+    ) -> Option<T> {
+        loop {
+            match request(&mut self.inventory).await {
+                Ok(response) => return Some(response.into_inner()),
+                Err(status) => sleep(self.note(&status)?).await,
+            }
+        }
+    }
+
+    /// Counts a refusal, and says when to come back if the server does.
+    fn note(&mut self, status: &Status) -> Option<Duration> {
+        let retry = status.get_error_details().retry_info().and_then(|info| info.retry_delay);
+        match retry {
+            Some(delay) => {
+                // All of them are like the first.
+                static TOLD: Once = Once::new();
+                TOLD.call_once(|| {
+                    println!("refused: {:?}, come back in {delay:?}. {}", status.code(), status.message());
+                });
+                self.ledger.refused += 1;
+            }
+            None if status.code() == Code::FailedPrecondition => self.ledger.sold_out += 1,
+            None => {
+                eprintln!("inventory: {status}");
+                self.ledger.errors += 1;
+            }
+        }
+        retry
+    }
+}
+
+/// A request that names its item where the lock can see it.
+fn of<T>(item: &'static str, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("x-item", MetadataValue::from_static(item));
+    request
+}
+
+impl Ledger {
+    pub(crate) fn add(mut self, other: Self) -> Self {
+        for (sum, more) in self.reserved.iter_mut().zip(other.reserved) {
+            *sum += more;
+        }
+        self.sold_out += other.sold_out;
+        self.refused += other.refused;
+        self.errors += other.errors;
+        self
+    }
+}

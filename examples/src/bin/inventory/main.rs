@@ -1,0 +1,140 @@
+//! An inventory over gRPC: warehouses reserve and release pieces, all at once, and an auditor takes stock meanwhile. A layer
+//! around the tonic server lets in one at a time for each item.
+//!
+//! The lock is in `server.rs`, and it is one line.
+
+mod client;
+mod server;
+mod stock;
+
+use std::{net::Ipv4Addr, process::ExitCode};
+
+use clap::{Parser, value_parser};
+use futures_util::future::{join_all, try_join_all};
+use lock_examples::{run_id, start};
+use lock_runtime::LockClient;
+use tokio::sync::oneshot;
+use tonic::transport::server::TcpIncoming;
+
+use crate::{
+    client::{Client, Ledger},
+    server::serve,
+    stock::Stock,
+};
+
+/// What there is, each under a lock of its own.
+const ITEMS: [&str; 2] = ["bolt", "nut"];
+
+/// Lets warehouses reserve and release stock over gRPC while somebody counts it, and counts what went wrong
+///
+/// The server keeps a lock for each item, from the request to the last frame of the response: a stock-taking is streamed under
+/// its lock, and nothing is moved until it has been read out. Who waits too long meanwhile is refused, told when to
+/// come back, and comes back. It fails if more was reserved than there was, or if a count was not exact.
+#[derive(Debug, Parser)]
+#[command(name = "inventory")]
+struct Options {
+    /// How many warehouses there are, each on a connection of its own
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = value_parser!(u64).range(2..=500))]
+    warehouses: u64,
+
+    /// How many orders each of them has
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = value_parser!(u64).range(1..))]
+    orders: u64,
+
+    /// How many pieces of each item there are
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    stock: u64,
+
+    /// Keep the locks in this Redis, such as redis://user:password@host:6379/0, instead of in memory
+    #[arg(long, value_name = "URL")]
+    redis: Option<String>,
+
+    /// Serve without the lock, to see what it is good for
+    #[arg(long)]
+    no_lock: bool,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    start("inventory", async move { open(&options).await })
+}
+
+async fn open(options: &Options) -> anyhow::Result<ExitCode> {
+    let Options { warehouses, orders, stock, redis, no_lock } = options;
+    println!(
+        "inventory: {warehouses} warehouses place {orders} orders each, over gRPC, for {stock} bolts and {stock} nuts.\n\
+         An auditor takes stock meanwhile. {}\n",
+        match (no_lock, redis) {
+            (true, _) => "With --no-lock nothing keeps them apart.",
+            (false, None) => "LockLayer::new(locks, \"item:{header.x-item}\") keeps them apart, in memory.",
+            (false, Some(_)) => "LockLayer::new(locks, \"item:{header.x-item}\") keeps them apart, in Redis.",
+        },
+    );
+    let url = redis.as_deref().unwrap_or("memory:");
+    let locks = LockClient::builder().namespace(run_id("inventory")).connect(url).await?;
+    let incoming = TcpIncoming::bind((Ipv4Addr::LOCALHOST, 0).into())?.with_nodelay(Some(true));
+    let url = format!("http://{}", incoming.local_addr()?);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let stopped = async { drop(stopped.await) };
+    let serving = serve(incoming, Stock::of(&ITEMS, *stock), (!no_lock).then(|| locks.clone()), stopped);
+    let business = async {
+        // Whatever comes of it, the server is told to stop.
+        let _stop = stop;
+        trade(options, &url).await
+    };
+    let (served, report) = tokio::join!(serving, business);
+    locks.shutdown().await;
+    served?;
+    Ok(report?.print(options))
+}
+
+/// What the clients have met with.
+struct Report {
+    ledger: Ledger,
+    /// Counts that did not add up.
+    miscounted: u64,
+}
+
+async fn trade(options: &Options, url: &str) -> anyhow::Result<Report> {
+    let warehouses = try_join_all((0..options.warehouses).map(|_| Client::connect(url))).await?;
+    let auditors = try_join_all(ITEMS.map(|_| Client::connect(url))).await?;
+    let audits = auditors.into_iter().zip(ITEMS).map(|(auditor, item)| audit(options, auditor, item));
+    let trade = join_all(warehouses.into_iter().map(|warehouse| warehouse.order(options.orders)));
+    let (ledgers, audits) = tokio::join!(trade, join_all(audits));
+
+    let mut report = Report { ledger: ledgers.into_iter().fold(Ledger::default(), Ledger::add), miscounted: 0 };
+    let confirmed = report.ledger.reserved;
+    for ((mut auditor, during), (item, confirmed)) in audits.into_iter().zip(ITEMS.into_iter().zip(confirmed)) {
+        let after = auditor.count(item).await;
+        let exact = after.is_some_and(|[on_the_shelf, set_aside]| {
+            set_aside == confirmed && on_the_shelf + set_aside == options.stock
+        });
+        report.miscounted += u64::from(!during) + u64::from(!exact);
+        report.ledger = report.ledger.add(auditor.ledger);
+    }
+    Ok(report)
+}
+
+/// Counts one item while it is being traded; `true` if that adds up.
+async fn audit(options: &Options, mut auditor: Client, item: &'static str) -> (Client, bool) {
+    let Some([on_the_shelf, set_aside]) = auditor.count(item).await else { return (auditor, false) };
+    let sum = on_the_shelf + set_aside;
+    println!("{item}: {on_the_shelf} on the shelf and {set_aside} set aside are {sum} of {}", options.stock);
+    (auditor, sum == options.stock)
+}
+
+impl Report {
+    /// The last line; the exit code says whether the promise was kept.
+    fn print(&self, options: &Options) -> ExitCode {
+        let Self { ledger: Ledger { reserved, sold_out, refused, errors }, miscounted } = self;
+        let oversold: u64 = reserved.iter().map(|reserved| reserved.saturating_sub(options.stock)).sum();
+        let orders = options.warehouses * options.orders;
+        let reserved: u64 = reserved.iter().sum();
+        println!(
+            "\norders={orders} reserved={reserved} sold_out={sold_out} refused={refused} oversold={oversold} \
+             miscounted={miscounted} errors={errors}"
+        );
+        let failed = *errors > 0 || (oversold + miscounted > 0 && !options.no_lock);
+        if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    }
+}

@@ -1,0 +1,32 @@
+//! The layer around a tonic server, over HTTP/2, with tonic's own client.
+
+mod among_layers;
+mod both_ways;
+mod hall;
+mod hang_ups;
+mod refusals;
+mod serving;
+mod streaming;
+
+use std::time::Duration;
+
+use lock_runtime::LockClient;
+use lock_tower::LockLayer;
+
+/// Longer than anything here takes, and shorter than a lease: what comes within it came by itself.
+const PROMPTLY: Duration = Duration::from_secs(10);
+
+/// A lock for each item, that of the metadata.
+fn items(locks: &LockClient) -> LockLayer {
+    LockLayer::new(locks.clone(), "item:{header.x-item}").unwrap().wait(PROMPTLY)
+}
+
+/// Waits until the lock of the item is free.
+async fn freed(locks: &LockClient, item: &str) {
+    let request = locks.exclusive(format!("item:{item}")).wait(PROMPTLY);
+    request.acquire().await.unwrap().release().await.unwrap();
+}
+
+async fn is_free(locks: &LockClient, item: &str) -> bool {
+    locks.inspect(format!("item:{item}")).await.unwrap().holders.is_empty()
+}

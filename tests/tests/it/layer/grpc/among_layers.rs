@@ -1,0 +1,145 @@
+//! The layer among those that tonic puts around every service, and others.
+
+use std::time::Duration;
+
+use lock_runtime::LockClient;
+use tonic::{Code, body::Body, transport::Server};
+use tower::{limit::ConcurrencyLimitLayer, util::MapRequestLayer};
+
+use super::{
+    freed,
+    hall::{Served, hall, pieces, reserve},
+    is_free, items,
+};
+use crate::place::{eventually, in_time};
+
+const SHORTLY: Duration = Duration::from_millis(200);
+
+async fn line_is(locks: &LockClient, item: &str, waiting: usize) {
+    let is_so = || async { locks.inspect(format!("item:{item}")).await.unwrap().waiters.len() == waiting };
+    eventually(&format!("{waiting} wait"), is_so).await;
+}
+
+/// tonic says CANCELLED where its own time-out ends a call, here and in its client.
+#[tokio::test]
+async fn tonics_time_out_outside_ends_the_wait_for_the_lock() {
+    let locks = LockClient::in_memory();
+    let (service, mut entries) = hall();
+    let server = Server::builder().timeout(SHORTLY).layer(items(&locks)).add_service(service);
+    let server = Served::by(|incoming| server.serve_with_incoming(incoming));
+    let held = locks.exclusive("item:bolt").acquire().await.unwrap();
+    let status = server.client().await.reserve(pieces("bolt")).await.unwrap_err();
+    assert_eq!(status.code(), Code::Cancelled, "{status:?}");
+    line_is(&locks, "bolt", 0).await;
+    held.release().await.unwrap();
+    freed(&locks, "bolt").await;
+    assert!(entries.entered().is_none());
+}
+
+#[tokio::test]
+async fn tonics_time_out_outside_ends_the_handler_and_frees_its_lock() {
+    let locks = LockClient::in_memory();
+    let (service, mut entries) = hall();
+    let server = Server::builder().timeout(SHORTLY).layer(items(&locks)).add_service(service);
+    let server = Served::by(|incoming| server.serve_with_incoming(incoming));
+    let mut client = server.client().await;
+    let mut entry = loop {
+        let status = client.reserve(pieces("bolt")).await.unwrap_err();
+        assert_eq!(status.code(), Code::Cancelled, "{status:?}");
+        // A slow machine may not have come so far.
+        if let Some(entry) = entries.entered() {
+            break entry;
+        }
+    };
+    in_time(entry.answer.closed()).await;
+    freed(&locks, "bolt").await;
+    assert!(!entry.held.unwrap().is_lost());
+}
+
+/// tonic's server and its client watch the deadline as well; whichever is first says CANCELLED, where the lock says DEADLINE_EXCEEDED.
+#[tokio::test]
+async fn a_caller_waits_no_longer_than_its_own_deadline() {
+    let locks = LockClient::in_memory();
+    let (service, mut entries) = hall();
+    let server = Served::under(items(&locks), service);
+    let held = locks.exclusive("item:bolt").acquire().await.unwrap();
+    let mut hurried = pieces("bolt");
+    hurried.set_timeout(SHORTLY);
+    let status = server.client().await.reserve(hurried).await.unwrap_err();
+    assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
+    line_is(&locks, "bolt", 0).await;
+    held.release().await.unwrap();
+    freed(&locks, "bolt").await;
+    assert!(entries.entered().is_none());
+}
+
+/// With a deadline that only the lock knows of.
+#[tokio::test]
+async fn a_wait_that_the_callers_deadline_ends_is_deadline_exceeded() {
+    let locks = LockClient::in_memory();
+    let (service, mut entries) = hall();
+    let hurry = MapRequestLayer::new(|mut request: http::Request<Body>| {
+        request.headers_mut().insert("grpc-timeout", "50m".parse().unwrap());
+        request
+    });
+    let server = Server::builder().layer(hurry).layer(items(&locks)).add_service(service);
+    let server = Served::by(|incoming| server.serve_with_incoming(incoming));
+    let held = locks.exclusive("item:bolt").acquire().await.unwrap();
+    let client = server.client().await;
+    let status = reserve(&client, "bolt").await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
+    assert!(!status.message().contains("bolt"), "{status:?}");
+    line_is(&locks, "bolt", 0).await;
+    held.release().await.unwrap();
+
+    // It bounds the wait, and not the handler.
+    let call = reserve(&client, "bolt");
+    let entry = entries.reserve().await;
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    entry.answer.send(Ok(())).unwrap();
+    call.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_call_that_waits_for_its_lock_takes_no_place_of_a_limit_inside() {
+    let locks = LockClient::in_memory();
+    let (service, mut entries) = hall();
+    let server = Server::builder().layer(items(&locks)).layer(ConcurrencyLimitLayer::new(1)).add_service(service);
+    let server = Served::by(|incoming| server.serve_with_incoming(incoming));
+    let client = server.client().await;
+    let held = locks.exclusive("item:bolt").acquire().await.unwrap();
+    let waiting = reserve(&client, "bolt");
+    line_is(&locks, "bolt", 1).await;
+    let served = reserve(&client, "nut");
+    entries.reserve().await.answer.send(Ok(())).unwrap();
+    served.await.unwrap().unwrap();
+
+    held.release().await.unwrap();
+    entries.reserve().await.answer.send(Ok(())).unwrap();
+    waiting.await.unwrap().unwrap();
+}
+
+/// tonic's own limit is outside: it counts who waits as well, for this connection only.
+#[tokio::test]
+async fn tonics_limit_of_a_connection_leaves_the_others_alone() {
+    let locks = LockClient::in_memory();
+    let (service, mut entries) = hall();
+    let server = Server::builder().concurrency_limit_per_connection(1).layer(items(&locks)).add_service(service);
+    let server = Served::by(|incoming| server.serve_with_incoming(incoming));
+    let (client, other) = (server.client().await, server.client().await);
+    let held = locks.exclusive("item:bolt").acquire().await.unwrap();
+    let waiting = reserve(&client, "bolt");
+    line_is(&locks, "bolt", 1).await;
+    let behind = reserve(&client, "nut");
+    let served = reserve(&other, "nut");
+    entries.reserve().await.answer.send(Ok(())).unwrap();
+    served.await.unwrap().unwrap();
+
+    held.release().await.unwrap();
+    for _ in 0..2 {
+        entries.reserve().await.answer.send(Ok(())).unwrap();
+    }
+    waiting.await.unwrap().unwrap();
+    behind.await.unwrap().unwrap();
+    assert!(is_free(&locks, "bolt").await && is_free(&locks, "nut").await);
+}
