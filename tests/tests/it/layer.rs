@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod client;
+mod hang_ups;
 mod keys;
 mod refusals;
 mod server;
 mod serving;
 mod streaming;
+mod versions;

@@ -25,6 +25,10 @@ impl Server {
         Self { addr, task }
     }
 
+    pub(super) fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.addr)
+    }
+
     /// A connection on which the request has been sent. Dropping it hangs up.
     pub(super) async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Sent {
         let mut request =

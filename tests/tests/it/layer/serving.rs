@@ -23,7 +23,7 @@ use lock_runtime::{HeldLock, LockClient, LockError, LockKey, RevokeScope, is_hel
 use lock_tests::FencedResource;
 use lock_tower::{Http, KeyError, KeyExtractor, KeyTemplate, Lock, LockLayer, ResponseFuture, ServiceError, Target};
 use tokio::sync::{Barrier, mpsc, oneshot};
-use tower::{Layer, Service, ServiceExt, limit::ConcurrencyLimitLayer, load_shed::LoadShedLayer};
+use tower::{Layer, Service, ServiceExt, limit::GlobalConcurrencyLimitLayer, load_shed::LoadShedLayer};
 
 use super::server::Server;
 
@@ -208,7 +208,7 @@ async fn a_lost_lock_ends_the_handler_and_the_caller_is_told() {
 #[tokio::test]
 async fn a_request_that_waits_holds_none_of_the_inner_capacity() {
     let locks = LockClient::in_memory();
-    let capacity = tower::ServiceBuilder::new().layer(LoadShedLayer::new()).layer(ConcurrencyLimitLayer::new(1));
+    let capacity = tower::ServiceBuilder::new().layer(LoadShedLayer::new()).layer(GlobalConcurrencyLimitLayer::new(1));
     let (sender, mut asked) = mpsc::channel(2);
     let key = move |req: &Request| {
         sender.try_send(()).unwrap();
