@@ -8,5 +8,7 @@ mod keys;
 mod refusals;
 mod server;
 mod serving;
+mod storms;
 mod streaming;
+mod templates;
 mod versions;
