@@ -3,8 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod client;
+mod frames;
 mod hang_ups;
 mod keys;
+mod order;
+mod readiness;
 mod refusals;
 mod server;
 mod serving;

@@ -6,21 +6,18 @@ mod detached;
 mod stages;
 mod unread;
 
-use std::{convert::Infallible, sync::Arc};
+use std::sync::Arc;
 
-use axum::{
-    Router,
-    body::Body,
-    extract::Request,
-    middleware::{self, Next},
-    routing::post,
-};
+use axum::{Router, body::Body, routing::post};
 use lock_runtime::{HeldLock, LockClient, store::MemoryStore};
 use lock_tower::{DetachLayer, Hold, LockLayer};
 use tokio::sync::{mpsc, oneshot};
 use tower::{limit::GlobalConcurrencyLimitLayer, util::option_layer};
 
-use super::client::{Call, Connected, Http};
+use super::{
+    client::{Call, Connected, Http},
+    server::{End, watched},
+};
 use crate::{
     place::{LONG, begun, eventually},
     protocol::watched::{Asked, Watched},
@@ -28,9 +25,6 @@ use crate::{
 
 /// As many as may wait for one key: whoever is forgotten in the line takes the place of another.
 const WAITERS: usize = 2;
-
-/// Ends without a value when what it belongs to is dropped.
-type End = oneshot::Receiver<Infallible>;
 
 /// A handler was entered.
 struct Entry {
@@ -70,7 +64,6 @@ impl Scene {
     async fn with(http: Http, hold: Hold, detach: Option<DetachLayer>) -> Self {
         let store = Watched::new(Arc::new(MemoryStore::new()));
         let locks = LockClient::builder().max_waiters(WAITERS).with_store(store.clone());
-        let (arrived, arrivals) = mpsc::unbounded_channel();
         let (entered, entries) = mpsc::unbounded_channel();
         let handler = async move |lock: HeldLock| {
             let (answer, told) = oneshot::channel();
@@ -78,17 +71,10 @@ impl Scene {
             entered.send(Entry { lock, answer, end }).unwrap();
             told.await.unwrap()
         };
-        let watched = middleware::from_fn(move |request: Request, next: Next| {
-            let (alive, end) = oneshot::channel();
-            arrived.send(end).unwrap();
-            async move {
-                let _alive = alive;
-                next.run(request).await
-            }
-        });
         let lock = LockLayer::new(locks.clone(), "order:{id}").unwrap().wait(LONG).hold(hold);
-        let route = post(handler).layer((watched, option_layer(detach), lock, GlobalConcurrencyLimitLayer::new(1)));
-        let server = Connected::start(http, Router::new().route("/orders/{id}", route)).await;
+        let route = post(handler).layer((option_layer(detach), lock, GlobalConcurrencyLimitLayer::new(1)));
+        let (app, arrivals) = watched(Router::new().route("/orders/{id}", route));
+        let server = Connected::start(http, app).await;
         Self { store, locks, server, arrivals, entries }
     }
 

@@ -4,12 +4,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use axum::{
-    Router,
-    extract::Path,
-    http::StatusCode,
-    routing::post,
-};
+use axum::{Router, extract::Path, http::StatusCode, routing::post};
 use lock_runtime::{HeldLock, LockClient};
 use lock_tests::FencedResource;
 use lock_tower::LockLayer;

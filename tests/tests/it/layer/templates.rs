@@ -76,8 +76,28 @@ fn change() -> impl Strategy<Value = Change> {
 /// What means something in a template, and what does not.
 fn piece() -> impl Strategy<Value = String> {
     const WORDS: &[&str] = &[
-        "{", "}", "{{", "}}", ".", "*", ":", "/", "%", "%.", "header.", "query.", "grpc.", "{id}", "{method}", "permits",
-        "permits:", "{header.a}", "{query.a}", "\0", "\u{e9}", "\u{1f512}",
+        "{",
+        "}",
+        "{{",
+        "}}",
+        ".",
+        "*",
+        ":",
+        "/",
+        "%",
+        "%.",
+        "header.",
+        "query.",
+        "grpc.",
+        "{id}",
+        "{method}",
+        "permits",
+        "permits:",
+        "{header.a}",
+        "{query.a}",
+        "\0",
+        "\u{e9}",
+        "\u{1f512}",
     ];
     prop_oneof![4 => proptest::sample::select(WORDS).prop_map(str::to_owned), 1 => any::<char>().prop_map(String::from)]
 }

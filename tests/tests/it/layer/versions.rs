@@ -1,12 +1,13 @@
 //! The same over HTTP/1.1 and HTTP/2: what a client of either is promised.
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, future::ready, sync::Arc};
 
 use axum::{
     Router,
     body::{Body, Bytes},
     http::header::CONTENT_LENGTH,
-    response::{IntoResponse, Response},
+    middleware,
+    response::Response,
     routing::post,
 };
 use futures_util::{StreamExt, stream};
@@ -15,7 +16,10 @@ use lock_tests::FencedResource;
 use lock_tower::{Hold, LockLayer};
 use tokio::{sync::mpsc, task::JoinSet};
 
-use super::client::{Connected, Http, over_both_versions, problem};
+use super::{
+    client::{Connected, Http, over_both_versions, problem},
+    frames::{Frames, data, streaming},
+};
 use crate::place::{LONG, all_free, begun};
 
 over_both_versions!(
@@ -116,39 +120,31 @@ async fn a_handler_that_panics_frees_the_lock(http: Http) {
     all_free(&locks, &["order:7"]).await;
 }
 
-/// A route whose body is what the test sends, and ends when the test drops the sender. One that is told how long its body
-/// is has a response that says so.
-fn streaming(locks: &LockClient, length: Option<u64>) -> (Router, mpsc::UnboundedReceiver<mpsc::Sender<Bytes>>) {
-    let (sender, receiver) = mpsc::unbounded_channel();
-    let handler = async move || -> Response {
-        let (chunks, body) = mpsc::channel(1);
-        sender.send(chunks).unwrap();
-        let body = stream::unfold(body, async |mut body: mpsc::Receiver<Bytes>| {
-            Some((Ok::<_, Infallible>(body.recv().await?), body))
-        });
-        let headers = length.map(|length| [(CONTENT_LENGTH, length)]);
-        let mut response = Body::from_stream(body).into_response();
-        response.headers_mut().extend(headers.into_iter().flatten().map(|(name, length)| (name, length.into())));
-        response
-    };
-    let layer = orders(locks).hold(Hold::Body);
-    (Router::new().route("/orders/{id}", post(handler).layer(layer)), receiver)
+/// A route whose body is what the test sends, and with a header that says how long it is.
+fn streaming_under(locks: &LockClient, length: Option<u64>) -> (Router, mpsc::UnboundedReceiver<Frames>) {
+    let (route, entries) = streaming();
+    let say_length = middleware::map_response(move |mut response: Response| {
+        response.headers_mut().extend(length.map(|length| (CONTENT_LENGTH, length.into())));
+        ready(response)
+    });
+    let layers = (orders(locks).hold(Hold::Body), say_length);
+    (Router::new().route("/orders/{id}", route.layer(layers)), entries)
 }
 
 async fn a_body_is_sent_under_the_lock_to_its_end(http: Http) {
     let locks = LockClient::in_memory();
-    let (app, mut entered) = streaming(&locks, None);
+    let (app, mut entered) = streaming_under(&locks, None);
     let server = Connected::start(http, app).await;
     for _ in 0..20 {
         let mut response = server.post("/orders/7").await;
-        let chunks = entered.recv().await.unwrap();
+        let frames = entered.recv().await.unwrap();
         for text in ["a", "b", "c"] {
             assert!(at_once(&locks).await.is_none(), "{text} is still to come");
-            chunks.send(text.into()).await.unwrap();
+            frames.send(data(text)).await.unwrap();
             assert_eq!(response.chunk().await.unwrap().unwrap(), text);
         }
         assert!(at_once(&locks).await.is_none(), "the end is still to come");
-        drop(chunks);
+        drop(frames);
         assert!(response.bytes().await.unwrap().is_empty());
         assert!(at_once(&locks).await.is_some(), "the end goes out when the lock is free");
     }
@@ -189,19 +185,19 @@ async fn a_body_of_a_known_length_whose_lock_is_lost_is_an_error(http: Http) {
 
 async fn loss_in_the_body(http: Http, length: Option<u64>) {
     let locks = LockClient::in_memory();
-    let (app, mut entered) = streaming(&locks, length);
+    let (app, mut entered) = streaming_under(&locks, length);
     let server = Connected::start(http, app).await;
     for read_before in [false, true] {
         let mut response = server.post("/orders/7").await;
         assert_eq!(response.content_length(), length);
-        let chunks = entered.recv().await.unwrap();
+        let frames = entered.recv().await.unwrap();
         if read_before {
-            chunks.send("a".into()).await.unwrap();
+            frames.send(data("a")).await.unwrap();
             assert_eq!(response.chunk().await.unwrap().unwrap(), "a");
         }
         locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
         assert!(response.chunk().await.is_err());
-        assert!(chunks.is_closed(), "the inner body is gone");
+        assert!(frames.is_closed(), "the inner body is gone");
         all_free(&locks, &["order:7"]).await;
     }
 }

@@ -1,19 +1,17 @@
 //! While the body is sent under the lock.
 
-use std::convert::Infallible;
+use std::time::Duration;
 
-use axum::{
-    body::{Body, Bytes},
-    http::HeaderMap,
-};
-use futures_util::stream;
+use axum::http::{HeaderMap, header::ETAG};
 use http_body::Frame;
-use http_body_util::StreamBody;
 use lock_tower::Hold;
-use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::{Scene, is_released_again};
-use crate::layer::client::{Http, over_both_versions};
+use crate::layer::{
+    client::{Http, over_both_versions},
+    frames::{body_of, data},
+};
 
 over_both_versions!(
     before_the_first_frame_the_lock_is_freed,
@@ -21,20 +19,6 @@ over_both_versions!(
     before_the_trailers_the_lock_is_freed,
     while_the_server_cannot_write_the_lock_is_freed,
 );
-
-pub(super) type Frames = mpsc::Sender<Frame<Bytes>>;
-
-/// A body of the frames that are sent. The sender is closed when the body is dropped.
-pub(super) fn body_of() -> (Frames, Body) {
-    let (frames, receiver) = mpsc::channel(1);
-    let frames_of =
-        async |mut receiver: mpsc::Receiver<_>| Some((Ok::<_, Infallible>(receiver.recv().await?), receiver));
-    (frames, Body::new(StreamBody::new(stream::unfold(receiver, frames_of))))
-}
-
-pub(super) fn data(text: &'static [u8]) -> Frame<Bytes> {
-    Frame::data(Bytes::from_static(text))
-}
 
 /// A client that hangs up when it has read `read`.
 async fn after_reading(http: Http, read: &[&'static str]) {
@@ -45,7 +29,7 @@ async fn after_reading(http: Http, read: &[&'static str]) {
     let (behind, _) = scene.call("/orders/7").await;
     let mut response = call.response().await.unwrap();
     for text in read {
-        frames.send(data(text.as_bytes())).await.unwrap();
+        frames.send(data(*text)).await.unwrap();
         assert_eq!(response.chunk().await.unwrap().unwrap(), *text);
     }
     assert!(scene.is_held("order:7").await);
@@ -70,10 +54,10 @@ async fn before_the_trailers_the_lock_is_freed(http: Http) {
     scene.entered().await.answer(body);
     let (behind, _) = scene.call("/orders/7").await;
     let mut response = call.response().await.unwrap();
-    frames.send(data(b"all")).await.unwrap();
+    frames.send(data("all")).await.unwrap();
     assert_eq!(response.chunk().await.unwrap().unwrap(), "all");
     scene.store.stop_releases(true);
-    frames.send(Frame::trailers(HeaderMap::from_iter([(axum::http::header::ETAG, 7.into())]))).await.unwrap();
+    frames.send(Frame::trailers(HeaderMap::from_iter([(ETAG, 7.into())]))).await.unwrap();
     // The trailers have been taken, and wait for the release.
     frames.closed().await;
     drop(response);
@@ -91,8 +75,8 @@ async fn while_the_server_cannot_write_the_lock_is_freed(http: Http) {
     let response = call.response().await.unwrap();
     // Until all buffers on the way are full.
     const CHUNK: &[u8] = &[7; 256 * 1024];
-    let full = std::time::Duration::from_millis(200);
-    while tokio::time::timeout(full, frames.send(data(CHUNK))).await.is_ok_and(|sent| sent.is_ok()) {}
+    const FULL: Duration = Duration::from_millis(200);
+    while timeout(FULL, frames.send(data(CHUNK))).await.is_ok() {}
     assert!(scene.is_held("order:7").await);
     drop(response);
     frames.closed().await;

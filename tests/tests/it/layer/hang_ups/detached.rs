@@ -2,13 +2,12 @@
 
 use lock_tower::Hold;
 
-use super::{
-    Scene,
-    body::{body_of, data},
-    dropped,
-};
+use super::{Scene, dropped};
 use crate::{
-    layer::client::{Http, over_both_versions},
+    layer::{
+        client::{Http, over_both_versions},
+        frames::{body_of, data},
+    },
     place::eventually,
     protocol::watched::Asked,
 };
@@ -86,7 +85,7 @@ async fn a_body_ends_with_its_client(http: Http) {
     scene.entered().await.answer(body);
     let (behind, _) = scene.call("/orders/7").await;
     let mut response = call.response().await.unwrap();
-    frames.send(data(b"a")).await.unwrap();
+    frames.send(data("a")).await.unwrap();
     assert_eq!(response.chunk().await.unwrap().unwrap(), "a");
     drop(response);
     frames.closed().await;
