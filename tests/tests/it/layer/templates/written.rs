@@ -171,7 +171,7 @@ fn text() -> impl Strategy<Value = String> {
 
 pub(super) fn value() -> impl Strategy<Value = String> {
     prop_oneof![
-        6 => "[a1:/.%{}+-]{1,3}",
+        6 => "[a1:/.%{} +-]{1,3}",
         1 => proptest::sample::select(&["permits", "permits:", "permi", "ts", "%.", "%3A", "%70ermits", "..", "."][..]).prop_map(str::to_owned),
         1 => "\\PC{1,8}",
         1 => proptest::collection::vec(any::<char>(), 1..5).prop_map(String::from_iter),
