@@ -56,6 +56,13 @@ impl<B> LockBody<B> {
     }
 }
 
+/// Empty, for layers further out that answer in the inner service's stead, such as the time-out of tower-http.
+impl<B> Default for LockBody<B> {
+    fn default() -> Self {
+        Self::refused(Bytes::new())
+    }
+}
+
 impl<B> Body for LockBody<B>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>>,

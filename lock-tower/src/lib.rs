@@ -73,11 +73,17 @@
 //! The layer is always ready: it takes the inner capacity only when it has the lock.
 //!
 //! - `ConcurrencyLimit` belongs inside (added *before* the lock with `.layer`, *after* it in a `ServiceBuilder`): then those
-//!   that wait for a lock take no place. Outside it counts them too, and a hot key can use up all places.
-//! - `LoadShed` belongs inside as well. Outside it never sheds, because the lock is always ready; in the store's stead,
+//!   that wait for a lock take no place. Outside it counts them too, and a hot key can use up all places. On an axum route take
+//!   the `GlobalConcurrencyLimit`: axum puts a route's layers on anew for each connection, and another limit with them.
+//! - `LoadShed` belongs inside as well, in one `ServiceBuilder` or tuple with the limit: what axum's `.layer` gives is always ready, and
+//!   so is the lock. Outside it never sheds; in the store's stead,
 //!   [`max_waiters`](runtime::LockClientBuilder::max_waiters) bounds those that wait, and the others get 503 at once.
 //! - `Timeout` outside bounds everything: the wait for the lock, the wait for the inner capacity, and the handler. Make it
-//!   longer than the wait. Inside it bounds the handler and its wait for capacity, and the lock is released when it strikes.
+//!   longer than the wait. Inside it bounds the handler, and the lock is released when it strikes. The wait for a limit within it
+//!   comes before its time begins, unless the limit was put on the route by a `.layer` of its own.
+//! - `Buffer` may be on either side: who waits for a lock is in nobody's way. `Trace`, `Compression` and the like, too: with
+//!   [`Hold::Body`] the lock is held until the last frame that they make of the body.
+//! - `CatchPanic` inside makes a response of a panic, whose release is awaited; outside the lock is released in the background.
 //! - Authentication and rate limits belong outside: who is not let in should not get into the line.
 //!
 //! # Callers that hang up

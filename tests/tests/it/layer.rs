@@ -2,12 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod client;
 mod cost;
+mod frames;
 mod grpc;
+mod hang_ups;
 mod keys;
 mod observed;
+mod order;
+mod readiness;
 mod refusals;
 mod retry_info;
 mod server;
 mod serving;
+mod storms;
 mod streaming;
+mod templates;
+mod versions;

@@ -21,7 +21,7 @@ mod queue;
 mod released;
 mod several;
 mod tokens;
-mod watched;
+pub(crate) mod watched;
 
 const HOUR: Duration = Duration::from_secs(3600);
 /// Longer than anything here takes on a slow machine.

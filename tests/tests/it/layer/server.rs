@@ -1,14 +1,17 @@
 //! An axum server on a port of its own, and a client that says exactly what it is told to.
 
-use std::net::SocketAddr;
+use std::{convert::Infallible, net::SocketAddr};
 
 use axum::{
     Router,
+    extract::Request,
     http::{HeaderMap, HeaderName, HeaderValue},
+    middleware::{self, Next},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    sync::{mpsc, oneshot},
     task::JoinHandle,
 };
 
@@ -23,6 +26,10 @@ impl Server {
         let addr = listener.local_addr().unwrap();
         let task = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         Self { addr, task }
+    }
+
+    pub(super) fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.addr)
     }
 
     /// A connection on which the request has been sent. Dropping it hangs up.
@@ -93,4 +100,21 @@ impl Response {
         }
         document["code"].as_str().unwrap().to_owned()
     }
+}
+
+/// Ends, with an error, when what it belongs to is dropped.
+pub(super) type End = oneshot::Receiver<Infallible>;
+
+/// The app, and each request that has come and got as far as it gets by itself; with the end of its future.
+pub(super) fn watched(app: Router) -> (Router, mpsc::UnboundedReceiver<End>) {
+    let (arrived, arrivals) = mpsc::unbounded_channel();
+    let watch = middleware::from_fn(move |request: Request, next: Next| {
+        let (alive, end) = oneshot::channel();
+        arrived.send(end).unwrap();
+        async move {
+            let _alive = alive;
+            next.run(request).await
+        }
+    });
+    (app.layer(watch), arrivals)
 }

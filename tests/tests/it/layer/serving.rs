@@ -21,9 +21,9 @@ use axum::{
 };
 use lock_runtime::{HeldLock, LockClient, LockError, LockKey, RevokeScope, is_held};
 use lock_tests::FencedResource;
-use lock_tower::{Http, KeyError, KeyExtractor, KeyTemplate, Lock, LockLayer, ResponseFuture, ServiceError, Target};
+use lock_tower::{Http, KeyError, KeyExtractor, KeyTemplate, Lock, LockLayer, ResponseFuture, Target};
 use tokio::sync::{Barrier, mpsc, oneshot};
-use tower::{Layer, Service, ServiceExt, limit::ConcurrencyLimitLayer, load_shed::LoadShedLayer};
+use tower::{Layer, Service, ServiceExt};
 
 use super::server::Server;
 
@@ -203,75 +203,6 @@ async fn a_lost_lock_ends_the_handler_and_the_caller_is_told() {
     let response = sent.response().await.unwrap();
     assert_eq!((response.status, response.problem().as_str()), (500, "lost_revoked"));
     assert_eq!(response.header("retry-after"), None);
-}
-
-#[tokio::test]
-async fn a_request_that_waits_holds_none_of_the_inner_capacity() {
-    let locks = LockClient::in_memory();
-    let capacity = tower::ServiceBuilder::new().layer(LoadShedLayer::new()).layer(ConcurrencyLimitLayer::new(1));
-    let (sender, mut asked) = mpsc::channel(2);
-    let key = move |req: &Request| {
-        sender.try_send(()).unwrap();
-        LockKey::new(req.uri().path())
-    };
-    let lock = LockLayer::with_key(locks.clone(), key).wait(PROMPTLY);
-    let handler = post(async || "served")
-        .layer::<_, tower::BoxError>(capacity)
-        .handle_error(async |_| axum::http::StatusCode::INSUFFICIENT_STORAGE)
-        .layer(lock);
-    let server = Server::start(Router::new().route("/{id}", handler)).await;
-
-    let held = locks.exclusive("/1").acquire().await.unwrap();
-    let waiting = server.send("POST", "/1", &[]).await;
-    asked.recv().await.unwrap();
-    assert_eq!(server.post("/2").await.status, 200);
-    held.release().await.unwrap();
-    assert_eq!(waiting.response().await.unwrap().status, 200);
-}
-
-/// A service that must be polled ready before each call, and is not at the first poll.
-#[derive(Debug, Default)]
-struct Probe {
-    polls: usize,
-}
-
-impl Clone for Probe {
-    fn clone(&self) -> Self {
-        Self::default()
-    }
-}
-
-impl Service<u32> for Probe {
-    type Response = u32;
-    type Error = String;
-    type Future = Ready<Result<u32, String>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), String>> {
-        self.polls += 1;
-        if self.polls == 1 {
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, req: u32) -> Self::Future {
-        assert!(std::mem::take(&mut self.polls) > 1, "called before it was ready");
-        future::ready(if req == 13 { Err("inner".into()) } else { Ok(req) })
-    }
-}
-
-#[tokio::test]
-async fn a_service_is_called_only_when_it_was_polled_ready() {
-    let locks = LockClient::in_memory();
-    let key = |req: &u32| if *req == 0 { Ok(Target::Skip) } else { LockKey::new("one").map(Target::Lock) };
-    let mut service = LockLayer::plain(locks.clone(), key).no_wait().layer(Probe::default());
-    for req in [0, 1, 2, 0, 3] {
-        assert_eq!(service.ready().await.unwrap().call(req).await.unwrap(), req);
-    }
-    assert!(matches!(service.call(13).await, Err(ServiceError::Inner(error)) if error == "inner"));
-    let _held = locks.exclusive("one").acquire().await.unwrap();
-    assert!(matches!(service.call(1).await, Err(ServiceError::Lock(error)) if error.code() == "contended"));
 }
 
 #[tokio::test]

@@ -6,7 +6,6 @@ use axum::{
     Router,
     body::{Body, Bytes},
     http::{HeaderMap, Request, Version, header::CONTENT_TYPE},
-    middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::post,
 };
@@ -18,7 +17,7 @@ use lock_tower::{DetachLayer, Hold, LockLayer};
 use tokio::sync::{mpsc, oneshot};
 use tower::ServiceExt;
 
-use super::server::Server;
+use super::server::{Server, watched};
 
 const PROMPTLY: Duration = Duration::from_secs(10);
 
@@ -239,15 +238,6 @@ async fn an_error_of_the_body_is_passed_on_and_frees_the_lock() {
     freed(&locks).await;
 }
 
-/// Says when it is dropped.
-struct OnDrop(mpsc::UnboundedSender<()>);
-
-impl Drop for OnDrop {
-    fn drop(&mut self) {
-        let _ = self.0.send(());
-    }
-}
-
 /// A handler was entered, under this lock, and ends when it is told.
 type Entry = (HeldLock, oneshot::Sender<()>);
 
@@ -269,19 +259,12 @@ fn slow(locks: &LockClient) -> (Router, mpsc::UnboundedReceiver<Entry>, mpsc::Un
 async fn a_detached_handler_finishes_under_its_lock_without_its_caller() {
     let locks = LockClient::in_memory();
     let (app, mut entries, mut ends) = slow(&locks);
-    let (gone, mut noticed) = mpsc::unbounded_channel();
-    let watch = middleware::from_fn(move |request: Request<Body>, next: Next| {
-        let gone = OnDrop(gone.clone());
-        async move {
-            let _gone = gone;
-            next.run(request).await
-        }
-    });
-    let server = Server::start(app.layer(watch)).await;
+    let (app, mut arrivals) = watched(app);
+    let server = Server::start(app).await;
     let sent = server.send("POST", "/orders/7", &[]).await;
     let (_, go_on) = entries.recv().await.unwrap();
     drop(sent);
-    noticed.recv().await.unwrap();
+    assert!(arrivals.recv().await.unwrap().await.is_err(), "the server has noticed");
     assert!(!is_free(&locks).await);
     go_on.send(()).unwrap();
     assert!(ends.recv().await.unwrap(), "it held the lock to its end");

@@ -16,7 +16,7 @@ use lock_runtime::{
     },
 };
 use tokio::{
-    sync::Notify,
+    sync::{Notify, watch},
     time::{Instant, sleep},
 };
 
@@ -24,7 +24,7 @@ type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 
 
 /// What was asked, when it was asked.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Asked {
+pub(crate) enum Asked {
     Acquire { token: Token, sent: Instant, deadline: Instant },
     Renew(Token),
     Release(Token),
@@ -33,7 +33,7 @@ pub(super) enum Asked {
 
 /// What becomes of a request to acquire; without one it is answered at once.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Fate {
+pub(crate) enum Fate {
     /// Executed, and answered so much later.
     AnsweredAfter(Duration),
     /// Executed, and answered as a grant for no longer than this.
@@ -45,7 +45,7 @@ pub(super) enum Fate {
 }
 
 #[derive(Debug)]
-pub(super) struct Watched {
+pub(crate) struct Watched {
     behind: Arc<dyn Store>,
     asked: Mutex<Vec<Asked>>,
     news: Notify,
@@ -54,10 +54,12 @@ pub(super) struct Watched {
     /// So many calls of `abandon` still fail.
     deaf_to_abandons: Mutex<u32>,
     slow_renewals: Mutex<Duration>,
+    /// No release is executed.
+    stopped_releases: watch::Sender<bool>,
 }
 
 impl Watched {
-    pub(super) fn new(behind: Arc<dyn Store>) -> Arc<Self> {
+    pub(crate) fn new(behind: Arc<dyn Store>) -> Arc<Self> {
         Arc::new(Self {
             behind,
             asked: Mutex::default(),
@@ -66,37 +68,43 @@ impl Watched {
             stragglers: Mutex::default(),
             deaf_to_abandons: Mutex::default(),
             slow_renewals: Mutex::default(),
+            stopped_releases: watch::Sender::default(),
         })
     }
 
     /// The next request to acquire meets `fate`; called several times, the next ones in that order.
-    pub(super) fn next_acquire(&self, fate: Fate) {
+    pub(crate) fn next_acquire(&self, fate: Fate) {
         lock(&self.fates).push_back(fate);
     }
 
     /// The next `times` calls of `abandon` fail and do nothing.
-    pub(super) fn lose_abandons(&self, times: u32) {
+    pub(crate) fn lose_abandons(&self, times: u32) {
         *lock(&self.deaf_to_abandons) = times;
     }
 
     /// Renewals are executed and answered so much later.
-    pub(super) fn slow_renewals(&self, by: Duration) {
+    pub(crate) fn slow_renewals(&self, by: Duration) {
         *lock(&self.slow_renewals) = by;
     }
 
+    /// No release is executed, or those that wait for it and all that follow.
+    pub(crate) fn stop_releases(&self, stopped: bool) {
+        self.stopped_releases.send_replace(stopped);
+    }
+
     /// Everything asked so far.
-    pub(super) fn asked(&self) -> Vec<Asked> {
+    pub(crate) fn asked(&self) -> Vec<Asked> {
         lock(&self.asked).clone()
     }
 
     /// The requests to acquire so far: their tokens.
-    pub(super) fn tokens(&self) -> Vec<Token> {
+    pub(crate) fn tokens(&self) -> Vec<Token> {
         let token = |asked: &Asked| if let Asked::Acquire { token, .. } = asked { Some(*token) } else { None };
         self.asked().iter().filter_map(token).collect()
     }
 
     /// Waits until `wanted` says yes to everything asked so far.
-    pub(super) async fn wait_for(&self, wanted: impl Fn(&[Asked]) -> bool) {
+    pub(crate) async fn wait_for(&self, wanted: impl Fn(&[Asked]) -> bool) {
         loop {
             let news = self.news.notified();
             if wanted(&lock(&self.asked)) {
@@ -202,6 +210,8 @@ impl Store for Watched {
     fn release<'a>(&'a self, release: &'a Release) -> Reply<'a, ReleaseReply> {
         Box::pin(async move {
             self.note(Asked::Release(release.hold.token));
+            // The sender is here: it cannot be gone.
+            let _ = self.stopped_releases.subscribe().wait_for(|stopped| !stopped).await;
             self.behind.release(release).await
         })
     }

@@ -1,0 +1,137 @@
+//! Clients that hang up at every stage of a request. Afterwards the lock is free, whoever stood behind is served, and nothing is
+//! left of the request: no key, no place in the client's line, no capacity of the inner service.
+
+mod body;
+mod detached;
+mod stages;
+mod unread;
+
+use std::sync::Arc;
+
+use axum::{Router, body::Body, routing::post};
+use lock_runtime::{HeldLock, LockClient, store::MemoryStore};
+use lock_tower::{DetachLayer, Hold, LockLayer};
+use tokio::sync::{mpsc, oneshot};
+use tower::{limit::GlobalConcurrencyLimitLayer, util::option_layer};
+
+use super::{
+    client::{Call, Connected, Http},
+    server::{End, watched},
+};
+use crate::{
+    place::{LONG, begun, eventually},
+    protocol::watched::{Asked, Watched},
+};
+
+/// As many as may wait for one key: whoever is forgotten in the line takes the place of another.
+const WAITERS: usize = 2;
+
+/// A handler was entered.
+struct Entry {
+    lock: HeldLock,
+    /// What it answers.
+    answer: oneshot::Sender<Body>,
+    /// Ends with the handler.
+    end: End,
+}
+
+impl Entry {
+    #[track_caller]
+    fn answer(self, body: impl Into<Body>) {
+        assert!(self.answer.send(body.into()).is_ok(), "the handler waits for it");
+    }
+}
+
+/// A route with room for one request within its lock, whose handlers do what the test says.
+struct Scene {
+    store: Arc<Watched>,
+    locks: LockClient,
+    server: Connected,
+    arrivals: mpsc::UnboundedReceiver<End>,
+    entries: mpsc::UnboundedReceiver<Entry>,
+}
+
+impl Scene {
+    async fn of(http: Http, hold: Hold) -> Self {
+        Self::with(http, hold, None).await
+    }
+
+    /// With a [`DetachLayer`] outside of the lock.
+    async fn detached(http: Http, hold: Hold) -> Self {
+        Self::with(http, hold, Some(DetachLayer::new())).await
+    }
+
+    async fn with(http: Http, hold: Hold, detach: Option<DetachLayer>) -> Self {
+        let store = Watched::new(Arc::new(MemoryStore::new()));
+        let locks = LockClient::builder().max_waiters(WAITERS).with_store(store.clone());
+        let (entered, entries) = mpsc::unbounded_channel();
+        let handler = async move |lock: HeldLock| {
+            let (answer, told) = oneshot::channel();
+            let (_alive, end) = oneshot::channel();
+            entered.send(Entry { lock, answer, end }).unwrap();
+            told.await.unwrap()
+        };
+        let lock = LockLayer::new(locks.clone(), "order:{id}").unwrap().wait(LONG).hold(hold);
+        let route = post(handler).layer((option_layer(detach), lock, GlobalConcurrencyLimitLayer::new(1)));
+        let (app, arrivals) = watched(Router::new().route("/orders/{id}", route));
+        let server = Connected::start(http, app).await;
+        Self { store, locks, server, arrivals, entries }
+    }
+
+    /// A request that has begun, as far as it got; with the end of its future in the server.
+    async fn call(&mut self, path: &str) -> (Call, End) {
+        let call = self.server.call(path);
+        (call, self.arrivals.recv().await.unwrap())
+    }
+
+    /// The next handler that is entered.
+    async fn entered(&mut self) -> Entry {
+        self.entries.recv().await.unwrap()
+    }
+
+    async fn is_held(&self, key: &str) -> bool {
+        !self.locks.inspect(key).await.unwrap().holders.is_empty()
+    }
+
+    /// The one that stood behind is served, and nothing is left of either.
+    async fn ends_with(mut self, behind: Call) {
+        self.serve_next(behind).await;
+        self.ends().await;
+    }
+
+    async fn serve_next(&mut self, call: Call) {
+        let entry = self.entered().await;
+        assert!(!entry.lock.is_lost());
+        entry.answer("served");
+        let response = call.response().await.unwrap();
+        assert_eq!((response.status().as_u16(), response.text().await.unwrap().as_str()), (200, "served"));
+    }
+
+    async fn ends(mut self) {
+        assert!(self.entries.try_recv().is_err(), "nobody else has been served");
+        eventually("no holder and no waiter is left", || async {
+            let left = self.locks.inspect("order:7").await.unwrap();
+            left.holders.is_empty() && left.waiters.is_empty()
+        })
+        .await;
+        let guard = self.locks.exclusive("order:7").no_wait().acquire().await.unwrap();
+        let waiting = [(); WAITERS].map(|()| begun(self.locks.exclusive("order:7").wait(LONG).acquire()));
+        let waiting = futures_util::future::join_all(waiting).await;
+        drop(waiting);
+        guard.release().await.unwrap();
+        for path in ["/orders/7", "/orders/8"] {
+            let (call, _) = self.call(path).await;
+            self.serve_next(call).await;
+        }
+    }
+}
+
+/// Waits until the server has dropped what it belongs to.
+async fn dropped(end: End) {
+    assert!(end.await.is_err());
+}
+
+/// Somebody has begun to wait for a release, and somebody else goes on with it.
+fn is_released_again(asked: &[Asked]) -> bool {
+    asked.iter().filter(|asked| matches!(asked, Asked::Release(_))).count() == 2
+}

@@ -1,0 +1,98 @@
+//! Up to the head of the response.
+
+use lock_tower::Hold;
+
+use super::{Scene, dropped, is_released_again};
+use crate::{
+    layer::client::{Http, over_both_versions},
+    place::eventually,
+    protocol::watched::Asked,
+};
+
+over_both_versions!(
+    in_line_a_place_is_given_up,
+    before_the_inner_service_is_ready_the_lock_is_freed,
+    in_the_handler_the_lock_is_freed,
+    a_release_that_is_under_way_goes_on,
+    all_at_once_leave_nothing,
+);
+
+async fn in_line_a_place_is_given_up(http: Http) {
+    let mut scene = Scene::of(http, Hold::Response).await;
+    let held = scene.locks.exclusive("order:7").acquire().await.unwrap();
+    let (call, end) = scene.call("/orders/7").await;
+    let (behind, _) = scene.call("/orders/7").await;
+    call.hang_up().await;
+    dropped(end).await;
+    held.release().await.unwrap();
+    scene.ends_with(behind).await;
+}
+
+async fn before_the_inner_service_is_ready_the_lock_is_freed(http: Http) {
+    let mut scene = Scene::of(http, Hold::Response).await;
+    let (other, _) = scene.call("/orders/1").await;
+    let takes_the_capacity = scene.entered().await;
+    let (call, end) = scene.call("/orders/7").await;
+    eventually("the lock is granted", || scene.is_held("order:7")).await;
+    let (behind, _) = scene.call("/orders/7").await;
+    call.hang_up().await;
+    dropped(end).await;
+    takes_the_capacity.answer("");
+    assert_eq!(other.response().await.unwrap().status(), 200);
+    scene.ends_with(behind).await;
+}
+
+async fn in_the_handler_the_lock_is_freed(http: Http) {
+    let mut scene = Scene::of(http, Hold::Response).await;
+    let (call, end) = scene.call("/orders/7").await;
+    let entry = scene.entered().await;
+    let (behind, _) = scene.call("/orders/7").await;
+    call.hang_up().await;
+    dropped(end).await;
+    dropped(entry.end).await;
+    scene.ends_with(behind).await;
+}
+
+async fn a_release_that_is_under_way_goes_on(http: Http) {
+    for (hold, body) in [(Hold::Response, "paid"), (Hold::Body, "paid"), (Hold::Body, "")] {
+        let mut scene = Scene::of(http, hold).await;
+        scene.store.stop_releases(true);
+        let (call, end) = scene.call("/orders/7").await;
+        scene.entered().await.answer(body);
+        scene.store.wait_for(|asked| matches!(asked.last(), Some(Asked::Release(_)))).await;
+        let (behind, _) = scene.call("/orders/7").await;
+        match (hold, body) {
+            // The head is there, and the only frame of the body waits for the release.
+            (Hold::Body, "paid") => drop(call.response().await.unwrap()),
+            _ => {
+                call.hang_up().await;
+                dropped(end).await;
+            }
+        }
+        // What has hung up no longer waits for its release, and the client goes on with it.
+        scene.store.wait_for(is_released_again).await;
+        assert!(scene.is_held("order:7").await);
+        scene.store.stop_releases(false);
+        scene.ends_with(behind).await;
+    }
+}
+
+/// Several requests at each stage, all of which hang up in the same moment.
+async fn all_at_once_leave_nothing(http: Http) {
+    let mut scene = Scene::of(http, Hold::Response).await;
+    let mut calls = vec![scene.call("/orders/7").await];
+    let entry = scene.entered().await;
+    for path in ["/orders/7", "/orders/7", "/orders/8", "/orders/8"] {
+        calls.push(scene.call(path).await);
+    }
+    eventually("the other lock is granted", || scene.is_held("order:8")).await;
+    let ends = calls.into_iter().map(|(call, end)| async {
+        call.hang_up().await;
+        dropped(end).await;
+    });
+    futures_util::future::join_all(ends).await;
+    dropped(entry.end).await;
+    // Those that were granted a lock in the moment before they hung up.
+    while scene.entries.try_recv().is_ok() {}
+    scene.ends().await;
+}

@@ -1,0 +1,62 @@
+//! While a large body of the request has not been read.
+
+use std::convert::Infallible;
+
+use axum::body::Bytes;
+use futures_util::stream;
+use lock_tower::Hold;
+use tokio::sync::oneshot::error::TryRecvError;
+
+use super::{Scene, dropped};
+use crate::layer::client::{Http, over_both_versions};
+
+over_both_versions!(a_small_body_hides_no_hang_up);
+
+/// A body that never ends, and is more than anything keeps that nobody reads.
+fn endless() -> reqwest::Body {
+    reqwest::Body::wrap_stream(stream::repeat(Ok::<_, Infallible>(Bytes::from_static(&[7; 64 * 1024]))))
+}
+
+async fn a_small_body_hides_no_hang_up(http: Http) {
+    let mut scene = Scene::of(http, Hold::Response).await;
+    let call = scene.server.call_with(scene.server.request("/orders/7").body("small"));
+    let end = scene.arrivals.recv().await.unwrap();
+    let entry = scene.entered().await;
+    call.hang_up().await;
+    dropped(end).await;
+    dropped(entry.end).await;
+    scene.ends().await;
+}
+
+#[tokio::test]
+async fn over_http2_a_large_one_hides_none_either() {
+    let mut scene = Scene::of(Http::Two, Hold::Response).await;
+    let call = scene.server.call_with(scene.server.request("/orders/7").body(endless()));
+    let end = scene.arrivals.recv().await.unwrap();
+    let entry = scene.entered().await;
+    call.hang_up().await;
+    dropped(end).await;
+    dropped(entry.end).await;
+    scene.ends().await;
+}
+
+/// As the manual says: hyper reads nothing more from the connection, and so does not see its end.
+#[tokio::test]
+async fn over_http1_a_large_one_hides_the_hang_up_and_the_handler_ends_under_its_lock() {
+    let mut scene = Scene::of(Http::One, Hold::Response).await;
+    let call = scene.server.call_with(scene.server.request("/orders/7").body(endless()));
+    let end = scene.arrivals.recv().await.unwrap();
+    let mut entry = scene.entered().await;
+    call.hang_up().await;
+
+    // A hang-up that came later has been noticed: this one would have been.
+    let (later, later_end) = scene.call("/orders/8").await;
+    later.hang_up().await;
+    dropped(later_end).await;
+    assert_eq!(entry.end.try_recv(), Err(TryRecvError::Empty));
+    assert!(!entry.lock.is_lost() && scene.is_held("order:7").await);
+
+    entry.answer("unsent");
+    dropped(end).await;
+    scene.ends().await;
+}

@@ -1,0 +1,185 @@
+//! A template with the values of a request, as the test knows them.
+
+use std::fmt::Write as _;
+
+use axum::{body::Body, http::Request};
+use lock_runtime::{KeyWriter, LockError, LockKey};
+use proptest::{collection::vec, prelude::*};
+
+/// A piece of a template.
+#[derive(Clone, Debug)]
+pub(super) enum Part {
+    Text(String),
+    Value(Source, String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Source {
+    Path,
+    Header,
+    Query,
+}
+
+/// A template, and the values that a request has for it. The placeholder of part 3 is called `v3`.
+#[derive(Clone, Debug)]
+pub(super) struct Written(pub(super) Vec<Part>);
+
+/// A token of the reading of a key: what a person sees in it who knows the template and the values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Token {
+    /// One of `:/{}` that is of the text.
+    Mark(char),
+    Char(char),
+    /// A value begins, and no `:` or `/` of the text is between it and the one before.
+    Value,
+    /// The key begins with a value that is the reserved word.
+    Word,
+}
+
+impl Written {
+    pub(super) fn template(&self) -> String {
+        let mut template = String::new();
+        for (number, part) in self.0.iter().enumerate() {
+            let _ = match part {
+                Part::Text(text) => write!(template, "{}", text.replace('{', "{{").replace('}', "}}")),
+                Part::Value(Source::Path, _) => write!(template, "{{v{number}}}"),
+                Part::Value(Source::Header, _) => write!(template, "{{header.v{number}}}"),
+                Part::Value(Source::Query, _) => write!(template, "{{query.v{number}}}"),
+            };
+        }
+        template
+    }
+
+    /// The route with all parameters of the path.
+    pub(super) fn route(&self) -> String {
+        let of_path = |(number, part): (usize, &Part)| match part {
+            Part::Value(Source::Path, _) => Some(format!("/{{v{number}}}")),
+            _ => None,
+        };
+        format!("/r{}", self.0.iter().enumerate().filter_map(of_path).collect::<String>())
+    }
+
+    /// A request with the values; `choices` decides what is percent-encoded that need not be.
+    pub(super) fn request(&self, choices: &[u8]) -> Request<Body> {
+        let mut encoder = Encoder { choices: choices.iter().copied().cycle() };
+        let (mut path, mut query) = ("/r".to_owned(), String::from("?other=1"));
+        let mut request = Request::post("/");
+        for (number, part) in self.0.iter().enumerate() {
+            match part {
+                Part::Text(_) => {}
+                Part::Value(Source::Path, value) => {
+                    path.push('/');
+                    encoder.encode(value, b"-._~!$&'()*+,;=:@", &mut path);
+                }
+                Part::Value(Source::Query, value) => {
+                    query.push('&');
+                    encoder.encode(&format!("v{number}"), b"", &mut query);
+                    query.push('=');
+                    encoder.encode(value, b"-._~!$'()*,;=:@/? ", &mut query);
+                }
+                Part::Value(Source::Header, value) => {
+                    request = request.header(format!("V{number}"), value.as_bytes());
+                }
+            }
+        }
+        request.uri(path + &query).body(Body::empty()).unwrap()
+    }
+
+    /// What the writer that the macro uses makes of the same.
+    pub(super) fn key(&self) -> Result<LockKey, LockError> {
+        let mut key = KeyWriter::new();
+        for part in &self.0 {
+            match part {
+                Part::Text(text) => key.lit(text),
+                Part::Value(_, value) => key.arg(format_args!("{value}")),
+            };
+        }
+        key.finish()
+    }
+
+    /// Two of the same reading have the same key, and no others: a `:` of a value is another token than a `:` of the text, and two
+    /// values that stand side by side are told apart. That takes text without `%`, which is what escapes begin with.
+    pub(super) fn reading(&self) -> Vec<Token> {
+        let mut reading = Vec::new();
+        let mut open = false;
+        for part in &self.0 {
+            match part {
+                Part::Text(text) => {
+                    assert!(!text.contains('%'));
+                    open &= !text.contains([':', '/']);
+                    let of_text = |c| if matches!(c, ':' | '/' | '{' | '}') { Token::Mark(c) } else { Token::Char(c) };
+                    reading.extend(text.chars().map(of_text));
+                }
+                Part::Value(_, value) => {
+                    if open {
+                        reading.push(Token::Value);
+                    }
+                    if reading.is_empty() && value == "permits" {
+                        reading.push(Token::Word);
+                    }
+                    open = true;
+                    reading.extend(value.chars().map(Token::Char));
+                }
+            }
+        }
+        reading
+    }
+
+    /// The same template with other values, as far as there are any.
+    pub(super) fn with_values(&self, values: &[String]) -> Self {
+        let mut values = values.iter();
+        let with = |part: &Part| match part {
+            Part::Value(source, old) => Part::Value(*source, fit(*source, values.next().unwrap_or(old))),
+            text => text.clone(),
+        };
+        Self(self.0.iter().map(with).collect())
+    }
+}
+
+/// What a header cannot have is left out.
+fn fit(source: Source, value: &str) -> String {
+    if source != Source::Header {
+        return value.to_owned();
+    }
+    let value: String = value.chars().filter(|c| !c.is_control() || matches!(c, '\u{80}'..='\u{9f}')).collect();
+    if value.is_empty() { "-".into() } else { value }
+}
+
+struct Encoder<I> {
+    choices: I,
+}
+
+impl<I: Iterator<Item = u8>> Encoder<I> {
+    /// Bytes of `may_stand`, letters and digits are written as they are, or are encoded; all others are. A blank that may stand is
+    /// written as a form does.
+    fn encode(&mut self, value: &str, may_stand: &[u8], to: &mut String) {
+        for byte in value.bytes() {
+            let stands = byte.is_ascii_alphanumeric() || may_stand.contains(&byte);
+            let _ = match self.choices.next().unwrap_or_default() % 3 {
+                0 if stands => write!(to, "{}", if byte == b' ' { '+' } else { char::from(byte) }),
+                1 => write!(to, "%{byte:02x}"),
+                _ => write!(to, "%{byte:02X}"),
+            };
+        }
+    }
+}
+
+/// Text of few letters, so that much of it is alike, and of what means something in a key.
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof![6 => "[a1:/.-]{0,3}", 1 => Just("permits".into()), 1 => "\\{[a1]?", 1 => "[a1]?\\}", 1 => "\\{[a1]{1,2}\\}"]
+}
+
+pub(super) fn value() -> impl Strategy<Value = String> {
+    prop_oneof![
+        6 => "[a1:/.%{} +-]{1,3}",
+        1 => proptest::sample::select(&["permits", "permits:", "permi", "ts", "%.", "%3A", "%70ermits", "..", "."][..]).prop_map(str::to_owned),
+        1 => "\\PC{1,8}",
+        1 => proptest::collection::vec(any::<char>(), 1..5).prop_map(String::from_iter),
+    ]
+}
+
+pub(super) fn written() -> impl Strategy<Value = Written> {
+    let source = proptest::sample::select(&[Source::Path, Source::Header, Source::Query][..]);
+    let placed = (source, value()).prop_map(|(source, value)| Part::Value(source, fit(source, &value)));
+    vec(prop_oneof![text().prop_map(Part::Text), placed], 1..5).prop_map(Written)
+}
