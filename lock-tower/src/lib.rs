@@ -65,6 +65,10 @@
 //!
 //! The key is the same however the routers are nested or merged.
 //!
+//! In tonic it is a layer of the whole server, `Server::builder().layer(lock)`, or of one service,
+//! `tonic::service::LayerExt::named_layer`. tonic's own limits and time-outs are always outside of it. A handler finds its
+//! lock in the extensions of the request: `request.extensions().get::<HeldLock>()`.
+//!
 //! Many routes with locks of their own are easier to read in a file, which one layer around all of them goes by: `LockPolicies`
 //! (feature `policy`).
 //!
@@ -110,6 +114,9 @@
 //! | `Lost` | 500, no `Retry-After`: effects may exist | `ABORTED`, no `RetryInfo` |
 //! | a part of the request that the key needs is missing or not valid | 400 | `INVALID_ARGUMENT` |
 //! | anything else | 500 | `INTERNAL` |
+//!
+//! A `grpc-timeout` ends the wait a tenth of itself before it is over, 50 ms at most, so that the answer arrives. Whatever else ends a
+//! call at its deadline, tonic's own timers included, says so in its own way.
 //!
 //! `Retry-After`, or the `google.rpc.RetryInfo` in the details of a gRPC status, is [`LockLayer::retry_after`] or what is left of
 //! the holder's lease, whichever is shorter. [`LockLayer::status`] says another HTTP status. What the caller is not told, the lock's

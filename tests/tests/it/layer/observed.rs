@@ -135,7 +135,7 @@ async fn a_caller_who_hangs_up_waits_no_longer_and_holds_no_longer() {
     drop(holding);
     counted.expect(&[HELD]);
 
-    let held = locks.exclusive("order:7").acquire().await.unwrap();
+    let _held = locks.exclusive("order:7").acquire().await.unwrap();
     let app = app(layer(&locks));
     let mut waiting = Box::pin(pay(&app));
     assert!(poll!(&mut waiting).is_pending());

@@ -2,7 +2,13 @@
 
 use std::{pin::pin, time::Duration};
 
-use axum::{Router, body::Bytes, http::Response, response::IntoResponse, routing::post};
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    http::{Request, Response},
+    response::IntoResponse,
+    routing::post,
+};
 use futures_util::future;
 use lock_runtime::{HeldLock, LockClient};
 use lock_tests::{Captured, RedisServer};
@@ -148,6 +154,20 @@ async fn a_grpc_caller_waits_no_longer_than_its_own_deadline() {
     assert_eq!(response.header("grpc-status"), Some("10"));
     let response = server.post_with("/orders/7", &[("grpc-timeout", "0n")]).await;
     assert_eq!(response.problem(), "wait_timeout");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grpc_caller_is_answered_before_its_deadline() {
+    let locks = LockClient::in_memory();
+    let _guard = locks.exclusive("order:7").acquire().await.unwrap();
+    let app =
+        Router::new().route("/orders/{id}", post(async || "paid").layer(orders(&locks).wait(Duration::from_secs(60))));
+    for (text, deadline) in [("1S", Duration::from_secs(1)), ("10m", Duration::from_millis(10))] {
+        let request = Request::post("/orders/7").header(GRPC[0].0, GRPC[0].1).header("grpc-timeout", text);
+        let answer = app.clone().oneshot(request.body(Body::empty()).unwrap());
+        let response = tokio::time::timeout(deadline, answer).await.unwrap().unwrap();
+        assert_eq!(response.headers()["grpc-status"], "4");
+    }
 }
 
 #[tokio::test]
