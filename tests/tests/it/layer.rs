@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod keys;
+mod policies;
 mod refusals;
 mod retry_info;
 mod server;
