@@ -12,7 +12,7 @@ use axum::{Router, routing::post};
 use futures_util::future::join_all;
 use lock_runtime::{HeldLock, LockClient};
 use lock_tower::{LockLayer, LockPolicies};
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::timeout};
 
 use crate::layer::server::Server;
 
@@ -52,16 +52,16 @@ async fn who_waits_and_who_holds_goes_on_under_the_policy_that_it_began_with() {
         let probe = || locks.exclusive("order:7").max_waiters(0).wait(Duration::from_millis(1));
         while !matches!(probe().acquire().await, Err(error) if error.code() == "overloaded") {}
     };
-    tokio::time::timeout(PROMPTLY, stands).await.expect("it waits");
+    timeout(PROMPTLY, stands).await.expect("it waits");
 
     write("key = 'order:{id}', no_wait = true, status = { busy = 423 }");
     policies.reload().unwrap();
-    let response = server.post("/orders/7").await;
+    let response = timeout(PROMPTLY, server.post("/orders/7")).await.expect("it does not wait any more");
     assert_eq!((response.status, response.problem().as_str()), (423, "contended"));
     write("skip = true");
     policies.reload().unwrap();
     let skipped = server.send("POST", "/orders/7", &[]).await;
-    enters().await;
+    timeout(PROMPTLY, enters()).await.expect("it does not ask for the lock");
     leave.add_permits(3);
     assert_eq!(skipped.response().await.unwrap().body, "none");
     assert_eq!(holds.response().await.unwrap().body, "order:7");

@@ -12,7 +12,10 @@ use futures_util::{StreamExt, future, stream};
 use lock_runtime::{HeldLock, LockClient};
 use lock_tests::RedisServer;
 use lock_tower::{LockLayer, LockPolicies, Refusal};
-use tokio::sync::{Barrier, Notify};
+use tokio::{
+    sync::{Barrier, Notify},
+    time::timeout,
+};
 use tower::Layer;
 
 use crate::layer::server::{Response, Server};
@@ -87,11 +90,13 @@ async fn who_does_not_wait_and_who_is_one_too_many_is_told_at_once() {
     "#;
     let server = serve(&locks, text).await;
     let held = locks.exclusive("order:7").acquire().await.unwrap();
-    assert_eq!(server.post("/not/7").await.problem(), "contended");
+    let response = timeout(PROMPTLY, server.post("/not/7")).await.expect("it is refused at once");
+    assert_eq!(response.problem(), "contended");
     assert_eq!(server.post("/short/7").await.problem(), "wait_timeout");
     // One may wait, the other is one too many.
     let (first, second) = (pin!(server.post("/waits/7")), pin!(server.post("/waits/7")));
-    let (response, waiting) = future::select(first, second).await.factor_first();
+    let refused = timeout(PROMPTLY, future::select(first, second)).await.expect("one is refused at once");
+    let (response, waiting) = refused.factor_first();
     assert_eq!((response.status, response.problem().as_str()), (503, "overloaded"));
     // Of another key there is nobody yet.
     assert_eq!(server.post("/waits/8").await.body, "order:8");
@@ -127,7 +132,7 @@ async fn readers_and_permits_are_served_together() {
     for path in ["/read/7", "/permits/7"] {
         let (one, other) = (server.send("POST", path, &[]).await, server.send("POST", path, &[]).await);
         // Both are in the handler, and nobody writes meanwhile.
-        both.wait().await;
+        timeout(PROMPTLY, both.wait()).await.expect("they are served together");
         if path == "/read/7" {
             assert_eq!(server.post("/write/7").await.problem(), "contended");
         }
