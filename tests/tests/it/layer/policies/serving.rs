@@ -267,7 +267,7 @@ async fn a_lock_ends_when_its_policy_says() {
         .route("/long/{id}", post(named))
         .layer(layer(&locks, text));
     let server = Server::start(app).await;
-    let response = server.post("/short/7").await;
+    let response = timeout(PROMPTLY, server.post("/short/7")).await.expect("the lock ends");
     assert_eq!((response.status, response.problem().as_str()), (504, "lost_max_hold"));
     assert_eq!(server.post("/long/7").await.body, "order:7");
     assert_eq!(server.post("/long/7").await.problem(), "contended");
