@@ -141,6 +141,8 @@ pub enum KeyError {
     NotRouted,
     /// Something else is wrong with the server: 500, and an event with the text.
     Misconfigured(Cow<'static, str>),
+    /// Any of these, to be refused as the policy says, whatever the layer says. See [`KeyError::under`].
+    Under(Arc<Policy>, Box<KeyError>),
 }
 
 impl KeyError {
@@ -154,9 +156,16 @@ impl KeyError {
         Self::Misconfigured(text.into())
     }
 
+    /// The same, refused as `policy` says: what [`Target::LockAs`] is to a lock.
+    #[must_use]
+    pub fn under(self, policy: Arc<Policy>) -> Self {
+        Self::Under(policy, Box::new(self))
+    }
+
     /// The row of the table of refusals.
     pub fn answer(&self) -> Answer {
         match self {
+            Self::Under(_, error) => error.answer(),
             Self::MissingHeader(_)
             | Self::RepeatedHeader(_)
             | Self::InvalidHeader(_)
@@ -175,6 +184,7 @@ impl KeyError {
     /// A stable text for programs, such as `missing_header`.
     pub fn code(&self) -> &'static str {
         match self {
+            Self::Under(_, error) => error.code(),
             Self::MissingHeader(_) => "missing_header",
             Self::RepeatedHeader(_) => "repeated_header",
             Self::InvalidHeader(_) => "invalid_header",
@@ -208,6 +218,7 @@ impl fmt::Display for KeyError {
             Self::InvalidQuery(name) => write!(f, "The query parameter {name:?} is empty or not UTF-8."),
             Self::BadRequest(text) | Self::Misconfigured(text) => f.write_str(text),
             Self::Lock(error) => error.fmt(f),
+            Self::Under(_, error) => error.fmt(f),
             Self::NoSuchParameter { name, route } => {
                 write!(f, "the key template has {{{name}}}, and the route {route:?} has no such parameter")
             }
@@ -226,6 +237,7 @@ impl Error for KeyError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Lock(error) => error.source(),
+            Self::Under(_, error) => error.source(),
             _ => None,
         }
     }

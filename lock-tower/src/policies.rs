@@ -99,6 +99,9 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// Anywhere: it routes by itself. Around a finished axum router, on a `Router::layer`, on a tonic server. Layers that rewrite paths, such as
 /// tower-http's `NormalizePath`, belong outside of it; otherwise they let a request pass under a path that no policy has.
 ///
+/// axum's `nest_service("/api", ..)` serves more paths than one by a route, of which a policy file knows nothing: `/api//orders` as `/api/orders`,
+/// and `/api/` as `/api`. The former is refused with 400 (`bad_request`) where a lock depends on it; for the latter write both routes, or `nest` the router.
+///
 /// [`LockSpec::lease`]: lock_runtime::LockSpec::lease
 /// [`LockSpec::max_waiters`]: lock_runtime::LockSpec::max_waiters
 #[derive(Clone)]
@@ -187,9 +190,16 @@ impl LockLayer<LockPolicies> {
 impl<B> KeyExtractor<Request<B>> for LockPolicies {
     fn target(&self, req: &mut Request<B>) -> Result<Target, KeyError> {
         let table = self.shared.table.load();
-        let Some(found) = table.find(req.method(), whole_path(req)) else { return Ok(Target::Skip) };
+        let path = whole_path(req);
+        if table.is_ambiguous(req.method(), path) {
+            return Err(KeyError::bad_request("The path has an empty segment, so it does not say what is meant."));
+        }
+        let Some(found) = table.find(req.method(), path) else { return Ok(Target::Skip) };
         let Some((key, policy)) = found.lock() else { return Ok(Target::Skip) };
-        Ok(Target::LockAs(key.of_routed(req, &found)?, policy.clone()))
+        match key.of_routed(req, &found) {
+            Ok(key) => Ok(Target::LockAs(key, policy.clone())),
+            Err(error) => Err(error.under(policy.clone())),
+        }
     }
 }
 

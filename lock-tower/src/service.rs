@@ -9,7 +9,7 @@ use tower_service::Service;
 
 use crate::{
     future::{ResponseFuture, State},
-    key::{KeyExtractor, KeyTemplate, Target},
+    key::{KeyError, KeyExtractor, KeyTemplate, Target},
     layer::LockLayer,
     protocol::{Http, Protocol},
     watch::Watch,
@@ -71,6 +71,13 @@ where
                 Some(key)
             }
             Target::Skip => None,
+        });
+        let target = target.map_err(|error| match error {
+            KeyError::Under(chosen, error) => {
+                policy = chosen;
+                *error
+            }
+            error => error,
         });
         let mut watch = Watch::new(policy.clone());
         let state = match target {

@@ -1,6 +1,7 @@
 //! What is wrong with a policy file, all of it at once, each with its place.
 
 use std::{
+    collections::HashSet,
     error::Error,
     fmt, io,
     path::{Path, PathBuf},
@@ -93,27 +94,45 @@ impl Error for PolicyError {
 /// The mistakes found so far in a text.
 pub(super) struct Mistakes<'t> {
     text: &'t str,
+    /// Where the second line and those after it begin.
+    lines: Vec<usize>,
     found: Vec<(usize, String)>,
     /// Lines that are no TOML, of which nothing else is worth saying.
-    broken: Vec<usize>,
+    broken: HashSet<usize>,
 }
 
 impl<'t> Mistakes<'t> {
     /// Of a text that is TOML but for `errors`.
     pub(super) fn of(text: &'t str, errors: &[toml::de::Error]) -> Self {
-        let mut mistakes = Self { text, found: Vec::new(), broken: Vec::new() };
+        let lines = text.match_indices('\n').map(|(at, _)| at + 1).collect();
+        let mut mistakes = Self { text, lines, found: Vec::new(), broken: HashSet::new() };
         for error in errors {
             let at = error.span().map_or(0, |span| span.start);
-            mistakes.add(at, error.message());
-            mistakes.broken.push(mistakes.place(at).0);
+            let message = error.message().replace(char::is_control, " ");
+            let advice = match mistakes.line_of(at).trim_start() {
+                line if line.starts_with("[routes.") && !line.contains('"') => {
+                    ": write a route in quotes, [routes.\"POST /orders/{id}\"]"
+                }
+                _ if message.starts_with("duplicate key") => ": leave one of them out",
+                _ => "",
+            };
+            mistakes.add(at, format!("this is no TOML, {message}{advice}"));
+            mistakes.broken.insert(mistakes.line(at));
         }
         mistakes
     }
 
     /// One more, `at` so many bytes from the start of the text.
     pub(super) fn add(&mut self, at: usize, message: impl Into<String>) {
-        if !self.broken.contains(&self.place(at).0) {
+        if !self.broken.contains(&self.line(at)) {
             self.found.push((at, message.into()));
+        }
+    }
+
+    /// That something is not there: nobody can tell while parts of the text cannot be read.
+    pub(super) fn add_missing(&mut self, at: usize, message: impl Into<String>) {
+        if self.broken.is_empty() {
+            self.add(at, message);
         }
     }
 
@@ -121,11 +140,27 @@ impl<'t> Mistakes<'t> {
         self.text
     }
 
+    /// The line of a byte, from 1.
+    pub(super) fn line(&self, at: usize) -> usize {
+        self.lines.partition_point(|begin| *begin <= at) + 1
+    }
+
+    fn line_of(&self, at: usize) -> &'t str {
+        let begin = self.begin_of(self.line(at));
+        self.text[begin..].split('\n').next().unwrap_or_default()
+    }
+
+    /// Where a line begins.
+    fn begin_of(&self, line: usize) -> usize {
+        line.checked_sub(2).map_or(0, |before| self.lines[before])
+    }
+
     /// Line and column of a byte.
-    pub(super) fn place(&self, at: usize) -> (usize, usize) {
-        let before = self.text.get(..at).unwrap_or(self.text);
-        let line = before.rfind('\n').map_or(0, |newline| newline + 1);
-        (before.matches('\n').count() + 1, before[line..].chars().count() + 1)
+    fn place(&self, at: usize) -> (usize, usize) {
+        let line = self.line(at);
+        let begin = self.begin_of(line);
+        let column = self.text[begin..].char_indices().take_while(|(from, _)| begin + from < at).count();
+        (line, column + 1)
     }
 
     /// `Ok` if there are none.

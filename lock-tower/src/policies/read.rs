@@ -54,7 +54,8 @@ const ALIASES: [(&str, &str); 11] = [
     ("fair", "strict_order"),
     ("template", "key"),
 ];
-const ROWS: [(&str, Answer); 6] = [
+/// The table of refusals.
+pub(super) const ROWS: [(&str, Answer); 6] = [
     ("busy", Answer::Busy),
     ("overloaded", Answer::Overloaded),
     ("unavailable", Answer::Unavailable),
@@ -80,9 +81,8 @@ struct Reader<'t> {
 
 impl Reader<'_> {
     fn document(&mut self, document: &DeTable<'_>) -> Table {
-        for (name, _) in document.iter().filter(|(name, _)| !TABLES.contains(&name.get_ref().as_ref())) {
-            self.unknown("table", name, TABLES, &[]);
-        }
+        let unknown = document.keys().filter(|name| !TABLES.contains(&name.get_ref().as_ref()));
+        let meant: Vec<_> = unknown.filter_map(|name| self.unknown_table(name)).collect();
         let defaults = document.get("defaults").and_then(|defaults| self.table("defaults", defaults));
         let defaults = defaults.map(|defaults| self.settings(defaults, &[])).unwrap_or_default();
         let groups = document.get("groups").and_then(|groups| self.table("groups", groups));
@@ -95,18 +95,20 @@ impl Reader<'_> {
             })
             .collect();
         let routes = document.get("routes").and_then(|routes| self.table("routes", routes));
-        if routes.is_none_or(DeTable::is_empty) {
+        if routes.map_or(!document.contains_key("routes") && !meant.contains(&"routes"), DeTable::is_empty) {
             // An empty file, half written perhaps, must not take the locks off all routes.
             let message = "there is no route: write one, such as [routes.\"POST /orders/{id}\"]";
-            self.mistakes.add(document.get("routes").map_or(0, at), message);
+            self.mistakes.add_missing(document.get("routes").map_or(0, at), message);
         }
+        // Unless they are told already to be called otherwise.
+        let groups = (!meant.contains(&"groups")).then_some(groups);
         let mut names = HashMap::new();
         let mut routes: Vec<_> = routes.into_iter().flat_map(DeTable::iter).collect();
         // In the order of the text, so that of two that contradict each other the second is told.
         routes.sort_by_key(|(route, _)| route.span().start);
         let entries = routes
             .into_iter()
-            .filter_map(|(route, said)| self.route(route, said, &defaults, &groups, &mut names))
+            .filter_map(|(route, said)| self.route(route, said, &defaults, groups.as_ref(), &mut names))
             .collect();
         Table::new(entries, &mut self.mistakes)
     }
@@ -116,49 +118,68 @@ impl Reader<'_> {
         written: &Spanned<impl AsRef<str>>,
         said: &'d Value<'_>,
         defaults: &Settings<'d>,
-        groups: &HashMap<&str, Settings<'d>>,
+        groups: Option<&HashMap<&str, Settings<'d>>>,
         names: &mut HashMap<String, usize>,
     ) -> Option<Entry> {
         let begin = written.span().start;
         let text = written.get_ref().as_ref();
+        let said = self.table("a route", said);
+        let below = said.and_then(|said| said.keys().find(|key| key.get_ref().contains('/')));
+        if let Some(path) = below.filter(|_| !text.contains('/')) {
+            let whole = format!("{text} {}", path.get_ref());
+            self.mistakes.add(begin, format!("a route is called by one name: write [routes.{whole:?}]"));
+            return None;
+        }
         let route = Route::parse(text).map_err(|complaint| self.mistakes.add(begin, complaint)).ok();
-        let said = self.table("a route", said)?;
+        let said = said?;
 
         let named = said.get("name").and_then(|name| self.text("name", "\"pay\"", name));
         let name = named.map_or(text, |name| name.value).to_owned();
         if let Some(other) = names.insert(name.clone(), begin) {
-            let line = self.mistakes.place(other).0;
+            let line = self.mistakes.line(other);
             let place = named.map_or(begin, |name| name.at);
             self.mistakes.add(place, format!("the route in line {line} is called {name:?} as well: rename one"));
         }
-        let skip = said.get("skip").and_then(|skip| self.flag("skip", skip)) == Some(true);
-        if skip {
+        let skip = said.get("skip").map(|skip| self.flag("skip", skip));
+        if skip == Some(Some(true)) {
             for (field, _) in said.iter().filter(|(field, _)| !matches!(field.get_ref().as_ref(), "name" | "skip")) {
                 let message = format!("a route that is skipped takes no lock: leave `{}` out", field.get_ref());
                 self.mistakes.add(field.span().start, message);
             }
             return Some(Entry { route: route?, at: begin, lock: None });
         }
-        let group = said.get("group").and_then(|group| self.text("group", "\"orders\"", group));
-        let group = group.and_then(|group| {
-            groups.get(group.value).or_else(|| {
-                let near = nearest(group.value, groups.keys().copied());
-                let advice = near.map_or_else(
-                    || format!("write [groups.{}]", group.value),
-                    |near| format!("did you mean {near:?}?"),
-                );
-                self.mistakes.add(group.at, format!("there is no group {:?}: {advice}", group.value));
-                None
-            })
-        });
-        let settings = self.settings(said, &OF_ROUTES).or(group.unwrap_or(defaults));
+        let group = said.get("group").map(|group| groups.and_then(|groups| self.group(group, groups)));
+        let own = self.settings(said, &OF_ROUTES);
+        let settings = own.or(group.flatten().unwrap_or(defaults));
         let policy = settings.policy(&name, &mut self.mistakes);
         let Some(key) = settings.key else {
-            self.mistakes.add(begin, "the route has no key: write one, such as key = \"order:{id}\", or skip = true");
+            // Not after a mistake that may be the reason.
+            if !settings.mistaken_key && !matches!(group, Some(None)) && skip != Some(None) {
+                let message = "the route has no key: write one, such as key = \"order:{id}\", or skip = true";
+                self.mistakes.add_missing(begin, message);
+            }
             return None;
         };
         let key = self.key(key, settings.global == Some(true), text, route.as_ref());
         Some(Entry { route: route?, at: begin, lock: Some((key?, Arc::new(policy))) })
+    }
+
+    /// The settings of the group that a route names.
+    fn group<'g, 'd>(&mut self, said: &Value<'_>, groups: &'g HashMap<&str, Settings<'d>>) -> Option<&'g Settings<'d>> {
+        let group = self.text("group", "\"orders\"", said)?;
+        let found = groups.get(group.value);
+        if found.is_none() {
+            let bare = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+            let advice = match nearest(group.value, groups.keys().copied()) {
+                Some(near) => format!("did you mean {near:?}?"),
+                None if group.value.bytes().all(bare) && !group.value.is_empty() => {
+                    format!("write [groups.{}]", group.value)
+                }
+                None => format!("write [groups.{:?}]", group.value),
+            };
+            self.mistakes.add_missing(group.at, format!("there is no group {:?}: {advice}", group.value));
+        }
+        found
     }
 
     /// A template that requests of the route can fill.
@@ -230,7 +251,10 @@ impl Reader<'_> {
         let name = field.get_ref().as_ref();
         let exclusive = LockSpec::exclusive;
         match name {
-            "key" => settings.key = self.text(name, "\"order:{id}\"", value),
+            "key" => {
+                settings.key = self.text(name, "\"order:{id}\"", value);
+                settings.mistaken_key = settings.key.is_none();
+            }
             "global" => settings.global = self.flag(name, value),
             "lease" => settings.lease = self.duration(name, value, |lease| exclusive().lease(lease)),
             "wait" => {
@@ -276,8 +300,28 @@ impl Reader<'_> {
             _ if OF_ROUTES.contains(&name) => {
                 self.mistakes.add(field.span().start, format!("only a route has a `{name}`"));
             }
-            _ => self.unknown("field", field, FIELDS.into_iter().chain(own.iter().copied()), &ALIASES),
+            _ => {
+                let meant = self.unknown("field", field, FIELDS.into_iter().chain(own.iter().copied()), &ALIASES);
+                settings.mistaken_key |= matches!(meant, Some("key" | "skip" | "group"));
+            }
         }
+    }
+
+    /// Which table was probably meant.
+    fn unknown_table(&mut self, name: &Spanned<impl AsRef<str>>) -> Option<&'static str> {
+        let text = name.get_ref().as_ref();
+        let at = name.span().start;
+        if text.contains('/') {
+            self.mistakes.add(at, format!("a route is a table of `routes`: write [routes.{text:?}]"));
+            return Some("routes");
+        }
+        if FIELDS.contains(&text) {
+            let message = format!("`{text}` is said of routes: write it below [defaults], or below a group or a route");
+            // Below a heading that cannot be read, it may be where it belongs.
+            self.mistakes.add_missing(at, message);
+            return None;
+        }
+        self.unknown("table", name, TABLES, &[])
     }
 
     fn statuses(&mut self, value: &Value<'_>) -> Vec<(Answer, StatusCode)> {
@@ -303,21 +347,29 @@ impl Reader<'_> {
         name: &Spanned<impl AsRef<str>>,
         known: impl IntoIterator<Item = &'n str>,
         aliases: &[(&str, &'n str)],
-    ) {
+    ) -> Option<&'n str> {
         let text = name.get_ref().as_ref();
         let known: Vec<_> = known.into_iter().collect();
         let alias = aliases.iter().find(|(alias, _)| *alias == text).map(|(_, known)| *known);
-        let advice = match alias.or_else(|| nearest(text, known.iter().copied())) {
+        let meant = alias.or_else(|| nearest(text, known.iter().copied()));
+        let advice = match meant {
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("there are {}", known.join(", ")),
         };
-        self.mistakes.add(name.span().start, format!("there is no {what} `{text}`: {advice}"));
+        self.mistakes.add(name.span().start, format!("there is no {what} `{}`: {advice}", text.escape_debug()));
+        meant
     }
 
     fn table<'v, 'd>(&mut self, name: &str, value: &'v Value<'d>) -> Option<&'v DeTable<'d>> {
         let table = value.get_ref().as_table();
         if table.is_none() {
-            self.mistakes.add(at(value), format!("{name} is a table, not {}", kind(value)));
+            let advice = match (name, value.get_ref()) {
+                ("routes" | "groups", _) => format!(": write [{name}.\"..\"] for each"),
+                (_, DeValue::Array(_)) => ": write [..] for [[..]]".to_owned(),
+                ("status", _) => ": write status = { busy = 423 }".to_owned(),
+                _ => ": write { key = \"order:{id}\" }".to_owned(),
+            };
+            self.mistakes.add(at(value), format!("{name} is a table, not {}{advice}", kind(value)));
         }
         table
     }
@@ -346,7 +398,7 @@ impl Reader<'_> {
             Some(Ok(number)) => return Some(number),
             Some(Err(_)) => self.mistakes.add(at(value), format!("`{name}` is out of range: write {name} = {example}")),
             None => {
-                let message = format!("a number is meant, not {}: write {name} = {example}", kind(value));
+                let message = format!("a whole number is meant, not {}: write {name} = {example}", kind(value));
                 self.mistakes.add(at(value), message);
             }
         }
@@ -365,12 +417,17 @@ impl Reader<'_> {
 
     /// A duration that is fit for the lock: `spec` says where it goes.
     fn duration(&mut self, name: &str, value: &Value<'_>, spec: impl Fn(Duration) -> LockSpec) -> Option<Duration> {
-        let said = self.text(name, "\"2s\"", value)?;
+        let seconds = value.get_ref().as_integer().map_or("2", DeInteger::as_str);
+        let said = self.text(name, &format!("\"{seconds}s\""), value)?;
         let duration = match humantime::parse_duration(said.value) {
             Ok(duration) => duration,
             Err(error) => {
-                let message =
-                    format!("{:?} is no duration ({error}): write {name} = \"2s\", \"500ms\" or the like", said.value);
+                let bare = !said.value.is_empty() && said.value.bytes().all(|byte| byte.is_ascii_digit());
+                let seconds = if bare { said.value } else { "2" };
+                let message = format!(
+                    "{:?} is no duration ({error}): write {name} = \"{seconds}s\", \"500ms\" or the like",
+                    said.value
+                );
                 self.mistakes.add(said.at, message);
                 return None;
             }
@@ -398,7 +455,8 @@ fn at(value: &Value<'_>) -> usize {
 fn kind(value: &Value<'_>) -> &'static str {
     match value.get_ref() {
         DeValue::String(_) => "a string",
-        DeValue::Integer(_) | DeValue::Float(_) => "a number",
+        DeValue::Integer(_) => "a number",
+        DeValue::Float(_) => "a fraction",
         DeValue::Boolean(_) => "true or false",
         DeValue::Datetime(_) => "a date",
         DeValue::Array(_) => "an array",

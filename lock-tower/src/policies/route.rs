@@ -33,6 +33,12 @@ pub(super) struct Route {
 impl Route {
     /// Reads `text`; otherwise what to write.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
+        if let Some((path, methods)) = text.split_once(' ')
+            && path.starts_with('/')
+            && method(methods).is_ok()
+        {
+            return Err(format!("methods come first: write {:?}", format!("{methods} {path}")));
+        }
         let (methods, path) = match text.split_once(' ') {
             Some((methods, path)) => (methods.split('|').map(method).collect::<Result<_, _>>()?, path),
             None => (Vec::new(), text),
@@ -42,7 +48,7 @@ impl Route {
         }
         if !path.starts_with('/') {
             return Err(if path.contains('/') && !path.contains(' ') {
-                format!("no path starts like that: write \"/{path}\"")
+                format!("no path starts like that: write {:?}", format!("/{path}"))
             } else {
                 format!(
                     "{text:?} is no route: write a path such as \"/orders/{{id}}\", or methods and a path, \"PUT|POST /orders/{{id}}\""
@@ -90,9 +96,15 @@ fn method(text: &str) -> Result<Method, String> {
     }
 }
 
+/// matchit names them by letters, and panics when it runs out of them.
+const MOST_PARAMS: usize = 25;
+
 /// Reads a path as matchit does, which says whether it is one.
 fn path_of(path: &str) -> Result<Route, String> {
     use matchit::InsertError as E;
+    if path.replace("{{", "").matches('{').count() > MOST_PARAMS {
+        return Err(format!("a path has {MOST_PARAMS} parameters at most: write \"{{*rest}}\" at its end for many"));
+    }
     matchit::Router::new().insert(path, ()).map_err(|error| match error {
         E::InvalidParamSegment => {
             format!("a segment of {path:?} has something after its parameter: only what comes before may stand beside it, as in \"/order-{{id}}\"")
@@ -100,6 +112,12 @@ fn path_of(path: &str) -> Result<Route, String> {
         E::InvalidCatchAll => format!("in {path:?} the parameter with the star is not the last segment: write it at the end"),
         _ => format!("the braces of {path:?} enclose no name: write \"{{id}}\", \"{{*rest}}\" at the end, or \"{{{{\" for a brace"),
     })?;
+    // axum refuses it as well.
+    if let Some(old) = path.split('/').find(|segment| segment.starts_with([':', '*'])) {
+        let name = if old.len() > 1 { &old[1..] } else { "id" };
+        let star = if old.starts_with('*') { "*" } else { "" };
+        return Err(format!("a parameter is not written {old:?}: write \"{{{star}{}}}\"", name.escape_debug()));
+    }
     let mut route = Route {
         methods: Vec::new(),
         path: path.into(),
@@ -121,6 +139,10 @@ fn path_of(path: &str) -> Result<Route, String> {
         }
         let Some((name, after)) = brace[1..].split_once('}') else { break };
         let (star, name) = name.strip_prefix('*').map_or(("", name), |name| ("*", name));
+        // matchit takes braces for a part of the name.
+        if name.contains('{') || after.starts_with('}') {
+            return Err(format!("a parameter of {path:?} has a brace in its name: write a plain one, \"{{id}}\""));
+        }
         if route.params.iter().any(|other| **other == *name) {
             return Err(format!("{path:?} has two parameters {{{name}}}: rename one"));
         }

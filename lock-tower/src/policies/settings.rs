@@ -5,7 +5,7 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use http::StatusCode;
 use lock_runtime::{LockSpec, web::Answer};
 
-use super::mistake::Mistakes;
+use super::{mistake::Mistakes, read::ROWS};
 use crate::{policy::Policy, protocol::Hold};
 
 /// Something that is said in the text, `at` so many bytes from its start.
@@ -33,6 +33,8 @@ pub(super) enum Waiting {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Settings<'t> {
     pub(super) key: Option<Said<&'t str>>,
+    /// A key was meant, or that there is none, in a way that cannot be read and has been told.
+    pub(super) mistaken_key: bool,
     pub(super) global: Option<bool>,
     pub(super) sharing: Option<Sharing>,
     pub(super) lease: Option<Duration>,
@@ -57,6 +59,7 @@ impl<'t> Settings<'t> {
         self.statuses.extend(inherited);
         Self {
             key: self.key.or(other.key),
+            mistaken_key: self.mistaken_key || other.mistaken_key,
             global: self.global.or(other.global),
             sharing: self.sharing.or(other.sharing),
             lease: self.lease.or(other.lease),
@@ -91,7 +94,10 @@ impl<'t> Settings<'t> {
         if self.fail_open == Some(true) {
             policy = policy.fail_open();
         }
-        self.statuses.iter().fold(policy, |policy, (answer, status)| policy.status(*answer, *status))
+        // In the order of the table, so that policies that say the same are equal.
+        let said = |row| self.statuses.iter().find(|(answer, _)| *answer == row);
+        let statuses = ROWS.into_iter().filter_map(|(_, row)| said(row));
+        statuses.fold(policy, |policy, (answer, status)| policy.status(*answer, *status))
     }
 
     fn spec(&self) -> LockSpec {

@@ -1,6 +1,10 @@
 //! Which policy a request is served under: the routes of a file, found by method and path.
 
-use std::{borrow::Cow, collections::HashMap, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use http::Method;
 use matchit::Router;
@@ -33,10 +37,10 @@ pub(super) struct Entry {
 impl Table {
     /// Orders `entries`; those that no request could reach are mistakes.
     pub(super) fn new(entries: Vec<Entry>, mistakes: &mut Mistakes<'_>) -> Self {
-        let mut named: Vec<_> = entries.iter().flat_map(|entry| &entry.route.methods).cloned().collect();
+        let mut named: HashSet<_> = entries.iter().flat_map(|entry| &entry.route.methods).cloned().collect();
         // What axum serves by the handler of GET is locked as that is.
         if named.contains(&Method::GET) {
-            named.push(Method::HEAD);
+            named.insert(Method::HEAD);
         }
         let of_any = reached(&entries, None, mistakes);
         let of_method = named.into_iter().map(|method| {
@@ -46,9 +50,35 @@ impl Table {
         Self { of_method: of_method.collect(), of_any, entries }
     }
 
+    /// Might a router that is nested as a service serve the request by another route than it is found to be of? axum leaves out one slash
+    /// where it nests a service, so that this serves `/api//orders` as it does `/api/orders`.
+    pub(super) fn is_ambiguous(&self, method: &Method, path: &str) -> bool {
+        /// Services are nested near the beginning.
+        const RUNS: usize = 8;
+        let mut runs = path.match_indices("//").map(|(at, _)| at).filter(|at| !path[..*at].ends_with('/')).peekable();
+        if runs.peek().is_none() {
+            return false;
+        }
+        let plain = self.find(method, path);
+        let locks = |found: &Option<Found<'_, '_>>| found.as_ref().is_some_and(|found| found.lock().is_some());
+        let differs = |other: &str| {
+            let other = self.find(method, other);
+            let same = match (&plain, &other) {
+                (Some(plain), Some(other)) => std::ptr::eq(plain.entry, other.entry),
+                (_, None) => true,
+                (None, Some(_)) => false,
+            };
+            !same && (locks(&plain) || locks(&other))
+        };
+        // One service in another may leave out a slash each.
+        let full = path.split('/').filter(|segment| !segment.is_empty());
+        let all: String = full.flat_map(|segment| ["/", segment]).collect();
+        runs.take(RUNS).any(|at| differs(&format!("{}{}", &path[..at], &path[at + 1..]))) || differs(&all)
+    }
+
     /// The most specific route for a request: literal text comes before parameters, and of the same path the route that names
     /// the method comes before the one that names none.
-    pub(super) fn find<'t>(&'t self, method: &Method, path: &'t str) -> Option<Found<'t>> {
+    pub(super) fn find<'t, 'p>(&'t self, method: &Method, path: &'p str) -> Option<Found<'t, 'p>> {
         let routes = self.of_method.get(method).unwrap_or(&self.of_any);
         let found = routes.at(path).ok()?;
         let entry = self.entries.get(*found.value)?;
@@ -63,11 +93,8 @@ fn reached(entries: &[Entry], method: Option<&Method>, mistakes: &mut Mistakes<'
         let Some(rank) = rank(&entry.route.methods, method) else { continue };
         match of_shape.get(entry.route.shape.as_str()) {
             Some((other, first)) if *other == rank => {
-                let line = mistakes.place(entries[*first].at).0;
-                mistakes.add(
-                    entry.at,
-                    format!("this route can never match: the one in line {line} matches the same requests"),
-                );
+                let line = mistakes.line(entries[*first].at);
+                mistakes.add(entry.at, twice(&entry.route, &entries[*first].route, line));
             }
             Some((other, _)) if *other < rank => {}
             _ => {
@@ -91,7 +118,7 @@ fn reached(entries: &[Entry], method: Option<&Method>, mistakes: &mut Mistakes<'
                     "neither this route nor {:?} in line {} is more specific, so a request may mean both; axum has no \
                      such two routes either",
                     other.route.path,
-                    mistakes.place(other.at).0
+                    mistakes.line(other.at)
                 ),
                 None => format!("this route contradicts another one: {error}"),
             };
@@ -99,6 +126,20 @@ fn reached(entries: &[Entry], method: Option<&Method>, mistakes: &mut Mistakes<'
         }
     }
     router
+}
+
+/// What is wrong with `route` beside that of `line`, which matches the same paths.
+fn twice(route: &Route, first: &Route, line: usize) -> String {
+    let both: Vec<_> =
+        route.methods.iter().filter(|method| first.methods.contains(method)).map(Method::as_str).collect();
+    if both.len() == route.methods.len() {
+        format!("this route can never match: the one in line {line} matches the same requests; leave one of them out")
+    } else {
+        format!(
+            "the route in line {line} matches the same {} requests: name the method in one of them only",
+            both.join(" and ")
+        )
+    }
 }
 
 /// How well a route of `methods` fits a request of `method`, which is none of those that are named if it is `None`; less is better.
@@ -112,18 +153,18 @@ fn rank(methods: &[Method], method: Option<&Method>) -> Option<u8> {
 }
 
 /// The route of a request, with the values of its parameters.
-pub(super) struct Found<'t> {
+pub(super) struct Found<'t, 'p> {
     entry: &'t Entry,
-    values: matchit::Params<'t, 't>,
+    values: matchit::Params<'t, 'p>,
 }
 
-impl<'t> Found<'t> {
+impl<'t> Found<'t, '_> {
     pub(super) fn lock(&self) -> Option<&'t (KeyTemplate, Arc<Policy>)> {
         self.entry.lock.as_ref()
     }
 }
 
-impl Routed for Found<'_> {
+impl Routed for Found<'_, '_> {
     fn param(&self, name: &str) -> Result<Cow<'_, str>, KeyError> {
         let route = &self.entry.route;
         let mut values = route.params.iter().zip(self.values.iter());

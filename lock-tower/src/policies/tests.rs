@@ -191,7 +191,7 @@ fn all_mistakes_are_told_at_once_each_at_its_place() {
     let text = r#"[default]
 [defaults]
 lease = "5"
-keyy = "é"
+leasee = "é"
 
 [groups.slow]
 skip = true
@@ -215,8 +215,8 @@ key = "order:{other"
         complaints(text),
         [
             "1:2 there is no table `default`: did you mean `defaults`?",
-            "3:9 \"5\" is no duration (time unit needed, for example 5sec or 5ms): write lease = \"2s\", \"500ms\" or the like",
-            "4:1 there is no field `keyy`: did you mean `key`?",
+            "3:9 \"5\" is no duration (time unit needed, for example 5sec or 5ms): write lease = \"5s\", \"500ms\" or the like",
+            "4:1 there is no field `leasee`: did you mean `lease`?",
             "7:1 only a route has a `skip`",
             "8:8 a wait of 324000s is too long; give at most 24 h",
             "10:9 no request has the method \"post\": write POST",
@@ -235,8 +235,11 @@ key = "order:{other"
 fn what_is_no_toml_is_told_with_the_other_mistakes() {
     let text = "[routes.\"/a\"]\nkey = \"a:{id}\nlease = \"1s\"\nlease = \"2s\"\nwait = [1,\n";
     let complaints = complaints(text);
-    assert!(complaints.iter().any(|line| line.starts_with("2:14 invalid basic string")), "{complaints:?}");
-    assert!(complaints.iter().any(|line| line.starts_with("4:1 duplicate key")), "{complaints:?}");
+    assert!(
+        complaints.iter().any(|line| line.starts_with("2:14 this is no TOML, invalid basic string")),
+        "{complaints:?}"
+    );
+    assert!(complaints.iter().any(|line| line.starts_with("4:1 this is no TOML, duplicate key")), "{complaints:?}");
     // What is said of a value that was not understood would only confuse.
     assert!(!complaints.iter().any(|line| line.contains("parameter")), "{complaints:?}");
 }
@@ -245,7 +248,8 @@ fn what_is_no_toml_is_told_with_the_other_mistakes() {
 fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
     let key = |said: &str| format!("key = \"{{header.x}}\", {said}");
     for (said, words) in [
-        ("lease = 30", "write lease = \"2s\""),
+        ("lease = 30", "write lease = \"30s\""),
+        ("lease = 1.5", "not a fraction: write lease = \"2s\""),
         ("lease = \"1ms\"", "100 ms to 24 h"),
         ("lease = \"soon\"", "no duration"),
         ("wait = true", "a string is meant"),
@@ -256,7 +260,8 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
         ("max_hold = \"0s\"", "holds nothing"),
         ("permits = -1", "out of range"),
         ("permits = 5_000_000_000", "4294967295"),
-        ("permits = \"3\"", "a number is meant"),
+        ("permits = \"3\"", "a whole number is meant"),
+        ("permits = 2.5", "not a fraction"),
         ("mode = \"shared\"", "\"read\""),
         ("hold = \"stream\"", "\"body\""),
         ("max_waiters = -1", "out of range"),
@@ -299,6 +304,11 @@ fn a_route_that_can_never_match_is_refused() {
         ("/{*rest}/x", "at the end"),
         ("/{a}{b}", "beside"),
         ("/{a}/{a}", "rename one"),
+        ("/orders/:id", "write \"{id}\""),
+        ("/orders/{id} POST", "write \"POST /orders/{id}\""),
+        ("/{a}}}", "brace in its name"),
+        ("/{a{b}", "brace in its name"),
+        (&"/{x}".repeat(26), "25 parameters"),
     ] {
         let complaint = complaint(route, "key = \"{header.x}\"");
         assert!(complaint.contains(words), "{route}: {complaint}");

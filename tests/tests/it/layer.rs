@@ -10,6 +10,7 @@ mod hang_ups;
 mod keys;
 mod observed;
 mod order;
+mod policies;
 mod readiness;
 mod refusals;
 mod retry_info;

@@ -1,0 +1,257 @@
+//! Two requests share a lock only if they are of one route with the same values, or of routes that say so; and a policy names the lock that a
+//! [`LockLayer`], a [`KeyWriter`] and the attribute name.
+
+use std::{collections::HashMap, sync::LazyLock};
+
+use axum::{
+    Extension, Router,
+    body::Body,
+    extract::{Path, Request},
+    http::Method,
+    response::Response,
+    routing,
+};
+use lock_runtime::{HeldLock, KeyWriter, LockClient, LockError, LockKey, distributed_lock};
+use lock_tower::{KeyExtractor, LockLayer, LockPolicies, Target};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use proptest::{prelude::*, sample::select};
+use tokio::runtime::Runtime;
+use tower::ServiceExt;
+
+use super::file::{Part, Route, quoted, routes};
+
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
+
+/// What a key has beside the values of the path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Beside {
+    Header,
+    Query,
+    Method,
+}
+
+/// The key of a route: its beginning, and values with the text before each.
+#[derive(Clone, Debug)]
+struct Key {
+    by_path: bool,
+    between: Vec<&'static str>,
+    beside: Vec<Beside>,
+}
+
+/// A request of a route: the values of its path, of the header and of the query.
+#[derive(Clone, Debug)]
+struct Values {
+    path: Vec<String>,
+    header: String,
+    query: String,
+    method: Method,
+}
+
+fn key() -> impl Strategy<Value = Key> {
+    let between = select(vec!["", "", ":", "/", "-", "x", "%", "{{", "%.", "%2F"]);
+    let beside = proptest::sample::subsequence(vec![Beside::Header, Beside::Query, Beside::Method], 0..=3);
+    (any::<bool>(), proptest::collection::vec(between, 8), beside).prop_map(|(by_path, between, beside)| Key {
+        by_path,
+        between,
+        beside,
+    })
+}
+
+/// Values that could be taken for others, or for what is between them.
+fn value() -> impl Strategy<Value = String> {
+    prop_oneof![
+        3 => "[1x:/%.{}-]{1,3}",
+        1 => select(vec!["1", "%31", "%2F", "/", "%", "permits", "é", "e\u{301}", "\u{1}", "a b", "+", "&=#?", "..", "."]).prop_map(str::to_owned),
+    ]
+}
+
+fn values() -> impl Strategy<Value = Values> {
+    // A header cannot begin or end with a blank, nor have what is no text.
+    let header = "[1x:/%.{}-]{1,3}";
+    let method = select(vec![Method::GET, Method::POST, Method::HEAD]);
+    (proptest::collection::vec(value(), 5), header, value(), method).prop_map(|(path, header, query, method)| Values {
+        path,
+        header,
+        query,
+        method,
+    })
+}
+
+impl Key {
+    /// The template, and the places that it has: by the names of the path's parameters, then what is beside.
+    fn template(&self, number: usize, route: &Route) -> String {
+        let mut template = if self.by_path { "{matched_path}:".to_owned() } else { format!("r{number}:") };
+        let mut between = self.between.iter();
+        let params = route.params().into_iter();
+        let beside = self.beside.iter().map(|beside| match beside {
+            Beside::Header => "header.x-tenant".to_owned(),
+            Beside::Query => "query.tenant".to_owned(),
+            Beside::Method => "method".to_owned(),
+        });
+        for name in params.chain(beside) {
+            template += &format!("{}{{{name}}}", between.next().unwrap());
+        }
+        template
+    }
+
+    /// The values that the key has of a request.
+    fn of(&self, route: &Route, values: &Values) -> Vec<String> {
+        let beside = self.beside.iter().map(|beside| match beside {
+            Beside::Header => values.header.clone(),
+            Beside::Query => values.query.clone(),
+            Beside::Method => values.method.to_string(),
+        });
+        values.path[..route.params().len()].iter().cloned().chain(beside).collect()
+    }
+
+    /// The same key by the writer.
+    fn written(&self, number: usize, route: &Route, values: &Values) -> LockKey {
+        let mut writer = KeyWriter::new();
+        if self.by_path {
+            writer.arg(format_args!("{}", route.path())).lit(":");
+        } else {
+            writer.lit(&format!("r{number}:"));
+        }
+        for (between, value) in self.between.iter().zip(self.of(route, values)) {
+            writer.lit(&between.replace("{{", "{")).arg(format_args!("{value}"));
+        }
+        writer.finish().unwrap()
+    }
+}
+
+/// Everything but letters and digits, and half of those too.
+const ALL_BUT_X: &AsciiSet = &NON_ALPHANUMERIC.add(b'1');
+
+/// The request, its values percent-encoded in one of two ways.
+fn request(route: &Route, values: &Values, encoded: &'static AsciiSet) -> Request {
+    let mut path = String::new();
+    let mut value = values.path.iter();
+    for part in &route.parts {
+        match part {
+            Part::Text(text) => path += &format!("/{text}"),
+            Part::Param(before) | Part::Rest(before) => {
+                path += &format!("/{before}{}", utf8_percent_encode(value.next().unwrap(), encoded));
+            }
+        }
+    }
+    let query = utf8_percent_encode(&values.query, encoded);
+    Request::builder()
+        .method(&values.method)
+        .uri(format!("{path}?tenant={query}"))
+        .header("x-tenant", &values.header)
+        .body(Body::empty())
+        .unwrap()
+}
+
+/// The lock that a layer has taken for a request.
+async fn locked(app: &Router, request: Request) -> Option<LockKey> {
+    let response: Response = app.clone().oneshot(request).await.unwrap();
+    response.extensions().get::<Option<LockKey>>().cloned().flatten()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn different_routes_or_values_have_different_locks(
+        routes in routes(),
+        keys in proptest::collection::vec(key(), 10),
+        requests in proptest::collection::vec((any::<prop::sample::Index>(), values()), 2..40),
+    ) {
+        // For all methods, and no path in another: which route a request is of is not the question here.
+        let mut all: Vec<Route> = Vec::new();
+        for route in routes {
+            if !all.iter().any(|other| other.parts == route.parts) {
+                all.push(Route { methods: Vec::new(), ..route });
+            }
+        }
+        let lines = all.iter().enumerate().map(|(number, route)| {
+            let template = keys[number].template(number, route);
+            format!("routes.{} = {{ name = 'r{number}', key = {}, global = true }}\n", quoted(&route.written()), quoted(&template))
+        });
+        let text: String = lines.collect();
+        let policies = LockPolicies::from_toml_str(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let app = all.iter().enumerate().fold(Router::new(), |app, (number, route)| {
+            let template = keys[number].template(number, route);
+            let layer = LockLayer::new(LockClient::in_memory(), &template).unwrap();
+            let handler = routing::any(async |lock: Option<HeldLock>| Extension(lock.map(|lock| lock.key().clone())));
+            app.route(&route.path(), handler.layer(layer))
+        });
+
+        let mut met: HashMap<LockKey, (usize, Vec<String>)> = HashMap::new();
+        for (which, values) in &requests {
+            let asked = which.index(all.len());
+            let mut of_both = Vec::new();
+            for encoded in [NON_ALPHANUMERIC, ALL_BUT_X] {
+                let mut request = request(&all[asked], values, encoded);
+                let Some(policy) = policies.find(&values.method, request.uri().path()) else { panic!("{request:?}") };
+                if policy.name() != format!("r{asked}") {
+                    // It fits a more specific route better.
+                    continue;
+                }
+                let (key, found) = match policies.target(&mut request) {
+                    Ok(Target::LockAs(key, found)) => (key, found),
+                    // Which of the routes is meant depends on what is nested.
+                    Err(_) if request.uri().path().contains("//") => continue,
+                    other => panic!("{request:?}: {other:?}"),
+                };
+                prop_assert_eq!(found, policy);
+                prop_assert_eq!(&key, &keys[asked].written(asked, &all[asked], values));
+                let by_layer = RUNTIME.block_on(locked(&app, request));
+                prop_assert_eq!(by_layer.as_ref(), Some(&key));
+                let said = (asked, keys[asked].of(&all[asked], values));
+                let before = met.insert(key.clone(), said.clone());
+                prop_assert!(before.as_ref().is_none_or(|before| *before == said), "{key}: {before:?}, {said:?}");
+                of_both.push(key);
+            }
+            prop_assert!(of_both.windows(2).all(|both| both[0] == both[1]), "{:?}", of_both);
+        }
+    }
+}
+
+#[distributed_lock(key = "order:{id}:{tenant}-{part}x{kind}", client = locks, guard = lock)]
+async fn by_attribute(
+    locks: &LockClient,
+    id: &str,
+    tenant: &str,
+    part: &str,
+    kind: &str,
+) -> Result<LockKey, LockError> {
+    Ok(lock.key().clone())
+}
+
+proptest! {
+    #[test]
+    fn a_policy_and_the_attribute_name_the_same_lock(id in value(), tenant in value(), part in value(), kind in value()) {
+        let policies = LockPolicies::from_toml_str(
+            r#"routes."/orders/{id}/{tenant}/{part}/{kind}" = { key = "order:{id}:{tenant}-{part}x{kind}" }"#,
+        ).unwrap();
+        let values = [&id, &tenant, &part, &kind].map(|value| utf8_percent_encode(value, NON_ALPHANUMERIC).to_string());
+        let path = format!("/orders/{}", values.join("/"));
+        let mut request = Request::post(path).body(Body::empty()).unwrap();
+        let Ok(Target::LockAs(key, _)) = policies.target(&mut request) else { panic!("no lock") };
+        let locks = LockClient::in_memory();
+        let other = RUNTIME.block_on(by_attribute(&locks, &id, &tenant, &part, &kind)).unwrap();
+        prop_assert_eq!(key, other);
+    }
+}
+
+/// The handler and the policy read the path alike: what is locked is what is worked on.
+#[tokio::test]
+async fn a_handler_is_told_the_values_that_its_lock_has() {
+    let policies = LockPolicies::from_toml_str(r#"routes."/a/{x}/{*rest}" = { key = "{x}:{rest}" }"#).unwrap();
+    let handler = async |Path((x, rest)): Path<(String, String)>, lock: HeldLock| {
+        let mut key = KeyWriter::new();
+        key.arg(format_args!("{x}")).lit(":").arg(format_args!("{rest}"));
+        assert_eq!(*lock.key(), key.finish().unwrap());
+        Extension(Some(lock.key().clone()))
+    };
+    let app = Router::new().route("/a/{x}/{*rest}", routing::any(handler));
+    let app = app.layer(LockLayer::with_policies(LockClient::in_memory(), policies));
+    for path in
+        ["/a/1/2", "/a/%31/2", "/a/1%2F2/3", "/a//x", "/a/%2F/%2F", "/a/./../b", "/a/+/%20", "/a/%25/%2525", "/a/1//"]
+    {
+        let request = Request::post(path).body(Body::empty()).unwrap();
+        assert!(locked(&app, request).await.is_some(), "{path}");
+    }
+}

@@ -1,0 +1,375 @@
+//! What a file says is what happens, on real servers.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    http::Response as HttpResponse,
+    routing::{any, get, post},
+};
+use futures_util::{StreamExt, future, stream};
+use lock_runtime::{HeldLock, LockClient};
+use lock_tests::RedisServer;
+use lock_tower::{LockLayer, LockPolicies, Refusal};
+use tokio::{
+    sync::{Barrier, Notify},
+    time::timeout,
+};
+use tower::Layer;
+
+use crate::layer::server::{Response, Server};
+
+/// Longer than anything here takes, and shorter than a lease.
+const PROMPTLY: Duration = Duration::from_secs(10);
+const GRPC: &[(&str, &str)] = &[("content-type", "application/grpc")];
+
+/// Answers with the name of the lock it is served under.
+async fn named(lock: Option<HeldLock>) -> String {
+    lock.map_or("none".into(), |lock| lock.key().to_string())
+}
+
+fn layer(locks: &LockClient, text: &str) -> LockLayer<LockPolicies> {
+    LockLayer::with_policies(locks.clone(), LockPolicies::from_toml_str(text).unwrap())
+}
+
+/// A server whose every path answers with its lock.
+async fn serve(locks: &LockClient, text: &str) -> Server {
+    Server::start(Router::new().fallback(named).layer(layer(locks, text))).await
+}
+
+/// The title of a problem document.
+fn title(response: &Response) -> String {
+    let document: serde_json::Value = serde_json::from_str(&response.body).unwrap();
+    document["title"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_refusal_has_the_status_of_its_policy() {
+    let locks = LockClient::in_memory();
+    let text = r#"
+        [defaults]
+        key = "order:{id}"
+        no_wait = true
+        [routes]
+        "/plain/{id}" = {}
+        "/locked/{id}" = { status = { busy = 423 } }
+        "/many/{id}" = { status = { busy = 429, bad_request = 422 }, retry_after = "7s" }
+        "/tenant/{id}" = { key = "{header.x-tenant}", status = { bad_request = 422 } }
+    "#;
+    let server = serve(&locks, text).await;
+    let _held = locks.exclusive("order:7").acquire().await.unwrap();
+    for (path, status, phrase, after) in [
+        ("/plain/7", 409, "Conflict", "1"),
+        ("/locked/7", 423, "Locked", "1"),
+        ("/many/7", 429, "Too Many Requests", "7"),
+    ] {
+        let response = server.post(path).await;
+        assert_eq!((response.status, response.problem().as_str()), (status, "contended"));
+        assert_eq!((title(&response).as_str(), response.header("retry-after")), (phrase, Some(after)));
+        // gRPC is told the same as ever.
+        let response = server.post_with(path, GRPC).await;
+        assert_eq!((response.status, response.header("grpc-status")), (200, Some("10")));
+    }
+    // Its policy has been found, though not its lock.
+    let response = server.post("/tenant/7").await;
+    assert_eq!((response.status, response.problem().as_str()), (422, "missing_header"));
+}
+
+#[tokio::test]
+async fn who_does_not_wait_and_who_is_one_too_many_is_told_at_once() {
+    let locks = LockClient::in_memory();
+    let text = r#"
+        [defaults]
+        key = "order:{id}"
+        wait = "1h"
+        [routes]
+        "/waits/{id}" = { max_waiters = 0 }
+        "/not/{id}" = { no_wait = true }
+        "/short/{id}" = { wait = "20ms" }
+    "#;
+    let server = serve(&locks, text).await;
+    let held = locks.exclusive("order:7").acquire().await.unwrap();
+    let response = timeout(PROMPTLY, server.post("/not/7")).await.expect("it is refused at once");
+    assert_eq!(response.problem(), "contended");
+    assert_eq!(server.post("/short/7").await.problem(), "wait_timeout");
+    // One may wait, the other is one too many.
+    let (first, second) = (pin!(server.post("/waits/7")), pin!(server.post("/waits/7")));
+    let refused = timeout(PROMPTLY, future::select(first, second)).await.expect("one is refused at once");
+    let (response, waiting) = refused.factor_first();
+    assert_eq!((response.status, response.problem().as_str()), (503, "overloaded"));
+    // Of another key there is nobody yet.
+    assert_eq!(server.post("/waits/8").await.body, "order:8");
+    held.release().await.unwrap();
+    assert_eq!(waiting.await.body, "order:7");
+}
+
+#[tokio::test]
+async fn readers_and_permits_are_served_together() {
+    let locks = LockClient::in_memory();
+    let text = r#"
+        [routes]
+        "/read/{id}" = { key = "read:{id}", mode = "read" }
+        "/permits/{id}" = { key = "some:{id}", permits = 2 }
+        "/write/{id}" = { key = "read:{id}", mode = "write", no_wait = true }
+    "#;
+    let both = Arc::new(Barrier::new(3));
+    let leave = Arc::new(Notify::new());
+    let handler = {
+        let (both, leave) = (both.clone(), leave.clone());
+        async move || {
+            let left = leave.notified();
+            both.wait().await;
+            left.await;
+        }
+    };
+    let app = Router::new()
+        .route("/read/{id}", post(handler.clone()))
+        .route("/permits/{id}", post(handler))
+        .route("/write/{id}", post(async || "written"))
+        .layer(layer(&locks, text));
+    let server = Server::start(app).await;
+    for path in ["/read/7", "/permits/7"] {
+        let (one, other) = (server.send("POST", path, &[]).await, server.send("POST", path, &[]).await);
+        // Both are in the handler, and nobody writes meanwhile.
+        timeout(PROMPTLY, both.wait()).await.expect("they are served together");
+        if path == "/read/7" {
+            assert_eq!(server.post("/write/7").await.problem(), "contended");
+        }
+        leave.notify_waiters();
+        assert_eq!((one.response().await.unwrap().status, other.response().await.unwrap().status), (200, 200));
+    }
+    assert_eq!(server.post("/write/7").await.body, "written");
+}
+
+#[tokio::test]
+async fn a_lock_that_is_held_for_the_body_is_held_until_its_last_frame() {
+    let locks = LockClient::in_memory();
+    let text = r#"
+        [defaults]
+        key = "report:{id}"
+        [routes]
+        "/body/{id}" = { hold = "body" }
+        "/response/{id}" = { hold = "response" }
+    "#;
+    let (half, rest) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let handler = {
+        let (half, rest) = (half.clone(), rest.clone());
+        async move || {
+            let second = stream::once(async move {
+                half.notify_one();
+                rest.notified().await;
+                Ok::<_, std::convert::Infallible>(Bytes::from("second"))
+            });
+            Body::from_stream(stream::iter([Ok(Bytes::from("first"))]).chain(second))
+        }
+    };
+    let app = Router::new()
+        .route("/body/{id}", get(handler.clone()))
+        .route("/response/{id}", get(handler))
+        .layer(layer(&locks, text));
+    let server = Server::start(app).await;
+    for (path, is_held) in [("/body/7", true), ("/response/7", false)] {
+        let sent = server.send("GET", path, &[]).await;
+        half.notified().await;
+        assert_eq!(locks.exclusive("report:7").try_acquire().await.unwrap().is_none(), is_held, "{path}");
+        rest.notify_one();
+        assert!(sent.response().await.unwrap().body.contains("second"));
+        assert!(locks.exclusive("report:7").wait(PROMPTLY).acquire().await.is_ok());
+    }
+}
+
+#[tokio::test]
+async fn a_policy_that_fails_open_serves_without_the_store_and_others_do_not() {
+    let redis = RedisServer::start().await;
+    let locks = LockClient::connect(&redis.url()).await.unwrap();
+    let text = r#"
+        [defaults]
+        key = "order:{id}"
+        lease = "1s"
+        wait = "100ms"
+        [groups.open]
+        fail_open = true
+        [routes]
+        "/open/{id}" = { group = "open" }
+        "/shut/{id}" = {}
+        "/again/{id}" = { group = "open", fail_open = false, status = { unavailable = 502 } }
+    "#;
+    let server = serve(&locks, text).await;
+    for path in ["/open/7", "/shut/7", "/again/7"] {
+        assert_eq!(server.post(path).await.body, "order:7");
+    }
+    redis.kill();
+    assert_eq!(server.post("/open/7").await.body, "none");
+    let response = server.post("/shut/7").await;
+    assert_eq!((response.status, response.problem().as_str()), (503, "unavailable"));
+    let response = server.post("/again/7").await;
+    assert_eq!((response.status, title(&response).as_str()), (502, "Bad Gateway"));
+}
+
+#[tokio::test]
+async fn a_reentrant_policy_enters_the_lock_of_a_layer_further_out() {
+    let locks = LockClient::in_memory();
+    let text = r#"
+        [defaults]
+        key = "order:{id}"
+        no_wait = true
+        [routes]
+        "/again/{id}" = { reentrant = true }
+        "/once/{id}" = {}
+    "#;
+    let outer = LockLayer::new(locks.clone(), "order:{id}").unwrap();
+    let app = Router::new()
+        .route("/again/{id}", post(named))
+        .route("/once/{id}", post(named))
+        .route_layer(layer(&locks, text))
+        .route_layer(outer);
+    let server = Server::start(app).await;
+    assert_eq!(server.post("/again/7").await.body, "order:7");
+    let response = server.post("/once/7").await;
+    assert_eq!((response.status, response.problem().as_str()), (500, "would_deadlock"));
+    assert!(locks.exclusive("order:7").try_acquire().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_refusal_in_other_words_knows_the_policy() {
+    let locks = LockClient::in_memory();
+    let text = r#"
+        [defaults]
+        no_wait = true
+        status = { busy = 423 }
+        [routes]
+        "POST /orders/{id}" = { name = "pay", key = "order:{id}" }
+        "/orders/{id}" = { key = "order:{id}" }
+    "#;
+    let layer = layer(&locks, text).on_reject(|refusal: &Refusal<'_>| {
+        let body = Bytes::from(format!("{}: {}", refusal.policy().name(), refusal.code()));
+        HttpResponse::builder().status(refusal.status()).body(body).unwrap()
+    });
+    let server = Server::start(Router::new().fallback(named).layer(layer)).await;
+    let _held = locks.exclusive("order:7").acquire().await.unwrap();
+    let response = server.post("/orders/7").await;
+    assert_eq!((response.status, response.body.as_str()), (423, "pay: contended"));
+    let response = server.send("PUT", "/orders/7", &[]).await.response().await.unwrap();
+    assert_eq!((response.status, response.body.as_str()), (423, "/orders/{id}: contended"));
+}
+
+#[tokio::test]
+async fn a_lock_ends_when_its_policy_says() {
+    let locks = LockClient::in_memory();
+    let text = r#"
+        [routes]
+        "/short/{id}" = { key = "order:{id}", max_hold = "50ms", status = { lost = 504 } }
+        "/long/{id}" = { key = "order:{id}", min_hold = "1h", no_wait = true }
+    "#;
+    let app = Router::new()
+        .route("/short/{id}", post(async || std::future::pending::<()>().await))
+        .route("/long/{id}", post(named))
+        .layer(layer(&locks, text));
+    let server = Server::start(app).await;
+    let response = timeout(PROMPTLY, server.post("/short/7")).await.expect("the lock ends");
+    assert_eq!((response.status, response.problem().as_str()), (504, "lost_max_hold"));
+    assert_eq!(server.post("/long/7").await.body, "order:7");
+    assert_eq!(server.post("/long/7").await.problem(), "contended");
+}
+
+#[tokio::test]
+async fn a_method_of_grpc_has_its_policy() {
+    let locks = LockClient::in_memory();
+    let text = r#"
+        [defaults]
+        no_wait = true
+        [routes]
+        "/shop.Inventory/Reserve" = { key = "item:{header.x-item}" }
+        "/shop.Inventory/{method}" = { key = "{grpc.service}:{grpc.method}" }
+        "/shop.Inventory/Watch" = { skip = true }
+    "#;
+    let app = Router::new().route("/shop.Inventory/{method}", any(named)).layer(layer(&locks, text));
+    let server = Server::start(app).await;
+    let item = [GRPC[0], ("x-item", "42")];
+    assert_eq!(server.post_with("/shop.Inventory/Reserve", &item).await.body, "item:42");
+    assert_eq!(server.post_with("/shop.Inventory/Release", GRPC).await.body, "shop.Inventory:Release");
+    assert_eq!(server.post_with("/shop.Inventory/Watch", GRPC).await.body, "none");
+    let response = server.post_with("/shop.Inventory/Reserve", GRPC).await;
+    assert_eq!((response.status, response.header("grpc-status")), (200, Some("3")), "INVALID_ARGUMENT");
+    let _held = locks.exclusive("item:42").acquire().await.unwrap();
+    let response = server.post_with("/shop.Inventory/Reserve", &item).await;
+    assert_eq!((response.status, response.header("grpc-status")), (200, Some("10")), "ABORTED");
+}
+
+/// One path in many ways, as it comes over the wire, below a router that is nested in every way.
+#[tokio::test]
+async fn no_way_to_write_a_path_gets_to_a_locked_handler_without_its_lock() {
+    let text = r#"
+        [routes]
+        "GET /api/orders/{id}" = { key = "order:{id}", name = "look" }
+        "/api/files/{*rest}" = { key = "file:{rest}" }
+        "/api" = { key = "root", global = true }
+        "/api/" = { key = "root", global = true }
+    "#;
+    let locks = LockClient::in_memory();
+    let lock = layer(&locks, text);
+    let told = async |lock: Option<HeldLock>| [("x-lock", named(lock).await)];
+    let inner =
+        || Router::new().route("/orders/{id}", get(told)).route("/files/{*rest}", any(told)).route("/", get(told));
+    let apps = [
+        Router::new().nest("/api", inner()).layer(lock.clone()),
+        Router::new().nest("/api", inner().layer(lock.clone())),
+        Router::new().nest_service("/api", inner()).layer(lock.clone()),
+        Router::new().nest_service("/api", inner().layer(lock.clone())),
+        Router::new().nest_service("/api", lock.layer(inner())),
+        Router::new().fallback_service(lock.layer(Router::new().nest("/api", inner()))),
+        Router::new().fallback_service(lock.layer(Router::new().nest_service("/api", inner()))),
+    ];
+    let paths = [
+        "/api/orders/7",
+        "/api/orders/%37",
+        "/api/%6Frders/7",
+        "/api/orders/7/",
+        "/api//orders/7",
+        "//api/orders/7",
+        "/api/orders//7",
+        "/api///orders/7",
+        "//api//orders/7",
+        "//api//orders//7",
+        "/api/./orders/7",
+        "/api/../api/orders/7",
+        "/api/orders/..",
+        "/api/orders/%2E%2E",
+        "/api/orders/%2F",
+        "/api%2Forders/7",
+        "/api/orders/7?x=/api/health",
+        "/api/orders/7;a=b",
+        "/API/orders/7",
+        "/api/orders/",
+        "/api/orders",
+        "/api/orders/%00",
+        "/api/orders/7%20",
+        "http://test/api/orders/7",
+        "http://test//api/orders/7",
+        "http://test/api//orders/7",
+        "/api/files/a",
+        "/api/files//a",
+        "/api//files/a",
+        "/api/files/a//b",
+        "/api/files/",
+        "/api/files/../orders/7",
+        "/api",
+        "/api/",
+        "/api//",
+        "//api",
+        "/",
+        "*",
+    ];
+    for app in apps {
+        let server = Server::start(app).await;
+        for method in ["GET", "HEAD", "POST", "OPTIONS", "PURGE"] {
+            for path in paths {
+                let Some(response) = server.send(method, path, &[]).await.response().await else { continue };
+                assert_ne!(response.header("x-lock"), Some("none"), "{method} {path}: {response:?}");
+            }
+        }
+        let response = server.send("GET", "/api/orders/%37", &[]).await.response().await.unwrap();
+        assert_eq!(response.header("x-lock"), Some("order:7"));
+    }
+}
