@@ -108,7 +108,7 @@ impl<'t> Mistakes<'t> {
         let mut mistakes = Self { text, lines, found: Vec::new(), broken: HashSet::new() };
         for error in errors {
             let at = error.span().map_or(0, |span| span.start);
-            let message = error.message().replace(char::is_control, " ");
+            let message = error.message();
             let advice = match mistakes.line_of(at).trim_start() {
                 line if line.starts_with("[routes.") && !line.contains('"') => {
                     ": write a route in quotes, [routes.\"POST /orders/{id}\"]"
@@ -124,9 +124,12 @@ impl<'t> Mistakes<'t> {
 
     /// One more, `at` so many bytes from the start of the text.
     pub(super) fn add(&mut self, at: usize, message: impl Into<String>) {
-        if !self.broken.contains(&self.line(at)) {
-            self.found.push((at, message.into()));
+        if self.broken.contains(&self.line(at)) {
+            return;
         }
+        // What it quotes of the text must not break the line.
+        let message = message.into().replace(char::is_control, " ");
+        self.found.push((at, message));
     }
 
     /// That something is not there: nobody can tell while parts of the text cannot be read.
