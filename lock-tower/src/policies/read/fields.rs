@@ -1,0 +1,162 @@
+//! The fields of `[defaults]`, of groups and of routes.
+
+use std::num::NonZeroU32;
+
+use http::StatusCode;
+use lock_runtime::{LockSpec, web::Answer};
+use toml::{Spanned, de::DeTable};
+
+use super::{
+    Reader,
+    values::{Value, at},
+};
+use crate::{
+    policies::settings::{Settings, Sharing, Waiting},
+    protocol::Hold,
+};
+
+/// What only a route says.
+pub(super) const OF_ROUTES: [&str; 3] = ["name", "group", "skip"];
+/// In the order of the manual.
+pub(super) const FIELDS: [&str; 17] = [
+    "key",
+    "global",
+    "lease",
+    "wait",
+    "no_wait",
+    "mode",
+    "permits",
+    "reentrant",
+    "min_hold",
+    "max_hold",
+    "no_renew",
+    "strict_order",
+    "max_waiters",
+    "hold",
+    "retry_after",
+    "fail_open",
+    "status",
+];
+/// What other libraries, and the attribute, call it.
+const ALIASES: [(&str, &str); 11] = [
+    ("ttl", "lease"),
+    ("expiry", "lease"),
+    ("timeout", "wait"),
+    ("acquire_timeout", "wait"),
+    ("read", "mode"),
+    ("write", "mode"),
+    ("semaphore", "permits"),
+    ("lock_at_most_for", "max_hold"),
+    ("lock_at_least_for", "min_hold"),
+    ("fair", "strict_order"),
+    ("template", "key"),
+];
+/// The table of refusals.
+pub(in crate::policies) const ROWS: [(&str, Answer); 6] = [
+    ("busy", Answer::Busy),
+    ("overloaded", Answer::Overloaded),
+    ("unavailable", Answer::Unavailable),
+    ("lost", Answer::Lost),
+    ("bad_request", Answer::BadRequest),
+    ("internal", Answer::Internal),
+];
+
+impl Reader<'_> {
+    /// What a table says; `own` are the names that it may have beside, and that others read.
+    pub(super) fn settings<'d>(&mut self, table: &'d DeTable<'_>, own: &[&str]) -> Settings<'d> {
+        let mut settings = Settings::default();
+        for (one, other) in [("wait", "no_wait"), ("mode", "permits")] {
+            if let (true, Some((second, _))) = (table.contains_key(one), table.get_key_value(other)) {
+                self.mistakes
+                    .add(second.span().start, format!("`{one}` and `{other}` say the same thing: leave one out"));
+            }
+        }
+        for (field, value) in table {
+            self.field(&mut settings, field, value, own);
+        }
+        settings
+    }
+
+    fn field<'d>(
+        &mut self,
+        settings: &mut Settings<'d>,
+        field: &Spanned<impl AsRef<str>>,
+        value: &'d Value<'_>,
+        own: &[&str],
+    ) {
+        let name = field.get_ref().as_ref();
+        let exclusive = LockSpec::exclusive;
+        match name {
+            "key" => {
+                settings.key = self.text(name, "\"order:{id}\"", value);
+                settings.mistaken_key = settings.key.is_none();
+            }
+            "global" => settings.global = self.flag(name, value),
+            "lease" => settings.lease = self.duration(name, value, |lease| exclusive().lease(lease)),
+            "wait" => {
+                settings.waiting = self.duration(name, value, |wait| exclusive().wait(wait)).map(Waiting::AtMost);
+            }
+            "no_wait" => match self.flag(name, value) {
+                Some(true) => settings.waiting = Some(Waiting::No),
+                Some(false) => self.mistakes.add(at(value), "say how long to wait instead: write wait = \"2s\""),
+                None => {}
+            },
+            "mode" => {
+                settings.sharing = self.word(
+                    name,
+                    value,
+                    [("exclusive", Sharing::Exclusive), ("write", Sharing::Exclusive), ("read", Sharing::Shared)],
+                );
+            }
+            "permits" => {
+                let permits = self.number(name, "3", value);
+                let few = permits.map(|permits| u32::try_from(permits).ok().and_then(NonZeroU32::new));
+                match few {
+                    Some(Some(permits)) => settings.sharing = Some(Sharing::Permits(permits)),
+                    Some(None) => self.mistakes.add(at(value), format!("permits are 1 to {}", u32::MAX)),
+                    None => {}
+                }
+            }
+            "reentrant" => settings.reentrant = self.flag(name, value),
+            "min_hold" => settings.min_hold = self.said(name, value, |min_hold| exclusive().min_hold(min_hold)),
+            "max_hold" => settings.max_hold = self.said(name, value, |max_hold| exclusive().max_hold(max_hold)),
+            "no_renew" => settings.renew = self.flag(name, value).map(|no_renew| !no_renew),
+            "strict_order" => settings.strict_order = self.flag(name, value),
+            "max_waiters" => {
+                let waiters = self.number(name, "100", value);
+                settings.max_waiters = waiters.map(|waiters| usize::try_from(waiters).unwrap_or(usize::MAX));
+            }
+            "hold" => {
+                settings.hold = self.word(name, value, [("response", Hold::Response), ("body", Hold::Body)]);
+            }
+            "retry_after" => settings.retry_after = self.duration(name, value, |_| exclusive()),
+            "fail_open" => settings.fail_open = self.flag(name, value),
+            "status" => settings.statuses = self.statuses(value),
+            _ if own.contains(&name) => {}
+            _ if OF_ROUTES.contains(&name) => {
+                self.mistakes.add(field.span().start, format!("only a route has a `{name}`"));
+            }
+            _ => {
+                let meant = self.unknown("field", field, FIELDS.into_iter().chain(own.iter().copied()), &ALIASES);
+                settings.mistaken_key |= matches!(meant, Some("key" | "skip" | "group"));
+            }
+        }
+    }
+
+    fn statuses(&mut self, value: &Value<'_>) -> Vec<(Answer, StatusCode)> {
+        let mut statuses = Vec::new();
+        for (row, value) in self.table("status", value).into_iter().flatten() {
+            let Some((name, answer)) = ROWS.into_iter().find(|(name, _)| *name == row.get_ref().as_ref()) else {
+                self.unknown("row of the table of refusals", row, ROWS.map(|(name, _)| name), &[]);
+                continue;
+            };
+            let Some(number) = self.number(name, "423", value) else { continue };
+            let status = u16::try_from(number).ok().and_then(|number| StatusCode::from_u16(number).ok());
+            match status.filter(|status| status.is_client_error() || status.is_server_error()) {
+                Some(status) => statuses.push((answer, status)),
+                None => self.mistakes.add(at(value), "a refusal has a status from 400 to 599"),
+            }
+        }
+        statuses
+    }
+}
