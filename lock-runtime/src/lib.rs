@@ -50,6 +50,7 @@ mod guard;
 mod holding;
 mod key;
 mod lease;
+mod named;
 mod owner;
 mod request;
 mod spec;
@@ -72,8 +73,9 @@ pub use guard::{HeldLock, LockGuard, Lost};
 pub use key::{IntoLockKey, KeyWriter, LockKey, MAX_KEY_BYTES};
 #[cfg(feature = "macros")]
 pub use lock_macros::distributed_lock;
+pub use named::{Acquire, Release};
 pub use owner::{InScope, is_held};
-pub use request::{Acquire, LockRequest};
+pub use request::LockRequest;
 pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, Family, LockSpec, MAX_LEASE, MIN_LEASE, Mode};
 pub use store::{Holder, Inspection, RevokeReply, RevokeScope, Waiter};
 pub use under_lock::{UnderLock, WhileHeld};

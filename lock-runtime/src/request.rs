@@ -1,8 +1,7 @@
 //! A key and a spec bound to a client: what `LockClient::exclusive` and its like give, and `acquire` and `run` use up.
 
-use std::{fmt, future::Future, num::NonZeroU32, pin::Pin, sync::Arc, task, time::Duration};
+use std::{fmt, future::Future, num::NonZeroU32, sync::Arc, time::Duration};
 
-use futures_util::future::BoxFuture;
 use smallvec::smallvec;
 
 use crate::{
@@ -11,6 +10,7 @@ use crate::{
     error::{LockError, LockErrorKind},
     guard::{HeldLock, LockGuard},
     key::IntoLockKey,
+    named::Acquire,
     spec::{LockSpec, Mode, Terms},
     under_lock::{OnLoss, under_lock},
 };
@@ -116,7 +116,7 @@ impl LockRequest {
     /// Dropping the future leaves nothing behind: the place in line goes to the next, and a lock that may have been granted
     /// meanwhile is given up in the background.
     pub fn acquire(self) -> Acquire {
-        Acquire { inner: Box::pin(self.acquired()) }
+        Acquire::new(self.acquired())
     }
 
     /// Acquires the lock if it is free: [`acquire`](Self::acquire) with [`no_wait`](Self::no_wait), `None` for `Contended`.
@@ -196,26 +196,6 @@ pub(crate) fn granted(
 impl fmt::Debug for LockRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockRequest").field("keys", &self.keys).field("spec", &self.spec).finish_non_exhaustive()
-    }
-}
-
-/// The future of [`LockRequest::acquire`].
-#[must_use = "futures do nothing unless polled"]
-pub struct Acquire {
-    inner: BoxFuture<'static, Result<LockGuard, LockError>>,
-}
-
-impl Future for Acquire {
-    type Output = Result<LockGuard, LockError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> task::Poll<Self::Output> {
-        self.inner.as_mut().poll(cx)
-    }
-}
-
-impl fmt::Debug for Acquire {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Acquire").finish_non_exhaustive()
     }
 }
 

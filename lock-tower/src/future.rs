@@ -7,8 +7,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use futures_util::future::BoxFuture;
-use lock_runtime::{Acquire, LockError, LockErrorKind, WhileHeld};
+use lock_runtime::{Acquire, LockError, LockErrorKind, LockGuard, Release, WhileHeld};
 use pin_project::pin_project;
 use tower::util::Oneshot;
 use tower_service::Service;
@@ -36,16 +35,18 @@ pub struct ResponseFuture<S: Service<Req>, Req, P> {
 #[pin_project(project = Stage)]
 pub(crate) enum State<S: Service<Req>, Req> {
     Acquiring {
-        acquire: Acquire,
-        /// Taken when the lock is granted.
+        /// Taken, as is the next, when this stage is left for good.
+        acquire: Option<Acquire>,
         call: Option<(S, Req)>,
     },
     Locked {
         #[pin]
         inner: WhileHeld<Oneshot<S, Req>>,
+        /// Taken for the release, which goes on in its memory.
+        acquire: Option<Acquire>,
     },
     Releasing {
-        release: BoxFuture<'static, Result<(), LockError>>,
+        release: Release,
         /// Taken when the lock is free.
         result: Option<Result<S::Response, S::Error>>,
     },
@@ -59,7 +60,7 @@ pub(crate) enum State<S: Service<Req>, Req> {
 
 impl<S: Service<Req>, Req> State<S, Req> {
     pub(crate) fn acquiring(acquire: Acquire, inner: S, req: Req) -> Self {
-        Self::Acquiring { acquire, call: Some((inner, req)) }
+        Self::Acquiring { acquire: Some(acquire), call: Some((inner, req)) }
     }
 
     pub(crate) fn skipped(inner: S, req: Req) -> Self {
@@ -89,13 +90,12 @@ where
         let _entered = this.watch.entered();
         loop {
             let next = match this.state.as_mut().project() {
-                Stage::Acquiring { acquire, call } => match ready!(Pin::new(acquire).poll(cx)) {
+                Stage::Acquiring { acquire, call } => match ready!(poll_acquire(acquire, cx)) {
                     Ok(guard) => {
-                        // It is taken here only, and the stage is left for good.
                         let Some((inner, mut req)) = call.take() else { continue };
                         this.watch.granted(&guard);
                         P::enter(&mut req, guard.held());
-                        State::Locked { inner: guard.while_held(Oneshot::new(inner, req)) }
+                        State::Locked { inner: guard.while_held(Oneshot::new(inner, req)), acquire: acquire.take() }
                     }
                     // Not for who is in a hurry: the store may be no more than slow, and the caller has gone.
                     Err(error)
@@ -113,7 +113,7 @@ where
                         State::refused(error)
                     }
                 },
-                Stage::Locked { inner } => match ready!(inner.poll(cx)) {
+                Stage::Locked { inner, acquire } => match ready!(inner.poll(cx)) {
                     Ok((result, guard)) => {
                         let policy = this.watch.policy();
                         if result.as_ref().is_ok_and(|response| this.protocol.keeps(response, policy)) {
@@ -121,7 +121,8 @@ where
                             let watch = this.watch.take();
                             return Poll::Ready(this.protocol.served(result, Some((guard, watch)), *this.caller));
                         }
-                        State::Releasing { release: Box::pin(guard.release()), result: Some(result) }
+                        let Some(acquire) = acquire.take() else { continue };
+                        State::Releasing { release: acquire.release(guard), result: Some(result) }
                     }
                     Err(error) => {
                         this.watch.released(Some(&error));
@@ -130,7 +131,7 @@ where
                 },
                 Stage::Releasing { release, result } => {
                     // What went wrong has been traced; it never replaces the response.
-                    let released = ready!(release.as_mut().poll(cx));
+                    let released = ready!(Pin::new(release).poll(cx));
                     this.watch.released(released.as_ref().err());
                     let result = result.take();
                     this.state.set(State::Done);
@@ -154,6 +155,10 @@ where
             this.state.set(next);
         }
     }
+}
+
+fn poll_acquire(acquire: &mut Option<Acquire>, cx: &mut Context<'_>) -> Poll<Result<LockGuard, LockError>> {
+    acquire.as_mut().map_or(Poll::Pending, |acquire| Pin::new(acquire).poll(cx))
 }
 
 /// Are there no locks to be had, by nobody's decision?

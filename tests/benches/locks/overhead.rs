@@ -199,9 +199,7 @@ struct Served<S>(S);
 
 impl<S: Orders> Call for Served<S> {
     async fn call(&self) {
-        // With an extension, as every request that a router or a server has seen.
-        let request = Request::post(PATH).header("order", "42").extension(ORDER);
-        let request = request.body(()).expect("the header is valid");
+        let request = Request::post(PATH).header("order", "42").body(()).expect("the header is valid");
         let response = self.0.clone().oneshot(request).await;
         black_box(response.unwrap_or_else(|never| match never {}));
     }

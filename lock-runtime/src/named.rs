@@ -1,0 +1,121 @@
+//! The futures of a lock that have names, for state machines written by hand: [`Acquire`], and [`Release`] in its memory.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use pin_project::pin_project;
+
+use crate::{error::LockError, guard::LockGuard};
+
+/// The future of [`LockRequest::acquire`](crate::LockRequest::acquire).
+#[must_use = "futures do nothing unless polled"]
+pub struct Acquire {
+    steps: Pin<Box<dyn Steps>>,
+}
+
+impl Acquire {
+    pub(crate) fn new(acquire: impl Future<Output = Result<LockGuard, LockError>> + Send + 'static) -> Self {
+        Self { steps: Box::pin(InOneBox { step: Step::Acquiring(acquire), release: LockGuard::release }) }
+    }
+
+    /// Gives back `guard`, as [`LockGuard::release`] does, in the memory that this future has used: for middleware that keeps its future
+    /// until then, and so allocates once for each request and not twice.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+    /// # let locks = lock_runtime::LockClient::in_memory();
+    /// let mut acquire = locks.exclusive("order:42").acquire();
+    /// let guard = (&mut acquire).await?;
+    /// acquire.release(guard).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn release(mut self, guard: LockGuard) -> Release {
+        self.steps.as_mut().release(guard);
+        Release { steps: self.steps }
+    }
+}
+
+impl Future for Acquire {
+    type Output = Result<LockGuard, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match ready!(self.steps.as_mut().poll(cx)) {
+            Ok(Some(guard)) => Poll::Ready(Ok(guard)),
+            #[expect(clippy::unreachable, reason = "`release` takes this future")]
+            Ok(None) => unreachable!("it is not a `Release` yet"),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+}
+
+impl fmt::Debug for Acquire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Acquire").finish_non_exhaustive()
+    }
+}
+
+/// The future of [`Acquire::release`].
+///
+/// # Cancellation
+/// Dropping it releases in the background.
+#[must_use = "futures do nothing unless polled"]
+pub struct Release {
+    steps: Pin<Box<dyn Steps>>,
+}
+
+impl Future for Release {
+    type Output = Result<(), LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.steps.as_mut().poll(cx).map_ok(drop)
+    }
+}
+
+impl fmt::Debug for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Release").finish_non_exhaustive()
+    }
+}
+
+/// An acquire, then a release.
+trait Steps: Send {
+    /// With the guard, if it is the acquire that was ready.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Option<LockGuard>, LockError>>;
+    fn release(self: Pin<&mut Self>, guard: LockGuard);
+}
+
+#[pin_project]
+struct InOneBox<A, R> {
+    #[pin]
+    step: Step<A, R>,
+    release: fn(LockGuard) -> R,
+}
+
+#[pin_project(project = Projected)]
+enum Step<A, R> {
+    Acquiring(#[pin] A),
+    Releasing(#[pin] R),
+}
+
+impl<A, R> Steps for InOneBox<A, R>
+where
+    A: Future<Output = Result<LockGuard, LockError>> + Send,
+    R: Future<Output = Result<(), LockError>> + Send,
+{
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Option<LockGuard>, LockError>> {
+        match self.project().step.project() {
+            Projected::Acquiring(acquire) => acquire.poll(cx).map_ok(Some),
+            Projected::Releasing(release) => release.poll(cx).map_ok(|()| None),
+        }
+    }
+
+    fn release(self: Pin<&mut Self>, guard: LockGuard) {
+        let mut this = self.project();
+        let release = (this.release)(guard);
+        this.step.set(Step::Releasing(release));
+    }
+}
