@@ -43,7 +43,7 @@ impl<'a> Problem<'a> {
         // The title of a problem without a type of its own is the status's phrase (RFC 9457, 4.2.1).
         let document = serde_json::json!({
             "type": "about:blank",
-            "title": status.canonical_reason(),
+            "title": status.canonical_reason().unwrap_or("Request Refused"),
             "status": status.as_u16(),
             "detail": detail,
             "code": code,
