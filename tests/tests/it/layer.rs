@@ -14,6 +14,7 @@ mod policies;
 mod readiness;
 mod refusals;
 mod retry_info;
+mod review;
 mod server;
 mod serving;
 mod storms;
