@@ -23,7 +23,10 @@ impl Acquire {
     }
 
     /// Gives back `guard`, as [`LockGuard::release`] does, in the memory that this future has used: for middleware that keeps its future
-    /// until then, and so allocates once for each request and not twice.
+    /// until then, and so allocates once for each request and not twice. An acquire that is not ready yet is given up.
+    ///
+    /// # Cancellation
+    /// Dropping the future releases in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {

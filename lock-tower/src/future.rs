@@ -121,7 +121,8 @@ where
                             let watch = this.watch.take();
                             return Poll::Ready(this.protocol.served(result, Some((guard, watch)), *this.caller));
                         }
-                        let Some(acquire) = acquire.take() else { continue };
+                        #[expect(clippy::panic, reason = "it is taken here only, and the stage is left for good")]
+                        let Some(acquire) = acquire.take() else { panic!("`ResponseFuture` has released already") };
                         State::Releasing { release: acquire.release(guard), result: Some(result) }
                     }
                     Err(error) => {
@@ -158,7 +159,9 @@ where
 }
 
 fn poll_acquire(acquire: &mut Option<Acquire>, cx: &mut Context<'_>) -> Poll<Result<LockGuard, LockError>> {
-    acquire.as_mut().map_or(Poll::Pending, |acquire| Pin::new(acquire).poll(cx))
+    #[expect(clippy::panic, reason = "it is taken where its stage is left for good")]
+    let Some(acquire) = acquire else { panic!("`ResponseFuture` has lost its lock's future") };
+    Pin::new(acquire).poll(cx)
 }
 
 /// Are there no locks to be had, by nobody's decision?

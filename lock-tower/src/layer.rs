@@ -130,7 +130,10 @@ impl<K, P> LockLayer<K, P> {
     }
 
     /// Serves a request *without its lock* when the store is out of reach, or read-only. Each such request is traced as a warning,
-    /// and finds no `HeldLock`, not that of a layer further out either. A request whose `grpc-timeout` has cut the wait short is refused.
+    /// and finds no `HeldLock`, not that of a layer further out either.
+    ///
+    /// A gRPC request is refused all the same if its `grpc-timeout` is shorter than the [`wait`](Self::wait): the store may be no more than slow, and
+    /// the caller has gone. Set the wait below the deadlines of the callers, or [`no_wait`](Self::no_wait).
     ///
     /// For what is worse refused than done twice. Somebody else may be at it: whatever the lock protects has to bear that.
     pub fn fail_open(self) -> Self {
@@ -159,7 +162,7 @@ impl<K, R> LockLayer<K, Http<R>> {
         self.set(|policy| policy.hold(hold))
     }
 
-    /// Answers a row of the table of refusals with another HTTP status, such as 423 for [`Answer::Busy`]. Callers over gRPC are told
+    /// Answers a row of the table of refusals with another HTTP status from 400 on, such as 423 for [`Answer::Busy`]. Callers over gRPC are told
     /// the same as before.
     pub fn status(self, answer: Answer, status: StatusCode) -> Self {
         self.set(|policy| policy.status(answer, status))

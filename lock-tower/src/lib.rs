@@ -13,7 +13,7 @@
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let locks = LockClient::in_memory();
-//! let lock = LockLayer::new(locks.clone(), "order:{id}")?.no_wait();
+//! let lock = LockLayer::new(locks.clone(), "order:{id:int}")?.no_wait();
 //! let app: Router = Router::new().route("/orders/{id}/pay", post(pay).layer(lock));
 //! let request = || Request::post("/orders/42/pay").body(Body::empty());
 //!
@@ -58,7 +58,8 @@
 //!
 //! - `Router::route_layer(lock)` covers every route that was added before it. All of them must have the parameters of the
 //!   template; one that has not is answered with 500 and an error event.
-//! - `Router::layer(lock)` covers these and the fallback, which passes without a lock: a 404 stays a 404.
+//! - `Router::layer(lock)` covers these and the fallback. Under a template with path parameters that passes without a lock: a 404
+//!   stays a 404. Templates of headers, query, method and gRPC path ask for no route, and lock the fallback, too.
 //! - Around a finished router, `ServiceBuilder::new().layer(lock).service(app)`, nothing is routed yet: a template with path
 //!   parameters is answered with 500 and an error event. Templates of headers, query, method and gRPC path work everywhere.
 //! - Around a `nest_service` the parameters of the routes within cannot be seen; see [`KeyTemplate`].
@@ -166,7 +167,7 @@ pub use future::ResponseFuture;
 pub use key::{IntoTarget, KeyError, KeyExtractor, KeyTemplate, Target, TemplateError};
 pub use layer::LockLayer;
 #[cfg(feature = "policy")]
-pub use policies::{LockPolicies, PolicyError, PolicyMistake};
+pub use policies::{LockPolicies, PolicyError, PolicyLayer, PolicyMistake};
 pub use policy::{DEFAULT_WAIT, Policy};
 pub use protocol::{Hold, Http, Plain, Protocol, ServiceError, Wire};
 pub use reject::{OnReject, Reason, Refusal, StandardReject};

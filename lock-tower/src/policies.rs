@@ -1,5 +1,6 @@
 //! [`LockPolicies`]: which routes are locked and how, from a file that can be read again while requests are served.
 
+mod layer;
 mod mistake;
 mod read;
 mod route;
@@ -9,26 +10,24 @@ mod table;
 use std::{
     fmt, fs,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
-
-use arc_swap::ArcSwap;
-use http::{Method, Request};
-use lock_runtime::LockClient;
 
 use self::table::Table;
 use crate::{
     key::{KeyError, KeyExtractor, Target},
-    layer::LockLayer,
     policy::Policy,
 };
+use arc_swap::ArcSwap;
+use http::{Method, Request};
 
+pub use layer::PolicyLayer;
 pub use mistake::{PolicyError, PolicyMistake};
 
 /// Lock policies per route, written as TOML.
 ///
 /// ```
-/// use lock_tower::{LockLayer, LockPolicies, runtime::LockClient};
+/// use lock_tower::{LockPolicies, PolicyLayer, runtime::LockClient};
 ///
 /// # fn main() -> Result<(), lock_tower::PolicyError> {
 /// let policies = LockPolicies::from_toml_str(r#"
@@ -55,7 +54,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 ///     [routes]
 ///     "/orders/health" = { skip = true }
 /// "#)?;
-/// let layer = LockLayer::with_policies(LockClient::in_memory(), policies);
+/// let layer = PolicyLayer::new(LockClient::in_memory(), policies);
 /// # Ok(()) }
 /// ```
 ///
@@ -96,7 +95,9 @@ pub use mistake::{PolicyError, PolicyMistake};
 ///
 /// # Where to put the layer
 ///
-/// Anywhere: it routes by itself. Around a finished axum router, on a `Router::layer`, on a tonic server. Layers that rewrite paths, such as
+/// Around a finished axum router, on a `Router::layer`, within a nested one, on a tonic server: it routes by itself, by the path that axum's
+/// outermost router has got, or the request's own. Other routers, and axum of another version than this crate's, hide what they strip: put it
+/// around those. Layers that rewrite paths, such as
 /// tower-http's `NormalizePath`, belong outside of it; otherwise they let a request pass under a path that no policy has.
 ///
 /// axum's `nest_service("/api", ..)` serves more paths than one by a route, of which a policy file knows nothing: `/api//orders` as `/api/orders`,
@@ -112,6 +113,8 @@ pub struct LockPolicies {
 struct Shared {
     table: ArcSwap<Table>,
     file: Option<PathBuf>,
+    /// Whoever replaces the table: of two at once, the one that has read later is the last.
+    replacing: Mutex<()>,
 }
 
 impl LockPolicies {
@@ -133,18 +136,20 @@ impl LockPolicies {
     }
 
     fn over(table: Table, file: Option<PathBuf>) -> Self {
-        Self { shared: Arc::new(Shared { table: ArcSwap::from_pointee(table), file }) }
+        Self { shared: Arc::new(Shared { table: ArcSwap::from_pointee(table), file, replacing: Mutex::default() }) }
     }
 
     /// Reads the file again. Requests that come from now on, to any clone, are served as it says now; those that have begun go on
     /// under the policy that they began with.
     ///
+    /// The file is read before this returns, which blocks the thread for so long. Write a new file beside the old one and rename it: what is cut
+    /// off between two routes may be a good file with fewer of them. An event tells how many there were and are.
+    ///
     /// # Errors
     /// As [`from_file`](Self::from_file); nothing has changed then. Also if there is no file.
     pub fn reload(&self) -> Result<(), PolicyError> {
         let file = self.shared.file.as_deref().ok_or_else(PolicyError::no_file)?;
-        self.shared.table.store(Arc::new(read_file(file)?));
-        Ok(())
+        self.shared.replace(|| read_file(file))
     }
 
     /// As [`reload`](Self::reload), from a text.
@@ -152,8 +157,7 @@ impl LockPolicies {
     /// # Errors
     /// With every mistake in the text; nothing has changed then.
     pub fn replace(&self, text: &str) -> Result<(), PolicyError> {
-        self.shared.table.store(Arc::new(read::read(text)?));
-        Ok(())
+        self.shared.replace(|| read::read(text))
     }
 
     /// The policy that a request to `path` is served under, if it is not served without a lock. For tests of policy files.
@@ -174,17 +178,20 @@ impl LockPolicies {
     }
 }
 
+impl Shared {
+    fn replace(&self, read: impl FnOnce() -> Result<Table, PolicyError>) -> Result<(), PolicyError> {
+        let _replacing = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
+        let table = read()?;
+        let (before, after) = (self.table.load().len(), table.len());
+        self.table.store(Arc::new(table));
+        tracing::info!(before, after, "lock policies replaced; so many routes");
+        Ok(())
+    }
+}
+
 fn read_file(file: &Path) -> Result<Table, PolicyError> {
     let text = fs::read_to_string(file).map_err(PolicyError::unreadable);
     text.and_then(|text| read::read(&text)).map_err(|error| error.of_file(file))
-}
-
-impl LockLayer<LockPolicies> {
-    /// Locks each request as the policy of its route says. The setters of the layer, other than
-    /// [`on_reject`](LockLayer::on_reject), mean nothing to it: `[defaults]` does.
-    pub fn with_policies(locks: LockClient, policies: LockPolicies) -> Self {
-        Self::with_key(locks, policies)
-    }
 }
 
 impl<B> KeyExtractor<Request<B>> for LockPolicies {
@@ -194,7 +201,10 @@ impl<B> KeyExtractor<Request<B>> for LockPolicies {
         if table.is_ambiguous(req.method(), path) {
             return Err(KeyError::bad_request("The path has an empty segment, so it does not say what is meant."));
         }
-        let Some(found) = table.find(req.method(), path) else { return Ok(Target::Skip) };
+        let Some(found) = table.find(req.method(), path) else {
+            tracing::debug!("no policy has matched; passed on without a lock");
+            return Ok(Target::Skip);
+        };
         let Some((key, policy)) = found.lock() else { return Ok(Target::Skip) };
         match key.of_routed(req, &found) {
             Ok(key) => Ok(Target::LockAs(key, policy.clone())),

@@ -128,6 +128,8 @@ pub enum Hold {
     /// Until the last frame of the body, trailers included, or until the body is dropped. The last frame goes out when the lock
     /// is free. When the lock is lost before, the body ends with an error, and a gRPC stream with trailers that say so.
     ///
+    /// A response that switches protocols (101, WebSockets) has no body, and its lock ends with its head.
+    ///
     /// A client that stops reading keeps the lock: set [`max_hold`](crate::LockLayer::max_hold) with it. A server asks for no frame
     /// while the client takes none, and so notices a loss, too, with the next one. Over HTTP/1.0, whose bodies end with their
     /// connection, a client cannot tell an error from the end.

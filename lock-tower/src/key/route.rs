@@ -29,7 +29,7 @@ impl Route {
         }
         let route = Self { pattern, params: params(req)? };
         let has = |source: &Source| match source {
-            Source::Path(name) => route.param(name).is_ok(),
+            Source::Path(name, _) => route.param(name).is_ok(),
             Source::MatchedPath => false,
             _ => true,
         };

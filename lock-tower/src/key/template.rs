@@ -17,15 +17,22 @@ use super::{KeyError, KeyExtractor, Target, route::Route};
 /// | `{id}` | the parameter `id` of axum's route, percent-decoded; write `{rest}` for `{*rest}` | 500 and an error event: a mistake of the server's |
 /// | `{header.x-tenant}` | the header `x-tenant` | 400, naming it; likewise if it is empty, not UTF-8, or there more than once |
 /// | `{query.tenant}` | the parameter `tenant` of the query, decoded as a form is (`+` is a blank) | the same |
+/// | `{id:int}`, `{header.x-shop:int}`, `{query.shop:int}` | the same, as a whole number: 7, 07 and +7 are one key | 400 for what is none |
+/// | `{id:uuid}`, `{header.x-order:uuid}`, `{query.order:uuid}` | the same, as a UUID, with or without hyphens, in either case | 400 for what is none |
 /// | `{method}` | the HTTP method; a `HEAD` has another key than the `GET` that axum serves it by | |
 /// | `{matched_path}` | the pattern of axum's route with all it is nested in, such as `/orders/{id}` | passed on: a 404, *or what is within a `nest_service`* |
 /// | `{grpc.service}`, `{grpc.method}` | the parts of a gRPC path, `/shop.Orders/Pay`, under no prefix | 400 |
 ///
+/// *Values without a kind are text.* A handler that takes a `Path<u64>` serves the order 7 as `/orders/7`, as `/orders/07` and as
+/// `/orders/+7`; under `{id}` these are three locks, and two of them may be held at once. Say `{id:int}`, `{id:uuid}`, or lock
+/// what the handler has parsed with `#[distributed_lock]`, where a value can be written in more than one way.
+///
 /// A path parameter that is called `method` or `matched_path` cannot be named. `{{` and `}}` stand for the braces themselves. Values are escaped by [`KeyWriter`], as in `#[distributed_lock]`, so the same
-/// values give the same key in both, and no value can reach the key of others. A value that makes the key longer than 512
+/// texts give the same key in both, and no value can reach the key of others. A value that makes the key longer than 512
 /// bytes is answered with 400.
 ///
-/// A request that has matched no route passes without a lock, so that a 404 stays a 404. The same route gives the same key
+/// Under a template with path parameters, or `{matched_path}`, a request that has matched no route passes without a lock, so that a 404
+/// stays a 404. (A router that stands as a service behind a route of another one, and so is routed already, answers 500 in its place.) The same route gives the same key
 /// however routers are nested or merged. What a layer *around* a `nest_service` cannot see is the route within: a template
 /// with parameters of that route then takes the request for a 404 and locks nothing. Put the layer on the route itself.
 #[derive(Clone)]
@@ -107,7 +114,7 @@ impl KeyTemplate {
     /// The path parameters, with their places.
     pub(crate) fn params(&self) -> impl Iterator<Item = (&str, usize)> {
         self.values().filter_map(|(source, at)| match source {
-            Source::Path(name) => Some((&**name, at)),
+            Source::Path(name, _) => Some((&**name, at)),
             _ => None,
         })
     }

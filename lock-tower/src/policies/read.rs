@@ -18,7 +18,7 @@ use super::{
     settings::{Said, Settings},
     table::{Entry, Table},
 };
-use crate::key::KeyTemplate;
+use crate::key::{KeyTemplate, TemplateError};
 
 const TABLES: [&str; 3] = ["defaults", "groups", "routes"];
 /// The policies of `text`.
@@ -139,13 +139,7 @@ impl Reader<'_> {
 
     /// A template that requests of the route can fill.
     fn key(&mut self, key: Said<&str>, global: bool, written: &str, route: Option<&Route>) -> Option<KeyTemplate> {
-        let template = match KeyTemplate::parse(key.value) {
-            Ok(template) => template,
-            Err(error) => {
-                self.mistakes.add(self.within(key, error.at()), format!("this key cannot be: {}", error.complaint()));
-                return None;
-            }
-        };
+        let template = self.template(key)?;
         let route = route?;
         for (name, placed) in template.params().filter(|(name, _)| !route.params.iter().any(|param| **param == **name))
         {
@@ -173,6 +167,14 @@ impl Reader<'_> {
             self.mistakes.add(key.at, message);
         }
         Some(template)
+    }
+
+    /// The template that `key` says; a mistake if it is none, however often it is read.
+    fn template(&mut self, key: Said<&str>) -> Option<KeyTemplate> {
+        let complain = |error: TemplateError| {
+            self.mistakes.add(self.within(key, error.at()), format!("this key cannot be: {}", error.complaint()));
+        };
+        KeyTemplate::parse(key.value).map_err(complain).ok()
     }
 
     /// Where the byte `index` of a string is written; its beginning if it has escapes.

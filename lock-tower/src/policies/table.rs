@@ -50,6 +50,10 @@ impl Table {
         Self { of_method: of_method.collect(), of_any, entries }
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// Might a router that is nested as a service serve the request by another route than it is found to be of? axum leaves out one slash
     /// where it nests a service, so that this serves `/api//orders` as it does `/api/orders`.
     pub(super) fn is_ambiguous(&self, method: &Method, path: &str) -> bool {

@@ -359,6 +359,14 @@ fn a_mistake_within_a_key_is_told_at_its_place() {
 }
 
 #[test]
+fn a_template_that_nobody_goes_by_is_checked_as_well() {
+    let text = "[groups.nobody]\nkey = \"k:{id\"\n[groups.two]\nkey = \"k:{x\"\n[routes]\n\"/a/{b}\" = { key = \"{b:int}\" }\n\"/c\" = { group = \"two\" }";
+    let found = complaints(text);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].starts_with("2:10 ") && found[1].starts_with("4:10 "), "{found:?}");
+}
+
+#[test]
 fn names_are_of_one_route_each() {
     let found = complaints(
         "[defaults]\nkey = \"{header.x}\"\n[routes]\n\"/a\" = {}\n\"/b\" = { name = \"/a\" }\n\"/c\" = { name = \"/a\" }",

@@ -15,7 +15,7 @@ use std::{
 
 use http::{Method, Request, Response};
 use lock_runtime::{KeyWriter, LockClient, LockError, distributed_lock};
-use lock_tower::{LockLayer, LockPolicies};
+use lock_tower::{LockLayer, LockPolicies, PolicyLayer};
 use tokio::runtime;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -111,7 +111,7 @@ impl Subjects<(), (), ()> {
     fn of(locks: LockClient) -> Subjects<impl Orders, impl Orders, impl Orders> {
         let layer = LockLayer::new(locks.clone(), "order:{header.order}").expect("a request can fill it");
         let policies = policies();
-        let by_policy = LockLayer::with_policies(locks.clone(), policies.clone());
+        let by_policy = PolicyLayer::new(locks.clone(), policies.clone());
         let service = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
         Subjects {
             runtime: Runtime(locks),

@@ -47,7 +47,9 @@ fn main() -> ExitCode {
     let options = Options::parse();
     start("orders", async move {
         let url = options.redis.as_deref().unwrap_or("memory:");
-        let locks = LockClient::builder().namespace(run_id("orders")).connect(url).await?;
+        // All servers of a fleet have one namespace, or they would not exclude each other. A story is alone.
+        let namespace = if options.serve.is_some() { "orders".to_owned() } else { run_id("orders") };
+        let locks = LockClient::builder().namespace(namespace).connect(url).await?;
         let ended = match options.serve {
             Some(address) => serve(address, options.policies, locks.clone()).await,
             None => story::tell(locks.clone()).await,
@@ -68,10 +70,11 @@ async fn serve(address: SocketAddr, file: Option<PathBuf>, locks: LockClient) ->
         "orders serves at http://{address} until ctrl-c.\n\n  \
          curl -i -X POST http://{address}/orders/7/pay\n  \
          curl -i http://{address}/orders/7\n  \
-         curl -N http://{address}/reports/2026-11 -H 'x-tenant: acme'\n  \
-         kill -HUP {}         reads the policies again",
-        std::process::id()
+         curl -N http://{address}/reports/2026-11 -H 'x-tenant: acme'"
     );
+    if let Some(file) = &file {
+        println!("  kill -HUP {}         reads {} again", std::process::id(), file.display());
+    }
     reload_on_hangup(policies.clone(), |reloaded| match reloaded {
         Ok(()) => eprintln!("orders: the policies were read again"),
         Err(error) => eprintln!("orders: the policies stay as they were:\n{error}"),

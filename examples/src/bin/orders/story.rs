@@ -57,7 +57,7 @@ pub(crate) async fn tell(locks: LockClient) -> anyhow::Result<ExitCode> {
         kill_process(getpid(), Signal::HUP)?;
         reloads.recv().await.context("nobody listens to SIGHUP")
     };
-    let bad = LOCKS.replace("max_hold", "max_hodl").replace("order:{id}", "order:{number}");
+    let bad = LOCKS.replace("max_hold", "max_hodl").replace("order:{id:int}", "order:{number:int}");
     let mistakes = reload(bad).await?.err().context("a bad file was taken")?;
     let shown: Vec<_> = mistakes.all().iter().map(|at| format!("{}:{}: {}", at.line, at.column, at.message)).collect();
     println!("SIGHUP, a bad file:    refused, and nothing has changed\n    {}", shown.join("\n    "));
@@ -74,7 +74,9 @@ pub(crate) async fn tell(locks: LockClient) -> anyhow::Result<ExitCode> {
         orders.charges(),
         counts(&presses).get(&StatusCode::LOCKED).unwrap_or(&0)
     );
-    let failed = double_charges > 0 || errors > 0 || paid(&presses) != 1 || paid(&waited) != 1;
+    // Whoever waits gets an answer that is not a refusal.
+    let served = waited.iter().all(|(status, _)| status.is_success());
+    let failed = double_charges > 0 || errors > 0 || paid(&presses) != 1 || paid(&waited) != 1 || !served;
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

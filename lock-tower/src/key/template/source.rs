@@ -4,19 +4,28 @@ use std::{borrow::Cow, str};
 
 use http::{HeaderName, Request};
 use percent_encoding::percent_decode;
+use uuid::Uuid;
 
 use crate::key::{KeyError, Routed};
 
 /// A part of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::key) enum Source {
-    Path(Box<str>),
-    Header(HeaderName),
-    Query(Box<str>),
+    Path(Box<str>, Kind),
+    Header(HeaderName, Kind),
+    Query(Box<str>, Kind),
     Method,
     MatchedPath,
     GrpcService,
     GrpcMethod,
+}
+
+/// What a value is read as, so that a thing has one key in whatever way it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::key) enum Kind {
+    Text,
+    Int,
+    Uuid,
 }
 
 impl Source {
@@ -35,25 +44,37 @@ impl Source {
             "grpc.method" => return Ok(Self::GrpcMethod),
             _ => {}
         }
-        if let Some(header) = name.strip_prefix("header.") {
-            return HeaderName::from_bytes(header.as_bytes()).map(Self::Header).map_err(|_| {
-                format!("{header:?} is no name of a header; write one such as \"{{header.x-tenant}}\"").into()
-            });
-        }
+        let (named, kind) = Kind::split(name);
         if let Some(query) = name.strip_prefix("query.") {
+            // What is no kind is a part of the name.
+            let (query, kind) = match (named.strip_prefix("query."), kind) {
+                (Some(query), Some(kind)) => (query, kind),
+                _ => (query, Kind::Text),
+            };
             if query.is_empty() || query.contains(char::is_whitespace) {
                 return Err(format!(
                     "{query:?} is no name of a query parameter; write one such as \"{{query.tenant}}\""
                 )
                 .into());
             }
-            return Ok(Self::Query(query.into()));
+            return Ok(Self::Query(query.into(), kind));
+        }
+        let Some(kind) = kind else {
+            let of = &name[named.len()..];
+            return Err(format!(
+                "{of:?} is no kind of value; write \"{{{named}}}\" for text, \"{{{named}:int}}\" for a whole number, \
+                 \"{{{named}:uuid}}\" for a UUID"
+            )
+            .into());
+        };
+        let name = named;
+        if let Some(header) = name.strip_prefix("header.") {
+            return HeaderName::from_bytes(header.as_bytes()).map(|name| Self::Header(name, kind)).map_err(|_| {
+                format!("{header:?} is no name of a header; write one such as \"{{header.x-tenant}}\"").into()
+            });
         }
         if let Some(name) = name.strip_prefix('*') {
             return Err(format!("the star belongs to the route only; write \"{{{name}}}\"").into());
-        }
-        if let Some((name, _)) = name.split_once(':') {
-            return Err(format!("values are taken as they come, without a format; write \"{{{name}}}\"").into());
         }
         if name.starts_with("grpc.") {
             return Err(format!("{name:?} is not known; write \"{{grpc.service}}\" or \"{{grpc.method}}\"").into());
@@ -71,12 +92,12 @@ impl Source {
             )
             .into());
         }
-        Ok(Self::Path(name.into()))
+        Ok(Self::Path(name.into(), kind))
     }
 
     /// Does it need a router to have seen the request?
     pub(super) fn is_of_the_route(&self) -> bool {
-        matches!(self, Self::Path(_) | Self::MatchedPath)
+        matches!(self, Self::Path(..) | Self::MatchedPath)
     }
 
     /// The value in a request, which has matched `route` if the source is of one.
@@ -87,14 +108,36 @@ impl Source {
     ) -> Result<Cow<'v, str>, KeyError> {
         let route = || route.ok_or(KeyError::NotRouted);
         match self {
-            Self::Path(name) => route()?.param(name),
+            Self::Path(name, kind) => kind.read(route()?.param(name)?, || format!("path parameter {name:?}")),
             Self::MatchedPath => route()?.pattern().map(Cow::Borrowed),
-            Self::Header(name) => header(req, name).map(Cow::Borrowed),
-            Self::Query(name) => query(req, name),
+            Self::Header(name, kind) => kind.read(Cow::Borrowed(header(req, name)?), || format!("header \"{name}\"")),
+            Self::Query(name, kind) => kind.read(query(req, name)?, || format!("query parameter {name:?}")),
             Self::Method => Ok(Cow::Borrowed(req.method().as_str())),
             Self::GrpcService => grpc(req).map(|(service, _)| Cow::Borrowed(service)),
             Self::GrpcMethod => grpc(req).map(|(_, method)| Cow::Borrowed(method)),
         }
+    }
+}
+
+impl Kind {
+    /// The name in braces, and its kind; none if there is a colon and no kind behind it.
+    fn split(name: &str) -> (&str, Option<Self>) {
+        match name.split_once(':') {
+            None => (name, Some(Self::Text)),
+            Some((named, "int")) => (named, Some(Self::Int)),
+            Some((named, "uuid")) => (named, Some(Self::Uuid)),
+            Some((named, _)) => (named, None),
+        }
+    }
+
+    /// The one way to write what `value` is; `of` says what it is the value of.
+    fn read(self, value: Cow<'_, str>, of: impl Fn() -> String) -> Result<Cow<'_, str>, KeyError> {
+        let (one, what) = match self {
+            Self::Text => return Ok(value),
+            Self::Int => (value.parse::<i128>().ok().map(|number| number.to_string()), "a whole number"),
+            Self::Uuid => (Uuid::try_parse(&value).ok().map(|uuid| uuid.to_string()), "a UUID"),
+        };
+        one.map(Cow::Owned).ok_or_else(|| KeyError::bad_request(format!("The {} is not {what}.", of())))
     }
 }
 

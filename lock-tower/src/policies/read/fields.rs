@@ -90,6 +90,10 @@ impl Reader<'_> {
             "key" => {
                 settings.key = self.text(name, "\"order:{id}\"", value);
                 settings.mistaken_key = settings.key.is_none();
+                // Here, as nobody may go by it.
+                if let Some(key) = settings.key {
+                    self.template(key);
+                }
             }
             "global" => settings.global = self.flag(name, value),
             "lease" => settings.lease = self.duration(name, value, |lease| exclusive().lease(lease)),

@@ -4,7 +4,7 @@ use std::{convert::Infallible, future, time::Duration};
 
 use axum::{body::Body, http::Request, response::Response};
 use lock_runtime::LockClient;
-use lock_tower::{LockLayer, LockPolicies};
+use lock_tower::{LockLayer, LockPolicies, PolicyLayer};
 use tokio::{
     runtime,
     task::{JoinSet, yield_now},
@@ -38,7 +38,7 @@ fn a_request_allocates_four_times_at_most_beside_what_the_runtime_does() {
     let request = || Request::post("/orders/7").header("order", "7").body(Body::empty()).unwrap();
     let served = allocations(&runtime, async || drop(service.oneshot(request()).await));
     let policies = LockPolicies::from_toml_str("routes.\"POST /orders/{id}\" = { key = \"order:{id}\" }").unwrap();
-    let by_policy = LockLayer::with_policies(locks.clone(), policies).layer(service);
+    let by_policy = PolicyLayer::new(locks.clone(), policies).layer(service);
     let by_template = LockLayer::new(locks.clone(), "order:{header.order}").unwrap().layer(service);
     for (name, locked) in [
         ("template", allocations(&runtime, async || drop(by_template.clone().oneshot(request()).await))),

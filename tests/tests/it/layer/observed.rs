@@ -8,7 +8,7 @@ use http::Request;
 use http_body_util::BodyExt;
 use lock_runtime::{HeldLock, LockClient, RevokeScope};
 use lock_tests::{Captured, RedisServer};
-use lock_tower::{Hold, LockLayer, LockPolicies};
+use lock_tower::{Hold, LockLayer, LockPolicies, PolicyLayer};
 use metrics::LocalRecorderGuard;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::{
@@ -220,7 +220,7 @@ async fn policies_are_counted_by_their_names_and_never_by_key() {
     let policies = LockPolicies::from_toml_str(
         "[routes]\n\"POST /orders/{id}\" = { name = \"pay\", key = \"order:{id}\" }\n\"/x/{id}\" = { key = \"x:{id}\" }",
     );
-    let layer = LockLayer::with_policies(locks.clone(), policies.unwrap());
+    let layer = PolicyLayer::new(locks.clone(), policies.unwrap());
     let app: Router = Router::new().fallback(async || "found").layer(layer);
     for path in ["/orders/1", "/orders/2", "/x/3", "/y"] {
         let Ok(response) = app.clone().oneshot(Request::post(path).body(Body::empty()).unwrap()).await;

@@ -5,12 +5,12 @@ use std::{pin::pin, time::Duration};
 use axum::{
     Router,
     body::{Body, Bytes},
-    http::{Request, Response},
+    http::{Request, Response, StatusCode},
     response::IntoResponse,
     routing::post,
 };
 use futures_util::future;
-use lock_runtime::{HeldLock, LockClient};
+use lock_runtime::{HeldLock, LockClient, web::Answer};
 use lock_tests::{Captured, RedisServer};
 use lock_tower::{LockLayer, Refusal};
 use tower::{Layer, ServiceExt};
@@ -206,6 +206,16 @@ async fn a_store_out_of_reach_refuses_unless_the_layer_fails_open() {
     assert_eq!(server.post("/both/3").await.body, "not locked");
     let warnings = traces.events().into_iter().filter(|event| event.message == "served without its lock");
     assert_eq!(warnings.count(), 3);
+}
+
+#[tokio::test]
+async fn a_problem_has_a_title_whatever_its_status() {
+    // RFC 9457, 3.1.4: a string, or it is ignored.
+    let locks = LockClient::in_memory();
+    let layer = orders(&locks).status(Answer::Busy, StatusCode::from_u16(499).unwrap());
+    let _held = locks.exclusive("order:7").acquire().await.unwrap();
+    let response = serve(layer).await.post("/orders/7").await;
+    assert_eq!((response.status, response.problem().as_str()), (499, "contended"));
 }
 
 #[tokio::test]

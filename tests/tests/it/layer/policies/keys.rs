@@ -12,7 +12,7 @@ use axum::{
     routing,
 };
 use lock_runtime::{HeldLock, KeyWriter, LockClient, LockError, LockKey, distributed_lock};
-use lock_tower::{KeyExtractor, LockLayer, LockPolicies, Target};
+use lock_tower::{KeyExtractor, LockLayer, LockPolicies, PolicyLayer, Target};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use proptest::{prelude::*, sample::select};
 use tokio::runtime::Runtime;
@@ -247,7 +247,7 @@ async fn a_handler_is_told_the_values_that_its_lock_has() {
         Extension(Some(lock.key().clone()))
     };
     let app = Router::new().route("/a/{x}/{*rest}", routing::any(handler));
-    let app = app.layer(LockLayer::with_policies(LockClient::in_memory(), policies));
+    let app = app.layer(PolicyLayer::new(LockClient::in_memory(), policies));
     for path in
         ["/a/1/2", "/a/%31/2", "/a/1%2F2/3", "/a//x", "/a/%2F/%2F", "/a/./../b", "/a/+/%20", "/a/%25/%2525", "/a/1//"]
     {

@@ -11,7 +11,7 @@ use std::{
 use axum::{Router, routing::post};
 use futures_util::future::join_all;
 use lock_runtime::{HeldLock, LockClient};
-use lock_tower::{LockLayer, LockPolicies};
+use lock_tower::{LockPolicies, PolicyLayer};
 use tokio::{sync::Semaphore, time::timeout};
 
 use crate::layer::server::Server;
@@ -41,7 +41,7 @@ async fn who_waits_and_who_holds_goes_on_under_the_policy_that_it_began_with() {
         }
     };
     let app = Router::new().route("/orders/{id}", post(handler));
-    let server = Server::start(app.layer(LockLayer::with_policies(locks.clone(), policies.clone()))).await;
+    let server = Server::start(app.layer(PolicyLayer::new(locks.clone(), policies.clone()))).await;
     let enters = async || entered.acquire().await.unwrap().forget();
 
     let holds = server.send("POST", "/orders/7", &[]).await;
@@ -74,7 +74,7 @@ async fn no_request_that_comes_after_a_reload_is_served_as_before() {
     let text = |number| format!("routes.'/orders/{{id}}' = {{ key = 'v{number}:{{id}}' }}");
     let policies = LockPolicies::from_toml_str(&text(0)).unwrap();
     let app = Router::new().route("/orders/{id}", post(named));
-    let server = Server::start(app.layer(LockLayer::with_policies(locks, policies.clone()))).await;
+    let server = Server::start(app.layer(PolicyLayer::new(locks, policies.clone()))).await;
     for number in 1..200 {
         policies.replace(&text(number)).unwrap();
         assert_eq!(server.post("/orders/7").await.body, format!("v{number}:7"));
@@ -104,7 +104,7 @@ async fn a_storm_with_reloads_in_it_loses_none() {
     };
     let app = Router::new().route("/orders/{id}", post(handler));
     let locks = LockClient::in_memory();
-    let server = Server::start(app.layer(LockLayer::with_policies(locks, policies.clone()))).await;
+    let server = Server::start(app.layer(PolicyLayer::new(locks, policies.clone()))).await;
     let over = Arc::new(AtomicBool::new(false));
     let reloads = std::thread::spawn({
         let over = over.clone();

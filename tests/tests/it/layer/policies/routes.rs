@@ -11,7 +11,7 @@ use axum::{
     routing::{self, MethodFilter, MethodRouter, on},
 };
 use lock_runtime::{HeldLock, LockClient};
-use lock_tower::{LockLayer, LockPolicies};
+use lock_tower::{LockPolicies, PolicyLayer};
 use proptest::prelude::*;
 use tokio::runtime::Runtime;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
@@ -125,7 +125,7 @@ where
 }
 
 /// All the ways in which the same routes are put together below `/n` and locked by one file.
-fn apps(routes: &[Route], lock: &LockLayer<LockPolicies>) -> Vec<(&'static str, App)> {
+fn apps(routes: &[Route], lock: &PolicyLayer) -> Vec<(&'static str, App)> {
     let plain = |handlers| handlers;
     let all = |_| true;
     let even = |number: usize| number.is_multiple_of(2);
@@ -182,7 +182,7 @@ proptest! {
         skipped in proptest::collection::vec(prop::bool::weighted(0.2), 10),
     ) {
         let policies = file("/n", &routes, &skipped);
-        let lock = LockLayer::with_policies(LockClient::in_memory(), policies.clone());
+        let lock = PolicyLayer::new(LockClient::in_memory(), policies.clone());
         let apps = apps(&routes, &lock);
         RUNTIME.block_on(async {
             for (method, path) in &requests {

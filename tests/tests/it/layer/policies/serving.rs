@@ -11,7 +11,7 @@ use axum::{
 use futures_util::{StreamExt, future, stream};
 use lock_runtime::{HeldLock, LockClient};
 use lock_tests::RedisServer;
-use lock_tower::{LockLayer, LockPolicies, Refusal};
+use lock_tower::{LockLayer, LockPolicies, PolicyLayer, Refusal};
 use tokio::{
     sync::{Barrier, Notify},
     time::timeout,
@@ -29,8 +29,8 @@ async fn named(lock: Option<HeldLock>) -> String {
     lock.map_or("none".into(), |lock| lock.key().to_string())
 }
 
-fn layer(locks: &LockClient, text: &str) -> LockLayer<LockPolicies> {
-    LockLayer::with_policies(locks.clone(), LockPolicies::from_toml_str(text).unwrap())
+fn layer(locks: &LockClient, text: &str) -> PolicyLayer {
+    PolicyLayer::new(locks.clone(), LockPolicies::from_toml_str(text).unwrap())
 }
 
 /// A server whose every path answers with its lock.
