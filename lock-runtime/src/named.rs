@@ -22,8 +22,9 @@ impl Acquire {
         Self { steps: Box::pin(InOneBox { step: Step::Acquiring(acquire), release: LockGuard::release }) }
     }
 
-    /// Gives back `guard`, as [`LockGuard::release`] does, in the memory that this future has used: for middleware that keeps its future
-    /// until then, and so allocates once for each request and not twice. An acquire that is not ready yet is given up.
+    /// Gives back `guard`, as [`LockGuard::release`] does, in the memory that this future has used: for middleware that
+    /// keeps its future until then, and so allocates once for each request and not twice. An acquire that is not ready
+    /// yet is given up.
     ///
     /// # Cancellation
     /// Dropping the future releases in the background.

@@ -26,8 +26,8 @@ pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// The body of a response that has passed a [`Lock`](crate::Lock). It does not box the inner one.
 ///
-/// With [`Hold::Body`](crate::Hold::Body) it keeps the lock until its last frame, or until it is dropped. When the lock is lost before,
-/// it ends with the [`LockError`] as its error; for gRPC, with trailers that say so.
+/// With [`Hold::Body`](crate::Hold::Body) it keeps the lock until its last frame, or until it is dropped. When the lock
+/// is lost before, it ends with the [`LockError`] as its error; for gRPC, with trailers that say so.
 #[pin_project]
 pub struct LockBody<B> {
     #[pin]

@@ -16,14 +16,14 @@ use tracing::Instrument;
 /// Runs each request of the services it is put on in a task of its own, which goes on when the caller is gone.
 ///
 /// A server drops the future of a request whose caller has hung up, and with it the handler, at whatever await point it
-/// stands. Outside of a [`LockLayer`](crate::LockLayer) this layer keeps both alive: the handler finishes under its lock, and
-/// the lock is given back when it is done. The response is then dropped unsent, so that with
-/// [`Hold::Body`](crate::Hold::Body) the lock ends there. A request that still waits for its lock goes on waiting, for no longer than its
-/// [`wait`](crate::LockLayer::wait).
+/// stands. Outside of a [`LockLayer`](crate::LockLayer) this layer keeps both alive: the handler finishes under its lock,
+/// and the lock is given back when it is done. The response is then dropped unsent, so that with
+/// [`Hold::Body`](crate::Hold::Body) the lock ends there. A request that still waits for its lock goes on waiting, for no
+/// longer than its [`wait`](crate::LockLayer::wait).
 ///
 /// The task is within the caller's `tracing` span. It is in no task-local scope of the caller's, that of
-/// [`LockClient::scope`](lock_runtime::LockClient::scope) included. It needs a tokio runtime. A graceful shutdown of the server does not
-/// wait for it.
+/// [`LockClient::scope`](lock_runtime::LockClient::scope) included. It needs a tokio runtime. A graceful shutdown of the
+/// server does not wait for it.
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]

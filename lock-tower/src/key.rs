@@ -1,5 +1,5 @@
-//! Which lock a request needs: [`KeyExtractor`], for closures, [`KeyTemplate`]s, types of your own, and [`header`], [`global`],
-//! [`from_extension`].
+//! Which lock a request needs: [`KeyExtractor`], for closures, [`KeyTemplate`]s, types of your own, and [`header`],
+//! [`global`], [`from_extension`].
 
 mod ready;
 #[cfg(feature = "axum")]

@@ -16,9 +16,9 @@ use crate::{
 
 /// Holds a lock around each request of the services it is put on.
 ///
-/// `K` names the lock, see [`KeyExtractor`](crate::KeyExtractor); `P` says how to refuse, [`Http`] or [`Plain`]. The setters
-/// are those of [`LockSpec`], which says what each is for. What cannot be meant, such as a lease under 100 ms, is refused with
-/// 500 (`invalid_spec`) when a request comes.
+/// `K` names the lock, see [`KeyExtractor`](crate::KeyExtractor); `P` says how to refuse, [`Http`] or [`Plain`]. The
+/// setters are those of [`LockSpec`], which says what each is for. What cannot be meant, such as a lease under 100 ms, is
+/// refused with 500 (`invalid_spec`) when a request comes.
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct LockLayer<K = KeyTemplate, P = Http> {
@@ -71,7 +71,8 @@ impl<K, P> LockLayer<K, P> {
         self.set(|_| policy)
     }
 
-    /// What metrics and refusals call this layer; the text of the template where there is one. Not the key, and so the same for all requests.
+    /// What metrics and refusals call this layer; the text of the template where there is one. Not the key, and so the
+    /// same for all requests.
     pub fn name(self, name: impl Into<Arc<str>>) -> Self {
         self.set(|policy| policy.named(name))
     }
@@ -129,11 +130,12 @@ impl<K, P> LockLayer<K, P> {
         self.with(|spec| spec.max_hold(max_hold))
     }
 
-    /// Serves a request *without its lock* when the store is out of reach, or read-only. Each such request is traced as a warning,
-    /// and finds no `HeldLock`, not that of a layer further out either.
+    /// Serves a request *without its lock* when the store is out of reach, or read-only. Each such request is traced as a
+    /// warning, and finds no `HeldLock`, not that of a layer further out either.
     ///
-    /// A gRPC request is refused all the same if its `grpc-timeout` is shorter than the [`wait`](Self::wait): the store may be no more than slow, and
-    /// the caller has gone. Set the wait below the deadlines of the callers, or [`no_wait`](Self::no_wait).
+    /// A gRPC request is refused all the same if its `grpc-timeout` is shorter than the [`wait`](Self::wait): the store
+    /// may be no more than slow, and the caller has gone. Set the wait below the deadlines of the callers, or
+    /// [`no_wait`](Self::no_wait).
     ///
     /// For what is worse refused than done twice. Somebody else may be at it: whatever the lock protects has to bear that.
     pub fn fail_open(self) -> Self {
@@ -162,13 +164,14 @@ impl<K, R> LockLayer<K, Http<R>> {
         self.set(|policy| policy.hold(hold))
     }
 
-    /// Answers a row of the table of refusals with another HTTP status from 400 on, such as 423 for [`Answer::Busy`]. Callers over gRPC are told
-    /// the same as before.
+    /// Answers a row of the table of refusals with another HTTP status from 400 on, such as 423 for [`Answer::Busy`].
+    /// Callers over gRPC are told the same as before.
     pub fn status(self, answer: Answer, status: StatusCode) -> Self {
         self.set(|policy| policy.status(answer, status))
     }
 
-    /// Answers refusals with `on_reject`, a closure or a type of your own, instead of [`StandardReject`](crate::StandardReject).
+    /// Answers refusals with `on_reject`, a closure or a type of your own, instead of
+    /// [`StandardReject`](crate::StandardReject).
     pub fn on_reject<R2: OnReject>(self, on_reject: R2) -> LockLayer<K, Http<R2>> {
         let Self { locks, key, policy, protocol: _ } = self;
         LockLayer { locks, key, policy, protocol: Http::new(on_reject) }

@@ -45,21 +45,22 @@
 //!    goes out. The *head* of the response, that is: a body that is streamed is sent without the lock, unless
 //!    [`Hold::Body`] keeps it until the last frame.
 //!
-//! When the lock is lost on the way, the inner future is dropped and the caller is told `lost_..`; a body that is being sent under
-//! the lock ends with an error, or with a gRPC status in its trailers, and never as if it were whole. A handler that panics
-//! releases. The layer fails closed: without a lock nothing is served, unless an extractor says [`Target::Skip`], no route
-//! has matched, or [`LockLayer::fail_open`] says so.
+//! When the lock is lost on the way, the inner future is dropped and the caller is told `lost_..`; a body that is being
+//! sent under the lock ends with an error, or with a gRPC status in its trailers, and never as if it were whole. A
+//! handler that panics releases. The layer fails closed: without a lock nothing is served, unless an extractor says
+//! [`Target::Skip`], no route has matched, or [`LockLayer::fail_open`] says so.
 //!
 //! # Where to put it
 //!
 //! On the route: `post(pay).layer(lock)`. There it sees what axum has found out, it covers the methods that were added to
-//! that `MethodRouter` before, and the template can be read next to the path. (Other methods take the lock as well, to be told
-//! 405; with `post(pay).route_layer(lock)` they do not.)
+//! that `MethodRouter` before, and the template can be read next to the path. (Other methods take the lock as well, to be
+//! told 405; with `post(pay).route_layer(lock)` they do not.)
 //!
 //! - `Router::route_layer(lock)` covers every route that was added before it. All of them must have the parameters of the
 //!   template; one that has not is answered with 500 and an error event.
-//! - `Router::layer(lock)` covers these and the fallback. Under a template with path parameters that passes without a lock: a 404
-//!   stays a 404. Templates of headers, query, method and gRPC path ask for no route, and lock the fallback, too.
+//! - `Router::layer(lock)` covers these and the fallback. Under a template with path parameters that passes without a
+//!   lock: a 404 stays a 404. Templates of headers, query, method and gRPC path ask for no route, and lock the fallback,
+//!   too.
 //! - Around a finished router, `ServiceBuilder::new().layer(lock).service(app)`, nothing is routed yet: a template with path
 //!   parameters is answered with 500 and an error event. Templates of headers, query, method and gRPC path work everywhere.
 //! - Around a `nest_service` the parameters of the routes within cannot be seen; see [`KeyTemplate`].
@@ -70,33 +71,35 @@
 //! `tonic::service::LayerExt::named_layer`. tonic's own limits and time-outs are always outside of it. A handler finds its
 //! lock in the extensions of the request: `request.extensions().get::<HeldLock>()`.
 //!
-//! Many routes with locks of their own are easier to read in a file, which one layer around all of them goes by: `LockPolicies`
-//! (feature `policy`).
+//! Many routes with locks of their own are easier to read in a file, which one layer around all of them goes by:
+//! `LockPolicies` (feature `policy`).
 //!
 //! # Among other layers
 //!
 //! The layer is always ready: it takes the inner capacity only when it has the lock.
 //!
-//! - `ConcurrencyLimit` belongs inside (added *before* the lock with `.layer`, *after* it in a `ServiceBuilder`): then those
-//!   that wait for a lock take no place. Outside it counts them too, and a hot key can use up all places. On an axum route take
-//!   the `GlobalConcurrencyLimit`: axum puts a route's layers on anew for each connection, and another limit with them.
-//! - `LoadShed` belongs inside as well, in one `ServiceBuilder` or tuple with the limit: what axum's `.layer` gives is always ready, and
-//!   so is the lock. Outside it never sheds; in the store's stead,
+//! - `ConcurrencyLimit` belongs inside (added *before* the lock with `.layer`, *after* it in a `ServiceBuilder`): then
+//!   those that wait for a lock take no place. Outside it counts them too, and a hot key can use up all places. On an
+//!   axum route take the `GlobalConcurrencyLimit`: axum puts a route's layers on anew for each connection, and another
+//!   limit with them.
+//! - `LoadShed` belongs inside as well, in one `ServiceBuilder` or tuple with the limit: what axum's `.layer` gives is
+//!   always ready, and so is the lock. Outside it never sheds; in the store's stead,
 //!   [`max_waiters`](runtime::LockClientBuilder::max_waiters) bounds those that wait, and the others get 503 at once.
-//! - `Timeout` outside bounds everything: the wait for the lock, the wait for the inner capacity, and the handler. Make it
-//!   longer than the wait. Inside it bounds the handler, and the lock is released when it strikes. The wait for a limit within it
-//!   comes before its time begins, unless the limit was put on the route by a `.layer` of its own.
+//! - `Timeout` outside bounds everything: the wait for the lock, the wait for the inner capacity, and the handler. Make
+//!   it longer than the wait. Inside it bounds the handler, and the lock is released when it strikes. The wait for a
+//!   limit within it comes before its time begins, unless the limit was put on the route by a `.layer` of its own.
 //! - `Buffer` may be on either side: who waits for a lock is in nobody's way. `Trace`, `Compression` and the like, too: with
 //!   [`Hold::Body`] the lock is held until the last frame that they make of the body.
-//! - `CatchPanic` inside makes a response of a panic, whose release is awaited; outside the lock is released in the background.
+//! - `CatchPanic` inside makes a response of a panic, whose release is awaited; outside the lock is released in the
+//!   background.
 //! - Authentication and rate limits belong outside: who is not let in should not get into the line.
 //!
 //! # Callers that hang up
 //!
-//! When a server drops the response future, the inner future is dropped at its await point, and the lock is released in the
-//! background. hyper does so as soon as it knows that the caller is gone: at once over HTTP/2, and over HTTP/1 once the
-//! request's body has been read, as small ones are. While a large body is unread, a closed HTTP/1 connection goes unnoticed, and
-//! the handler runs to its end, under its lock.
+//! When a server drops the response future, the inner future is dropped at its await point, and the lock is released in
+//! the background. hyper does so as soon as it knows that the caller is gone: at once over HTTP/2, and over HTTP/1 once
+//! the request's body has been read, as small ones are. While a large body is unread, a closed HTTP/1 connection goes
+//! unnoticed, and the handler runs to its end, under its lock.
 //!
 //! A handler that must not be cut short goes under a [`DetachLayer`], outside of the lock: it then finishes under its lock
 //! without its caller.
@@ -116,12 +119,12 @@
 //! | a part of the request that the key needs is missing or not valid | 400 | `INVALID_ARGUMENT` |
 //! | anything else | 500 | `INTERNAL` |
 //!
-//! A `grpc-timeout` ends the wait a tenth of itself before it is over, 50 ms at most, so that the answer arrives. Whatever else ends a
-//! call at its deadline, tonic's own timers included, says so in its own way.
+//! A `grpc-timeout` ends the wait a tenth of itself before it is over, 50 ms at most, so that the answer arrives.
+//! Whatever else ends a call at its deadline, tonic's own timers included, says so in its own way.
 //!
-//! `Retry-After`, or the `google.rpc.RetryInfo` in the details of a gRPC status, is [`LockLayer::retry_after`] or what is left of
-//! the holder's lease, whichever is shorter. [`LockLayer::status`] says another HTTP status. What the caller is not told, the lock's
-//! name and the store's error, is in a `tracing` event.
+//! `Retry-After`, or the `google.rpc.RetryInfo` in the details of a gRPC status, is [`LockLayer::retry_after`] or what is
+//! left of the holder's lease, whichever is shorter. [`LockLayer::status`] says another HTTP status. What the caller is
+//! not told, the lock's name and the store's error, is in a `tracing` event.
 //!
 //! # Features
 //!
@@ -131,8 +134,8 @@
 //! `macros` (default): `runtime::distributed_lock`. A crate that has lock-runtime only through this one adds
 //! `crate = lock_tower::runtime` to the arguments of the attribute.
 //!
-//! `tonic`: [`LockError`](runtime::LockError) as a `tonic::Status`, for handlers that lock by themselves. The layer speaks gRPC
-//! without it.
+//! `tonic`: [`LockError`](runtime::LockError) as a `tonic::Status`, for handlers that lock by themselves. The layer
+//! speaks gRPC without it.
 //!
 //! `policy`: `LockPolicies`, which routes are locked and how, from a file that can be read again at any time.
 //!

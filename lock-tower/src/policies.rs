@@ -60,13 +60,14 @@ pub use mistake::{PolicyError, PolicyMistake};
 ///
 /// # Routes
 ///
-/// Each is a table of `routes`, called by the methods and the path that it is for: `"POST /orders/{id}"`, `"PUT|PATCH /orders/{id}"`,
-/// or `"/orders/{id}"` for any method. The path is written as for axum's router, and as a caller says it, with all that routers nest it
-/// in; that of a gRPC method is `"/package.Service/Method"`. `{id}` stands for a segment, `{*rest}` at the end for the rest of the path.
+/// Each is a table of `routes`, called by the methods and the path that it is for: `"POST /orders/{id}"`, `"PUT|PATCH
+/// /orders/{id}"`, or `"/orders/{id}"` for any method. The path is written as for axum's router, and as a caller says it,
+/// with all that routers nest it in; that of a gRPC method is `"/package.Service/Method"`. `{id}` stands for a segment,
+/// `{*rest}` at the end for the rest of the path.
 ///
-/// The most specific route that fits a request is its own: literal text comes before parameters, and of the same path the one that names
-/// the method before the one that names none. A route for `GET` is that of `HEAD` too, unless there is one. A request that fits none is
-/// served without a lock, as is one whose route says `skip = true`.
+/// The most specific route that fits a request is its own: literal text comes before parameters, and of the same path the
+/// one that names the method before the one that names none. A route for `GET` is that of `HEAD` too, unless there is
+/// one. A request that fits none is served without a lock, as is one whose route says `skip = true`.
 ///
 /// # Fields
 ///
@@ -88,20 +89,22 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// | `fail_open = true` | serves without the lock when the store is out of reach: [`LockLayer::fail_open`] |
 /// | `status = { busy = 423 }` | other HTTP statuses: `busy`, `overloaded`, `unavailable`, `lost`, `bad_request`, `internal` |
 ///
-/// Only of a route: `name`, by which metrics and refusals call it (the route as it is written, where nothing else is said), `group`, `skip`.
+/// Only of a route: `name`, by which metrics and refusals call it (the route as it is written, where nothing else is
+/// said), `group`, `skip`.
 ///
-/// A file is checked as a whole, and [`PolicyError`] tells all mistakes at once, with line and column: fields that there are not, values that cannot
-/// be meant, parameters that a route does not have, routes that can never match.
+/// A file is checked as a whole, and [`PolicyError`] tells all mistakes at once, with line and column: fields that there
+/// are not, values that cannot be meant, parameters that a route does not have, routes that can never match.
 ///
 /// # Where to put the layer
 ///
-/// Around a finished axum router, on a `Router::layer`, within a nested one, on a tonic server: it routes by itself, by the path that axum's
-/// outermost router has got, or the request's own. Other routers, and axum of another version than this crate's, hide what they strip: put it
-/// around those. Layers that rewrite paths, such as
-/// tower-http's `NormalizePath`, belong outside of it; otherwise they let a request pass under a path that no policy has.
+/// Around a finished axum router, on a `Router::layer`, within a nested one, on a tonic server: it routes by itself, by
+/// the path that axum's outermost router has got, or the request's own. Other routers, and axum of another version than
+/// this crate's, hide what they strip: put it around those. Layers that rewrite paths, such as tower-http's
+/// `NormalizePath`, belong outside of it; otherwise they let a request pass under a path that no policy has.
 ///
-/// axum's `nest_service("/api", ..)` serves more paths than one by a route, of which a policy file knows nothing: `/api//orders` as `/api/orders`,
-/// and `/api/` as `/api`. The former is refused with 400 (`bad_request`) where a lock depends on it; for the latter write both routes, or `nest` the router.
+/// axum's `nest_service("/api", ..)` serves more paths than one by a route, of which a policy file knows nothing:
+/// `/api//orders` as `/api/orders`, and `/api/` as `/api`. The former is refused with 400 (`bad_request`) where a lock
+/// depends on it; for the latter write both routes, or `nest` the router.
 ///
 /// [`LockSpec::lease`]: lock_runtime::LockSpec::lease
 /// [`LockSpec::max_waiters`]: lock_runtime::LockSpec::max_waiters
@@ -139,11 +142,12 @@ impl LockPolicies {
         Self { shared: Arc::new(Shared { table: ArcSwap::from_pointee(table), file, replacing: Mutex::default() }) }
     }
 
-    /// Reads the file again. Requests that come from now on, to any clone, are served as it says now; those that have begun go on
-    /// under the policy that they began with.
+    /// Reads the file again. Requests that come from now on, to any clone, are served as it says now; those that have
+    /// begun go on under the policy that they began with.
     ///
-    /// The file is read before this returns, which blocks the thread for so long. Write a new file beside the old one and rename it: what is cut
-    /// off between two routes may be a good file with fewer of them. An event tells how many there were and are.
+    /// The file is read before this returns, which blocks the thread for so long. Write a new file beside the old one and
+    /// rename it: what is cut off between two routes may be a good file with fewer of them. An event tells how many there
+    /// were and are.
     ///
     /// # Errors
     /// As [`from_file`](Self::from_file); nothing has changed then. Also if there is no file.

@@ -43,8 +43,8 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// A policy that says nothing but its name, by which metrics and refusals call it: an exclusive lock, a wait of 2 s, held until the
-    /// response is there.
+    /// A policy that says nothing but its name, by which metrics and refusals call it: an exclusive lock, a wait of 2 s,
+    /// held until the response is there.
     pub fn new(name: impl Into<Arc<str>>) -> Self {
         let name = name.into();
         Self {

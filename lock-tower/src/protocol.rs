@@ -87,12 +87,12 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     })
 }
 
-/// An answer is on its way so long, at most, before the caller's deadline. Without it the timers of server and client, which have
-/// the same deadline and were set earlier, would always come first.
+/// An answer is on its way so long, at most, before the caller's deadline. Without it the timers of server and client,
+/// which have the same deadline and were set earlier, would always come first.
 const WAY_BACK: Duration = Duration::from_millis(50);
 
-/// The [`grpc-timeout`](https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests) of a request: at most eight digits
-/// and a unit. What is not one says nothing.
+/// The [`grpc-timeout`](https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests) of a request: at most
+/// eight digits and a unit. What is not one says nothing.
 fn grpc_timeout(value: &HeaderValue) -> Option<Duration> {
     let (number, unit) = value.to_str().ok()?.split_at_checked(value.len().checked_sub(1)?)?;
     if number.is_empty() || number.len() > 8 || !number.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -121,18 +121,19 @@ pub struct Http<R = StandardReject> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Hold {
-    /// Until the inner service has answered; the release is awaited before the *head* of the response goes out. A body that is
-    /// streamed is sent without the lock.
+    /// Until the inner service has answered; the release is awaited before the *head* of the response goes out. A body
+    /// that is streamed is sent without the lock.
     #[default]
     Response,
-    /// Until the last frame of the body, trailers included, or until the body is dropped. The last frame goes out when the lock
-    /// is free. When the lock is lost before, the body ends with an error, and a gRPC stream with trailers that say so.
+    /// Until the last frame of the body, trailers included, or until the body is dropped. The last frame goes out when
+    /// the lock is free. When the lock is lost before, the body ends with an error, and a gRPC stream with trailers that
+    /// say so.
     ///
     /// A response that switches protocols (101, WebSockets) has no body, and its lock ends with its head.
     ///
-    /// A client that stops reading keeps the lock: set [`max_hold`](crate::LockLayer::max_hold) with it. A server asks for no frame
-    /// while the client takes none, and so notices a loss, too, with the next one. Over HTTP/1.0, whose bodies end with their
-    /// connection, a client cannot tell an error from the end.
+    /// A client that stops reading keeps the lock: set [`max_hold`](crate::LockLayer::max_hold) with it. A server asks
+    /// for no frame while the client takes none, and so notices a loss, too, with the next one. Over HTTP/1.0, whose
+    /// bodies end with their connection, a client cannot tell an error from the end.
     Body,
 }
 

@@ -35,7 +35,8 @@ impl Route {
         };
         let matched = route.pattern.is_some() || sources.all(has);
         if !matched {
-            // A 404, as a rule. Around a `nest_service` whose inner router has the parameters it is a request without its lock.
+            // A 404, as a rule. Around a `nest_service` whose inner router has the parameters it is a request without its
+            // lock.
             tracing::debug!("no route has matched; passed on without a lock");
         }
         Ok(matched.then_some(route))

@@ -23,18 +23,20 @@ use super::{KeyError, KeyExtractor, Target, route::Route};
 /// | `{matched_path}` | the pattern of axum's route with all it is nested in, such as `/orders/{id}` | passed on: a 404, *or what is within a `nest_service`* |
 /// | `{grpc.service}`, `{grpc.method}` | the parts of a gRPC path, `/shop.Orders/Pay`, under no prefix | 400 |
 ///
-/// *Values without a kind are text.* A handler that takes a `Path<u64>` serves the order 7 as `/orders/7`, as `/orders/07` and as
-/// `/orders/+7`; under `{id}` these are three locks, and two of them may be held at once. Say `{id:int}`, `{id:uuid}`, or lock
-/// what the handler has parsed with `#[distributed_lock]`, where a value can be written in more than one way.
+/// *Values without a kind are text.* A handler that takes a `Path<u64>` serves the order 7 as `/orders/7`, as
+/// `/orders/07` and as `/orders/+7`; under `{id}` these are three locks, and two of them may be held at once. Say
+/// `{id:int}`, `{id:uuid}`, or lock what the handler has parsed with `#[distributed_lock]`, where a value can be written
+/// in more than one way.
 ///
-/// A path parameter that is called `method` or `matched_path` cannot be named. `{{` and `}}` stand for the braces themselves. Values are escaped by [`KeyWriter`], as in `#[distributed_lock]`, so the same
-/// texts give the same key in both, and no value can reach the key of others. A value that makes the key longer than 512
-/// bytes is answered with 400.
+/// A path parameter that is called `method` or `matched_path` cannot be named. `{{` and `}}` stand for the braces
+/// themselves. Values are escaped by [`KeyWriter`], as in `#[distributed_lock]`, so the same texts give the same key in
+/// both, and no value can reach the key of others. A value that makes the key longer than 512 bytes is answered with 400.
 ///
-/// Under a template with path parameters, or `{matched_path}`, a request that has matched no route passes without a lock, so that a 404
-/// stays a 404. (A router that stands as a service behind a route of another one, and so is routed already, answers 500 in its place.) The same route gives the same key
-/// however routers are nested or merged. What a layer *around* a `nest_service` cannot see is the route within: a template
-/// with parameters of that route then takes the request for a 404 and locks nothing. Put the layer on the route itself.
+/// Under a template with path parameters, or `{matched_path}`, a request that has matched no route passes without a lock,
+/// so that a 404 stays a 404. (A router that stands as a service behind a route of another one, and so is routed already,
+/// answers 500 in its place.) The same route gives the same key however routers are nested or merged. What a layer
+/// *around* a `nest_service` cannot see is the route within: a template with parameters of that route then takes the
+/// request for a 404 and locks nothing. Put the layer on the route itself.
 #[derive(Clone)]
 pub struct KeyTemplate {
     text: Arc<str>,

@@ -28,7 +28,8 @@ impl PolicyLayer {
 }
 
 impl<R> PolicyLayer<R> {
-    /// See [`LockLayer::on_reject`]. [`Refusal::policy`](crate::Refusal::policy) says under which policy a request was refused.
+    /// See [`LockLayer::on_reject`]. [`Refusal::policy`](crate::Refusal::policy) says under which policy a request was
+    /// refused.
     pub fn on_reject<R2: OnReject>(self, on_reject: R2) -> PolicyLayer<R2> {
         PolicyLayer { layer: self.layer.on_reject(on_reject) }
     }

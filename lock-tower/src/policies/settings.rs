@@ -28,8 +28,8 @@ pub(super) enum Waiting {
     AtMost(Duration),
 }
 
-/// What `[defaults]`, a group or a route says. Where two keys say one thing, such as `wait` and `no_wait`, they are one here, so
-/// that a route overrides what its group says in either way.
+/// What `[defaults]`, a group or a route says. Where two keys say one thing, such as `wait` and `no_wait`, they are one
+/// here, so that a route overrides what its group says in either way.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Settings<'t> {
     pub(super) key: Option<Said<&'t str>>,

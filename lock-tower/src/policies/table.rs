@@ -54,8 +54,8 @@ impl Table {
         self.entries.len()
     }
 
-    /// Might a router that is nested as a service serve the request by another route than it is found to be of? axum leaves out one slash
-    /// where it nests a service, so that this serves `/api//orders` as it does `/api/orders`.
+    /// Might a router that is nested as a service serve the request by another route than it is found to be of? axum
+    /// leaves out one slash where it nests a service, so that this serves `/api//orders` as it does `/api/orders`.
     pub(super) fn is_ambiguous(&self, method: &Method, path: &str) -> bool {
         /// Services are nested near the beginning.
         const RUNS: usize = 8;
@@ -146,7 +146,8 @@ fn twice(route: &Route, first: &Route, line: usize) -> String {
     }
 }
 
-/// How well a route of `methods` fits a request of `method`, which is none of those that are named if it is `None`; less is better.
+/// How well a route of `methods` fits a request of `method`, which is none of those that are named if it is `None`; less
+/// is better.
 fn rank(methods: &[Method], method: Option<&Method>) -> Option<u8> {
     match method {
         _ if methods.is_empty() => Some(2),

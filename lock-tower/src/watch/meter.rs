@@ -13,7 +13,8 @@ use crate::{
 
 static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
-/// The names of a policy's metrics, with their labels: made once, so that a request that is counted by nobody allocates nothing.
+/// The names of a policy's metrics, with their labels: made once, so that a request that is counted by nobody allocates
+/// nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Names {
     policy: Label,

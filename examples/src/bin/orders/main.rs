@@ -1,4 +1,5 @@
-//! An order service whose locks are in a file: which routes are locked, under which keys, and what those are told who are refused.
+//! An order service whose locks are in a file: which routes are locked, under which keys, and what those are told who are
+//! refused.
 //!
 //! `locks.toml` is the file, `service.rs` the service. Everything here plays customers and the operator.
 

@@ -1,5 +1,5 @@
-//! The order service. Nothing in it speaks of locks but the fencing token that each change presents: what is locked, how long and how it
-//! is refused is in `locks.toml`.
+//! The order service. Nothing in it speaks of locks but the fencing token that each change presents: what is locked, how
+//! long and how it is refused is in `locks.toml`.
 
 use std::{
     collections::HashMap,
@@ -79,8 +79,9 @@ pub(crate) fn app(orders: Orders, locks: LockClient, policies: LockPolicies) -> 
         .with_state(orders)
 }
 
-/// Looks whether the order is paid, charges the customer and writes it down: twice at once, and they pay twice. The fencing token keeps
-/// the ledger right whatever happens; the bank knows nothing of it, so there it is the lock that counts.
+/// Looks whether the order is paid, charges the customer and writes it down: twice at once, and they pay twice. The
+/// fencing token keeps the ledger right whatever happens; the bank knows nothing of it, so there it is the lock that
+/// counts.
 async fn pay(State(orders): State<Orders>, Path(id): Path<u64>, lock: HeldLock) -> Result<String, StatusCode> {
     if orders.change(id, lock.fence(), |order| order.paid)? {
         return Ok(format!("order {id} was paid before"));
