@@ -86,7 +86,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// | `max_waiters = 100` | more requests for one key are refused at once: [`LockSpec::max_waiters`] |
 /// | `hold = "body"` | keeps the lock until the body is sent: [`Hold`](crate::Hold) |
 /// | `retry_after = "1s"` | the longest `Retry-After` |
-/// | `fail_open = true` | serves without the lock when the store is out of reach: [`LockLayer::fail_open`] |
+/// | `fail_open = true` | serves without the lock when the store is out of reach: [`LockLayer::fail_open`](crate::LockLayer::fail_open) |
 /// | `status = { busy = 423 }` | other HTTP statuses: `busy`, `overloaded`, `unavailable`, `lost`, `bad_request`, `internal` |
 ///
 /// Only of a route: `name`, by which metrics and refusals call it (the route as it is written, where nothing else is
