@@ -31,20 +31,25 @@ pub(in crate::key) enum Kind {
 impl Source {
     /// What is named between the braces; otherwise what to write there.
     pub(super) fn parse(name: &str) -> Result<Self, Cow<'static, str>> {
-        match name {
+        let (named, kind) = Kind::split(name);
+        let of_itself = match named {
             "" => {
                 return Err(
                     "the braces are empty; write \"{name}\" for a path parameter, \"{header.name}\" for a header"
                         .into(),
                 );
             }
-            "method" => return Ok(Self::Method),
-            "matched_path" => return Ok(Self::MatchedPath),
-            "grpc.service" => return Ok(Self::GrpcService),
-            "grpc.method" => return Ok(Self::GrpcMethod),
-            _ => {}
+            "method" => Some(Self::Method),
+            "matched_path" => Some(Self::MatchedPath),
+            "grpc.service" => Some(Self::GrpcService),
+            "grpc.method" => Some(Self::GrpcMethod),
+            _ => None,
+        };
+        match of_itself {
+            Some(source) if kind == Some(Kind::Text) => return Ok(source),
+            Some(_) => return Err(format!("this is text of no other kind; write \"{{{named}}}\"").into()),
+            None => {}
         }
-        let (named, kind) = Kind::split(name);
         if let Some(query) = name.strip_prefix("query.") {
             // What is no kind is a part of the name.
             let (query, kind) = match (named.strip_prefix("query."), kind) {
