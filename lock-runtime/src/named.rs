@@ -12,6 +12,9 @@ use pin_project::pin_project;
 use crate::{error::LockError, guard::LockGuard};
 
 /// The future of [`LockRequest::acquire`](crate::LockRequest::acquire).
+///
+/// # Cancellation
+/// Dropping it leaves nothing behind; see there.
 #[must_use = "futures do nothing unless polled"]
 pub struct Acquire {
     steps: Pin<Box<dyn Steps>>,
@@ -25,6 +28,9 @@ impl Acquire {
     /// Gives back `guard`, as [`LockGuard::release`] does, in the memory that this future has used: for middleware that
     /// keeps its future until then, and so allocates once for each request and not twice. An acquire that is not ready
     /// yet is given up.
+    ///
+    /// # Errors
+    /// As [`LockGuard::release`]: `Lost`, `ReleaseUnknown`.
     ///
     /// # Cancellation
     /// Dropping the future releases in the background.

@@ -37,7 +37,7 @@ use tracing::Instrument;
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let locks = LockClient::in_memory();
-/// let lock = LockLayer::new(locks, "order:{id}")?;
+/// let lock = LockLayer::new(locks, "order:{id:int}")?;
 /// // Outside of the lock, which is then taken and given back in the task that nobody can drop.
 /// let app: Router = Router::new().route("/orders/{id}/pay", post(pay).layer((DetachLayer::new(), lock)));
 ///

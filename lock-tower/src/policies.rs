@@ -40,12 +40,12 @@ pub use mistake::{PolicyError, PolicyMistake};
 ///
 ///     [routes."POST /orders/{id}/pay"]
 ///     name = "pay"
-///     key = "order:{id}"
+///     key = "order:{id:int}"
 ///     status = { busy = 423 }
 ///
 ///     [routes."GET /orders/{id}"]
 ///     group = "reports"
-///     key = "order:{id}"
+///     key = "order:{id:int}"
 ///
 ///     [routes."/shop.Inventory/Reserve"]
 ///     key = "item:{header.x-item}"
@@ -75,7 +75,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 ///
 /// | field | meaning |
 /// |---|---|
-/// | `key = "order:{id}"` | the [template](crate::KeyTemplate) of the key, over the parameters of the route, headers, query, method, gRPC service and method; `{matched_path}` is the path of the route |
+/// | `key = "order:{id:int}"` | the [template](crate::KeyTemplate) of the key, over the parameters of the route (as text, `:int`, `:uuid`), headers, query, method, gRPC service and method; `{matched_path}` is the path of the route |
 /// | `global = true` | said with a key that is the same for every request |
 /// | `lease = "30s"` | how long the store keeps the lock without a renewal: [`LockSpec::lease`] |
 /// | `wait = "2s"`, `no_wait = true` | how long to wait for it; 2 s where nothing else is said |
@@ -184,10 +184,12 @@ impl LockPolicies {
 
 impl Shared {
     fn replace(&self, read: impl FnOnce() -> Result<Table, PolicyError>) -> Result<(), PolicyError> {
-        let _replacing = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
+        let replacing = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
         let table = read()?;
         let (before, after) = (self.table.load().len(), table.len());
         self.table.store(Arc::new(table));
+        // Whoever listens may replace them again.
+        drop(replacing);
         tracing::info!(before, after, "lock policies replaced; so many routes");
         Ok(())
     }
@@ -198,6 +200,7 @@ fn read_file(file: &Path) -> Result<Table, PolicyError> {
     text.and_then(|text| read::read(&text)).map_err(|error| error.of_file(file))
 }
 
+/// For a layer of its own: what the setters of a `LockLayer` say counts for nothing under these targets. See [`PolicyLayer`].
 impl<B> KeyExtractor<Request<B>> for LockPolicies {
     fn target(&self, req: &mut Request<B>) -> Result<Target, KeyError> {
         let table = self.shared.table.load();

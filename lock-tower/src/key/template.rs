@@ -17,8 +17,8 @@ use super::{KeyError, KeyExtractor, Target, route::Route};
 /// | `{id}` | the parameter `id` of axum's route, percent-decoded; write `{rest}` for `{*rest}` | 500 and an error event: a mistake of the server's |
 /// | `{header.x-tenant}` | the header `x-tenant` | 400, naming it; likewise if it is empty, not UTF-8, or there more than once |
 /// | `{query.tenant}` | the parameter `tenant` of the query, decoded as a form is (`+` is a blank) | the same |
-/// | `{id:int}`, `{header.x-shop:int}`, `{query.shop:int}` | the same, as a whole number: 7, 07 and +7 are one key | 400 for what is none |
-/// | `{id:uuid}`, `{header.x-order:uuid}`, `{query.order:uuid}` | the same, as a UUID, with or without hyphens, in either case | 400 for what is none |
+/// | `{id:int}`, `{header.x-shop:int}`, `{query.shop:int}` | the same, as a whole number of at most 127 bits: 7, 07 and +7 are one key | 400 for what is none |
+/// | `{id:uuid}`, `{header.x-order:uuid}`, `{query.order:uuid}` | the same, as a UUID, in any of its forms: in either case, without hyphens, in braces, `urn:uuid:` | 400 for what is none |
 /// | `{method}` | the HTTP method; a `HEAD` has another key than the `GET` that axum serves it by | |
 /// | `{matched_path}` | the pattern of axum's route with all it is nested in, such as `/orders/{id}` | passed on: a 404, *or what is within a `nest_service`* |
 /// | `{grpc.service}`, `{grpc.method}` | the parts of a gRPC path, `/shop.Orders/Pay`, under no prefix | 400 |
@@ -26,7 +26,7 @@ use super::{KeyError, KeyExtractor, Target, route::Route};
 /// *Values without a kind are text.* A handler that takes a `Path<u64>` serves the order 7 as `/orders/7`, as
 /// `/orders/07` and as `/orders/+7`; under `{id}` these are three locks, and two of them may be held at once. Say
 /// `{id:int}`, `{id:uuid}`, or lock what the handler has parsed with `#[distributed_lock]`, where a value can be written
-/// in more than one way.
+/// in more than one way. Say it alike on all routes of a thing: `order:{id}` and `order:{id:int}` are different locks for 07.
 ///
 /// A path parameter that is called `method` or `matched_path` cannot be named. `{{` and `}}` stand for the braces
 /// themselves. Values are escaped by [`KeyWriter`], as in `#[distributed_lock]`, so the same texts give the same key in
@@ -276,7 +276,10 @@ mod tests {
             ("order:{method:int}", 6, "{method}"),
             ("order:{grpc.method:uuid}", 6, "{grpc.method}"),
             ("order:{header.x:int:int}", 6, "{header.x:int}"),
-            ("order:{*rest:int}", 6, "{rest}"),
+            ("order:{*rest:int}", 6, "{rest:int}"),
+            ("order:{query.a:Int}", 6, "{query.a:int}"),
+            ("order:{query.a:b:int}", 6, "{query.a:int}"),
+            ("order:{ id:05}", 6, "{id}"),
             ("order:{query.}", 6, "{query.tenant}"),
             ("order:{query. tenant}", 6, "{query.tenant}"),
             ("order:{cookie.tenant}", 6, "{header.name}"),

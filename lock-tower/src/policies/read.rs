@@ -162,7 +162,11 @@ impl Reader<'_> {
         if template.is_constant() && !global {
             let message = format!(
                 "this key is the same for every request: name a part of the request, such as {}, or say global = true",
-                route.params.first().map_or("{header.x-tenant}".into(), |param| format!("{{{param}}}"))
+                route
+                    .params
+                    .iter()
+                    .find(|param| !matches!(&***param, "method" | "matched_path"))
+                    .map_or("{header.x-tenant}".into(), |param| format!("{{{param}}}"))
             );
             self.mistakes.add(key.at, message);
         }

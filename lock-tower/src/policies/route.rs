@@ -143,6 +143,9 @@ fn path_of(path: &str) -> Result<Route, String> {
         if name.contains('{') || after.starts_with('}') {
             return Err(format!("a parameter of {path:?} has a brace in its name: write a plain one, \"{{id}}\""));
         }
+        if let Some((plain, _)) = name.split_once(':') {
+            return Err(format!("a kind is said in the key: write {{{star}{plain}}} in the route"));
+        }
         if route.params.iter().any(|other| **other == *name) {
             return Err(format!("{path:?} has two parameters {{{name}}}: rename one"));
         }

@@ -304,6 +304,8 @@ fn a_route_that_can_never_match_is_refused() {
         ("/{*rest}/x", "at the end"),
         ("/{a}{b}", "beside"),
         ("/{a}/{a}", "rename one"),
+        ("/{id:int}", "write {id} in the route"),
+        ("/{*rest:int}", "write {*rest} in the route"),
         ("/orders/:id", "write \"{id}\""),
         ("/orders/{id} POST", "write \"POST /orders/{id}\""),
         ("/{a}}}", "brace in its name"),

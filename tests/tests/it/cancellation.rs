@@ -2,4 +2,5 @@
 
 mod every_poll;
 mod network;
+mod release_in_place;
 mod storms;

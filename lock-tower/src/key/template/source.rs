@@ -50,54 +50,50 @@ impl Source {
             Some(_) => return Err(format!("this is text of no other kind; write \"{{{named}}}\"").into()),
             None => {}
         }
-        if let Some(query) = name.strip_prefix("query.") {
-            // What is no kind is a part of the name.
-            let (query, kind) = match (named.strip_prefix("query."), kind) {
-                (Some(query), Some(kind)) => (query, kind),
-                _ => (query, Kind::Text),
-            };
+        let kind = kind.ok_or_else(|| {
+            let of = &name[named.len()..];
+            Cow::Owned(format!(
+                "{of:?} is no kind of value; write \"{{{named}}}\" for text, \"{{{named}:int}}\" for a whole number, \
+                 \"{{{named}:uuid}}\" for a UUID"
+            ))
+        });
+        if let Some(query) = named.strip_prefix("query.") {
             if query.is_empty() || query.contains(char::is_whitespace) {
                 return Err(format!(
                     "{query:?} is no name of a query parameter; write one such as \"{{query.tenant}}\""
                 )
                 .into());
             }
-            return Ok(Self::Query(query.into(), kind));
+            return Ok(Self::Query(query.into(), kind?));
         }
-        let Some(kind) = kind else {
-            let of = &name[named.len()..];
-            return Err(format!(
-                "{of:?} is no kind of value; write \"{{{named}}}\" for text, \"{{{named}:int}}\" for a whole number, \
-                 \"{{{named}:uuid}}\" for a UUID"
-            )
-            .into());
-        };
-        let name = named;
-        if let Some(header) = name.strip_prefix("header.") {
-            return HeaderName::from_bytes(header.as_bytes()).map(|name| Self::Header(name, kind)).map_err(|_| {
-                format!("{header:?} is no name of a header; write one such as \"{{header.x-tenant}}\"").into()
-            });
+        if let Some(header) = named.strip_prefix("header.") {
+            let Ok(header) = HeaderName::from_bytes(header.as_bytes()) else {
+                return Err(
+                    format!("{header:?} is no name of a header; write one such as \"{{header.x-tenant}}\"").into()
+                );
+            };
+            return Ok(Self::Header(header, kind?));
         }
         if let Some(name) = name.strip_prefix('*') {
             return Err(format!("the star belongs to the route only; write \"{{{name}}}\"").into());
         }
-        if name.starts_with("grpc.") {
-            return Err(format!("{name:?} is not known; write \"{{grpc.service}}\" or \"{{grpc.method}}\"").into());
+        if named.starts_with("grpc.") {
+            return Err(format!("{named:?} is not known; write \"{{grpc.service}}\" or \"{{grpc.method}}\"").into());
         }
-        if name.contains('.') {
+        if named.contains('.') {
             return Err(format!(
-                "{name:?} is not known; write \"{{name}}\" for a path parameter, \"{{header.name}}\" for a header, \
+                "{named:?} is not known; write \"{{name}}\" for a path parameter, \"{{header.name}}\" for a header, \
                  \"{{query.name}}\" for a query parameter"
             )
             .into());
         }
-        if name.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '{' | '/' | '*')) {
+        if named.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '{' | '/' | '*')) {
             return Err(format!(
-                "{name:?} is no name of a path parameter; write the one of the route, as in \"{{id}}\""
+                "{named:?} is no name of a path parameter; write the one of the route, as in \"{{id}}\""
             )
             .into());
         }
-        Ok(Self::Path(name.into(), kind))
+        Ok(Self::Path(named.into(), kind?))
     }
 
     /// Does it need a router to have seen the request?

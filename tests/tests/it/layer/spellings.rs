@@ -95,11 +95,6 @@ fn a_kind_has_one_key_for_each_value() {
             assert!(error.to_string().contains("\"v\""), "{error}");
         }
     }
-    // What is no kind is a part of the name.
-    let mut request = Request::post("/?v:05=7").body(()).unwrap();
-    let named = KeyTemplate::new("k:{query.v:05}").unwrap().target(&mut request).unwrap();
-    assert_eq!(named, Target::Lock(LockKey::new("k:7").unwrap()));
-    assert!(KeyTemplate::new("k:{header.v:05}").unwrap_err().to_string().contains("{header.v:int}"));
 }
 
 #[tokio::test]
