@@ -72,20 +72,7 @@ pub struct Detach<S> {
 }
 
 impl<S> Detach<S> {
-    /// The inner service.
-    pub fn get_ref(&self) -> &S {
-        &self.inner
-    }
-
-    /// The inner service.
-    pub fn get_mut(&mut self) -> &mut S {
-        &mut self.inner
-    }
-
-    /// The inner service.
-    pub fn into_inner(self) -> S {
-        self.inner
-    }
+    inner_service!();
 }
 
 impl<S, Req> Service<Req> for Detach<S>

@@ -146,6 +146,9 @@
 //!
 //! `redis` (default) and `rustls`: the stores of lock-runtime of those names.
 
+#[macro_use]
+mod macros;
+
 pub mod key;
 #[cfg(feature = "metrics")]
 pub mod metrics;

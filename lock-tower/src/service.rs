@@ -30,20 +30,7 @@ impl<S, K, P> Lock<S, K, P> {
         Self { inner, layer }
     }
 
-    /// The inner service.
-    pub fn get_ref(&self) -> &S {
-        &self.inner
-    }
-
-    /// The inner service.
-    pub fn get_mut(&mut self) -> &mut S {
-        &mut self.inner
-    }
-
-    /// The inner service.
-    pub fn into_inner(self) -> S {
-        self.inner
-    }
+    inner_service!();
 }
 
 impl<S, K, P, Req> Service<Req> for Lock<S, K, P>
