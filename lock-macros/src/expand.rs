@@ -4,6 +4,7 @@ use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{quote, quote_spanned};
 use syn::{
     Expr, ReturnType, Type,
+    ext::IdentExt as _,
     spanned::Spanned as _,
     token::Brace,
     visit_mut::{VisitMut, visit_type_mut},
@@ -55,13 +56,14 @@ impl Expansion {
 
     fn function(&self, function: Function) -> TokenStream {
         let returned = Returned::by(&function);
+        let name = function.sig.ident.unraw().to_string();
         let arguments = function.arguments();
         let Function { attrs, vis, sig, brace, inner_attrs, work } = function;
         let work = match work {
-            Work::Async(body) => self.locked(&returned, arguments, brace, body),
+            Work::Async(body) => self.locked(&name, &returned, arguments, brace, body),
             Work::Block(block) => {
                 let AsyncBlock { pin, keywords, arguments: bound, brace, body } = *block;
-                let locked = self.locked(&returned, arguments, brace, body);
+                let locked = self.locked(&name, &returned, arguments, brace, body);
                 let mut block = TokenStream::new();
                 brace.surround(&mut block, |block| block.extend(quote!(#(#bound)* #locked)));
                 match pin {
@@ -79,10 +81,17 @@ impl Expansion {
     ///
     /// Client, key and spec are done with before the body captures its variables: `client = self.locks` borrows from what the
     /// body may move. The body is not handed to an async function, whose future would hold it twice.
-    fn locked(&self, returned: &Returned, arguments: Bindings, brace: Brace, body: TokenStream) -> TokenStream {
+    fn locked(
+        &self,
+        name: &str,
+        returned: &Returned,
+        arguments: Bindings,
+        brace: Brace,
+        body: TokenStream,
+    ) -> TokenStream {
         let span = Span::mixed_site();
         let rt = self.runtime.at(span);
-        let client = self.client();
+        let client = self.client(name);
         let request = self.request();
         let run = match self.args.on_lost {
             OnLost::Cancel => quote_spanned!(span=> #rt::cancel_on_loss),
@@ -129,12 +138,13 @@ impl Expansion {
         }
     }
 
-    fn client(&self) -> TokenStream {
+    /// The client for the function of that `name`.
+    fn client(&self, name: &str) -> TokenStream {
         match &self.args.client {
             None => {
                 let span = Span::mixed_site();
                 let rt = self.runtime.at(span);
-                quote_spanned!(span=> #rt::ambient())
+                quote_spanned!(span=> #rt::ambient(::core::concat!(::core::module_path!(), "::", #name)))
             }
             Some(client) => {
                 let client = client.cloned(|span| {

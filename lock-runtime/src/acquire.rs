@@ -3,7 +3,14 @@
 mod in_line;
 mod question;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
@@ -11,7 +18,7 @@ use tokio::time::Instant;
 pub(crate) use self::question::STRAGGLE;
 use self::{
     in_line::wait_in_line,
-    question::{FOREIGN, MISMATCH, Outcome, Question},
+    question::{MISMATCH, Outcome, Question},
 };
 use crate::{
     call::within,
@@ -21,7 +28,7 @@ use crate::{
     guard::{Entries, Entry, LockGuard},
     holding::Holding,
     key::LockKey,
-    owner,
+    owner, runtime,
     spec::{Family, Mode, Terms, Wait},
     store::{AcquireAllReply, AcquireReply, Hold, StoreError, Token},
 };
@@ -34,14 +41,17 @@ pub(crate) type Keys = SmallVec<[LockKey; 1]>;
 
 /// Acquires every key.
 pub(crate) async fn acquire(core: &Arc<Core>, keys: &[LockKey], terms: &Terms) -> Result<LockGuard, LockError> {
+    // A request has at least one key.
+    runtime::check().map_err(|error| error.with_key(&keys[0]))?;
     let patience = Patience::new(terms);
     let [key] = keys else {
         // Boxed, as it is rare and would make every other request's future larger.
-        return Box::pin(acquire_several(core, keys, terms, &patience)).await;
+        let several = Box::pin(acquire_several(core, keys, terms, &patience)).await;
+        return several.map_err(|error| error.with_effort(&patience));
     };
     let entry = match enter_again(core, key, terms)? {
         Some(entry) => entry,
-        None => acquire_one(core, key, terms, &patience).await?,
+        None => acquire_one(core, key, terms, &patience).await.map_err(|error| error.with_effort(&patience))?,
     };
     Ok(LockGuard::new(smallvec![entry]))
 }
@@ -63,10 +73,10 @@ async fn acquire_several(
         }
     }
     if fresh.len() > 1 && terms.wait == Wait::No && terms.mode.family() == Family::Lock {
-        let all = match acquire_at_once(core, &fresh, terms).await {
+        let all = match acquire_at_once(core, &fresh, terms, patience).await {
             Err(error) if error.kind() == LockErrorKind::Unavailable && patience.is_fresh(terms) => {
                 // It may be the first question's own tokens that refuse the second.
-                let second = acquire_at_once(core, &fresh, terms).await;
+                let second = acquire_at_once(core, &fresh, terms, patience).await;
                 second.map_err(|again| if again.kind() == LockErrorKind::Contended { error } else { again })
             }
             result => result,
@@ -93,10 +103,22 @@ fn enter_again(core: &Arc<Core>, key: &LockKey, terms: &Terms) -> Result<Option<
     Ok(entry)
 }
 
-/// How long a request waits.
+/// How long a request waits, and how often it has asked.
 struct Patience {
     since: Instant,
     until: Option<Instant>,
+    attempts: AtomicU32,
+}
+
+impl fmt::Display for Patience {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "waited {:.1?}", self.since.elapsed())?;
+        match self.attempts.load(Ordering::Relaxed) {
+            0 => f.write_str(" behind other requests of this process"),
+            1 => f.write_str(", 1 attempt"),
+            attempts => write!(f, ", {attempts} attempts"),
+        }
+    }
 }
 
 impl Patience {
@@ -106,11 +128,22 @@ impl Patience {
             Wait::No => None,
             Wait::AtMost(wait) => Some(since + wait),
         };
-        Self { since, until }
+        Self { since, until, attempts: AtomicU32::new(0) }
     }
 
-    /// How long a call to the store may take at `now`.
+    /// One more call to the store.
+    fn attempt(&self) {
+        self.attempts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Has the wait ended?
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| until <= Instant::now())
+    }
+
+    /// How long the call to the store may take that is made at `now`.
     fn for_call(&self, terms: &Terms, now: Instant) -> Duration {
+        self.attempt();
         let left = self.until.map(|until| until.saturating_duration_since(now));
         left.map_or(terms.call_timeout(), |left| terms.call_timeout().min(left.max(SHORTEST_CALL)))
     }
@@ -141,12 +174,7 @@ async fn try_once(
     terms: &Terms,
     patience: &Patience,
 ) -> Result<Arc<Holding>, LockError> {
-    if core.gates.is_closed() {
-        return Err(shutting_down(key));
-    }
-    if core.gates.is_stuck(key, terms.mode.family()) {
-        return Err(contended(key, None));
-    }
+    check_gates(core, key, terms)?;
     let ask = async || {
         let hold = Hold::new(key.clone(), terms.mode, Token::random());
         let now = Instant::now();
@@ -184,15 +212,32 @@ enum Beside {
 /// one by one.
 async fn ask_beside(core: &Arc<Core>, key: &LockKey, terms: &Terms, patience: &Patience) -> Result<Beside, LockError> {
     let family = terms.mode.family();
-    if terms.mode == Mode::Exclusive || core.gates.is_closed() || core.gates.is_stuck(key, family) {
+    let others_wait = || core.gates.last_refusal(key, family).is_some();
+    if terms.mode == Mode::Exclusive || core.gates.is_closed() || others_wait() {
         return Ok(Beside::Line { refused: false });
     }
     let hold = Hold::new(key.clone(), terms.mode, Token::random());
     let now = Instant::now();
-    match Question::new(core, hold, terms, patience.for_call(terms, now), now).ask().await? {
+    let mut question = Question::new(core, hold, terms, patience.for_call(terms, now), now);
+    question.request.then_queues = true;
+    match question.ask().await? {
         Outcome::Granted(holding) => Ok(Beside::Granted(holding)),
         Outcome::Refused { .. } | Outcome::Queued { .. } => Ok(Beside::Line { refused: true }),
         Outcome::Unanswered(_) => Ok(Beside::Line { refused: false }),
+    }
+}
+
+/// Refuses a request that does not wait where others in this process wait: with the answer that they got from the store.
+fn check_gates(core: &Core, key: &LockKey, terms: &Terms) -> Result<(), LockError> {
+    if core.gates.is_closed() {
+        return Err(shutting_down(key));
+    }
+    match core.gates.last_refusal(key, terms.mode.family()) {
+        None => Ok(()),
+        Some(Refusal::None | Refusal::Busy(_)) => Err(contended(key, None)),
+        Some(Refusal::Unavailable(_)) if core.driver.excludes(key, terms.mode) => Err(contended(key, None)),
+        // Whether the lock is held is not known.
+        Some(Refusal::Unavailable(error)) => Err(LockError::from_store(error).with_key(key)),
     }
 }
 
@@ -221,22 +266,21 @@ fn shutting_down(key: &LockKey) -> LockError {
 }
 
 /// All or none, in one call.
-async fn acquire_at_once(core: &Arc<Core>, keys: &[LockKey], terms: &Terms) -> Result<Vec<Entry>, LockError> {
-    for key in keys {
-        if core.gates.is_closed() {
-            return Err(shutting_down(key));
-        }
-        if core.gates.is_stuck(key, terms.mode.family()) {
-            return Err(contended(key, None));
-        }
-    }
-    let patience = terms.call_timeout();
+async fn acquire_at_once(
+    core: &Arc<Core>,
+    keys: &[LockKey],
+    terms: &Terms,
+    patience: &Patience,
+) -> Result<Vec<Entry>, LockError> {
+    keys.iter().try_for_each(|key| check_gates(core, key, terms))?;
+    patience.attempt();
+    let timeout = terms.call_timeout();
     let hold = |key: &LockKey| Hold::new(key.clone(), terms.mode, Token::random());
     let sent = Instant::now();
-    let mut questions: Vec<_> = keys.iter().map(|key| Question::new(core, hold(key), terms, patience, sent)).collect();
+    let mut questions: Vec<_> = keys.iter().map(|key| Question::new(core, hold(key), terms, timeout, sent)).collect();
     questions.iter_mut().for_each(|question| question.in_flight = true);
     let requests: Vec<_> = questions.iter().map(|question| question.request.clone()).collect();
-    let reply = within(patience, core.store.acquire_all(&requests))
+    let reply = within(timeout, core.store.acquire_all(&requests))
         .await
         .map_err(|error| LockError::from_store(error).with_key(&requests[0].hold.key))?;
     let grants = match reply {
@@ -251,7 +295,7 @@ async fn acquire_at_once(core: &Arc<Core>, keys: &[LockKey], terms: &Terms) -> R
                 AcquireReply::Busy { holder_ttl } | AcquireReply::Queued { holder_ttl, .. } => {
                     contended(key, holder_ttl)
                 }
-                AcquireReply::ForeignKey => error(LockErrorKind::ForeignKey, FOREIGN),
+                AcquireReply::ForeignKey(part) => core.foreign(key, terms.mode.family(), part),
                 AcquireReply::ModeMismatch => error(LockErrorKind::ModeMismatch, MISMATCH),
                 AcquireReply::Granted(_) | AcquireReply::Late => {
                     error(LockErrorKind::Unavailable, "the store was too late")

@@ -24,7 +24,18 @@ tokio::task_local! {
 }
 
 impl LockClient {
-    /// Makes this the client of every `#[distributed_lock]` in the process that names no other.
+    /// Makes this the client of every `#[distributed_lock]` in the process that names no other. Install a clone, and keep
+    /// the client for [`shutdown`](Self::shutdown):
+    ///
+    /// ```
+    /// # use lock_runtime::LockClient;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = LockClient::in_memory();
+    /// locks.clone().install()?;
+    /// // ...
+    /// locks.shutdown().await;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// If one was installed before; it stays.
@@ -39,11 +50,14 @@ impl LockClient {
     }
 }
 
-/// The client for code that names none: the innermost `scope`, else the installed one.
-pub(crate) fn ambient() -> Result<LockClient, LockError> {
+/// The client for `function`, which names none: the innermost `scope`, else the installed one.
+pub(crate) fn ambient(function: &str) -> Result<LockClient, LockError> {
     SCOPED.try_with(LockClient::clone).ok().or_else(|| INSTALLED.get().cloned()).ok_or_else(|| {
-        let message = "no client for #[distributed_lock]; write `LockClient::connect(url).await?.install()?` at the start of \
-                       `main`, or name one: `client = self.locks`";
+        let message = format!(
+            "no client is installed for `{function}`, which is under #[distributed_lock]; write `let locks = \
+             LockClient::connect(url).await?; locks.clone().install()?;` at the start of `main` and \
+             `locks.shutdown().await` at its end, or name a client in the attribute: `client = self.locks`"
+        );
         LockError::new(LockErrorKind::NoClient, message)
     })
 }

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     num::NonZeroU32,
+    panic::Location,
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering},
@@ -15,12 +16,15 @@ use tokio::time::timeout;
 use crate::{
     call::within,
     driver::{CleanUp, Driver},
-    error::{LockError, Loss},
-    gate::Gates,
-    key::IntoLockKey,
+    error::{LockError, LockErrorKind, Loss},
+    gate::{Baton, Gates},
+    key::{IntoLockKey, LockKey},
     request::LockRequest,
+    runtime,
     spec::{DEFAULT_LEASE, Family, LockSpec, call_timeout},
-    store::{Inspection, Listener, MemoryStore, RevokeReply, RevokeScope, Store, StoreError, StoreEvent},
+    store::{
+        Inspection, KeyPart, Listener, MemoryStore, Release, RevokeReply, RevokeScope, Store, StoreError, StoreEvent,
+    },
 };
 
 /// So many requests may wait for one key in this process.
@@ -52,6 +56,12 @@ impl Core {
     pub(crate) fn next_id(&self) -> u64 {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
+
+    /// The error where other data lie in the place of a key of the lock.
+    pub(crate) fn foreign(&self, key: &LockKey, family: Family, part: KeyPart) -> LockError {
+        let name = self.store.name_of(key, family, part);
+        LockError::from_store(StoreError::foreign(name.as_deref(), part)).with_key(key)
+    }
 }
 
 /// What a client hears from its store. It does not keep the client.
@@ -76,9 +86,12 @@ impl Listener for Ear {
                 }
             }
             StoreEvent::Disconnected => {
+                // First, so that no lock is handed off meanwhile.
+                for Baton { hold, lease, .. } in core.gates.store_lost() {
+                    core.driver.clean_up(&core, CleanUp::release(Release::new(hold), lease.length()));
+                }
                 let holdings = core.driver.holdings();
                 holdings.iter().for_each(|holding| holding.hurry(CHECK_WITHIN.mul_f64(rand::random())));
-                core.gates.ask_soon();
             }
         }
     }
@@ -86,7 +99,8 @@ impl Listener for Ear {
 
 /// Where locks come from. Clones share everything; one client per process and store is enough.
 ///
-/// It is used within a tokio runtime that has its timers enabled (`enable_all`, as `#[tokio::main]` does). Renewal runs as a task
+/// It is used within a Tokio runtime that has its timers enabled (`enable_all`, as `#[tokio::main]` does); elsewhere its calls
+/// are refused as `NoRuntime`. Renewal runs as a task
 /// there: on a runtime of one thread, code that blocks for a lease loses its locks. A client, its requests, its guards and
 /// their views keep the connection open.
 ///
@@ -126,7 +140,7 @@ impl LockClient {
     ///
     /// | URL | for |
     /// |---|---|
-    /// | `memory:` | a new store in this process |
+    /// | `memory:`, `memory://` or `memory` | a new store in this process |
     /// | `redis://[[user]:password@]host[:port][/db]` | one Redis server; or `unix:///path` |
     /// | `redis+sentinel://[[user]:password@]host[:26379][,host...]/name[/db]` | the primary that the Sentinels call so; `?sentinel_user=..&sentinel_password=..&min_replicas=1&replica_timeout=50ms` where they are needed |
     /// | `redis+cluster://[[user]:password@]host[:port][,host...]` | a Redis Cluster, which any of its nodes will do for |
@@ -135,7 +149,10 @@ impl LockClient {
     /// `rediss` instead of `redis` is over TLS (feature `rustls`).
     ///
     /// # Errors
-    /// `InvalidUrl`, `Unavailable`, `Unauthenticated`, `Forbidden`, `NotRedis`, `ReadOnly`; within 3 s.
+    /// - `InvalidUrl`: the URL names no store, or a database that the server does not have, or needs a feature that is not
+    ///   compiled in.
+    /// - `NoRuntime`: the call is made outside of a Tokio runtime, or in one without timers. `memory:` needs none.
+    /// - `Unavailable`, `Unauthenticated`, `Forbidden`, `NotRedis`, `ReadOnly`, within 3 s: what is wrong with the server.
     ///
     /// # Cancellation
     /// Dropping the future closes the connection.
@@ -197,7 +214,7 @@ impl LockClient {
     /// Who holds the lock and who stands in line for it, as the store sees it now.
     ///
     /// # Errors
-    /// `InvalidKey`, `ForeignKey`, `Unavailable`, and what the server may object to.
+    /// `InvalidKey`, `ForeignKey`, `NoRuntime`, `Unavailable`, and what the server may object to.
     ///
     /// # Cancellation
     /// Dropping the future has no effect.
@@ -228,7 +245,7 @@ impl LockClient {
     /// alone unless `scope` says otherwise.
     ///
     /// # Errors
-    /// `InvalidKey`, `Unavailable`, and what the server may object to.
+    /// `InvalidKey`, `ForeignKey`, `NoRuntime`, `Unavailable`, and what the server may object to.
     ///
     /// # Cancellation
     /// Dropping the future leaves open whether it was revoked.
@@ -263,14 +280,19 @@ impl LockClient {
             .collect();
         let reply =
             self.bounded(self.core.store.revoke(&key, family, scope)).await.map_err(|error| error.with_key(&key))?;
-        if reply == RevokeReply::Revoked {
-            held_here.iter().for_each(|holding| holding.lose(Loss::Revoked));
-            self.core.gates.released(&key, family);
+        match reply {
+            RevokeReply::Revoked => {
+                held_here.iter().for_each(|holding| holding.lose(Loss::Revoked));
+                self.core.gates.released(&key, family);
+            }
+            RevokeReply::ForeignKey => return Err(self.core.foreign(&key, family, KeyPart::Lock)),
+            RevokeReply::NotHeld | RevokeReply::Endless => {}
         }
         Ok(reply)
     }
 
     async fn bounded<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, LockError> {
+        runtime::check()?;
         within(call_timeout(DEFAULT_LEASE), call).await.map_err(LockError::from_store)
     }
 
@@ -281,16 +303,31 @@ impl LockClient {
     ///
     /// # Cancellation
     /// Dropping the future leaves the client shut down.
-    pub async fn shutdown(&self) {
-        self.core.gates.close();
-        // Those who wait leave their places in line to be given up.
-        let _ = timeout(LEAVING, self.core.gates.emptied()).await;
-        let given_back = async {
-            self.core.driver.drained(&self.core).await;
-            self.core.store.settled().await;
-        };
-        if timeout(SHUTDOWN, given_back).await.is_err() {
-            tracing::warn!("shut down before everything was given back; the leases end by themselves");
+    ///
+    /// # Panics
+    /// When the future is polled first outside of a Tokio runtime, or in one without timers. The message names the line that
+    /// called `shutdown`; the client is shut down by then.
+    #[track_caller]
+    pub fn shutdown(&self) -> impl Future<Output = ()> + Send {
+        let caller = Location::caller();
+        async move {
+            self.core.gates.close();
+            #[expect(
+                clippy::panic,
+                reason = "there is no error to return, and what was dropped is still to be given back"
+            )]
+            if let Err(error) = runtime::check() {
+                panic!("`LockClient::shutdown`, called at {caller}: {error}");
+            }
+            // Those who wait leave their places in line to be given up.
+            let _ = timeout(LEAVING, self.core.gates.emptied()).await;
+            let given_back = async {
+                self.core.driver.drained(&self.core).await;
+                self.core.store.settled().await;
+            };
+            if timeout(SHUTDOWN, given_back).await.is_err() {
+                tracing::warn!("shut down before everything was given back; the leases end by themselves");
+            }
         }
     }
 }
@@ -414,8 +451,14 @@ impl LockClientBuilder {
     /// # Cancellation
     /// Dropping the future closes the connection.
     pub async fn connect(self, url: &str) -> Result<LockClient, LockError> {
-        if url == "memory:" {
-            return self.in_memory();
+        match url.strip_prefix("memory") {
+            Some("" | ":" | "://") => return self.in_memory(),
+            Some(rest) if rest.starts_with(':') => {
+                let message = "a store in this process has no address: its URL is \"memory:\" and nothing else; \
+                               that of a Redis server is redis://user:password@host:6379/0";
+                return Err(LockError::new(LockErrorKind::InvalidUrl, message));
+            }
+            _ => {}
         }
         #[cfg(feature = "redis")]
         if let Some(urls) = crate::store::redis::redlock::urls_of(url)? {
@@ -429,7 +472,7 @@ impl LockClientBuilder {
         };
         #[cfg(not(feature = "redis"))]
         Err(LockError::new(
-            crate::LockErrorKind::InvalidUrl,
+            LockErrorKind::InvalidUrl,
             "only \"memory:\" is compiled in; enable the feature `redis` for \"redis://host:6379/0\"",
         ))
     }
@@ -483,7 +526,7 @@ impl LockClientBuilder {
                 "the default lease of {lease:?} is longer than the `longest_lease` of {:?}; set one of them",
                 self.longest_lease
             );
-            return Err(LockError::new(crate::LockErrorKind::InvalidSpec, message));
+            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
         }
         let urls: Vec<_> = urls.into_iter().collect();
         let urls: Vec<_> = urls.iter().map(AsRef::as_ref).collect();
@@ -562,5 +605,51 @@ impl LockClientBuilder {
 
     fn over(&self, store: impl Store) -> Result<LockClient, LockError> {
         Ok(self.clone().with_store(Arc::new(store)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever is compiled in.
+    #[tokio::test]
+    async fn a_store_in_this_process_needs_no_feature() {
+        for url in ["memory:", "memory://", "memory"] {
+            let locks = LockClient::connect(url).await.unwrap_or_else(|error| panic!("{url:?}: {error}"));
+            locks.exclusive("k").acquire().await.unwrap().release().await.unwrap();
+        }
+        for url in ["memory:orders", "memory://orders", "mem:", "memories", "Memory:"] {
+            let error = LockClient::connect(url).await.unwrap_err();
+            assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{error}");
+            for word in ["memory:", "redis://"] {
+                assert!(error.to_string().contains(word), "{url:?}: {error}");
+            }
+        }
+    }
+
+    #[cfg(all(feature = "redis", not(feature = "rustls")))]
+    #[tokio::test]
+    async fn a_url_for_tls_is_right_and_names_the_missing_feature() {
+        let mut errors = Vec::new();
+        for url in [
+            "rediss://:hunter2@127.0.0.1:6379/0",
+            "valkeys://127.0.0.1",
+            "rediss+sentinel://127.0.0.1/mymaster",
+            "rediss+cluster://127.0.0.1",
+            "redlock:rediss://10.0.0.1,rediss://10.0.0.2,rediss://10.0.0.3",
+        ] {
+            errors.push(LockClient::connect(url).await.unwrap_err());
+        }
+        let builder = LockClient::builder;
+        errors.push(builder().sentinel("rediss://mymaster", ["redis://10.0.0.1"]).await.unwrap_err());
+        errors.push(builder().sentinel("redis://mymaster", ["rediss://10.0.0.1"]).await.unwrap_err());
+        errors.push(builder().cluster(["rediss://10.0.0.1"]).await.unwrap_err());
+        errors.push(builder().redlock(["rediss://10.0.0.1", "redis://b", "redis://c"]).await.unwrap_err());
+        for error in errors {
+            assert_eq!(error.kind(), LockErrorKind::InvalidUrl);
+            let message = "the URL asks for TLS, which is not compiled in; enable the feature `rustls` of lock-runtime";
+            assert_eq!(error.to_string(), message);
+        }
     }
 }

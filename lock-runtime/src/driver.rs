@@ -22,6 +22,9 @@ use self::task::Task;
 use crate::{
     client::Core,
     holding::{Holding, Plan},
+    key::LockKey,
+    runtime,
+    spec::Mode,
     store::Token,
     sync::lock,
 };
@@ -73,6 +76,7 @@ impl Driver {
 
     /// Does `clean_up` in the background.
     pub(crate) fn clean_up(&self, core: &Arc<Core>, clean_up: CleanUp) {
+        runtime::look();
         let mut desk = lock(&self.desk);
         desk.clean_ups.push_back(Arc::new(clean_up));
         let start = desk.start();
@@ -90,6 +94,7 @@ impl Driver {
 
     /// Sees to it that the task runs, here if nowhere else.
     pub(crate) fn revive(&self, core: &Arc<Core>) {
+        runtime::look();
         let start = lock(&self.desk).start();
         Task::spawn(core, start);
     }
@@ -113,6 +118,15 @@ impl Driver {
         }
     }
 
+    /// Whether a lease of this process surely excludes a request for `key` in `mode`.
+    pub(crate) fn excludes(&self, key: &LockKey, mode: Mode) -> bool {
+        self.holdings().iter().any(|holding| {
+            let held = holding.hold();
+            let excludes = held.mode == Mode::Exclusive || mode == Mode::Exclusive;
+            held.key == *key && held.mode.family() == mode.family() && excludes && !holding.validity().is_zero()
+        })
+    }
+
     /// The leases looked after now.
     pub(crate) fn holdings(&self) -> Vec<Arc<Holding>> {
         lock(&self.desk).schedule.values().cloned().collect()
@@ -126,8 +140,8 @@ impl Desk {
         if self.running {
             return None;
         }
-        // Outside of a runtime there is nobody to run it; the next lease will find it missing.
-        let runtime = Handle::try_current().ok()?;
+        // It cannot run outside of a runtime, nor in one without timers; the next lease will find it missing.
+        let runtime = runtime::current().ok()?;
         self.running = true;
         Some(runtime)
     }

@@ -36,7 +36,7 @@ pub enum LockErrorKind {
     WouldDeadlock,
     /// The lock was held and is no longer.
     Lost(Loss),
-    /// The store did not answer.
+    /// The store did not answer. An acquire tells how long it waited, how often it asked, and the last cause.
     Unavailable,
     /// The release was sent and its outcome is not known; the lock ends with its lease at the latest.
     ReleaseUnknown,
@@ -50,9 +50,12 @@ pub enum LockErrorKind {
     InvalidSpec,
     /// No client was installed for the macro.
     NoClient,
+    /// The call is made outside of a Tokio runtime, or in one without timers (which is found by a panic that is caught: with `panic =
+    /// "abort"` it ends the process).
+    NoRuntime,
     /// The client was shut down.
     ShuttingDown,
-    /// The URL does not name a store.
+    /// The URL does not name a store, or names a database that the server does not have, or needs a feature that is not compiled in.
     InvalidUrl,
     /// The server asks for a password, or refused the one it got.
     Unauthenticated,
@@ -78,6 +81,8 @@ pub enum Loss {
     MaxHold,
 }
 
+const UNAVAILABLE: &str = "the store is unavailable";
+
 impl LockError {
     pub(crate) fn new(kind: LockErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         Self(Arc::new(Inner { kind, key: None, message: message.into(), retry_after: None, source: None }))
@@ -85,7 +90,7 @@ impl LockError {
 
     pub(crate) fn from_store(error: StoreError) -> Self {
         let message = match error.kind() {
-            StoreErrorKind::Unavailable => "the store is out of reach",
+            StoreErrorKind::Unavailable => UNAVAILABLE,
             StoreErrorKind::Unsupported => "the store does not offer this",
             _ => "the store refused",
         };
@@ -111,6 +116,18 @@ impl LockError {
         self.edit(|inner| inner.source = source)
     }
 
+    /// What the request did to have an answer, in front of the last cause. Only where the store is `Unavailable`.
+    pub(crate) fn with_effort(self, effort: impl fmt::Display) -> Self {
+        if self.kind() != LockErrorKind::Unavailable {
+            return self;
+        }
+        self.edit(|inner| {
+            // The cause comes behind the message, unless it is the message itself.
+            let cause = if inner.source.is_none() { format!(": {}", inner.message) } else { String::new() };
+            inner.message = format!("{UNAVAILABLE}: {effort}; last{cause}").into();
+        })
+    }
+
     /// What went wrong.
     pub fn kind(&self) -> LockErrorKind {
         self.0.kind
@@ -131,7 +148,8 @@ impl LockError {
         self.0.source.as_ref()
     }
 
-    /// What is left of the holder's lease, where the store said so. With renewal on it says nothing about the hold.
+    /// The time until the lock may be free if no holder renews its lease, where the store said so: what is left of that lease, or the
+    /// time until a dead waiter is passed over. With renewal on it says nothing about the hold.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
     }
@@ -156,6 +174,7 @@ impl LockErrorKind {
             Self::InvalidKey => "invalid_key",
             Self::InvalidSpec => "invalid_spec",
             Self::NoClient => "no_client",
+            Self::NoRuntime => "no_runtime",
             Self::ShuttingDown => "shutting_down",
             Self::InvalidUrl => "invalid_url",
             Self::Unauthenticated => "unauthenticated",
@@ -176,6 +195,7 @@ impl From<StoreErrorKind> for LockErrorKind {
             StoreErrorKind::ReadOnly => Self::ReadOnly,
             StoreErrorKind::ForeignKey => Self::ForeignKey,
             StoreErrorKind::Unsupported => Self::InvalidSpec,
+            StoreErrorKind::InvalidUrl => Self::InvalidUrl,
         }
     }
 }

@@ -50,7 +50,18 @@ struct Lines {
     closed: bool,
     /// All tickets of all lines.
     tickets: usize,
+    /// When the store may have lost data, the latest time.
+    lost: Option<Instant>,
     by_lock: HashMap<(Family, LockKey), Line, RandomState>,
+}
+
+impl Lines {
+    fn line(&mut self, family: Family, key: &LockKey) -> Option<&mut Line> {
+        if self.by_lock.is_empty() {
+            return None;
+        }
+        self.by_lock.get_mut(&(family, key.clone()))
+    }
 }
 
 /// Why nobody is let in.
@@ -89,16 +100,13 @@ impl Gates {
 
     /// Does something in the line of a lock, if there is one.
     fn with<T>(&self, family: Family, key: &LockKey, what: impl FnOnce(&mut Line) -> T) -> Option<T> {
-        let mut lines = lock(&self.lines);
-        if lines.by_lock.is_empty() {
-            return None;
-        }
-        lines.by_lock.get_mut(&(family, key.clone())).map(what)
+        lock(&self.lines).line(family, key).map(what)
     }
 
-    /// Do others wait here for a lock that is not free?
-    pub(crate) fn is_stuck(&self, key: &LockKey, family: Family) -> bool {
-        self.with(family, key, |line| line.stuck).unwrap_or(false)
+    /// The latest answer of the store to the waiters of this process, if there are any and the lock was not granted to all: a
+    /// request that does not wait need not ask again.
+    pub(crate) fn last_refusal(&self, key: &LockKey, family: Family) -> Option<Refusal> {
+        self.with(family, key, |line| line.stuck.then(|| line.last.clone())).flatten()
     }
 
     /// The lock was given back, or lost, in this process: its line may ask at once.
@@ -108,23 +116,30 @@ impl Gates {
 
     /// The last guard of an exclusive lock leaves: see [`Line::part`].
     pub(crate) fn part(&self, key: &LockKey, lease: Duration, baton: impl FnOnce(Instant) -> Option<Baton>) -> Parting {
-        let parted = self.with(Family::Lock, key, |line| {
-            let now = Instant::now();
-            line.part(lease, baton(now), now)
-        });
-        let (parting, waker) = parted.unwrap_or((Parting::GiveBack, None));
+        let mut lines = lock(&self.lines);
+        let lost = lines.lost;
+        let Some(line) = lines.line(Family::Lock, key) else { return Parting::GiveBack };
+        let now = Instant::now();
+        let (parting, waker) = line.part(lease, baton(now).filter(|baton| baton.budget.is_after(lost)), now);
+        drop(lines);
         wake(waker);
         parting
     }
 
-    /// A lock that was handed back is held again. If nobody takes it, what to give back is returned.
+    /// A lock that was handed back is held again. The hold to release is returned if no waiter takes it.
     pub(crate) fn handed_back(&self, baton: Baton) -> Result<(), Hold> {
         let mut lines = lock(&self.lines);
-        let Some(line) = lines.by_lock.get_mut(&(Family::Lock, baton.hold.key.clone())) else { return Err(baton.hold) };
-        let waker = line.handed_back(baton)?;
+        let lost = lines.lost;
+        let Some(line) = lines.line(Family::Lock, &baton.hold.key) else { return Err(baton.hold) };
+        let (handed_back, waker) = if baton.budget.is_after(lost) {
+            line.handed_back(baton)
+        } else {
+            line.drop_place(baton.hold.token);
+            (Err(baton.hold), line.released(Instant::now()))
+        };
         drop(lines);
         wake(waker);
-        Ok(())
+        handed_back
     }
 
     /// A lock that was handed back is somebody else's, and `token` stands in line for it. `false` if nobody waits under that token.
@@ -161,7 +176,7 @@ impl Gates {
         is_known
     }
 
-    /// The store keeps the lock for nobody for so long: see [`Line::ask_by`].
+    /// The lock may be free after `ttl`: see [`Line::ask_by`].
     pub(crate) fn kept(&self, key: &LockKey, family: Family, ttl: Duration) {
         // Past the very millisecond, so that the question does not come a moment too early. With nothing left it may come at once.
         let past = if ttl.is_zero() { Duration::ZERO } else { Duration::from_millis(1) };
@@ -169,12 +184,19 @@ impl Gates {
         wake(over.and_then(|over| self.with(family, key, |line| line.ask_by(over))).flatten());
     }
 
-    /// What the store has pushed may be lost: every head asks, within a moment. Not all together, and not as fast as a server
-    /// may accept and cut connections.
-    pub(crate) fn ask_soon(&self) {
-        let at = Instant::now() + ASK_WITHIN.mul_f64(rand::random());
-        let wakers: Vec<_> = lock(&self.lines).by_lock.values_mut().filter_map(|line| line.ask_soon(at)).collect();
+    /// The store may have lost data and push messages. No lock is handed off any more under fencing tokens that were reserved
+    /// before: the hand-offs that were not taken yet are returned, to be released. Every head asks the store within a moment; not
+    /// all together, and not as fast as a server may accept and cut connections.
+    pub(crate) fn store_lost(&self) -> Vec<Baton> {
+        let now = Instant::now();
+        let at = now + ASK_WITHIN.mul_f64(rand::random());
+        let mut lines = lock(&self.lines);
+        lines.lost = Some(now);
+        let batons = lines.by_lock.values_mut().filter_map(Line::withdraw_baton).collect();
+        let wakers: Vec<_> = lines.by_lock.values_mut().filter_map(|line| line.ask_soon(at)).collect();
+        drop(lines);
         wakers.into_iter().for_each(Waker::wake);
+        batons
     }
 
     /// Lets nobody in any more and sends everybody home.

@@ -37,7 +37,7 @@ pub(crate) async fn give_back(
     match reply {
         ReleaseReply::Passed(grant) => {
             let lease = Lease::granted(next.lease, true, sent, grant.ttl, rand::random());
-            let budget = Budget::new(grant.spare, Instant::now());
+            let budget = Budget::new(grant.spare, sent, Instant::now());
             let baton = Baton { hold, fence: grant.fence, lease, budget };
             if let Err(hold) = core.gates.handed_back(baton) {
                 // Whoever waited has gone meanwhile.

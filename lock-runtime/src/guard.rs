@@ -22,6 +22,7 @@ use crate::{
     holding::{Holding, Left},
     key::LockKey,
     owner::{Frame, InScope},
+    runtime,
     spec::{MAX_LEASE, MIN_LEASE, Mode, call_timeout},
     store::{Hold, Release, ReleaseReply},
 };
@@ -59,8 +60,8 @@ impl LockGuard {
     /// A guard that re-entered gives back nothing: the lock goes with the last guard.
     ///
     /// # Errors
-    /// `Lost` if the lock was lost before; `ReleaseUnknown` if the store did not answer: the release goes on in the background,
-    /// and the lock ends with its lease at the latest.
+    /// `Lost` if the lock was lost before; `ReleaseUnknown` if the store did not answer, or `NoRuntime`: the release goes on in
+    /// the background, and the lock ends with its lease at the latest.
     ///
     /// # Cancellation
     /// Dropping the future releases in the background.
@@ -79,7 +80,7 @@ impl LockGuard {
     /// Keeps the lock for at least `lease` from now (100 ms to 24 h), once; renewals go on as before and never shorten it.
     ///
     /// # Errors
-    /// `InvalidSpec` for a lease out of range, `Lost`, `Unavailable`.
+    /// `InvalidSpec` for a lease out of range, `Lost`, `NoRuntime`, `Unavailable`.
     ///
     /// # Cancellation
     /// Dropping the future leaves the lock held; it may or may not have been extended.
@@ -98,8 +99,8 @@ impl LockGuard {
     /// writer's views the lock is released.
     ///
     /// # Errors
-    /// `ModeMismatch` for a guard that is not exclusive, re-entered or was re-entered, or has several keys: it is released. `Lost`. `Unavailable`: the lock is
-    /// given back in the background.
+    /// `ModeMismatch` for a guard that is not exclusive, re-entered or was re-entered, or has several keys: it is released. `Lost`. `Unavailable` or
+    /// `NoRuntime`: the lock is given back in the background.
     ///
     /// # Cancellation
     /// Dropping the future gives the lock back in the background.
@@ -171,6 +172,12 @@ impl Entry {
     }
 
     async fn release(mut self) -> Result<(), LockError> {
+        if let Err(error) = runtime::check() {
+            // Dropped here, it goes on in the background.
+            let error = error.with_key(&self.holding.hold().key);
+            tracing::warn!(%error, "release not confirmed; going on in the background");
+            return Err(error);
+        }
         let left = self.holding.leave();
         self.step = Step::Done;
         let holding = &self.holding;
@@ -204,6 +211,7 @@ impl Entry {
     }
 
     async fn downgrade(mut self) -> Result<Self, LockError> {
+        runtime::check().map_err(|error| error.with_key(&self.holding.hold().key))?;
         match self.holding.leave_alone() {
             None => {
                 return Err(mismatch(&self.holding.hold().key, "a lock that was entered again cannot be downgraded"));
@@ -329,7 +337,8 @@ impl HeldLock {
 
     /// Resolves with the reason when the lock is lost; never, if it is released before.
     ///
-    /// The holder finds out by itself, from its own clock, also when the store is silent.
+    /// The holder finds out by itself, from its own clock, also when the store is silent. The future needs no runtime: the
+    /// client's task, which runs where the lock was acquired, wakes it.
     pub fn lost(&self) -> Lost {
         Lost { held: self.clone(), listener: self.first().core().next_id() }
     }
@@ -353,7 +362,7 @@ impl HeldLock {
     /// Asks the store whether the lock is held.
     ///
     /// # Errors
-    /// `Lost`, `Unavailable`.
+    /// `Lost`, `NoRuntime`, `Unavailable`.
     ///
     /// # Cancellation
     /// Dropping the future has no effect on the lock.

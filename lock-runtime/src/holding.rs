@@ -16,6 +16,7 @@ use crate::{
     fence::FencingToken,
     gate::{Baton, Budget, PASSES, Parting},
     lease::{Due, Lease},
+    runtime,
     spec::{Mode, Terms, call_timeout},
     store::{ConvertReply, Grant, HANDED_OVER, Hold, Next, Release, RenewReply, Renewal},
     sync::lock,
@@ -85,7 +86,7 @@ impl Holding {
     pub(crate) fn start(core: &Arc<Core>, hold: Hold, grant: Grant, sent: Instant, terms: Terms) -> Option<Arc<Self>> {
         let lease = Lease::granted(terms.lease, terms.renew, sent, grant.ttl, rand::random());
         let now = Instant::now();
-        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, now));
+        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, sent, now));
         Self::begin(core, hold, grant.fence, lease.held_since(sent, terms.max_hold), budget, terms, now)
     }
 
@@ -109,7 +110,7 @@ impl Holding {
         if lease.validity(now) <= call_timeout(terms.lease) {
             return None;
         }
-        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, now));
+        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, as_of, now));
         Self::begin(core, hold, grant.fence, lease.held_since(now, terms.max_hold), budget, terms, now)
     }
 
@@ -133,6 +134,8 @@ impl Holding {
         if lease.validity(now).is_zero() {
             return None;
         }
+        // Where the request was made there was one.
+        let runtime = Handle::try_current().ok()?;
         let since = lease.since();
         let state = State { lease, renewals: 0, phase: Phase::Held, guards: 1, planned: None, listeners: Vec::new() };
         let holding = Arc::new(Self {
@@ -143,7 +146,7 @@ impl Holding {
             terms,
             since,
             budget,
-            runtime: Handle::current(),
+            runtime,
             state: Mutex::new(state),
         });
         core.driver.plan(core, &holding);
@@ -384,6 +387,7 @@ impl Holding {
             let message = "no longer held: it was released";
             return Err(LockError::new(LockErrorKind::Lost(Loss::Taken), message).with_key(&self.hold.key));
         }
+        runtime::check().map_err(|error| error.with_key(&self.hold.key))?;
         let patience = call_timeout(self.terms.lease);
         let sent = Instant::now();
         let renewal = Renewal::new(self.hold.clone(), lease);

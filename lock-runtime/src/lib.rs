@@ -53,6 +53,7 @@ mod lease;
 mod named;
 mod owner;
 mod request;
+mod runtime;
 mod spec;
 mod sync;
 mod under_lock;

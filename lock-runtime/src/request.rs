@@ -110,7 +110,7 @@ impl LockRequest {
     ///
     /// # Errors
     /// `WaitTimeout`, `Contended` (with [`no_wait`](Self::no_wait)), `Overloaded`, `WouldDeadlock`, `Unavailable`, `ModeMismatch`,
-    /// `ForeignKey`, `InvalidKey`, `InvalidSpec`, `ShuttingDown`, and what the server may object to.
+    /// `ForeignKey`, `InvalidKey`, `InvalidSpec`, `NoRuntime`, `ShuttingDown`, and what the server may object to.
     ///
     /// # Cancellation
     /// Dropping the future leaves nothing behind: the place in line goes to the next, and a lock that may have been granted

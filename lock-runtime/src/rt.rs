@@ -69,9 +69,9 @@ impl<T: Default, E> Skipped for Result<T, E> {
     }
 }
 
-/// The client of the task or of the process.
-pub fn ambient() -> Result<LockClient, LockError> {
-    ambient::ambient()
+/// The client of the task or of the process, for the function of that name.
+pub fn ambient(function: &'static str) -> Result<LockClient, LockError> {
+    ambient::ambient(function)
 }
 
 /// A key written out of text and values.
@@ -87,7 +87,13 @@ pub fn one(
     key: Result<LockKey, LockError>,
     spec: LockSpec,
 ) -> Result<LockRequest, LockError> {
-    client.map(|client| client.request(key, spec))
+    match client {
+        Ok(client) => Ok(client.request(key, spec)),
+        Err(error) => Err(match key {
+            Ok(key) => error.with_key(&key),
+            Err(_) => error,
+        }),
+    }
 }
 
 /// What the value of `keys = ..` has to be.
@@ -104,7 +110,14 @@ pub trait LockKeys {
 #[diagnostic::do_not_recommend]
 impl<K: IntoIterator<Item: IntoLockKey>> LockKeys for K {
     fn all(self, client: Result<LockClient, LockError>, spec: LockSpec) -> Result<LockRequest, LockError> {
-        client.map(|client| client.request_all(self, spec))
+        match client {
+            Ok(client) => Ok(client.request_all(self, spec)),
+            // Of several keys it is the first, as with every error.
+            Err(error) => Err(match self.into_iter().filter_map(|key| key.into_lock_key().ok()).min() {
+                Some(key) => error.with_key(&key),
+                None => error,
+            }),
+        }
     }
 }
 

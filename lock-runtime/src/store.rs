@@ -24,8 +24,8 @@ pub use event::{Listener, Listeners, StoreEvent};
 pub use memory::MemoryStore;
 pub use message::{
     AcquireAllReply, AcquireReply, ConvertReply, FORESIGHT, FORGOTTEN, Grant, HANDED_OVER, Hold, Holder, IfBusy,
-    Inspection, KeyRequest, Next, PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope,
-    STALE, Token, Waiter,
+    Inspection, KeyPart, KeyRequest, LONGEST_POLL, Next, PollReply, RaiseReply, Release, ReleaseReply, RenewReply,
+    Renewal, RevokeReply, RevokeScope, STALE, Token, Waiter,
 };
 pub use quorum::QuorumStore;
 #[cfg(feature = "redis")]
@@ -45,7 +45,8 @@ pub(crate) use quorum::{check_count, majority};
 /// in, and so on until one is not let in. A grant from the line lasts min(lease, [`HANDED_OVER`]) and is told to the
 /// [`Listener`] of whoever asked. A newcomer is granted its lock only if nobody is left in line whose turn would be before.
 ///
-/// A place in line is kept by its token. Whoever has one asks at least once a second by [`poll`](Store::poll).
+/// A place in line is kept by its token. Its waiter asks at least every [`LONGEST_POLL`] by [`poll`](Store::poll), and
+/// when the latest reply expects the lock to be free; a store that knows of an earlier end sends [`StoreEvent::Kept`].
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Grants, queues or refuses. Whoever is refused asks again under a fresh token: of several servers some may have granted the
     /// old one, which is being given up there.
@@ -70,14 +71,22 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Frees whatever the token may hold, and gives up its place in line.
     fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>>;
 
-    /// Makes the fencing token of the lock's next grant larger than `fence`; never smaller. Only a store that is to be one of
-    /// several needs it ([`QuorumStore`]); by default it is `Unsupported`.
+    /// Makes the fencing token of the lock's next grant larger than `fence`; never smaller.
+    ///
+    /// [`RaiseReply::Raised`] gives the number `fence` away: the store answers it to one caller,
+    /// once, and to no grant. So several stores can give the same number to the same acquisition
+    /// ([`QuorumStore`]). A call that is repeated because its reply was lost finds its own number
+    /// taken, and is answered [`RaiseReply::NotRaised`].
+    ///
+    /// # Errors
+    /// `Unsupported` by default: only a store that is to be one of several needs it. Otherwise those of an acquire; a store
+    /// that may have forgotten a number it has given away refuses, as it does not vote.
     fn raise<'a>(
         &'a self,
         key: &'a LockKey,
         family: Family,
         fence: FencingToken,
-    ) -> BoxFuture<'a, Result<(), StoreError>> {
+    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
         let _ = (key, family, fence);
         let message = "the store cannot be one of several: it does not take fencing tokens from others";
         Box::pin(std::future::ready(Err(StoreError::new(StoreErrorKind::Unsupported, message))))
@@ -93,6 +102,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         family: Family,
         scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>>;
+
+    /// The name under which the store keeps `part` of a lock, for messages; `None` where the keys have no names.
+    fn name_of(&self, key: &LockKey, family: Family, part: KeyPart) -> Option<String> {
+        let _ = (key, family, part);
+        None
+    }
 
     /// A number that the locks of one server share, where a store has several that may fail one by one: renewals of different servers do not
     /// share a call, so that a silent server costs no lock that another one keeps. The number of a lock may change.

@@ -72,6 +72,7 @@ impl From<LockErrorKind> for Answer {
             | LockErrorKind::ForeignKey
             | LockErrorKind::InvalidSpec
             | LockErrorKind::NoClient
+            | LockErrorKind::NoRuntime
             | LockErrorKind::InvalidUrl
             | LockErrorKind::Unauthenticated
             | LockErrorKind::Forbidden

@@ -1,5 +1,6 @@
 //! Fixtures of the workspace's tests: real servers, faults on the wire, resources that notice a broken lock, other
-//! processes, and what was traced. They know Redis, TCP and processes, and nothing of the locks under test.
+//! processes, and what was traced. They know Redis, TCP and processes, and nothing of the locks under test, but for the
+//! tasks of a storm, which use them.
 //!
 //! A fixture panics when it cannot do its work, with what went wrong: a test can do nothing better with the error.
 //!
@@ -11,6 +12,7 @@
 //! | [`proxy`] | a TCP proxy that loses replies and messages, delays, cuts, refuses and swallows |
 //! | [`fenced`] | a resource that checks fencing tokens and counts overlaps, stale writes and lost updates |
 //! | [`processes`] | worker processes that run this package's code (`lock-worker`) |
+//! | [`storm`] | tasks that ask for locks in every mode and option, and record what they saw |
 //! | [`traces`] | the `tracing` events of a test |
 
 pub mod cluster;
@@ -19,6 +21,7 @@ pub mod processes;
 pub mod proxy;
 pub mod redis_server;
 pub mod sentinel;
+pub mod storm;
 pub mod traces;
 
 mod nodes;

@@ -159,10 +159,15 @@ impl RedisServer {
     /// SIGKILL, also for a stopped server; returns when it is gone and its port is closed. Its data is lost. What makes it
     /// the node of a cluster or one of the Sentinels is not: it would lie on a disk.
     pub fn kill(&self) {
+        self.kill_keeping(&[]);
+    }
+
+    /// The same, and keeps these files of it too.
+    fn kill_keeping(&self, files: &[&'static str]) {
         let mut state = self.state();
         state.stopped = false;
         if let Some(process) = state.process.take() {
-            state.kept = process.kill_and_read(&builder::OWN_FILES);
+            state.kept = process.kill_and_read(&[&builder::OWN_FILES, files].concat());
         }
     }
 

@@ -209,7 +209,7 @@ impl Waiter<'_> {
             }
             Ok(Outcome::Unanswered(error)) => {
                 tracing::debug!(key = %self.key, %error, "waiting for the store");
-                turn.failed(token, Some(&error));
+                turn.failed(token, self.telling(&error));
             }
             Err(error) => {
                 turn.failed(token, None);
@@ -247,12 +247,20 @@ impl Waiter<'_> {
 
     fn unanswered(&self, token: Token, error: StoreError) -> Result<Served, LockError> {
         tracing::debug!(key = %self.key, %error, "waiting for the store");
-        // Cut off by the end of our own wait, it tells nothing of the store.
-        let is_over = self.patience.until.is_some_and(|until| until <= Instant::now());
-        if !is_over || !matches!(self.turn.last_refusal(), Refusal::Busy(_)) {
-            self.turn.unanswered(token, &error);
+        if let Some(error) = self.telling(&error) {
+            self.turn.unanswered(token, error);
         }
         if error.is_transient() { Ok(None) } else { Err(LockError::from_store(error).with_key(self.key)) }
+    }
+
+    /// The error, if it tells something of the store: cut off by the end of our own wait it does not, where more is known.
+    fn telling<'e>(&self, error: &'e StoreError) -> Option<&'e StoreError> {
+        let is_cut_off = match self.turn.last_refusal() {
+            Refusal::None => false,
+            Refusal::Busy(_) => self.patience.is_over(),
+            Refusal::Unavailable(_) => self.patience.is_over() && error.is_timed_out(),
+        };
+        (!is_cut_off).then_some(error)
     }
 
     fn give_back(&self, hold: Hold) {

@@ -86,13 +86,12 @@ impl<'a> Question<'a> {
             AcquireReply::Granted(_) | AcquireReply::Late => Ok(Outcome::Unanswered(StoreError::late())),
             AcquireReply::Queued { counter, holder_ttl } => Ok(Outcome::Queued { sent, counter, holder_ttl }),
             AcquireReply::Busy { holder_ttl } => Ok(Outcome::Refused { holder_ttl }),
-            AcquireReply::ForeignKey => refused(LockErrorKind::ForeignKey, FOREIGN),
+            AcquireReply::ForeignKey(part) => Err(self.core.foreign(&hold.key, hold.mode.family(), part)),
             AcquireReply::ModeMismatch => refused(LockErrorKind::ModeMismatch, MISMATCH),
         }
     }
 }
 
-pub(super) const FOREIGN: &str = "something that is not a lock lies under its name in the store; it was left untouched: choose another name or namespace";
 pub(super) const MISMATCH: &str =
     "it is held with another number of permits, or by something that is not a permit; use the same number everywhere";
 

@@ -48,6 +48,7 @@ impl Process {
             && let Some(line) = &mut self.lines[arrival.lock]
         {
             let baton = Baton::new(holder.hold, holder.fence, holder.lease.passed_on(now), budget, now);
+            let baton = baton.filter(|baton| baton.budget.is_after(self.lost));
             let (parting, waker) = line.part(terms.lease, baton, now);
             if let Some(waker) = waker {
                 waker.wake();
@@ -102,17 +103,19 @@ impl Process {
         match reply {
             ReleaseReply::Passed(grant) => {
                 let lease = Lease::granted(next.lease, true, sent, grant.ttl, sim.dice.fraction());
-                let budget = Budget::new(grant.spare, sim.now);
+                let budget = Budget::new(grant.spare, sent, sim.now);
                 let baton = Baton { hold, fence: grant.fence, lease, budget };
-                let handed_back = match &mut self.lines[lock] {
-                    Some(line) => line.handed_back(baton),
-                    None => Err(baton.hold),
-                };
-                match handed_back {
-                    Ok(waker) => waker.into_iter().for_each(std::task::Waker::wake),
-                    Err(hold) => {
-                        self.clean_up(sim, CleanUp::release(sim.now, Release::new(hold), next.lease));
+                let (handed_back, waker) = match &mut self.lines[lock] {
+                    Some(line) if baton.budget.is_after(self.lost) => line.handed_back(baton),
+                    Some(line) => {
+                        line.drop_place(baton.hold.token);
+                        (Err(baton.hold), line.released(sim.now))
                     }
+                    None => (Err(baton.hold), None),
+                };
+                waker.into_iter().for_each(std::task::Waker::wake);
+                if let Err(hold) = handed_back {
+                    self.clean_up(sim, CleanUp::release(sim.now, Release::new(hold), next.lease));
                 }
             }
             ReleaseReply::Queued { counter, holder_ttl } => {

@@ -38,7 +38,7 @@ impl Holder {
         } else {
             Lease::granted(terms.lease, terms.renew, sent, grant.ttl, jitter)
         };
-        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, sim.now));
+        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, sent, sim.now));
         Self::new(sim, arrival, hold, grant.fence, lease, budget, sent)
     }
 
@@ -58,7 +58,7 @@ impl Holder {
         let ttl = grant.ttl.min(HANDED_OVER).min(terms.lease);
         let mut lease = Lease::granted(terms.lease, true, as_of, ttl, sim.dice.fraction());
         lease.hurry(now + CONFIRM_WITHIN);
-        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, now));
+        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, as_of, now));
         Self::new(sim, arrival, hold, grant.fence, lease, budget, now)
     }
 

@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     client::CHECK_WITHIN,
-    gate::Line,
-    store::{Grant, Hold, Token},
+    gate::{Baton, Line},
+    store::{Grant, Hold, Release, Token},
 };
 
 pub(super) struct Process {
@@ -33,6 +33,8 @@ pub(super) struct Process {
     pub(super) late: BTreeMap<Call, Late>,
     /// While it is stopped: what waits for it.
     pub(super) stopped: Option<Vec<Event>>,
+    /// When the connection broke last.
+    pub(super) lost: Option<Instant>,
 }
 
 /// What a call to the store is for.
@@ -57,6 +59,7 @@ impl Process {
             calls: BTreeMap::new(),
             late: BTreeMap::new(),
             stopped: None,
+            lost: None,
         }
     }
 
@@ -116,6 +119,11 @@ impl Process {
 
     /// The connection broke: what was pushed meanwhile is lost.
     pub(super) fn disconnected(&mut self, sim: &mut Sim) {
+        self.lost = Some(sim.now);
+        let batons: Vec<_> = self.lines.iter_mut().flatten().filter_map(Line::withdraw_baton).collect();
+        for Baton { hold, lease, .. } in batons {
+            self.clean_up(sim, CleanUp::release(sim.now, Release::new(hold), lease.length()));
+        }
         let holders: Vec<_> = self.holders.keys().copied().collect();
         for id in holders {
             let within = CHECK_WITHIN.mul_f64(sim.dice.fraction());

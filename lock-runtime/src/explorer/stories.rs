@@ -83,6 +83,6 @@ fn a_lock_that_comes_back_under_an_abandoned_token_is_taken_by_nobody() {
     let (Ok(key), Some(fence)) = (LockKey::new("a"), FencingToken::new(1)) else { panic!("both are right") };
     let hold = Hold::new(key, Mode::Exclusive, token);
     let lease = Lease::granted(lease, true, now, lease, 0.0);
-    let baton = Baton { hold, fence, lease, budget: Budget::new(32, now) };
-    assert!(line.handed_back(baton).is_err(), "the abandon frees it under the feet of whoever takes it");
+    let baton = Baton { hold, fence, lease, budget: Budget::new(32, now, now) };
+    assert!(line.handed_back(baton).0.is_err(), "the abandonment would free it while the next waiter holds it");
 }

@@ -17,12 +17,20 @@ pub(crate) const PASSING: Duration = Duration::from_millis(50);
 pub(crate) struct Budget {
     pub(crate) left: u32,
     pub(crate) until: Instant,
+    /// When the request was sent whose reply reserved the fencing tokens. If the store may have lost data since, it may have granted
+    /// larger ones.
+    as_of: Instant,
 }
 
 impl Budget {
-    /// Of a grant with so many spare fencing tokens.
-    pub(crate) fn new(spare: u32, now: Instant) -> Self {
-        Self { left: spare.min(PASSES), until: now + PASSING }
+    /// The budget of a grant with `spare` reserved fencing tokens, in reply to a request sent at `as_of`.
+    pub(crate) fn new(spare: u32, as_of: Instant, now: Instant) -> Self {
+        Self { left: spare.min(PASSES), until: now + PASSING, as_of }
+    }
+
+    /// Whether the tokens were reserved after the store may have lost data, at `lost`.
+    pub(crate) fn is_after(&self, lost: Option<Instant>) -> bool {
+        lost.is_none_or(|lost| lost < self.as_of)
     }
 }
 

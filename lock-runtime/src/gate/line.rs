@@ -42,7 +42,7 @@ pub(crate) struct Line {
     passing_until: Option<Instant>,
     /// The reader who was let in last, and who came before everybody that stands behind it in this line from that number on.
     group: Option<(Token, Ticket)>,
-    /// The lock may be free from then on, and nobody else may notice it.
+    /// When the lock may be free, as the store has announced since the latest request was sent.
     ask_by: Option<Instant>,
     /// There is something new for the head.
     news: bool,
@@ -188,6 +188,8 @@ impl Line {
             return Next::GiveUp(token);
         }
         self.released = false;
+        // The reply says when the lock may be free.
+        self.ask_by = None;
         if place.asked(now) {
             return Next::Poll(place.token);
         }
@@ -331,18 +333,24 @@ impl Line {
 
     /// The lock may be free from `at` on: whoever stands in line asks by then.
     pub(crate) fn ask_by(&mut self, at: Instant) -> Option<Waker> {
-        self.ask_by = Some(at);
+        self.ask_by = Some(self.ask_by.map_or(at, |by| by.min(at)));
         let place = self.place.as_mut().filter(|place| place.is_queued() && at < place.ask_at)?;
         place.ask_at = at;
         self.call_head()
     }
 
-    /// The store may have forgotten the place, or pushed in vain: ask by `at`.
+    /// The store may have lost the queue entry, a push message, or all its data: the head asks by `at`.
     pub(crate) fn ask_soon(&mut self, at: Instant) -> Option<Waker> {
-        if let Some(place) = self.place.as_mut().filter(|place| !place.is_asked()) {
-            place.ask_at = place.ask_at.min(at);
+        self.passing_until = None;
+        if let Some(place) = &mut self.place {
+            place.doubt(at);
         }
         self.call_head()
+    }
+
+    /// Ends a hand-off that the head has not taken.
+    pub(crate) fn withdraw_baton(&mut self) -> Option<Baton> {
+        self.baton.take()
     }
 
     /// The lock was given back, or lost, in this process.
@@ -363,6 +371,7 @@ impl Line {
             (None, ..) => (Parting::GiveBack, None),
             (Some(_), Some(baton), _) => (Parting::Passed, self.pass(baton)),
             (Some(wish), None, None) => {
+                self.ask_by = None;
                 let mut place = Place::new(wish, now);
                 place.asked(now);
                 self.place = Some(place);
@@ -379,17 +388,21 @@ impl Line {
         self.call_head()
     }
 
-    /// The lock that was handed back is held again, as `baton`. If nobody takes it, what to give back is returned.
-    pub(crate) fn handed_back(&mut self, baton: Baton) -> Result<Option<Waker>, Hold> {
-        // Those for whom it was handed back have left, and the token is being abandoned: whoever came since must not have it
+    /// The lock that was handed back is held again, as `baton`. The hold to release is returned if the head does not take it: then
+    /// the head asks the store.
+    pub(crate) fn handed_back(&mut self, baton: Baton) -> (Result<(), Hold>, Option<Waker>) {
+        // The waiters for which it was handed back have left, and the token is being abandoned: later ones must not get it
         // (PROTOCOL 1).
         if self.place_of(baton.hold.token).is_none() {
-            return Err(baton.hold);
+            return (Err(baton.hold), None);
         }
         self.drop_place(baton.hold.token);
         match self.head {
-            Some((_, wish)) if self.baton.is_none() && takes(wish, baton.lease.length()) => Ok(self.pass(baton)),
-            _ => Err(baton.hold),
+            Some((_, wish)) if self.baton.is_none() && takes(wish, baton.lease.length()) => (Ok(()), self.pass(baton)),
+            _ => {
+                self.passing_until = None;
+                (Err(baton.hold), self.call_head())
+            }
         }
     }
 

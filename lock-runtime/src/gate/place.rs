@@ -8,15 +8,13 @@ use super::Wish;
 use crate::{
     fence::FencingToken,
     spec::Mode,
-    store::{Grant, Token},
+    store::{Grant, LONGEST_POLL, Token},
 };
 
 /// The first pause between two questions to a store that keeps no line.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(2);
 /// The longest one.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// Whoever stands in line asks at least so often: a lost push is found, and the place is kept.
-const LONGEST_POLL: Duration = Duration::from_secs(1);
 
 /// So long after it was asked with, a place whose outcome nobody has told is given up: more than any call to the store takes.
 const UNTOLD: Duration = Duration::from_secs(1);
@@ -123,6 +121,14 @@ impl Place {
     pub(super) fn pushed(&mut self, grant: Grant) {
         if self.pushed.is_none_or(|pushed| pushed.fence < grant.fence) {
             self.pushed = Some(grant);
+        }
+    }
+
+    /// What the store knows of it, or has pushed, may be out of date: it is asked by `at`.
+    pub(super) fn doubt(&mut self, at: Instant) {
+        if !self.is_asked() {
+            self.pushed = None;
+            self.ask_at = self.ask_at.min(at);
         }
     }
 

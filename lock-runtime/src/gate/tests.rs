@@ -79,7 +79,8 @@ fn hold(token: Token) -> Hold {
 fn baton(left: u32) -> Baton {
     let now = Instant::now();
     let lease = Lease::granted(LEASE, true, now, LEASE, 0.5);
-    Baton::new(hold(Token::random()), FencingToken::new(9).unwrap(), lease, Budget::new(left + 1, now), now).unwrap()
+    Baton::new(hold(Token::random()), FencingToken::new(9).unwrap(), lease, Budget::new(left + 1, now, now), now)
+        .unwrap()
 }
 
 #[test]
@@ -190,7 +191,7 @@ fn whoever_stands_in_line_is_told_by_the_store_and_asks_once_a_second() {
     let at = waits(&turn);
     assert!(at >= before + Duration::from_millis(750), "{:?}", at - before);
     assert!(at <= Instant::now() + Duration::from_secs(1));
-    gates.ask_soon();
+    assert!(gates.store_lost().is_empty());
     assert!(matches!(turn.next(Instant::now() + ASK_WITHIN), Next::Poll(_)));
 }
 
@@ -247,17 +248,50 @@ fn a_lock_that_cannot_be_passed_on_is_handed_back_for_those_who_wait_here() {
 }
 
 #[test]
+fn a_head_that_cannot_take_a_lock_that_was_handed_back_asks_at_once() {
+    let gates = Gates::new(10, usize::MAX);
+    let (renews, other) = (enter(&gates), Wish { mode: Mode::Exclusive, lease: LEASE, passing: false });
+    let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else { panic!("a request waits") };
+    let next = gates.enter(&key(), other, usize::MAX).unwrap();
+    renews.leave();
+    let bell = Arc::<Bell>::default();
+    assert_eq!(poll_news(&next, &bell), Poll::Pending);
+    let taken_up = Baton { hold: hold(token), ..baton(3) };
+    assert_eq!(gates.handed_back(taken_up), Err(hold(token)));
+    assert_eq!(bell.0.load(Ordering::Relaxed), 1, "the head sleeps on");
+    assert_ne!(asked(&next), token);
+}
+
+#[test]
+fn no_lock_is_handed_off_under_tokens_that_were_reserved_before_the_store_may_have_lost_data() {
+    let gates = Gates::new(10, usize::MAX);
+    let (turn, _behind) = (enter(&gates), enter(&gates));
+    let before = baton(3);
+    let handed_off = baton(3);
+    let token = handed_off.hold.token;
+    assert_eq!(gates.part(&key(), LEASE, |_| Some(handed_off)), Parting::Passed);
+    let withdrawn: Vec<_> = gates.store_lost().into_iter().map(|baton| baton.hold.token).collect();
+    assert_eq!(withdrawn, [token], "the head has not taken it");
+    let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| Some(before)) else { panic!("it was handed off") };
+    let sent_before = Baton { hold: hold(token), ..baton(3) };
+    gates.store_lost();
+    assert_eq!(gates.handed_back(sent_before), Err(hold(token)));
+    assert_ne!(asked(&turn), token);
+    assert_eq!(gates.part(&key(), LEASE, |_| Some(baton(3))), Parting::Passed, "reserved since");
+}
+
+#[test]
 fn passing_ends_with_its_budget_or_its_validity() {
     let now = Instant::now();
     let lease = |ttl| Lease::granted(LEASE, true, now, ttl, 0.5);
     let fence = FencingToken::new(9).unwrap();
     let pass = |lease, budget, now| Baton::new(hold(Token::random()), fence, lease, budget, now);
-    let budget = Budget::new(1, now);
+    let budget = Budget::new(1, now, now);
     let once = pass(lease(LEASE), budget, now).unwrap();
     assert!(pass(lease(LEASE), once.budget, now).is_none(), "no fencing token is left");
     assert!(pass(lease(LEASE), budget, budget.until).is_none(), "others have waited long enough");
     assert!(pass(lease(Duration::from_secs(1)), budget, now).is_none(), "too little is left of the lease");
-    assert_eq!(Budget::new(1000, now).left, PASSES);
+    assert_eq!(Budget::new(1000, now, now).left, PASSES);
 }
 
 #[test]

@@ -10,8 +10,9 @@
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let locks = LockClient::in_memory(); // or LockClient::connect("redis://127.0.0.1/").await?
-//! locks.install()?;
+//! locks.clone().install()?;
 //! assert_eq!(pay(42).await?, "order 42 is paid");
+//! locks.shutdown().await;
 //! # Ok(()) }
 //! ```
 //!
@@ -22,7 +23,7 @@
 //!
 //! [`install`](crate::LockClient::install) makes a client that of the whole process, [`scope`](crate::LockClient::scope) that of one
 //! flow of work, which is what tests want; `client = ..` names one. With none of them the call returns
-//! [`NoClient`](crate::LockErrorKind::NoClient), and the message shows the line to write.
+//! [`NoClient`](crate::LockErrorKind::NoClient), and the message names the function and shows the lines to write.
 //!
 //! ```
 //! use lock_runtime::{LockClient, LockError, LockErrorKind, distributed_lock};
@@ -193,7 +194,8 @@
 //! # use lock_runtime::{FencingToken, LockClient, LockError, distributed_lock};
 //! #[distributed_lock(key = "order:{id}", guard = lock)]
 //! async fn pay(id: u64) -> Result<FencingToken, LockError> {
-//!     // UPDATE orders SET paid = true, fence = $1 WHERE id = $2 AND fence < $1
+//!     // No row changed: a later holder has written.
+//!     // UPDATE orders SET state = 'paid', fence = :fence WHERE id = :id AND fence <= :fence
 //!     Ok(lock.fence())
 //! }
 //!

@@ -7,14 +7,26 @@
 //! 3. A goes on where it was, and writes over B.
 //!
 //! No check on A's side helps, as A may be stopped between the check and the write. What helps is the resource: A's write
-//! carries fencing token 33, B's carried 34, and the resource refuses 33. In SQL:
+//! carries fencing token 33, B's carried 34, and the resource refuses 33. In SQL, with a column
+//! `fence BIGINT NOT NULL DEFAULT 0`:
 //!
 //! ```sql
 //! UPDATE orders SET state = 'paid', fence = :fence WHERE id = :id AND fence <= :fence
 //! ```
 //!
-//! No row changed: the lock was lost. (Martin Kleppmann, [How to do distributed locking]; Redis's own page on
-//! [distributed locks] describes the lease side of it.)
+//! No row changed: a later holder has written. Stop, and write nothing more under this lock. The comparison is `<=`, as a
+//! holder may write more than once, and a guard that entered again has the token of the outer one. A row that may not
+//! exist yet is compared by the same rule:
+//!
+//! ```sql
+//! INSERT INTO orders (id, state, fence) VALUES (:id, 'paid', :fence)
+//!     ON CONFLICT (id) DO UPDATE SET state = excluded.state, fence = excluded.fence WHERE orders.fence <= excluded.fence
+//! ```
+//!
+//! A writer that deletes the row deletes the memory of its tokens with it: mark the row as deleted instead.
+//!
+//! (Martin Kleppmann, [How to do distributed locking]; Redis's own page on [distributed locks] describes the lease side
+//! of it.)
 //!
 //! Where the resource cannot compare, a lock saves work. It does not save correctness: make the work idempotent.
 //!
@@ -25,6 +37,17 @@
 //! two. A replica that is promoted may lack the last grants, with the same effect. Fencing tokens go on increasing through both, as they follow
 //! the server's clock: as long as the clocks of the servers agree better than the outage lasts. Where that is not enough, a majority of
 //! [several servers](super::majority) has to agree.
+//!
+//! # Tokens that were reserved
+//!
+//! A process that hands a lock from task to task without the store does so under fencing tokens that the store reserved with the
+//! grant. A store that has lost its data since may grant another process a larger token meanwhile. So hand-offs stop, and those
+//! that were not taken are withdrawn, at the first sign: the connection broke, the Sentinels name another primary, a node of a cluster
+//! keeps no slot any more by the cluster's own map. Where there is no sign (`FLUSHALL` on a live connection; a primary that was cut off together with this
+//! process) they go on for at most 50 ms from the grant, and the resource refuses those tokens once it has seen a larger one. Over
+//! several servers a majority knows the reserved tokens, so nothing of this applies.
+//!
+//! # Eviction
 //!
 //! A server whose `maxmemory-policy` evicts may evict a held lock; a warning says so at connect. Set `noeviction`.
 //!

@@ -48,12 +48,28 @@
 //! others. A handover takes two round trips. If that server does not answer, votes alone decide, and the next one keeps the order. Two clients
 //! that each hold some of the votes give them back after a while of their own, twenty milliseconds and ten round trips or so.
 //!
+//! A client that died between its votes holds no request up for long: a majority of free servers
+//! grants. A request that does not wait looks a second time after that while, and one that waits
+//! has the lock within 250 ms and a few tens of round trips of the moment at which a majority is
+//! free. A reader takes up to half a second: it has to find out whether the writer in front of it
+//! lives, behind which it stays; one that does not wait looks a second time where its lease of two
+//! seconds or more leaves time for it. For that each process that waits for a lock asks the server with the line some twelve
+//! times a second, and less often where answers take long.
+//!
+//! Several locks of one request are asked for one after the other: a round trip for each.
+//!
 //! # Fencing tokens
 //!
-//! They increase over any sequence of majorities: before a guard is handed out, a majority of the servers knows its token, and
-//! any later majority has one of those among it. The client proposes a number, its clock in microseconds or more; where a
-//! majority answers that number, that is all, and where the servers are out of step the largest is written back first. See
+//! No two grants have the same, and they increase over any sequence of majorities: before a guard
+//! is handed out, a majority of the servers has given its token to it alone, and any later majority
+//! has one of those among it. The client proposes a number, its clock in microseconds or more;
+//! where a majority answers that number, that is all, and where the servers are out of step the
+//! largest is written back first. Readers that come at the same time may need a round trip more,
+//! each for a number of its own; those tokens are in no order among each other. See
 //! [`QuorumStore`](crate::store::QuorumStore).
+//!
+//! While clients of a version before this one read the same locks, a reader of theirs may have the
+//! token of another reader.
 //!
 //! It breaks if a majority of the servers lose their data within a day, and clocks are set further apart than the time in which
 //! nobody could get a lock: `longest_lease`.

@@ -53,6 +53,9 @@
 //! waiting, and the grant is given up. All grants of a client share one more connection, on which one wait serves all that have
 //! come meanwhile. The user needs `+wait`.
 //!
+//! After a failover no grant counts until the new primary has its replicas: the Sentinels attach the remaining ones when they name
+//! it, about a second after they have promoted it. Requests are granted again within milliseconds of that.
+//!
 //! It narrows the gap and **does not make Redis consistent**
 //! ([the documentation of `WAIT`](https://redis.io/docs/latest/commands/wait/),
 //! [Jepsen on Redis and Sentinel](https://aphyr.com/posts/283-jepsen-redis),
@@ -107,7 +110,8 @@
 //! | waiting | `{<namespace>:<name>}:q` | HASH: who stands in line; gone with the last of them, or 10 s after their last word |
 //!
 //! A name with a hash tag of its own, `{orders}:42`, keeps it, and its fence is `f:<namespace>:{orders}:42`, its line `q:<namespace>:{orders}:42`. What lies under
-//! these names and is not of that form is somebody else's: it is left untouched, and the request is refused as `ForeignKey`.
+//! these names and is not of that form is somebody else's: it is left untouched, and the request is refused as `ForeignKey`,
+//! which names the key.
 //!
 //! Other libraries that lock by `SET NX PX` exclude ours, and ours them, under the same key.
 //!

@@ -18,7 +18,8 @@
 //! Where many tasks of one process want one lock, a released lock goes to the next of them without a word to the store, under
 //! the next of a block of fencing tokens that was reserved for it: 32 times or for 50 ms in a row. Then it goes back to the
 //! store, which hands it to another process, or, if nobody else waits, takes it up again in the same round trip. Only a writer
-//! passes to a writer with the same lease, with renewal on and enough of the lease left. With
+//! passes to a writer with the same lease, with renewal on and enough of the lease left. Hand-offs stop at the first sign that the
+//! store may have lost data ([`limits`](super::limits#tokens-that-were-reserved)). With
 //! [`strict_order`](crate::LockRequest::strict_order) every release goes through the store:
 //!
 //! ```
@@ -29,6 +30,30 @@
 //! # turn.release().await?;
 //! # Ok(()) }
 //! ```
+//!
+//! # How soon
+//!
+//! A waiter is granted a lock within milliseconds of the instant at which the store regards it as free:
+//!
+//! | the lock becomes free by | the first waiter |
+//! |---|---|
+//! | a release, a dropped guard, the last guard of a re-entered lock, a returned permit | is granted it in the same step, and informed by a push message |
+//! | a downgrade, for readers | likewise |
+//! | a revocation | likewise |
+//! | a loss that the holder notices (`max_hold`, no answer for a lease), or a cancelled request | likewise, once the holder's process has abandoned it |
+//! | a waiter in front that gives up | likewise |
+//! | the end of a reservation ([`min_hold`](crate::LockRequest::min_hold)) | polls then: its latest reply or a push message announced the time |
+//! | the end of the lease of a killed writer, of the last reader, of a permit holder | likewise |
+//! | the end of a hand-off to a process that was killed while it waited | likewise |
+//! | a killed process in front of it, for which the lock would be free (a writer before a reader) | polls when that one is passed over, 3 s after its last poll |
+//!
+//! Later, by the next poll, which is at most a second away: where a key was deleted or set by other programs; where the push message was lost, or
+//! the first waiter is a process that is stopped or was killed a moment before; on a cluster of Redis 6, which has no sharded
+//! channels; and while a cluster moves the lock's slot.
+//!
+//! When a waiter gives up or another one takes its place in the process, its queue entry is abandoned in the background. A release
+//! that the server executes within that round trip finds no entry; the lock is then free until the request of the next waiter
+//! arrives, one round trip later.
 //!
 //! # When somebody is gone
 //!

@@ -20,14 +20,14 @@ pub enum StoreEvent {
         /// Its grant.
         grant: Grant,
     },
-    /// A lock that somebody waits for was given back, and is kept for nobody for a while (`min_hold`): nobody is told when that
-    /// is over.
+    /// A lock that requests wait for may be free after `ttl`, before they poll again ([`LONGEST_POLL`](super::LONGEST_POLL)): it was
+    /// released and is reserved until then (`min_hold`), or the holders that are left end then. The end itself is no event.
     Kept {
         /// The lock's name.
         key: LockKey,
         /// What kind of lock it is.
         family: Family,
-        /// How long it is kept.
+        /// The time after which the waiters poll.
         ttl: Duration,
     },
     /// A lock was revoked.
@@ -35,7 +35,9 @@ pub enum StoreEvent {
         /// The acquisition that held it.
         token: Token,
     },
-    /// The connection to the store broke and is being made again: what was pushed meanwhile is lost, and so may be the store's data.
+    /// The store may have lost data: the connection to it broke and is being made again, or another server has taken its place.
+    /// What was pushed meanwhile is lost. Clients renew their leases early, and stop handing locks off within the process under fencing
+    /// tokens that were reserved before.
     Disconnected,
 }
 

@@ -14,8 +14,9 @@ use tokio::time::Instant;
 
 use self::table::{Fences, Step, Table, Verdict};
 use super::{
-    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener, Listeners, PollReply, Release,
-    ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreEvent, Token,
+    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener, Listeners, PollReply,
+    RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreEvent,
+    Token,
 };
 use crate::{fence::FencingToken, key::LockKey, spec::Family, sync::lock};
 
@@ -77,7 +78,7 @@ impl MemoryStore {
         for (hold, grant) in step.handed_over {
             self.listeners.tell(&StoreEvent::Granted { hold, grant });
         }
-        if let Some((key, family, ttl)) = step.kept {
+        for (key, family, ttl) in step.kept {
             self.listeners.tell(&StoreEvent::Kept { key, family, ttl });
         }
     }
@@ -164,7 +165,7 @@ impl Store for MemoryStore {
         _key: &'a LockKey,
         _family: Family,
         fence: FencingToken,
-    ) -> BoxFuture<'a, Result<(), StoreError>> {
+    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
         now(move || self.fences.raise(fence))
     }
 

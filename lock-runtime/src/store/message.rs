@@ -83,6 +83,9 @@ pub struct KeyRequest {
     pub deadline: Instant,
     /// What to do when the lock is not free.
     pub if_busy: IfBusy,
+    /// Where the request is refused, its caller asks again to be queued: the refusal need not be the last word on whether the lock
+    /// is free.
+    pub then_queues: bool,
     /// How many fencing tokens to reserve with the grant, beside its own (see [`Grant::spare`]). Exclusive holds only; a store
     /// may reserve none.
     pub spare: u32,
@@ -98,7 +101,16 @@ pub struct KeyRequest {
 impl KeyRequest {
     /// A request that is refused when the lock is not free.
     pub fn new(hold: Hold, lease: Duration, deadline: Instant) -> Self {
-        Self { hold, lease, deadline, if_busy: IfBusy::Refuse, spare: 0, beside: None, proposal: None }
+        Self {
+            hold,
+            lease,
+            deadline,
+            if_busy: IfBusy::Refuse,
+            then_queues: false,
+            spare: 0,
+            beside: None,
+            proposal: None,
+        }
     }
 
     /// The same request, which may come in beside the reader `beside`.
@@ -159,6 +171,10 @@ pub const STALE: Duration = Duration::from_secs(3);
 /// An entry of the line whose holder has not asked for so long is removed (PROTOCOL 16).
 pub const FORGOTTEN: Duration = Duration::from_secs(10);
 
+/// The longest pause between two polls of a waiter. A store that knows that a lock may be free before its waiters poll again sends
+/// them [`StoreEvent::Kept`](super::StoreEvent::Kept).
+pub const LONGEST_POLL: Duration = Duration::from_secs(1);
+
 /// How far ahead of a store's clock a proposed fencing token may be: a client whose clock is far ahead must not take the numbers of
 /// a year.
 pub const FORESIGHT: Duration = Duration::from_secs(60);
@@ -174,6 +190,18 @@ impl Grant {
     pub fn spare(self, spare: u32) -> Self {
         Self { spare, ..self }
     }
+}
+
+/// A key in which a store keeps a part of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeyPart {
+    /// Its holders.
+    Lock,
+    /// Its latest fencing token.
+    Fence,
+    /// Its wait queue.
+    Queue,
 }
 
 /// The answer to [`Store::acquire`](super::Store::acquire).
@@ -196,8 +224,8 @@ pub enum AcquireReply {
     },
     /// The deadline had passed when the request came to be executed; nothing was done.
     Late,
-    /// Somebody's data lie under the lock's name, untouched.
-    ForeignKey,
+    /// Other data lie in the place of this key of the lock, untouched.
+    ForeignKey(KeyPart),
     /// Held with another number of permits, or in a form that this mode cannot read.
     ModeMismatch,
 }
@@ -334,6 +362,19 @@ pub enum ReleaseReply {
     NotHeld,
 }
 
+/// The reply to [`Store::raise`](super::Store::raise).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RaiseReply {
+    /// The latest fencing token was smaller, and is the given one now.
+    Raised,
+    /// The latest fencing token was at least as large; nothing has changed.
+    NotRaised {
+        /// The latest fencing token of the lock.
+        latest: FencingToken,
+    },
+}
+
 /// The answer to [`Store::convert`](super::Store::convert).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -364,7 +405,8 @@ pub enum RevokeReply {
     NotHeld,
     /// It has no expiry, so it may not be a lock; it was left untouched.
     Endless,
-    /// Somebody's data lie under the lock's name, untouched.
+    /// Other data lie in the place of the lock's key, untouched. [`LockClient::revoke`](crate::LockClient::revoke) makes an error
+    /// of it, which names the key.
     ForeignKey,
 }
 

@@ -7,11 +7,22 @@
 //!
 //! With every acquire the client proposes a number: larger than any that it has seen, and not smaller than its clock in
 //! microseconds. Each server keeps max(its last + 1, the proposal) and answers it. The token of the grant is the largest
-//! number that the majority has answered. If a majority has answered that very number, it is held by a majority already: the usual
-//! case, in one round trip. If not, it is written back to a majority before anybody is told.
+//! number that the majority has answered. If a majority has answered that very number, the grant
+//! has it: the usual case, in one round trip. If not, it is written back to the others first
+//! (`Store::raise`).
 //!
-//! So when a guard is handed out, a majority of the servers will never again answer its token or a smaller one. Any later grant
-//! needs a majority, which has a server in common with that one; so its largest number is larger. Clocks only make the
+//! A server gives each number to one acquisition at most: it draws it for one, or raises its
+//! counter to it for one. A reader's token counts when a majority has given that number to this
+//! acquisition. Where others have taken it meanwhile, a larger one is proposed to those that have
+//! voted, until the time of the request is up; so no two grants have the same token. A writer's
+//! counts as well where the counter had passed it already: nothing else is granted while a majority
+//! keeps the lock for the writer, so that costs no further round trip (`Campaign::is_for` has the
+//! argument).
+//!
+//! So when a guard is handed out, a majority of the servers will never again answer its token or a
+//! smaller one. Any grant that is asked for later needs a majority, which has a server in common
+//! with that one; so its token is larger. Readers that ask at the same time are in no order. Clocks
+//! only make the
 //! numbers meet; nothing depends on them. It breaks where servers forget: if so many of them lose their data that a
 //! majority is left without the number. A server that was restarted, or whose data are gone, therefore does not vote until every
 //! lease that it may have forgotten is over (`longest_lease` of [`QuorumStore::new`]); the numbers it has forgotten are by then smaller than
@@ -23,6 +34,20 @@
 //! each lock, keeps the order: who waits stands in that server's line, and who is handed the lock there asks the
 //! others. As long as that server is well, votes are not split. Its word is not needed for a lock: where it does not
 //! answer, votes alone decide, and the next server keeps the order.
+//!
+//! A client may die after that server has voted for it and before the others have. A request that
+//! finds a majority free, and that server's vote taken, therefore yields once, as the client with
+//! that vote may be about to ask the others. It looks again after ten round trips and 20 ms, half
+//! as much or half as much again: if the vote is still that of the same grant, and a majority is
+//! free, it is granted. A reader takes longer until it looks again, as the server may hold it back
+//! for a writer in front, which polls in the meantime if it lives. A waiter asks that server every 80 ms and four round trips or so whether
+//! the lock is given on there, and looks at the others where it is not: after that time, then after
+//! twice as long each time, up to 700 ms. So it is granted within 250 ms and a few tens of round
+//! trips of the moment at which a majority is free, if the servers answer.
+//!
+//! Several locks at once are asked for one after the other, in the order of their keys: one round
+//! trip each. Of requests that want some of the same locks one is granted, and they do not refuse
+//! each other.
 //!
 //! [Redlock]: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
 
@@ -55,8 +80,9 @@ use tokio::time::Instant;
 
 use self::{background::Background, campaign::Campaign, contended::Contended, node::Node, proposals::Proposals};
 use super::{
-    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener, Listeners, PollReply, Release,
-    ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind, StoreEvent, Token,
+    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Listener, Listeners, PollReply,
+    Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind,
+    StoreEvent, Token,
 };
 use crate::{
     error::{LockError, LockErrorKind},
@@ -289,6 +315,11 @@ impl Store for QuorumStore {
         scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
         Box::pin(self.inner.revoke(key, family, scope))
+    }
+
+    fn name_of(&self, key: &LockKey, family: Family, part: KeyPart) -> Option<String> {
+        // The same on all of them.
+        self.inner.nodes.first()?.store.name_of(key, family, part)
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {

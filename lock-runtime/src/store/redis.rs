@@ -76,19 +76,21 @@ use self::{
     names::{Names, lock_name, marker_name},
     pushes::Pushes,
     replicas::Replicas,
-    reply::{Reply, unexpected},
+    reply::{Reply, foreign_part, unexpected},
     scripts::{Call, Script},
     servers::{Freed, Servers},
     target::Target,
 };
 use super::{
-    AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, IfBusy, Inspection, KeyRequest, Listener, Next,
-    PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind,
+    AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, IfBusy, Inspection, KeyPart, KeyRequest, Listener, Next,
+    PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError,
+    StoreErrorKind,
 };
 use crate::{
     error::LockError,
     fence::FencingToken,
     key::LockKey,
+    runtime,
     spec::{Family, Mode},
 };
 
@@ -109,6 +111,8 @@ const CONNECT: Duration = Duration::from_millis(2500);
 /// [`Disconnected`](super::StoreEvent::Disconnected). A call waits for its reply for as long as the connection lives: put
 /// it under a timeout. A dropped call may still be executed; follow it with [`abandon`](Store::abandon).
 ///
+/// Calls are made within a Tokio runtime that has timers and I/O enabled, and panic elsewhere.
+///
 /// Where the server's access rules forbid the channels, locks do without: a grant from the line is then found by the next
 /// poll, and a revocation by the next renewal.
 pub struct RedisStore {
@@ -128,7 +132,9 @@ impl RedisStore {
     /// It takes at most 2.5 s. Dropping the future closes what was opened.
     ///
     /// # Errors
-    /// - `InvalidUrl`: the URL does not name a Redis server, or needs a feature that is not compiled in.
+    /// - `InvalidUrl`: the URL does not name a Redis server, or names a database that it does not have, or needs a feature that
+    ///   is not compiled in.
+    /// - `NoRuntime`: the call is made outside of a Tokio runtime, or in one without timers.
     /// - `InvalidSpec`: the namespace is empty, longer than 64 bytes, holds `:`, a brace or a control character, or is `f` or `q`.
     /// - `Unavailable`: nobody answers there, or not now.
     /// - `Unauthenticated`, `Forbidden`: the server wants another user; the message says what to allow.
@@ -259,6 +265,7 @@ impl RedisStore {
         place: &str,
         namespace: &str,
     ) -> Result<Self, LockError> {
+        runtime::check()?;
         let connected = tokio::time::timeout(CONNECT, servers).await;
         match connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT))) {
             Ok((servers, replicas)) => Ok(Self { servers, replicas, namespace: namespace.to_owned() }),
@@ -281,6 +288,14 @@ impl RedisStore {
 
     async fn run(&self, call: Call) -> Result<Reply, StoreError> {
         self.servers.call(&call).await?.reply()
+    }
+
+    /// The error for a reply that is none of those expected.
+    fn foreign(&self, key: &LockKey, family: Family, reply: &Reply) -> StoreError {
+        match foreign_part(reply.word()) {
+            Some(part) => StoreError::foreign(self.name_of(key, family, part).as_deref(), part),
+            None => unexpected(),
+        }
     }
 
     /// Waits until so many replicas as are asked for have the grants.
@@ -347,16 +362,12 @@ impl RedisStore {
                 let index = index.filter(|index| *index < requests.len()).ok_or_else(unexpected)?;
                 let reply = match reply.text()?.as_str() {
                     "busy" => AcquireReply::Busy { holder_ttl: reply.known_ttl()? },
-                    "foreign" => AcquireReply::ForeignKey,
                     "mismatch" => AcquireReply::ModeMismatch,
-                    _ => return Err(unexpected()),
+                    word => AcquireReply::ForeignKey(foreign_part(word).ok_or_else(unexpected)?),
                 };
                 AcquireAllReply::Refused { index, reply }
             }
-            "strange" => {
-                self.servers.greet_again();
-                return Err(quarantine::lost_its_data());
-            }
+            "strange" => return Err(self.lost_its_data()),
             "late" => AcquireAllReply::Refused { index: 0, reply: AcquireReply::Late },
             _ => return Err(unexpected()),
         };
@@ -418,7 +429,7 @@ impl RedisStore {
                 self.servers.leaves(hold);
                 Ok(PollReply::Gone)
             }
-            _ => Err(foreign(&reply)),
+            _ => Err(self.foreign(&hold.key, hold.mode.family(), &reply)),
         }
     }
 
@@ -479,7 +490,7 @@ impl RedisStore {
                 Ok(ReleaseReply::Queued { counter, holder_ttl })
             }
             "not_held" => Ok(ReleaseReply::NotHeld),
-            _ => Err(foreign(&reply)),
+            _ => Err(self.foreign(&hold.key, hold.mode.family(), &reply)),
         }
     }
 
@@ -517,7 +528,7 @@ impl RedisStore {
                 Ok(ConvertReply::Converted(grant))
             }
             "not_held" => Ok(ConvertReply::NotHeld),
-            _ => Err(foreign(&reply)),
+            _ => Err(self.foreign(&hold.key, Family::Lock, &reply)),
         }
     }
 
@@ -538,13 +549,29 @@ impl RedisStore {
         }
     }
 
-    async fn raise_one(&self, key: &LockKey, family: Family, fence: FencingToken) -> Result<(), StoreError> {
-        let call = Call::new(&scripts::RAISE, 1).arg(Names::new(&self.namespace, key, family).fence);
-        let reply = self.run(call.arg(fence.to_string())).await?;
+    async fn raise_one(&self, key: &LockKey, family: Family, fence: FencingToken) -> Result<RaiseReply, StoreError> {
+        let name = Names::new(&self.namespace, key, family).fence;
+        let number = fence.to_string();
+        let call = match self.servers.marker() {
+            Some(marker) => {
+                let keys = Call::new(&scripts::RAISE, 2).arg(name).arg(marker_name(&self.namespace));
+                keys.arg(number).arg(marker)
+            }
+            None => Call::new(&scripts::RAISE, 1).arg(name).arg(number),
+        };
+        let mut reply = self.run(call).await?;
         match reply.word() {
-            "raised" => Ok(()),
-            _ => Err(foreign(&reply)),
+            "raised" => Ok(RaiseReply::Raised),
+            "not_raised" => Ok(RaiseReply::NotRaised { latest: reply.counter()?.ok_or_else(unexpected)? }),
+            "strange" => Err(self.lost_its_data()),
+            _ => Err(self.foreign(key, family, &reply)),
         }
+    }
+
+    /// The data of a server among several are others than those it was found with.
+    fn lost_its_data(&self) -> StoreError {
+        self.servers.greet_again();
+        quarantine::lost_its_data()
     }
 
     async fn inspect_one(&self, key: &LockKey, family: Family) -> Result<Inspection, StoreError> {
@@ -555,7 +582,7 @@ impl RedisStore {
                 let (fence, count) = (reply.counter()?, reply.count()?);
                 Ok(Inspection { holders: reply.holders(count)?, waiters: reply.waiters()?, fence })
             }
-            _ => Err(foreign(&reply)),
+            _ => Err(self.foreign(key, family, &reply)),
         }
     }
 
@@ -593,17 +620,6 @@ fn renewed(value: redis::Value) -> Result<RenewReply, StoreError> {
     }
 }
 
-/// The error for a reply that is left when all others are told apart.
-fn foreign(reply: &Reply) -> StoreError {
-    match reply.word() {
-        "foreign" => StoreError::new(
-            StoreErrorKind::ForeignKey,
-            "data that are no lock lie under the lock's name, its fence's or its queue's, and were left untouched",
-        ),
-        _ => unexpected(),
-    }
-}
-
 impl Store for RedisStore {
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
         Box::pin(self.acquire_one(request))
@@ -638,7 +654,7 @@ impl Store for RedisStore {
         key: &'a LockKey,
         family: Family,
         fence: FencingToken,
-    ) -> BoxFuture<'a, Result<(), StoreError>> {
+    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
         Box::pin(self.raise_one(key, family, fence))
     }
 
@@ -653,6 +669,10 @@ impl Store for RedisStore {
         scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
         Box::pin(self.revoke_one(key, family, scope))
+    }
+
+    fn name_of(&self, key: &LockKey, family: Family, part: KeyPart) -> Option<String> {
+        Some(Names::new(&self.namespace, key, family).into_part(part))
     }
 
     fn server_of(&self, key: &LockKey, family: Family) -> u64 {

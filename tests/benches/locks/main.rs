@@ -12,6 +12,7 @@
 
 mod cluster;
 mod contest;
+mod freed;
 mod handoff;
 mod heap;
 mod held;
@@ -61,6 +62,8 @@ enum Scenario {
     Hot,
     /// How late the next one starts.
     Wait,
+    /// How late a waiter is granted a lock, by the way in which it became free.
+    Freed,
     /// Leases that are held and renewed.
     Held,
     /// The store in this process.
@@ -91,6 +94,7 @@ async fn main() {
             Scenario::Handoff => handoff::measure(slice).await,
             Scenario::Hot => hot::measure(slice).await,
             Scenario::Wait => wait::measure(slice).await,
+            Scenario::Freed => freed::measure(slice).await,
             Scenario::Held => held::measure().await,
             Scenario::Memory => memory::measure(slice).await,
             Scenario::Overhead => overhead::measure(slice).await,

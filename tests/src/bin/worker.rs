@@ -13,6 +13,8 @@ mod increment;
 mod nested;
 #[path = "worker/redis.rs"]
 mod redis;
+#[path = "worker/storm.rs"]
+mod storm;
 #[path = "worker/wait.rs"]
 mod wait;
 
@@ -28,6 +30,7 @@ enum Task {
     Increment(increment::Increment),
     Nested(nested::Nested),
     Redis(redis::Redis),
+    Storm(storm::Storm),
     Wait(wait::Wait),
 }
 
@@ -42,6 +45,7 @@ async fn main() {
         Task::Increment(task) => task.run(parent).await,
         Task::Nested(task) => task.run(parent).await,
         Task::Redis(task) => task.run(parent).await,
+        Task::Storm(task) => task.run(parent).await,
         Task::Wait(task) => task.run(parent).await,
     }
 }

@@ -10,6 +10,13 @@ use crate::supervised::Supervised;
 /// Where a server looks for its data when it starts.
 pub(super) const FILE: &str = "dump.rdb";
 
+/// The append-only file of a server that has not rewritten it.
+const APPEND_ONLY: [&str; 3] = [
+    "appendonlydir/appendonly.aof.manifest",
+    "appendonlydir/appendonly.aof.1.base.rdb",
+    "appendonlydir/appendonly.aof.1.incr.aof",
+];
+
 /// The data of a [`RedisServer`] at a moment. What has run out by the time it is loaded does not come back.
 #[derive(Clone)]
 pub struct Snapshot(Vec<u8>);
@@ -58,6 +65,18 @@ impl RedisServer {
         assert!(end.is_ok(), "the server does not end: {refused:?}; its log:\n{}", self.log());
         let snapshot = Snapshot(fs::read(file).expect("the server has written it at its end"));
         self.restart_from(&snapshot).await;
+    }
+}
+
+impl RedisServer {
+    /// SIGKILL, and a start on the same port with what its append-only file has. Of a server with `appendonly yes` and
+    /// `appendfsync always` nothing that it has answered is lost.
+    ///
+    /// # Panics
+    /// When it was killed before, has no append-only file, or does not answer within ten seconds.
+    pub async fn restart_from_log(&self) {
+        self.kill_keeping(&APPEND_ONLY);
+        self.start_again(None).await;
     }
 }
 

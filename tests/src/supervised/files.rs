@@ -26,6 +26,7 @@ impl Files {
     pub(crate) fn write_to(&self, directory: &Path) -> io::Result<()> {
         for (name, content) in &self.files {
             let file = directory.join(name);
+            file.parent().map_or(Ok(()), fs::create_dir_all)?;
             match (std::str::from_utf8(content), self.from.to_str(), directory.to_str()) {
                 (Ok(text), Some(from), Some(to)) if !from.is_empty() => fs::write(file, text.replace(from, to))?,
                 _ => fs::write(file, content)?,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lock_runtime::{LockClient, LockErrorKind};
+use lock_runtime::{LockClient, LockError, LockErrorKind};
 use lock_tests::{Captured, Proxy, RedisServer, proxy::DropReply, shared_server};
 use tokio::{
     task::JoinSet,
@@ -255,6 +255,70 @@ async fn service_comes_back_by_itself_when_the_server_does() {
         assert!(back.elapsed() < Duration::from_secs(5), "{:?}", back.elapsed());
         locks.exclusive("a").try_acquire().await.unwrap().unwrap().release().await.unwrap();
         assert!(server.keys("lock:*").await.is_empty());
+    })
+    .await;
+}
+
+/// The whole message: how long it waited, how often it asked, and why it had no answer last. That is never the rest of its
+/// own wait; on a machine that is busy enough a refusal takes longer than a call may.
+#[track_caller]
+fn assert_tells_of_an_outage(error: &LockError, key: &str, attempts: &str, causes: &[&str]) {
+    assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
+    let text = error.to_string();
+    assert!(text.starts_with(&format!("lock {key}: the store is unavailable: waited ")), "{text}");
+    let (effort, last) = text.split_once("; last: ").expect("the last cause");
+    assert!(effort.contains(attempts), "{text}");
+    assert!(causes.iter().any(|cause| last.starts_with(cause)), "{text}");
+    // Rounded: 1.2s, 345.6ms.
+    let waited = effort.split("waited ").nth(1).and_then(|rest| rest.split([',', ' ']).next()).unwrap();
+    let tenths = waited.split_once('.').map(|(_, rest)| rest.trim_end_matches(char::is_alphabetic));
+    assert!(tenths.is_some_and(|tenths| tenths.len() == 1), "{text}");
+}
+
+const REFUSED: &str = "no connection: Connection refused";
+/// After the whole of a call's time.
+const SILENT: &str = "no answer within 500.0ms";
+
+#[tokio::test]
+async fn a_request_in_an_outage_tells_how_long_it_waited_how_often_it_asked_and_the_last_cause() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let locks = LockClient::connect(&server.url()).await.unwrap();
+        server.kill();
+        // The first one finds the connection broken; from then on it is refused.
+        locks.exclusive("a").no_wait().acquire().await.unwrap_err();
+        let causes = [REFUSED, SILENT];
+        // Whatever the last question is cut off by.
+        for wait in (700..1300).step_by(90).map(Duration::from_millis) {
+            let error = locks.exclusive("a").wait(wait).acquire().await.unwrap_err();
+            assert_tells_of_an_outage(&error, "a", " attempt", &causes);
+            let error = locks.all(["b", "c"]).wait(wait).acquire().await.unwrap_err();
+            assert_tells_of_an_outage(&error, "b", " attempt", &causes);
+        }
+        let wait = Duration::from_secs(2);
+        let first = tokio::spawn(begun(locks.exclusive("a").wait(wait).acquire()).await);
+        let behind = tokio::spawn(begun(locks.exclusive("a").wait(wait * 3 / 4).acquire()).await);
+        let error = behind.await.unwrap().unwrap_err();
+        assert_tells_of_an_outage(&error, "a", " behind other requests of this process", &causes);
+        assert_tells_of_an_outage(&first.await.unwrap().unwrap_err(), "a", " attempt", &causes);
+        let error = locks.exclusive("d").no_wait().acquire().await.unwrap_err();
+        assert_tells_of_an_outage(&error, "d", " attempt", &causes);
+        let error = locks.all(["d", "e"]).try_acquire().await.unwrap_err();
+        assert_tells_of_an_outage(&error, "d", " attempt", &causes);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_silent_server_is_told_with_the_time_that_it_was_given() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let locks = LockClient::connect(&server.url()).await.unwrap();
+        server.stop();
+        // The second question is cut off.
+        let error = locks.exclusive("a").wait(Duration::from_millis(700)).acquire().await.unwrap_err();
+        assert_tells_of_an_outage(&error, "a", " attempt", &[SILENT]);
+        server.resume();
     })
     .await;
 }

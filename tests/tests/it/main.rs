@@ -17,6 +17,7 @@ mod modes;
 mod owners;
 mod place;
 mod protocol;
+mod recipe;
 mod redlock;
 mod replies;
 mod runtimes;

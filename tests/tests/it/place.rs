@@ -12,7 +12,7 @@ use std::{
 
 use lock_runtime::{
     LockClient, LockClientBuilder, MAX_LEASE,
-    store::{MemoryStore, QuorumStore, Store},
+    store::{MemoryStore, QuorumStore, Store, redis::RedisStore},
 };
 use lock_tests::{RedisCluster, RedisServer, shared_cluster, shared_server, unique};
 use tokio::time::{Instant, sleep, timeout};
@@ -90,14 +90,24 @@ impl Place {
 
     pub(crate) async fn client_of(&self, builder: LockClientBuilder) -> LockClient {
         match self {
-            Self::Memory(store) => builder.with_store(store.clone()),
+            Self::Memory(_) | Self::Majority(_) => builder.with_store(self.store().await),
+            Self::Redis { url, namespace } => {
+                builder.namespace(namespace).connect(url).await.expect("a client of a server that runs")
+            }
+        }
+    }
+
+    /// A store without a client: what a process left there that is gone.
+    pub(crate) async fn store(&self) -> Arc<dyn Store> {
+        match self {
+            Self::Memory(store) => store.clone(),
             Self::Majority(stores) => {
                 let servers = stores.iter().enumerate();
                 let servers = servers.map(|(number, store)| (number.to_string(), store.clone() as Arc<dyn Store>));
-                builder.with_store(Arc::new(QuorumStore::new(servers, MAX_LEASE).expect("five are an odd number")))
+                Arc::new(QuorumStore::new(servers, MAX_LEASE).expect("five are an odd number"))
             }
             Self::Redis { url, namespace } => {
-                builder.namespace(namespace).connect(url).await.expect("a client of a server that runs")
+                Arc::new(RedisStore::connect(url, namespace).await.expect("a server that runs"))
             }
         }
     }

@@ -1,8 +1,15 @@
 //! One client on several tokio runtimes, as a static client in tests or a library that makes runtimes of its own has it.
 
-use std::{num::NonZeroU32, thread, time::Duration};
+use std::{
+    num::NonZeroU32,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
+    task::{Context, Poll, Waker},
+    thread,
+    time::Duration,
+};
 
-use lock_runtime::{LockClient, LockErrorKind};
+use lock_runtime::{LockClient, LockError, LockErrorKind, LockKey, RevokeScope, distributed_lock};
 use lock_tests::{RedisServer, shared_server, unique};
 use tokio::{
     runtime::{Builder, Runtime},
@@ -215,4 +222,93 @@ async fn readers_and_permits_ask_side_by_side() {
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     })
     .await;
+}
+
+/// Where nothing can be locked.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Elsewhere {
+    OutsideOfARuntime,
+    WithoutTimers,
+}
+
+impl Elsewhere {
+    const BOTH: [Self; 2] = [Self::OutsideOfARuntime, Self::WithoutTimers];
+
+    /// Polls `future` to its end there.
+    fn run<T>(self, future: impl Future<Output = T>) -> T {
+        match self {
+            Self::WithoutTimers => Builder::new_current_thread().build().unwrap().block_on(future),
+            Self::OutsideOfARuntime => {
+                let mut future = pin!(future);
+                loop {
+                    if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                        return output;
+                    }
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+    }
+
+    /// The call is refused with the remedy.
+    #[track_caller]
+    fn refuses<T>(self, key: Option<&str>, call: impl Future<Output = Result<T, LockError>>) {
+        let Err(error) = self.run(call) else { panic!("it was done") };
+        assert_eq!(error.code(), "no_runtime", "{self:?}: {error}");
+        assert_eq!(error.key().map(LockKey::as_str), key, "{self:?}: {error}");
+        let remedy = if self == Self::WithoutTimers { "`enable_all()`" } else { "`Runtime::block_on`" };
+        assert!(error.to_string().contains(remedy) && error.to_string().contains("#[tokio::main]"), "{error}");
+    }
+}
+
+#[distributed_lock(key = "a", global, client = locks)]
+async fn locked(locks: &LockClient) -> Result<(), LockError> {
+    panic!("without the lock")
+}
+
+#[test]
+fn a_call_outside_of_a_runtime_or_in_one_without_timers_is_an_error() {
+    let place = runtime();
+    let url = place.block_on(async { shared_server().await.url() });
+    for elsewhere in Elsewhere::BOTH {
+        let on_redis = LockClient::builder().namespace(unique("ns"));
+        let on_redis = place.block_on(on_redis.connect(&url)).unwrap();
+        for locks in [LockClient::in_memory(), on_redis] {
+            let a = Some("a");
+            elsewhere.refuses(a, locks.exclusive("a").acquire());
+            elsewhere.refuses(a, locks.read("a").no_wait().acquire());
+            elsewhere.refuses(a, locks.permits("a", NonZeroU32::MIN).try_acquire());
+            elsewhere.refuses(a, locks.all(["b", "a"]).acquire());
+            elsewhere.refuses(a, locks.exclusive("a").run(async |_| panic!("without the lock")));
+            elsewhere.refuses(a, locked(&locks));
+            elsewhere.refuses(a, locks.inspect("a"));
+            elsewhere.refuses(a, locks.revoke("a", RevokeScope::Leased));
+            let hold = || place.block_on(locks.exclusive("a").wait(LONG).acquire()).unwrap();
+            let guard = hold();
+            elsewhere.refuses(a, guard.extend(LONG));
+            elsewhere.refuses(a, guard.verify());
+            assert!(!guard.is_lost());
+            elsewhere.refuses(a, guard.release());
+            elsewhere.refuses(a, hold().downgrade());
+            // All was given back in the background, and no body ran.
+            place.block_on(hold().release()).unwrap();
+        }
+        elsewhere.refuses(None, LockClient::connect(&url));
+        let several = format!("redlock:{url}/1,redis://127.0.0.1:1,redis://127.0.0.1:2");
+        elsewhere.refuses(None, LockClient::connect(&several));
+        elsewhere.refuses(None, LockClient::builder().cluster([&url]));
+    }
+}
+
+#[test]
+fn a_shutdown_outside_of_a_runtime_panics_with_the_line_that_called_it() {
+    for elsewhere in Elsewhere::BOTH {
+        let locks = LockClient::in_memory();
+        let (shutdown, line) = (locks.shutdown(), line!());
+        let panic = catch_unwind(AssertUnwindSafe(|| elsewhere.run(shutdown))).unwrap_err();
+        let message = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+        assert!(message.contains(&format!("{}:{line}:", file!())), "{elsewhere:?}: {message:?}");
+        let error = runtime().block_on(locks.exclusive("a").acquire()).unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::ShuttingDown, "it is shut down all the same");
+    }
 }

@@ -3,8 +3,10 @@
 
 mod crowds;
 mod fairness;
+mod freed;
 mod given_up;
 mod order;
+mod outage;
 mod passing;
 mod processes;
 mod pushes;

@@ -16,7 +16,8 @@ use crate::{
     spec::{Family, Mode},
     store::{
         AcquireReply, ConvertReply, FORESIGHT, FORGOTTEN, Grant, HANDED_OVER, Hold, Holder, IfBusy, Inspection,
-        KeyRequest, PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, STALE, Token, Waiter,
+        KeyRequest, LONGEST_POLL, PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply,
+        STALE, Token, Waiter,
     },
 };
 
@@ -52,9 +53,10 @@ impl Fences {
         next(latest)
     }
 
-    /// The next token is larger than `fence`.
-    pub(crate) fn raise(&self, fence: FencingToken) {
-        self.latest.fetch_max(fence.number(), Ordering::Relaxed);
+    /// Makes the next token larger than `fence`.
+    pub(crate) fn raise(&self, fence: FencingToken) -> RaiseReply {
+        let latest = FencingToken::new(self.latest.fetch_max(fence.number(), Ordering::Relaxed));
+        latest.filter(|latest| *latest >= fence).map_or(RaiseReply::Raised, |latest| RaiseReply::NotRaised { latest })
     }
 
     fn latest(&self) -> Option<FencingToken> {
@@ -72,8 +74,11 @@ pub(crate) struct Step<'a> {
     caller: Option<Token>,
     /// To be told when nothing is locked any more.
     pub(crate) handed_over: Vec<(Hold, Grant)>,
-    /// What is kept for nobody, and for how long, while somebody waits for it. To be told likewise.
-    pub(crate) kept: Option<(LockKey, Family, Duration)>,
+    /// A holder was released, or granted a lease that ends before the next waiter polls: the next waiter is to be informed when
+    /// the lock may be free.
+    frees: bool,
+    /// What may be free after that time, where the next waiter polls later. An event for the listeners as well.
+    pub(crate) kept: Vec<(LockKey, Family, Duration)>,
     /// PROTOCOL 15 switched off: nobody in line is let in by this step.
     #[cfg(test)]
     pub(crate) lets_nobody_in: bool,
@@ -87,7 +92,8 @@ impl<'a> Step<'a> {
             proposal: None,
             caller,
             handed_over: Vec::new(),
-            kept: None,
+            frees: false,
+            kept: Vec::new(),
             #[cfg(test)]
             lets_nobody_in: false,
         }
@@ -205,26 +211,42 @@ impl Entry {
                 continue;
             }
             if !self.admits(place.mode) {
+                if step.frees
+                    && let Some(ttl) = self.ends_in(now).filter(|ttl| *ttl < LONGEST_POLL)
+                {
+                    step.kept.push((key.clone(), place.mode.family(), ttl));
+                }
                 break;
             }
             let hold = Hold::new(key.clone(), place.mode, place.token);
             let (lease, spare) = (place.lease.min(HANDED_OVER), place.spare);
             self.line.remove(index);
             let grant = self.hold(&hold, lease, spare, step);
+            // The next waiter's poll may come after the end of a short lease, which a dead process does not renew.
+            step.frees |= lease < LONGEST_POLL;
             if step.caller != Some(hold.token) {
                 step.handed_over.push((hold, grant));
             }
         }
     }
 
-    fn has_live_line(&self, now: Instant) -> bool {
-        self.line.iter().any(|place| place.is_live(now))
+    fn next_waiter(&self, now: Instant) -> Option<&Place> {
+        self.line.iter().find(|place| place.is_live(now))
     }
 
-    /// How long until somebody may be let in, if nothing is given back before.
-    fn holder_ttl(&self, now: Instant) -> Option<Duration> {
+    /// The time until the holders admit another one, if none is released or renewed before.
+    fn ends_in(&self, now: Instant) -> Option<Duration> {
         let left = self.slots.iter().map(|slot| slot.expires - now);
         if matches!(self.mode, Mode::Permits(_)) { left.min() } else { left.max() }
+    }
+
+    /// The time after which it is worth asking again for `mode`, if no holder is released or renewed before.
+    fn holder_ttl(&self, mode: Mode, now: Instant) -> Option<Duration> {
+        match self.next_waiter(now) {
+            // The holders admit it, and this waiter is before it, which is passed over unless it polls.
+            Some(next) if self.admits(mode) => Some(next.seen + STALE - now),
+            _ => self.ends_in(now),
+        }
     }
 
     /// Stands in line, or keeps the place it has.
@@ -304,10 +326,10 @@ impl Table {
         }
         let is_of_a_group = mode == Mode::Shared
             && request.beside.is_some_and(|beside| entry.slots.iter().any(|slot| slot.is_held_by(beside)));
-        if entry.admits(mode) && (is_of_a_group || !entry.has_live_line(now)) {
+        if entry.admits(mode) && (is_of_a_group || entry.next_waiter(now).is_none()) {
             return Verdict::Free;
         }
-        let holder_ttl = entry.holder_ttl(now);
+        let holder_ttl = entry.holder_ttl(mode, now);
         if request.if_busy == IfBusy::Refuse {
             return Verdict::Reply(AcquireReply::Busy { holder_ttl });
         }
@@ -338,7 +360,7 @@ impl Table {
         let now = step.now;
         self.keep_place(hold, now);
         let Some(entry) = self.advanced(&hold.key, hold.mode.family(), step) else { return PollReply::Gone };
-        let holder_ttl = entry.holder_ttl(now);
+        let holder_ttl = entry.holder_ttl(hold.mode, now);
         if let Some(slot) = entry.slot(hold.mode, hold.token) {
             confirm(slot, hold.mode, step);
             return PollReply::Granted(slot.grant(now));
@@ -370,14 +392,8 @@ impl Table {
         let (hold, now) = (&release.hold, step.now);
         let given_back = self.give_back(release, now);
         let Some(next) = release.next.filter(|_| hold.mode == Mode::Exclusive) else {
-            let family = hold.mode.family();
-            let keep_for = kept_for(release).filter(|_| given_back.is_ok());
-            let entry = self.advanced(&hold.key, family, step);
-            if let Some(keep_for) = keep_for
-                && entry.is_some_and(|entry| entry.has_live_line(now))
-            {
-                step.kept = Some((hold.key.clone(), family, keep_for));
-            }
+            step.frees = true;
+            self.advanced(&hold.key, hold.mode.family(), step);
             return given_back.unwrap_or_else(|reply| reply);
         };
         let next_hold = Hold::new(hold.key.clone(), Mode::Exclusive, next.token);
@@ -392,11 +408,11 @@ impl Table {
         }
         let entry = self.locks.entry(hold.key.clone()).or_insert_with(|| Entry::new(Mode::Exclusive));
         entry.advance(&hold.key, step);
-        if entry.admits(Mode::Exclusive) && !entry.has_live_line(now) {
+        if entry.admits(Mode::Exclusive) && entry.next_waiter(now).is_none() {
             return ReleaseReply::Passed(entry.hold(&next_hold, next.lease, next.spare, step));
         }
         entry.enqueue(&next_hold, next.lease, next.spare, now);
-        ReleaseReply::Queued { counter: step.fences.latest(), holder_ttl: entry.holder_ttl(now) }
+        ReleaseReply::Queued { counter: step.fences.latest(), holder_ttl: entry.holder_ttl(Mode::Exclusive, now) }
     }
 
     /// The reply; `Err` where there was nothing to give back.

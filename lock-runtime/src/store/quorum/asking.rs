@@ -15,6 +15,7 @@ use super::{
     campaign::{Calls, Campaign, Left, Next, Outcome, Patience},
     node::line_node,
     node_timeout,
+    proposals::{Proposals, micros},
     survey::Calling,
 };
 use crate::{
@@ -47,13 +48,15 @@ impl Inner {
         mut terms: Terms,
         begin: impl FnOnce(&mut Campaign, &Terms, Instant) -> Calls,
     ) -> Outcome {
-        let (begun, patience) = (terms.sent, self.node_patience(terms.lease));
+        let begun = terms.sent;
+        let patience = terms.patience.unwrap_or_else(|| self.node_patience(terms.lease));
+        let beyond = |fence| Proposals::beyond(fence, micros(), *lock(&self.round_trip), rand::random());
         let mut under_way = Calling { background: &self.background, calls: UnderWay::new() };
         let mut silent_at = terms.answer_by.min(terms.sent + patience);
         {
             let mut state = lock(campaign);
             let calls = begin(&mut state, &terms, terms.sent);
-            self.send(campaign, &state, &terms, calls, &mut under_way.calls);
+            self.send(campaign, &state, &mut terms, calls, &mut under_way.calls);
         }
         self.leave(campaign);
         // One timer for all replies: each new one would be registered and taken back.
@@ -62,23 +65,29 @@ impl Inner {
             let now = Instant::now();
             let next = {
                 let mut state = lock(campaign);
-                let next = state.next(terms.deadline_from(now, patience), now);
+                let next = state.next(terms.deadline_from(now, patience), now, &beyond);
                 if let Next::Send(calls) = &next {
                     terms.sent = now;
                     terms.deadline = terms.deadline_from(now, patience);
                     silent_at = terms.answer_by.min(now + patience);
-                    self.send(campaign, &state, &terms, calls.clone(), &mut under_way.calls);
+                    self.send(campaign, &state, &mut terms, calls.clone(), &mut under_way.calls);
                 }
                 next
             };
             // What is given up is said before anything that is only about to be sent.
             self.leave(campaign);
-            let grace = match next {
-                Next::Done(outcome) => return outcome,
-                Next::Wait(grace) => grace,
+            let (until, is_awaited) = match next {
+                Next::Done(outcome) => {
+                    // Of the last round alone: a pause is no round trip. A conversion may have sent nothing.
+                    if matches!(outcome, Outcome::Granted { .. }) && terms.patience.is_none() {
+                        self.measured(terms.sent.elapsed());
+                    }
+                    return outcome;
+                }
+                Next::Wait(grace) => (grace.map_or(silent_at, |grace| grace.min(silent_at)), true),
+                Next::Pause(until) => (until, false),
                 Next::Send(_) => continue,
             };
-            let until = grace.map_or(silent_at, |grace| grace.min(silent_at));
             if alarm.deadline() != until {
                 alarm.as_mut().reset(until);
             }
@@ -86,7 +95,7 @@ impl Inner {
                 biased;
                 Some(()) = under_way.calls.next() => {}
                 () = &mut alarm => {
-                    if until == silent_at {
+                    if is_awaited && until == silent_at {
                         let error = StoreError::timed_out(begun.elapsed());
                         let silent = lock(campaign).time_is_up(&error);
                         if silent.len() >= self.majority() && terms.sent.elapsed() >= patience {
@@ -107,11 +116,15 @@ impl Inner {
         &self,
         campaign: &Shared,
         state: &Campaign,
-        terms: &Terms,
+        terms: &mut Terms,
         calls: Calls,
         under_way: &mut UnderWay,
     ) {
         let now = terms.sent;
+        // Where a server that has voted is ahead, the others are to answer its number, so that none
+        // has to be written back. A smaller one than the clock's would not do: servers that have
+        // lost their data may have given it to another acquisition.
+        terms.proposal = state.drawn().max(Some(self.proposals.next()));
         // With too few that are well everybody is asked.
         let well = self.nodes.iter().filter(|node| node.is_well(now)).count();
         let spares = well >= self.majority();
@@ -124,14 +137,17 @@ impl Inner {
 
     /// Gives up names that are not used any more. Not under the lock of the campaign: a server may tell something on the spot.
     pub(super) fn leave(&self, campaign: &Shared) {
-        let (left, hold, lease) = {
+        let (left, hold, lease, was_writer) = {
             let mut state = lock(campaign);
             let left = state.take_left();
             if left.is_empty() {
                 return;
             }
-            (left, state.hold().clone(), state.longest_lease())
+            (left, state.hold().clone(), state.longest_lease(), state.was_writer())
         };
+        if was_writer {
+            self.give_up_writer(&left, &hold, lease);
+        }
         left.iter().for_each(|left| drop(self.give_up(left, &hold, lease)));
     }
 
@@ -173,7 +189,7 @@ impl Inner {
             let beside = lock(&beside);
             (0..self.nodes.len()).map(|node| beside.held_at(node)).collect()
         });
-        let terms = Terms::new(request, self.proposals.next(), beside, now);
+        let terms = Terms::new(request, beside, now);
         let outcome = if is_new {
             let line = line_node(&self.nodes, key, now);
             let contended = self.contended.is(key, now);
@@ -207,40 +223,32 @@ impl Inner {
 
     pub(super) fn granted(&self, fence: FencingToken, until: Instant, sent: Instant) -> Grant {
         self.proposals.seen(fence);
-        self.measured(sent.elapsed());
         Grant::new(fence, until.saturating_duration_since(sent))
     }
 
-    /// All or none: one after the other was granted counts only if all were.
+    /// All or none: what was granted counts only if all were. The locks are asked for one after the
+    /// other in their order, so of requests that want some of the same ones the first that has the
+    /// first of these goes on, and no two refuse each other.
     pub(super) async fn acquire_all(&self, requests: &[KeyRequest]) -> Result<AcquireAllReply, StoreError> {
-        let now = Instant::now();
-        let once: Vec<_> =
-            requests.iter().map(|request| KeyRequest { if_busy: IfBusy::Refuse, ..request.clone() }).collect();
-        let replies = join_all(once.iter().map(|request| self.acquire(request))).await;
-        let mut grants = Vec::with_capacity(replies.len());
-        let mut refused = None;
-        for (index, reply) in replies.into_iter().enumerate() {
-            match reply? {
+        let mut grants = Vec::with_capacity(requests.len());
+        for (index, request) in requests.iter().enumerate() {
+            match self.acquire(&KeyRequest { if_busy: IfBusy::Refuse, ..request.clone() }).await? {
+                // Its time counts from when it was asked for, so it is no shorter from when all
+                // were.
                 AcquireReply::Granted(grant) => grants.push(grant),
                 reply => {
-                    refused = Some(AcquireAllReply::Refused { index, reply });
-                    break;
+                    join_all(requests[..index].iter().map(|request| self.abandon(&request.hold))).await;
+                    return Ok(AcquireAllReply::Refused { index, reply });
                 }
             }
         }
-        if let Some(refused) = refused {
-            join_all(requests.iter().map(|request| self.abandon(&request.hold))).await;
-            return Ok(refused);
-        }
-        let late = now.elapsed();
-        let left = |grant: Grant| Grant { ttl: grant.ttl.saturating_sub(late), ..grant };
-        Ok(AcquireAllReply::Granted(grants.into_iter().map(left).collect()))
+        Ok(AcquireAllReply::Granted(grants))
     }
 
     pub(super) async fn poll(&self, hold: &Hold) -> Result<PollReply, StoreError> {
         let now = Instant::now();
         let Some(campaign) = self.campaign(hold.token) else { return Ok(PollReply::Gone) };
-        let terms = Terms::again(&lock(&campaign), self.proposals.next(), now);
+        let terms = Terms::again(&lock(&campaign), now);
         let outcome = self.lead(&campaign, terms, |campaign, terms, now| campaign.poll(terms.deadline, now)).await;
         Ok(match outcome {
             Outcome::Granted { fence, until, spare } => {

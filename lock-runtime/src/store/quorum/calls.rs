@@ -27,28 +27,28 @@ pub(super) struct Terms {
     pub(super) answer_by: Instant,
     /// After that no acquire is to be executed.
     pub(super) deadline: Instant,
-    proposal: FencingToken,
+    /// How long a server may take to answer; by default as long as for an acquire.
+    pub(super) patience: Option<Duration>,
+    /// Chosen anew for each of those that are sent together.
+    pub(super) proposal: Option<FencingToken>,
     /// The names of a reader beside whom this one may come in, at each server.
     beside: Option<PerNode<Option<Token>>>,
 }
 
 impl Terms {
-    pub(super) fn new(
-        request: &KeyRequest,
-        proposal: FencingToken,
-        beside: Option<PerNode<Option<Token>>>,
-        now: Instant,
-    ) -> Self {
+    pub(super) fn new(request: &KeyRequest, beside: Option<PerNode<Option<Token>>>, now: Instant) -> Self {
         // The deadline tells how long the caller waits.
         let waits = request.deadline.saturating_duration_since(now + STRAGGLE);
         let answer_by = now + waits * 9 / 10;
-        Self { lease: request.lease, sent: now, answer_by, deadline: request.deadline, proposal, beside }
+        let KeyRequest { lease, deadline, .. } = *request;
+        Self { lease, sent: now, answer_by, deadline, patience: None, proposal: None, beside }
     }
 
-    pub(super) fn again(campaign: &Campaign, proposal: FencingToken, now: Instant) -> Self {
+    pub(super) fn again(campaign: &Campaign, now: Instant) -> Self {
         let lease = campaign.lease();
         let answer_by = now + super::answer_timeout(lease);
-        Self { lease, sent: now, answer_by, deadline: answer_by + STRAGGLE, proposal, beside: None }
+        let deadline = answer_by + STRAGGLE;
+        Self { lease, sent: now, answer_by, deadline, patience: None, proposal: None, beside: None }
     }
 
     pub(super) fn deadline_from(&self, now: Instant, patience: Duration) -> Instant {
@@ -83,7 +83,7 @@ pub(super) fn call(
         Say::Acquire(token, if_busy) => {
             let beside = terms.beside.as_ref().and_then(|beside| beside[index]);
             let request = KeyRequest::new(hold(token), terms.lease, terms.deadline).spare(state.spare());
-            let request = KeyRequest { if_busy, ..request.beside(beside).proposal(Some(terms.proposal)) };
+            let request = KeyRequest { if_busy, ..request.beside(beside).proposal(terms.proposal) };
             Box::pin(async move {
                 let result = node.store.acquire(&request).await;
                 node.note(&result, Instant::now());
@@ -112,7 +112,7 @@ pub(super) fn call(
             Box::pin(async move {
                 let result = node.store.raise(&key, mode.family(), fence).await;
                 node.note(&result, Instant::now());
-                tell(&campaign, token, result.map(|()| Heard::Raised));
+                tell(&campaign, token, result.map(|reply| Heard::Raise(fence, reply)));
             })
         }
     }

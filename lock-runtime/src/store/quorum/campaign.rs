@@ -15,12 +15,13 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 pub(crate) use self::message::{Calls, Heard, Left, Next, Outcome, Patience, PerNode, Say};
-use self::seat::{Seat, Standing, Vote, Word};
+use self::seat::{Obstacle, Seat, Standing, Vote, Word};
 use super::majority::majority;
 use crate::{
+    acquire::STRAGGLE,
     fence::FencingToken,
     spec::Mode,
-    store::{AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, RenewReply, StoreError, Token},
+    store::{AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, RaiseReply, RenewReply, StoreError, Token},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,14 +30,13 @@ enum Phase {
     Line,
     /// All were asked at once.
     All,
+    /// A majority has voted, and the line node for another acquisition: all are asked once more at
+    /// that time.
+    Aside(Instant),
     /// The line node holds it for us, and the others were asked.
     Head,
-    /// The largest fencing token is being written back.
-    Writing {
-        fence: FencingToken,
-        end: FencingToken,
-        until: Instant,
-    },
+    /// A fencing token is being written to those that have another number.
+    Writing(FencingToken),
     Over,
 }
 
@@ -57,6 +57,8 @@ pub(crate) struct Campaign {
     round: u32,
     line: Option<usize>,
     if_busy: IfBusy,
+    /// A refusal is followed by a request that queues.
+    then_queues: bool,
     /// It was in line before this round.
     polls: bool,
     phase: Phase,
@@ -64,8 +66,16 @@ pub(crate) struct Campaign {
     since: Instant,
     /// When it had a majority without a word of the line node.
     majority_at: Option<Instant>,
-    /// The line node does not hold this one up any more.
-    overrules_line: bool,
+    /// The line node's vote for another acquisition, as it was at the last look.
+    obstacle: Option<Obstacle>,
+    /// The same, when a majority was free all the same.
+    was_free: Option<Obstacle>,
+    /// When to look at the other servers, as long as the line node's vote stays the same, and how
+    /// long after that again.
+    look_at: Instant,
+    look_pause: Duration,
+    /// The caller waits no longer.
+    answer_by: Instant,
     patience: Patience,
     /// It has had no majority since then, though it is at the head of the line.
     headless_since: Option<Instant>,
@@ -84,6 +94,8 @@ pub(crate) struct Campaign {
 pub(crate) enum Broken {
     /// 28: the largest fencing token is not written back.
     NoWriteBack,
+    /// 28: a reader counts a server whose number was as large before, as a writer may.
+    CountsWhatOthersHave,
     /// Half of the servers is enough.
     MajorityOffByOne,
     /// 29: who has voted in an earlier round, and does not answer in this one, counts as well.
@@ -93,7 +105,8 @@ pub(crate) enum Broken {
 }
 
 /// Somebody in line asks the others as well, though the line node has not let it in, so long after it did so last: the line node
-/// may be held up by somebody who holds nothing else.
+/// may be held up by a client that holds nothing else. It does so
+/// sooner while the lock is not given on there.
 const LOOKS_ROUND_EVERY: Duration = Duration::from_millis(700);
 
 /// How long a majority waits for the line node's word, at least; else for as long as the majority took.
@@ -117,14 +130,20 @@ impl Campaign {
             lease,
             longest_lease: lease,
             closed: false,
-            spare,
+            // A reader's fencing token is one number.
+            spare: if request.hold.mode == Mode::Exclusive { spare } else { 0 },
             polls: false,
             line: None,
             if_busy: IfBusy::Refuse,
+            then_queues: request.then_queues,
             phase: Phase::Over,
             since: now,
             majority_at: None,
-            overrules_line: false,
+            obstacle: None,
+            was_free: None,
+            look_at: now,
+            look_pause: patience.line,
+            answer_by: now,
             patience,
             headless_since: None,
             asked_all_at: now,
@@ -160,6 +179,15 @@ impl Campaign {
 
     pub(crate) fn spare(&self) -> u32 {
         self.spare
+    }
+
+    /// The largest number that a server has given to it, before it has a fencing token.
+    pub(crate) fn drawn(&self) -> Option<FencingToken> {
+        let of_seat = |seat: &Seat| match seat.standing {
+            Standing::Holds(vote) => Some(vote.fence),
+            _ => seat.pushed.map(|grant| grant.fence),
+        };
+        self.seats.iter().filter_map(of_seat).max().filter(|_| self.fence.is_none())
     }
 
     /// The server that keeps the order.
@@ -200,6 +228,19 @@ impl Campaign {
         self.hold.mode = Mode::Shared;
     }
 
+    /// Servers have made the writer a reader, asked at `sent`. The round that begins finds it a
+    /// fencing token.
+    pub(crate) fn converted(&mut self, grants: &[(usize, Grant)], sent: Instant, now: Instant) {
+        self.begin_round(now);
+        self.phase = Phase::Head;
+        for (node, grant) in grants {
+            let seat = &mut self.seats[*node];
+            seat.standing = Standing::Holds(Vote::new(*grant, sent));
+            seat.as_of = Some(sent);
+            seat.word = Word::Vote;
+        }
+    }
+
     /// Was it a writer? Then it is one still at a server that has not heard of the change.
     pub(crate) fn was_writer(&self) -> bool {
         self.was_writer
@@ -231,21 +272,25 @@ impl Campaign {
         self.polls = false;
         self.line = line;
         self.if_busy = if_busy;
+        self.answer_by = deadline.checked_sub(STRAGGLE).unwrap_or(deadline);
         match line {
             Some(line) if contended && if_busy == IfBusy::Queue => {
                 self.phase = Phase::Line;
                 [self.ask(line, IfBusy::Queue, deadline)].into_iter().collect()
             }
-            _ => {
-                self.phase = Phase::All;
-                self.asked_all_at = now;
-                // The line node first: its word is waited for.
-                let others = (0..self.seats.len()).filter(|node| Some(*node) != line);
-                let order: PerNode<_> = line.into_iter().chain(others).collect();
-                let how = |node| if Some(node) == line { if_busy } else { IfBusy::Refuse };
-                order.into_iter().map(|node| self.ask(node, how(node), deadline)).collect()
-            }
+            _ => self.ask_all(deadline, now),
         }
+    }
+
+    fn ask_all(&mut self, deadline: Instant, now: Instant) -> Calls {
+        self.phase = Phase::All;
+        self.asked_all_at = now;
+        let (line, if_busy) = (self.line, self.if_busy);
+        // The line node first: its word is waited for.
+        let others = (0..self.seats.len()).filter(|node| Some(*node) != line);
+        let order: PerNode<_> = line.into_iter().chain(others).collect();
+        let how = |node| if Some(node) == line { if_busy } else { IfBusy::Refuse };
+        order.into_iter().map(|node| self.ask(node, how(node), deadline)).collect()
     }
 
     /// How is it doing?
@@ -313,7 +358,6 @@ impl Campaign {
         self.round += 1;
         self.since = now;
         self.majority_at = None;
-        self.overrules_line = false;
         for seat in &mut self.seats {
             seat.word = Word::None;
         }
@@ -353,12 +397,14 @@ impl Campaign {
             Heard::Acquire(AcquireReply::Granted(grant)) | Heard::Poll(PollReply::Granted(grant)) => {
                 (held(grant), Word::Vote)
             }
-            Heard::Acquire(AcquireReply::Queued { holder_ttl, .. })
-            | Heard::Poll(PollReply::Queued { holder_ttl, .. }) => (Standing::InLine, Word::InLine(holder_ttl)),
+            Heard::Acquire(AcquireReply::Queued { counter, holder_ttl })
+            | Heard::Poll(PollReply::Queued { counter, holder_ttl }) => {
+                (Standing::InLine, Word::InLine { counter, holder_ttl })
+            }
             Heard::Acquire(reply) => (Standing::Outside, Word::Refused(reply)),
             // The push was an old one: it waits as before.
             Heard::Renew(RenewReply::Gone) if seat.standing == Standing::InLine => {
-                (Standing::InLine, Word::InLine(None))
+                (Standing::InLine, Word::InLine { counter: None, holder_ttl: None })
             }
             Heard::Poll(PollReply::Gone) | Heard::Renew(RenewReply::Gone) => (Standing::Outside, Word::Gone),
             Heard::Renew(RenewReply::Renewed { ttl }) => match (seat.standing, seat.pushed) {
@@ -367,11 +413,19 @@ impl Campaign {
                 // Without a fencing token it is no grant yet; the next question brings one.
                 (standing, None) => (standing, Word::None),
             },
-            Heard::Raised => {
-                if let (Standing::Holds(vote), Phase::Writing { end, .. }) = (&mut seat.standing, self.phase)
-                    && is_of_this_round
-                {
-                    vote.end = end.max(vote.end);
+            Heard::Raise(number, reply) => {
+                let Standing::Holds(vote) = &mut seat.standing else { return };
+                let latest = match reply {
+                    RaiseReply::Raised => number,
+                    RaiseReply::NotRaised { latest } => latest,
+                };
+                vote.end = vote.end.max(latest);
+                // A writer's own number begins its block, which ends with what was raised.
+                if reply == RaiseReply::Raised && self.hold.mode != Mode::Exclusive {
+                    vote.fence = vote.fence.max(number);
+                }
+                // It was not asked for another number meanwhile.
+                if is_of_this_round && matches!(seat.word, Word::Awaited) {
                     seat.word = Word::Vote;
                 }
                 return;

@@ -9,13 +9,12 @@ use super::{
     Inner, Shared, answer_timeout,
     background::{UnderWay, Unused},
     calls::Terms,
-    campaign::{Heard, Left, PerNode},
-    majority::nth_largest,
+    campaign::{Calls, Campaign, Heard, Left, Outcome, PerNode},
     tally::{Held, Renewed, Vote},
 };
 use crate::{
     acquire::SHORTEST_CALL,
-    spec::{Family, MAX_LEASE, call_timeout},
+    spec::{MAX_LEASE, call_timeout},
     store::{ConvertReply, Grant, Hold, Release, ReleaseReply, RenewReply, Renewal, StoreError},
     sync::lock,
 };
@@ -108,9 +107,9 @@ impl Inner {
         let Some(campaign) = self.campaign(hold.token) else { return };
         {
             let mut state = lock(&campaign);
-            let terms = Terms::again(&state, self.proposals.next(), now);
+            let mut terms = Terms::again(&state, now);
             let calls = state.heal(terms.deadline);
-            self.send(&campaign, &state, &terms, calls, under_way);
+            self.send(&campaign, &state, &mut terms, calls, under_way);
         }
         // Said before those calls, which are not sent yet.
         self.leave(&campaign);
@@ -223,33 +222,19 @@ impl Inner {
             Some(false) => return Ok(ConvertReply::NotHeld),
             None => return Err(self.unanswered(&failed)),
         }
-        let until = nth_largest(grants.iter().map(|(_, grant)| now + grant.ttl), self.majority());
-        let largest = grants.iter().map(|(_, grant)| grant.fence).max();
-        let (Some(until), Some(fence)) = (until, largest) else { return Ok(ConvertReply::NotHeld) };
-        let behind = grants.iter().filter(|(_, grant)| grant.fence < fence).map(|(index, _)| *index);
-        let behind: PerNode<_> = behind.collect();
-        let mut written = Vote::new(nodes);
-        (behind.len()..grants.len()).for_each(|_| written.count(true));
-        let questions = behind.into_iter().map(|index| {
-            let (node, key) = (self.nodes[index].clone(), hold.key.clone());
-            let question = async move { node.store.raise(&key, Family::Lock, fence).await };
-            (index, Box::pin(question) as BoxFuture<'static, _>)
-        });
-        let questions: Vec<_> = questions.collect();
-        let is_written = written.decided() == Some(true);
-        if !is_written {
-            let failed = self
-                .ask(answer_timeout(lease), None, questions, |_, ()| {
-                    written.count(true);
-                    written.decided().is_some()
-                })
-                .await;
-            if written.decided() != Some(true) {
-                return Err(self.unanswered(&failed));
+        let mut terms = Terms::again(&lock(&campaign), Instant::now());
+        terms.patience = Some(answer_timeout(lease));
+        let begin = |campaign: &mut Campaign, _: &Terms, begun| {
+            campaign.converted(&grants, now, begun);
+            Calls::new()
+        };
+        match self.lead(&campaign, terms, begin).await {
+            Outcome::Granted { fence, until, .. } => {
+                self.proposals.seen(fence);
+                Ok(ConvertReply::Converted(Grant::new(fence, until.saturating_duration_since(Instant::now()))))
             }
+            _ => Err(self.unreachable(&campaign)),
         }
-        self.proposals.seen(fence);
-        Ok(ConvertReply::Converted(Grant::new(fence, until.saturating_duration_since(Instant::now()))))
     }
 
     /// Gives up all names of an acquisition, and waits until that was said once to everybody.

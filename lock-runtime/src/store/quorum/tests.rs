@@ -1,10 +1,13 @@
 //! What the shell around a campaign leaves behind.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 use crate::fence::FencingToken;
-use crate::{client::LockClient, store::MemoryStore};
+use crate::{
+    client::LockClient,
+    store::{MemoryStore, RaiseReply},
+};
 
 /// A server that can stop answering, or deny once what it has granted.
 #[derive(Debug, Default)]
@@ -13,6 +16,9 @@ struct Server {
     silent: AtomicBool,
     denies: AtomicBool,
     granted: Mutex<Vec<Token>>,
+    /// Its numbers are ahead of those of others.
+    is_ahead: AtomicBool,
+    raised: AtomicUsize,
 }
 
 impl Server {
@@ -49,7 +55,16 @@ impl Store for Server {
     }
 
     fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
-        self.answer(self.store.release(release))
+        self.answer(Box::pin(async {
+            if self.is_ahead.load(Ordering::Relaxed) {
+                let (key, family) = (&release.hold.key, release.hold.mode.family());
+                let latest = self.store.inspect(key, family).await?.fence;
+                if let Some(ahead) = latest.and_then(|latest| FencingToken::new(latest.number() + 5_000)) {
+                    self.store.raise(key, family, ahead).await?;
+                }
+            }
+            self.store.release(release).await
+        }))
     }
 
     fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
@@ -65,7 +80,8 @@ impl Store for Server {
         key: &'a LockKey,
         family: Family,
         fence: FencingToken,
-    ) -> BoxFuture<'a, Result<(), StoreError>> {
+    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
+        self.raised.fetch_add(1, Ordering::Relaxed);
         self.answer(self.store.raise(key, family, fence))
     }
 
@@ -173,4 +189,36 @@ async fn a_reader_gives_back_what_it_holds_as_a_writer_still() {
 #[tokio::test(start_paused = true)]
 async fn a_writer_that_did_not_become_a_reader_gives_back_what_it_holds_as_a_reader() {
     downgraded_unheard_by(2).await;
+}
+
+/// The line node's clock is ahead of all others, so what it gives out with a hand-over is larger
+/// than what the heir would propose.
+#[tokio::test(start_paused = true)]
+async fn an_heir_proposes_more_than_it_was_handed() {
+    for count in [3, 5] {
+        let servers: Vec<_> = (0..count).map(|_| Arc::<Server>::default()).collect();
+        let key = LockKey::new("a").unwrap();
+        let nodes: Vec<_> =
+            servers.iter().map(|server| Arc::new(Node::new(String::new(), server.clone() as Arc<dyn Store>))).collect();
+        let line = node::line_node(&nodes, &key, Instant::now()).unwrap();
+        servers[line].is_ahead.store(true, Ordering::Relaxed);
+        let client = || {
+            let named = servers.iter().map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+            let Ok(store) = QuorumStore::new(named, Duration::from_secs(30)) else { panic!("the number is odd") };
+            LockClient::with_store(Arc::new(store))
+        };
+        let clients = [client(), client()];
+        let mut guard = clients[0].exclusive("a").wait(Duration::from_secs(9)).acquire().await.unwrap();
+        let before: usize = servers.iter().map(|server| server.raised.load(Ordering::Relaxed)).sum();
+        for turn in 1..=20 {
+            let locks = clients[turn % 2].clone();
+            let waiting =
+                tokio::spawn(async move { locks.exclusive("a").wait(Duration::from_secs(9)).acquire().await });
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            guard.release().await.unwrap();
+            guard = waiting.await.unwrap().unwrap();
+        }
+        let raised: usize = servers.iter().map(|server| server.raised.load(Ordering::Relaxed)).sum();
+        assert_eq!(raised - before, 0, "numbers were written back to {count} servers in 20 hand-overs");
+    }
 }

@@ -49,6 +49,8 @@ const REDIRECTIONS: usize = 5;
 /// The map is looked up so often at most, and less often the longer it stays as it was.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// Changes of the map that follow each other within this time are of one failover.
+const FAILOVER: Duration = Duration::from_secs(2);
 /// So long a node may take to say who keeps what.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// So many nodes are asked at a time: one that is silent costs no time then.
@@ -95,6 +97,8 @@ struct Refresh {
     wanted: bool,
     not_before: Instant,
     pause: Duration,
+    /// The latest failover that the listeners heard of.
+    failover_at: Option<Instant>,
 }
 
 /// What is sent to the node that keeps a slot.
@@ -152,6 +156,7 @@ impl Cluster {
                 wanted: false,
                 not_before: Instant::now(),
                 pause: FIRST_PAUSE,
+                failover_at: None,
             }),
             looked_up: watch::Sender::new(()),
         });
@@ -460,13 +465,25 @@ impl Shared {
     fn adopt(&self, slots: Slots) -> bool {
         let mut map = self.write();
         let is_news = !map.slots.agrees_with(&slots);
+        let is_failover = is_news && !map.slots.owners().is_subset(&slots.owners());
         map.slots = slots;
         let Map { slots, nodes } = &mut *map;
         // Closed once the map is free. A replica that was asked for the way is not needed any more.
         let owners = slots.owners();
         let _left: Vec<_> = nodes.extract_if(|address, _| !owners.contains(address)).collect();
         drop(map);
+        if is_failover && self.is_another_failover() {
+            // A node keeps no slot any more: what it did last may be unknown to the one in its place.
+            self.dial.pushes.listeners().tell(&StoreEvent::Disconnected);
+        }
         is_news
+    }
+
+    /// While a cluster is split its nodes name different owners, and the map may change with each look.
+    fn is_another_failover(&self) -> bool {
+        let now = Instant::now();
+        let before = lock(&self.refresh).failover_at.replace(now);
+        before.is_none_or(|before| now - before > FAILOVER)
     }
 }
 

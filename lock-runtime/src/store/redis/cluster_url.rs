@@ -41,10 +41,9 @@ pub(super) fn seeds(
 ) -> Result<Vec<ConnectionInfo>, LockError> {
     let mut seeds: Vec<ConnectionInfo> = Vec::new();
     for url in urls {
+        url::check_tls(url.as_ref())?;
         let client = url::open(url.as_ref(), settings).map_err(|error| match error.kind() {
-            LockErrorKind::InvalidUrl if !error.to_string().contains(url::NO_TLS) => {
-                invalid("one of the nodes is not named as it should be")
-            }
+            LockErrorKind::InvalidUrl => invalid("one of the nodes is not named as it should be"),
             _ => error,
         })?;
         let seed = client.get_connection_info().clone();

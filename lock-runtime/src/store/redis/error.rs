@@ -8,6 +8,9 @@ use redis::{ErrorKind, RedisError, ServerError, Value};
 use super::{acl::AclLine, link::NO_PROVIDER};
 use crate::store::{StoreError, StoreErrorKind};
 
+/// What a server answers to SELECT with a number that is too large: for its databases, or for any.
+const NO_DATABASE: [&str; 2] = ["DB index", "value is out of range"];
+
 /// Classifies an error reply.
 pub(super) fn refused(error: &ServerError, acl: &AclLine) -> StoreError {
     classify(error.code(), error.details().unwrap_or_default(), acl)
@@ -33,10 +36,15 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
         ErrorKind::Server(_) if error.detail().is_some_and(|detail| detail.contains("has no permissions")) => {
             classify("NOPERM", error.detail().unwrap_or_default(), acl)
         }
-        ErrorKind::Server(_) if error.detail().is_some_and(|detail| detail.contains("DB index")) => StoreError::new(
-            StoreErrorKind::Unavailable,
-            "the server has no database of that number; the URL ends with one that it has, such as /0",
-        ),
+        ErrorKind::Server(_)
+            if error.detail().is_some_and(|detail| NO_DATABASE.iter().any(|no| detail.contains(no))) =>
+        {
+            StoreError::new(
+                StoreErrorKind::InvalidUrl,
+                "the server has no database of that number; end the URL with one that it has, such as /0 (`databases` \
+                 in its configuration says how many there are)",
+            )
+        }
         _ => StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")),
     }
 }

@@ -100,6 +100,10 @@ impl Info {
 
     /// The version of a server that is too old.
     pub(super) fn old_version(&self) -> Option<&str> {
+        // Every Valkey has what locks need, whichever version of Redis it names for compatibility.
+        if self.field("valkey_version").is_some() {
+            return None;
+        }
         let version = self.field("redis_version")?;
         let major: u32 = version.split('.').next()?.parse().ok()?;
         (major < 6).then_some(version)
@@ -125,7 +129,8 @@ impl Info {
         if let Some(version) = self.old_version() {
             return Err(error::too_old(Some(version)));
         }
-        if self.field("redis_mode") == Some("sentinel") {
+        // Valkey names the mode `server_mode`.
+        if ["redis_mode", "server_mode"].iter().any(|mode| self.field(mode) == Some("sentinel")) {
             let message = "the server is a Sentinel, which keeps no locks; connect to the primary that it watches: \
                            redis+sentinel://host:26379/mymaster";
             return Err(StoreError::new(StoreErrorKind::NotRedis, message));
@@ -160,6 +165,28 @@ mod tests {
         let error = check("redis_version:5.0.14\r\nrole:master\r\n").unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::NotRedis);
         assert!(error.to_string().contains("5.0.14"), "{error}");
+    }
+
+    #[test]
+    fn valkey_is_known_by_the_fields_of_its_own() {
+        // As Valkey 8.1 prints them.
+        let info = |version: &str, mode: &str, role: &str| {
+            let text = format!(
+                "# Server\r\nredis_version:{version}\r\nserver_name:valkey\r\nvalkey_version:8.1.1\r\n\
+                 valkey_release_stage:ga\r\nredis_git_sha1:00000000\r\nredis_git_dirty:0\r\n\
+                 redis_build_id:5beb99de11516a6b\r\nserver_mode:{mode}\r\nos:Linux 6.1.0 x86_64\r\narch_bits:64\r\n\
+                 \r\n# Replication\r\nrole:{role}\r\n\r\n# Cluster\r\ncluster_enabled:0\r\n"
+            );
+            Info::new(text)
+        };
+        assert!(info("7.2.4", "standalone", "master").check(Kind::Primary).is_ok());
+        // A user may have it name another version to old clients.
+        assert!(info("5.0.0", "standalone", "master").check(Kind::Primary).is_ok());
+        let error = info("7.2.4", "standalone", "slave").check(Kind::Primary).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::ReadOnly);
+        let error = info("7.2.4", "sentinel", "master").check(Kind::Primary).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::NotRedis);
+        assert!(error.to_string().contains("is a Sentinel"), "{error}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::{
     error::{LockError, LockErrorKind},
     key::LockKey,
     spec::Family,
+    store::KeyPart,
 };
 
 const MAX_NAMESPACE_BYTES: usize = 64;
@@ -58,6 +59,15 @@ impl Names {
         };
         let [fence, queue] = SIDE_KEYS.map(beside);
         Self { lock, fence, queue }
+    }
+
+    /// The name of one of them.
+    pub(super) fn into_part(self, part: KeyPart) -> String {
+        match part {
+            KeyPart::Lock => self.lock,
+            KeyPart::Fence => self.fence,
+            KeyPart::Queue => self.queue,
+        }
     }
 }
 

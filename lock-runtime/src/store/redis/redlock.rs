@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{CONNECT, RedisStore, check_namespace, connection::Connection, servers::Servers, settings::Settings, url};
 use crate::{
     error::{LockError, LockErrorKind},
+    runtime,
     store::{QuorumStore, Store, StoreError, check_count, majority},
 };
 
@@ -51,8 +52,11 @@ pub(crate) async fn connect(
 ) -> Result<QuorumStore, LockError> {
     check_namespace(namespace)?;
     check_count(urls.len())?;
+    // Each connection begins in a task of its own.
+    runtime::check()?;
     let mut servers = Vec::with_capacity(urls.len());
     for server in urls {
+        url::check_tls(server)?;
         let client = url::open(server, settings).map_err(|error| match error.kind() {
             LockErrorKind::InvalidUrl => {
                 LockError::new(LockErrorKind::InvalidUrl, format!("of one of the servers: {error}; {RIGHT_ONE}"))

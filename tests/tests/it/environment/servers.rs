@@ -195,6 +195,9 @@ async fn a_database_is_a_world_of_its_own() {
     assert_eq!(beside.inspect(name.as_str()).await.unwrap().holders.len(), 1);
     guard.release().await.unwrap();
 
-    let error = within(CONNECT, LockClient::connect(&url("1000"))).await.unwrap_err();
-    assert_says(&error, LockErrorKind::Unavailable, &["no database of that number", "/0"]);
+    // More than it has, and more than any server can have.
+    for db in ["1000", "99999999999"] {
+        let error = within(CONNECT, LockClient::connect(&url(db))).await.unwrap_err();
+        assert_says(&error, LockErrorKind::InvalidUrl, &["no database of that number", "/0"]);
+    }
 }

@@ -158,7 +158,7 @@ impl Side {
             AcquireReply::Busy { holder_ttl } => Answer::Busy(holder_ttl.map(Hours::from)),
             AcquireReply::Queued { counter, holder_ttl } => self.queued(hold, counter, holder_ttl)?,
             AcquireReply::Late => Answer::Late,
-            AcquireReply::ForeignKey => Answer::ForeignKey,
+            AcquireReply::ForeignKey(_) => Answer::ForeignKey,
             AcquireReply::ModeMismatch => Answer::ModeMismatch,
             reply => return Err(format!("{reply:?}")),
         })

@@ -96,7 +96,8 @@ async fn a_lock_without_an_end_is_revoked_only_if_that_is_said() {
         locks.exclusive("a").try_acquire().await.unwrap().unwrap().release().await.unwrap();
 
         server.command(&["RPUSH", &name, "a list"]).await;
-        assert_eq!(locks.revoke("a", RevokeScope::AlsoEndless).await.unwrap(), RevokeReply::ForeignKey);
+        let error = locks.revoke("a", RevokeScope::AlsoEndless).await.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::ForeignKey, "{error}");
         assert_eq!(server.query::<u64>(&["LLEN", &name]).await, 1);
     })
     .await;

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use lock_runtime::{
     LockClient, LockErrorKind, Mode,
-    store::{ConvertReply, KeyRequest, Next, Release, ReleaseReply, Renewal, Store as _, StoreErrorKind, Token},
+    store::{
+        ConvertReply, KeyPart, KeyRequest, Next, Release, ReleaseReply, Renewal, Store as _, StoreErrorKind, Token,
+    },
 };
 use lock_tests::{Captured, RedisServer, shared_server};
 use tracing::Level;
@@ -92,7 +94,7 @@ async fn what_cannot_have_a_fencing_token_is_not_granted() {
         let fence = fence_name(&hold);
         server.command(&["LPUSH", &fence, "somebody's"]).await;
         let reply = super::acquire(&*store, &hold, HOUR).await;
-        assert_eq!(reply, super::AcquireReply::ForeignKey, "{mode:?}");
+        assert_eq!(reply, super::AcquireReply::ForeignKey(KeyPart::Fence), "{mode:?}");
         let free = beside(&super::key(&lock_tests::unique("free")), Mode::Exclusive);
         if mode != super::TWO_PERMITS {
             let both = [&free, &hold].map(|hold| KeyRequest::new(hold.clone(), HOUR, in_a_minute()));

@@ -3,7 +3,7 @@
 use crate::replies::Replies as _;
 use lock_runtime::{
     Family, LockErrorKind, LockKey, Mode, RevokeReply, RevokeScope,
-    store::{AcquireReply, Next, Release, ReleaseReply, RenewReply, Renewal, Store},
+    store::{AcquireReply, KeyPart, Next, Release, ReleaseReply, RenewReply, Renewal, Store},
 };
 use lock_tests::{RedisServer, shared_server};
 
@@ -129,13 +129,13 @@ async fn a_leaderboard_under_a_locks_name_stays_whole() {
         let hold = fresh_hold(mode);
         let name = lock_name(&hold);
         server.command(&["ZADD", &name, "1", "ann", "2", "bob"]).await;
-        assert_eq!(acquire(&*store, &hold, HOUR).await, AcquireReply::ForeignKey);
+        assert_eq!(acquire(&*store, &hold, HOUR).await, AcquireReply::ForeignKey(KeyPart::Lock));
         let revoked = store.revoke(&hold.key, mode.family(), RevokeScope::AlsoEndless).await.unwrap();
         assert_eq!(revoked, RevokeReply::ForeignKey);
         assert_eq!(server.query::<Vec<String>>(&["ZRANGE", &name, "0", "-1"]).await, ["ann", "bob"]);
         // One that ends, but not with its last member, is no lock either.
         server.command(&["PEXPIRE", &name, "3600000"]).await;
-        assert_eq!(acquire(&*store, &hold, HOUR).await, AcquireReply::ForeignKey);
+        assert_eq!(acquire(&*store, &hold, HOUR).await, AcquireReply::ForeignKey(KeyPart::Lock));
         assert_eq!(server.query::<i64>(&["ZCARD", &name]).await, 2);
     }
 }

@@ -8,8 +8,8 @@ use std::{
 use lock_runtime::{
     LockKey, Mode, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, KeyRequest, Listener, Next, PollReply, Release,
-        ReleaseReply, RenewReply, Renewal, Store, StoreErrorKind, StoreEvent, Token, redis::RedisStore,
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, KeyPart, KeyRequest, Listener, Next, PollReply,
+        Release, ReleaseReply, RenewReply, Renewal, Store, StoreErrorKind, StoreEvent, Token, redis::RedisStore,
     },
 };
 use lock_tests::{Captured, Proxy, RedisServer, shared_server, unique};
@@ -746,7 +746,7 @@ async fn somebodys_data_in_the_place_of_a_line_stay_whole() {
             server.command(&command).await;
             let before: Vec<u8> = server.query(&["DUMP", &queue]).await;
             let waiter = beside(&holder.key, mode);
-            assert_eq!(client.queue(&waiter).await, AcquireReply::ForeignKey, "{data:?}");
+            assert_eq!(client.queue(&waiter).await, AcquireReply::ForeignKey(KeyPart::Queue), "{data:?}");
             match client.store.poll(&waiter).await {
                 Ok(reply) => assert_eq!(reply, PollReply::Gone, "{data:?}"),
                 Err(error) => assert_eq!(error.kind(), StoreErrorKind::ForeignKey, "{data:?}"),

@@ -79,6 +79,11 @@ async fn a_server_that_cannot_keep_locks_is_named() {
     assert_eq!(error.kind(), LockErrorKind::Unauthenticated);
     assert!(error.to_string().contains(&secret.addr().to_string()), "{error}");
 
+    let other = RedisServer::start().await;
+    let error = LockClient::connect(&list(format!("{}/1000", other.url()))).await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{error}");
+    assert!(error.to_string().contains(&other.addr().to_string()), "{error}");
+
     let replica = RedisServer::builder().replica_of(&servers[0]).start().await;
     let error = LockClient::connect(&list(replica.url())).await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::ReadOnly);

@@ -1,11 +1,15 @@
 //! Fencing tokens grow over any sequence of majorities.
 
+use std::collections::HashSet;
+
 use futures_util::future::join_all;
 use lock_runtime::LockClient;
 use lock_tests::{Proxy, RedisServer};
 use redis::Value;
+use tokio::task::JoinSet;
 
 use super::{LONGEST_LEASE, Servers};
+use crate::place::{LONG, Place, on_every_store};
 
 async fn token(locks: &LockClient) -> u64 {
     let guard = locks.exclusive("a").lease(LONGEST_LEASE).acquire().await.unwrap();
@@ -78,3 +82,64 @@ async fn servers_in_step_agree_at_once() {
     let reads = join_all(servers.all().iter().map(read)).await;
     assert!(reads.iter().all(|number| *number == reads[0]), "{reads:?}");
 }
+
+/// The tokens of all grants that tasks of each of the clients get, four of each at a time.
+async fn tokens_of<Fut>(clients: &[LockClient], grants: impl Fn(LockClient) -> Fut) -> Vec<u64>
+where
+    Fut: Future<Output = Vec<u64>> + Send + 'static,
+{
+    let tasks: JoinSet<_> = clients.iter().flat_map(|locks| [locks; 4]).map(|locks| grants(locks.clone())).collect();
+    tasks.join_all().await.concat()
+}
+
+fn assert_unique(tokens: &[u64]) {
+    let others = tokens.len() - tokens.iter().collect::<HashSet<_>>().len();
+    assert_eq!(others, 0, "grants of {} that have the token of another one", tokens.len());
+}
+
+async fn read(locks: LockClient) -> Vec<u64> {
+    let mut tokens = Vec::new();
+    for _ in 0..150 {
+        let guard = locks.read("a").lease(LONGEST_LEASE).wait(LONG).acquire().await.unwrap();
+        tokens.push(guard.fence().number());
+        // It may not be confirmed in time on a machine that does much else.
+        drop(guard.release().await);
+    }
+    tokens
+}
+
+async fn write_and_read(locks: LockClient) -> Vec<u64> {
+    let mut tokens = Vec::new();
+    for _ in 0..60 {
+        let guard = locks.write("a").lease(LONGEST_LEASE).wait(LONG).acquire().await.unwrap();
+        tokens.push(guard.fence().number());
+        if let Ok(guard) = guard.downgrade().await {
+            tokens.push(guard.fence().number());
+            drop(guard.release().await);
+        }
+    }
+    tokens
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_of_three_servers_have_tokens_of_their_own() {
+    let servers = Servers::shared().await;
+    let clients = servers.clients_of_three(8).await;
+    assert_unique(&tokens_of(&clients, read).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_that_become_readers_have_tokens_of_their_own() {
+    let servers = Servers::shared().await;
+    let clients = servers.clients_of_three(6).await;
+    let (readers, writers) = clients.split_at(3);
+    let (some, others) = tokio::join!(tokens_of(readers, read), tokens_of(writers, write_and_read));
+    assert_unique(&[some, others].concat());
+}
+
+async fn readers_have_tokens_of_their_own(place: Place) {
+    let clients = join_all((0..4).map(|_| place.client())).await;
+    assert_unique(&tokens_of(&clients, read).await);
+}
+
+on_every_store!(readers_have_tokens_of_their_own);

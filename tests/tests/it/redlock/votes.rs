@@ -14,8 +14,9 @@ use futures_util::{future::BoxFuture, poll};
 use lock_runtime::{
     Family, FencingToken, LockClient, LockErrorKind, LockKey, Mode, RevokeReply, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyRequest, Listener, MemoryStore,
-        PollReply, QuorumStore, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, StoreErrorKind, Token,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyPart, KeyRequest, Listener,
+        MemoryStore, PollReply, QuorumStore, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError,
+        StoreErrorKind, Token,
     },
 };
 use tokio::time::{Instant, sleep};
@@ -84,7 +85,7 @@ impl Store for Server {
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Reply<'a, AcquireReply> {
         Box::pin(async {
             let store = self.reached().await?;
-            if is(&self.foreign) { Ok(AcquireReply::ForeignKey) } else { store.acquire(request).await }
+            if is(&self.foreign) { Ok(AcquireReply::ForeignKey(KeyPart::Lock)) } else { store.acquire(request).await }
         })
     }
 
@@ -117,7 +118,7 @@ impl Store for Server {
         Box::pin(async { self.reached().await?.abandon(hold).await })
     }
 
-    fn raise<'a>(&'a self, key: &'a LockKey, family: Family, fence: FencingToken) -> Reply<'a, ()> {
+    fn raise<'a>(&'a self, key: &'a LockKey, family: Family, fence: FencingToken) -> Reply<'a, RaiseReply> {
         Box::pin(async move {
             let store = self.reached().await?;
             if is(&self.stubborn) {

@@ -1,17 +1,20 @@
 //! Another server becomes the primary: who holds keeps the lock or is told of its loss, who waits is served, and nobody
 //! stays behind at the old one.
 
+use std::num::NonZeroU32;
+
 use lock_runtime::{LockClient, LockErrorKind, LockGuard, Loss};
 use lock_tests::{RedisServer, SentinelSet};
 use tokio::{
+    sync::mpsc,
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
 
 use super::{
-    Duration, HOUR, client, copied,
+    Duration, HOUR, builder, client, copied,
     fake::{self, Fake, View},
-    namespace,
+    namespace, url_of,
 };
 use crate::place::{LONG, eventually, in_time, no_key_left};
 
@@ -221,6 +224,42 @@ async fn a_client_that_is_gone_listens_to_nobody() {
         eventually("everybody is listened to", listeners(1)).await;
         drop(locks);
         eventually("nobody is listened to", listeners(0)).await;
+    })
+    .await;
+}
+
+/// The connection on which replicas are waited for leaves a primary that hangs together with the other one.
+#[tokio::test]
+async fn replicated_grants_come_back_as_soon_as_the_new_primary_has_a_replica() {
+    in_time(async {
+        let set = SentinelSet::start().await;
+        let ns = namespace();
+        let replicated = builder(&ns).min_replicas(NonZeroU32::MIN, Duration::from_millis(50));
+        let locks = replicated.connect(&url_of(set.sentinels())).await.unwrap();
+        copied(&set).await;
+        let (granted, mut grants) = mpsc::unbounded_channel();
+        let asking = tokio::spawn(async move {
+            for number in 0.. {
+                let acquired = locks.exclusive(format!("k{number}")).lease(LEASE).no_wait().acquire().await;
+                if acquired.is_ok() && granted.send(Instant::now()).is_err() {
+                    break;
+                }
+            }
+        });
+        grants.recv().await.unwrap();
+        let old = set.master().await;
+        old.stop();
+        let new = set.new_master(old).await;
+        let mut primary = new.connection().await.unwrap();
+        let mut copy = redis::pipe();
+        copy.cmd("SET").arg("copied").arg(1).cmd("WAIT").arg(1).arg(20);
+        while copy.query_async::<((), i64)>(&mut primary).await.unwrap().1 < 1 {}
+        let copied = Instant::now();
+        while grants.recv().await.unwrap() < copied {}
+        println!("granted {:?} after the new primary had a replica", copied.elapsed());
+        assert!(copied.elapsed() < Duration::from_millis(800), "{:?}", copied.elapsed());
+        drop(grants);
+        asking.await.unwrap();
     })
     .await;
 }

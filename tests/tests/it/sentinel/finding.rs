@@ -47,6 +47,21 @@ async fn the_primary_is_found_by_one_url_or_by_one_for_each() {
 }
 
 #[tokio::test]
+async fn a_database_that_the_primary_does_not_have_is_an_error_of_the_url() {
+    in_time(async {
+        let set = shared_sentinels().await;
+        let primary = format!("redis://{}/1000", SentinelSet::SERVICE);
+        for error in [
+            LockClient::connect(&url_with(set.sentinels(), "", "/1000")).await.unwrap_err(),
+            LockClient::builder().sentinel(&primary, set.sentinel_urls()).await.unwrap_err(),
+        ] {
+            assert_says(&error, LockErrorKind::InvalidUrl, &["no database of that number", "/0"]);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_stopped_or_dead_sentinel_delays_nothing() {
     in_time(async {
         let set = SentinelSet::start().await;
@@ -82,7 +97,7 @@ async fn a_silent_sentinel_is_told_of_when_nobody_answers() {
         let since = Instant::now();
         let error = LockClient::connect(&url).await.unwrap_err();
         assert!(since.elapsed() < Duration::from_secs(3));
-        assert_says(&error, LockErrorKind::Unavailable, &[&proxy.addr().to_string(), "no answer within 500ms"]);
+        assert_says(&error, LockErrorKind::Unavailable, &[&proxy.addr().to_string(), "no answer within 500.0ms"]);
     })
     .await;
 }

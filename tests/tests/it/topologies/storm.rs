@@ -17,7 +17,7 @@
 //! A storm lasts five seconds, or as long as its faults. `LOCK_TESTS_STORM=20 cargo test -p lock-tests --test it topologies`
 //! makes it twenty times as long, with twenty times the faults.
 
-mod history;
+pub(super) mod history;
 mod noticed;
 mod report;
 mod worker;

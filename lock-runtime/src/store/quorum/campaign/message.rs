@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::{
     fence::FencingToken,
-    store::{AcquireReply, IfBusy, PollReply, RenewReply, StoreError, Token},
+    store::{AcquireReply, IfBusy, PollReply, RaiseReply, RenewReply, StoreError, Token},
 };
 
 /// One for each server: five, mostly.
@@ -19,7 +19,7 @@ pub(crate) enum Say {
     Acquire(Token, IfBusy),
     Poll(Token),
     Renew(Token),
-    /// The next fencing token is to be larger than this.
+    /// The number is to be this acquisition's, and the next fencing token larger.
     Raise(FencingToken),
 }
 
@@ -29,7 +29,7 @@ pub(crate) enum Heard {
     Acquire(AcquireReply),
     Poll(PollReply),
     Renew(RenewReply),
-    Raised,
+    Raise(FencingToken, RaiseReply),
     Failed(StoreError),
 }
 
@@ -43,6 +43,8 @@ pub(crate) enum Next {
     Send(Calls),
     /// Wait for the next reply, at most until then.
     Wait(Option<Instant>),
+    /// Go on at that time; no reply is waited for.
+    Pause(Instant),
     Done(Outcome),
 }
 
@@ -79,6 +81,9 @@ pub(crate) struct Patience {
     pub(crate) split: Duration,
     /// Somebody else may.
     pub(crate) beaten: Duration,
+    /// How often a waiter asks the line node whether the lock is given on there. Where it is not,
+    /// the other servers are looked at after that time, and then after twice as long each time.
+    pub(crate) line: Duration,
 }
 
 impl Patience {
@@ -86,6 +91,13 @@ impl Patience {
     /// that of two who wait for each other one steps back first.
     pub(crate) fn new(round_trip: Duration, jitter: f64) -> Self {
         let split = round_trip * 10 + Duration::from_millis(20);
-        Self { split: split.mul_f64(0.5 + jitter), beaten: Duration::from_secs(1).mul_f64(0.5 + jitter) }
+        let beaten = Duration::from_secs(1);
+        // Where answers take long, questions are not to be what they wait for.
+        let line = (round_trip * 4 + Duration::from_millis(80)).min(beaten);
+        Self {
+            split: split.mul_f64(0.5 + jitter),
+            beaten: beaten.mul_f64(0.5 + jitter),
+            line: line.mul_f64(0.9 + 0.2 * jitter),
+        }
     }
 }

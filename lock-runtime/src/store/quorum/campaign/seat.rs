@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use crate::{
     fence::FencingToken,
+    spec::Mode,
     store::{AcquireReply, Grant, StoreError, Token},
 };
 
@@ -50,8 +51,10 @@ pub(super) enum Standing {
 /// A server that holds the lock for us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Vote {
+    /// The number that it has given to this acquisition, and to no other.
     pub(super) fence: FencingToken,
-    /// Its next token is larger than this: the last of those that it has reserved, or was told of.
+    /// Its next number is larger than this: the last of those that it has reserved, or that it was
+    /// raised to.
     pub(super) end: FencingToken,
     pub(super) until: Instant,
 }
@@ -62,6 +65,35 @@ impl Vote {
     }
 }
 
+/// A vote of the line node for another acquisition.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Obstacle {
+    /// The latest fencing token there.
+    pub(super) counter: Option<FencingToken>,
+    /// It ends between these two, if it is not given back before.
+    pub(super) ends: Option<(Instant, Instant)>,
+}
+
+impl Obstacle {
+    /// Whether the two may be of one grant. If not, the lock has been given on in between; or a
+    /// writer that is before this reader in the queue has polled, which puts off the end.
+    pub(super) fn may_be(&self, other: &Self, mode: Mode) -> bool {
+        // While a writer waits the counter stays as it is.
+        let same_counter = mode != Mode::Shared && self.counter.is_some() && self.counter == other.counter;
+        same_counter
+            || match (self.ends, other.ends) {
+                (Some((from, to)), Some((other_from, other_to))) => {
+                    from <= other_to + ROUNDING && other_from <= to + ROUNDING
+                }
+                (None, None) => true,
+                _ => false,
+            }
+    }
+}
+
+/// Servers count in whole milliseconds.
+const ROUNDING: Duration = Duration::from_millis(2);
+
 /// What a server has said in this round.
 #[derive(Clone, Debug)]
 pub(super) enum Word {
@@ -70,7 +102,10 @@ pub(super) enum Word {
     Awaited,
     /// It holds the lock for us.
     Vote,
-    InLine(Option<Duration>),
+    InLine {
+        counter: Option<FencingToken>,
+        holder_ttl: Option<Duration>,
+    },
     Refused(AcquireReply),
     Gone,
     Failed(StoreError),

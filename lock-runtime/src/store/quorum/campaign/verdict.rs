@@ -4,19 +4,24 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+#[cfg(test)]
+use super::Broken;
 use super::{
     super::majority::nth_largest,
-    Calls, Campaign, LOOKS_ROUND_EVERY, Next, Outcome, PerNode, Phase, Say, grace,
-    seat::{Seat, Standing, Word},
+    Campaign, LOOKS_ROUND_EVERY, Next, Outcome, PerNode, Phase, Say, grace,
+    seat::{Obstacle, Seat, Standing, Vote, Word},
 };
 use crate::{
     fence::FencingToken,
+    spec::Mode,
     store::{AcquireReply, IfBusy, StoreError},
 };
 
+type Beyond<'a> = &'a dyn Fn(FencingToken) -> FencingToken;
+
 impl Campaign {
-    pub(super) fn votes(&self) -> usize {
-        self.seats.iter().filter_map(Seat::vote).count()
+    pub(super) fn votes(&self) -> impl Iterator<Item = Vote> + '_ {
+        self.seats.iter().filter_map(Seat::vote)
     }
 
     pub(super) fn awaited(&self) -> usize {
@@ -24,12 +29,19 @@ impl Campaign {
     }
 
     /// What is to be done now.
-    pub(crate) fn next(&mut self, deadline: Instant, now: Instant) -> Next {
+    ///
+    /// `beyond` makes a fencing token larger than the one it is given.
+    pub(crate) fn next(&mut self, deadline: Instant, now: Instant, beyond: Beyond<'_>) -> Next {
         match self.phase {
             Phase::Line => self.next_in_line(deadline, now),
             Phase::All => self.next_of_all(deadline, now),
+            Phase::Aside(until) if now < until => Next::Pause(until),
+            Phase::Aside(_) => {
+                self.begin_round(now);
+                Next::Send(self.ask_all(deadline, now))
+            }
             Phase::Head => self.next_at_head(now),
-            Phase::Writing { fence, end, until } => self.next_of_writing(fence, end, until, now),
+            Phase::Writing(fence) => self.next_of_writing(fence, now, beyond),
             Phase::Over => self.over(Outcome::Gone),
         }
     }
@@ -42,13 +54,18 @@ impl Campaign {
         match self.line_word().cloned() {
             Some(Word::Awaited) => Next::Wait(None),
             Some(Word::Vote) => self.become_head(deadline),
-            Some(Word::InLine(_)) if now - self.asked_all_at >= LOOKS_ROUND_EVERY => {
-                self.phase = Phase::All;
-                self.overrules_line = true;
-                self.asked_all_at = now;
-                self.ask_others(deadline)
+            Some(Word::InLine { holder_ttl, .. }) => {
+                let stands_still = self.stands_still(now);
+                if stands_still && now >= self.look_at || now - self.asked_all_at >= LOOKS_ROUND_EVERY {
+                    self.phase = Phase::All;
+                    self.asked_all_at = now;
+                    self.look_pause = (self.look_pause * 2).min(LOOKS_ROUND_EVERY);
+                    self.look_at = now + self.look_pause;
+                    self.ask_others(deadline)
+                } else {
+                    self.waits_in_line(holder_ttl, now)
+                }
             }
-            Some(Word::InLine(holder_ttl)) => self.over(Outcome::InLine { holder_ttl }),
             Some(Word::Refused(reply @ AcquireReply::Busy { .. })) => self.give_up(Outcome::Refused(reply)),
             // Votes alone decide; the next question goes by another line.
             Some(Word::Failed(_) | Word::Refused(_)) if !self.polls => {
@@ -66,8 +83,8 @@ impl Campaign {
     }
 
     pub(super) fn next_of_all(&mut self, deadline: Instant, now: Instant) -> Next {
-        let (votes, awaited) = (self.votes(), self.awaited());
-        let line = if self.overrules_line { None } else { self.line_word().cloned() };
+        let (votes, awaited) = (self.votes().count(), self.awaited());
+        let line = self.line_word().cloned();
         if votes >= self.majority() {
             let majority_at = *self.majority_at.get_or_insert(now);
             return match line {
@@ -75,14 +92,14 @@ impl Campaign {
                     let until = majority_at + grace(majority_at - self.since);
                     if now < until { Next::Wait(Some(until)) } else { self.won(now) }
                 }
-                // Somebody is about to have it: those who wait have their turn.
-                Some(Word::InLine(_) | Word::Refused(AcquireReply::Busy { .. })) => self.yield_to_line(),
+                Some(Word::InLine { .. } | Word::Refused(AcquireReply::Busy { .. })) => self.free_but_for_line(now),
                 _ => self.won(now),
             };
         }
         if votes + awaited >= self.majority() || matches!(line, Some(Word::Awaited)) {
             return Next::Wait(None);
         }
+        self.was_free = None;
         match line {
             Some(Word::Vote) if self.if_busy == IfBusy::Queue && self.is_beaten() => {
                 self.phase = Phase::Head;
@@ -90,8 +107,7 @@ impl Campaign {
                 let again: PerNode<_> = (0..self.seats.len()).filter(|node| refused(&self.seats[*node])).collect();
                 Next::Send(again.into_iter().map(|node| self.ask(node, IfBusy::Queue, deadline)).collect())
             }
-            Some(Word::InLine(_)) => self.yield_to_line(),
-            _ if self.overrules_line => self.yield_to_line(),
+            Some(Word::InLine { .. }) => self.yield_to_line(now),
             _ if self.is_beaten() => {
                 let reply = self.refusal();
                 self.give_up(Outcome::Refused(reply))
@@ -101,7 +117,7 @@ impl Campaign {
     }
 
     pub(super) fn next_at_head(&mut self, now: Instant) -> Next {
-        let (votes, awaited) = (self.votes(), self.awaited());
+        let (votes, awaited) = (self.votes().count(), self.awaited());
         if votes >= self.majority() {
             return self.won(now);
         }
@@ -118,24 +134,30 @@ impl Campaign {
         let patience = if waits >= self.majority() { self.patience.beaten } else { self.patience.split };
         match (since + patience).checked_duration_since(now) {
             Some(left) if !left.is_zero() && (votes > 0 || waits > 0) => {
-                self.over(Outcome::InLine { holder_ttl: Some(left) })
+                // Some of the votes that others have may end before.
+                let holder_ttl = self.free_in().map_or(left, |ends| ends.min(left));
+                self.over(Outcome::InLine { holder_ttl: Some(holder_ttl) })
             }
             _ => self.give_up(Outcome::Gone),
         }
     }
 
-    pub(super) fn next_of_writing(
-        &mut self,
-        fence: FencingToken,
-        end: FencingToken,
-        until: Instant,
-        now: Instant,
-    ) -> Next {
-        let written = self.seats.iter().filter_map(Seat::vote).filter(|vote| vote.end >= end).count();
-        if written >= self.majority() {
-            return if until > now { self.granted(fence, until) } else { self.give_up(Outcome::Unreachable) };
+    pub(super) fn next_of_writing(&mut self, fence: FencingToken, now: Instant, beyond: Beyond<'_>) -> Next {
+        let (agreed, awaited) = (self.agreed(fence), self.awaited());
+        if agreed >= self.majority() {
+            return self.agree(fence, now);
         }
-        if written + self.awaited() >= self.majority() { Next::Wait(None) } else { self.give_up(Outcome::Unreachable) }
+        if agreed + awaited >= self.majority() {
+            return Next::Wait(None);
+        }
+        // Others have taken the number, or a larger one. A new one is larger than all that those
+        // know who vote.
+        match self.votes().map(|vote| vote.end).max() {
+            Some(end) if self.hold.mode != Mode::Exclusive && self.votes().count() >= self.majority() => {
+                self.agree(beyond(end), now)
+            }
+            _ => self.give_up(Outcome::Unreachable),
+        }
     }
 
     /// The line node holds it for us: the others are asked, and those that somebody else holds are waited for.
@@ -148,32 +170,54 @@ impl Campaign {
 
     /// A majority has voted.
     pub(super) fn won(&mut self, now: Instant) -> Next {
-        let votes = || self.seats.iter().filter_map(Seat::vote);
-        let until = nth_largest(votes().map(|vote| vote.until), self.majority());
-        let largest = votes().map(|vote| vote.fence).max();
-        let (Some(until), Some(largest)) = (until, largest) else { return self.give_up(Outcome::Unreachable) };
-        if until <= now {
-            return self.give_up(Outcome::Unreachable);
-        }
+        let largest = self.votes().map(|vote| vote.fence).max();
         // It is told again, with the number that it was told with.
-        let fence = self.fence.map_or(largest, |fence| fence.max(largest));
+        let Some(fence) = largest.max(self.fence) else { return self.give_up(Outcome::Unreachable) };
+        self.agree(fence, now)
+    }
+
+    /// Is the vote one for that fencing token?
+    ///
+    /// A reader's is, if the server has given the number to this acquisition. No server gives it to
+    /// another one, and two majorities have a server in common, so no other reader has a majority
+    /// for the number.
+    ///
+    /// A writer's is as well, if the server's numbers have come so far without it. Say that a
+    /// majority keeps the lock for the writer when it has its token, and knows it. Whatever other
+    /// grant there is, a majority keeps the lock for that one when it has its own; one server is in
+    /// both and keeps the lock for one at a time. The later of the two has drawn its number there
+    /// after the other had its token, which that server knew: so its token is larger.
+    fn is_for(&self, vote: &Vote, fence: FencingToken) -> bool {
         // All that is given out has to be known to a majority.
-        let end = fence.later(self.spare_left());
-        let agreed = votes().filter(|vote| vote.end >= end).count() >= self.majority();
+        let is_known = vote.end >= fence.later(self.spare_left());
         #[cfg(test)]
-        let agreed = agreed || self.broken == Some(super::Broken::NoWriteBack);
-        if agreed {
-            return self.granted(fence, until);
+        let is_known = is_known || self.broken == Some(Broken::NoWriteBack);
+        let is_given = vote.fence == fence || self.hold.mode == Mode::Exclusive;
+        #[cfg(test)]
+        let is_given = is_given || matches!(self.broken, Some(Broken::NoWriteBack | Broken::CountsWhatOthersHave));
+        is_known && is_given
+    }
+
+    fn agreed(&self, fence: FencingToken) -> usize {
+        self.votes().filter(|vote| self.is_for(vote, fence)).count()
+    }
+
+    /// Has that fencing token, or writes it to those that have another number.
+    fn agree(&mut self, fence: FencingToken, now: Instant) -> Next {
+        let is_for = |vote: &Vote| self.is_for(vote, fence);
+        let agreed = nth_largest(self.votes().filter(is_for).map(|vote| vote.until), self.majority());
+        let kept = nth_largest(self.votes().map(|vote| vote.until), self.majority());
+        match (agreed, kept) {
+            (Some(until), _) if until > now => return self.granted(fence, until),
+            (None, Some(until)) if until > now => {}
+            _ => return self.give_up(Outcome::Unreachable),
         }
-        self.phase = Phase::Writing { fence, end, until };
-        let mut calls = Calls::new();
-        for (node, seat) in self.seats.iter_mut().enumerate() {
-            if matches!(seat.standing, Standing::Holds(vote) if vote.end < end) {
-                seat.word = Word::Awaited;
-                calls.push((node, Say::Raise(end)));
-            }
-        }
-        Next::Send(calls)
+        self.phase = Phase::Writing(fence);
+        let end = fence.later(self.spare_left());
+        let others = |node: &usize| self.seats[*node].vote().is_some_and(|vote| !self.is_for(&vote, fence));
+        let others: PerNode<_> = (0..self.seats.len()).filter(others).collect();
+        others.iter().for_each(|node| self.seats[*node].word = Word::Awaited);
+        Next::Send(others.into_iter().map(|node| (node, Say::Raise(end))).collect())
     }
 
     pub(super) fn granted(&mut self, fence: FencingToken, until: Instant) -> Next {
@@ -184,7 +228,7 @@ impl Campaign {
     }
 
     /// What is told again has been given out before.
-    fn spare_left(&self) -> u32 {
+    pub(super) fn spare_left(&self) -> u32 {
         if self.fence.is_none() { self.spare } else { 0 }
     }
 
@@ -195,18 +239,18 @@ impl Campaign {
 
     /// Have enough servers answered for a majority, and somebody else holds it, or has a claim?
     pub(super) fn is_beaten(&self) -> bool {
-        let answers = |seat: &&Seat| matches!(seat.word, Word::Vote | Word::InLine(_) | Word::Refused(_) | Word::Gone);
+        let answers =
+            |seat: &&Seat| matches!(seat.word, Word::Vote | Word::InLine { .. } | Word::Refused(_) | Word::Gone);
         self.seats.iter().filter(answers).count() >= self.majority()
     }
 
     /// What to tell a request that is refused: what it can do something about comes first.
     pub(super) fn refusal(&self) -> AcquireReply {
-        let mut ttls: PerNode<Option<Duration>> = PerNode::new();
-        let (mut late, mut unfit) = (false, PerNode::new());
+        let (mut busy, mut late, mut unfit) = (false, false, PerNode::new());
         for seat in &self.seats {
             match seat.word {
-                Word::Refused(reply @ (AcquireReply::ForeignKey | AcquireReply::ModeMismatch)) => unfit.push(reply),
-                Word::Refused(AcquireReply::Busy { holder_ttl }) | Word::InLine(holder_ttl) => ttls.push(holder_ttl),
+                Word::Refused(reply @ (AcquireReply::ForeignKey(_) | AcquireReply::ModeMismatch)) => unfit.push(reply),
+                Word::Refused(AcquireReply::Busy { .. }) | Word::InLine { .. } => busy = true,
                 Word::Refused(AcquireReply::Late) => late = true,
                 _ => {}
             }
@@ -215,17 +259,100 @@ impl Campaign {
         if unfit.len() > self.seats.len() - self.majority() {
             return unfit[0];
         }
-        if ttls.is_empty() && late {
-            return AcquireReply::Late;
-        }
-        // Those that end first leave a majority when so many have ended that the votes suffice.
+        if !busy && late { AcquireReply::Late } else { AcquireReply::Busy { holder_ttl: self.free_in() } }
+    }
+
+    /// How long until enough of the votes for others have ended for a majority, if none is given
+    /// back before. `None` if that is not known.
+    fn free_in(&self) -> Option<Duration> {
+        let ttl = |seat: &Seat| match seat.word {
+            Word::Refused(AcquireReply::Busy { holder_ttl }) | Word::InLine { holder_ttl, .. } => Some(holder_ttl),
+            _ => None,
+        };
+        let mut ttls: PerNode<Option<Duration>> = self.seats.iter().filter_map(ttl).collect();
         ttls.sort_by_key(|ttl| ttl.unwrap_or(Duration::MAX));
-        let missing = self.majority().saturating_sub(self.votes()).max(1);
-        AcquireReply::Busy { holder_ttl: ttls.get(missing - 1).copied().flatten() }
+        let missing = self.majority().saturating_sub(self.votes().count()).max(1);
+        ttls.get(missing - 1).copied().flatten()
+    }
+
+    /// The vote of the line node for another acquisition, by its answer in this round.
+    fn obstacle(&self, now: Instant) -> Option<Obstacle> {
+        let seat = &self.seats[self.line?];
+        let (counter, holder_ttl) = match seat.word {
+            Word::InLine { counter, holder_ttl } => (counter, holder_ttl),
+            Word::Refused(AcquireReply::Busy { holder_ttl }) => (None, holder_ttl),
+            _ => return None,
+        };
+        // The server has looked at some time between the question and the answer.
+        let ends = holder_ttl.map(|ttl| (seat.as_of.unwrap_or(now) + ttl, now + ttl));
+        Some(Obstacle { counter, ends })
+    }
+
+    /// Has the lock not been given on at the line node since the last look? If it has, that is
+    /// well, and a while passes before the next one.
+    fn stands_still(&mut self, now: Instant) -> bool {
+        let obstacle = self.obstacle(now);
+        let before = std::mem::replace(&mut self.obstacle, obstacle);
+        let stands_still =
+            before.zip(obstacle).is_some_and(|(before, obstacle)| before.may_be(&obstacle, self.hold.mode));
+        if !stands_still {
+            self.was_free = None;
+            self.look_pause = self.patience.line;
+            self.look_at = now + self.look_pause;
+        }
+        stands_still
+    }
+
+    /// A majority has voted, and the line node for another acquisition. Its client is about to ask
+    /// the others and has its turn; or it died before. So it is waited for, once, for as long as a
+    /// hand-over takes.
+    fn free_but_for_line(&mut self, now: Instant) -> Next {
+        let obstacle = self.obstacle(now);
+        let before = self.was_free.take();
+        if let (Some(before), Some(obstacle)) = (before, obstacle)
+            && before.may_be(&obstacle, self.hold.mode)
+        {
+            return self.won(now);
+        }
+        if before.is_some() {
+            return self.yield_to_line(now);
+        }
+        // A reader may have to wait for a writer in front, which polls in the meantime if it lives.
+        let pause = if self.hold.mode == Mode::Shared { self.patience.line * 3 } else { self.patience.split };
+        let mut look_at = now + pause;
+        if self.if_busy == IfBusy::Refuse {
+            // There is to be time for a second look.
+            let third = self.answer_by.saturating_duration_since(now) / 3;
+            let left = if self.hold.mode == Mode::Shared { third * 2 } else { third };
+            if self.hold.mode == Mode::Shared && left < self.patience.line * 3 / 2 {
+                // Too little for a writer in front to have polled: it keeps its turn.
+                return self.yield_to_line(now);
+            }
+            look_at = look_at.min(now + left);
+        }
+        let next = self.yield_to_line(now);
+        (self.was_free, self.look_at) = (obstacle, look_at);
+        match next {
+            Next::Done(Outcome::InLine { holder_ttl }) => self.waits_in_line(holder_ttl, now),
+            Next::Done(Outcome::Refused(_)) if now < look_at && !self.then_queues => {
+                self.phase = Phase::Aside(look_at);
+                Next::Pause(look_at)
+            }
+            next => next,
+        }
+    }
+
+    /// Waits in the line node's line. Asks again before long, or it would not know when the lock
+    /// was given on there; and in time for the next look.
+    fn waits_in_line(&mut self, holder_ttl: Option<Duration>, now: Instant) -> Next {
+        let again_in = self.look_at.saturating_duration_since(now).min(self.patience.line);
+        let holder_ttl = holder_ttl.map_or(again_in, |ttl| ttl.min(again_in));
+        self.over(Outcome::InLine { holder_ttl: Some(holder_ttl) })
     }
 
     /// Gives up what the other servers hold, and waits in the line node's line; or, without a place there, is refused.
-    pub(super) fn yield_to_line(&mut self) -> Next {
+    pub(super) fn yield_to_line(&mut self, now: Instant) -> Next {
+        self.stands_still(now);
         let word = self.line_word().cloned();
         let waits = self.line.filter(|line| self.seats[*line].standing == Standing::InLine);
         let refusal = self.refusal();
@@ -233,8 +360,8 @@ impl Campaign {
             self.leave(node);
         }
         match (word, waits) {
-            (Some(Word::InLine(holder_ttl)), Some(_)) => self.over(Outcome::InLine { holder_ttl }),
-            (_, Some(_)) => self.over(Outcome::InLine { holder_ttl: None }),
+            (Some(Word::InLine { holder_ttl, .. }), Some(_)) => self.waits_in_line(holder_ttl, now),
+            (_, Some(_)) => self.waits_in_line(None, now),
             (_, None) => self.over(Outcome::Refused(refusal)),
         }
     }
@@ -251,7 +378,7 @@ impl Campaign {
                 Word::None => "was not asked".to_owned(),
                 Word::Awaited => "has not answered yet".to_owned(),
                 Word::Vote => "granted it".to_owned(),
-                Word::InLine(_) | Word::Refused(AcquireReply::Busy { .. }) => "is held by somebody else".to_owned(),
+                Word::InLine { .. } | Word::Refused(AcquireReply::Busy { .. }) => "is held by somebody else".to_owned(),
                 Word::Refused(AcquireReply::Late) => "came to it too late".to_owned(),
                 Word::Refused(_) => "holds something else under that name".to_owned(),
                 Word::Gone => "does not know it any more".to_owned(),

@@ -23,7 +23,7 @@ pub(super) enum Wrong {
     TwoHolders,
     /// Somebody believes to hold what no majority keeps for it, or not for so long.
     NotHeld,
-    /// A fencing token is not larger than an earlier one.
+    /// A fencing token was handed out before, or is not larger than an earlier one.
     Fence,
     /// A server keeps something for a name that nobody in its living client knows.
     Orphan,
@@ -51,10 +51,19 @@ pub(super) struct Dead {
     pub(super) until: Instant,
 }
 
+/// The fencing tokens of one lock that were handed out.
+#[derive(Default)]
+struct Fences {
+    /// All of them, and by the true time when.
+    all: Vec<(FencingToken, Instant)>,
+    /// The largest one of a writer.
+    exclusive: Option<FencingToken>,
+}
+
 #[derive(Default)]
 pub(super) struct Checker {
-    /// The largest fencing tokens handed out, by lock: with exclusive grants, and with others.
-    fences: Vec<(Option<FencingToken>, Option<FencingToken>)>,
+    /// By lock.
+    fences: Vec<Fences>,
     pub(super) dead: Vec<Dead>,
     found: Option<Violation>,
     /// Only this is looked for.
@@ -81,20 +90,29 @@ impl Checker {
         self.votes(sim, clients, servers);
     }
 
-    /// An exclusive grant comes after everything that was handed out before; one to a reader after every exclusive one.
+    /// Each grant has a token of its own, larger than all that were handed out before it was asked
+    /// for. A writer's is larger than all that were handed out before, and a reader's than all of
+    /// writers.
     fn began(&mut self, sim: &Sim, hold: &Hold, fence: FencingToken) {
         let lock = sim.keys.iter().position(|key| *key == hold.key).unwrap_or_default();
-        self.fences.resize(self.fences.len().max(lock + 1), (None, None));
-        let (exclusive, others) = &mut self.fences[lock];
-        let mut in_order = exclusive.is_none_or(|exclusive| exclusive < fence);
-        if hold.mode == Mode::Exclusive {
-            in_order &= others.is_none_or(|other| other < fence);
-            *exclusive = (*exclusive).max(Some(fence));
+        self.fences.resize_with(self.fences.len().max(lock + 1), Fences::default);
+        let Fences { all, exclusive } = &mut self.fences[lock];
+        let asked_at = sim.introduced_at(hold.token);
+        let is_writer = hold.mode == Mode::Exclusive;
+        let comes_after = |(_, at): &&(FencingToken, Instant)| is_writer || asked_at.is_none_or(|asked| *at < asked);
+        let wrong = if all.iter().any(|(other, _)| *other == fence) {
+            Some("the fencing token of another grant")
+        } else if all.iter().filter(comes_after).any(|(other, _)| *other > fence) || *exclusive > Some(fence) {
+            Some("a fencing token out of order")
         } else {
-            *others = (*others).max(Some(fence));
+            None
+        };
+        all.push((fence, sim.now));
+        if is_writer {
+            *exclusive = (*exclusive).max(Some(fence));
         }
-        if !in_order {
-            self.report(Wrong::Fence, || format!("{} has a fencing token out of order", sim.name(hold.token)));
+        if let Some(wrong) = wrong {
+            self.report(Wrong::Fence, || format!("{} has {wrong}", sim.name(hold.token)));
         }
     }
 

@@ -108,8 +108,12 @@ impl Client {
     }
 
     pub(super) fn propose(&self, sim: &Sim) -> FencingToken {
-        let micros = (sim.now - sim.start).as_micros() as u64;
-        self.proposals.next_at((MICROS + micros).saturating_add_signed(self.ahead))
+        self.proposals.next_at(self.micros(sim))
+    }
+
+    /// What the clock of its machine shows, in microseconds since 1970.
+    pub(super) fn micros(&self, sim: &Sim) -> u64 {
+        (MICROS + (sim.now - sim.start).as_micros() as u64).saturating_add_signed(self.ahead)
     }
 
     pub(super) fn seen(&self, fence: FencingToken) {
@@ -135,7 +139,13 @@ impl Client {
             say!(sim, "{} #{id} failed: {error}", self.who);
         }
         match call.purpose {
-            Purpose::Lead(lead, led) => self.lead_heard(sim, lead, call.server, led, call.sent, result),
+            Purpose::Lead(lead, led) => {
+                let raised = match call.request {
+                    Request::Raise(number, _) => Some(number),
+                    _ => None,
+                };
+                self.lead_heard(sim, lead, call.server, led, raised, result);
+            }
             Purpose::Ask(ask) => self.ask_heard(sim, ask, call.server, result),
             Purpose::Release(ask, left, lease) => self.release_heard(sim, ask, left, lease, call.request, result),
             Purpose::GiveUp(number) => self.said(sim, number, call.sent, result),

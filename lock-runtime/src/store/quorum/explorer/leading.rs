@@ -20,6 +20,7 @@ use crate::{
             majority::majority,
             node::line_node,
             node_timeout,
+            proposals::Proposals,
         },
     },
 };
@@ -32,9 +33,10 @@ pub(super) struct Lead {
     sent: Instant,
     deadline: Instant,
     silent_at: Instant,
-    proposal: FencingToken,
     polls: bool,
     plan: u32,
+    /// Replies are waited for.
+    is_awaited: bool,
 }
 
 /// What a call of a round was for.
@@ -81,8 +83,8 @@ impl Client {
 
     fn lead(&mut self, sim: &mut Sim, user: u32, token: Token, deadline: Instant, calls: Calls, polls: bool) -> u32 {
         let (now, id) = (self.now(sim), sim.number());
-        let proposal = self.propose(sim);
-        let lead = Lead { user, token, began: now, sent: now, deadline, silent_at: now, proposal, polls, plan: 0 };
+        let lead =
+            Lead { user, token, began: now, sent: now, deadline, silent_at: now, polls, plan: 0, is_awaited: true };
         self.leads.insert(id, lead);
         self.leave(sim, token);
         self.lead_send(sim, id, calls);
@@ -94,11 +96,14 @@ impl Client {
     fn lead_send(&mut self, sim: &mut Sim, id: u32, calls: Calls) {
         let now = self.now(sim);
         let Some(lead) = self.leads.get_mut(&id) else { return };
-        let (token, proposal, deadline) = (lead.token, lead.proposal, lead.deadline);
+        let (token, deadline) = (lead.token, lead.deadline);
         lead.sent = now;
         let Some(campaign) = self.campaigns.iter().find(|campaign| campaign.hold().token == token) else { return };
         lead.silent_at = now + node_timeout(campaign.lease());
         let (hold, lease, round) = (campaign.hold().clone(), campaign.lease(), campaign.round());
+        let drawn = campaign.drawn();
+        let proposal = self.propose(sim);
+        let proposal = drawn.map_or(proposal, |drawn| drawn.max(proposal));
         let well = self.nodes.iter().filter(|node| node.is_well(now)).count();
         let spares = well >= majority(self.nodes.len());
         for (server, say) in calls {
@@ -113,7 +118,10 @@ impl Client {
                 }
                 Say::Poll(name) => (name, Request::Poll(named(name))),
                 Say::Renew(name) => (name, Request::Renew(named(name), lease)),
-                Say::Raise(fence) => (held_at.unwrap_or(token), Request::Raise(fence)),
+                Say::Raise(fence) => {
+                    let marker = self.links[server].marker(sim);
+                    (held_at.unwrap_or(token), Request::Raise(fence, marker))
+                }
             };
             let led = Led { token: name, round, sent: now, deadline, asked_again: false };
             if let Err(error) = admitted {
@@ -134,7 +142,7 @@ impl Client {
         id: u32,
         server: usize,
         led: Led,
-        _sent: Instant,
+        raised: Option<FencingToken>,
         result: Result<Reply, StoreError>,
     ) {
         let now = self.now(sim);
@@ -143,7 +151,10 @@ impl Client {
             Ok(Reply::Acquire(reply, _)) => Heard::Acquire(reply),
             Ok(Reply::Poll(reply)) => Heard::Poll(reply),
             Ok(Reply::Renew(reply)) => Heard::Renew(reply),
-            Ok(Reply::Raised) => Heard::Raised,
+            Ok(Reply::Raise(reply)) => match raised {
+                Some(number) => Heard::Raise(number, reply),
+                None => unreachable!("nothing was to be raised"),
+            },
             Ok(other) => unreachable!("{other:?} answers no campaign"),
             Err(error) => Heard::Failed(error),
         };
@@ -154,32 +165,37 @@ impl Client {
     }
 
     fn lead_go(&mut self, sim: &mut Sim, id: u32) {
-        let now = self.now(sim);
+        let (now, micros, jitter) = (self.now(sim), self.micros(sim), sim.dice.fraction());
+        let round_trip = self.round_trip;
+        let beyond = |fence| Proposals::beyond(fence, micros, round_trip, jitter);
         loop {
             let Some(lead) = self.leads.get_mut(&id) else { return };
-            let token = lead.token;
+            let (token, silent_at) = (lead.token, lead.silent_at);
             let Some(campaign) = self.campaigns.iter_mut().find(|campaign| campaign.hold().token == token) else {
                 return;
             };
             let patience = node_timeout(campaign.lease());
             let deadline = lead.deadline.max(now + patience + STRAGGLE);
-            let next = campaign.next(deadline, now);
+            let next = campaign.next(deadline, now, &beyond);
             if let Next::Send(_) = next {
                 lead.deadline = deadline;
             }
             self.leave(sim, token);
             match next {
                 Next::Send(calls) => self.lead_send(sim, id, calls),
-                Next::Wait(grace) => return self.lead_plan(sim, id, grace),
+                Next::Wait(grace) => {
+                    let until = grace.map_or(silent_at, |grace| grace.min(silent_at));
+                    return self.lead_plan(sim, id, until, true);
+                }
+                Next::Pause(until) => return self.lead_plan(sim, id, until, false),
                 Next::Done(outcome) => return self.led(sim, id, outcome),
             }
         }
     }
 
-    fn lead_plan(&mut self, sim: &mut Sim, id: u32, grace: Option<Instant>) {
+    fn lead_plan(&mut self, sim: &mut Sim, id: u32, until: Instant, is_awaited: bool) {
         let Some(lead) = self.leads.get_mut(&id) else { return };
-        lead.plan += 1;
-        let until = grace.map_or(lead.silent_at, |grace| grace.min(lead.silent_at));
+        (lead.plan, lead.is_awaited) = (lead.plan + 1, is_awaited);
         let plan = lead.plan;
         self.timer_at(sim, until, Timer::Lead(id, plan));
     }
@@ -187,8 +203,9 @@ impl Client {
     pub(super) fn lead_timer(&mut self, sim: &mut Sim, id: u32, plan: u32) {
         let now = self.now(sim);
         let Some(lead) = self.leads.get(&id).filter(|lead| lead.plan == plan) else { return };
-        let (token, silent_at) = (lead.token, lead.silent_at);
-        if silent_at <= now
+        let (token, silent_at, is_awaited) = (lead.token, lead.silent_at, lead.is_awaited);
+        if is_awaited
+            && silent_at <= now
             && let Some(campaign) = self.campaign_mut(token)
         {
             let error = StoreError::timed_out(node_timeout(campaign.lease()));

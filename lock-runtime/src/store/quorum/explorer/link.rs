@@ -49,6 +49,13 @@ enum State {
     Up(Conn, Tenure),
 }
 
+impl Link {
+    /// What the server's marker was when a connection stood last.
+    pub(super) fn marker(&self, sim: &Sim) -> Option<u64> {
+        self.marker.filter(|_| !sim.is_broken(Broken::UptimeOnly))
+    }
+}
+
 /// Is a call made once more?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeat {
@@ -135,7 +142,6 @@ impl Client {
 
     /// What a server is told of its own.
     fn complete(&mut self, sim: &Sim, id: Call) {
-        let uptime_only = sim.is_broken(Broken::UptimeOnly);
         let Some(call) = self.calls.get_mut(&id) else { return };
         let link = &self.links[call.server];
         if let (Request::Acquire(acquire), Purpose::Lead(_, led), Some(clock)) =
@@ -143,7 +149,7 @@ impl Client {
             && acquire.deadline == 0
         {
             acquire.deadline = clock.server_micros(led.deadline);
-            acquire.marker = link.marker.filter(|_| !uptime_only);
+            acquire.marker = link.marker(sim);
         }
     }
 

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::{
     fence::FencingToken,
-    store::{AcquireReply, Grant, Hold, IfBusy, PollReply, ReleaseReply, RenewReply, Token},
+    store::{AcquireReply, Grant, Hold, IfBusy, PollReply, RaiseReply, ReleaseReply, RenewReply, Token},
 };
 
 /// The number of a call; 0 where nobody waits for the reply.
@@ -20,7 +20,8 @@ pub(super) enum Request {
     Renew(Hold, Duration),
     Release(Hold),
     Abandon(Hold),
-    Raise(FencingToken),
+    /// With the marker that the server is to have.
+    Raise(FencingToken, Option<u64>),
 }
 
 #[derive(Clone, Debug)]
@@ -39,7 +40,7 @@ pub(super) struct Acquire {
 impl Request {
     /// Is somebody told on its reply that a lock is held?
     pub(super) fn votes(&self) -> bool {
-        matches!(self, Self::Acquire(_) | Self::Poll(_) | Self::Renew(..))
+        matches!(self, Self::Acquire(_) | Self::Poll(_) | Self::Renew(..) | Self::Raise(..))
     }
 
     /// Is it said once more when the connection breaks?
@@ -66,7 +67,7 @@ pub(super) enum Reply {
     Renew(RenewReply),
     Release(ReleaseReply),
     Abandoned,
-    Raised,
+    Raise(RaiseReply),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +91,7 @@ impl super::sim::Sim {
             Request::Renew(hold, _) => format!("renew {}", name(hold)),
             Request::Release(hold) => format!("release {}", name(hold)),
             Request::Abandon(hold) => format!("abandon {}", name(hold)),
-            Request::Raise(fence) => format!("raise ..{}", short(*fence)),
+            Request::Raise(fence, _) => format!("raise ..{}", short(*fence)),
         }
     }
 

@@ -1,7 +1,9 @@
 //! Each rule of the protocol switched off: the explorer must find what it was for. What it can find so, it would find in the code, too.
 
 use super::{Broken, checker::Wrong, world::World};
-use crate::store::quorum::campaign::Broken::{AddsUpRounds, BelievesTheAbandoned, MajorityOffByOne, NoWriteBack};
+use crate::store::quorum::campaign::Broken::{
+    AddsUpRounds, BelievesTheAbandoned, CountsWhatOthersHave, MajorityOffByOne, NoWriteBack,
+};
 
 const SCHEDULES: u64 = 20_000;
 
@@ -18,6 +20,11 @@ fn is_found(broken: Broken, wrong: Wrong) {
 #[test]
 fn a_client_that_writes_no_number_back_is_found() {
     is_found(Broken::Campaign(NoWriteBack), Wrong::Fence);
+}
+
+#[test]
+fn a_reader_that_counts_a_number_which_others_may_have_is_found() {
+    is_found(Broken::Campaign(CountsWhatOthersHave), Wrong::Fence);
 }
 
 #[test]

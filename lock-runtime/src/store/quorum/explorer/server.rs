@@ -175,10 +175,10 @@ impl Server {
                 table.abandon(hold, &mut step);
                 Reply::Abandoned
             }
-            Request::Raise(fence) => {
-                fences.raise(*fence);
-                Reply::Raised
+            Request::Raise(_, expected) if expected.is_some() && *expected != marker.map(|(name, _)| name) => {
+                Reply::Strange(micros)
             }
+            Request::Raise(fence, _) => Reply::Raise(fences.raise(*fence)),
         };
         let handed_over = std::mem::take(&mut step.handed_over);
         sim.reply(conn, call, reply);

@@ -101,8 +101,8 @@ pub(super) struct Sim {
     pub(super) broken: Option<Broken>,
     pub(super) keys: Vec<LockKey>,
     pub(super) longest_lease: Duration,
-    /// Whose the names of an acquisition are, by what they begin with.
-    stems: Vec<(u128, u64, Who)>,
+    /// Whose the names of an acquisition are, by what they begin with, and since when.
+    stems: Vec<(u128, u64, Who, Instant)>,
     /// Names that may lie at a server for nobody: they came back with old data, or giving them up had to be given up.
     excused: Vec<Token>,
     pub(super) began: Vec<Began>,
@@ -234,11 +234,20 @@ impl Sim {
 
     pub(super) fn introduce(&mut self, token: Token, who: Who) {
         let (stem, first) = parts(token);
-        self.stems.push((stem, first, who));
+        self.stems.push((stem, first, who, self.now));
     }
 
     pub(super) fn whose(&self, token: Token) -> Option<Who> {
-        self.stems.iter().rev().find(|(stem, ..)| *stem == token.stem()).map(|(_, _, who)| *who)
+        self.stem(token).map(|(.., who, _)| *who)
+    }
+
+    /// When an acquisition began.
+    pub(super) fn introduced_at(&self, token: Token) -> Option<Instant> {
+        self.stem(token).map(|(.., at)| *at)
+    }
+
+    fn stem(&self, token: Token) -> Option<&(u128, u64, Who, Instant)> {
+        self.stems.iter().rev().find(|(stem, ..)| *stem == token.stem())
     }
 
     pub(super) fn excuse(&mut self, token: Token) {

@@ -42,7 +42,7 @@ impl Told {
     }
 
     fn next(&mut self) -> Next {
-        self.campaign.next(self.deadline(), self.now)
+        self.campaign.next(self.deadline(), self.now, &|fence| fence.later(1))
     }
 
     fn asks(&mut self) -> Calls {
@@ -65,6 +65,21 @@ fn granted() -> Heard {
 
 fn queued() -> Heard {
     Heard::Acquire(AcquireReply::Queued { counter: None, holder_ttl: Some(LEASE) })
+}
+
+/// The line node votes for it, and the others keep the lock for another one for a moment longer.
+#[test]
+fn the_head_of_the_line_asks_again_when_the_votes_of_others_end() {
+    let soon = Duration::from_millis(2);
+    let mut told = Told::new();
+    let calls = told.campaign.acquire(IfBusy::Queue, Some(0), true, told.deadline(), told.now);
+    told.hears(calls, |_| granted());
+    let others = told.asks();
+    let queued = |holder_ttl| Heard::Acquire(AcquireReply::Queued { counter: None, holder_ttl: Some(holder_ttl) });
+    told.hears(others, |node| queued(if node < 3 { soon } else { LEASE }));
+    let next = told.next();
+    // Two of them are needed for a majority.
+    assert!(matches!(next, Next::Done(Outcome::InLine { holder_ttl: Some(ttl) }) if ttl == soon), "{next:?}");
 }
 
 /// The head of the line holds two of five servers and waits at the others. The line node loses its data, so it stands at the end of

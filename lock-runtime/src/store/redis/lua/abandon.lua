@@ -21,9 +21,10 @@ if line then
   if line.own then
     leave(line, line.own, member)
   end
+  line.frees = true
   if line.count > 0 and (kind == 'none' or kind == 'set') then
     advance(line, lock, fence, kind)
   end
-  finish(line)
+  finish(line, lock)
 end
 return reply

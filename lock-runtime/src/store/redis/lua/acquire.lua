@@ -6,6 +6,7 @@
 -- that is proposed as fencing token (0: none).
 -- {'granted', server time, fence, ttl, spare, ...} | {'queued', server time, counter, ttl}
 -- | {'refused', server time, index, why, ttl} | {'late', server time} | {'strange', server time}
+-- Why: 'busy', 'mismatch', or in the place of which key other data lie: 'foreign' (the lock), 'foreign fence', 'foreign queue'.
 if micros > tonumber(ARGV[1]) then
   return {'late', micros}
 end
@@ -25,7 +26,7 @@ local channel = ARGV[2]
 local requests = {}
 local function answer(reply)
   for _, request in ipairs(requests) do
-    finish(request.line)
+    finish(request.line, request.lock)
   end
   return reply
 end
@@ -43,7 +44,7 @@ for i = 1, math.floor(#KEYS / 3) do
   end
   local line = line_of(KEYS[3 * i], request.member)
   if not line then
-    return answer({'refused', micros, i, 'foreign', -1})
+    return answer({'refused', micros, i, 'foreign queue', -1})
   end
   request.line = line
   requests[i] = request
@@ -56,12 +57,12 @@ for i = 1, math.floor(#KEYS / 3) do
   if standing == 'free' or standing == 'held' or queued then
     request.counter = counter(request.fence)
     if not request.counter then
-      standing, queued = 'foreign', false
+      standing, queued = 'foreign fence', false
     end
   end
   if queued and not line.own and
       not enqueue(line, request.member, request.mode, request.lease, request.spare, channel) then
-    standing, queued = 'foreign', false
+    standing, queued = 'foreign queue', false
   end
   if queued then
     return answer({'queued', micros, request.counter, ttl or -1})

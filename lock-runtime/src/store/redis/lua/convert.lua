@@ -1,7 +1,7 @@
 -- Makes a writer a reader under the same token, for the time that it has left, so that no other writer comes between.
 -- The readers who are first in line come in with it.
 -- KEYS: lock, fence, queue. ARGV: member.
--- {'converted', fence, ttl, spare} | {'not_held'} | {'foreign'}
+-- {'converted', fence, ttl, spare} | {'not_held'} | {'foreign fence'}
 local lock, fence, member = KEYS[1], KEYS[2], ARGV[1]
 local line = line_of(KEYS[3], member)
 local mode = 'exclusive'
@@ -15,7 +15,7 @@ local reply = {'not_held'}
 if standing == 'held' and ttl > 0 then
   local latest = counter(fence)
   if not latest then
-    return {'foreign'}
+    return {'foreign fence'}
   end
   if mode == 'shared' then
     reply = {'converted', confirm(fence, latest, mode), ttl, 0}
@@ -29,6 +29,6 @@ if standing == 'held' and ttl > 0 then
 end
 if line and line.count > 0 and (kind == 'none' or kind == 'set') then
   advance(line, lock, fence, kind)
-  finish(line)
+  finish(line, lock)
 end
 return reply

@@ -1,10 +1,10 @@
 local line = line_by(queue, ends)
-if line and kept then
-  tell_kept(line, lock, 'lock', keep)
-  finish(line)
-elseif line then
-  advance(line, lock, fence, holder and look(lock, 'shared') or 'none')
-  finish(line)
+if line then
+  line.frees = true
+  if not kept then
+    advance(line, lock, fence, holder and look(lock, 'shared') or 'none')
+  end
+  finish(line, lock)
   if line.latest and reply[1] == 'released' then
     return {'handed_over'}
   end

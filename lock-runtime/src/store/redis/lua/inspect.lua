@@ -1,13 +1,17 @@
 -- Tells who holds a lock, and who waits for it. Reads only.
 -- KEYS: lock, fence, queue. ARGV: 'lock' or 'permits'.
--- {'holders', counter, how many hold, mode, ttl, ..., mode, lease, silent, ...} | {'foreign'}
+-- {'holders', counter, how many hold, mode, ttl, ..., mode, lease, silent, ...} | {'foreign'} | {'foreign fence'} | {'foreign queue'}
 -- The holders that expire first in front, ttl -1: no expiry; behind them those who wait, in their order.
 local lock, permits = KEYS[1], ARGV[1] == 'permits'
 local kind, last = look(lock, 'shared')
 local latest = counter(KEYS[2])
 local line = line_of(KEYS[3], '')
-if kind == 'foreign' or not latest or not line or (kind == 'string' and permits) then
+if kind == 'foreign' or (kind == 'string' and permits) then
   return {'foreign'}
+elseif not latest then
+  return {'foreign fence'}
+elseif not line then
+  return {'foreign queue'}
 end
 local reply = {'holders', latest, 0}
 if kind == 'string' then

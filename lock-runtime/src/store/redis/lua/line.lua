@@ -4,6 +4,8 @@
 --   <member>  the number of its place
 -- It lives for as long as somebody in it may come back: each word from one of them begins that time anew.
 local STALE, FORGOTTEN, HANDED_OVER = 3000, 10000, 3000
+-- A waiter polls at least this often (ms), and at the time at which the latest reply expects the lock to be free.
+local LONGEST_POLL = 1000
 
 -- The line by its field `ends` (false: nobody stands there), nil if somebody's data lie in its place.
 local function line_by(queue, ends)
@@ -138,8 +140,9 @@ local function enqueue(line, member, mode, lease, spare, channel)
 end
 
 -- Grants the lock to those whose turn it is, as long as its holders let them in. `kind` tells what lies under the lock's
--- name. Afterwards the line knows whether somebody it heard of is left (`waits`), and the latest fencing token and the
--- lease if somebody was granted the lock. All but `own`, whom the script's reply tells, are told in the end (`finish`).
+-- name. Afterwards the line knows whether a live waiter is left (`waits`, and in `stale_in` when it is passed over unless it
+-- polls), and the latest fencing token and the lease if a waiter was granted the lock. All but `own`, which gets the script's
+-- reply, are sent their grants in the end (`finish`).
 local function advance(line, lock, fence, kind, own)
   local latest, kept
   local place = line.first
@@ -176,13 +179,16 @@ local function advance(line, lock, fence, kind, own)
           if member ~= own then
             table.insert(line.news, {channel, table.concat({mode, member, whole(number), lease, spare, lock}, ' ')})
           end
-          if mode == 'exclusive' then
+          -- The next waiter's poll may come after the end of a short lease, which a dead process does not renew.
+          line.frees = line.frees or lease < LONGEST_POLL
+          kind = mode == 'exclusive' and 'string' or 'set'
+          if kind == 'string' and not (lease < LONGEST_POLL) then
+            line.frees = false
             place = place + 1
             break
           end
-          kind = 'set'
         else
-          line.waits = true
+          line.waits, line.stale_in = true, STALE - silent
           break
         end
       end
@@ -204,32 +210,49 @@ local function approach(line, lock, fence, mode, member, beside)
       standing, ttl = judge(lock, mode, member)
     end
     if standing == 'free' and line.waits and not (beside and kind == 'set' and expiry_of(lock, beside) > now) then
-      return 'busy', redis.call('PTTL', lock)
+      return 'busy', line.stale_in
     end
   end
   return standing, ttl
 end
 
--- Tells whoever is first in line, of those who were heard of lately, that the lock is kept for nobody for so long: nobody
--- hands it over then.
-local function tell_kept(line, lock, family, keep)
+-- A channel that names a slot is one of a cluster, where PUBLISH would bother every node.
+local function publish(channel, message)
+  return redis.pcall(string.sub(channel, -1) == '}' and 'SPUBLISH' or 'PUBLISH', channel, message)
+end
+
+-- Sends the next waiter the time after which the lock may be free, if that is over before its next poll. Where no connection
+-- receives it the process may be gone, and the waiter behind it is informed instead; of many such ones the polls find out.
+local function remind(line, lock)
+  local attempts = 8
   for place = line.first, line.last do
     local entry = redis.call('HGET', line.queue, place)
-    local seen, channel = string.match(entry or '', '^(%d+) %w+ %d+ %d+ %S+ (.+)$')
+    local seen, mode, member, channel = string.match(entry or '', '^(%d+) (%w+) %d+ %d+ (%S+) (.+)$')
     if seen and now - tonumber(seen) < STALE then
-      table.insert(line.news, {channel, table.concat({'kept', family, whole(keep), lock}, ' ')})
-      return
+      local standing, ttl = judge(lock, mode, member)
+      if standing ~= 'busy' or ttl < 0 or ttl >= LONGEST_POLL then
+        return
+      end
+      local family = permits_of(member) and 'permits' or 'lock'
+      local received = publish(channel, table.concat({'kept', family, whole(ttl), lock}, ' '))
+      attempts = attempts - 1
+      if received ~= 0 or attempts == 0 then
+        return
+      end
     end
   end
 end
 
--- Writes down the ends of the line, and tells those who have news. That comes last, and a failure of it is found by
--- a poll. A channel that names a slot is one of a cluster, where PUBLISH would bother every node.
-local function finish(line)
+-- Writes the ends of the line, and publishes grants; after a change that lets a lock end earlier (`frees`) also when that is.
+-- That comes last, and a failure of it is found by a poll.
+local function finish(line, lock)
   if line.changed and line.count > 0 then
     redis.call('HSET', line.queue, 'ends', ends_of(line))
   end
   for _, news in ipairs(line.news) do
-    redis.pcall(string.sub(news[1], -1) == '}' and 'SPUBLISH' or 'PUBLISH', news[1], news[2])
+    publish(news[1], news[2])
+  end
+  if line.frees and line.count > 0 then
+    remind(line, lock)
   end
 end

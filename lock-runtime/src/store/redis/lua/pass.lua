@@ -1,7 +1,7 @@
 -- Gives an exclusive lock back and takes it up again under another token, in one step. If somebody waits whose turn it
 -- is, that one gets the lock, and the other token stands at the end of the line.
 -- KEYS: lock, fence, queue. ARGV: member, next member, lease (ms), spare fencing tokens, where to tell a grant.
--- {'passed', fence, ttl, spare} | {'queued', counter, ttl} | {'released'} | {'not_held'} | {'foreign'}
+-- {'passed', fence, ttl, spare} | {'queued', counter, ttl} | {'released'} | {'not_held'} | {'foreign fence'}
 local lock, fence, queue, member, heir = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2]
 local lease, spare, channel = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local kind, holder = look(lock, 'exclusive')
@@ -21,14 +21,14 @@ if holder == heir or line.own then
   if standing == 'held' or line.own then
     local latest = counter(fence)
     if not latest then
-      reply = {'foreign'}
+      reply = {'foreign fence'}
     elseif standing == 'held' then
       reply = {'passed', confirm(fence, latest, 'exclusive'), ttl, 0}
     else
       reply = {'queued', latest, ttl or redis.call('PTTL', lock)}
     end
   end
-  finish(line)
+  finish(line, lock)
   return reply
 end
 if holder == member .. '.kept' then
@@ -37,7 +37,7 @@ end
 if holder ~= member then
   if kind == 'none' or kind == 'set' then
     advance(line, lock, fence, kind)
-    finish(line)
+    finish(line, lock)
   end
   return {'not_held'}
 end
@@ -59,5 +59,5 @@ else
   reply = {'passed', draw(fence, latest, spare), lease, spare}
   hold(lock, 'exclusive', heir, lease)
 end
-finish(line)
+finish(line, lock)
 return reply

@@ -1,5 +1,5 @@
--- Gives a writer's lock back if the token holds it. It is handed over to whoever is first in line, or kept for nobody for a
--- while and that one told so, by what follows here (hand_over.lua).
+-- Releases a writer's lock if the token holds it. It is handed over to the first waiter, or reserved for a while and the first
+-- waiter informed, by what follows here (hand_over.lua).
 -- KEYS: lock, fence, queue. ARGV: member, how long to keep it (ms; 0: not at all).
 -- {'released'} | {'handed_over'} | {'not_held'}
 --

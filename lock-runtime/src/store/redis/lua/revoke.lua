@@ -22,7 +22,7 @@ end
 local line = line_of(KEYS[3], '')
 if line and line.count > 0 then
   advance(line, lock, fence, 'none')
-  finish(line)
+  finish(line, lock)
 end
 if losers[1] then
   redis.pcall('PUBLISH', ARGV[3], table.concat(losers, ' '))

@@ -8,12 +8,11 @@ use std::{
 
 /// One holder.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Grant {
-    pub(super) asked_at: Instant,
+pub(in crate::topologies) struct Grant {
+    pub(in crate::topologies) asked_at: Instant,
     /// When its holder had it in hand.
-    pub(super) granted_at: Instant,
-    /// Nothing for a reader: readers share the lock, and nothing orders them.
-    pub(super) token: Option<u64>,
+    pub(in crate::topologies) granted_at: Instant,
+    pub(in crate::topologies) token: u64,
 }
 
 /// Something that begins to go wrong, on purpose.
@@ -44,7 +43,7 @@ impl Out {
 
 /// What no fencing token may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Violation {
+pub(in crate::topologies) enum Violation {
     /// Two holders had it.
     Twice(u64),
     /// It went to somebody who asked when the larger one had been handed out.
@@ -53,12 +52,12 @@ pub(super) enum Violation {
 
 /// The grants of one key.
 #[derive(Clone, Debug, Default)]
-pub(super) struct History {
+pub(in crate::topologies) struct History {
     grants: Vec<Grant>,
 }
 
 impl History {
-    pub(super) fn add(&mut self, grant: Grant) {
+    pub(in crate::topologies) fn add(&mut self, grant: Grant) {
         self.grants.push(grant);
     }
 
@@ -72,8 +71,8 @@ impl History {
     }
 
     /// A token given twice; and one not larger than another that its holder had before this one was asked for.
-    pub(super) fn violations(&self) -> Vec<Violation> {
-        let tokens: Vec<_> = self.grants.iter().filter_map(|grant| Some((grant, grant.token?))).collect();
+    pub(in crate::topologies) fn violations(&self) -> Vec<Violation> {
+        let tokens: Vec<_> = self.grants.iter().map(|grant| (grant, grant.token)).collect();
         let mut holders: HashMap<u64, usize> = HashMap::new();
         tokens.iter().for_each(|(_, token)| *holders.entry(*token).or_default() += 1);
         let twice = holders.into_iter().filter(|(_, holders)| *holders > 1).map(|(token, _)| Violation::Twice(token));

@@ -24,7 +24,7 @@ use crate::place::LONG;
 const BRIEF: Duration = Duration::from_millis(500);
 
 /// Grants as (asked, granted, token), in milliseconds.
-fn history(zero: Instant, grants: &[(u64, u64, Option<u64>)]) -> History {
+fn history(zero: Instant, grants: &[(u64, u64, u64)]) -> History {
     let mut history = History::default();
     for (asked, granted, token) in grants {
         let at = |millis: &u64| zero + Duration::from_millis(*millis);
@@ -36,14 +36,13 @@ fn history(zero: Instant, grants: &[(u64, u64, Option<u64>)]) -> History {
 #[test]
 fn tokens_that_grow_are_right_in_whatever_order_requests_overtake_each_other() {
     for grants in [
-        &[(0, 1, Some(1)), (2, 3, Some(2)), (3, 5, Some(7))][..],
+        &[(0, 1, 1), (2, 3, 2), (3, 5, 7)][..],
         // Both were asked for before either was handed out, and the answers crossed.
-        &[(0, 10, Some(2)), (5, 11, Some(1))],
+        &[(0, 10, 2), (5, 11, 1)],
         // Asked for at the moment the other was handed out.
-        &[(0, 10, Some(2)), (10, 11, Some(1))],
+        &[(0, 10, 2), (10, 11, 1)],
         // Whoever has waited for long may get a smaller one than somebody who came later.
-        &[(0, 20, Some(1)), (5, 10, Some(2))],
-        &[(0, 1, Some(5)), (2, 3, None), (4, 5, Some(6))],
+        &[(0, 20, 1), (5, 10, 2)],
     ] {
         assert_eq!(history(Instant::now(), grants).violations(), []);
     }
@@ -52,19 +51,19 @@ fn tokens_that_grow_are_right_in_whatever_order_requests_overtake_each_other() {
 #[test]
 fn a_token_that_goes_back_or_is_given_twice_is_noticed() {
     let back = |grants: &[_]| history(Instant::now(), grants).violations();
-    assert_eq!(back(&[(0, 1, Some(2)), (2, 3, Some(1))]), [Violation::Back { earlier: 2, later: 1 }]);
+    assert_eq!(back(&[(0, 1, 2), (2, 3, 1)]), [Violation::Back { earlier: 2, later: 1 }]);
     // However long ago, and whoever wrote it down first.
-    let grants = [(8, 9, Some(4)), (0, 1, Some(5)), (2, 3, Some(6)), (4, 5, Some(7))];
+    let grants = [(8, 9, 4), (0, 1, 5), (2, 3, 6), (4, 5, 7)];
     assert_eq!(back(&grants), [Violation::Back { earlier: 7, later: 4 }]);
-    assert_eq!(back(&[(0, 10, Some(3)), (5, 11, Some(3))]), [Violation::Twice(3)]);
-    assert_eq!(back(&[(0, 1, Some(3)), (5, 11, Some(3))]), [Violation::Twice(3)]);
+    assert_eq!(back(&[(0, 10, 3), (5, 11, 3)]), [Violation::Twice(3)]);
+    assert_eq!(back(&[(0, 1, 3), (5, 11, 3)]), [Violation::Twice(3)]);
 }
 
 #[test]
 fn a_gap_belongs_to_the_fault_in_whose_time_it_begins_and_counts_from_there() {
     let zero = Instant::now();
     let at = |millis| zero + Duration::from_millis(millis);
-    let history = history(zero, &[(0, 90, Some(1)), (0, 110, Some(2)), (0, 400, Some(3)), (0, 450, Some(4))]);
+    let history = history(zero, &[(0, 90, 1), (0, 110, 2), (0, 400, 3), (0, 450, 4)]);
     let gap = |fault, next: Option<u64>, end| history.longest_gap(at(fault), next.map(at), at(end)).as_millis();
     assert_eq!(gap(100, None, 500), 290);
     assert_eq!(gap(100, Some(300), 500), 290, "it is seen to its end");
@@ -130,7 +129,7 @@ fn a_gap_counts_where_service_is_promised_alone() {
     let grants = [&[50, 100, 300, 400, 500, 600, 650][..], &[50, 150, 250, 300, 600, 650]];
     for (key, grants) in keys.iter().zip(grants) {
         for &millis in grants {
-            key.granted(Grant { asked_at: zero, granted_at: at(millis), token: Some(millis) });
+            key.granted(Grant { asked_at: zero, granted_at: at(millis), token: millis });
         }
     }
     let longest = |faults: &[(u64, Out)]| {

@@ -88,7 +88,7 @@ impl Worker {
         let request = if self.readers { self.locks.write(&*key.name) } else { self.locks.exclusive(&*key.name) };
         let guard = request.lease(self.lease).wait(self.lease).acquire().await?;
         let token = guard.fence().number();
-        key.granted(Grant { asked_at, granted_at: Instant::now(), token: Some(token) });
+        key.granted(Grant { asked_at, granted_at: Instant::now(), token });
         // It does not look whether it still holds the lock: keeping it out then is what the token is for.
         if let Ok(inside) = key.resource.enter(token) {
             let value = key.resource.read();
@@ -102,7 +102,7 @@ impl Worker {
     async fn read(&self, key: &Key) -> Result<(), LockError> {
         let asked_at = Instant::now();
         let guard = self.locks.read(&*key.name).lease(self.lease).wait(self.lease).acquire().await?;
-        key.granted(Grant { asked_at, granted_at: Instant::now(), token: None });
+        key.granted(Grant { asked_at, granted_at: Instant::now(), token: guard.fence().number() });
         let inside = key.resource.enter_reader();
         sleep(stay()).await;
         drop(inside);

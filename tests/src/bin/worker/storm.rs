@@ -1,0 +1,63 @@
+//! Takes part in a storm over all modes, and prints the record of it.
+
+use std::{sync::Arc, time::Duration};
+
+use lock_runtime::{LockClient, LockError};
+use lock_tests::{
+    processes::Parent,
+    storm::{Log, Plan, Record},
+};
+use tokio::time::sleep;
+
+/// Between two attempts to connect to servers that fail.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Prints `ready`, works from the next line to the one after it, prints each record as JSON, and at the end `done`.
+#[derive(clap::Args)]
+pub(crate) struct Storm {
+    /// One server, or several of which a majority has to agree.
+    #[arg(long = "url", required = true)]
+    urls: Vec<String>,
+    #[arg(long)]
+    namespace: String,
+    #[arg(long)]
+    longest_lease_ms: u64,
+    #[arg(long)]
+    lease_ms: u64,
+    #[arg(long)]
+    tasks: usize,
+    #[arg(long)]
+    seed: u64,
+}
+
+impl Storm {
+    pub(crate) async fn run(self, mut parent: Parent) {
+        let locks = loop {
+            match self.connect().await {
+                Ok(locks) => break locks,
+                Err(_) => sleep(PAUSE).await,
+            }
+        };
+        parent.say("ready");
+        parent.line().await;
+        let log: Log = Arc::new(|record: Record| {
+            println!("{}", serde_json::to_string(&record).expect("a record has no keys that are not text"));
+        });
+        let (lease, permits) = (Duration::from_millis(self.lease_ms), self.urls.len() == 1);
+        let working =
+            Plan { tasks: self.tasks, lease, permits, seed: self.seed }.start(std::slice::from_ref(&locks), &log);
+        parent.line().await;
+        working.finish().await;
+        locks.shutdown().await;
+        parent.say("done");
+        parent.finished().await;
+    }
+
+    async fn connect(&self) -> Result<LockClient, LockError> {
+        let builder = LockClient::builder().namespace(&self.namespace);
+        match &self.urls[..] {
+            [url] => builder.connect(url).await,
+            urls => builder.longest_lease(Duration::from_millis(self.longest_lease_ms)).redlock(urls).await,
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! What a task saw, and when: as a line of text it passes from a worker to the test.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+/// CLOCK_MONOTONIC in nanoseconds: one clock for all processes of a machine.
+pub fn nanos() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let now = Duration::try_from(now).expect("the monotonic clock is not negative");
+    u64::try_from(now.as_nanos()).expect("584 years after the start of the machine")
+}
+
+/// An event of a request. All times and durations are nanoseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// When, by [`nanos`].
+    pub at: u64,
+    /// The number of the request in its process.
+    pub request: u64,
+    /// What happened.
+    pub event: Event,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Event {
+    /// The lock is about to be asked for.
+    Asked(Ask),
+    /// The guard was returned, with a fencing token for each key.
+    Granted {
+        /// In the order of the keys.
+        fences: Vec<u64>,
+        /// What `validity` said after the time of the record was taken.
+        validity: u64,
+    },
+    /// The guard is still valid, for longer than was recorded before.
+    Held {
+        /// As in `Granted`.
+        validity: u64,
+    },
+    /// The guard has no validity any more.
+    Lost {
+        /// The code of the loss.
+        code: String,
+        /// When it was last seen valid.
+        valid_at: u64,
+    },
+    /// A guard entered the lock again.
+    Entered {
+        /// Its fencing token.
+        fence: u64,
+    },
+    /// The last guard is about to be released, dropped or downgraded.
+    Leaving,
+    /// A release was answered.
+    Released {
+        /// `released`, or the code of the error.
+        code: String,
+    },
+    /// The request ended without a guard.
+    Refused {
+        /// The code of the error, or [`DROPPED`](Event::DROPPED).
+        code: String,
+    },
+    /// The process did not run.
+    Stalled {
+        /// Until the time of the record.
+        since: u64,
+    },
+}
+
+impl Event {
+    /// The code of a request whose future was dropped.
+    pub const DROPPED: &str = "dropped";
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ask {
+    /// In which mode.
+    pub kind: Kind,
+    /// In their order.
+    pub keys: Vec<String>,
+    /// How long it waits at most; `None` for a request that does not wait.
+    pub wait: Option<u64>,
+    /// How long the store keeps the lock without a renewal.
+    pub lease: u64,
+    /// How long the store keeps the lock at least.
+    pub min_hold: u64,
+}
+
+/// In which mode a lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// One holder.
+    Exclusive,
+    /// One of the readers.
+    Shared,
+    /// A reader that was the writer until now.
+    Downgraded,
+    /// A permit, of [`PERMITS`](super::PERMITS).
+    Permit,
+}

@@ -1,0 +1,382 @@
+//! A storm over all modes and options at once: exclusive and re-entrant locks, readers, writers that become readers,
+//! permits, several keys, requests that do not wait, that hold for a shortest and a longest time, that do not renew or keep
+//! strict order, dropped futures and dropped guards, by several clients of this process and by others.
+//!
+//! What is recorded of it is judged as a whole:
+//!
+//! - Fencing tokens of a key are unique and grow, in all modes together.
+//! - A claim lasts from the return of a guard to its release, or to the end of its validity. Claims that exclude each other
+//!   do not overlap, but for a lease after the only store has lost its data.
+//! - No lock is free for longer than the faults explain while a live request waits for it (see [`chronicle`]).
+//! - No request is answered much later than its wait ends.
+//! - Nothing is left in the stores but fences and the marker of their data.
+//!
+//! `LOCK_TESTS_STORM=70 cargo test -p lock-tests --test it topologies::modes -- --nocapture` takes ten minutes.
+//! The faults and choices of `LOCK_TESTS_SEED=n` are those of the storm that has printed that seed; their times are not.
+
+mod chronicle;
+mod faults;
+mod noticed;
+mod processes;
+
+use std::{env, fmt, sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use lock_runtime::{Inspection, LockClient, store::MemoryStore};
+use lock_tests::{
+    Proxy, RedisServer, SentinelSet, shared_cluster, shared_sentinels,
+    storm::{KEYS, Plan},
+    unique,
+};
+use tokio::time::{Instant, sleep, timeout};
+
+use self::{
+    chronicle::{Chronicle, Gap, RECOVERY, TokenViolations},
+    faults::{Faults, Struck},
+    processes::{Place, Processes, Records},
+};
+use crate::{
+    exclusion::times_as_long,
+    place::{LONG, cluster_url, eventually},
+};
+
+const WORKER: &str = env!("CARGO_BIN_EXE_lock-worker");
+/// A worker of another build, for every other one, where it is to be shown that both get along.
+const OLD_WORKER: &str = "LOCK_TESTS_OLD_WORKER";
+const SEED: &str = "LOCK_TESTS_SEED";
+
+const LEASE: Duration = Duration::from_secs(1);
+/// What no client goes beyond; a server among several is quarantined for as long.
+const LONGEST_LEASE: Duration = Duration::from_secs(2);
+/// A server tells its uptime in whole seconds.
+const QUARANTINE: Duration = Duration::from_millis(3100);
+/// Nothing fails for this long.
+const CALM: Duration = Duration::from_millis(1500);
+/// Then something always does.
+const STRUCK: Duration = Duration::from_secs(3);
+/// Those in this process, and the workers beside them.
+const CLIENTS: usize = 2;
+const WORKERS: usize = 2;
+/// Of each process.
+const TASKS: usize = 6;
+
+fn seed() -> u64 {
+    let given = env::var(SEED).ok().and_then(|seed| seed.parse().ok());
+    let seed = given.unwrap_or_else(|| rand::random::<u32>().into());
+    println!("{SEED}={seed}");
+    seed
+}
+
+/// A store, and a way to it for each client.
+struct Site {
+    /// Those that fail; none where the store is one of several tests.
+    servers: Vec<RedisServer>,
+    /// For each client one to each of these servers.
+    proxies: Vec<Vec<Proxy>>,
+    /// The store where none of its servers fails.
+    shared: Option<String>,
+    namespace: String,
+    workers: Vec<String>,
+}
+
+impl Site {
+    /// One server, or several of which a majority has to agree. Nothing that one of them has answered is lost in a restart.
+    async fn start(servers: usize, workers: Vec<String>) -> Self {
+        let builder = RedisServer::builder().arg("--appendonly", "yes").arg("--appendfsync", "always");
+        let servers = builder.arg("--auto-aof-rewrite-percentage", "0").start_all(servers).await;
+        let mut proxies = Vec::new();
+        for _ in 0..CLIENTS + workers.len() {
+            proxies.push(join_all(servers.iter().map(Proxy::to)).await);
+        }
+        let site = Self { servers, proxies, shared: None, namespace: unique("ns"), workers };
+        site.serve().await;
+        site
+    }
+
+    /// A store of several tests, where processes fail alone.
+    fn shared(url: String) -> Self {
+        let workers = vec![WORKER.to_owned(); WORKERS];
+        Self { servers: Vec::new(), proxies: Vec::new(), shared: Some(url), namespace: unique("ns"), workers }
+    }
+
+    fn urls(&self, client: usize) -> Vec<String> {
+        match &self.shared {
+            Some(url) => vec![url.clone()],
+            None => self.proxies[client].iter().map(Proxy::url).collect(),
+        }
+    }
+
+    async fn client(&self, client: usize) -> LockClient {
+        let builder = LockClient::builder().namespace(&self.namespace);
+        let client = match &self.urls(client)[..] {
+            [url] => builder.connect(url).await,
+            urls => builder.longest_lease(LONGEST_LEASE).redlock(urls).await,
+        };
+        client.expect("a client of servers that run")
+    }
+
+    /// Waits until new servers vote.
+    async fn serve(&self) {
+        let locks = self.client(0).await;
+        let votes = async || match locks.exclusive("vote").lease(LEASE).no_wait().acquire().await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(_) => false,
+        };
+        eventually("the servers grant a lock", votes).await;
+        locks.shutdown().await;
+        if self.servers.len() > 1 {
+            // The others began in the same second.
+            sleep(QUARANTINE - LONGEST_LEASE).await;
+        }
+    }
+
+    fn places(&self) -> Vec<Place> {
+        let place = |(number, path): (usize, &String)| {
+            let text = |time: Duration| time.as_millis().to_string();
+            let mut arguments = vec!["storm".to_owned()];
+            let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+            self.urls(CLIENTS + number).into_iter().for_each(|url| option("--url", url));
+            option("--namespace", self.namespace.clone());
+            option("--longest-lease-ms", text(LONGEST_LEASE));
+            option("--lease-ms", text(LEASE));
+            option("--tasks", TASKS.to_string());
+            Place { path: path.clone(), arguments }
+        };
+        self.workers.iter().enumerate().map(place).collect()
+    }
+
+    fn name(&self) -> String {
+        match &self.shared {
+            Some(url) => url.split_once(':').map_or(url.clone(), |(scheme, _)| scheme.to_owned()),
+            None => format!("{} servers", self.servers.len()),
+        }
+    }
+
+    async fn storm(&self) -> Report {
+        let clients = join_all((0..CLIENTS).map(|client| self.client(client))).await;
+        let (seed, records, log, begin) = (seed(), Records::default(), Faults::default(), Instant::now());
+        let plan = Plan { tasks: TASKS, lease: LEASE, permits: self.servers.len() <= 1, seed };
+        let working = plan.start(&clients, &records.log());
+        let processes = Processes::start_all(self.places(), seed, records.clone());
+        let struck = Struck {
+            servers: &self.servers,
+            proxies: &self.proxies,
+            processes: &processes,
+            lease: LEASE,
+            quarantine: QUARANTINE,
+            log: &log,
+        };
+        for round in 0..times_as_long() as u64 {
+            if round > 0 {
+                sleep(LEASE + RECOVERY).await;
+            }
+            sleep(CALM).await;
+            struck.strike_for(STRUCK, seed.wrapping_add(round)).await;
+        }
+        let (killed, ()) = timeout(LONG, async { tokio::join!(processes.finish(), working.finish()) })
+            .await
+            .expect("a process of the storm hangs");
+        join_all(clients.iter().map(LockClient::shutdown)).await;
+        let chronicle = Chronicle::new(records.take(), killed, log.into_inner(), LEASE);
+        let report = Report::new(self.name(), &chronicle, begin.elapsed(), seed);
+        println!("{report}");
+        report
+    }
+
+    /// No server has anything of this storm but fences, and the marker of its data.
+    async fn assert_nothing_left_at(&self, servers: impl IntoIterator<Item = &RedisServer>) {
+        let pattern = format!("*{}:*", self.namespace);
+        for server in servers {
+            let left = async || left_over(&server.keys(&pattern).await).is_empty();
+            eventually("no lock and no wait queue is left", left).await;
+        }
+    }
+}
+
+/// Those that are to go with the last lock.
+fn left_over(keys: &[String]) -> Vec<&String> {
+    let stays = |key: &str| key.ends_with(":f") || key.starts_with("f:");
+    keys.iter().filter(|key| !stays(key)).collect()
+}
+
+/// What came of a storm. Everything is in its text.
+#[derive(Debug)]
+struct Report {
+    store: String,
+    seed: u64,
+    length: Duration,
+    grants: usize,
+    codes: Vec<(String, usize)>,
+    gaps: Vec<Gap>,
+    tokens: TokenViolations,
+    overlaps: Vec<String>,
+    late: Vec<String>,
+}
+
+impl Report {
+    fn new(store: String, chronicle: &Chronicle, length: Duration, seed: u64) -> Self {
+        Self {
+            store,
+            seed,
+            length,
+            grants: chronicle.grants(),
+            codes: chronicle.codes().into_iter().map(|(code, count)| (code.to_owned(), count)).collect(),
+            gaps: chronicle.gaps(),
+            tokens: chronicle.token_violations(),
+            overlaps: chronicle.overlaps(),
+            late: chronicle.late_answers(),
+        }
+    }
+
+    /// Whatever failed, tokens order the holders.
+    fn assert_fenced(&self) {
+        self.assert_ordered();
+        assert!(self.tokens.shared_by_readers.is_empty(), "readers share a token\n{self}");
+    }
+
+    /// The same, but readers may share a token.
+    fn assert_ordered(&self) {
+        assert!(self.grants > 0, "nothing was granted\n{self}");
+        assert!(self.tokens.others.is_empty(), "tokens went wrong\n{self}");
+    }
+
+    /// No holder counted on a lock that another one had.
+    fn assert_exclusive(&self) {
+        assert!(self.overlaps.is_empty(), "claims overlap\n{self}");
+    }
+
+    /// No lock was free while it was waited for.
+    fn assert_served(&self) {
+        let idle: Vec<_> = self.gaps.iter().filter(|gap| gap.length > gap.allowed).collect();
+        assert!(idle.is_empty(), "a lock was free and waited for: {idle:?}\n{self}");
+    }
+
+    /// Every request was answered in its time.
+    fn assert_answered(&self) {
+        assert!(self.late.is_empty(), "requests were answered late\n{self}");
+    }
+
+    fn assert_all(&self) {
+        self.assert_fenced();
+        self.assert_exclusive();
+        self.assert_served();
+        self.assert_answered();
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { store, length, seed, grants, .. } = self;
+        write!(f, "storm of {length:.1?} on {store} with {SEED}={seed}: {grants} grants")?;
+        self.codes.iter().try_for_each(|(code, count)| write!(f, ", {count} {code}"))?;
+        for gap in &self.gaps {
+            let Gap { key, permits, length, allowed, explained_by, .. } = gap;
+            let lock = if *permits { "permits" } else { "lock" };
+            write!(f, "\n  {lock} {key} was free and waited for {length:.1?} of {allowed:.1?} allowed")?;
+            if let Some(last) = explained_by.last() {
+                write!(f, ", after {} faults, the last: {last}", explained_by.len())?;
+            }
+        }
+        let TokenViolations { shared_by_readers, others } = &self.tokens;
+        for (what, found) in [
+            ("shared tokens", shared_by_readers),
+            ("tokens", others),
+            ("overlaps", &self.overlaps),
+            ("late", &self.late),
+        ] {
+            write!(f, "\n  {what}: {}", found.len())?;
+            found.iter().take(5).try_for_each(|line| write!(f, "\n    {line}"))?;
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_memory() {
+    let store = Arc::new(MemoryStore::new());
+    let clients: Vec<_> = (0..CLIENTS + WORKERS).map(|_| LockClient::with_store(store.clone())).collect();
+    let report = storm_of(&clients, (CALM + STRUCK) / 2 * times_as_long() as u32).await;
+    report.assert_all();
+    for key in KEYS {
+        let free = async || {
+            let (lock, permits) = tokio::join!(clients[0].inspect(key), clients[0].inspect_permits(key));
+            let is_empty = |found: Inspection| found.holders.is_empty() && found.waiters.is_empty();
+            is_empty(lock.unwrap()) && is_empty(permits.unwrap())
+        };
+        eventually(&format!("{key} is free, and no request waits for it"), free).await;
+    }
+}
+
+/// Clients of this process alone, and nothing fails.
+async fn storm_of(clients: &[LockClient], length: Duration) -> Report {
+    let (seed, records, begin) = (seed(), Records::default(), Instant::now());
+    let plan = Plan { tasks: 3 * TASKS, lease: LEASE, permits: true, seed };
+    let working = plan.start(clients, &records.log());
+    sleep(length).await;
+    timeout(LONG, working.finish()).await.expect("a task hangs");
+    let chronicle = Chronicle::new(records.take(), Default::default(), Vec::new(), LEASE);
+    let report = Report::new("memory".to_owned(), &chronicle, begin.elapsed(), seed);
+    println!("{report}");
+    report
+}
+
+async fn on_one_server() {
+    let site = Site::start(1, vec![WORKER.to_owned(); WORKERS]).await;
+    site.storm().await.assert_all();
+    site.assert_nothing_left_at(&site.servers).await;
+}
+
+async fn on_a_majority_of_three_servers() {
+    let site = Site::start(3, vec![WORKER.to_owned(); WORKERS]).await;
+    site.storm().await.assert_all();
+    site.assert_nothing_left_at(&site.servers).await;
+}
+
+/// One storm begins while the servers of the other do not vote yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_servers_and_processes_that_fail() {
+    tokio::join!(on_one_server(), on_a_majority_of_three_servers());
+}
+
+async fn on_a_primary_that_sentinels_name() {
+    let set = shared_sentinels().await;
+    let sentinels = set.sentinels().each_ref().map(|sentinel| sentinel.addr().to_string());
+    let site = Site::shared(format!("redis+sentinel://{}/{}", sentinels.join(","), SentinelSet::SERVICE));
+    site.storm().await.assert_all();
+    site.assert_nothing_left_at([set.master().await]).await;
+}
+
+async fn on_a_cluster() {
+    let cluster = shared_cluster().await;
+    let site = Site::shared(cluster_url(cluster));
+    site.storm().await.assert_all();
+    site.assert_nothing_left_at(cluster.masters().await).await;
+}
+
+/// Where their servers fail, other storms have the time and the rules for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_shared_servers_and_processes_that_fail() {
+    tokio::join!(on_a_primary_that_sentinels_name(), on_a_cluster());
+}
+
+/// Clients of another build and of this one on the same keys, where there is a worker of another build.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_of_two_builds_exclude_each_other_and_keep_tokens_in_order() {
+    let Ok(old) = env::var(OLD_WORKER) else {
+        println!("{OLD_WORKER} names no worker of another build");
+        return;
+    };
+    for servers in [1, 3] {
+        let site = Site::start(servers, [WORKER, &old].repeat(WORKERS).into_iter().map(str::to_owned).collect()).await;
+        let report = site.storm().await;
+        // Readers of other builds may share a token that a majority has agreed on.
+        if servers == 1 {
+            report.assert_fenced()
+        } else {
+            report.assert_ordered()
+        }
+        report.assert_exclusive();
+        report.assert_answered();
+        site.assert_nothing_left_at(&site.servers).await;
+    }
+}
