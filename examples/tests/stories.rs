@@ -1,10 +1,16 @@
 //! Each story, told small: what it ends with is what it promises.
 
-use std::process::{Command, Output};
+use std::{
+    process::{Command, Output},
+    sync::{Mutex, PoisonError},
+};
 
 use lock_tests::RedisServer;
 
 fn tell(story: &str, options: &[&str]) -> Output {
+    // One after the other: each of them keeps all processors busy, and its requests wait for fractions of a second only.
+    static RUNNING: Mutex<()> = Mutex::new(());
+    let _running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     let output = Command::new(story).args(options).output().expect("the story is built");
     assert!(!output.stdout.is_empty(), "it says nothing: {}", String::from_utf8_lossy(&output.stderr));
     output
@@ -66,7 +72,7 @@ async fn an_inventory_is_reserved_and_counted_exactly() {
         let output = tell(env!("CARGO_BIN_EXE_inventory"), options);
         let line = last_line(&output);
         assert!(line.starts_with("orders=1600 ") && line.ends_with(" oversold=0 miscounted=0 errors=0"), "{line}");
-        // Two stock-takings last five times as long as anybody waits.
+        // Two stock-takings last four times as long as a request waits.
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(text.contains("refused: Aborted, come back in 100ms."), "{text}");
     }

@@ -292,7 +292,7 @@ async fn acquire_at_once(
             let key = &requests[index.min(requests.len() - 1)].hold.key;
             let error = |kind, message| LockError::new(kind, message).with_key(key);
             return Err(match reply {
-                AcquireReply::Busy { holder_ttl } | AcquireReply::Queued { holder_ttl, .. } => {
+                AcquireReply::Busy { holder_ttl, .. } | AcquireReply::Queued { holder_ttl, .. } => {
                     contended(key, holder_ttl)
                 }
                 AcquireReply::ForeignKey(part) => core.foreign(key, terms.mode.family(), part),

@@ -85,7 +85,7 @@ impl<'a> Question<'a> {
         match reply {
             AcquireReply::Granted(_) | AcquireReply::Late => Ok(Outcome::Unanswered(StoreError::late())),
             AcquireReply::Queued { counter, holder_ttl } => Ok(Outcome::Queued { sent, counter, holder_ttl }),
-            AcquireReply::Busy { holder_ttl } => Ok(Outcome::Refused { holder_ttl }),
+            AcquireReply::Busy { holder_ttl, .. } => Ok(Outcome::Refused { holder_ttl }),
             AcquireReply::ForeignKey(part) => Err(self.core.foreign(&hold.key, hold.mode.family(), part)),
             AcquireReply::ModeMismatch => refused(LockErrorKind::ModeMismatch, MISMATCH),
         }

@@ -233,7 +233,7 @@ impl Process {
                             line.queued(token, sent, counter, holder_ttl, now, jitter);
                         }
                     }
-                    Some(Err(AcquireReply::Busy { holder_ttl })) => {
+                    Some(Err(AcquireReply::Busy { holder_ttl, .. })) => {
                         if let Some(line) = &mut self.lines[arrival.lock] {
                             line.refused(token, holder_ttl, now, jitter);
                         }

@@ -51,9 +51,8 @@
 //! A client that died between its votes holds no request up for long: a majority of free servers
 //! grants. A request that does not wait looks a second time after that while, and one that waits
 //! has the lock within 250 ms and a few tens of round trips of the moment at which a majority is
-//! free. A reader takes up to half a second: it has to find out whether the writer in front of it
-//! lives, behind which it stays; one that does not wait looks a second time where its lease of two
-//! seconds or more leaves time for it. For that each process that waits for a lock asks the server with the line some twelve
+//! free. A reader that waits takes up to half a second: it has to find out whether the writer in
+//! front of it lives, behind which it stays. For that each process that waits for a lock asks the server with the line some twelve
 //! times a second, and less often where answers take long.
 //!
 //! Several locks of one request are asked for one after the other: a round trip for each.

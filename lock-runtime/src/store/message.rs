@@ -69,6 +69,11 @@ impl Hold {
     pub fn new(key: LockKey, mode: Mode, token: Token) -> Self {
         Self { key, mode, token }
     }
+
+    /// The same acquisition before it was converted.
+    pub(crate) fn as_writer(&self) -> Self {
+        Self { mode: Mode::Exclusive, ..self.clone() }
+    }
 }
 
 /// Asks for one key.
@@ -221,6 +226,8 @@ pub enum AcquireReply {
     Busy {
         /// What is left of the holder's lease, where it is known.
         holder_ttl: Option<Duration>,
+        /// Whether another request waits for the lock.
+        has_waiters: bool,
     },
     /// The deadline had passed when the request came to be executed; nothing was done.
     Late,

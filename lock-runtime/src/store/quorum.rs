@@ -39,8 +39,9 @@
 //! finds a majority free, and that server's vote taken, therefore yields once, as the client with
 //! that vote may be about to ask the others. It looks again after ten round trips and 20 ms, half
 //! as much or half as much again: if the vote is still that of the same grant, and a majority is
-//! free, it is granted. A reader takes longer until it looks again, as the server may hold it back
-//! for a writer in front, which polls in the meantime if it lives. A waiter asks that server every 80 ms and four round trips or so whether
+//! free, it is granted. A reader in the queue takes longer until it looks again, as the server may
+//! hold it back for a writer in front, which polls in the meantime if it lives. A request that does
+//! not wait is refused where another one waits in that server's queue. A waiter asks that server every 80 ms and four round trips or so whether
 //! the lock is given on there, and looks at the others where it is not: after that time, then after
 //! twice as long each time, up to 700 ms. So it is granted within 250 ms and a few tens of round
 //! trips of the moment at which a majority is free, if the servers answer.

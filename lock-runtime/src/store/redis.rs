@@ -361,7 +361,7 @@ impl RedisStore {
                 let index = reply.count()?.checked_sub(1).and_then(|index| usize::try_from(index).ok());
                 let index = index.filter(|index| *index < requests.len()).ok_or_else(unexpected)?;
                 let reply = match reply.text()?.as_str() {
-                    "busy" => AcquireReply::Busy { holder_ttl: reply.known_ttl()? },
+                    "busy" => AcquireReply::Busy { holder_ttl: reply.known_ttl()?, has_waiters: reply.number()? == 1 },
                     "mismatch" => AcquireReply::ModeMismatch,
                     word => AcquireReply::ForeignKey(foreign_part(word).ok_or_else(unexpected)?),
                 };

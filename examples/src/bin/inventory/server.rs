@@ -21,7 +21,7 @@ use tonic::{
 use crate::stock::{Pieces, Stale, Stock};
 
 /// How long a request stands in line before it is told to come back later, and when.
-const WAIT: Duration = Duration::from_millis(100);
+const WAIT: Duration = Duration::from_millis(250);
 const COME_BACK: Duration = Duration::from_millis(100);
 /// The walk from the shelf to what was set aside, when stock is taken.
 const WALK: Duration = Duration::from_millis(500);

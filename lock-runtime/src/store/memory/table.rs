@@ -331,7 +331,8 @@ impl Table {
         }
         let holder_ttl = entry.holder_ttl(mode, now);
         if request.if_busy == IfBusy::Refuse {
-            return Verdict::Reply(AcquireReply::Busy { holder_ttl });
+            let has_waiters = entry.next_waiter(now).is_some();
+            return Verdict::Reply(AcquireReply::Busy { holder_ttl, has_waiters });
         }
         entry.enqueue(&request.hold, request.lease, request.spare, now);
         Verdict::Reply(AcquireReply::Queued { counter: step.fences.latest(), holder_ttl })

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     fence::FencingToken,
-    spec::{Mode, call_timeout},
+    spec::call_timeout,
     store::{AcquireAllReply, AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, StoreError, StoreErrorKind},
     sync::lock,
 };
@@ -157,7 +157,7 @@ impl Inner {
 
     /// Gives up what a reader that was a writer may hold as a writer still.
     pub(super) fn give_up_writer(&self, left: &[Left], hold: &Hold, lease: Duration) {
-        let writer = Hold { mode: Mode::Exclusive, ..hold.clone() };
+        let writer = hold.as_writer();
         left.iter().for_each(|left| drop(self.give_up(left, &writer, lease)));
     }
 
@@ -214,7 +214,7 @@ impl Inner {
             }
             Outcome::Gone => {
                 self.forget(token);
-                AcquireReply::Busy { holder_ttl: None }
+                AcquireReply::Busy { holder_ttl: None, has_waiters: false }
             }
             // Whoever asked gives the token up.
             Outcome::Unreachable => return Err(self.unreachable(&campaign)),

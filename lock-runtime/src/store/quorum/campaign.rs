@@ -389,7 +389,9 @@ impl Campaign {
         } else {
             (token, is_of_this_round)
         };
-        if seat.token != token || seat.as_of.is_some_and(|as_of| sent < as_of) {
+        // Where it stands is told by the latest question. A number that was raised stays raised.
+        let is_outdated = seat.as_of.is_some_and(|as_of| sent < as_of) && !matches!(heard, Heard::Raise(..));
+        if seat.token != token || is_outdated {
             return;
         }
         let held = |grant: Grant| Standing::Holds(Vote::new(grant, sent));

@@ -69,7 +69,14 @@ impl Inner {
                             campaign.heard(index, renewal.hold.token, round, Heard::Renew(*reply), now);
                             let left = campaign.take_left();
                             let (hold, lease) = (campaign.hold(), campaign.longest_lease());
-                            unused.extend(left.iter().map(|left| Unused::new(node.clone(), left, hold, lease)));
+                            let mut unused_by = |hold: &Hold| {
+                                unused.extend(left.iter().map(|left| Unused::new(node.clone(), left, hold, lease)));
+                            };
+                            unused_by(hold);
+                            if campaign.was_writer() {
+                                // A server that has not heard of the change keeps the writer's vote.
+                                unused_by(&hold.as_writer());
+                            }
                         }
                         unused.into_iter().for_each(|unused| drop(background.give_up(unused)));
                         Ok(replies)

@@ -191,6 +191,51 @@ async fn a_writer_that_did_not_become_a_reader_gives_back_what_it_holds_as_a_rea
     downgraded_unheard_by(2).await;
 }
 
+/// The server that does not hear of a downgrade would keep other readers out until the writer's vote ends there.
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
+    let servers = [(); 3].map(|()| Arc::<Server>::default());
+    let named = servers.iter().map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+    let lease = Duration::from_secs(6);
+    let Ok(store) = QuorumStore::new(named, lease) else { panic!("three are right") };
+    let locks = LockClient::with_store(Arc::new(store));
+    let guard = locks.write("a").lease(lease).no_wait().acquire().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(10)).await;
+
+    servers[0].silent.store(true, Ordering::Relaxed);
+    let reader = guard.downgrade().await.unwrap();
+    servers[0].silent.store(false, Ordering::Relaxed);
+    // A server that was silent is not asked for half a second. A third of the lease later the lock is renewed.
+    tokio::time::sleep(lease * 3 / 4).await;
+    let seen = servers[0].store.inspect(&LockKey::new("a").unwrap(), Family::Lock).await.unwrap();
+    assert!(seen.holders.iter().all(|holder| holder.mode == Mode::Shared), "{seen:?}");
+    reader.release().await.unwrap();
+}
+
+/// A pause before a second look is no round trip: the time-outs that follow from the round trip would grow with each look.
+#[tokio::test(start_paused = true)]
+async fn a_second_look_does_not_count_as_a_round_trip() {
+    let servers: Vec<_> = (0..5).map(|_| Arc::<Server>::default()).collect();
+    let named = servers.iter().map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+    let lease = Duration::from_secs(30);
+    let Ok(store) = QuorumStore::new(named, lease) else { panic!("five are right") };
+    let store = Arc::new(store);
+    let locks = LockClient::with_store(store.clone());
+    for number in 0..20 {
+        let key = LockKey::new(format!("a{number}")).unwrap();
+        let line = node::line_node(&store.inner.nodes, &key, Instant::now()).unwrap();
+        let dead = Hold::new(key.clone(), Mode::Exclusive, Token::random());
+        let request = KeyRequest::new(dead, lease, Instant::now() + lease);
+        assert!(matches!(servers[line].store.acquire(&request).await, Ok(AcquireReply::Granted(_))));
+        let since = Instant::now();
+        let guard = locks.exclusive(key.as_str()).lease(lease).no_wait().acquire().await.unwrap();
+        assert!(since.elapsed() >= Duration::from_millis(10), "it did not look twice");
+        guard.release().await.unwrap();
+    }
+    let round_trip = *lock(&store.inner.round_trip);
+    assert!(round_trip < Duration::from_millis(2), "{round_trip:?}");
+}
+
 /// The line node's clock is ahead of all others, so what it gives out with a hand-over is larger
 /// than what the heir would propose.
 #[tokio::test(start_paused = true)]

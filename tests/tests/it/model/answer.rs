@@ -155,7 +155,7 @@ impl Side {
     fn acquired(&mut self, hold: &Hold, reply: AcquireReply) -> Result<Answer, String> {
         Ok(match reply {
             AcquireReply::Granted(grant) => Answer::Granted(self.granted(hold, grant)?),
-            AcquireReply::Busy { holder_ttl } => Answer::Busy(holder_ttl.map(Hours::from)),
+            AcquireReply::Busy { holder_ttl, .. } => Answer::Busy(holder_ttl.map(Hours::from)),
             AcquireReply::Queued { counter, holder_ttl } => self.queued(hold, counter, holder_ttl)?,
             AcquireReply::Late => Answer::Late,
             AcquireReply::ForeignKey(_) => Answer::ForeignKey,

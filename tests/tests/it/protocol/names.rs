@@ -148,7 +148,8 @@ async fn a_lock_without_an_end_is_busy_and_revoked_only_when_that_is_meant() {
     let hold = fresh_hold(Mode::Exclusive);
     server.command(&["SET", &lock_name(&hold), "somebody"]).await;
     for mode in [Mode::Exclusive, Mode::Shared] {
-        assert_eq!(acquire(&*store, &beside(&hold.key, mode), HOUR).await, AcquireReply::Busy { holder_ttl: None });
+        let reply = acquire(&*store, &beside(&hold.key, mode), HOUR).await;
+        assert_eq!(reply, AcquireReply::Busy { holder_ttl: None, has_waiters: false });
     }
     let revoke = async |scope| store.revoke(&hold.key, Family::Lock, scope).await.unwrap();
     assert_eq!(revoke(RevokeScope::Leased).await, RevokeReply::Endless);

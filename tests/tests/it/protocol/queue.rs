@@ -278,7 +278,7 @@ async fn a_reader_stands_behind_a_writer_who_waits() {
     let writer = client.waiter(&reader.key, Mode::Exclusive).await;
     let late = client.waiter(&reader.key, Mode::Shared).await;
     let busy = acquire(&*client.store, &beside(&reader.key, Mode::Shared), HOUR).await;
-    assert!(matches!(busy, AcquireReply::Busy { holder_ttl: Some(_) }), "{busy:?}");
+    assert!(matches!(busy, AcquireReply::Busy { holder_ttl: Some(_), has_waiters: true }), "{busy:?}");
     client.release(&reader).await;
     client.pushed(&writer).await;
     client.release(&writer).await;

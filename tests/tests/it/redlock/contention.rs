@@ -75,8 +75,8 @@ async fn a_dead_vote_holds_no_request_up_at_stores_in_this_process() {
             stores.plant("a", dead).await;
             let since = Instant::now();
             let guard = request(&stores.client(), "a", mode, wait).acquire().await;
-            // A reader may have to wait for a writer in front, and looks twice as long whether it lives.
-            let within = if wait.is_none() && mode == Mode::Exclusive { AT_ONCE } else { SOON * 2 };
+            // A reader in the queue may have to wait for a writer in front, and finds out first whether that one lives.
+            let within = if wait.is_none() { AT_ONCE } else { SOON * 2 };
             assert!(
                 guard.is_ok() && since.elapsed() < within,
                 "{mode:?} behind {dead:?}: {guard:?} after {:?}",
@@ -84,6 +84,26 @@ async fn a_dead_vote_holds_no_request_up_at_stores_in_this_process() {
             );
         }
     }
+}
+
+/// The second look of a request that does not wait takes no time that a short lease would not leave.
+#[tokio::test(start_paused = true)]
+async fn a_dead_vote_holds_no_request_with_a_short_lease_up() {
+    for (dead, mode) in MODES {
+        let stores = Stores::new();
+        stores.plant("a", dead).await;
+        let guard = request(&stores.client(), "a", mode, None).lease(Duration::from_millis(500)).acquire().await;
+        assert!(guard.is_ok(), "{mode:?} behind {dead:?}: {guard:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_does_not_wait_is_refused_behind_a_writer_that_waits() {
+    let stores = Stores::new();
+    stores.plant("a", Mode::Exclusive).await;
+    stand_in_line(&*stores.0[queue_node("a", 5)], "a").await;
+    let refused = request(&stores.client(), "a", Mode::Shared, None).acquire().await;
+    assert_eq!(refused.unwrap_err().kind(), LockErrorKind::Contended);
 }
 
 #[tokio::test]

@@ -246,11 +246,14 @@ impl Campaign {
 
     /// What to tell a request that is refused: what it can do something about comes first.
     pub(super) fn refusal(&self) -> AcquireReply {
-        let (mut busy, mut late, mut unfit) = (false, false, PerNode::new());
+        let (mut busy, mut has_waiters, mut late, mut unfit) = (false, false, false, PerNode::new());
         for seat in &self.seats {
             match seat.word {
                 Word::Refused(reply @ (AcquireReply::ForeignKey(_) | AcquireReply::ModeMismatch)) => unfit.push(reply),
-                Word::Refused(AcquireReply::Busy { .. }) | Word::InLine { .. } => busy = true,
+                Word::Refused(AcquireReply::Busy { has_waiters: waited_for, .. }) => {
+                    (busy, has_waiters) = (true, has_waiters || waited_for);
+                }
+                Word::InLine { .. } => busy = true,
                 Word::Refused(AcquireReply::Late) => late = true,
                 _ => {}
             }
@@ -259,14 +262,17 @@ impl Campaign {
         if unfit.len() > self.seats.len() - self.majority() {
             return unfit[0];
         }
-        if !busy && late { AcquireReply::Late } else { AcquireReply::Busy { holder_ttl: self.free_in() } }
+        if !busy && late {
+            return AcquireReply::Late;
+        }
+        AcquireReply::Busy { holder_ttl: self.free_in(), has_waiters }
     }
 
     /// How long until enough of the votes for others have ended for a majority, if none is given
     /// back before. `None` if that is not known.
     fn free_in(&self) -> Option<Duration> {
         let ttl = |seat: &Seat| match seat.word {
-            Word::Refused(AcquireReply::Busy { holder_ttl }) | Word::InLine { holder_ttl, .. } => Some(holder_ttl),
+            Word::Refused(AcquireReply::Busy { holder_ttl, .. }) | Word::InLine { holder_ttl, .. } => Some(holder_ttl),
             _ => None,
         };
         let mut ttls: PerNode<Option<Duration>> = self.seats.iter().filter_map(ttl).collect();
@@ -280,7 +286,7 @@ impl Campaign {
         let seat = &self.seats[self.line?];
         let (counter, holder_ttl) = match seat.word {
             Word::InLine { counter, holder_ttl } => (counter, holder_ttl),
-            Word::Refused(AcquireReply::Busy { holder_ttl }) => (None, holder_ttl),
+            Word::Refused(AcquireReply::Busy { holder_ttl, .. }) => (None, holder_ttl),
             _ => return None,
         };
         // The server has looked at some time between the question and the answer.
@@ -317,19 +323,18 @@ impl Campaign {
         if before.is_some() {
             return self.yield_to_line(now);
         }
-        // A reader may have to wait for a writer in front, which polls in the meantime if it lives.
-        let pause = if self.hold.mode == Mode::Shared { self.patience.line * 3 } else { self.patience.split };
-        let mut look_at = now + pause;
-        if self.if_busy == IfBusy::Refuse {
+        let pause = match self.line_word() {
+            // A request that waits is granted the lock before one that does not.
+            Some(Word::Refused(AcquireReply::Busy { has_waiters: true, .. })) => return self.yield_to_line(now),
             // There is to be time for a second look.
-            let third = self.answer_by.saturating_duration_since(now) / 3;
-            let left = if self.hold.mode == Mode::Shared { third * 2 } else { third };
-            if self.hold.mode == Mode::Shared && left < self.patience.line * 3 / 2 {
-                // Too little for a writer in front to have polled: it keeps its turn.
-                return self.yield_to_line(now);
+            _ if self.if_busy == IfBusy::Refuse => {
+                self.patience.split.min(self.answer_by.saturating_duration_since(now) / 3)
             }
-            look_at = look_at.min(now + left);
-        }
+            // A writer may be in front, which polls in the meantime if it lives.
+            _ if self.hold.mode == Mode::Shared => self.patience.line * 3,
+            _ => self.patience.split,
+        };
+        let look_at = now + pause;
         let next = self.yield_to_line(now);
         (self.was_free, self.look_at) = (obstacle, look_at);
         match next {

@@ -247,7 +247,7 @@ impl Client {
             }
             (Outcome::Gone, false) => {
                 self.forget(lead.token);
-                Answer::Acquire(AcquireReply::Busy { holder_ttl: None })
+                Answer::Acquire(AcquireReply::Busy { holder_ttl: None, has_waiters: false })
             }
             (Outcome::Refused(_) | Outcome::Gone, true) => {
                 self.forget(lead.token);

@@ -209,7 +209,7 @@ impl Client {
                         user.line.queued(token, sent, counter, holder_ttl, now, jitter);
                         None
                     }
-                    Answer::Acquire(AcquireReply::Busy { holder_ttl }) => {
+                    Answer::Acquire(AcquireReply::Busy { holder_ttl, .. }) => {
                         user.line.refused(token, holder_ttl, now, jitter);
                         None
                     }

@@ -5,8 +5,9 @@
 -- may come in before those who wait ('': nobody); of one server among several what its marker is to say, and the number
 -- that is proposed as fencing token (0: none).
 -- {'granted', server time, fence, ttl, spare, ...} | {'queued', server time, counter, ttl}
--- | {'refused', server time, index, why, ttl} | {'late', server time} | {'strange', server time}
--- Why: 'busy', 'mismatch', or in the place of which key other data lie: 'foreign' (the lock), 'foreign fence', 'foreign queue'.
+-- | {'refused', server time, index, 'busy', ttl, 1 if a waiter stands in the line} | {'refused', server time, index, why}
+-- | {'late', server time} | {'strange', server time}
+-- Why: 'mismatch', or in the place of which key other data lie: 'foreign' (the lock), 'foreign fence', 'foreign queue'.
 if micros > tonumber(ARGV[1]) then
   return {'late', micros}
 end
@@ -44,7 +45,7 @@ for i = 1, math.floor(#KEYS / 3) do
   end
   local line = line_of(KEYS[3 * i], request.member)
   if not line then
-    return answer({'refused', micros, i, 'foreign queue', -1})
+    return answer({'refused', micros, i, 'foreign queue'})
   end
   request.line = line
   requests[i] = request
@@ -67,8 +68,11 @@ for i = 1, math.floor(#KEYS / 3) do
   if queued then
     return answer({'queued', micros, request.counter, ttl or -1})
   end
+  if standing == 'busy' then
+    return answer({'refused', micros, i, standing, ttl or -1, is_waited_for(line) and 1 or 0})
+  end
   if standing ~= 'free' and standing ~= 'held' then
-    return answer({'refused', micros, i, standing, ttl or -1})
+    return answer({'refused', micros, i, standing})
   end
 end
 

@@ -243,6 +243,17 @@ local function remind(line, lock)
   end
 end
 
+-- Whether a live waiter stands in the line.
+local function is_waited_for(line)
+  for place = line.first, line.last do
+    local seen = string.match(redis.call('HGET', line.queue, place) or '', '^(%d+) ')
+    if seen and now - tonumber(seen) < STALE then
+      return true
+    end
+  end
+  return false
+end
+
 -- Writes the ends of the line, and publishes grants; after a change that lets a lock end earlier (`frees`) also when that is.
 -- That comes last, and a failure of it is found by a poll.
 local function finish(line, lock)
