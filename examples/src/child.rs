@@ -48,7 +48,11 @@ impl Child {
         let (Some(orders), Some(output)) = (process.stdin.take(), process.stdout.take()) else {
             bail!("a child process has no pipes");
         };
-        Ok(Self { process, orders, lines: BufReader::new(output).lines() })
+        Ok(Self {
+            process,
+            orders,
+            lines: BufReader::new(output).lines(),
+        })
     }
 
     /// The next line that the child says.
@@ -56,9 +60,17 @@ impl Child {
     /// # Errors
     /// If the child ends instead; why is on standard error.
     pub async fn line(&mut self) -> anyhow::Result<String> {
-        match self.lines.next_line().await.context("cannot read from a child process")? {
+        match self
+            .lines
+            .next_line()
+            .await
+            .context("cannot read from a child process")?
+        {
             Some(line) => Ok(line),
-            None => bail!("a child process ended before its time: {}", self.process.wait().await?),
+            None => bail!(
+                "a child process ended before its time: {}",
+                self.process.wait().await?
+            ),
         }
     }
 
@@ -76,7 +88,11 @@ impl Child {
     /// # Errors
     /// If the child fails, or does not end within 30 s; then it is killed.
     pub async fn end(self) -> anyhow::Result<Option<String>> {
-        let Self { mut process, orders, mut lines } = self;
+        let Self {
+            mut process,
+            orders,
+            mut lines,
+        } = self;
         drop(orders);
         let parting = async {
             let mut last = None;
@@ -85,7 +101,9 @@ impl Child {
             }
             Ok::<_, io::Error>((last, process.wait().await?))
         };
-        let (last, status) = timeout(PATIENCE, parting).await.context("a child process does not end")??;
+        let (last, status) = timeout(PATIENCE, parting)
+            .await
+            .context("a child process does not end")??;
         if !status.success() {
             bail!("a child process failed: {status}");
         }
@@ -103,7 +121,11 @@ pub fn say(line: impl fmt::Display) {
 /// # Errors
 /// If standard input cannot be read.
 pub async fn order() -> anyhow::Result<Option<String>> {
-    BufReader::new(stdin()).lines().next_line().await.context("cannot read orders")
+    BufReader::new(stdin())
+        .lines()
+        .next_line()
+        .await
+        .context("cannot read orders")
 }
 
 /// In a child: waits until the parent closes the child's input, or is no more.

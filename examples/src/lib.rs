@@ -7,7 +7,12 @@ pub use child::{Child, order, parent_hangs_up, say};
 pub use start::{run_id, start};
 
 /// The messages, the client and the server of `proto/inventory.proto`, as they are generated.
-#[allow(missing_docs, unreachable_pub, clippy::all, reason = "written by a machine")]
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    reason = "written by a machine"
+)]
 pub mod inventory {
     tonic::include_proto!("inventory.v1");
 }

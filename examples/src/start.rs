@@ -42,7 +42,12 @@ mod tests {
 
     #[test]
     fn a_cause_that_the_error_quotes_is_told_once() {
-        let error = Err::<(), _>(std::io::Error::other("refused")).context("no connection: refused").context("stuck");
-        assert_eq!(in_one_line(&error.unwrap_err()), "stuck: no connection: refused");
+        let error = Err::<(), _>(std::io::Error::other("refused"))
+            .context("no connection: refused")
+            .context("stuck");
+        assert_eq!(
+            in_one_line(&error.unwrap_err()),
+            "stuck: no connection: refused"
+        );
     }
 }

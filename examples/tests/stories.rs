@@ -11,19 +11,36 @@ fn tell(story: &str, options: &[&str]) -> Output {
     // One after the other: each of them keeps all processors busy, and its requests wait for fractions of a second only.
     static RUNNING: Mutex<()> = Mutex::new(());
     let _running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-    let output = Command::new(story).args(options).output().expect("the story is built");
-    assert!(!output.stdout.is_empty(), "it says nothing: {}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new(story)
+        .args(options)
+        .output()
+        .expect("the story is built");
+    assert!(
+        !output.stdout.is_empty(),
+        "it says nothing: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     output
 }
 
 /// The last line of a story that ended well.
 fn last_line(output: &Output) -> String {
-    let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, error) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     assert!(output.status.success(), "{out}{error}");
     out.lines().last().unwrap_or_default().to_owned()
 }
 
-const SALE: [&str; 6] = ["--requests", "2000", "--concurrency", "100", "--stock", "1000"];
+const SALE: [&str; 6] = [
+    "--requests",
+    "2000",
+    "--concurrency",
+    "100",
+    "--stock",
+    "1000",
+];
 const EXACT: &str = "requests=2000 sold=1000 oversold=0 errors=0 leftover_keys=0 seconds=";
 
 #[test]
@@ -39,20 +56,33 @@ async fn a_flash_sale_of_four_processes_on_redis_sells_exactly_its_stock() {
     let options = [&SALE[..], &["--redis", &url, "--processes", "4"]].concat();
     let line = last_line(&tell(env!("CARGO_BIN_EXE_flash-sale"), &options));
     assert!(line.starts_with(EXACT), "{line}");
-    assert!(server.keys("*").await.is_empty(), "{:?}", server.keys("*").await);
+    assert!(
+        server.keys("*").await.is_empty(),
+        "{:?}",
+        server.keys("*").await
+    );
 }
 
 #[test]
 fn a_flash_sale_without_a_lock_oversells() {
-    let output = tell(env!("CARGO_BIN_EXE_flash-sale"), &[&SALE[..], &["--no-lock"]].concat());
+    let output = tell(
+        env!("CARGO_BIN_EXE_flash-sale"),
+        &[&SALE[..], &["--no-lock"]].concat(),
+    );
     let line = last_line(&output);
-    assert!(line.contains(" errors=0 ") && !line.contains(" oversold=0 "), "{line}");
+    assert!(
+        line.contains(" errors=0 ") && !line.contains(" oversold=0 "),
+        "{line}"
+    );
 }
 
 #[tokio::test]
 async fn a_lottery_draws_once() {
     let server = RedisServer::start().await;
-    let line = last_line(&tell(env!("CARGO_BIN_EXE_lottery"), &["--redis", &server.url()]));
+    let line = last_line(&tell(
+        env!("CARGO_BIN_EXE_lottery"),
+        &["--redis", &server.url()],
+    ));
     assert_eq!(line, "replicas=8 draws=1 skipped=7");
 }
 
@@ -71,10 +101,16 @@ async fn an_inventory_is_reserved_and_counted_exactly() {
     for options in [&[][..], &["--redis", &server.url()]] {
         let output = tell(env!("CARGO_BIN_EXE_inventory"), options);
         let line = last_line(&output);
-        assert!(line.starts_with("orders=1600 ") && line.ends_with(" oversold=0 miscounted=0 errors=0"), "{line}");
+        assert!(
+            line.starts_with("orders=1600 ") && line.ends_with(" oversold=0 miscounted=0 errors=0"),
+            "{line}"
+        );
         // Two stock-takings last four times as long as a request waits.
         let text = String::from_utf8_lossy(&output.stdout);
-        assert!(text.contains("refused: Aborted, come back in 100ms."), "{text}");
+        assert!(
+            text.contains("refused: Aborted, come back in 100ms."),
+            "{text}"
+        );
     }
 }
 
@@ -82,7 +118,9 @@ async fn an_inventory_is_reserved_and_counted_exactly() {
 fn an_inventory_without_a_lock_is_oversold_and_miscounted() {
     let line = last_line(&tell(env!("CARGO_BIN_EXE_inventory"), &["--no-lock"]));
     assert!(
-        line.ends_with(" errors=0") && !line.contains(" oversold=0 ") && !line.contains(" miscounted=0 "),
+        line.ends_with(" errors=0")
+            && !line.contains(" oversold=0 ")
+            && !line.contains(" miscounted=0 "),
         "{line}"
     );
 }
@@ -92,7 +130,10 @@ async fn an_order_is_charged_once_whatever_its_policy() {
     let server = RedisServer::start().await;
     for options in [&[][..], &["--redis", &server.url()]] {
         let line = last_line(&tell(env!("CARGO_BIN_EXE_orders"), options));
-        assert!(line.starts_with("charges=2 double_charges=0 refused=") && line.ends_with(" errors=0"), "{line}");
+        assert!(
+            line.starts_with("charges=2 double_charges=0 refused=") && line.ends_with(" errors=0"),
+            "{line}"
+        );
     }
 }
 
@@ -104,8 +145,14 @@ fn a_mistake_in_the_options_is_one_line() {
         (&["--concurrency", "0"], "concurrency"),
         (&["--redis", "redis://127.0.0.1:1/"], "127.0.0.1:1"),
     ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_flash-sale")).args(options).output().expect("the story is built");
+        let output = Command::new(env!("CARGO_BIN_EXE_flash-sale"))
+            .args(options)
+            .output()
+            .expect("the story is built");
         let error = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && error.contains(word), "{options:?}: {error}");
+        assert!(
+            !output.status.success() && error.contains(word),
+            "{options:?}: {error}"
+        );
     }
 }

@@ -115,7 +115,10 @@ impl Draft {
         }
         let name = input.call(Ident::parse_any)?;
         if self.seen.contains(&name) {
-            return Err(syn::Error::new(name.span(), format!("`{name}` is given twice: keep one")));
+            return Err(syn::Error::new(
+                name.span(),
+                format!("`{name}` is given twice: keep one"),
+            ));
         }
         self.seen.push(name.clone());
         match name.to_string().as_str() {
@@ -132,7 +135,14 @@ impl Draft {
                 self.global = Some(name.clone());
                 value::flag(&name, input)?;
             }
-            "client" => self.client = Some(value::given(&name, "client = self.locks", "LockClient", input)?),
+            "client" => {
+                self.client = Some(value::given(
+                    &name,
+                    "client = self.locks",
+                    "LockClient",
+                    input,
+                )?)
+            }
             "spec" => {
                 let spec = value::given(&name, "spec = self.config.lock", "LockSpec", input)?;
                 self.set_base(name, Base::Expr(spec))?;
@@ -189,8 +199,7 @@ impl Draft {
 
     fn begin_key(&mut self, name: &Ident) -> syn::Result<()> {
         if std::mem::replace(&mut self.key_begun, true) {
-            let message =
-                "`key` and `keys` exclude each other: keep `key` for one lock, or put all of them into `keys(..)`";
+            let message = "`key` and `keys` exclude each other: keep `key` for one lock, or put all of them into `keys(..)`";
             return Err(syn::Error::new(name.span(), message));
         }
         Ok(())
@@ -200,7 +209,9 @@ impl Draft {
         if let Some((other, _)) = &self.base {
             let message = if name == "spec" || *other == "spec" {
                 let mode = if name == "spec" { other } else { &name };
-                format!("the mode is a part of the `spec`: say it there, or drop `spec` and keep `{mode}`")
+                format!(
+                    "the mode is a part of the `spec`: say it there, or drop `spec` and keep `{mode}`"
+                )
             } else {
                 format!(
                     "`{other}` and `{name}` exclude each other: keep `read` for one of many readers, `write` for the only \
@@ -233,7 +244,10 @@ impl Draft {
             (None, Some(keys)) => Ok(Args {
                 keys,
                 client: self.client,
-                spec: Spec { base: self.base.map(|(_, base)| base).unwrap_or_default(), ..self.spec },
+                spec: Spec {
+                    base: self.base.map(|(_, base)| base).unwrap_or_default(),
+                    ..self.spec
+                },
                 guard: self.guard,
                 on_busy: self.on_busy,
                 on_lost: self.on_lost,
@@ -245,7 +259,9 @@ impl Draft {
     }
 
     fn check_holds(&mut self) {
-        let (Some(Value::Literal(min)), Some(Value::Literal(max))) = (&self.spec.min_hold, &self.spec.max_hold) else {
+        let (Some(Value::Literal(min)), Some(Value::Literal(max))) =
+            (&self.spec.min_hold, &self.spec.max_hold)
+        else {
             return;
         };
         if min > max {
@@ -254,7 +270,10 @@ impl Draft {
                 humantime::format_duration(*min),
                 humantime::format_duration(*max)
             );
-            let later = self.seen.iter().rfind(|name| *name == "min_hold" || *name == "max_hold");
+            let later = self
+                .seen
+                .iter()
+                .rfind(|name| *name == "min_hold" || *name == "max_hold");
             let span = later.map_or_else(Span::call_site, Ident::span);
             self.refuse(syn::Error::new(span, message));
         }

@@ -58,11 +58,24 @@ impl Expansion {
         let returned = Returned::by(&function);
         let name = function.sig.ident.unraw().to_string();
         let arguments = function.arguments();
-        let Function { attrs, vis, sig, brace, inner_attrs, work } = function;
+        let Function {
+            attrs,
+            vis,
+            sig,
+            brace,
+            inner_attrs,
+            work,
+        } = function;
         let work = match work {
             Work::Async(body) => self.locked(&name, &returned, arguments, brace, body),
             Work::Block(block) => {
-                let AsyncBlock { pin, keywords, arguments: bound, brace, body } = *block;
+                let AsyncBlock {
+                    pin,
+                    keywords,
+                    arguments: bound,
+                    brace,
+                    body,
+                } = *block;
                 let locked = self.locked(&name, &returned, arguments, brace, body);
                 let mut block = TokenStream::new();
                 brace.surround(&mut block, |block| block.extend(quote!(#(#bound)* #locked)));
@@ -73,7 +86,9 @@ impl Expansion {
             }
         };
         let mut block = TokenStream::new();
-        brace.surround(&mut block, |block| block.extend(quote!(#(#inner_attrs)* #work)));
+        brace.surround(&mut block, |block| {
+            block.extend(quote!(#(#inner_attrs)* #work))
+        });
         quote!(#(#attrs)* #vis #sig #block)
     }
 
@@ -109,10 +124,16 @@ impl Expansion {
         let busy = self.busy(returned);
         let refused = self.refused(returned);
         // Around a single expression not the user's own braces: the compiler would call them unnecessary.
-        let is_single =
-            !body.clone().into_iter().any(|token| matches!(token, TokenTree::Punct(p) if p.as_char() == ';'));
+        let is_single = !body
+            .clone()
+            .into_iter()
+            .any(|token| matches!(token, TokenTree::Punct(p) if p.as_char() == ';'));
         let mut block = Group::new(Delimiter::Brace, body);
-        block.set_span(if is_single { located_at(brace.span.join()) } else { brace.span.join() });
+        block.set_span(if is_single {
+            located_at(brace.span.join())
+        } else {
+            brace.span.join()
+        });
         // The user's own span: of a block that a macro wrote, the compiler would not name the variables.
         let open = brace.span.open();
         let mut outer = Group::new(Delimiter::Brace, quote!(#guard #used #anchor #block));
@@ -181,11 +202,17 @@ impl Expansion {
 
     /// What the body may call its lock: a statement before it, and one at its beginning.
     fn guard(&self) -> (TokenStream, TokenStream) {
-        let Some(guard) = &self.args.guard else { return Default::default() };
+        let Some(guard) = &self.args.guard else {
+            return Default::default();
+        };
         let span = Span::mixed_site();
         let rt = self.runtime.at(span);
         // Of the same name, for errors that speak of it; unless it is the one other name that is in use here.
-        let mut held = if guard == "__entered" { Ident::new("__held", guard.span()) } else { guard.clone() };
+        let mut held = if guard == "__entered" {
+            Ident::new("__held", guard.span())
+        } else {
+            guard.clone()
+        };
         held.set_span(located_at(guard.span()));
         let borrow = quote_spanned!(guard.span()=> &#held);
         (
@@ -225,7 +252,10 @@ impl Expansion {
             let rt = self.runtime.at(start);
             let mut arguments = Group::new(Delimiter::Parenthesis, quote!(#map, #error));
             arguments.set_span(located_at(end));
-            let ty = returned.inferred().filter(|_| matches!(map, Expr::Closure(_))).map(|ty| quote!(::<#ty>));
+            let ty = returned
+                .inferred()
+                .filter(|_| matches!(map, Expr::Closure(_)))
+                .map(|ty| quote!(::<#ty>));
             return returned.typed(quote_spanned!(start=> #rt::map_err #ty #arguments));
         }
         // The user's own spans, first token and last: a type that cannot hold the error is underlined, and nothing else.
@@ -251,19 +281,27 @@ impl Returned {
             (None, ReturnType::Type(_, ty)) => ends(ty),
             (None, ReturnType::Default) => (function.sig.ident.span(), function.sig.ident.span()),
         };
-        Self { ty: function.output(), ends }
+        Self {
+            ty: function.output(),
+            ends,
+        }
     }
 
     /// A `return` that never runs: the first one that the compiler sees, so that the body is held to the declared type and
     /// its errors stand where they stand without the attribute.
     fn anchor(&self) -> TokenStream {
-        let Some(ty) = self.inferred() else { return TokenStream::new() };
+        let Some(ty) = self.inferred() else {
+            return TokenStream::new();
+        };
         let (start, end) = self.ends;
         let mut call = Group::new(Delimiter::Parenthesis, TokenStream::new());
         call.set_span(end);
         let span = located_at(start);
         // The user's own span at both ends, so that "return type inferred to be" underlines the type.
-        let mut closure = Group::new(Delimiter::Parenthesis, quote_spanned!(span=> || -> #ty { loop {} }));
+        let mut closure = Group::new(
+            Delimiter::Parenthesis,
+            quote_spanned!(span=> || -> #ty { loop {} }),
+        );
         closure.set_span(start);
         quote_spanned! {span=>
             #[allow(
@@ -282,7 +320,9 @@ impl Returned {
 
     /// The expression, which the compiler holds to the type because the function declares it.
     fn typed(&self, expr: TokenStream) -> TokenStream {
-        let Some(ty) = self.inferred() else { return expr };
+        let Some(ty) = self.inferred() else {
+            return expr;
+        };
         quote_spanned!(Span::mixed_site()=> { let __value: #ty = #expr; __value })
     }
 

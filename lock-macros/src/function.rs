@@ -9,8 +9,8 @@ use std::collections::HashMap;
 use proc_macro2::{Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::{
-    Attribute, Block, Expr, ExprAsync, GenericArgument, Ident, Local, Pat, Path, PathArguments, ReturnType, Signature,
-    Stmt, Token, Type, TypeParamBound, Visibility,
+    Attribute, Block, Expr, ExprAsync, GenericArgument, Ident, Local, Pat, Path, PathArguments,
+    ReturnType, Signature, Stmt, Token, Type, TypeParamBound, Visibility,
     ext::IdentExt as _,
     parse::{Parse, ParseStream, Parser as _},
     spanned::Spanned as _,
@@ -54,11 +54,16 @@ impl Parse for Function {
         let attrs = input.call(Attribute::parse_outer)?;
         let vis = input.parse()?;
         if !begins_a_function(input) {
-            return Err(input.error("`#[distributed_lock]` goes on an `async fn`: put it on a function or a method"));
+            return Err(input.error(
+                "`#[distributed_lock]` goes on an `async fn`: put it on a function or a method",
+            ));
         }
         let sig: Signature = input.parse()?;
         if let Some(constness) = &sig.constness {
-            return Err(syn::Error::new(constness.span, "a `const fn` cannot wait for a lock: make it an `async fn`"));
+            return Err(syn::Error::new(
+                constness.span,
+                "a `const fn` cannot wait for a lock: make it an `async fn`",
+            ));
         }
         if input.peek(Token![;]) {
             return Err(
@@ -76,7 +81,14 @@ impl Parse for Function {
             let block = async_block(&body).filter(|_| !matches!(sig.output, ReturnType::Default));
             Work::Block(block.ok_or_else(|| not_async(&sig, &body))?.into())
         };
-        let function = Self { attrs, vis, sig, brace, inner_attrs, work };
+        let function = Self {
+            attrs,
+            vis,
+            sig,
+            brace,
+            inner_attrs,
+            work,
+        };
         match function.returns() {
             Some(ty @ Type::Never(_)) => {
                 let message = "a function that never returns cannot report that the lock was lost: return a `Result` \
@@ -106,10 +118,14 @@ fn begins_a_function(input: ParseStream<'_>) -> bool {
 /// it would be done without the lock.
 fn async_block(body: &TokenStream) -> Option<AsyncBlock> {
     let mut statements = Block::parse_within.parse2(body.clone()).ok()?;
-    let (Some(Stmt::Expr(future, None)), None) = (statements.pop(), statements.pop()) else { return None };
+    let (Some(Stmt::Expr(future, None)), None) = (statements.pop(), statements.pop()) else {
+        return None;
+    };
     let (pin, block) = match future {
         Expr::Call(mut call) => {
-            let Expr::Path(pin) = &*call.func else { return None };
+            let Expr::Path(pin) = &*call.func else {
+                return None;
+            };
             if !ends_with(&pin.path, ["Box", "pin"]) || call.args.len() != 1 {
                 return None;
             }
@@ -117,7 +133,15 @@ fn async_block(body: &TokenStream) -> Option<AsyncBlock> {
         }
         block => (None, block),
     };
-    let Expr::Async(ExprAsync { async_token, capture: Some(capture), block, .. }) = block else { return None };
+    let Expr::Async(ExprAsync {
+        async_token,
+        capture: Some(capture),
+        block,
+        ..
+    }) = block
+    else {
+        return None;
+    };
     let (mut arguments, mut body) = (Vec::new(), TokenStream::new());
     let mut statements = block.stmts.into_iter().peekable();
     // Only what stands in front: further on, `let total = total;` is the user's own.
@@ -128,14 +152,21 @@ fn async_block(body: &TokenStream) -> Option<AsyncBlock> {
         }
     }
     body.extend(statements.map(ToTokens::into_token_stream));
-    Some(AsyncBlock { pin, keywords: quote!(#async_token #capture), arguments, brace: block.brace_token, body })
+    Some(AsyncBlock {
+        pin,
+        keywords: quote!(#async_token #capture),
+        arguments,
+        brace: block.brace_token,
+        body,
+    })
 }
 
 /// Does the path end in these two words?
 fn ends_with(path: &Path, words: [&str; 2]) -> bool {
     let mut segments = path.segments.iter().rev().map(|segment| &segment.ident);
     let [first, last] = words;
-    segments.next().is_some_and(|ident| ident == last) && segments.next().is_some_and(|ident| ident == first)
+    segments.next().is_some_and(|ident| ident == last)
+        && segments.next().is_some_and(|ident| ident == first)
 }
 
 /// What `#[async_trait]` writes in front of the body: `if let Some(__ret) = ..`, `let __self = self;`, `let id = id;`,
@@ -149,10 +180,17 @@ fn is_preamble(statement: &Stmt) -> bool {
         _ => return false,
     };
     match (&local.pat, local.init.as_ref().map(|init| &*init.expr)) {
-        (Pat::Ident(argument), Some(Expr::Path(path))) => path.path.is_ident(&argument.ident) || binds_self(local),
+        (Pat::Ident(argument), Some(Expr::Path(path))) => {
+            path.path.is_ident(&argument.ident) || binds_self(local)
+        }
         (_, Some(Expr::Block(init))) => {
-            let [Stmt::Local(argument), Stmt::Expr(Expr::Path(path), None)] = &*init.block.stmts else { return false };
-            let Pat::Ident(argument) = &argument.pat else { return false };
+            let [Stmt::Local(argument), Stmt::Expr(Expr::Path(path), None)] = &*init.block.stmts
+            else {
+                return false;
+            };
+            let Pat::Ident(argument) = &argument.pat else {
+                return false;
+            };
             path.path.is_ident(&argument.ident) && argument.ident.to_string().starts_with("__arg")
         }
         _ => false,
@@ -172,7 +210,8 @@ fn not_async(sig: &Signature, body: &TokenStream) -> syn::Error {
              made it a plain function; put `#[distributed_lock]` above that one"
         )
     } else if returns_a_future(sig) && body.to_string().starts_with("async {") {
-        "the lock is taken in this block, which has to own what it uses: write `async move { .. }`".to_owned()
+        "the lock is taken in this block, which has to own what it uses: write `async move { .. }`"
+            .to_owned()
     } else if returns_a_future(sig) {
         format!(
             "`{name}` is no `async fn`: write `async fn {name}`, or make `async move {{ .. }}` or `Box::pin(async move {{ .. }})` \
@@ -187,13 +226,19 @@ fn not_async(sig: &Signature, body: &TokenStream) -> syn::Error {
 /// `Pin<Box<dyn Future<..>>>`, `BoxFuture<..>`, `impl Future<..>`, by its words alone: an alias or a path changes nothing
 /// about the advice.
 fn returns_a_future(sig: &Signature) -> bool {
-    sig.output.to_token_stream().into_iter().any(|token| contains_future(&token))
+    sig.output
+        .to_token_stream()
+        .into_iter()
+        .any(|token| contains_future(&token))
 }
 
 fn contains_future(token: &TokenTree) -> bool {
     match token {
         TokenTree::Ident(ident) => ident.to_string().ends_with("Future"),
-        TokenTree::Group(group) => group.stream().into_iter().any(|token| contains_future(&token)),
+        TokenTree::Group(group) => group
+            .stream()
+            .into_iter()
+            .any(|token| contains_future(&token)),
         _ => false,
     }
 }
@@ -201,7 +246,9 @@ fn contains_future(token: &TokenTree) -> bool {
 impl Function {
     /// The type of what the caller awaits, as far as it is written.
     pub(crate) fn returns(&self) -> Option<&Type> {
-        let ReturnType::Type(_, ty) = &self.sig.output else { return None };
+        let ReturnType::Type(_, ty) = &self.sig.output else {
+            return None;
+        };
         match self.work {
             Work::Async(_) => Some(ty),
             Work::Block(_) => future_output(ty),
@@ -225,7 +272,10 @@ impl Function {
         let mut arguments = Bindings::default();
         arguments.visit_signature_mut(&mut self.sig.clone());
         if let Work::Block(block) = &self.work {
-            block.arguments.iter().for_each(|local| arguments.visit_pat_mut(&mut local.pat.clone()));
+            block
+                .arguments
+                .iter()
+                .for_each(|local| arguments.visit_pat_mut(&mut local.pat.clone()));
         }
         arguments
     }
@@ -233,8 +283,10 @@ impl Function {
     /// Refuses what does not go with the arguments of the attribute.
     pub(crate) fn check(&self, args: &Args) -> syn::Result<()> {
         let arguments = self.arguments();
-        let mistakes =
-            self.check_captures(args, &arguments).chain(self.check_room(args)).chain(arguments.check_guard(args));
+        let mistakes = self
+            .check_captures(args, &arguments)
+            .chain(self.check_room(args))
+            .chain(arguments.check_guard(args));
         let mistakes = mistakes.reduce(|mut all, one| {
             all.combine(one);
             all
@@ -264,21 +316,43 @@ impl Function {
     ///
     /// The compiler would refuse it too, but it cannot look into a string that was taken apart: it would propose to replace the
     /// whole key by the variable that was meant. A capital letter may begin a constant, which is the compiler's to know.
-    fn check_captures(&self, args: &Args, arguments: &Bindings) -> impl Iterator<Item = syn::Error> {
-        let constants: Vec<_> = self.sig.generics.const_params().map(|param| param.ident.unraw().to_string()).collect();
-        let missing = args.keys.each().flat_map(|key| key.captures()).filter(move |(name, _)| {
-            name.starts_with(|first: char| first.is_lowercase() || first == '_')
-                && !arguments.hidden
-                && !arguments.has(name)
-                && !constants.iter().any(|constant| constant == name)
-        });
+    fn check_captures(
+        &self,
+        args: &Args,
+        arguments: &Bindings,
+    ) -> impl Iterator<Item = syn::Error> {
+        let constants: Vec<_> = self
+            .sig
+            .generics
+            .const_params()
+            .map(|param| param.ident.unraw().to_string())
+            .collect();
+        let missing = args
+            .keys
+            .each()
+            .flat_map(|key| key.captures())
+            .filter(move |(name, _)| {
+                name.starts_with(|first: char| first.is_lowercase() || first == '_')
+                    && !arguments.hidden
+                    && !arguments.has(name)
+                    && !constants.iter().any(|constant| constant == name)
+            });
         missing.map(|(name, span)| {
-            let names: Vec<_> = arguments.names.iter().map(|name| name.unraw().to_string()).collect();
+            let names: Vec<_> = arguments
+                .names
+                .iter()
+                .map(|name| name.unraw().to_string())
+                .collect();
             let hint = match nearest(name, names.iter().map(String::as_str)) {
                 Some(near) => format!("did you mean `{{{near}}}`?"),
-                None => format!("name one in the key, or give the value after it, `key(\"order:{{}}\", {name})`"),
+                None => format!(
+                    "name one in the key, or give the value after it, `key(\"order:{{}}\", {name})`"
+                ),
             };
-            syn::Error::new(span, format!("`{}` has no argument `{name}`: {hint}", self.sig.ident))
+            syn::Error::new(
+                span,
+                format!("`{}` has no argument `{name}`: {hint}", self.sig.ident),
+            )
         })
     }
 }
@@ -293,9 +367,17 @@ fn future_output(ty: &Type) -> Option<&Type> {
         },
     };
     bounds.iter().find_map(|bound| {
-        let TypeParamBound::Trait(bound) = bound else { return None };
-        let segment = bound.path.segments.last().filter(|segment| segment.ident == "Future")?;
-        let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return None };
+        let TypeParamBound::Trait(bound) = bound else {
+            return None;
+        };
+        let segment = bound
+            .path
+            .segments
+            .last()
+            .filter(|segment| segment.ident == "Future")?;
+        let PathArguments::AngleBracketed(arguments) = &segment.arguments else {
+            return None;
+        };
         arguments.args.iter().find_map(|argument| match argument {
             GenericArgument::AssocType(assoc) if assoc.ident == "Output" => Some(&assoc.ty),
             _ => None,
@@ -306,8 +388,14 @@ fn future_output(ty: &Type) -> Option<&Type> {
 /// `T` of `Name<T>`.
 fn argument_of<'a>(ty: &'a Type, name: &str) -> Option<&'a Type> {
     let Type::Path(path) = ty else { return None };
-    let segment = path.path.segments.last().filter(|segment| segment.ident == name)?;
-    let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return None };
+    let segment = path
+        .path
+        .segments
+        .last()
+        .filter(|segment| segment.ident == name)?;
+    let PathArguments::AngleBracketed(arguments) = &segment.arguments else {
+        return None;
+    };
     arguments.args.iter().find_map(|argument| match argument {
         GenericArgument::Type(ty) => Some(ty),
         _ => None,
@@ -339,7 +427,10 @@ impl Bindings {
     }
 
     fn check_guard(&self, args: &Args) -> Option<syn::Error> {
-        let guard = args.guard.as_ref().filter(|guard| self.has(&guard.unraw().to_string()))?;
+        let guard = args
+            .guard
+            .as_ref()
+            .filter(|guard| self.has(&guard.unraw().to_string()))?;
         let message = format!("`guard = {guard}` hides the argument `{guard}`: take another name");
         Some(syn::Error::new(guard.span(), message))
     }
@@ -364,7 +455,9 @@ impl VisitMut for Bindings {
 fn collect_words(tokens: TokenStream, words: &mut HashMap<String, Span>) {
     for token in tokens {
         match token {
-            TokenTree::Ident(word) => _ = words.entry(word.to_string()).or_insert_with(|| word.span()),
+            TokenTree::Ident(word) => {
+                _ = words.entry(word.to_string()).or_insert_with(|| word.span())
+            }
             TokenTree::Group(group) => collect_words(group.stream(), words),
             TokenTree::Punct(_) | TokenTree::Literal(_) => {}
         }
@@ -373,7 +466,10 @@ fn collect_words(tokens: TokenStream, words: &mut HashMap<String, Span>) {
 
 /// The spans of the first and the last token. The compiler joins what a stable macro cannot.
 pub(crate) fn ends(tokens: &impl ToTokens) -> (Span, Span) {
-    let mut spans = tokens.to_token_stream().into_iter().map(|token| token.span());
+    let mut spans = tokens
+        .to_token_stream()
+        .into_iter()
+        .map(|token| token.span());
     let start = spans.next().unwrap_or_else(Span::call_site);
     (start, spans.last().unwrap_or(start))
 }

@@ -41,7 +41,8 @@ impl Keys {
             input.parse::<Option<Token![,]>>()?;
         }
         if keys.is_empty() {
-            let message = "`keys` needs at least one: write `keys(\"account:{from}\", \"account:{to}\")`";
+            let message =
+                "`keys` needs at least one: write `keys(\"account:{from}\", \"account:{to}\")`";
             return Err(syn::Error::new(name.span(), message));
         }
         Ok(Self::Several(keys))
@@ -96,7 +97,10 @@ impl Key {
     pub(crate) fn from_value(value: Expr) -> syn::Result<Self> {
         match literal(&value) {
             Some(Lit::Str(text)) => Template::new(text, Arguments::none()).map(Self::Template),
-            Some(other) => Err(syn::Error::new_spanned(other, "a key is text: write `key = \"order:{id}\"`")),
+            Some(other) => Err(syn::Error::new_spanned(
+                other,
+                "a key is text: write `key = \"order:{id}\"`",
+            )),
             // As an expression it would be taken as it is, braces and all, and for every call.
             None if is_text(&value) => {
                 let message = "a key that is text stands alone: write `key = \"order:{id}\"`";
@@ -109,7 +113,9 @@ impl Key {
     /// What stands between the parentheses of `key(..)`.
     pub(crate) fn from_call(input: ParseStream<'_>) -> syn::Result<Self> {
         let Ok(text) = input.parse::<LitStr>() else {
-            return Err(input.error("`key(..)` begins with a format string: write `key(\"order:{}\", order.id)`"));
+            return Err(input.error(
+                "`key(..)` begins with a format string: write `key(\"order:{}\", order.id)`",
+            ));
         };
         end_of_argument(input)?;
         input.parse::<Option<Token![,]>>()?;
@@ -118,7 +124,10 @@ impl Key {
 
     /// One of `keys(..)`: a string, an expression, or `key(..)` for a string with arguments.
     fn among_keys(input: ParseStream<'_>) -> syn::Result<Self> {
-        if input.peek(Ident) && input.peek2(syn::token::Paren) && input.fork().parse::<Ident>()? == "key" {
+        if input.peek(Ident)
+            && input.peek2(syn::token::Paren)
+            && input.fork().parse::<Ident>()? == "key"
+        {
             input.parse::<Ident>()?;
             let content;
             syn::parenthesized!(content in input);
@@ -164,7 +173,9 @@ impl Template {
         let error = |message: String| syn::Error::new(text.span(), message);
         let source = text.value();
         if source.is_empty() {
-            return Err(error("the key is empty: name what is locked, such as \"order:{id}\"".into()));
+            return Err(error(
+                "the key is empty: name what is locked, such as \"order:{id}\"".into(),
+            ));
         }
         let parts = split(&source).map_err(error)?;
         if let Some(complaint) = complaint(&parts) {
@@ -185,7 +196,10 @@ impl Template {
             let index = arguments.resolve(name, &mut next, &source).map_err(error)?;
             // The span of the user's literal gives the captured name the user's scope, and errors the user's line.
             pieces.push(match index {
-                None => Piece::Capture(name.to_owned(), LitStr::new(&format!("{{{name}{spec}}}"), text.span())),
+                None => Piece::Capture(
+                    name.to_owned(),
+                    LitStr::new(&format!("{{{name}{spec}}}"), text.span()),
+                ),
                 Some(index) => {
                     used[index] = true;
                     Piece::Argument(LitStr::new(&format!("{{{spec}}}"), text.span()), index)
@@ -194,16 +208,23 @@ impl Template {
         }
         for ((name, value), used) in arguments.values.iter().zip(used) {
             if !used {
-                let place = name.as_ref().map_or_else(|| "{}".into(), |name| format!("{{{}}}", name.unraw()));
-                let message =
-                    format!("the key does not use this argument: write `{place}` into it, or drop the argument");
+                let place = name
+                    .as_ref()
+                    .map_or_else(|| "{}".into(), |name| format!("{{{}}}", name.unraw()));
+                let message = format!(
+                    "the key does not use this argument: write `{place}` into it, or drop the argument"
+                );
                 return Err(syn::Error::new_spanned(value, message));
             }
         }
         Ok(Self {
             span: text.span(),
             pieces,
-            arguments: arguments.values.into_iter().map(|(_, value)| value).collect(),
+            arguments: arguments
+                .values
+                .into_iter()
+                .map(|(_, value)| value)
+                .collect(),
         })
     }
 
@@ -214,13 +235,20 @@ impl Template {
 
     /// Is the key the same for every call?
     pub(crate) fn is_constant(&self) -> bool {
-        self.pieces.iter().all(|piece| matches!(piece, Piece::Text(_)))
+        self.pieces
+            .iter()
+            .all(|piece| matches!(piece, Piece::Text(_)))
     }
 
     fn expand(&self, runtime: &Runtime) -> TokenStream {
         let span = Span::mixed_site();
         let rt = runtime.at(span);
-        let bound = |index: usize| format_ident!("__a{index}", span = located_at(self.arguments[index].span()));
+        let bound = |index: usize| {
+            format_ident!(
+                "__a{index}",
+                span = located_at(self.arguments[index].span())
+            )
+        };
         let calls = self.pieces.iter().map(|piece| match piece {
             Piece::Text(text) => quote_spanned!(span=> .lit(#text)),
             Piece::Capture(_, format) => quote_spanned!(span=> .arg(::core::format_args!(#format))),
@@ -251,13 +279,19 @@ struct Arguments {
 
 impl Arguments {
     fn none() -> Self {
-        Self { positional: None, values: Vec::new() }
+        Self {
+            positional: None,
+            values: Vec::new(),
+        }
     }
 
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
         let mut values: Vec<(Option<Ident>, Expr)> = Vec::new();
         while !input.is_empty() {
-            let name = if input.peek(Ident::peek_any) && input.peek2(Token![=]) && !input.peek2(Token![==]) {
+            let name = if input.peek(Ident::peek_any)
+                && input.peek2(Token![=])
+                && !input.peek2(Token![==])
+            {
                 let name = input.call(Ident::parse_any)?;
                 input.parse::<Token![=]>()?;
                 Some(name)
@@ -266,12 +300,18 @@ impl Arguments {
             };
             match &name {
                 Some(name)
-                    if values.iter().any(|(other, _)| other.as_ref().is_some_and(|o| o.unraw() == name.unraw())) =>
+                    if values.iter().any(|(other, _)| {
+                        other.as_ref().is_some_and(|o| o.unraw() == name.unraw())
+                    }) =>
                 {
-                    return Err(syn::Error::new(name.span(), format!("`{name}` is given twice: keep one")));
+                    return Err(syn::Error::new(
+                        name.span(),
+                        format!("`{name}` is given twice: keep one"),
+                    ));
                 }
                 None if values.iter().any(|(name, _)| name.is_some()) => {
-                    return Err(input.error("arguments without a name come first: move this one to the front"));
+                    return Err(input
+                        .error("arguments without a name come first: move this one to the front"));
                 }
                 _ => values.push((name, input.parse()?)),
             }
@@ -279,7 +319,10 @@ impl Arguments {
             input.parse::<Option<Token![,]>>()?;
         }
         let positional = values.iter().filter(|(name, _)| name.is_none()).count();
-        Ok(Self { positional: Some(positional), values })
+        Ok(Self {
+            positional: Some(positional),
+            values,
+        })
     }
 
     /// The argument that a placeholder of this name stands for; `None` if it captures a variable.
@@ -293,12 +336,18 @@ impl Arguments {
             // A number that does not fit is past the end of any list.
             name.parse().unwrap_or(usize::MAX)
         } else if name == "_" {
-            return Err("`{_}` names nothing: give the argument a name, and write it here".to_owned());
+            return Err(
+                "`{_}` names nothing: give the argument a name, and write it here".to_owned(),
+            );
         } else if let Some(plain) = name.strip_prefix("r#") {
-            return Err(format!("inside of a string a name is written without `r#`: write `{{{plain}}}`"));
+            return Err(format!(
+                "inside of a string a name is written without `r#`: write `{{{plain}}}`"
+            ));
         } else if Ident::parse_any.parse_str(name).is_err() {
             let hole = source.replacen(name, "", 1);
-            return Err(format!("only a variable can stand inside of a string: write `key({hole:?}, {name})`"));
+            return Err(format!(
+                "only a variable can stand inside of a string: write `key({hole:?}, {name})`"
+            ));
         } else {
             // `{type}` stands for `r#type = ..`, as it captures an argument `r#type`.
             return Ok(self
@@ -321,14 +370,22 @@ impl Arguments {
 /// Is the expression a string, however it is dressed: `("..")`, `&".."`, `"..".to_owned()`, `String::from("..")`, `concat!("..")`?
 fn is_text(expr: &Expr) -> bool {
     match expr {
-        Expr::Lit(ExprLit { lit: Lit::Str(_), .. }) => true,
+        Expr::Lit(ExprLit {
+            lit: Lit::Str(_), ..
+        }) => true,
         Expr::Group(group) => is_text(&group.expr),
         Expr::Paren(paren) => is_text(&paren.expr),
         Expr::Reference(reference) => is_text(&reference.expr),
-        Expr::Unary(ExprUnary { op: UnOp::Deref(_), expr, .. }) => is_text(expr),
+        Expr::Unary(ExprUnary {
+            op: UnOp::Deref(_),
+            expr,
+            ..
+        }) => is_text(expr),
         Expr::Try(attempt) => is_text(&attempt.expr),
         Expr::MethodCall(call) => call.args.is_empty() && is_text(&call.receiver),
-        Expr::Call(call) => call.args.len() == 1 && call.args.iter().all(is_text) && is_constructor(&call.func),
+        Expr::Call(call) => {
+            call.args.len() == 1 && call.args.iter().all(is_text) && is_constructor(&call.func)
+        }
         Expr::Block(block) => match &*block.block.stmts {
             [Stmt::Expr(value, None)] => is_text(value),
             _ => false,
@@ -341,7 +398,10 @@ fn is_text(expr: &Expr) -> bool {
 /// `String::from`, `LockKey::new`.
 fn is_constructor(expr: &Expr) -> bool {
     let Expr::Path(path) = expr else { return false };
-    path.path.segments.last().is_some_and(|last| last.ident == "from" || last.ident == "new")
+    path.path
+        .segments
+        .last()
+        .is_some_and(|last| last.ident == "from" || last.ident == "new")
 }
 
 /// Is the expression a list in which a string is written?
@@ -354,7 +414,8 @@ fn has_text(expr: &Expr) -> bool {
         Expr::Reference(reference) => has_text(&reference.expr),
         Expr::MethodCall(call) => has_text(&call.receiver),
         Expr::Macro(call) if call.mac.path.is_ident("vec") => {
-            let elements = Punctuated::<Expr, Token![,]>::parse_terminated.parse2(call.mac.tokens.clone());
+            let elements =
+                Punctuated::<Expr, Token![,]>::parse_terminated.parse2(call.mac.tokens.clone());
             elements.is_ok_and(|elements| elements.iter().any(is_text))
         }
         _ => is_text(expr),
@@ -406,7 +467,10 @@ fn split(source: &str) -> Result<Vec<Part<'_>>, String> {
 fn split_hole(source: &str) -> Result<(Part<'_>, &str), String> {
     let (name, rest) = source.split_at(source.find([':', '{', '}']).unwrap_or(source.len()));
     let from = rest.strip_prefix(':').map_or(0, |spec| 1 + fill(spec));
-    let end = rest[from..].find(['{', '}']).map(|at| from + at).filter(|end| rest[*end..].starts_with('}'));
+    let end = rest[from..]
+        .find(['{', '}'])
+        .map(|at| from + at)
+        .filter(|end| rest[*end..].starts_with('}'));
     let Some(end) = end else {
         return Err(if rest.starts_with(":}") {
             format!("`{{{name}:}}` has a `:` and no format after it: write `{{{name}}}`")
@@ -416,18 +480,31 @@ fn split_hole(source: &str) -> Result<(Part<'_>, &str), String> {
     };
     let (spec, after) = (&rest[..end], &rest[end + 1..]);
     if name.starts_with(char::is_whitespace) && !name.trim().is_empty() {
-        return Err(format!("`{{{name}{spec}}}` has a blank before the name: write `{{{}{spec}}}`", name.trim()));
+        return Err(format!(
+            "`{{{name}{spec}}}` has a blank before the name: write `{{{}{spec}}}`",
+            name.trim()
+        ));
     }
     if rest[from..end].contains('$') || rest[from..end].contains(".*") {
         return Err(format!(
             "`{{{name}{spec}}}` takes its width or precision from an argument, which a key cannot: write the number"
         ));
     }
-    let letters = rest[from..end].trim_end().trim_start_matches(|c: char| !c.is_ascii_alphabetic() && c != '?');
+    let letters = rest[from..end]
+        .trim_end()
+        .trim_start_matches(|c: char| !c.is_ascii_alphabetic() && c != '?');
     if !["", "?", "x?", "X?", "x", "X", "o", "b", "p", "e", "E"].contains(&letters) {
-        return Err(format!("`{{{name}{spec}}}` has a format that nobody knows, `{letters}`: write `{{{name}}}`"));
+        return Err(format!(
+            "`{{{name}{spec}}}` has a format that nobody knows, `{letters}`: write `{{{name}}}`"
+        ));
     }
-    Ok((Part::Hole { name: name.trim_end(), spec: spec.trim_end() }, after))
+    Ok((
+        Part::Hole {
+            name: name.trim_end(),
+            spec: spec.trim_end(),
+        },
+        after,
+    ))
 }
 
 /// The length of the fill at the beginning of a spec: any character, a brace as well, before `<`, `^` or `>`.
@@ -459,10 +536,14 @@ fn complaint(parts: &[Part<'_>]) -> Option<&'static str> {
     if name.chars().any(char::is_control) {
         return Some("the key contains a control character: leave it out");
     }
-    let tagged =
-        name.split_once('{').and_then(|(_, rest)| rest.split_once('}')).is_some_and(|(tag, _)| !tag.is_empty());
+    let tagged = name
+        .split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'))
+        .is_some_and(|(tag, _)| !tag.is_empty());
     if name.contains('}') && !tagged {
-        return Some("the key contains `}` outside of a hash tag: write `{{tag}}` whole, or leave the brace out");
+        return Some(
+            "the key contains `}` outside of a hash tag: write `{{tag}}` whole, or leave the brace out",
+        );
     }
     if name.starts_with("permits:") {
         return Some("`permits:` is reserved as the beginning of a key: choose another first word");

@@ -17,7 +17,9 @@ impl Runtime {
 
     /// The statement that the others need: a path of the user's is looked up once, and its errors are shown there.
     pub(crate) fn import(&self) -> TokenStream {
-        let Some(path) = &self.0 else { return TokenStream::new() };
+        let Some(path) = &self.0 else {
+            return TokenStream::new();
+        };
         let rt = quote_spanned!(ends(path).1=> ::__rt as __lock_rt);
         quote!(use #path #rt;)
     }

@@ -26,8 +26,15 @@ impl Spec {
         chain.flag("no_renew", self.no_renew);
         chain.duration("min_hold", self.min_hold.as_ref());
         chain.duration("max_hold", self.max_hold.as_ref());
-        let Chain { tokens, is_constant } = chain;
-        if is_constant { quote_spanned!(span=> const { #tokens }) } else { tokens }
+        let Chain {
+            tokens,
+            is_constant,
+        } = chain;
+        if is_constant {
+            quote_spanned!(span=> const { #tokens })
+        } else {
+            tokens
+        }
     }
 }
 
@@ -59,7 +66,10 @@ impl Chain {
             }),
         };
         let is_constant = !matches!(base, Base::Permits(Value::Expr(_)) | Base::Expr(_));
-        Self { tokens, is_constant }
+        Self {
+            tokens,
+            is_constant,
+        }
     }
 
     fn flag(&mut self, setter: &str, set: bool) {

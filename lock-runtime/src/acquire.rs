@@ -40,7 +40,11 @@ pub(crate) const SHORTEST_CALL: Duration = Duration::from_millis(50);
 pub(crate) type Keys = SmallVec<[LockKey; 1]>;
 
 /// Acquires every key.
-pub(crate) async fn acquire(core: &Arc<Core>, keys: &[LockKey], terms: &Terms) -> Result<LockGuard, LockError> {
+pub(crate) async fn acquire(
+    core: &Arc<Core>,
+    keys: &[LockKey],
+    terms: &Terms,
+) -> Result<LockGuard, LockError> {
     // A request has at least one key.
     runtime::check().map_err(|error| error.with_key(&keys[0]))?;
     let patience = Patience::new(terms);
@@ -51,7 +55,9 @@ pub(crate) async fn acquire(core: &Arc<Core>, keys: &[LockKey], terms: &Terms) -
     };
     let entry = match enter_again(core, key, terms)? {
         Some(entry) => entry,
-        None => acquire_one(core, key, terms, &patience).await.map_err(|error| error.with_effort(&patience))?,
+        None => acquire_one(core, key, terms, &patience)
+            .await
+            .map_err(|error| error.with_effort(&patience))?,
     };
     Ok(LockGuard::new(smallvec![entry]))
 }
@@ -74,10 +80,18 @@ async fn acquire_several(
     }
     if fresh.len() > 1 && terms.wait == Wait::No && terms.mode.family() == Family::Lock {
         let all = match acquire_at_once(core, &fresh, terms, patience).await {
-            Err(error) if error.kind() == LockErrorKind::Unavailable && patience.is_fresh(terms) => {
+            Err(error)
+                if error.kind() == LockErrorKind::Unavailable && patience.is_fresh(terms) =>
+            {
                 // It may be the first question's own tokens that refuse the second.
                 let second = acquire_at_once(core, &fresh, terms, patience).await;
-                second.map_err(|again| if again.kind() == LockErrorKind::Contended { error } else { again })
+                second.map_err(|again| {
+                    if again.kind() == LockErrorKind::Contended {
+                        error
+                    } else {
+                        again
+                    }
+                })
             }
             result => result,
         };
@@ -96,7 +110,10 @@ async fn acquire_several(
 
 /// One more guard on a lock that an enclosing scope holds.
 fn enter_again(core: &Arc<Core>, key: &LockKey, terms: &Terms) -> Result<Option<Entry>, LockError> {
-    let entry = owner::enclosing(core, key, terms)?.map(Entry::again).transpose()?.flatten();
+    let entry = owner::enclosing(core, key, terms)?
+        .map(Entry::again)
+        .transpose()?
+        .flatten();
     if entry.is_some() {
         tracing::debug!(%key, "entered again");
     }
@@ -128,7 +145,11 @@ impl Patience {
             Wait::No => None,
             Wait::AtMost(wait) => Some(since + wait),
         };
-        Self { since, until, attempts: AtomicU32::new(0) }
+        Self {
+            since,
+            until,
+            attempts: AtomicU32::new(0),
+        }
     }
 
     /// One more call to the store.
@@ -145,7 +166,9 @@ impl Patience {
     fn for_call(&self, terms: &Terms, now: Instant) -> Duration {
         self.attempt();
         let left = self.until.map(|until| until.saturating_duration_since(now));
-        left.map_or(terms.call_timeout(), |left| terms.call_timeout().min(left.max(SHORTEST_CALL)))
+        left.map_or(terms.call_timeout(), |left| {
+            terms.call_timeout().min(left.max(SHORTEST_CALL))
+        })
     }
 
     /// Has less time passed than one call may take? Then the connection had broken, rather than the store being silent, and
@@ -155,12 +178,19 @@ impl Patience {
     }
 }
 
-async fn acquire_one(core: &Arc<Core>, key: &LockKey, terms: &Terms, patience: &Patience) -> Result<Entry, LockError> {
+async fn acquire_one(
+    core: &Arc<Core>,
+    key: &LockKey,
+    terms: &Terms,
+    patience: &Patience,
+) -> Result<Entry, LockError> {
     let entry = match patience.until {
         None => Entry::first(try_once(core, key, terms, patience).await?, false),
         Some(until) => match ask_beside(core, key, terms, patience).await? {
             Beside::Granted(holding) => Entry::first(holding, false),
-            Beside::Line { refused } => wait_in_line(core, key, terms, patience, until, refused).await?,
+            Beside::Line { refused } => {
+                wait_in_line(core, key, terms, patience, until, refused).await?
+            }
         },
     };
     tracing::debug!(%key, fence = %entry.fence(), waited = ?patience.since.elapsed(), "acquired");
@@ -178,7 +208,9 @@ async fn try_once(
     let ask = async || {
         let hold = Hold::new(key.clone(), terms.mode, Token::random());
         let now = Instant::now();
-        Question::new(core, hold, terms, patience.for_call(terms, now), now).ask().await
+        Question::new(core, hold, terms, patience.for_call(terms, now), now)
+            .ask()
+            .await
     };
     let mut outcome = ask().await?;
     if let Outcome::Unanswered(error) = outcome {
@@ -193,7 +225,9 @@ async fn try_once(
     }
     match outcome {
         Outcome::Granted(holding) => Ok(holding),
-        Outcome::Refused { holder_ttl } | Outcome::Queued { holder_ttl, .. } => Err(contended(key, holder_ttl)),
+        Outcome::Refused { holder_ttl } | Outcome::Queued { holder_ttl, .. } => {
+            Err(contended(key, holder_ttl))
+        }
         Outcome::Unanswered(error) => Err(LockError::from_store(error).with_key(key)),
     }
 }
@@ -210,7 +244,12 @@ enum Beside {
 
 /// One question beside the line, for modes that let several in, as long as nobody in the line was refused: they need not be let in
 /// one by one.
-async fn ask_beside(core: &Arc<Core>, key: &LockKey, terms: &Terms, patience: &Patience) -> Result<Beside, LockError> {
+async fn ask_beside(
+    core: &Arc<Core>,
+    key: &LockKey,
+    terms: &Terms,
+    patience: &Patience,
+) -> Result<Beside, LockError> {
     let family = terms.mode.family();
     let others_wait = || core.gates.last_refusal(key, family).is_some();
     if terms.mode == Mode::Exclusive || core.gates.is_closed() || others_wait() {
@@ -235,7 +274,9 @@ fn check_gates(core: &Core, key: &LockKey, terms: &Terms) -> Result<(), LockErro
     match core.gates.last_refusal(key, terms.mode.family()) {
         None => Ok(()),
         Some(Refusal::None | Refusal::Busy(_)) => Err(contended(key, None)),
-        Some(Refusal::Unavailable(_)) if core.driver.excludes(key, terms.mode) => Err(contended(key, None)),
+        Some(Refusal::Unavailable(_)) if core.driver.excludes(key, terms.mode) => {
+            Err(contended(key, None))
+        }
         // Whether the lock is held is not known.
         Some(Refusal::Unavailable(error)) => Err(LockError::from_store(error).with_key(key)),
     }
@@ -247,18 +288,25 @@ fn in_vain(last: Refusal, key: &LockKey, patience: &Patience) -> LockError {
     tracing::debug!(%key, ?waited, "waited in vain");
     let timed_out = |holder_ttl, hint| {
         let message = format!("still held after waiting for {waited:.1?}{hint}");
-        LockError::new(LockErrorKind::WaitTimeout, message).with_key(key).with_retry_after(holder_ttl)
+        LockError::new(LockErrorKind::WaitTimeout, message)
+            .with_key(key)
+            .with_retry_after(holder_ttl)
     };
     match last {
         Refusal::None => timed_out(None, ""),
-        Refusal::Busy(None) => timed_out(None, ", by a holder without an expiry; `revoke` with `AlsoEndless` frees it"),
+        Refusal::Busy(None) => timed_out(
+            None,
+            ", by a holder without an expiry; `revoke` with `AlsoEndless` frees it",
+        ),
         Refusal::Busy(holder_ttl) => timed_out(holder_ttl, ""),
         Refusal::Unavailable(error) => LockError::from_store(error).with_key(key),
     }
 }
 
 fn contended(key: &LockKey, holder_ttl: Option<Duration>) -> LockError {
-    LockError::new(LockErrorKind::Contended, "somebody else holds it").with_key(key).with_retry_after(holder_ttl)
+    LockError::new(LockErrorKind::Contended, "somebody else holds it")
+        .with_key(key)
+        .with_retry_after(holder_ttl)
 }
 
 fn shutting_down(key: &LockKey) -> LockError {
@@ -272,14 +320,23 @@ async fn acquire_at_once(
     terms: &Terms,
     patience: &Patience,
 ) -> Result<Vec<Entry>, LockError> {
-    keys.iter().try_for_each(|key| check_gates(core, key, terms))?;
+    keys.iter()
+        .try_for_each(|key| check_gates(core, key, terms))?;
     patience.attempt();
     let timeout = terms.call_timeout();
     let hold = |key: &LockKey| Hold::new(key.clone(), terms.mode, Token::random());
     let sent = Instant::now();
-    let mut questions: Vec<_> = keys.iter().map(|key| Question::new(core, hold(key), terms, timeout, sent)).collect();
-    questions.iter_mut().for_each(|question| question.in_flight = true);
-    let requests: Vec<_> = questions.iter().map(|question| question.request.clone()).collect();
+    let mut questions: Vec<_> = keys
+        .iter()
+        .map(|key| Question::new(core, hold(key), terms, timeout, sent))
+        .collect();
+    questions
+        .iter_mut()
+        .for_each(|question| question.in_flight = true);
+    let requests: Vec<_> = questions
+        .iter()
+        .map(|question| question.request.clone())
+        .collect();
     let reply = within(timeout, core.store.acquire_all(&requests))
         .await
         .map_err(|error| LockError::from_store(error).with_key(&requests[0].hold.key))?;
@@ -288,7 +345,9 @@ async fn acquire_at_once(
         // The store contradicts itself; every token is given up.
         AcquireAllReply::Granted(_) => return Err(LockError::from_store(StoreError::late())),
         AcquireAllReply::Refused { index, reply } => {
-            questions.iter_mut().for_each(|question| question.in_flight = false);
+            questions
+                .iter_mut()
+                .for_each(|question| question.in_flight = false);
             let key = &requests[index.min(requests.len() - 1)].hold.key;
             let error = |kind, message| LockError::new(kind, message).with_key(key);
             return Err(match reply {
@@ -307,7 +366,10 @@ async fn acquire_at_once(
     for (question, grant) in questions.iter_mut().zip(grants) {
         let hold = question.request.hold.clone();
         let Some(holding) = Holding::start(core, hold, grant, sent, *terms) else {
-            let error = LockError::new(LockErrorKind::Lost(Loss::Expired), "the answer took longer than the lease");
+            let error = LockError::new(
+                LockErrorKind::Lost(Loss::Expired),
+                "the answer took longer than the lease",
+            );
             return Err(error.with_key(&question.request.hold.key));
         };
         question.in_flight = false;

@@ -46,7 +46,9 @@ impl LockClient {
     /// Makes this the client of every `#[distributed_lock]` within `future`, instead of the installed one. A task spawned
     /// within does not inherit it.
     pub fn scope<F: Future>(&self, future: F) -> Scoped<F> {
-        Scoped { inner: SCOPED.scope(self.clone(), future) }
+        Scoped {
+            inner: SCOPED.scope(self.clone(), future),
+        }
     }
 }
 

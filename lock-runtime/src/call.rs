@@ -22,12 +22,24 @@ pub(crate) async fn within<T>(
     let mut call = pin!(call);
     match poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await {
         Poll::Ready(reply) => reply,
-        Poll::Pending => timeout(patience, call).await.unwrap_or_else(|_| Err(StoreError::timed_out(patience))),
+        Poll::Pending => timeout(patience, call)
+            .await
+            .unwrap_or_else(|_| Err(StoreError::timed_out(patience))),
     }
 }
 
 /// Renews one lock.
-pub(crate) async fn renew_one(core: &Core, patience: Duration, renewal: &Renewal) -> Result<RenewReply, StoreError> {
-    let reply = async { core.store.renew(std::slice::from_ref(renewal)).await.pop().ok_or_else(StoreError::late)? };
+pub(crate) async fn renew_one(
+    core: &Core,
+    patience: Duration,
+    renewal: &Renewal,
+) -> Result<RenewReply, StoreError> {
+    let reply = async {
+        core.store
+            .renew(std::slice::from_ref(renewal))
+            .await
+            .pop()
+            .ok_or_else(StoreError::late)?
+    };
     within(patience, reply).await
 }

@@ -23,7 +23,8 @@ use crate::{
     runtime,
     spec::{DEFAULT_LEASE, Family, LockSpec, call_timeout},
     store::{
-        Inspection, KeyPart, Listener, MemoryStore, Release, RevokeReply, RevokeScope, Store, StoreError, StoreEvent,
+        Inspection, KeyPart, Listener, MemoryStore, Release, RevokeReply, RevokeScope, Store,
+        StoreError, StoreEvent,
     },
 };
 
@@ -75,23 +76,30 @@ impl Listener for Ear {
                 // Nobody waits under that token any more: it is held by now, as a reply told, or was given up, and the store may
                 // have heard of that before it came to grant.
                 if !core.gates.pushed(hold, *grant) && core.driver.is_given_up(hold.token) {
-                    core.driver.clean_up(&core, CleanUp::abandon(hold.clone(), grant.ttl, None));
+                    core.driver
+                        .clean_up(&core, CleanUp::abandon(hold.clone(), grant.ttl, None));
                 }
             }
             StoreEvent::Kept { key, family, ttl } => core.gates.kept(key, *family, *ttl),
             StoreEvent::Revoked { token } => {
                 let holdings = core.driver.holdings();
-                if let Some(holding) = holdings.iter().find(|holding| holding.hold().token == *token) {
+                if let Some(holding) = holdings
+                    .iter()
+                    .find(|holding| holding.hold().token == *token)
+                {
                     holding.lose(Loss::Revoked);
                 }
             }
             StoreEvent::Disconnected => {
                 // First, so that no lock is handed off meanwhile.
                 for Baton { hold, lease, .. } in core.gates.store_lost() {
-                    core.driver.clean_up(&core, CleanUp::release(Release::new(hold), lease.length()));
+                    core.driver
+                        .clean_up(&core, CleanUp::release(Release::new(hold), lease.length()));
                 }
                 let holdings = core.driver.holdings();
-                holdings.iter().for_each(|holding| holding.hurry(CHECK_WITHIN.mul_f64(rand::random())));
+                holdings
+                    .iter()
+                    .for_each(|holding| holding.hurry(CHECK_WITHIN.mul_f64(rand::random())));
             }
         }
     }
@@ -207,7 +215,11 @@ impl LockClient {
     }
 
     /// Several keys at once, each as `spec` says; see [`all`](Self::all).
-    pub fn request_all(&self, keys: impl IntoIterator<Item = impl IntoLockKey>, spec: LockSpec) -> LockRequest {
+    pub fn request_all(
+        &self,
+        keys: impl IntoIterator<Item = impl IntoLockKey>,
+        spec: LockSpec,
+    ) -> LockRequest {
         LockRequest::all(self.core.clone(), keys, spec)
     }
 
@@ -233,9 +245,15 @@ impl LockClient {
         self.inspect_family(key, Family::Permits).await
     }
 
-    async fn inspect_family(&self, key: impl IntoLockKey, family: Family) -> Result<Inspection, LockError> {
+    async fn inspect_family(
+        &self,
+        key: impl IntoLockKey,
+        family: Family,
+    ) -> Result<Inspection, LockError> {
         let key = key.into_lock_key()?;
-        self.bounded(self.core.store.inspect(&key, family)).await.map_err(|error| error.with_key(&key))
+        self.bounded(self.core.store.inspect(&key, family))
+            .await
+            .map_err(|error| error.with_key(&key))
     }
 
     /// Takes the lock away from whoever holds it, who is told at once (or finds out at its next renewal, if the message is lost), and
@@ -249,7 +267,11 @@ impl LockClient {
     ///
     /// # Cancellation
     /// Dropping the future leaves open whether it was revoked.
-    pub async fn revoke(&self, key: impl IntoLockKey, scope: RevokeScope) -> Result<RevokeReply, LockError> {
+    pub async fn revoke(
+        &self,
+        key: impl IntoLockKey,
+        scope: RevokeScope,
+    ) -> Result<RevokeReply, LockError> {
         self.revoke_family(key, Family::Lock, scope).await
     }
 
@@ -261,7 +283,8 @@ impl LockClient {
     /// # Cancellation
     /// As `revoke`.
     pub async fn revoke_permits(&self, key: impl IntoLockKey) -> Result<RevokeReply, LockError> {
-        self.revoke_family(key, Family::Permits, RevokeScope::Leased).await
+        self.revoke_family(key, Family::Permits, RevokeScope::Leased)
+            .await
     }
 
     async fn revoke_family(
@@ -278,11 +301,15 @@ impl LockClient {
             .into_iter()
             .filter(|holding| holding.hold().key == key && holding.hold().mode.family() == family)
             .collect();
-        let reply =
-            self.bounded(self.core.store.revoke(&key, family, scope)).await.map_err(|error| error.with_key(&key))?;
+        let reply = self
+            .bounded(self.core.store.revoke(&key, family, scope))
+            .await
+            .map_err(|error| error.with_key(&key))?;
         match reply {
             RevokeReply::Revoked => {
-                held_here.iter().for_each(|holding| holding.lose(Loss::Revoked));
+                held_here
+                    .iter()
+                    .for_each(|holding| holding.lose(Loss::Revoked));
                 self.core.gates.released(&key, family);
             }
             RevokeReply::ForeignKey => return Err(self.core.foreign(&key, family, KeyPart::Lock)),
@@ -291,9 +318,14 @@ impl LockClient {
         Ok(reply)
     }
 
-    async fn bounded<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, LockError> {
+    async fn bounded<T>(
+        &self,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, LockError> {
         runtime::check()?;
-        within(call_timeout(DEFAULT_LEASE), call).await.map_err(LockError::from_store)
+        within(call_timeout(DEFAULT_LEASE), call)
+            .await
+            .map_err(LockError::from_store)
     }
 
     /// Refuses new requests, sends those that wait home as `ShuttingDown`, and waits until everything that was dropped has
@@ -326,7 +358,9 @@ impl LockClient {
                 self.core.store.settled().await;
             };
             if timeout(SHUTDOWN, given_back).await.is_err() {
-                tracing::warn!("shut down before everything was given back; the leases end by themselves");
+                tracing::warn!(
+                    "shut down before everything was given back; the leases end by themselves"
+                );
             }
         }
     }
@@ -347,7 +381,10 @@ impl fmt::Debug for LockClient {
 pub struct LockClientBuilder {
     #[cfg_attr(
         not(feature = "redis"),
-        expect(dead_code, reason = "only stores outside of this process have names to keep apart")
+        expect(
+            dead_code,
+            reason = "only stores outside of this process have names to keep apart"
+        )
     )]
     namespace: String,
     defaults: LockSpec,
@@ -376,7 +413,10 @@ impl LockClientBuilder {
     /// The beginning of every name on a server, `lock` by default: 1 to 64 bytes without `:`, braces or control characters, and
     /// neither `f` nor `q`. A store in this process, or of your own, has no use for it.
     pub fn namespace(self, namespace: impl Into<String>) -> Self {
-        Self { namespace: namespace.into(), ..self }
+        Self {
+            namespace: namespace.into(),
+            ..self
+        }
     }
 
     /// What holds where a request does not say otherwise. The mode of `defaults` says nothing.
@@ -389,7 +429,10 @@ impl LockClientBuilder {
     ///
     /// Each costs about the memory of its future. Set it to what can be served within the wait: those beyond would time out anyway.
     pub fn max_waiters(self, max_waiters: usize) -> Self {
-        Self { max_waiters, ..self }
+        Self {
+            max_waiters,
+            ..self
+        }
     }
 
     /// How many requests may wait in this process for all keys together, 100,000 by default; more are `Overloaded` at once, also
@@ -399,7 +442,10 @@ impl LockClientBuilder {
     /// until it is answered. Readers and permits that are let in at their first question do not, nor does what
     /// does not wait. A request for several keys stands in one line at a time.
     pub fn max_waiters_in_all(self, max_waiters_in_all: usize) -> Self {
-        Self { max_waiters_in_all, ..self }
+        Self {
+            max_waiters_in_all,
+            ..self
+        }
     }
 
     /// Tells of a grant only when `replicas` replicas have it, and waits for them for at most `timeout`, 1 ms to 400 ms. The URL
@@ -413,7 +459,10 @@ impl LockClientBuilder {
     /// For one server, or the one that Sentinels name; the user needs `+wait`.
     #[cfg(feature = "redis")]
     pub fn min_replicas(mut self, replicas: NonZeroU32, timeout: Duration) -> Self {
-        self.settings.min_replicas = Some(crate::store::redis::MinReplicas { count: replicas, timeout });
+        self.settings.min_replicas = Some(crate::store::redis::MinReplicas {
+            count: replicas,
+            timeout,
+        });
         self
     }
 
@@ -427,9 +476,14 @@ impl LockClientBuilder {
 
     /// Shows this certificate, with its private key (both PEM), to a server that asks for one, wherever the URL says TLS.
     #[cfg(feature = "rustls")]
-    pub fn client_certificate(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+    pub fn client_certificate(
+        mut self,
+        certificate: impl Into<Vec<u8>>,
+        key: impl Into<Vec<u8>>,
+    ) -> Self {
         let (certificate, key) = (certificate.into(), key.into());
-        self.settings.client_certificate = Some(crate::store::redis::ClientCertificate { certificate, key });
+        self.settings.client_certificate =
+            Some(crate::store::redis::ClientCertificate { certificate, key });
         self
     }
 
@@ -440,7 +494,10 @@ impl LockClientBuilder {
     /// used in a namespace for the first time: it may have forgotten a lock. Longer, and that takes longer. Other stores have no
     /// use for it.
     pub fn longest_lease(self, longest_lease: Duration) -> Self {
-        Self { longest_lease, ..self }
+        Self {
+            longest_lease,
+            ..self
+        }
     }
 
     /// Connects to the store that `url` names. See [`LockClient::connect`].
@@ -467,7 +524,11 @@ impl LockClientBuilder {
         #[cfg(feature = "redis")]
         return {
             self.check()?;
-            let connecting = crate::store::redis::RedisStore::connect_with(url, &self.namespace, self.settings.clone());
+            let connecting = crate::store::redis::RedisStore::connect_with(
+                url,
+                &self.namespace,
+                self.settings.clone(),
+            );
             self.over(connecting.await?)
         };
         #[cfg(not(feature = "redis"))]
@@ -496,9 +557,14 @@ impl LockClientBuilder {
     ) -> Result<LockClient, LockError> {
         self.check()?;
         // Collected first: the future need not be as sendable as what it is given.
-        let sentinels: Vec<_> = sentinels.into_iter().map(|url| url.as_ref().to_owned()).collect();
+        let sentinels: Vec<_> = sentinels
+            .into_iter()
+            .map(|url| url.as_ref().to_owned())
+            .collect();
         let (namespace, settings) = (&self.namespace, &self.settings);
-        let store = crate::store::redis::RedisStore::by_sentinels(primary, &sentinels, namespace, settings).await?;
+        let store =
+            crate::store::redis::RedisStore::by_sentinels(primary, &sentinels, namespace, settings)
+                .await?;
         self.over(store)
     }
 
@@ -514,9 +580,13 @@ impl LockClientBuilder {
     /// # Cancellation
     /// Dropping the future closes the connections.
     #[cfg(feature = "redis")]
-    pub async fn redlock(mut self, urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<LockClient, LockError> {
+    pub async fn redlock(
+        mut self,
+        urls: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<LockClient, LockError> {
         self.check()?;
-        self.settings.refuse_replicas("several servers that vote are no replicas of each other")?;
+        self.settings
+            .refuse_replicas("several servers that vote are no replicas of each other")?;
         let open = LockSpec::exclusive().lease(self.longest_lease.min(DEFAULT_LEASE));
         self.defaults = self.defaults.or(&open);
         // Better found at the start than at the first request.
@@ -531,7 +601,13 @@ impl LockClientBuilder {
         let urls: Vec<_> = urls.into_iter().collect();
         let urls: Vec<_> = urls.iter().map(AsRef::as_ref).collect();
         self.over(
-            crate::store::redis::redlock::connect(&urls, &self.namespace, self.longest_lease, &self.settings).await?,
+            crate::store::redis::redlock::connect(
+                &urls,
+                &self.namespace,
+                self.longest_lease,
+                &self.settings,
+            )
+            .await?,
         )
     }
 
@@ -546,7 +622,10 @@ impl LockClientBuilder {
     pub async fn redis_client(self, client: redis::Client) -> Result<LockClient, LockError> {
         self.check()?;
         let settings = self.settings.clone();
-        self.over(crate::store::redis::RedisStore::from_client_with(client, &self.namespace, settings).await?)
+        self.over(
+            crate::store::redis::RedisStore::from_client_with(client, &self.namespace, settings)
+                .await?,
+        )
     }
 
     /// Uses the Redis Cluster that the `seeds` belong to: URLs of some of its nodes, `redis://[user[:password]@]host[:port]` or
@@ -565,9 +644,15 @@ impl LockClientBuilder {
     /// # Cancellation
     /// Dropping the future closes the connections.
     #[cfg(feature = "redis")]
-    pub async fn cluster(self, seeds: impl IntoIterator<Item = impl AsRef<str>>) -> Result<LockClient, LockError> {
+    pub async fn cluster(
+        self,
+        seeds: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<LockClient, LockError> {
         self.check()?;
-        self.over(crate::store::redis::RedisStore::cluster_with(seeds, &self.namespace, &self.settings).await?)
+        self.over(
+            crate::store::redis::RedisStore::cluster_with(seeds, &self.namespace, &self.settings)
+                .await?,
+        )
     }
 
     /// Uses a new store in this process.
@@ -577,21 +662,37 @@ impl LockClientBuilder {
     pub fn in_memory(self) -> Result<LockClient, LockError> {
         self.check()?;
         #[cfg(feature = "redis")]
-        self.settings.refuse_replicas("a store in this process has none")?;
+        self.settings
+            .refuse_replicas("a store in this process has none")?;
         self.over(MemoryStore::new())
     }
 
     /// Uses a store of your own, for which the settings of connections mean nothing.
     pub fn with_store(self, store: Arc<dyn Store>) -> LockClient {
-        let Self { defaults, max_waiters, max_waiters_in_all, .. } = self;
+        let Self {
+            defaults,
+            max_waiters,
+            max_waiters_in_all,
+            ..
+        } = self;
         let gates = Gates::new(max_waiters, max_waiters_in_all);
         let core = Arc::new_cyclic(|core: &Weak<Core>| {
             let ear = Arc::new(Ear(core.clone()));
             let listener: Weak<Ear> = Arc::downgrade(&ear);
             store.listen(listener);
-            Core { store, gates, driver: Driver::default(), defaults, ids: AtomicU64::new(0), _ear: ear }
+            Core {
+                store,
+                gates,
+                driver: Driver::default(),
+                defaults,
+                ids: AtomicU64::new(0),
+                _ear: ear,
+            }
         });
-        LockClient { _clones: Arc::new(Clones(core.clone())), core }
+        LockClient {
+            _clones: Arc::new(Clones(core.clone())),
+            core,
+        }
     }
 
     /// Defaults that cannot be meant are better found at the start than at the first request.
@@ -616,10 +717,25 @@ mod tests {
     #[tokio::test]
     async fn a_store_in_this_process_needs_no_feature() {
         for url in ["memory:", "memory://", "memory"] {
-            let locks = LockClient::connect(url).await.unwrap_or_else(|error| panic!("{url:?}: {error}"));
-            locks.exclusive("k").acquire().await.unwrap().release().await.unwrap();
+            let locks = LockClient::connect(url)
+                .await
+                .unwrap_or_else(|error| panic!("{url:?}: {error}"));
+            locks
+                .exclusive("k")
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
         }
-        for url in ["memory:orders", "memory://orders", "mem:", "memories", "Memory:"] {
+        for url in [
+            "memory:orders",
+            "memory://orders",
+            "mem:",
+            "memories",
+            "Memory:",
+        ] {
             let error = LockClient::connect(url).await.unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{error}");
             for word in ["memory:", "redis://"] {
@@ -642,10 +758,25 @@ mod tests {
             errors.push(LockClient::connect(url).await.unwrap_err());
         }
         let builder = LockClient::builder;
-        errors.push(builder().sentinel("rediss://mymaster", ["redis://10.0.0.1"]).await.unwrap_err());
-        errors.push(builder().sentinel("redis://mymaster", ["rediss://10.0.0.1"]).await.unwrap_err());
+        errors.push(
+            builder()
+                .sentinel("rediss://mymaster", ["redis://10.0.0.1"])
+                .await
+                .unwrap_err(),
+        );
+        errors.push(
+            builder()
+                .sentinel("redis://mymaster", ["rediss://10.0.0.1"])
+                .await
+                .unwrap_err(),
+        );
         errors.push(builder().cluster(["rediss://10.0.0.1"]).await.unwrap_err());
-        errors.push(builder().redlock(["rediss://10.0.0.1", "redis://b", "redis://c"]).await.unwrap_err());
+        errors.push(
+            builder()
+                .redlock(["rediss://10.0.0.1", "redis://b", "redis://c"])
+                .await
+                .unwrap_err(),
+        );
         for error in errors {
             assert_eq!(error.kind(), LockErrorKind::InvalidUrl);
             let message = "the URL asks for TLS, which is not compiled in; enable the feature `rustls` of lock-runtime";

@@ -123,7 +123,10 @@ impl Driver {
         self.holdings().iter().any(|holding| {
             let held = holding.hold();
             let excludes = held.mode == Mode::Exclusive || mode == Mode::Exclusive;
-            held.key == *key && held.mode.family() == mode.family() && excludes && !holding.validity().is_zero()
+            held.key == *key
+                && held.mode.family() == mode.family()
+                && excludes
+                && !holding.validity().is_zero()
         })
     }
 

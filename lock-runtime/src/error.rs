@@ -85,7 +85,13 @@ const UNAVAILABLE: &str = "the store is unavailable";
 
 impl LockError {
     pub(crate) fn new(kind: LockErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        Self(Arc::new(Inner { kind, key: None, message: message.into(), retry_after: None, source: None }))
+        Self(Arc::new(Inner {
+            kind,
+            key: None,
+            message: message.into(),
+            retry_after: None,
+            source: None,
+        }))
     }
 
     pub(crate) fn from_store(error: StoreError) -> Self {
@@ -98,14 +104,30 @@ impl LockError {
     }
 
     fn edit(self, edit: impl FnOnce(&mut Inner)) -> Self {
-        let Inner { kind, ref key, ref message, retry_after, ref source } = *self.0;
-        let mut inner = Inner { kind, key: key.clone(), message: message.clone(), retry_after, source: source.clone() };
+        let Inner {
+            kind,
+            ref key,
+            ref message,
+            retry_after,
+            ref source,
+        } = *self.0;
+        let mut inner = Inner {
+            kind,
+            key: key.clone(),
+            message: message.clone(),
+            retry_after,
+            source: source.clone(),
+        };
         edit(&mut inner);
         Self(Arc::new(inner))
     }
 
     pub(crate) fn with_key(self, key: &LockKey) -> Self {
-        if self.0.key.is_some() { self } else { self.edit(|inner| inner.key = Some(key.clone())) }
+        if self.0.key.is_some() {
+            self
+        } else {
+            self.edit(|inner| inner.key = Some(key.clone()))
+        }
     }
 
     pub(crate) fn with_retry_after(self, after: Option<Duration>) -> Self {
@@ -123,7 +145,11 @@ impl LockError {
         }
         self.edit(|inner| {
             // The cause comes behind the message, unless it is the message itself.
-            let cause = if inner.source.is_none() { format!(": {}", inner.message) } else { String::new() };
+            let cause = if inner.source.is_none() {
+                format!(": {}", inner.message)
+            } else {
+                String::new()
+            };
             inner.message = format!("{UNAVAILABLE}: {effort}; last{cause}").into();
         })
     }
@@ -233,7 +259,9 @@ impl From<LockError> for std::io::Error {
             LockErrorKind::InvalidKey | LockErrorKind::InvalidSpec | LockErrorKind::InvalidUrl => {
                 ErrorKind::InvalidInput
             }
-            LockErrorKind::Unauthenticated | LockErrorKind::Forbidden => ErrorKind::PermissionDenied,
+            LockErrorKind::Unauthenticated | LockErrorKind::Forbidden => {
+                ErrorKind::PermissionDenied
+            }
             _ => ErrorKind::Other,
         };
         Self::new(kind, error)

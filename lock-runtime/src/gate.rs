@@ -78,7 +78,12 @@ pub(crate) enum Shut {
 impl Gates {
     /// Lines in which at most `limit` wait behind the head, and at most `limit_in_all` have a ticket.
     pub(crate) fn new(limit: usize, limit_in_all: usize) -> Self {
-        Self { lines: Mutex::default(), limit, limit_in_all, left: Notify::new() }
+        Self {
+            lines: Mutex::default(),
+            limit,
+            limit_in_all,
+            left: Notify::new(),
+        }
     }
 
     /// Takes a place at the end of the line, if at most `limit` wait there behind the head, and no more than the client allows.
@@ -95,32 +100,57 @@ impl Gates {
         let ticket = line.enter(wish, limit.min(self.limit)).ok_or(Shut::Full)?;
         let first = line.is_head(ticket);
         lines.tickets += 1;
-        Ok(Turn { gates: self, lock_name, ticket, first })
+        Ok(Turn {
+            gates: self,
+            lock_name,
+            ticket,
+            first,
+        })
     }
 
     /// Does something in the line of a lock, if there is one.
-    fn with<T>(&self, family: Family, key: &LockKey, what: impl FnOnce(&mut Line) -> T) -> Option<T> {
+    fn with<T>(
+        &self,
+        family: Family,
+        key: &LockKey,
+        what: impl FnOnce(&mut Line) -> T,
+    ) -> Option<T> {
         lock(&self.lines).line(family, key).map(what)
     }
 
     /// The latest answer of the store to the waiters of this process, if there are any and the lock was not granted to all: a
     /// request that does not wait need not ask again.
     pub(crate) fn last_refusal(&self, key: &LockKey, family: Family) -> Option<Refusal> {
-        self.with(family, key, |line| line.stuck.then(|| line.last.clone())).flatten()
+        self.with(family, key, |line| line.stuck.then(|| line.last.clone()))
+            .flatten()
     }
 
     /// The lock was given back, or lost, in this process: its line may ask at once.
     pub(crate) fn released(&self, key: &LockKey, family: Family) {
-        wake(self.with(family, key, |line| line.released(Instant::now())).flatten());
+        wake(
+            self.with(family, key, |line| line.released(Instant::now()))
+                .flatten(),
+        );
     }
 
     /// The last guard of an exclusive lock leaves: see [`Line::part`].
-    pub(crate) fn part(&self, key: &LockKey, lease: Duration, baton: impl FnOnce(Instant) -> Option<Baton>) -> Parting {
+    pub(crate) fn part(
+        &self,
+        key: &LockKey,
+        lease: Duration,
+        baton: impl FnOnce(Instant) -> Option<Baton>,
+    ) -> Parting {
         let mut lines = lock(&self.lines);
         let lost = lines.lost;
-        let Some(line) = lines.line(Family::Lock, key) else { return Parting::GiveBack };
+        let Some(line) = lines.line(Family::Lock, key) else {
+            return Parting::GiveBack;
+        };
         let now = Instant::now();
-        let (parting, waker) = line.part(lease, baton(now).filter(|baton| baton.budget.is_after(lost)), now);
+        let (parting, waker) = line.part(
+            lease,
+            baton(now).filter(|baton| baton.budget.is_after(lost)),
+            now,
+        );
         drop(lines);
         wake(waker);
         parting
@@ -130,7 +160,9 @@ impl Gates {
     pub(crate) fn handed_back(&self, baton: Baton) -> Result<(), Hold> {
         let mut lines = lock(&self.lines);
         let lost = lines.lost;
-        let Some(line) = lines.line(Family::Lock, &baton.hold.key) else { return Err(baton.hold) };
+        let Some(line) = lines.line(Family::Lock, &baton.hold.key) else {
+            return Err(baton.hold);
+        };
         let (handed_back, waker) = if baton.budget.is_after(lost) {
             line.handed_back(baton)
         } else {
@@ -151,7 +183,15 @@ impl Gates {
         holder_ttl: Option<Duration>,
     ) -> bool {
         let queued = self.with(Family::Lock, &hold.key, |line| {
-            line.queued(hold.token, sent, counter, holder_ttl, Instant::now(), rand::random()).then(|| line.call_head())
+            line.queued(
+                hold.token,
+                sent,
+                counter,
+                holder_ttl,
+                Instant::now(),
+                rand::random(),
+            )
+            .then(|| line.call_head())
         });
         let known = queued.flatten();
         let is_known = known.is_some();
@@ -170,7 +210,11 @@ impl Gates {
 
     /// The store pushed a grant. `false` if nobody waits for it.
     pub(crate) fn pushed(&self, hold: &Hold, grant: Grant) -> bool {
-        let pushed = self.with(hold.mode.family(), &hold.key, |line| line.pushed(hold.token, grant)).flatten();
+        let pushed = self
+            .with(hold.mode.family(), &hold.key, |line| {
+                line.pushed(hold.token, grant)
+            })
+            .flatten();
         let is_known = pushed.is_some();
         wake(pushed.flatten());
         is_known
@@ -179,9 +223,18 @@ impl Gates {
     /// The lock may be free after `ttl`: see [`Line::ask_by`].
     pub(crate) fn kept(&self, key: &LockKey, family: Family, ttl: Duration) {
         // Past the very millisecond, so that the question does not come a moment too early. With nothing left it may come at once.
-        let past = if ttl.is_zero() { Duration::ZERO } else { Duration::from_millis(1) };
-        let over = ttl.checked_add(past).and_then(|ttl| Instant::now().checked_add(ttl));
-        wake(over.and_then(|over| self.with(family, key, |line| line.ask_by(over))).flatten());
+        let past = if ttl.is_zero() {
+            Duration::ZERO
+        } else {
+            Duration::from_millis(1)
+        };
+        let over = ttl
+            .checked_add(past)
+            .and_then(|ttl| Instant::now().checked_add(ttl));
+        wake(
+            over.and_then(|over| self.with(family, key, |line| line.ask_by(over)))
+                .flatten(),
+        );
     }
 
     /// The store may have lost data and push messages. No lock is handed off any more under fencing tokens that were reserved
@@ -192,8 +245,16 @@ impl Gates {
         let at = now + ASK_WITHIN.mul_f64(rand::random());
         let mut lines = lock(&self.lines);
         lines.lost = Some(now);
-        let batons = lines.by_lock.values_mut().filter_map(Line::withdraw_baton).collect();
-        let wakers: Vec<_> = lines.by_lock.values_mut().filter_map(|line| line.ask_soon(at)).collect();
+        let batons = lines
+            .by_lock
+            .values_mut()
+            .filter_map(Line::withdraw_baton)
+            .collect();
+        let wakers: Vec<_> = lines
+            .by_lock
+            .values_mut()
+            .filter_map(|line| line.ask_soon(at))
+            .collect();
         drop(lines);
         wakers.into_iter().for_each(Waker::wake);
         batons
@@ -203,7 +264,11 @@ impl Gates {
     pub(crate) fn close(&self) {
         let mut lines = lock(&self.lines);
         lines.closed = true;
-        let wakers: Vec<_> = lines.by_lock.values_mut().flat_map(Line::sleepers).collect();
+        let wakers: Vec<_> = lines
+            .by_lock
+            .values_mut()
+            .flat_map(Line::sleepers)
+            .collect();
         drop(lines);
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -239,7 +304,10 @@ pub(crate) struct Turn<'a> {
 impl Turn<'_> {
     /// Does something in the line, which exists as long as somebody has a ticket.
     fn with<T>(&self, what: impl FnOnce(&mut Line) -> T) -> Option<T> {
-        lock(&self.gates.lines).by_lock.get_mut(&self.lock_name).map(what)
+        lock(&self.gates.lines)
+            .by_lock
+            .get_mut(&self.lock_name)
+            .map(what)
     }
 
     /// Was the line empty when this one came?
@@ -255,7 +323,8 @@ impl Turn<'_> {
                 return Poll::Ready(Err(Shut::Closed));
             }
             let line = lines.by_lock.get_mut(&self.lock_name);
-            line.map_or(Poll::Ready(()), |line| line.poll_head(self.ticket, cx)).map(Ok)
+            line.map_or(Poll::Ready(()), |line| line.poll_head(self.ticket, cx))
+                .map(Ok)
         })
         .await
     }
@@ -278,7 +347,8 @@ impl Turn<'_> {
                 return Poll::Ready(Err(Shut::Closed));
             }
             let line = lines.by_lock.get_mut(&self.lock_name);
-            line.map_or(Poll::Ready(()), |line| line.poll_news(cx)).map(Ok)
+            line.map_or(Poll::Ready(()), |line| line.poll_news(cx))
+                .map(Ok)
         })
         .await
     }
@@ -291,7 +361,16 @@ impl Turn<'_> {
         counter: Option<FencingToken>,
         holder_ttl: Option<Duration>,
     ) {
-        self.with(|line| line.queued(token, sent, counter, holder_ttl, Instant::now(), rand::random()));
+        self.with(|line| {
+            line.queued(
+                token,
+                sent,
+                counter,
+                holder_ttl,
+                Instant::now(),
+                rand::random(),
+            )
+        });
     }
 
     /// See [`Line::refused`].
@@ -328,7 +407,9 @@ impl Turn<'_> {
     /// Lets the next one come forward. For every ticket once.
     pub(crate) fn leave(&self) -> Left {
         let mut lines = lock(&self.gates.lines);
-        let Some(line) = lines.by_lock.get_mut(&self.lock_name) else { return Left::default() };
+        let Some(line) = lines.by_lock.get_mut(&self.lock_name) else {
+            return Left::default();
+        };
         let mut left = line.leave(self.ticket);
         let is_empty = line.is_empty();
         lines.tickets -= 1;

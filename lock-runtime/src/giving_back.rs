@@ -28,7 +28,8 @@ pub(crate) async fn give_back(
 ) -> Result<ReleaseReply, StoreError> {
     let Some(next) = release.next else {
         let reply = within(patience, core.store.release(release)).await?;
-        core.gates.released(&release.hold.key, release.hold.mode.family());
+        core.gates
+            .released(&release.hold.key, release.hold.mode.family());
         return Ok(reply);
     };
     let sent = Instant::now();
@@ -38,15 +39,25 @@ pub(crate) async fn give_back(
         ReleaseReply::Passed(grant) => {
             let lease = Lease::granted(next.lease, true, sent, grant.ttl, rand::random());
             let budget = Budget::new(grant.spare, sent, Instant::now());
-            let baton = Baton { hold, fence: grant.fence, lease, budget };
+            let baton = Baton {
+                hold,
+                fence: grant.fence,
+                lease,
+                budget,
+            };
             if let Err(hold) = core.gates.handed_back(baton) {
                 // Whoever waited has gone meanwhile.
-                core.driver.clean_up(core, CleanUp::release(Release::new(hold), next.lease));
+                core.driver
+                    .clean_up(core, CleanUp::release(Release::new(hold), next.lease));
             }
         }
-        ReleaseReply::Queued { counter, holder_ttl } => {
+        ReleaseReply::Queued {
+            counter,
+            holder_ttl,
+        } => {
             if !core.gates.queued_again(&hold, sent, counter, holder_ttl) {
-                core.driver.clean_up(core, CleanUp::abandon(hold, next.lease, None));
+                core.driver
+                    .clean_up(core, CleanUp::abandon(hold, next.lease, None));
             }
         }
         ReleaseReply::Released | ReleaseReply::NotHeld => core.gates.drop_place(&hold),

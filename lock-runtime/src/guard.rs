@@ -47,7 +47,13 @@ impl LockGuard {
         entries.sort_by(|one, other| one.holding.hold().key.cmp(&other.holding.hold().key));
         let holdings = entries.iter().map(|entry| entry.holding.clone()).collect();
         let contended = entries.iter().any(|entry| entry.contended);
-        Self { held: HeldLock { holdings, contended }, entries }
+        Self {
+            held: HeldLock {
+                holdings,
+                contended,
+            },
+            entries,
+        }
     }
 
     /// A view of the lock, to hand around. Keeping it does not keep the lock.
@@ -106,10 +112,16 @@ impl LockGuard {
     /// Dropping the future gives the lock back in the background.
     pub async fn downgrade(mut self) -> Result<LockGuard, LockError> {
         let (Some(entry), true) = (self.entries.pop(), self.entries.is_empty()) else {
-            return Err(mismatch(self.key(), "only a lock of one key can be downgraded"));
+            return Err(mismatch(
+                self.key(),
+                "only a lock of one key can be downgraded",
+            ));
         };
         if entry.holding.hold().mode != Mode::Exclusive {
-            return Err(mismatch(self.key(), "only an exclusive lock can be downgraded"));
+            return Err(mismatch(
+                self.key(),
+                "only an exclusive lock can be downgraded",
+            ));
         }
         Ok(LockGuard::new(smallvec![entry.downgrade().await?]))
     }
@@ -154,7 +166,11 @@ impl fmt::Debug for Entry {
 impl Entry {
     /// The first guard of a lease, which was to be had at the first question unless it was `contended`.
     pub(crate) fn first(holding: Arc<Holding>, contended: bool) -> Self {
-        Self { holding, contended, step: Step::Holding }
+        Self {
+            holding,
+            contended,
+            step: Step::Holding,
+        }
     }
 
     /// One more guard on a lease that an enclosing scope holds; none if it was released meanwhile.
@@ -168,7 +184,9 @@ impl Entry {
 
     /// How its lease was lost, if it was.
     pub(crate) fn lost(&self) -> Option<LockError> {
-        self.holding.loss().map(|loss| self.holding.lost_error(loss))
+        self.holding
+            .loss()
+            .map(|loss| self.holding.lost_error(loss))
     }
 
     async fn release(mut self) -> Result<(), LockError> {
@@ -186,8 +204,14 @@ impl Entry {
             Left::Lost(loss) => return Err(holding.lost_error(loss)),
             Left::Last(release) => release,
         };
-        let Some(release) = holding.part(release) else { return Ok(()) };
-        let mut returning = Returning { holding, release, settled: false };
+        let Some(release) = holding.part(release) else {
+            return Ok(());
+        };
+        let mut returning = Returning {
+            holding,
+            release,
+            settled: false,
+        };
         let key = &holding.hold().key;
         let patience = call_timeout(holding.terms().lease);
         let reply = give_back(holding.core(), &returning.release, patience).await;
@@ -203,9 +227,10 @@ impl Entry {
             }
             Err(error) => {
                 tracing::warn!(%key, %error, "release not confirmed; going on in the background");
-                let message =
-                    "release not confirmed; it goes on in the background, and the lease ends it at the latest";
-                Err(LockError::new(LockErrorKind::ReleaseUnknown, message).with_key(key).with_source(Some(error)))
+                let message = "release not confirmed; it goes on in the background, and the lease ends it at the latest";
+                Err(LockError::new(LockErrorKind::ReleaseUnknown, message)
+                    .with_key(key)
+                    .with_source(Some(error)))
             }
         }
     }
@@ -214,7 +239,10 @@ impl Entry {
         runtime::check().map_err(|error| error.with_key(&self.holding.hold().key))?;
         match self.holding.leave_alone() {
             None => {
-                return Err(mismatch(&self.holding.hold().key, "a lock that was entered again cannot be downgraded"));
+                return Err(mismatch(
+                    &self.holding.hold().key,
+                    "a lock that was entered again cannot be downgraded",
+                ));
             }
             Some(Left::Lost(loss)) => {
                 self.step = Step::Done;
@@ -226,7 +254,10 @@ impl Entry {
         let reader = self.holding.convert().await?;
         self.step = Step::Done;
         tracing::debug!(key = %reader.hold().key, fence = %reader.fence(), "downgraded");
-        self.holding.core().gates.released(&reader.hold().key, reader.hold().mode.family());
+        self.holding
+            .core()
+            .gates
+            .released(&reader.hold().key, reader.hold().mode.family());
         Ok(Self::first(reader, self.contended))
     }
 }
@@ -248,9 +279,11 @@ impl Drop for Entry {
                 let hold = holding.hold();
                 let reader = Hold::new(hold.key.clone(), Mode::Shared, hold.token);
                 // A straggling conversion is executed by then or never: the writer is gone.
-                core.driver.clean_up(core, CleanUp::abandon(hold.clone(), lease, None));
+                core.driver
+                    .clean_up(core, CleanUp::abandon(hold.clone(), lease, None));
                 let straggler = Instant::now() + call_timeout(lease);
-                core.driver.clean_up(core, CleanUp::abandon(reader, lease, Some(straggler)));
+                core.driver
+                    .clean_up(core, CleanUp::abandon(reader, lease, Some(straggler)));
             }
         }
     }
@@ -304,12 +337,18 @@ impl HeldLock {
 
     /// Every key with its fencing token, in the order of the keys.
     pub fn fences(&self) -> impl Iterator<Item = (&LockKey, FencingToken)> {
-        self.holdings.iter().map(|holding| (&holding.hold().key, holding.fence()))
+        self.holdings
+            .iter()
+            .map(|holding| (&holding.hold().key, holding.fence()))
     }
 
     /// How long the lock is surely still held, by this process's clock, if no renewal succeeds any more. Zero: lost or released.
     pub fn validity(&self) -> Duration {
-        self.holdings.iter().map(|holding| holding.validity()).min().unwrap_or_default()
+        self.holdings
+            .iter()
+            .map(|holding| holding.validity())
+            .min()
+            .unwrap_or_default()
     }
 
     /// How many renewals in the background the store has confirmed so far, of all keys together. A lock that was passed on, or
@@ -332,7 +371,9 @@ impl HeldLock {
     }
 
     fn loss(&self) -> Option<LockError> {
-        self.holdings.iter().find_map(|holding| holding.loss().map(|loss| holding.lost_error(loss)))
+        self.holdings
+            .iter()
+            .find_map(|holding| holding.loss().map(|loss| holding.lost_error(loss)))
     }
 
     /// Resolves with the reason when the lock is lost; never, if it is released before.
@@ -340,7 +381,10 @@ impl HeldLock {
     /// The holder finds out by itself, from its own clock, also when the store is silent. The future needs no runtime: the
     /// client's task, which runs where the lock was acquired, wakes it.
     pub fn lost(&self) -> Lost {
-        Lost { held: self.clone(), listener: self.first().core().next_id() }
+        Lost {
+            held: self.clone(),
+            listener: self.first().core().next_id(),
+        }
     }
 
     /// Runs `future` in a frame of this lock: requests within it that are `reentrant` enter the lock again instead of waiting
@@ -399,12 +443,19 @@ impl Future for Lost {
             Poll::Ready(loss) => Some(holding.lost_error(loss)),
             Poll::Pending => None,
         };
-        self.held.holdings.iter().find_map(loss).map_or(Poll::Pending, Poll::Ready)
+        self.held
+            .holdings
+            .iter()
+            .find_map(loss)
+            .map_or(Poll::Pending, Poll::Ready)
     }
 }
 
 impl Drop for Lost {
     fn drop(&mut self) {
-        self.held.holdings.iter().for_each(|holding| holding.unlisten(self.listener));
+        self.held
+            .holdings
+            .iter()
+            .for_each(|holding| holding.unlisten(self.listener));
     }
 }

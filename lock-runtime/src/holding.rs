@@ -83,11 +83,28 @@ pub(crate) enum Left {
 
 impl Holding {
     /// Starts to look after a grant that the reply to a request sent at `sent` brought. `None` if it has no validity left.
-    pub(crate) fn start(core: &Arc<Core>, hold: Hold, grant: Grant, sent: Instant, terms: Terms) -> Option<Arc<Self>> {
+    pub(crate) fn start(
+        core: &Arc<Core>,
+        hold: Hold,
+        grant: Grant,
+        sent: Instant,
+        terms: Terms,
+    ) -> Option<Arc<Self>> {
         let lease = Lease::granted(terms.lease, terms.renew, sent, grant.ttl, rand::random());
         let now = Instant::now();
-        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, sent, now));
-        Self::begin(core, hold, grant.fence, lease.held_since(sent, terms.max_hold), budget, terms, now)
+        let budget = terms
+            .wish()
+            .passing
+            .then(|| Budget::new(grant.spare, sent, now));
+        Self::begin(
+            core,
+            hold,
+            grant.fence,
+            lease.held_since(sent, terms.max_hold),
+            budget,
+            terms,
+            now,
+        )
     }
 
     /// Starts to look after a grant out of the line, which is short and counts from `as_of` (PROTOCOL 4). `None` if it is to be
@@ -110,13 +127,29 @@ impl Holding {
         if lease.validity(now) <= call_timeout(terms.lease) {
             return None;
         }
-        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, as_of, now));
-        Self::begin(core, hold, grant.fence, lease.held_since(now, terms.max_hold), budget, terms, now)
+        let budget = terms
+            .wish()
+            .passing
+            .then(|| Budget::new(grant.spare, as_of, now));
+        Self::begin(
+            core,
+            hold,
+            grant.fence,
+            lease.held_since(now, terms.max_hold),
+            budget,
+            terms,
+            now,
+        )
     }
 
     /// Goes on with the lock of somebody else in this process. If nothing is left of it, it is to be given back.
     pub(crate) fn passed(core: &Arc<Core>, baton: Baton, terms: Terms) -> Result<Arc<Self>, Hold> {
-        let Baton { hold, fence, lease, budget } = baton;
+        let Baton {
+            hold,
+            fence,
+            lease,
+            budget,
+        } = baton;
         let now = Instant::now();
         let lease = lease.held_since(now, terms.max_hold);
         Self::begin(core, hold.clone(), fence, lease, Some(budget), terms, now).ok_or(hold)
@@ -137,7 +170,14 @@ impl Holding {
         // Where the request was made there was one.
         let runtime = Handle::try_current().ok()?;
         let since = lease.since();
-        let state = State { lease, renewals: 0, phase: Phase::Held, guards: 1, planned: None, listeners: Vec::new() };
+        let state = State {
+            lease,
+            renewals: 0,
+            phase: Phase::Held,
+            guards: 1,
+            planned: None,
+            listeners: Vec::new(),
+        };
         let holding = Arc::new(Self {
             core: core.clone(),
             id: core.next_id(),
@@ -161,17 +201,25 @@ impl Holding {
     /// After [`Left::Last`]: passes the lock on in this process, if somebody waits for it and may have it. Otherwise the release
     /// to be sent is returned, which may take the lock up again for those who wait here.
     pub(crate) fn part(&self, release: Release) -> Option<Release> {
-        let Some(budget) = self.budget.filter(|_| release.keep_for.is_none()) else { return Some(release) };
+        let Some(budget) = self.budget.filter(|_| release.keep_for.is_none()) else {
+            return Some(release);
+        };
         let baton = |now| {
             let lease = lock(&self.state).lease.passed_on(now);
             Baton::new(self.hold.clone(), self.fence, lease, budget, now)
         };
-        match self.core.gates.part(&self.hold.key, self.terms.lease, baton) {
+        match self
+            .core
+            .gates
+            .part(&self.hold.key, self.terms.lease, baton)
+        {
             Parting::Passed => {
                 tracing::debug!(key = %self.hold.key, fence = %self.fence, "passed on in this process");
                 None
             }
-            Parting::HandBack(token) => Some(release.next(Next::new(token, self.terms.lease, PASSES))),
+            Parting::HandBack(token) => {
+                Some(release.next(Next::new(token, self.terms.lease, PASSES)))
+            }
             Parting::GiveBack => Some(release),
         }
     }
@@ -242,7 +290,11 @@ impl Holding {
         if let Phase::Lost(loss) = state.phase {
             return Poll::Ready(loss);
         }
-        match state.listeners.iter_mut().find(|(number, _)| *number == listener) {
+        match state
+            .listeners
+            .iter_mut()
+            .find(|(number, _)| *number == listener)
+        {
             Some((_, waker)) => waker.clone_from(cx.waker()),
             None => state.listeners.push((listener, cx.waker().clone())),
         }
@@ -251,7 +303,9 @@ impl Holding {
 
     /// `listener` is gone.
     pub(crate) fn unlisten(&self, listener: u64) {
-        lock(&self.state).listeners.retain(|(number, _)| *number != listener);
+        lock(&self.state)
+            .listeners
+            .retain(|(number, _)| *number != listener);
     }
 
     /// Has the last guard left?
@@ -301,7 +355,10 @@ impl Holding {
                 state.phase = Phase::Released;
                 drop(state);
                 self.core.driver.plan(&self.core, self);
-                let keep_for = self.terms.min_hold.and_then(|min_hold| min_hold.checked_sub(self.since.elapsed()));
+                let keep_for = self
+                    .terms
+                    .min_hold
+                    .and_then(|min_hold| min_hold.checked_sub(self.since.elapsed()));
                 Left::Last(Release::new(self.hold.clone()).keep_for(keep_for))
             }
         }
@@ -331,7 +388,10 @@ impl Holding {
     pub(crate) fn plan(&self) -> Plan {
         let mut state = lock(&self.state);
         let after = (state.phase == Phase::Held).then(|| state.lease.next_due());
-        Plan { before: std::mem::replace(&mut state.planned, after), after }
+        Plan {
+            before: std::mem::replace(&mut state.planned, after),
+            after,
+        }
     }
 
     /// The renewal to send; `None` when the lease is over.
@@ -374,8 +434,13 @@ impl Holding {
         tracing::warn!(key = %self.hold.key, fence = %self.fence, loss = ?loss, "lost");
         listeners.into_iter().for_each(|(_, waker)| waker.wake());
         self.core.driver.plan(&self.core, self);
-        self.core.driver.clean_up(&self.core, CleanUp::abandon(self.hold.clone(), self.terms.lease, None));
-        self.core.gates.released(&self.hold.key, self.hold.mode.family());
+        self.core.driver.clean_up(
+            &self.core,
+            CleanUp::abandon(self.hold.clone(), self.terms.lease, None),
+        );
+        self.core
+            .gates
+            .released(&self.hold.key, self.hold.mode.family());
     }
 
     /// Asks the store to keep the lock for at least `lease` from now; zero only asks whether it is held.
@@ -385,7 +450,9 @@ impl Holding {
         }
         if self.is_released() {
             let message = "no longer held: it was released";
-            return Err(LockError::new(LockErrorKind::Lost(Loss::Taken), message).with_key(&self.hold.key));
+            return Err(
+                LockError::new(LockErrorKind::Lost(Loss::Taken), message).with_key(&self.hold.key)
+            );
         }
         runtime::check().map_err(|error| error.with_key(&self.hold.key))?;
         let patience = call_timeout(self.terms.lease);
@@ -420,7 +487,13 @@ impl Holding {
         // The reader goes on where the writer was: its limits do not start anew.
         let left = |limit: Duration| limit.saturating_sub(self.since.elapsed());
         let (min_hold, max_hold) = (self.terms.min_hold.map(left), self.terms.max_hold.map(left));
-        let terms = Terms { mode: Mode::Shared, min_hold, max_hold, ..self.terms };
-        Self::start(&self.core, hold, grant, sent, terms).ok_or_else(|| self.lost_error(Loss::Expired))
+        let terms = Terms {
+            mode: Mode::Shared,
+            min_hold,
+            max_hold,
+            ..self.terms
+        };
+        Self::start(&self.core, hold, grant, sent, terms)
+            .ok_or_else(|| self.lost_error(Loss::Expired))
     }
 }

@@ -73,12 +73,19 @@ fn complaint(name: &str) -> Option<&'static str> {
         return Some(TOO_LONG);
     }
     if name.chars().any(char::is_control) {
-        return Some("contains a control character; write outside values through a placeholder, which escapes them");
+        return Some(
+            "contains a control character; write outside values through a placeholder, which escapes them",
+        );
     }
     if name.contains('}') && hash_tag(name).is_none() {
-        return Some("contains '}' outside of a hash tag; write \"{tag}\" whole, or leave the brace out");
+        return Some(
+            "contains '}' outside of a hash tag; write \"{tag}\" whole, or leave the brace out",
+        );
     }
-    if name.strip_prefix(PERMITS).is_some_and(|rest| rest.starts_with(':')) {
+    if name
+        .strip_prefix(PERMITS)
+        .is_some_and(|rest| rest.starts_with(':'))
+    {
         return Some("begins with \"permits:\", which is reserved; choose another first word");
     }
     None
@@ -88,7 +95,10 @@ fn invalid(name: &str, complaint: &str) -> LockError {
     const SHOWN: usize = 64;
     let shown: String = name.chars().take(SHOWN).collect();
     let more = if shown.len() < name.len() { ".." } else { "" };
-    LockError::new(LockErrorKind::InvalidKey, format!("the key {shown:?}{more} {complaint}"))
+    LockError::new(
+        LockErrorKind::InvalidKey,
+        format!("the key {shown:?}{more} {complaint}"),
+    )
 }
 
 impl fmt::Debug for LockKey {
@@ -207,7 +217,8 @@ impl KeyWriter {
         self.open = true;
         let start = self.name.len();
         if (Escape { writer: self }).write_fmt(value).is_err() {
-            self.complaint.get_or_insert("is not whole: a value could not be written");
+            self.complaint
+                .get_or_insert("is not whole: a value could not be written");
         }
         // A value must not be able to make up the reserved beginning.
         if start == 0 && self.name.as_str() == PERMITS {
@@ -261,7 +272,9 @@ impl fmt::Write for Escape<'_> {
             if let Some(c) = chars.next() {
                 // Three letters for each of at most four bytes.
                 let (mut utf8, mut escaped) = ([0; 4], ArrayString::<12>::new());
-                c.encode_utf8(&mut utf8).bytes().try_for_each(|byte| write!(escaped, "%{byte:02X}"))?;
+                c.encode_utf8(&mut utf8)
+                    .bytes()
+                    .try_for_each(|byte| write!(escaped, "%{byte:02X}"))?;
                 self.push(&escaped)?;
             }
             rest = chars.as_str();
@@ -273,7 +286,11 @@ impl fmt::Write for Escape<'_> {
 impl Escape<'_> {
     /// Values stop being written at the limit, so that a huge one costs no time.
     fn push(&mut self, text: &str) -> fmt::Result {
-        if self.writer.push(text) { Ok(()) } else { Err(fmt::Error) }
+        if self.writer.push(text) {
+            Ok(())
+        } else {
+            Err(fmt::Error)
+        }
     }
 }
 
@@ -311,7 +328,10 @@ mod tests {
 
     #[test]
     fn a_value_cannot_make_up_the_reserved_beginning() {
-        assert_eq!(key(&[("", "permits"), (":", "x")]).unwrap().as_str(), "%70ermits:x");
+        assert_eq!(
+            key(&[("", "permits"), (":", "x")]).unwrap().as_str(),
+            "%70ermits:x"
+        );
     }
 
     #[test]

@@ -55,13 +55,23 @@ pub(crate) enum Due {
 
 impl Lease {
     /// A lease granted for `ttl` by the reply to a request sent at `sent` (PROTOCOL 2). `jitter` in 0..1 spreads renewals.
-    pub(crate) fn granted(length: Duration, renew: bool, sent: Instant, ttl: Duration, jitter: f64) -> Self {
+    pub(crate) fn granted(
+        length: Duration,
+        renew: bool,
+        sent: Instant,
+        ttl: Duration,
+        jitter: f64,
+    ) -> Self {
         let mut lease = Self {
             length,
             since: sent,
             as_of: sent,
             valid_until: sent,
-            renewal: if renew { Renewal::At(sent) } else { Renewal::Off },
+            renewal: if renew {
+                Renewal::At(sent)
+            } else {
+                Renewal::Off
+            },
             ends_at: None,
             warn_at: None,
         };
@@ -85,7 +95,12 @@ impl Lease {
             Renewal::At(at) => Renewal::At(at),
             Renewal::Off => Renewal::Off,
         };
-        Self { renewal, ends_at: None, warn_at: None, ..*self }
+        Self {
+            renewal,
+            ends_at: None,
+            warn_at: None,
+            ..*self
+        }
     }
 
     pub(crate) fn since(&self) -> Instant {
@@ -99,7 +114,9 @@ impl Lease {
 
     /// What is surely left.
     pub(crate) fn validity(&self, now: Instant) -> Duration {
-        let end = self.ends_at.map_or(self.valid_until, |ends_at| ends_at.min(self.valid_until));
+        let end = self
+            .ends_at
+            .map_or(self.valid_until, |ends_at| ends_at.min(self.valid_until));
         end.saturating_duration_since(now)
     }
 
@@ -117,7 +134,10 @@ impl Lease {
             Renewal::At(at) => Some(at),
             Renewal::Off | Renewal::InFlight => None,
         };
-        [renew_at, self.ends_at, self.warn_at].into_iter().flatten().fold(self.valid_until, Instant::min)
+        [renew_at, self.ends_at, self.warn_at]
+            .into_iter()
+            .flatten()
+            .fold(self.valid_until, Instant::min)
     }
 
     /// What is to be done at `now`; `None` if nothing is. A renewal may be sent a little early, to share a round trip.
@@ -185,7 +205,10 @@ mod tests {
 
     fn granted(max_hold: Option<Duration>) -> (Lease, Instant) {
         let t0 = Instant::now();
-        (Lease::granted(LEASE, true, t0, LEASE, 0.0).held_since(t0, max_hold), t0)
+        (
+            Lease::granted(LEASE, true, t0, LEASE, 0.0).held_since(t0, max_hold),
+            t0,
+        )
     }
 
     #[test]
@@ -229,12 +252,19 @@ mod tests {
         let (mut lease, t0) = granted(None);
         let renew_at = lease.next_due();
         for second in 1..10 {
-            lease.told(t0 + Duration::from_secs(second), LEASE - Duration::from_secs(second));
+            lease.told(
+                t0 + Duration::from_secs(second),
+                LEASE - Duration::from_secs(second),
+            );
             assert_eq!(lease.next_due(), renew_at);
         }
         assert_eq!(lease.due(renew_at), Some(Due::Renew));
         lease.told(renew_at, LEASE * 2 / 3);
-        assert_eq!(lease.due(renew_at + LEASE / 3), None, "the renewal is still in flight");
+        assert_eq!(
+            lease.due(renew_at + LEASE / 3),
+            None,
+            "the renewal is still in flight"
+        );
         // A store on which somebody has shortened the lease.
         let (mut lease, t0) = granted(None);
         lease.told(t0, LEASE / 10);

@@ -21,8 +21,15 @@ pub struct Acquire {
 }
 
 impl Acquire {
-    pub(crate) fn new(acquire: impl Future<Output = Result<LockGuard, LockError>> + Send + 'static) -> Self {
-        Self { steps: Box::pin(InOneBox { step: Step::Acquiring(acquire), release: LockGuard::release }) }
+    pub(crate) fn new(
+        acquire: impl Future<Output = Result<LockGuard, LockError>> + Send + 'static,
+    ) -> Self {
+        Self {
+            steps: Box::pin(InOneBox {
+                step: Step::Acquiring(acquire),
+                release: LockGuard::release,
+            }),
+        }
     }
 
     /// Gives back `guard`, as [`LockGuard::release`] does, in the memory that this future has used: for middleware that
@@ -94,7 +101,10 @@ impl fmt::Debug for Release {
 /// An acquire, then a release.
 trait Steps: Send {
     /// With the guard, if it is the acquire that was ready.
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Option<LockGuard>, LockError>>;
+    fn poll(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<LockGuard>, LockError>>;
     fn release(self: Pin<&mut Self>, guard: LockGuard);
 }
 
@@ -116,7 +126,10 @@ where
     A: Future<Output = Result<LockGuard, LockError>> + Send,
     R: Future<Output = Result<(), LockError>> + Send,
 {
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Option<LockGuard>, LockError>> {
+    fn poll(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<LockGuard>, LockError>> {
         match self.project().step.project() {
             Projected::Acquiring(acquire) => acquire.poll(cx).map_ok(Some),
             Projected::Releasing(release) => release.poll(cx).map_ok(|()| None),

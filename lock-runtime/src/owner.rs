@@ -40,7 +40,10 @@ struct Node {
 impl Frame {
     /// A frame of `held` within the current one.
     pub(crate) fn enclosing(held: HeldLock) -> Self {
-        Self(Arc::new(Node { held, outer: Self::current() }))
+        Self(Arc::new(Node {
+            held,
+            outer: Self::current(),
+        }))
     }
 
     fn current() -> Option<Self> {
@@ -49,7 +52,9 @@ impl Frame {
 
     /// Runs `future` within this frame.
     pub(crate) fn scope<F: Future>(self, future: F) -> InScope<F> {
-        InScope { inner: FRAME.scope(self, future) }
+        InScope {
+            inner: FRAME.scope(self, future),
+        }
     }
 
     /// Runs `work` within this frame.
@@ -59,7 +64,8 @@ impl Frame {
 
     /// From the innermost to the outermost.
     fn chain(&self) -> impl Iterator<Item = &Arc<Holding>> {
-        std::iter::successors(Some(self), |frame| frame.0.outer.as_ref()).flat_map(|frame| frame.0.held.holdings())
+        std::iter::successors(Some(self), |frame| frame.0.outer.as_ref())
+            .flat_map(|frame| frame.0.held.holdings())
     }
 }
 
@@ -69,13 +75,22 @@ impl Frame {
 /// take: `debug_assert!(lock_runtime::is_held(&key))`. It knows the scopes of
 /// [`LockRequest::run`](crate::LockRequest::run), the macro, the layer and [`HeldLock::scope`].
 pub fn is_held(key: &LockKey) -> bool {
-    Frame::current()
-        .is_some_and(|frame| frame.chain().any(|holding| holding.hold().key == *key && !holding.validity().is_zero()))
+    Frame::current().is_some_and(|frame| {
+        frame
+            .chain()
+            .any(|holding| holding.hold().key == *key && !holding.validity().is_zero())
+    })
 }
 
 /// The lease that an enclosing scope holds on `key`, if this request may enter it; `None` if no scope holds it.
-pub(crate) fn enclosing(core: &Arc<Core>, key: &LockKey, terms: &Terms) -> Result<Option<Arc<Holding>>, LockError> {
-    let Some(frame) = Frame::current() else { return Ok(None) };
+pub(crate) fn enclosing(
+    core: &Arc<Core>,
+    key: &LockKey,
+    terms: &Terms,
+) -> Result<Option<Arc<Holding>>, LockError> {
+    let Some(frame) = Frame::current() else {
+        return Ok(None);
+    };
     let same = |holding: &&Arc<Holding>| {
         let held = holding.hold();
         held.key == *key
@@ -83,7 +98,9 @@ pub(crate) fn enclosing(core: &Arc<Core>, key: &LockKey, terms: &Terms) -> Resul
             && Arc::ptr_eq(holding.core(), core)
             && !holding.is_released()
     };
-    let Some(holding) = frame.chain().find(same) else { return Ok(None) };
+    let Some(holding) = frame.chain().find(same) else {
+        return Ok(None);
+    };
     if let Some(loss) = holding.loss() {
         // What stands in its frame would be told to enter again, and could not.
         return Err(holding.lost_error(loss));
@@ -94,9 +111,10 @@ pub(crate) fn enclosing(core: &Arc<Core>, key: &LockKey, terms: &Terms) -> Resul
             LockErrorKind::WouldDeadlock,
             "an enclosing scope holds it for reading, so it can never be had for writing; take it for writing there",
         ),
-        (Mode::Permits(held), Mode::Permits(wanted)) if held != wanted => {
-            refused(LockErrorKind::ModeMismatch, "an enclosing scope holds it with another number of permits")
-        }
+        (Mode::Permits(held), Mode::Permits(wanted)) if held != wanted => refused(
+            LockErrorKind::ModeMismatch,
+            "an enclosing scope holds it with another number of permits",
+        ),
         _ if !terms.reentrant => refused(
             LockErrorKind::WouldDeadlock,
             "an enclosing scope of this flow holds it; say `reentrant`, or take it once",

@@ -29,14 +29,28 @@ pub struct LockRequest {
 
 impl LockRequest {
     pub(crate) fn one(core: Arc<Core>, key: impl IntoLockKey, spec: LockSpec) -> Self {
-        Self { core, keys: key.into_lock_key().map(|key| smallvec![key]), spec }
+        Self {
+            core,
+            keys: key.into_lock_key().map(|key| smallvec![key]),
+            spec,
+        }
     }
 
-    pub(crate) fn all(core: Arc<Core>, keys: impl IntoIterator<Item = impl IntoLockKey>, spec: LockSpec) -> Self {
-        let keys =
-            keys.into_iter().map(IntoLockKey::into_lock_key).collect::<Result<Keys, _>>().and_then(|mut keys| {
+    pub(crate) fn all(
+        core: Arc<Core>,
+        keys: impl IntoIterator<Item = impl IntoLockKey>,
+        spec: LockSpec,
+    ) -> Self {
+        let keys = keys
+            .into_iter()
+            .map(IntoLockKey::into_lock_key)
+            .collect::<Result<Keys, _>>()
+            .and_then(|mut keys| {
                 if keys.is_empty() {
-                    return Err(LockError::new(LockErrorKind::InvalidKey, "no key was given; name at least one"));
+                    return Err(LockError::new(
+                        LockErrorKind::InvalidKey,
+                        "no key was given; name at least one",
+                    ));
                 }
                 keys.sort_unstable();
                 keys.dedup();
@@ -46,7 +60,10 @@ impl LockRequest {
     }
 
     fn with(self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
-        Self { spec: set(self.spec), ..self }
+        Self {
+            spec: set(self.spec),
+            ..self
+        }
     }
 
     /// How long the store keeps the lock without a renewal, 100 ms to 24 h; 30 s by default. See [`LockSpec::lease`].
@@ -155,7 +172,9 @@ impl LockRequest {
         under_lock(guard, body, OnLoss::Cancel).await
     }
 
-    pub(crate) fn acquired(self) -> impl Future<Output = Result<LockGuard, LockError>> + Send + 'static {
+    pub(crate) fn acquired(
+        self,
+    ) -> impl Future<Output = Result<LockGuard, LockError>> + Send + 'static {
         granted(self.asked())
     }
 
@@ -165,7 +184,9 @@ impl LockRequest {
         let keys = keys?;
         match spec.terms(&core.defaults) {
             Ok(terms) => Ok(Asked { core, keys, terms }),
-            Err(error) => Err(keys.first().map_or_else(|| error.clone(), |key| error.clone().with_key(key))),
+            Err(error) => Err(keys
+                .first()
+                .map_or_else(|| error.clone(), |key| error.clone().with_key(key))),
         }
     }
 }
@@ -195,7 +216,10 @@ pub(crate) fn granted(
 
 impl fmt::Debug for LockRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockRequest").field("keys", &self.keys).field("spec", &self.spec).finish_non_exhaustive()
+        f.debug_struct("LockRequest")
+            .field("keys", &self.keys)
+            .field("spec", &self.spec)
+            .finish_non_exhaustive()
     }
 }
 

@@ -104,19 +104,33 @@ pub fn one(
 )]
 pub trait LockKeys {
     /// A request for all of them.
-    fn all(self, client: Result<LockClient, LockError>, spec: LockSpec) -> Result<LockRequest, LockError>;
+    fn all(
+        self,
+        client: Result<LockClient, LockError>,
+        spec: LockSpec,
+    ) -> Result<LockRequest, LockError>;
 }
 
 #[diagnostic::do_not_recommend]
 impl<K: IntoIterator<Item: IntoLockKey>> LockKeys for K {
-    fn all(self, client: Result<LockClient, LockError>, spec: LockSpec) -> Result<LockRequest, LockError> {
+    fn all(
+        self,
+        client: Result<LockClient, LockError>,
+        spec: LockSpec,
+    ) -> Result<LockRequest, LockError> {
         match client {
             Ok(client) => Ok(client.request_all(self, spec)),
             // Of several keys it is the first, as with every error.
-            Err(error) => Err(match self.into_iter().filter_map(|key| key.into_lock_key().ok()).min() {
-                Some(key) => error.with_key(&key),
-                None => error,
-            }),
+            Err(error) => Err(
+                match self
+                    .into_iter()
+                    .filter_map(|key| key.into_lock_key().ok())
+                    .min()
+                {
+                    Some(key) => error.with_key(&key),
+                    None => error,
+                },
+            ),
         }
     }
 }
@@ -130,7 +144,10 @@ pub fn enter(
 
 /// Does somebody else hold the lock?
 pub fn is_busy(error: &LockError) -> bool {
-    matches!(error.kind(), LockErrorKind::Contended | LockErrorKind::WaitTimeout)
+    matches!(
+        error.kind(),
+        LockErrorKind::Contended | LockErrorKind::WaitTimeout
+    )
 }
 
 /// What the function says that was named for it.
@@ -139,7 +156,10 @@ pub fn map_err<T>(map: impl FnOnce(LockError) -> T, error: LockError) -> T {
 }
 
 /// Runs the body; a loss drops it.
-pub fn cancel_on_loss<F: Future>(entered: LockGuard, body: F) -> impl Future<Output = Result<F::Output, LockError>> {
+pub fn cancel_on_loss<F: Future>(
+    entered: LockGuard,
+    body: F,
+) -> impl Future<Output = Result<F::Output, LockError>> {
     under_lock(entered, body, OnLoss::Cancel)
 }
 

@@ -37,7 +37,9 @@ pub(crate) fn look() {
 pub(crate) fn current() -> Result<Handle, LockError> {
     let message = match Handle::try_current() {
         Ok(runtime) if has_timers(runtime.id()) => return Ok(runtime),
-        Ok(_) => "the Tokio runtime has no timers; build it with `enable_all()`, as `#[tokio::main]` does",
+        Ok(_) => {
+            "the Tokio runtime has no timers; build it with `enable_all()`, as `#[tokio::main]` does"
+        }
         Err(_) => {
             "the call is made outside of a Tokio runtime; make it within `#[tokio::main]`, or within `Runtime::block_on`"
         }

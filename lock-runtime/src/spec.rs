@@ -321,9 +321,17 @@ pub(crate) struct Terms {
 
 impl Terms {
     fn complaint(&self) -> Option<String> {
-        let Self { lease, wait, min_hold, max_hold, .. } = *self;
+        let Self {
+            lease,
+            wait,
+            min_hold,
+            max_hold,
+            ..
+        } = *self;
         if !(MIN_LEASE..=MAX_LEASE).contains(&lease) {
-            return Some(format!("a lease of {lease:?} is out of range; give 100 ms to 24 h"));
+            return Some(format!(
+                "a lease of {lease:?} is out of range; give 100 ms to 24 h"
+            ));
         }
         if let Wait::AtMost(wait) = wait
             && wait > MAX_LEASE
@@ -333,7 +341,9 @@ impl Terms {
         if let Some(min_hold) = min_hold
             && min_hold > MAX_LEASE
         {
-            return Some(format!("a min_hold of {min_hold:?} is too long; give at most 24 h"));
+            return Some(format!(
+                "a min_hold of {min_hold:?} is too long; give at most 24 h"
+            ));
         }
         match (min_hold, max_hold) {
             (_, Some(max_hold)) if max_hold > LONGEST_HOLD => Some(format!(
@@ -342,9 +352,9 @@ impl Terms {
             (_, Some(max_hold)) if max_hold.is_zero() => {
                 Some("a max_hold of zero holds nothing; leave it out for no limit".into())
             }
-            (Some(min_hold), Some(max_hold)) if min_hold > max_hold => {
-                Some(format!("a min_hold of {min_hold:?} is longer than the max_hold of {max_hold:?}; swap them"))
-            }
+            (Some(min_hold), Some(max_hold)) if min_hold > max_hold => Some(format!(
+                "a min_hold of {min_hold:?} is longer than the max_hold of {max_hold:?}; swap them"
+            )),
             _ => None,
         }
     }
@@ -352,7 +362,11 @@ impl Terms {
     /// What a request with these terms wants of the line it stands in. Only a writer that renews may be passed a lock (PROTOCOL 20).
     pub(crate) fn wish(&self) -> Wish {
         let passing = self.mode == Mode::Exclusive && self.renew && !self.strict_order;
-        Wish { mode: self.mode, lease: self.lease, passing }
+        Wish {
+            mode: self.mode,
+            lease: self.lease,
+            passing,
+        }
     }
 
     /// How long one call to the store may take: min(lease/6, 500 ms), so that three tries fit between two renewals.
@@ -375,8 +389,14 @@ mod tests {
         let defaults = LockSpec::exclusive();
         let seconds = Duration::from_secs;
         for (spec, word) in [
-            (LockSpec::exclusive().lease(Duration::from_millis(99)), "lease"),
-            (LockSpec::exclusive().lease(MAX_LEASE + Duration::from_millis(1)), "lease"),
+            (
+                LockSpec::exclusive().lease(Duration::from_millis(99)),
+                "lease",
+            ),
+            (
+                LockSpec::exclusive().lease(MAX_LEASE + Duration::from_millis(1)),
+                "lease",
+            ),
             (LockSpec::exclusive().wait(seconds(90_000)), "wait"),
             (LockSpec::exclusive().min_hold(seconds(90_000)), "min_hold"),
             (LockSpec::exclusive().max_hold(Duration::ZERO), "max_hold"),
@@ -384,24 +404,51 @@ mod tests {
             (LockSpec::exclusive().lease(Duration::MAX), "lease"),
             (LockSpec::exclusive().wait(Duration::MAX), "wait"),
             (LockSpec::exclusive().min_hold(Duration::MAX), "min_hold"),
-            (LockSpec::exclusive().min_hold(seconds(2)).max_hold(seconds(1)), "max_hold"),
+            (
+                LockSpec::exclusive()
+                    .min_hold(seconds(2))
+                    .max_hold(seconds(1)),
+                "max_hold",
+            ),
         ] {
-            for error in [spec.terms(&defaults).unwrap_err(), spec.check().unwrap_err()] {
+            for error in [
+                spec.terms(&defaults).unwrap_err(),
+                spec.check().unwrap_err(),
+            ] {
                 assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
                 assert!(error.to_string().contains(word), "{error}");
             }
         }
-        assert!(LockSpec::exclusive().lease(MIN_LEASE).terms(&defaults).is_ok());
-        assert!(LockSpec::exclusive().lease(MAX_LEASE).terms(&defaults).is_ok());
+        assert!(
+            LockSpec::exclusive()
+                .lease(MIN_LEASE)
+                .terms(&defaults)
+                .is_ok()
+        );
+        assert!(
+            LockSpec::exclusive()
+                .lease(MAX_LEASE)
+                .terms(&defaults)
+                .is_ok()
+        );
         let patient = LockSpec::shared().min_hold(seconds(2));
         assert!(patient.check().is_ok(), "it may be meant");
-        assert!(patient.terms(&defaults.max_hold(seconds(1))).is_err(), "but not with these defaults");
+        assert!(
+            patient.terms(&defaults.max_hold(seconds(1))).is_err(),
+            "but not with these defaults"
+        );
     }
 
     #[test]
     fn what_is_left_open_comes_from_the_defaults() {
-        let defaults = LockSpec::shared().lease(Duration::from_secs(5)).no_wait().reentrant();
-        let terms = LockSpec::exclusive().wait(Duration::from_secs(1)).terms(&defaults).unwrap();
+        let defaults = LockSpec::shared()
+            .lease(Duration::from_secs(5))
+            .no_wait()
+            .reentrant();
+        let terms = LockSpec::exclusive()
+            .wait(Duration::from_secs(1))
+            .terms(&defaults)
+            .unwrap();
         assert_eq!(terms.mode, Mode::Exclusive);
         assert_eq!(terms.lease, Duration::from_secs(5));
         assert_eq!(terms.wait, Wait::AtMost(Duration::from_secs(1)));
@@ -410,12 +457,32 @@ mod tests {
 
     #[test]
     fn what_the_defaults_switch_on_can_be_switched_off() {
-        let defaults = LockSpec::exclusive().reentrant().strict_order().max_waiters(7);
+        let defaults = LockSpec::exclusive()
+            .reentrant()
+            .strict_order()
+            .max_waiters(7);
         let terms = |spec: LockSpec| spec.terms(&defaults).unwrap();
         let open = terms(LockSpec::exclusive());
-        assert_eq!((open.reentrant, open.strict_order, open.max_waiters), (true, true, 7));
-        let off = terms(LockSpec::exclusive().no_reentrant().no_strict_order().max_waiters(9));
-        assert_eq!((off.reentrant, off.strict_order, off.max_waiters), (false, false, 9));
-        assert_eq!(LockSpec::exclusive().terms(&LockSpec::exclusive()).unwrap().max_waiters, usize::MAX);
+        assert_eq!(
+            (open.reentrant, open.strict_order, open.max_waiters),
+            (true, true, 7)
+        );
+        let off = terms(
+            LockSpec::exclusive()
+                .no_reentrant()
+                .no_strict_order()
+                .max_waiters(9),
+        );
+        assert_eq!(
+            (off.reentrant, off.strict_order, off.max_waiters),
+            (false, false, 9)
+        );
+        assert_eq!(
+            LockSpec::exclusive()
+                .terms(&LockSpec::exclusive())
+                .unwrap()
+                .max_waiters,
+            usize::MAX
+        );
     }
 }

@@ -23,9 +23,9 @@ pub use error::{StoreError, StoreErrorKind};
 pub use event::{Listener, Listeners, StoreEvent};
 pub use memory::MemoryStore;
 pub use message::{
-    AcquireAllReply, AcquireReply, ConvertReply, FORESIGHT, FORGOTTEN, Grant, HANDED_OVER, Hold, Holder, IfBusy,
-    Inspection, KeyPart, KeyRequest, LONGEST_POLL, Next, PollReply, RaiseReply, Release, ReleaseReply, RenewReply,
-    Renewal, RevokeReply, RevokeScope, STALE, Token, Waiter,
+    AcquireAllReply, AcquireReply, ConvertReply, FORESIGHT, FORGOTTEN, Grant, HANDED_OVER, Hold,
+    Holder, IfBusy, Inspection, KeyPart, KeyRequest, LONGEST_POLL, Next, PollReply, RaiseReply,
+    Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, STALE, Token, Waiter,
 };
 pub use quorum::QuorumStore;
 #[cfg(feature = "redis")]
@@ -50,20 +50,32 @@ pub(crate) use quorum::{check_count, majority};
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Grants, queues or refuses. Whoever is refused asks again under a fresh token: of several servers some may have granted the
     /// old one, which is being given up there.
-    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>>;
+    fn acquire<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>>;
 
     /// Grants all or none, and never queues. The keys are different ones, sorted; no request is for permits.
-    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>>;
+    fn acquire_all<'a>(
+        &'a self,
+        requests: &'a [KeyRequest],
+    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>>;
 
     /// How a request that stood in line is doing; that it asks keeps its place. Never enqueues, and never makes a grant last longer.
     fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>>;
 
     /// Keeps locks for longer; a reply for each renewal, in their order, so that one that cannot be renewed does not cost the
     /// others. Never shortens a lease, never creates one.
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>>;
+    fn renew<'a>(
+        &'a self,
+        renewals: &'a [Renewal],
+    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>>;
 
     /// Gives a lock back, if the token still holds it, and hands it over to whoever is first in line.
-    fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>>;
+    fn release<'a>(
+        &'a self,
+        release: &'a Release,
+    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>>;
 
     /// Makes a writer a reader, without a gap.
     fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>>;
@@ -88,12 +100,20 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         fence: FencingToken,
     ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
         let _ = (key, family, fence);
-        let message = "the store cannot be one of several: it does not take fencing tokens from others";
-        Box::pin(std::future::ready(Err(StoreError::new(StoreErrorKind::Unsupported, message))))
+        let message =
+            "the store cannot be one of several: it does not take fencing tokens from others";
+        Box::pin(std::future::ready(Err(StoreError::new(
+            StoreErrorKind::Unsupported,
+            message,
+        ))))
     }
 
     /// Who holds the lock, and who waits for it.
-    fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>>;
+    fn inspect<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+    ) -> BoxFuture<'a, Result<Inspection, StoreError>>;
 
     /// Takes the lock away from whoever holds it, and hands it over to whoever is first in line.
     fn revoke<'a>(

@@ -28,7 +28,11 @@ impl LockGuard {
     /// # Cancellation
     /// Dropping the future drops the body, then releases in the background.
     pub fn cancel_on_loss<F: Future>(self, body: F) -> UnderLock<F> {
-        UnderLock { stages: Stages::new(self, body, OnLoss::Cancel, |guard| Box::pin(guard.release())) }
+        UnderLock {
+            stages: Stages::new(self, body, OnLoss::Cancel, |guard| {
+                Box::pin(guard.release())
+            }),
+        }
     }
 
     /// The same, but the lock is kept: what `body` gives comes with the guard. For work that goes on after it, such as a
@@ -107,7 +111,10 @@ enum Stage<F: Future, R> {
 
 impl<F: Future, R> Stages<F, R> {
     fn new(guard: LockGuard, body: F, on_loss: OnLoss, release: fn(LockGuard) -> R) -> Self {
-        Self { stage: Stage::Running(WhileHeld::new(guard, body, on_loss)), release }
+        Self {
+            stage: Stage::Running(WhileHeld::new(guard, body, on_loss)),
+            release,
+        }
     }
 }
 
@@ -124,7 +131,10 @@ where
         loop {
             let next = match stage.as_mut().project() {
                 Projected::Running(body) => match ready!(body.poll(cx)) {
-                    Ok((output, guard)) => Stage::Releasing { release: release_of(guard), output: Some(output) },
+                    Ok((output, guard)) => Stage::Releasing {
+                        release: release_of(guard),
+                        output: Some(output),
+                    },
                     Err(error) => {
                         stage.set(Stage::Done);
                         return Poll::Ready(Err(error));
@@ -139,7 +149,10 @@ where
                     }
                     Stage::Done
                 }
-                #[expect(clippy::panic, reason = "a future must not be polled after it was ready")]
+                #[expect(
+                    clippy::panic,
+                    reason = "a future must not be polled after it was ready"
+                )]
                 Projected::Done => panic!("`UnderLock` was polled after it was ready"),
             };
             stage.set(next);
@@ -162,7 +175,11 @@ pub struct WhileHeld<F: Future> {
 impl<F: Future> WhileHeld<F> {
     fn new(guard: LockGuard, body: F, on_loss: OnLoss) -> Self {
         let lost = (on_loss == OnLoss::Cancel).then(|| guard.lost());
-        Self { body: guard.scope(body), lost, guard: Some(guard) }
+        Self {
+            body: guard.scope(body),
+            lost,
+            guard: Some(guard),
+        }
     }
 }
 
@@ -177,8 +194,13 @@ impl<F: Future> Future for WhileHeld<F> {
         }
         match this.body.poll(cx) {
             Poll::Ready(output) => {
-                #[expect(clippy::panic, reason = "a future must not be polled after it was ready")]
-                let Some(guard) = this.guard.take() else { panic!("`WhileHeld` was polled after it was ready") };
+                #[expect(
+                    clippy::panic,
+                    reason = "a future must not be polled after it was ready"
+                )]
+                let Some(guard) = this.guard.take() else {
+                    panic!("`WhileHeld` was polled after it was ready")
+                };
                 Poll::Ready(Ok((output, guard)))
             }
             // The body itself may have been what lost it.
@@ -188,7 +210,8 @@ impl<F: Future> Future for WhileHeld<F> {
 }
 
 fn poll_loss(lost: &mut Option<Lost>, cx: &mut Context<'_>) -> Poll<LockError> {
-    lost.as_mut().map_or(Poll::Pending, |lost| Pin::new(lost).poll(cx))
+    lost.as_mut()
+        .map_or(Poll::Pending, |lost| Pin::new(lost).poll(cx))
 }
 
 impl<F: Future> fmt::Debug for WhileHeld<F> {

@@ -63,7 +63,9 @@ impl From<LockErrorKind> for Answer {
             LockErrorKind::Contended | LockErrorKind::WaitTimeout => Self::Busy,
             LockErrorKind::Overloaded => Self::Overloaded,
             // A read-only server is one that is failing over.
-            LockErrorKind::Unavailable | LockErrorKind::ReadOnly | LockErrorKind::ShuttingDown => Self::Unavailable,
+            LockErrorKind::Unavailable | LockErrorKind::ReadOnly | LockErrorKind::ShuttingDown => {
+                Self::Unavailable
+            }
             LockErrorKind::Lost(_) => Self::Lost,
             LockErrorKind::InvalidKey => Self::BadRequest,
             LockErrorKind::WouldDeadlock
@@ -106,7 +108,8 @@ impl Answer {
     /// When the caller may try again: after `configured` or what is left of the `holder`'s lease, whichever is shorter.
     /// `None` where the table invites nobody to.
     pub fn retry_after(self, configured: Duration, holder: Option<Duration>) -> Option<Duration> {
-        matches!(self, Self::Busy | Self::Overloaded).then(|| holder.map_or(configured, |left| left.min(configured)))
+        matches!(self, Self::Busy | Self::Overloaded)
+            .then(|| holder.map_or(configured, |left| left.min(configured)))
     }
 
     /// Says in an event what the caller is not told: at debug what is everyday or the caller's own mistake, at warn what
@@ -114,7 +117,9 @@ impl Answer {
     pub fn trace(self, code: &'static str, error: &dyn fmt::Display) {
         match self {
             Self::Busy | Self::BadRequest => tracing::debug!(code, %error, "request refused"),
-            Self::Overloaded | Self::Unavailable | Self::Lost => tracing::warn!(code, %error, "request refused"),
+            Self::Overloaded | Self::Unavailable | Self::Lost => {
+                tracing::warn!(code, %error, "request refused")
+            }
             Self::Internal => tracing::error!(code, %error, "request refused"),
         }
     }
@@ -124,11 +129,17 @@ impl Answer {
 pub const fn detail(kind: LockErrorKind) -> &'static str {
     match kind {
         LockErrorKind::Contended => "The resource is in use.",
-        LockErrorKind::WaitTimeout => "The resource was in use for as long as the request could wait.",
+        LockErrorKind::WaitTimeout => {
+            "The resource was in use for as long as the request could wait."
+        }
         LockErrorKind::Overloaded => "Too many requests wait for the resource.",
-        LockErrorKind::Unavailable | LockErrorKind::ReadOnly => "Locks are not available at the moment.",
+        LockErrorKind::Unavailable | LockErrorKind::ReadOnly => {
+            "Locks are not available at the moment."
+        }
         LockErrorKind::ShuttingDown => "The server is shutting down.",
-        LockErrorKind::Lost(_) => "The lock on the resource was lost on the way; the request may have had effects.",
+        LockErrorKind::Lost(_) => {
+            "The lock on the resource was lost on the way; the request may have had effects."
+        }
         LockErrorKind::InvalidKey => {
             "A part of the request that names the resource is empty, too long or has characters that it must not have."
         }
@@ -178,8 +189,9 @@ mod tests {
             (second * 5, Some(Duration::from_millis(1)), "1"),
         ] {
             let after = Answer::Busy.retry_after(configured, holder);
-            let response: Response<String> =
-                Problem::new(Answer::Busy, "contended", "").retry_after(after).into_response();
+            let response: Response<String> = Problem::new(Answer::Busy, "contended", "")
+                .retry_after(after)
+                .into_response();
             assert_eq!(response.headers()[RETRY_AFTER], told);
         }
         assert_eq!(Answer::Lost.retry_after(second, None), None);
@@ -188,10 +200,14 @@ mod tests {
     #[test]
     fn a_problem_document_is_json_whatever_the_detail_says() {
         let detail = "say \"x\"\n\u{1}\\";
-        let response: Response<String> = Problem::new(Answer::BadRequest, "bad_request", detail).into_response();
+        let response: Response<String> =
+            Problem::new(Answer::BadRequest, "bad_request", detail).into_response();
         let document: serde_json::Value = serde_json::from_str(response.body()).unwrap();
         assert_eq!(document["detail"], detail);
-        assert_eq!((&document["status"], &document["title"]), (&400.into(), &"Bad Request".into()));
+        assert_eq!(
+            (&document["status"], &document["title"]),
+            (&400.into(), &"Bad Request".into())
+        );
     }
 
     #[test]

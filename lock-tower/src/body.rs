@@ -43,16 +43,30 @@ enum Source<B> {
 
 impl<B> LockBody<B> {
     pub(crate) fn served(body: B) -> Self {
-        Self { source: Source::Served(body) }
+        Self {
+            source: Source::Served(body),
+        }
     }
 
     pub(crate) fn refused(body: Bytes) -> Self {
-        Self { source: Source::Refused(Full::new(body)) }
+        Self {
+            source: Source::Refused(Full::new(body)),
+        }
     }
 
     pub(crate) fn held(body: B, guard: LockGuard, watch: Watch, wire: Wire) -> Self {
-        let stage = Stage::Streaming { body, lost: guard.lost(), guard: Some(guard) };
-        Self { source: Source::Held(Held { stage, watch: Box::new(watch), wire }) }
+        let stage = Stage::Streaming {
+            body,
+            lost: guard.lost(),
+            guard: Some(guard),
+        };
+        Self {
+            source: Source::Held(Held {
+                stage,
+                watch: Box::new(watch),
+                wire,
+            }),
+        }
     }
 }
 
@@ -70,7 +84,10 @@ where
     type Data = Bytes;
     type Error = BoxError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match self.project().source.project() {
             From::Served(body) => body.poll_frame(cx).map_err(Into::into),
             From::Refused(body) => body.poll_frame(cx).map_err(|never| match never {}),
@@ -90,9 +107,17 @@ where
         match &self.source {
             Source::Served(body) => body.size_hint(),
             Source::Refused(body) => body.size_hint(),
-            Source::Held(Held { stage: Stage::Streaming { body, .. }, .. }) => body.size_hint(),
-            Source::Held(Held { stage: Stage::Releasing { .. }, .. }) => SizeHint::default(),
-            Source::Held(Held { stage: Stage::Done, .. }) => SizeHint::with_exact(0),
+            Source::Held(Held {
+                stage: Stage::Streaming { body, .. },
+                ..
+            }) => body.size_hint(),
+            Source::Held(Held {
+                stage: Stage::Releasing { .. },
+                ..
+            }) => SizeHint::default(),
+            Source::Held(Held {
+                stage: Stage::Done, ..
+            }) => SizeHint::with_exact(0),
         }
     }
 }
@@ -104,7 +129,9 @@ impl<B> fmt::Debug for LockBody<B> {
             Source::Refused(_) => "refused",
             Source::Held(_) => "held",
         };
-        f.debug_struct("LockBody").field("source", &format_args!("{source}")).finish_non_exhaustive()
+        f.debug_struct("LockBody")
+            .field("source", &format_args!("{source}"))
+            .finish_non_exhaustive()
     }
 }
 
@@ -149,7 +176,10 @@ impl<B> Held<B>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>>,
 {
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.project();
         let _entered = this.watch.entered();
         let mut stage = this.stage;
@@ -157,11 +187,16 @@ where
             let next = match stage.as_mut().project() {
                 Projected::Streaming { body, lost, guard } => {
                     // It is taken below only, where the stage is left for good.
-                    let Some(held) = guard.as_deref() else { return Poll::Ready(None) };
+                    let Some(held) = guard.as_deref() else {
+                        return Poll::Ready(None);
+                    };
                     match ready!(step(body, lost, held, cx)) {
                         Step::Frame(frame) => return Poll::Ready(Some(Ok(frame))),
                         Step::End(last) => match guard.take() {
-                            Some(guard) => Stage::Releasing { release: Box::pin(guard.release()), last },
+                            Some(guard) => Stage::Releasing {
+                                release: Box::pin(guard.release()),
+                                last,
+                            },
                             None => Stage::Done,
                         },
                         Step::Failed(error) => {
@@ -171,7 +206,11 @@ where
                         Step::Lost(error) => {
                             this.watch.released(Some(&error));
                             stage.set(Stage::Done);
-                            return Poll::Ready(Some(lost_frame(error, this.watch.policy(), *this.wire)));
+                            return Poll::Ready(Some(lost_frame(
+                                error,
+                                this.watch.policy(),
+                                *this.wire,
+                            )));
                         }
                     }
                 }
@@ -196,7 +235,12 @@ where
     }
 }
 
-fn step<B>(mut body: Pin<&mut B>, lost: &mut Lost, held: &HeldLock, cx: &mut Context<'_>) -> Poll<Step>
+fn step<B>(
+    mut body: Pin<&mut B>,
+    lost: &mut Lost,
+    held: &HeldLock,
+    cx: &mut Context<'_>,
+) -> Poll<Step>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>>,
 {
@@ -219,7 +263,15 @@ where
 /// The end of a body whose lock was lost, which nobody may take for a clean one.
 fn lost_frame(error: LockError, policy: &Policy, wire: Wire) -> Result<Frame<Bytes>, BoxError> {
     let reason = Reason::Lock(error.clone());
-    let refusal = Refusal::new(&reason, Caller { wire, http2: true, hurried: false }, policy);
+    let refusal = Refusal::new(
+        &reason,
+        Caller {
+            wire,
+            http2: true,
+            hurried: false,
+        },
+        policy,
+    );
     refusal.trace();
     match wire {
         Wire::Http => Err(error.into()),

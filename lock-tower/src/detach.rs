@@ -91,7 +91,9 @@ where
     }
 
     fn call(&mut self, req: Req) -> Self::Future {
-        DetachedFuture { task: tokio::spawn(self.inner.call(req).in_current_span()) }
+        DetachedFuture {
+            task: tokio::spawn(self.inner.call(req).in_current_span()),
+        }
     }
 }
 
@@ -115,7 +117,10 @@ impl<Res, Err> Future for DetachedFuture<Res, Err> {
             Ok(result) => Poll::Ready(result),
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => resume_unwind(panic),
-                #[expect(clippy::panic, reason = "nobody else can abort the task, and there is no response to give")]
+                #[expect(
+                    clippy::panic,
+                    reason = "nobody else can abort the task, and there is no response to give"
+                )]
                 Err(error) => panic!("the task of the request was dropped: {error}"),
             },
         }

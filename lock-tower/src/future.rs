@@ -60,11 +60,16 @@ pub(crate) enum State<S: Service<Req>, Req> {
 
 impl<S: Service<Req>, Req> State<S, Req> {
     pub(crate) fn acquiring(acquire: Acquire, inner: S, req: Req) -> Self {
-        Self::Acquiring { acquire: Some(acquire), call: Some((inner, req)) }
+        Self::Acquiring {
+            acquire: Some(acquire),
+            call: Some((inner, req)),
+        }
     }
 
     pub(crate) fn skipped(inner: S, req: Req) -> Self {
-        Self::Skipped { inner: Oneshot::new(inner, req) }
+        Self::Skipped {
+            inner: Oneshot::new(inner, req),
+        }
     }
 
     pub(crate) fn refused(reason: impl Into<Reason>) -> Self {
@@ -74,7 +79,12 @@ impl<S: Service<Req>, Req> State<S, Req> {
 
 impl<S: Service<Req>, Req, P> ResponseFuture<S, Req, P> {
     pub(crate) fn new(state: State<S, Req>, protocol: P, watch: Watch, caller: Caller) -> Self {
-        Self { state, protocol, watch, caller }
+        Self {
+            state,
+            protocol,
+            watch,
+            caller,
+        }
     }
 }
 
@@ -92,19 +102,28 @@ where
             let next = match this.state.as_mut().project() {
                 Stage::Acquiring { acquire, call } => match ready!(poll_acquire(acquire, cx)) {
                     Ok(guard) => {
-                        let Some((inner, mut req)) = call.take() else { continue };
+                        let Some((inner, mut req)) = call.take() else {
+                            continue;
+                        };
                         this.watch.granted(&guard);
                         P::enter(&mut req, guard.held());
-                        State::Locked { inner: guard.while_held(Oneshot::new(inner, req)), acquire: acquire.take() }
+                        State::Locked {
+                            inner: guard.while_held(Oneshot::new(inner, req)),
+                            acquire: acquire.take(),
+                        }
                     }
                     // Not for who is in a hurry: the store may be no more than slow, and the caller has gone.
                     Err(error)
-                        if this.watch.policy().fails_open() && !this.caller.hurried && is_out_of_reach(&error) =>
+                        if this.watch.policy().fails_open()
+                            && !this.caller.hurried
+                            && is_out_of_reach(&error) =>
                     {
                         let (code, policy) = (error.code(), this.watch.policy().name());
                         tracing::warn!(code, policy, %error, "served without its lock");
                         this.watch.refused(&error, true);
-                        let Some((inner, mut req)) = call.take() else { continue };
+                        let Some((inner, mut req)) = call.take() else {
+                            continue;
+                        };
                         P::leave(&mut req);
                         State::skipped(inner, req)
                     }
@@ -116,14 +135,29 @@ where
                 Stage::Locked { inner, acquire } => match ready!(inner.poll(cx)) {
                     Ok((result, guard)) => {
                         let policy = this.watch.policy();
-                        if result.as_ref().is_ok_and(|response| this.protocol.keeps(response, policy)) {
+                        if result
+                            .as_ref()
+                            .is_ok_and(|response| this.protocol.keeps(response, policy))
+                        {
                             this.state.set(State::Done);
                             let watch = this.watch.take();
-                            return Poll::Ready(this.protocol.served(result, Some((guard, watch)), *this.caller));
+                            return Poll::Ready(this.protocol.served(
+                                result,
+                                Some((guard, watch)),
+                                *this.caller,
+                            ));
                         }
-                        #[expect(clippy::panic, reason = "it is taken here only, and the stage is left for good")]
-                        let Some(acquire) = acquire.take() else { panic!("`ResponseFuture` has released already") };
-                        State::Releasing { release: acquire.release(guard), result: Some(result) }
+                        #[expect(
+                            clippy::panic,
+                            reason = "it is taken here only, and the stage is left for good"
+                        )]
+                        let Some(acquire) = acquire.take() else {
+                            panic!("`ResponseFuture` has released already")
+                        };
+                        State::Releasing {
+                            release: acquire.release(guard),
+                            result: Some(result),
+                        }
                     }
                     Err(error) => {
                         this.watch.released(Some(&error));
@@ -148,9 +182,16 @@ where
                     let reason = reason.take();
                     this.state.set(State::Done);
                     let Some(reason) = reason else { continue };
-                    return Poll::Ready(this.protocol.refused(reason, *this.caller, this.watch.policy()));
+                    return Poll::Ready(this.protocol.refused(
+                        reason,
+                        *this.caller,
+                        this.watch.policy(),
+                    ));
                 }
-                #[expect(clippy::panic, reason = "a future must not be polled after it was ready")]
+                #[expect(
+                    clippy::panic,
+                    reason = "a future must not be polled after it was ready"
+                )]
                 Stage::Done => panic!("`ResponseFuture` was polled after it was ready"),
             };
             this.state.set(next);
@@ -158,15 +199,23 @@ where
     }
 }
 
-fn poll_acquire(acquire: &mut Option<Acquire>, cx: &mut Context<'_>) -> Poll<Result<LockGuard, LockError>> {
+fn poll_acquire(
+    acquire: &mut Option<Acquire>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<LockGuard, LockError>> {
     #[expect(clippy::panic, reason = "it is taken where its stage is left for good")]
-    let Some(acquire) = acquire else { panic!("`ResponseFuture` has lost its lock's future") };
+    let Some(acquire) = acquire else {
+        panic!("`ResponseFuture` has lost its lock's future")
+    };
     Pin::new(acquire).poll(cx)
 }
 
 /// Are there no locks to be had, by nobody's decision?
 fn is_out_of_reach(error: &LockError) -> bool {
-    matches!(error.kind(), LockErrorKind::Unavailable | LockErrorKind::ReadOnly)
+    matches!(
+        error.kind(),
+        LockErrorKind::Unavailable | LockErrorKind::ReadOnly
+    )
 }
 
 impl<S: Service<Req>, Req, P> fmt::Debug for ResponseFuture<S, Req, P> {
@@ -179,6 +228,8 @@ impl<S: Service<Req>, Req, P> fmt::Debug for ResponseFuture<S, Req, P> {
             State::Refused(_) => "refused",
             State::Done => "done",
         };
-        f.debug_struct("ResponseFuture").field("state", &format_args!("{state}")).finish_non_exhaustive()
+        f.debug_struct("ResponseFuture")
+            .field("state", &format_args!("{state}"))
+            .finish_non_exhaustive()
     }
 }

@@ -55,11 +55,19 @@ impl<K> LockLayer<K, Plain> {
 
 impl<K, P> LockLayer<K, P> {
     fn over(locks: LockClient, key: K, protocol: P) -> Self {
-        Self { locks, key, policy: Arc::new(Policy::new("unnamed")), protocol }
+        Self {
+            locks,
+            key,
+            policy: Arc::new(Policy::new("unnamed")),
+            protocol,
+        }
     }
 
     fn set(self, set: impl FnOnce(Policy) -> Policy) -> Self {
-        Self { policy: Arc::new(set(Arc::unwrap_or_clone(self.policy))), ..self }
+        Self {
+            policy: Arc::new(set(Arc::unwrap_or_clone(self.policy))),
+            ..self
+        }
     }
 
     fn with(self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
@@ -173,8 +181,18 @@ impl<K, R> LockLayer<K, Http<R>> {
     /// Answers refusals with `on_reject`, a closure or a type of your own, instead of
     /// [`StandardReject`](crate::StandardReject).
     pub fn on_reject<R2: OnReject>(self, on_reject: R2) -> LockLayer<K, Http<R2>> {
-        let Self { locks, key, policy, protocol: _ } = self;
-        LockLayer { locks, key, policy, protocol: Http::new(on_reject) }
+        let Self {
+            locks,
+            key,
+            policy,
+            protocol: _,
+        } = self;
+        LockLayer {
+            locks,
+            key,
+            policy,
+            protocol: Http::new(on_reject),
+        }
     }
 }
 
@@ -188,7 +206,12 @@ impl<S, K: Clone, P: Clone> Layer<S> for LockLayer<K, P> {
 
 impl<K, P: fmt::Debug> fmt::Debug for LockLayer<K, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { locks, key: _, policy, protocol } = self;
+        let Self {
+            locks,
+            key: _,
+            policy,
+            protocol,
+        } = self;
         f.debug_struct("LockLayer")
             .field("locks", locks)
             .field("key", &format_args!("{}", type_name::<K>()))
@@ -203,7 +226,10 @@ mod tests {
     use super::*;
 
     fn spec(set: impl Fn(LockLayer<()>) -> LockLayer<()>) -> LockSpec {
-        set(LockLayer::with_key(LockClient::in_memory(), ())).policy.lock_spec().clone()
+        set(LockLayer::with_key(LockClient::in_memory(), ()))
+            .policy
+            .lock_spec()
+            .clone()
     }
 
     #[test]
@@ -212,8 +238,17 @@ mod tests {
         assert_eq!(spec(|layer| layer), LockSpec::exclusive().wait(seconds(2)));
         assert_eq!(spec(LockLayer::read), LockSpec::shared().wait(seconds(2)));
         let lease = LockSpec::shared().lease(seconds(9));
-        assert_eq!(spec(|layer| layer.spec(lease.clone())), LockSpec::shared().lease(seconds(9)).wait(seconds(2)));
-        assert_eq!(spec(|layer| layer.spec(lease.clone().no_wait())), LockSpec::shared().lease(seconds(9)).no_wait());
-        assert_eq!(spec(|layer| layer.wait(seconds(5)).spec(lease.clone()).read().no_wait()), lease.clone().no_wait());
+        assert_eq!(
+            spec(|layer| layer.spec(lease.clone())),
+            LockSpec::shared().lease(seconds(9)).wait(seconds(2))
+        );
+        assert_eq!(
+            spec(|layer| layer.spec(lease.clone().no_wait())),
+            LockSpec::shared().lease(seconds(9)).no_wait()
+        );
+        assert_eq!(
+            spec(|layer| layer.wait(seconds(5)).spec(lease.clone()).read().no_wait()),
+            lease.clone().no_wait()
+        );
     }
 }

@@ -23,11 +23,27 @@ pub(crate) const UNLOCKED: &str = "lock_unlocked_total";
 
 /// Tells the exporter what the figures mean, if it wants to know. Call it when the exporter is installed.
 pub fn describe() {
-    describe_histogram!(ACQUIRE, Unit::Seconds, "How long requests have waited for their locks");
+    describe_histogram!(
+        ACQUIRE,
+        Unit::Seconds,
+        "How long requests have waited for their locks"
+    );
     describe_histogram!(HOLD, Unit::Seconds, "How long locks were held");
     describe_gauge!(WAITING, Unit::Count, "Requests that wait for their locks");
-    describe_counter!(CONTENDED, Unit::Count, "Requests that did not find their locks free");
-    describe_counter!(LOST, Unit::Count, "Locks that were lost while they were held");
+    describe_counter!(
+        CONTENDED,
+        Unit::Count,
+        "Requests that did not find their locks free"
+    );
+    describe_counter!(
+        LOST,
+        Unit::Count,
+        "Locks that were lost while they were held"
+    );
     describe_counter!(RENEWALS, Unit::Count, "Renewals of leases");
-    describe_counter!(UNLOCKED, Unit::Count, "Requests that were served without their locks");
+    describe_counter!(
+        UNLOCKED,
+        Unit::Count,
+        "Requests that were served without their locks"
+    );
 }

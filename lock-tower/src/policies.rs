@@ -139,7 +139,13 @@ impl LockPolicies {
     }
 
     fn over(table: Table, file: Option<PathBuf>) -> Self {
-        Self { shared: Arc::new(Shared { table: ArcSwap::from_pointee(table), file, replacing: Mutex::default() }) }
+        Self {
+            shared: Arc::new(Shared {
+                table: ArcSwap::from_pointee(table),
+                file,
+                replacing: Mutex::default(),
+            }),
+        }
     }
 
     /// Reads the file again. Requests that come from now on, to any clone, are served as it says now; those that have
@@ -152,7 +158,11 @@ impl LockPolicies {
     /// # Errors
     /// As [`from_file`](Self::from_file); nothing has changed then. Also if there is no file.
     pub fn reload(&self) -> Result<(), PolicyError> {
-        let file = self.shared.file.as_deref().ok_or_else(PolicyError::no_file)?;
+        let file = self
+            .shared
+            .file
+            .as_deref()
+            .ok_or_else(PolicyError::no_file)?;
         self.shared.replace(|| read_file(file))
     }
 
@@ -183,8 +193,14 @@ impl LockPolicies {
 }
 
 impl Shared {
-    fn replace(&self, read: impl FnOnce() -> Result<Table, PolicyError>) -> Result<(), PolicyError> {
-        let replacing = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
+    fn replace(
+        &self,
+        read: impl FnOnce() -> Result<Table, PolicyError>,
+    ) -> Result<(), PolicyError> {
+        let replacing = self
+            .replacing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let table = read()?;
         let (before, after) = (self.table.load().len(), table.len());
         self.table.store(Arc::new(table));
@@ -197,7 +213,8 @@ impl Shared {
 
 fn read_file(file: &Path) -> Result<Table, PolicyError> {
     let text = fs::read_to_string(file).map_err(PolicyError::unreadable);
-    text.and_then(|text| read::read(&text)).map_err(|error| error.of_file(file))
+    text.and_then(|text| read::read(&text))
+        .map_err(|error| error.of_file(file))
 }
 
 /// For a layer of its own: what the setters of a `LockLayer` say counts for nothing under these targets. See [`PolicyLayer`].
@@ -206,13 +223,17 @@ impl<B> KeyExtractor<Request<B>> for LockPolicies {
         let table = self.shared.table.load();
         let path = whole_path(req);
         if table.is_ambiguous(req.method(), path) {
-            return Err(KeyError::bad_request("The path has an empty segment, so it does not say what is meant."));
+            return Err(KeyError::bad_request(
+                "The path has an empty segment, so it does not say what is meant.",
+            ));
         }
         let Some(found) = table.find(req.method(), path) else {
             tracing::debug!("no policy has matched; passed on without a lock");
             return Ok(Target::Skip);
         };
-        let Some((key, policy)) = found.lock() else { return Ok(Target::Skip) };
+        let Some((key, policy)) = found.lock() else {
+            return Ok(Target::Skip);
+        };
         match key.of_routed(req, &found) {
             Ok(key) => Ok(Target::LockAs(key, policy.clone())),
             Err(error) => Err(error.under(policy.clone())),
@@ -231,7 +252,9 @@ fn whole_path<B>(req: &Request<B>) -> &str {
 
 impl fmt::Debug for LockPolicies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockPolicies").field("file", &self.shared.file).finish_non_exhaustive()
+        f.debug_struct("LockPolicies")
+            .field("file", &self.shared.file)
+            .finish_non_exhaustive()
     }
 }
 

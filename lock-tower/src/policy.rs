@@ -62,19 +62,39 @@ impl Policy {
     /// Another name.
     #[must_use]
     pub fn named(self, name: impl Into<Arc<str>>) -> Self {
-        let Self { spec, hold, retry_after, fail_open, statuses, .. } = self;
-        Self { spec, hold, retry_after, fail_open, statuses, ..Self::new(name) }
+        let Self {
+            spec,
+            hold,
+            retry_after,
+            fail_open,
+            statuses,
+            ..
+        } = self;
+        Self {
+            spec,
+            hold,
+            retry_after,
+            fail_open,
+            statuses,
+            ..Self::new(name)
+        }
     }
 
     /// Locks as `spec` says, in place of all that was said before. What it leaves open comes from the client's defaults, but
     /// for the wait, which is then 2 s.
     #[must_use]
     pub fn spec(self, spec: LockSpec) -> Self {
-        Self { spec: spec.or(&LockSpec::exclusive().wait(DEFAULT_WAIT)), ..self }
+        Self {
+            spec: spec.or(&LockSpec::exclusive().wait(DEFAULT_WAIT)),
+            ..self
+        }
     }
 
     pub(crate) fn with_spec(self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
-        Self { spec: set(self.spec), ..self }
+        Self {
+            spec: set(self.spec),
+            ..self
+        }
     }
 
     /// See [`LockLayer::hold`](crate::LockLayer::hold). It means nothing to services that do not speak HTTP.
@@ -86,13 +106,19 @@ impl Policy {
     /// See [`LockLayer::retry_after`](crate::LockLayer::retry_after).
     #[must_use]
     pub fn retry_after(self, retry_after: Duration) -> Self {
-        Self { retry_after, ..self }
+        Self {
+            retry_after,
+            ..self
+        }
     }
 
     /// See [`LockLayer::fail_open`](crate::LockLayer::fail_open).
     #[must_use]
     pub fn fail_open(self) -> Self {
-        Self { fail_open: true, ..self }
+        Self {
+            fail_open: true,
+            ..self
+        }
     }
 
     /// See [`LockLayer::status`](crate::LockLayer::status).

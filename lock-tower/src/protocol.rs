@@ -48,7 +48,12 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
     ) -> Result<Self::Response, Self::Error>;
     /// What is answered in its place.
     #[doc(hidden)]
-    fn refused(&self, reason: Reason, caller: Caller, policy: &Policy) -> Result<Self::Response, Self::Error>;
+    fn refused(
+        &self,
+        reason: Reason,
+        caller: Caller,
+        policy: &Policy,
+    ) -> Result<Self::Response, Self::Error>;
 }
 
 mod sealed {
@@ -81,7 +86,9 @@ pub struct Caller {
 /// `application/grpc`, `application/grpc+proto`, but not `application/grpc-web`, which has no trailers of its own.
 fn is_grpc(headers: &HeaderMap) -> bool {
     const GRPC: &[u8] = b"application/grpc";
-    let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.as_bytes().split_at_checked(GRPC.len()));
+    let content_type = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.as_bytes().split_at_checked(GRPC.len()));
     content_type.is_some_and(|(start, rest)| {
         start.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
     })
@@ -94,7 +101,10 @@ const WAY_BACK: Duration = Duration::from_millis(50);
 /// The [`grpc-timeout`](https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests) of a request: at most
 /// eight digits and a unit. What is not one says nothing.
 fn grpc_timeout(value: &HeaderValue) -> Option<Duration> {
-    let (number, unit) = value.to_str().ok()?.split_at_checked(value.len().checked_sub(1)?)?;
+    let (number, unit) = value
+        .to_str()
+        .ok()?
+        .split_at_checked(value.len().checked_sub(1)?)?;
     if number.is_empty() || number.len() > 8 || !number.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
@@ -151,21 +161,37 @@ impl<R> Http<R> {
 
 impl<R> fmt::Debug for Http<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Http").field("on_reject", &format_args!("{}", type_name::<R>())).finish()
+        f.debug_struct("Http")
+            .field("on_reject", &format_args!("{}", type_name::<R>()))
+            .finish()
     }
 }
 
-impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Response<ResBody>, Err> for Http<R> {
+impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Response<ResBody>, Err>
+    for Http<R>
+{
     type Response = Response<LockBody<ResBody>>;
     type Error = Err;
 
     fn caller(&self, req: &Request<ReqBody>) -> Caller {
-        let wire = if is_grpc(req.headers()) { Wire::Grpc } else { Wire::Http };
-        Caller { wire, http2: req.version() == Version::HTTP_2, hurried: false }
+        let wire = if is_grpc(req.headers()) {
+            Wire::Grpc
+        } else {
+            Wire::Http
+        };
+        Caller {
+            wire,
+            http2: req.version() == Version::HTTP_2,
+            hurried: false,
+        }
     }
 
     fn patience(&self, req: &Request<ReqBody>) -> Option<Duration> {
-        let deadline = req.headers().get("grpc-timeout").filter(|_| is_grpc(req.headers())).and_then(grpc_timeout);
+        let deadline = req
+            .headers()
+            .get("grpc-timeout")
+            .filter(|_| is_grpc(req.headers()))
+            .and_then(grpc_timeout);
         deadline.map(|deadline| deadline - (deadline / 10).min(WAY_BACK))
     }
 
@@ -198,10 +224,18 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
         })
     }
 
-    fn refused(&self, reason: Reason, caller: Caller, policy: &Policy) -> Result<Self::Response, Err> {
+    fn refused(
+        &self,
+        reason: Reason,
+        caller: Caller,
+        policy: &Policy,
+    ) -> Result<Self::Response, Err> {
         let refusal = Refusal::new(&reason, caller, policy);
         refusal.trace();
-        Ok(self.on_reject.reject(&refusal).map(|body: Bytes| LockBody::refused(body)))
+        Ok(self
+            .on_reject
+            .reject(&refusal)
+            .map(|body: Bytes| LockBody::refused(body)))
     }
 }
 
@@ -215,7 +249,11 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
     type Error = ServiceError<Err>;
 
     fn caller(&self, _req: &Req) -> Caller {
-        Caller { wire: Wire::Http, http2: false, hurried: false }
+        Caller {
+            wire: Wire::Http,
+            http2: false,
+            hurried: false,
+        }
     }
 
     fn patience(&self, _req: &Req) -> Option<Duration> {
@@ -239,7 +277,12 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
         result.map_err(ServiceError::Inner)
     }
 
-    fn refused(&self, reason: Reason, _caller: Caller, _policy: &Policy) -> Result<Res, ServiceError<Err>> {
+    fn refused(
+        &self,
+        reason: Reason,
+        _caller: Caller,
+        _policy: &Policy,
+    ) -> Result<Res, ServiceError<Err>> {
         Err(match reason {
             Reason::Key(error) => ServiceError::Key(error),
             Reason::Lock(error) => ServiceError::Lock(error),

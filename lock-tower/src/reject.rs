@@ -91,14 +91,21 @@ pub struct Refusal<'a> {
 
 impl<'a> Refusal<'a> {
     pub(crate) fn new(reason: &'a Reason, caller: Caller, policy: &'a Policy) -> Self {
-        let mut refusal = Self { reason, caller, policy, retry_after: None };
+        let mut refusal = Self {
+            reason,
+            caller,
+            policy,
+            retry_after: None,
+        };
         let holder = match reason {
             Reason::Key(_) => None,
             Reason::Lock(error) => error.retry_after(),
         };
         // A caller whose own deadline has passed is past trying again.
         if refusal.grpc_code() != GrpcCode::DeadlineExceeded {
-            refusal.retry_after = refusal.answer().retry_after(policy.longest_retry_after(), holder);
+            refusal.retry_after = refusal
+                .answer()
+                .retry_after(policy.longest_retry_after(), holder);
         }
         refusal
     }
@@ -142,7 +149,9 @@ impl<'a> Refusal<'a> {
     /// A sentence for people, fit for the caller.
     pub fn detail(&self) -> Cow<'static, str> {
         match self.reason {
-            Reason::Key(error) if error.answer() == Answer::BadRequest => Cow::Owned(error.to_string()),
+            Reason::Key(error) if error.answer() == Answer::BadRequest => {
+                Cow::Owned(error.to_string())
+            }
             Reason::Key(_) => Cow::Borrowed(web::OURS),
             Reason::Lock(error) => Cow::Borrowed(web::detail(error.kind())),
         }
@@ -158,7 +167,10 @@ impl<'a> Refusal<'a> {
         match self.caller.wire {
             Wire::Http => {
                 let problem = Problem::new(self.answer(), self.code(), self.detail());
-                problem.status(self.status()).retry_after(self.retry_after).into_response()
+                problem
+                    .status(self.status())
+                    .retry_after(self.retry_after)
+                    .into_response()
             }
             Wire::Grpc => trailers_only(self.trailers()),
         }
@@ -174,7 +186,10 @@ impl<'a> Refusal<'a> {
         match self.reason {
             Reason::Lock(error)
                 if self.caller.hurried
-                    && matches!(error.kind(), LockErrorKind::WaitTimeout | LockErrorKind::Unavailable) =>
+                    && matches!(
+                        error.kind(),
+                        LockErrorKind::WaitTimeout | LockErrorKind::Unavailable
+                    ) =>
             {
                 GrpcCode::DeadlineExceeded
             }
@@ -195,7 +210,9 @@ impl<'a> Refusal<'a> {
 fn trailers_only(trailers: HeaderMap) -> Response<Bytes> {
     let mut response = Response::new(Bytes::new());
     *response.headers_mut() = trailers;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
 }
 
@@ -204,7 +221,10 @@ fn grpc_status(code: GrpcCode, message: &str, retry_after: Option<Duration>) -> 
     /// What `grpc-message` must not have as it stands, beside what is not ASCII.
     const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
     let mut headers = HeaderMap::new();
-    headers.insert(HeaderName::from_static("grpc-status"), i32::from(code).into());
+    headers.insert(
+        HeaderName::from_static("grpc-status"),
+        i32::from(code).into(),
+    );
     if let Some(after) = retry_after {
         // Binary values go without padding, as gRPC has it.
         let details = STANDARD_NO_PAD.encode(web::retry_info(code, message, after));
@@ -227,11 +247,18 @@ mod tests {
     #[test]
     fn a_grpc_message_is_percent_encoded() {
         let reason = Reason::Key(KeyError::bad_request("100 % \u{e9}t\u{e9}\n"));
-        let caller = Caller { wire: Wire::Grpc, http2: true, hurried: false };
+        let caller = Caller {
+            wire: Wire::Grpc,
+            http2: true,
+            hurried: false,
+        };
         let policy = Policy::new("test");
         let response = Refusal::new(&reason, caller, &policy).to_response();
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["grpc-status"], "3");
-        assert_eq!(response.headers()["grpc-message"], "100 %25 %C3%A9t%C3%A9%0A");
+        assert_eq!(
+            response.headers()["grpc-message"],
+            "100 %25 %C3%A9t%C3%A9%0A"
+        );
     }
 }

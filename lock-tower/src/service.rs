@@ -48,7 +48,12 @@ where
     }
 
     fn call(&mut self, mut req: Req) -> Self::Future {
-        let LockLayer { locks, key, policy, protocol } = &self.layer;
+        let LockLayer {
+            locks,
+            key,
+            policy,
+            protocol,
+        } = &self.layer;
         let mut policy = policy.clone();
         let mut caller = protocol.caller(&req);
         let target = key.target(&mut req).map(|target| match target {
@@ -88,6 +93,9 @@ where
 
 impl<S: fmt::Debug, K, P: fmt::Debug> fmt::Debug for Lock<S, K, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lock").field("inner", &self.inner).field("layer", &self.layer).finish()
+        f.debug_struct("Lock")
+            .field("inner", &self.inner)
+            .field("layer", &self.layer)
+            .finish()
     }
 }

@@ -26,7 +26,11 @@ pub struct Watch {
 impl Watch {
     /// A request that does not ask for a lock, or not yet.
     pub(crate) fn new(policy: Arc<Policy>) -> Self {
-        Self { meter: Meter::new(&policy), span: Span::none(), policy }
+        Self {
+            meter: Meter::new(&policy),
+            span: Span::none(),
+            policy,
+        }
     }
 
     /// What is left is of no lock any more.
@@ -73,7 +77,9 @@ impl Watch {
 
 impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch").field("policy", &self.policy.name()).finish_non_exhaustive()
+        f.debug_struct("Watch")
+            .field("policy", &self.policy.name())
+            .finish_non_exhaustive()
     }
 }
 

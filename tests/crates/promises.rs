@@ -6,12 +6,20 @@ use super::*;
 async fn a_locked_method_runs_once_at_a_time() {
     let shop = Shop::new("north");
     assert_eq!(shop.pay(7).await, Ok(Some("order:north:7 7".into())));
-    let guard = shop.locks.exclusive("order:north:7").acquire().await.unwrap();
+    let guard = shop
+        .locks
+        .exclusive("order:north:7")
+        .acquire()
+        .await
+        .unwrap();
     assert_eq!(shop.pay(7).await, Ok(None));
     assert_eq!(shop.pay(8).await, Ok(Some("order:north:8 8".into())));
     guard.release().await.unwrap();
     assert_eq!(shop.pay(7).await, Ok(Some("order:north:7 7".into())));
-    assert_eq!(Shop::new(&"x".repeat(600)).pay(7).await, Err(LockErrorKind::InvalidKey));
+    assert_eq!(
+        Shop::new(&"x".repeat(600)).pay(7).await,
+        Err(LockErrorKind::InvalidKey)
+    );
 }
 
 #[tokio::test(start_paused = true)]

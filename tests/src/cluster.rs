@@ -82,7 +82,9 @@ impl RedisCluster {
 
     /// The same for a user made by [`Builder::user`].
     pub fn urls_as(&self, user: &str, password: &str) -> [String; 6] {
-        self.nodes.each_ref().map(|node| node.url_as(user, password))
+        self.nodes
+            .each_ref()
+            .map(|node| node.url_as(user, password))
     }
 
     /// [`urls`](Self::urls) over TLS.
@@ -92,7 +94,9 @@ impl RedisCluster {
 
     /// [`urls_as`](Self::urls_as) over TLS.
     pub fn tls_urls_as(&self, user: &str, password: &str) -> [String; 6] {
-        self.nodes.each_ref().map(|node| node.tls_url_as(user, password))
+        self.nodes
+            .each_ref()
+            .map(|node| node.tls_url_as(user, password))
     }
 
     /// The certificate, in PEM, of the authority of all nodes.
@@ -118,8 +122,13 @@ impl RedisCluster {
         let slot = self.slot_of(key).await;
         until("most nodes name one owner", &self.nodes, async || {
             let views = self.views().await;
-            let owners: Vec<_> = views.iter().filter_map(|view| view.owner_of(slot)).collect();
-            let most = |port: &&u16| owners.iter().filter(|owner| *owner == *port).count() * 2 > views.len();
+            let owners: Vec<_> = views
+                .iter()
+                .filter_map(|view| view.owner_of(slot))
+                .collect();
+            let most = |port: &&u16| {
+                owners.iter().filter(|owner| *owner == *port).count() * 2 > views.len()
+            };
             owners.iter().find(most).map(|port| self.node_at(*port))
         })
         .await
@@ -127,20 +136,38 @@ impl RedisCluster {
 
     /// The primaries with slots, in the order of [`nodes`](Self::nodes).
     pub async fn masters(&self) -> Vec<&RedisServer> {
-        let masters = until("most nodes name the same primaries", &self.nodes, async || {
-            let views = self.views().await;
-            let masters: Vec<_> = views.iter().map(View::masters).collect();
-            let most = |one: &&Vec<u16>| masters.iter().filter(|other| other == one).count() * 2 > masters.len();
-            masters.iter().find(most).cloned()
-        })
+        let masters = until(
+            "most nodes name the same primaries",
+            &self.nodes,
+            async || {
+                let views = self.views().await;
+                let masters: Vec<_> = views.iter().map(View::masters).collect();
+                let most = |one: &&Vec<u16>| {
+                    masters.iter().filter(|other| other == one).count() * 2 > masters.len()
+                };
+                masters.iter().find(most).cloned()
+            },
+        )
         .await;
-        self.nodes.iter().filter(|node| masters.contains(&node.port())).collect()
+        self.nodes
+            .iter()
+            .filter(|node| masters.contains(&node.port()))
+            .collect()
     }
 
     /// The replicas of a primary that run and have its data.
     pub async fn replicas_of(&self, master: &RedisServer) -> Vec<&RedisServer> {
-        let follow = join_all(self.nodes.iter().map(|node| follows(node, self.port_among_nodes(master)))).await;
-        self.nodes.iter().zip(follow).filter_map(|(node, follows)| follows.then_some(node)).collect()
+        let follow = join_all(
+            self.nodes
+                .iter()
+                .map(|node| follows(node, self.port_among_nodes(master))),
+        )
+        .await;
+        self.nodes
+            .iter()
+            .zip(follow)
+            .filter_map(|(node, follows)| follows.then_some(node))
+            .collect()
     }
 
     /// CLUSTER FAILOVER: a replica takes over from a primary that agrees to it. Returns the new primary, when all nodes
@@ -151,7 +178,9 @@ impl RedisCluster {
     pub async fn failover(&self, master: &RedisServer) -> &RedisServer {
         let new = until("a replica begins a failover", &self.nodes, async || {
             let replica = *self.replicas_of(master).await.first()?;
-            ask::<String>(replica, &["CLUSTER", "FAILOVER"]).await.map(|_| replica)
+            ask::<String>(replica, &["CLUSTER", "FAILOVER"])
+                .await
+                .map(|_| replica)
         })
         .await;
         until("all nodes see the new primary", &self.nodes, async || {
@@ -172,7 +201,10 @@ impl RedisCluster {
         let slot = self.slot_of(key).await;
         until("another owner", &self.nodes, async || {
             let views = self.agreed().await?;
-            views.owner_of(slot).filter(|port| *port != old.port()).map(|port| self.node_at(port))
+            views
+                .owner_of(slot)
+                .filter(|port| *port != old.port())
+                .map(|port| self.node_at(port))
         })
         .await
     }
@@ -183,28 +215,50 @@ impl RedisCluster {
     /// # Panics
     /// When that isn't so within half a minute.
     pub async fn settled(&self) {
-        until("a cluster that is well", &self.nodes, async || self.agreed().await.map(drop)).await;
+        until("a cluster that is well", &self.nodes, async || {
+            self.agreed().await.map(drop)
+        })
+        .await;
     }
 
     /// By which port the nodes talk to a node. Whoever asks on a plain port is told plain ports all the same.
     fn port_among_nodes(&self, node: &RedisServer) -> u16 {
-        if self.tls { node.tls_port() } else { node.port() }
+        if self.tls {
+            node.tls_port()
+        } else {
+            node.port()
+        }
     }
 
     fn node_at(&self, port: u16) -> &RedisServer {
-        self.nodes.iter().find(|node| node.port() == port).expect("nobody else is in the cluster")
+        self.nodes
+            .iter()
+            .find(|node| node.port() == port)
+            .expect("nobody else is in the cluster")
     }
 
     /// What each node that answers sees.
     async fn views(&self) -> Vec<View> {
-        join_all(self.nodes.iter().map(View::of)).await.into_iter().flatten().collect()
+        join_all(self.nodes.iter().map(View::of))
+            .await
+            .into_iter()
+            .flatten()
+            .collect()
     }
 
     /// What all nodes that run see.
     async fn agreed(&self) -> Option<View> {
         let running: Vec<_> = self.nodes.iter().filter(|node| node.is_running()).collect();
-        let infos = join_all(running.iter().map(|node| ask::<String>(node, &["CLUSTER", "INFO"]))).await;
-        let ok = |info: &Option<String>| info.as_deref().is_some_and(|info| field(info, "cluster_state") == Some("ok"));
+        let infos = join_all(
+            running
+                .iter()
+                .map(|node| ask::<String>(node, &["CLUSTER", "INFO"])),
+        )
+        .await;
+        let ok = |info: &Option<String>| {
+            info.as_deref()
+                .is_some_and(|info| field(info, "cluster_state") == Some("ok"))
+        };
         let mut views = self.views().await;
         let first = views.pop()?;
         let agree = views.len() + 1 == running.len() && views.iter().all(|view| *view == first);

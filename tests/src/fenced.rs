@@ -52,9 +52,19 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { value, writes, violations, overlaps, lost_updates, peak } = self;
+        let Self {
+            value,
+            writes,
+            violations,
+            overlaps,
+            lost_updates,
+            peak,
+        } = self;
         write!(f, "value={value} writes={writes} violations={violations} ")?;
-        write!(f, "overlaps={overlaps} lost_updates={lost_updates} peak={peak}")
+        write!(
+            f,
+            "overlaps={overlaps} lost_updates={lost_updates} peak={peak}"
+        )
     }
 }
 
@@ -69,7 +79,11 @@ pub struct Stale {
 
 impl fmt::Display for Stale {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "fencing token {} is older than {}", self.presented, self.seen)
+        write!(
+            f,
+            "fencing token {} is older than {}",
+            self.presented, self.seen
+        )
     }
 }
 

@@ -20,19 +20,27 @@ pub(crate) async fn ask<T: FromRedisValue>(server: &RedisServer, command: &[&str
     if !server.is_running() {
         return None;
     }
-    let reply = timeout(ANSWER, server.try_command(command)).await.ok()?.ok()?;
+    let reply = timeout(ANSWER, server.try_command(command))
+        .await
+        .ok()?
+        .ok()?;
     redis::from_redis_value(reply).ok()
 }
 
 /// The value of `name` in a reply of INFO or CLUSTER INFO.
 pub(crate) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
-    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim_end)
+    info.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .map(str::trim_end)
 }
 
 /// Whether a server that runs is a replica of the one at `port`, and has its data.
 pub(crate) async fn follows(replica: &RedisServer, port: u16) -> bool {
-    let info: String = ask(replica, &["INFO", "replication"]).await.unwrap_or_default();
-    field(&info, "master_port") == Some(&port.to_string()) && field(&info, "master_link_status") == Some("up")
+    let info: String = ask(replica, &["INFO", "replication"])
+        .await
+        .unwrap_or_default();
+    field(&info, "master_port") == Some(&port.to_string())
+        && field(&info, "master_link_status") == Some("up")
 }
 
 /// Asks until there is an answer.
@@ -50,8 +58,10 @@ pub(crate) async fn until<T, Fut: Future<Output = Option<T>>>(
             return seen;
         }
         if Instant::now() > deadline {
-            let logs: Vec<_> =
-                servers.into_iter().map(|server| format!("{}:\n{}", server.port(), server.log())).collect();
+            let logs: Vec<_> = servers
+                .into_iter()
+                .map(|server| format!("{}:\n{}", server.port(), server.log()))
+                .collect();
             panic!("not within {PATIENCE:?}: {what}\n{}", logs.join("\n"));
         }
         sleep(POLL).await;

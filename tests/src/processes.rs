@@ -44,12 +44,27 @@ impl Worker {
     /// When it cannot be started, or outside a tokio runtime.
     pub fn spawn(path: &str, args: &[&str]) -> Self {
         let mut command = Command::new(path);
-        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("{path}: {error}"));
-        let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).expect("a child not yet waited for");
+        command
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true);
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{path}: {error}"));
+        let pid = child
+            .id()
+            .and_then(|id| Pid::from_raw(id.cast_signed()))
+            .expect("a child not yet waited for");
         let input = child.stdin.take();
         let output = child.stdout.take().expect("asked for as a pipe");
-        Self { child, pid, input, output: BufReader::new(output).lines(), waker: None }
+        Self {
+            child,
+            pid,
+            input,
+            output: BufReader::new(output).lines(),
+            waker: None,
+        }
     }
 
     /// Its process id.
@@ -59,7 +74,10 @@ impl Worker {
 
     /// The next line that it printed; `None` when it has ended. Cancel safe.
     pub async fn line(&mut self) -> Option<String> {
-        self.output.next_line().await.expect("a worker's output is text")
+        self.output
+            .next_line()
+            .await
+            .expect("a worker's output is text")
     }
 
     /// All lines that it prints until it ends.
@@ -77,7 +95,10 @@ impl Worker {
     /// When it has ended, or was told to finish.
     pub async fn say(&mut self, line: &str) {
         let input = self.input.as_mut().expect("the worker was told to finish");
-        input.write_all(format!("{line}\n").as_bytes()).await.expect("the worker has ended");
+        input
+            .write_all(format!("{line}\n").as_bytes())
+            .await
+            .expect("the worker has ended");
     }
 
     /// Closes its input, which tells it to finish, and waits for its end. Lines that nobody has read are lost; read

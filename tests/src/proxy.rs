@@ -64,7 +64,11 @@ impl DropReply {
     /// The reply to the next command that is sent, the client's handshake (AUTH, CLIENT, HELLO, SELECT) aside.
     #[must_use]
     pub fn next() -> Self {
-        Self { command: None, times: 1, then: Then::Close }
+        Self {
+            command: None,
+            times: 1,
+            then: Then::Close,
+        }
     }
 
     /// Only replies to this command, for example `EVALSHA`.
@@ -90,7 +94,11 @@ impl DropReply {
     }
 
     fn hits(&mut self, name: &str) -> bool {
-        let hit = self.times > 0 && self.command.as_deref().map_or(!HANDSHAKE.contains(&name), |only| only == name);
+        let hit = self.times > 0
+            && self
+                .command
+                .as_deref()
+                .map_or(!HANDSHAKE.contains(&name), |only| only == name);
         self.times -= u32::from(hit);
         hit
     }
@@ -108,7 +116,11 @@ impl Proxy {
     /// When the URL has no port, or no port can be bound.
     pub async fn to_url(url: &str) -> Self {
         let upstream = Url::parse(url).expect("a Redis URL");
-        let target = (Ipv4Addr::LOCALHOST, upstream.port().expect("a URL with a port")).into();
+        let target = (
+            Ipv4Addr::LOCALHOST,
+            upstream.port().expect("a URL with a port"),
+        )
+            .into();
         let (listener, port) = loop {
             let port = free_port();
             match TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await {
@@ -120,7 +132,12 @@ impl Proxy {
         };
         let shared = Arc::new(Shared::default());
         let accepting = tokio::spawn(accept(shared.clone(), listener, port, target));
-        Self { shared, upstream, port, accepting }
+        Self {
+            shared,
+            upstream,
+            port,
+            accepting,
+        }
     }
 
     /// The server's URL, by way of the proxy.
@@ -148,23 +165,31 @@ impl Proxy {
 
     /// Loses replies to commands sent from now on; replaces an earlier call.
     pub fn drop_reply(&self, drop: DropReply) {
-        self.shared.faults.send_modify(|faults| faults.drop = Some(drop));
+        self.shared
+            .faults
+            .send_modify(|faults| faults.drop = Some(drop));
     }
 
     /// Commands are executed, and nothing comes back on any connection, until [`let_through`](Self::let_through).
     pub fn drop_all_replies(&self) {
-        self.shared.faults.send_modify(|faults| faults.flow = Flow::NoReplies);
+        self.shared
+            .faults
+            .send_modify(|faults| faults.flow = Flow::NoReplies);
     }
 
     /// Connections are accepted and everything is swallowed both ways, until [`let_through`](Self::let_through).
     pub fn black_hole(&self) {
-        self.shared.faults.send_modify(|faults| faults.flow = Flow::Nothing);
+        self.shared
+            .faults
+            .send_modify(|faults| faults.flow = Flow::Nothing);
     }
 
     /// What is published reaches nobody, and everything else does, until [`let_through`](Self::let_through): as if the server
     /// had not published it. No connection is the worse for it.
     pub fn drop_messages(&self) {
-        self.shared.faults.send_modify(|faults| faults.drop_messages = true);
+        self.shared
+            .faults
+            .send_modify(|faults| faults.drop_messages = true);
     }
 
     /// What is read from now on arrives this much later; order and bandwidth stay.
@@ -183,14 +208,20 @@ impl Proxy {
     /// Closes the port: the system refuses new connections, from when this returns until
     /// [`let_through`](Self::let_through). Open ones go on; [`cut`](Self::cut) closes them.
     pub async fn refuse(&self) {
-        self.shared.faults.send_modify(|faults| faults.refuse = true);
+        self.shared
+            .faults
+            .send_modify(|faults| faults.refuse = true);
         self.listening(false).await;
     }
 
     /// Ends every fault. Connections that have lost something are closed, all others go on.
     pub async fn let_through(&self) {
         self.shared.faults.send_modify(|faults| {
-            *faults = Faults { cuts: faults.cuts, heals: faults.heals + 1, ..Faults::default() };
+            *faults = Faults {
+                cuts: faults.cuts,
+                heals: faults.heals + 1,
+                ..Faults::default()
+            };
         });
         self.listening(true).await;
     }
@@ -316,7 +347,9 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener, port: u16, target: S
     }
 }
 
-async fn accept_from(listener: Option<&TcpListener>) -> Option<io::Result<(TcpStream, SocketAddr)>> {
+async fn accept_from(
+    listener: Option<&TcpListener>,
+) -> Option<io::Result<(TcpStream, SocketAddr)>> {
     match listener {
         Some(listener) => Some(listener.accept().await),
         None => std::future::pending().await,

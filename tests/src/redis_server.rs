@@ -28,7 +28,9 @@ use std::{
     time::Duration,
 };
 
-use redis::{AsyncConnectionConfig, Client, FromRedisValue, RedisResult, Value, aio::MultiplexedConnection};
+use redis::{
+    AsyncConnectionConfig, Client, FromRedisValue, RedisResult, Value, aio::MultiplexedConnection,
+};
 use rustix::process::Signal;
 use tokio::{
     sync::OnceCell,
@@ -55,13 +57,19 @@ pub async fn shared_server() -> &'static RedisServer {
 /// Five servers that know nothing of each other, for tests that neither stop them nor change their settings.
 pub async fn shared_five() -> &'static [RedisServer] {
     static SHARED: OnceCell<Vec<RedisServer>> = OnceCell::const_new();
-    SHARED.get_or_init(|| RedisServer::builder().start_all(5)).await
+    SHARED
+        .get_or_init(|| RedisServer::builder().start_all(5))
+        .await
 }
 
 /// `name` with an ending that nobody else has on the shared server.
 pub fn unique(name: &str) -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    format!("{name}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+    format!(
+        "{name}-{}-{}",
+        std::process::id(),
+        COUNT.fetch_add(1, Ordering::Relaxed)
+    )
 }
 
 /// A real `redis-server` without persistence; killed when dropped, and when this process ends in whatever way.
@@ -129,7 +137,11 @@ impl RedisServer {
     /// # Panics
     /// When it was killed.
     pub fn pid(&self) -> u32 {
-        self.state().process.as_ref().map(Supervised::pid).expect("the server was killed")
+        self.state()
+            .process
+            .as_ref()
+            .map(Supervised::pid)
+            .expect("the server was killed")
     }
 
     /// Neither killed nor stopped.
@@ -140,7 +152,11 @@ impl RedisServer {
 
     /// What the running server has printed so far; empty when it was killed.
     pub fn log(&self) -> String {
-        self.state().process.as_ref().map(|process| process.log().borrow().text.clone()).unwrap_or_default()
+        self.state()
+            .process
+            .as_ref()
+            .map(|process| process.log().borrow().text.clone())
+            .unwrap_or_default()
     }
 
     /// SIGSTOP: the server keeps its port and its connections and answers nothing. The system still accepts new
@@ -218,17 +234,28 @@ impl RedisServer {
     /// # Panics
     /// As [`command`](Self::command), and when the reply is something else.
     pub async fn query<T: FromRedisValue>(&self, command: &[&str]) -> T {
-        match self.try_command(command).await.and_then(|value| Ok(redis::from_redis_value(value)?)) {
+        match self
+            .try_command(command)
+            .await
+            .and_then(|value| Ok(redis::from_redis_value(value)?))
+        {
             Ok(reply) => reply,
-            Err(error) if error.is_io_error() => panic!("{}: {error}; its log:\n{}", command.join(" "), self.log()),
+            Err(error) if error.is_io_error() => {
+                panic!("{}: {error}; its log:\n{}", command.join(" "), self.log())
+            }
             Err(error) => panic!("{}: {error}", command.join(" ")),
         }
     }
 
     /// The same for a command that may be refused.
     pub async fn try_command(&self, command: &[&str]) -> RedisResult<Value> {
-        let Some((name, arguments)) = command.split_first() else { panic!("a command has a name") };
-        redis::cmd(name).arg(arguments).query_async(&mut self.connection().await?).await
+        let Some((name, arguments)) = command.split_first() else {
+            panic!("a command has a name")
+        };
+        redis::cmd(name)
+            .arg(arguments)
+            .query_async(&mut self.connection().await?)
+            .await
     }
 
     /// All keys that match `pattern` (as in KEYS), sorted.
@@ -252,14 +279,22 @@ impl RedisServer {
         let mut state = self.state();
         let process = state.process.as_mut().expect("the server was killed");
         if let Err(error) = process.signal(signal) {
-            panic!("signal {signal:?} to the server: {error}; its log:\n{}", process.log().borrow().text);
+            panic!(
+                "signal {signal:?} to the server: {error}; its log:\n{}",
+                process.log().borrow().text
+            );
         }
     }
 
     /// What is left to do when it answers.
     async fn prepare(&self) {
         if !self.settings.first_command.is_empty() {
-            let words: Vec<_> = self.settings.first_command.iter().map(String::as_str).collect();
+            let words: Vec<_> = self
+                .settings
+                .first_command
+                .iter()
+                .map(String::as_str)
+                .collect();
             self.command(&words).await;
         }
         // A replica is of use when it has its primary's data; until then it would answer as an empty server.
@@ -267,8 +302,16 @@ impl RedisServer {
             return;
         }
         let deadline = Instant::now() + PATIENCE;
-        while !self.query::<String>(&["INFO", "replication"]).await.contains("master_link_status:up") {
-            assert!(Instant::now() < deadline, "the replica finds no primary; its log:\n{}", self.log());
+        while !self
+            .query::<String>(&["INFO", "replication"])
+            .await
+            .contains("master_link_status:up")
+        {
+            assert!(
+                Instant::now() < deadline,
+                "the replica finds no primary; its log:\n{}",
+                self.log()
+            );
             sleep(POLL).await;
         }
     }
@@ -289,5 +332,7 @@ pub(crate) async fn connect(url: &str) -> RedisResult<MultiplexedConnection> {
         .set_connection_timeout(Some(PATIENCE))
         // On a busy machine the crate's half second would fail a test that has nothing to do with time.
         .set_response_timeout(Some(PATIENCE));
-    Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await
+    Client::open(url)?
+        .get_multiplexed_async_connection_with_config(&config)
+        .await
 }

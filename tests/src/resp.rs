@@ -6,10 +6,20 @@
 pub(crate) fn message_len(bytes: &[u8]) -> Option<usize> {
     let line = line_len(bytes)?;
     // -1 is the null of version 2: a header without a body.
-    let count = || std::str::from_utf8(&bytes[1..line - 2]).ok()?.parse::<i64>().ok()?.max(0).try_into().ok();
+    let count = || {
+        std::str::from_utf8(&bytes[1..line - 2])
+            .ok()?
+            .parse::<i64>()
+            .ok()?
+            .max(0)
+            .try_into()
+            .ok()
+    };
     match (bytes[0], count()) {
         (b'$' | b'=' | b'!', Some(0)) if bytes[1] == b'-' => Some(line),
-        (b'$' | b'=' | b'!', Some(length)) => Some(line + length + 2).filter(|end: &usize| *end <= bytes.len()),
+        (b'$' | b'=' | b'!', Some(length)) => {
+            Some(line + length + 2).filter(|end: &usize| *end <= bytes.len())
+        }
         (b'*' | b'~' | b'>', Some(count)) => messages_len(bytes, line, count),
         (b'%', Some(count)) => messages_len(bytes, line, 2 * count),
         // Attributes, and then the message that they belong to.
@@ -27,19 +37,28 @@ pub(crate) fn is_push(message: &[u8]) -> bool {
 /// Whether a push carries what somebody has published, rather than the confirmation of a subscription.
 pub(crate) fn is_published(message: &[u8]) -> bool {
     // `message`, `pmessage` or `smessage`.
-    is_push(message) && words(message).nth(2).is_some_and(|kind| kind.ends_with(b"message"))
+    is_push(message)
+        && words(message)
+            .nth(2)
+            .is_some_and(|kind| kind.ends_with(b"message"))
 }
 
 /// A command's name in upper case.
 pub(crate) fn command_name(message: &[u8]) -> String {
     let mut words = words(message);
     // An array starts with its length and the length of its first word.
-    let name = if message.starts_with(b"*") { words.nth(2) } else { words.next() };
+    let name = if message.starts_with(b"*") {
+        words.nth(2)
+    } else {
+        words.next()
+    };
     String::from_utf8_lossy(name.unwrap_or_default()).to_ascii_uppercase()
 }
 
 fn words(message: &[u8]) -> impl Iterator<Item = &[u8]> {
-    message.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty())
+    message
+        .split(|byte| byte.is_ascii_whitespace())
+        .filter(|word| !word.is_empty())
 }
 
 fn messages_len(bytes: &[u8], start: usize, count: usize) -> Option<usize> {
@@ -47,7 +66,10 @@ fn messages_len(bytes: &[u8], start: usize, count: usize) -> Option<usize> {
 }
 
 fn line_len(bytes: &[u8]) -> Option<usize> {
-    bytes.windows(2).position(|pair| pair == b"\r\n").map(|at| at + 2)
+    bytes
+        .windows(2)
+        .position(|pair| pair == b"\r\n")
+        .map(|at| at + 2)
 }
 
 #[cfg(test)]
@@ -81,19 +103,37 @@ mod tests {
         for message in messages {
             let mut followed = message.to_vec();
             followed.extend(b"+next\r\n");
-            assert_eq!(message_len(&followed), Some(message.len()), "{}", message.escape_ascii());
+            assert_eq!(
+                message_len(&followed),
+                Some(message.len()),
+                "{}",
+                message.escape_ascii()
+            );
             for end in 0..message.len() {
-                assert_eq!(message_len(&message[..end]), None, "{} cut at {end}", message.escape_ascii());
+                assert_eq!(
+                    message_len(&message[..end]),
+                    None,
+                    "{} cut at {end}",
+                    message.escape_ascii()
+                );
             }
         }
     }
 
     #[test]
     fn what_is_published_is_told_from_what_is_confirmed() {
-        assert!(is_published(b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n"));
-        assert!(is_published(b">3\r\n$8\r\nsmessage\r\n$1\r\nc\r\n$1\r\nx\r\n"));
-        assert!(!is_published(b">3\r\n$9\r\nsubscribe\r\n$7\r\nmessage\r\n:1\r\n"));
-        assert!(!is_published(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n"));
+        assert!(is_published(
+            b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n"
+        ));
+        assert!(is_published(
+            b">3\r\n$8\r\nsmessage\r\n$1\r\nc\r\n$1\r\nx\r\n"
+        ));
+        assert!(!is_published(
+            b">3\r\n$9\r\nsubscribe\r\n$7\r\nmessage\r\n:1\r\n"
+        ));
+        assert!(!is_published(
+            b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n"
+        ));
     }
 
     #[test]

@@ -96,7 +96,13 @@ impl SentinelSet {
     pub async fn master(&self) -> &RedisServer {
         until("two Sentinels name one primary", self.all(), async || {
             let named = join_all(self.sentinels.iter().map(named_master)).await;
-            self.nodes.iter().find(|node| named.iter().filter(|port| **port == Some(self.port_of(node))).count() >= 2)
+            self.nodes.iter().find(|node| {
+                named
+                    .iter()
+                    .filter(|port| **port == Some(self.port_of(node)))
+                    .count()
+                    >= 2
+            })
         })
         .await
     }
@@ -104,14 +110,20 @@ impl SentinelSet {
     /// The nodes other than [`master`](Self::master).
     pub async fn replicas(&self) -> Vec<&RedisServer> {
         let master = self.master().await.port();
-        self.nodes.iter().filter(|node| node.port() != master).collect()
+        self.nodes
+            .iter()
+            .filter(|node| node.port() != master)
+            .collect()
     }
 
     /// SIGSTOP to all replicas: the primary goes on, and nobody confirms its writes until they are
     /// [resumed](RedisServer::resume). Returns them.
     pub async fn stop_replicas(&self) -> Vec<&RedisServer> {
         let replicas = self.replicas().await;
-        replicas.iter().filter(|replica| replica.is_running()).for_each(|replica| replica.stop());
+        replicas
+            .iter()
+            .filter(|replica| replica.is_running())
+            .for_each(|replica| replica.stop());
         replicas
     }
 
@@ -129,7 +141,10 @@ impl SentinelSet {
             }
             // Not begun yet, or given up: who is at it does not think that all is well.
             for sentinel in &self.sentinels {
-                if ask::<String>(sentinel, &["SENTINEL", "FAILOVER", Self::SERVICE]).await.is_some() {
+                if ask::<String>(sentinel, &["SENTINEL", "FAILOVER", Self::SERVICE])
+                    .await
+                    .is_some()
+                {
                     break;
                 }
             }
@@ -143,7 +158,10 @@ impl SentinelSet {
     /// # Panics
     /// When that isn't so within half a minute.
     pub async fn new_master(&self, old: &RedisServer) -> &RedisServer {
-        until("another primary", self.all(), async || self.agreed().await.filter(|new| new.port() != old.port())).await
+        until("another primary", self.all(), async || {
+            self.agreed().await.filter(|new| new.port() != old.port())
+        })
+        .await
     }
 
     /// Waits until all Sentinels that run name one primary, and all nodes that run follow it. Returns it.
@@ -160,11 +178,19 @@ impl SentinelSet {
 
     /// By which port the nodes and the Sentinels know a node.
     fn port_of(&self, node: &RedisServer) -> u16 {
-        if self.tls { node.tls_port() } else { node.port() }
+        if self.tls {
+            node.tls_port()
+        } else {
+            node.port()
+        }
     }
 
     async fn agreed(&self) -> Option<&RedisServer> {
-        let sentinels: Vec<_> = self.sentinels.iter().filter(|sentinel| sentinel.is_running()).collect();
+        let sentinels: Vec<_> = self
+            .sentinels
+            .iter()
+            .filter(|sentinel| sentinel.is_running())
+            .collect();
         let views = join_all(sentinels.iter().map(|sentinel| self.view(sentinel))).await;
         let port = views.first().copied()??;
         let master = self.nodes.iter().find(|node| self.port_of(node) == port)?;
@@ -172,23 +198,33 @@ impl SentinelSet {
             return None;
         }
         let info: String = ask(master, &["INFO", "replication"]).await?;
-        let others = self.nodes.iter().filter(|node| node.is_running() && node.port() != master.port());
+        let others = self
+            .nodes
+            .iter()
+            .filter(|node| node.is_running() && node.port() != master.port());
         let followed = join_all(others.map(|node| follows(node, port))).await;
-        (field(&info, "role") == Some("master") && followed.into_iter().all(|follows| follows)).then_some(master)
+        (field(&info, "role") == Some("master") && followed.into_iter().all(|follows| follows))
+            .then_some(master)
     }
 
     /// The port of the primary, if this Sentinel thinks that it is well and knows everybody else.
     async fn view(&self, sentinel: &RedisServer) -> Option<u16> {
-        let master: HashMap<String, String> = ask(sentinel, &["SENTINEL", "MASTER", Self::SERVICE]).await?;
+        let master: HashMap<String, String> =
+            ask(sentinel, &["SENTINEL", "MASTER", Self::SERVICE]).await?;
         let is = |name: &str, value: &str| master.get(name).is_some_and(|is| is == value);
         let well = is("flags", "master") && is("num-slaves", "2") && is("num-other-sentinels", "2");
         if !well {
             return None;
         }
         // Those it only heard of cannot vote yet.
-        let sentinels: Vec<HashMap<String, String>> = ask(sentinel, &["SENTINEL", "SENTINELS", Self::SERVICE]).await?;
-        let replicas: Vec<HashMap<String, String>> = ask(sentinel, &["SENTINEL", "REPLICAS", Self::SERVICE]).await?;
-        for (peers, servers, flags) in [(sentinels, &self.sentinels, "sentinel"), (replicas, &self.nodes, "slave")] {
+        let sentinels: Vec<HashMap<String, String>> =
+            ask(sentinel, &["SENTINEL", "SENTINELS", Self::SERVICE]).await?;
+        let replicas: Vec<HashMap<String, String>> =
+            ask(sentinel, &["SENTINEL", "REPLICAS", Self::SERVICE]).await?;
+        for (peers, servers, flags) in [
+            (sentinels, &self.sentinels, "sentinel"),
+            (replicas, &self.nodes, "slave"),
+        ] {
             for server in servers.iter().filter(|server| server.is_running()) {
                 let port = self.port_of(server).to_string();
                 let peer = peers.iter().find(|peer| peer.get("port") == Some(&port));
@@ -202,6 +238,10 @@ impl SentinelSet {
 }
 
 async fn named_master(sentinel: &RedisServer) -> Option<u16> {
-    let address: (String, u16) = ask(sentinel, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SentinelSet::SERVICE]).await?;
+    let address: (String, u16) = ask(
+        sentinel,
+        &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SentinelSet::SERVICE],
+    )
+    .await?;
     Some(address.1)
 }

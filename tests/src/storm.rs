@@ -59,15 +59,23 @@ pub struct Working {
 impl Plan {
     /// Starts the tasks, each with one of `clients`, which they share in turn.
     pub fn start(&self, clients: &[LockClient], log: &Log) -> Working {
-        let (over, requests) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (over, requests) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
         let mut tasks = JoinSet::new();
         for (number, locks) in (0..self.tasks).zip(clients.iter().cycle()) {
-            let random = StdRng::seed_from_u64(self.seed.wrapping_mul(1000).wrapping_add(number as u64));
+            let random =
+                StdRng::seed_from_u64(self.seed.wrapping_mul(1000).wrapping_add(number as u64));
             let (over, requests) = (over.clone(), requests.clone());
             let task = Task::new(locks.clone(), self.clone(), random, log.clone(), requests);
             tasks.spawn(task.work(over));
         }
-        Working { over, tasks, clock: tokio::spawn(watch_the_clock(log.clone())) }
+        Working {
+            over,
+            tasks,
+            clock: tokio::spawn(watch_the_clock(log.clone())),
+        }
     }
 }
 
@@ -92,7 +100,11 @@ async fn watch_the_clock(log: Log) {
         if late >= TICK {
             let at = nanos();
             let since = at - u64::try_from(late.as_nanos()).unwrap_or(at);
-            log(Record { at, request: 0, event: Event::Stalled { since } });
+            log(Record {
+                at,
+                request: 0,
+                event: Event::Stalled { since },
+            });
         }
     }
 }

@@ -57,7 +57,10 @@ pub(crate) struct Supervised {
 
 impl Supervised {
     /// Runs `command` (the program and its arguments); `directory` belongs to it from now on and goes when it ends.
-    pub(crate) fn spawn<'a>(directory: &Path, command: impl IntoIterator<Item = &'a str>) -> io::Result<Self> {
+    pub(crate) fn spawn<'a>(
+        directory: &Path,
+        command: impl IntoIterator<Item = &'a str>,
+    ) -> io::Result<Self> {
         let mut supervisor = Command::new("sh")
             .args(["-c", SUPERVISOR, "supervisor"])
             .arg(directory)
@@ -68,17 +71,26 @@ impl Supervised {
             // Ctrl-C in a terminal reaches a whole process group: the supervisor has to live on to do its work.
             .process_group(0)
             .spawn()?;
-        let (Some(stdout), Some(stderr)) = (supervisor.stdout.take(), supervisor.stderr.take()) else {
+        let (Some(stdout), Some(stderr)) = (supervisor.stdout.take(), supervisor.stderr.take())
+        else {
             unreachable!("both were asked for as pipes just above");
         };
         let mut pid = String::new();
         BufReader::new(stdout).read_line(&mut pid)?;
         let child = pid.trim().parse().ok().and_then(Pid::from_raw);
-        let child = child.ok_or_else(|| io::Error::other("the supervising shell did not start the child"))?;
+        let child = child
+            .ok_or_else(|| io::Error::other("the supervising shell did not start the child"))?;
 
         let (sender, log) = watch::channel(Log::default());
-        thread::Builder::new().name(format!("log of {child:?}")).spawn(move || collect(stderr, &sender))?;
-        Ok(Self { supervisor, child, directory: directory.to_owned(), log })
+        thread::Builder::new()
+            .name(format!("log of {child:?}"))
+            .spawn(move || collect(stderr, &sender))?;
+        Ok(Self {
+            supervisor,
+            child,
+            directory: directory.to_owned(),
+            log,
+        })
     }
 
     /// The child's own process id, not the supervisor's.
@@ -101,7 +113,9 @@ impl Supervised {
         // As long as the supervisor runs it has not waited for the child, so the pid is still the child's.
         match self.supervisor.try_wait()? {
             None => Ok(kill_process(self.child, signal)?),
-            Some(status) => Err(io::Error::other(format!("its supervisor has ended with {status}"))),
+            Some(status) => Err(io::Error::other(format!(
+                "its supervisor has ended with {status}"
+            ))),
         }
     }
 
@@ -126,7 +140,9 @@ impl Drop for Supervised {
 
 impl fmt::Debug for Supervised {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Supervised").field("pid", &self.pid()).finish_non_exhaustive()
+        f.debug_struct("Supervised")
+            .field("pid", &self.pid())
+            .finish_non_exhaustive()
     }
 }
 

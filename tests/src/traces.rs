@@ -100,7 +100,11 @@ impl Captured {
     pub async fn wait_for(&self, wanted: impl Fn(&Event) -> bool) -> Event {
         let mut events = self.events.subscribe();
         loop {
-            if let Some(event) = events.borrow_and_update().iter().find(|event| wanted(event)) {
+            if let Some(event) = events
+                .borrow_and_update()
+                .iter()
+                .find(|event| wanted(event))
+            {
                 return event.clone();
             }
             // It cannot end: we hold the sender.
@@ -139,9 +143,18 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collect {
         event.record(&mut fields);
         let mut spans = Vec::new();
         let mut span_fields = BTreeMap::new();
-        for span in context.event_scope(event).into_iter().flat_map(|scope| scope.from_root()) {
+        for span in context
+            .event_scope(event)
+            .into_iter()
+            .flat_map(|scope| scope.from_root())
+        {
             spans.push(span.name().to_owned());
-            span_fields.extend(span.extensions().get::<Fields>().map(|fields| fields.0.clone()).unwrap_or_default());
+            span_fields.extend(
+                span.extensions()
+                    .get::<Fields>()
+                    .map(|fields| fields.0.clone())
+                    .unwrap_or_default(),
+            );
         }
         let metadata = event.metadata();
         let event = Event {

@@ -64,11 +64,17 @@ struct Page {
 #[distributed_lock(key = "catalog:{id}", read, wait = "60s")]
 async fn read(id: u64, page: &Page) -> Result<(), LockError> {
     let readers = page.readers.fetch_add(1, Ordering::SeqCst) + 1;
-    page.readers_at_once_max.fetch_max(readers, Ordering::SeqCst);
-    page.writer_met.fetch_add(page.writers.load(Ordering::SeqCst), Ordering::SeqCst);
+    page.readers_at_once_max
+        .fetch_max(readers, Ordering::SeqCst);
+    page.writer_met
+        .fetch_add(page.writers.load(Ordering::SeqCst), Ordering::SeqCst);
     let edition = page.fields[0].load(Ordering::SeqCst);
     sleep(GLANCE).await;
-    if page.fields.iter().any(|field| field.load(Ordering::SeqCst) != edition) {
+    if page
+        .fields
+        .iter()
+        .any(|field| field.load(Ordering::SeqCst) != edition)
+    {
         page.torn_reads.fetch_add(1, Ordering::SeqCst);
     }
     page.readers.fetch_sub(1, Ordering::SeqCst);
@@ -78,7 +84,10 @@ async fn read(id: u64, page: &Page) -> Result<(), LockError> {
 #[distributed_lock(key = "catalog:{id}", write, wait = "60s")]
 async fn write(id: u64, page: &Page, edition: u64) -> Result<(), LockError> {
     let others = page.writers.fetch_add(1, Ordering::SeqCst);
-    page.writer_met.fetch_add(others + page.readers.load(Ordering::SeqCst), Ordering::SeqCst);
+    page.writer_met.fetch_add(
+        others + page.readers.load(Ordering::SeqCst),
+        Ordering::SeqCst,
+    );
     for field in &page.fields {
         field.store(edition, Ordering::SeqCst);
         yield_now().await;
@@ -93,28 +102,50 @@ fn main() -> ExitCode {
 }
 
 async fn browse(options: &Options) -> anyhow::Result<ExitCode> {
-    let Options { readers, reads, writes, redis } = options;
+    let Options {
+        readers,
+        reads,
+        writes,
+        redis,
+    } = options;
     println!(
         "catalog: {readers} readers read a page {reads} times each while one writer rewrites it {writes} times, field by field.\n\
          #[distributed_lock(key = \"catalog:{{id}}\", read)] lets readers in together, `write` lets the writer in alone.\n\
          The lock is {}.\n",
-        if redis.is_some() { "in Redis" } else { "in memory" }
+        if redis.is_some() {
+            "in Redis"
+        } else {
+            "in memory"
+        }
     );
     let url = redis.as_deref().unwrap_or("memory:");
-    let locks = LockClient::builder().namespace(run_id("catalog")).connect(url).await?;
+    let locks = LockClient::builder()
+        .namespace(run_id("catalog"))
+        .connect(url)
+        .await?;
     locks.clone().install()?;
     let page = Arc::new(Page::default());
     let met = meet(options, &page).await;
     locks.shutdown().await;
     met?;
 
-    let Page { readers_at_once_max, writer_met, torn_reads, .. } = &*page;
-    let [at_once, met, torn] = [readers_at_once_max, writer_met, torn_reads].map(|count| count.load(Ordering::SeqCst));
+    let Page {
+        readers_at_once_max,
+        writer_met,
+        torn_reads,
+        ..
+    } = &*page;
+    let [at_once, met, torn] =
+        [readers_at_once_max, writer_met, torn_reads].map(|count| count.load(Ordering::SeqCst));
     println!(
         "reads={} writes={writes} readers_at_once_max={at_once} writer_met={met} torn_reads={torn}",
         readers * reads
     );
-    Ok(if at_once > 1 && met == 0 && torn == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if at_once > 1 && met == 0 && torn == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Runs everybody to their end. The first who is refused the lock ends it for all.

@@ -52,35 +52,57 @@ pub(super) fn meant(name: &Ident, input: ParseStream<'_>) -> Option<&'static str
     let text = name.to_string();
     // A word without a value is no key.
     let is_flag = input.is_empty() || input.peek(Token![,]);
-    let alias = ALIASES.iter().find(|(alias, known)| *alias == text && !(is_flag && *known == "key"));
-    alias.map(|(_, known)| *known).or_else(|| nearest(&text, KNOWN)).filter(|known| !is_flag || *known != "key")
+    let alias = ALIASES
+        .iter()
+        .find(|(alias, known)| *alias == text && !(is_flag && *known == "key"));
+    alias
+        .map(|(_, known)| *known)
+        .or_else(|| nearest(&text, KNOWN))
+        .filter(|known| !is_flag || *known != "key")
 }
 
-pub(super) fn unknown(name: &Ident, meant: Option<&'static str>, has_key: bool, input: ParseStream<'_>) -> syn::Error {
+pub(super) fn unknown(
+    name: &Ident,
+    meant: Option<&'static str>,
+    has_key: bool,
+    input: ParseStream<'_>,
+) -> syn::Error {
     let text = name.to_string();
     let is_flag = input.is_empty() || input.peek(Token![,]);
     let hint = match meant {
         _ if input.peek(Token![-]) => "names are written with `_`, as in `no_wait`".to_owned(),
         Some(known) => format!("did you mean `{known}`?"),
-        None if has_key && is_flag => format!("if it belongs into the key, write `key(\"order:{{}}\", {text})`"),
+        None if has_key && is_flag => {
+            format!("if it belongs into the key, write `key(\"order:{{}}\", {text})`")
+        }
         None => format!("the arguments are {}", KNOWN.join(", ")),
     };
-    syn::Error::new(name.span(), format!("there is no argument `{text}`: {hint}"))
+    syn::Error::new(
+        name.span(),
+        format!("there is no argument `{text}`: {hint}"),
+    )
 }
 
 /// What does not begin with a name; mostly a key that was written as in other libraries.
 pub(super) fn missing(input: ParseStream<'_>) -> syn::Error {
     match input.parse::<Lit>() {
-        Ok(Lit::Str(text)) => {
-            syn::Error::new(text.span(), format!("every argument has a name: write `key = {:?}`", text.value()))
-        }
+        Ok(Lit::Str(text)) => syn::Error::new(
+            text.span(),
+            format!(
+                "every argument has a name: write `key = {:?}`",
+                text.value()
+            ),
+        ),
         _ => input.error("expected an argument such as `key = \"order:{id}\"`"),
     }
 }
 
 /// The word that was probably meant.
 pub(crate) fn nearest<'a>(word: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let (distance, near) = words.into_iter().map(|other| (distance(word, other), other)).min()?;
+    let (distance, near) = words
+        .into_iter()
+        .map(|other| (distance(word, other), other))
+        .min()?;
     // Half of the letters wrong is another word.
     (distance * 2 < word.len()).then_some(near)
 }

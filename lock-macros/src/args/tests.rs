@@ -9,7 +9,12 @@ fn parse(tokens: TokenStream) -> syn::Result<Args> {
 }
 
 fn errors(tokens: TokenStream) -> Vec<String> {
-    parse(tokens).err().unwrap().into_iter().map(|error| error.to_string()).collect()
+    parse(tokens)
+        .err()
+        .unwrap()
+        .into_iter()
+        .map(|error| error.to_string())
+        .collect()
 }
 
 fn text(tokens: impl quote::ToTokens) -> String {
@@ -40,7 +45,9 @@ fn every_argument_is_read() {
     let spec = args.spec;
     assert!(matches!(args.keys, Keys::One(Key::Template(_))));
     assert!(matches!(spec.lease, Some(Value::Literal(lease)) if lease == Duration::from_secs(10)));
-    assert!(matches!(spec.wait, Some(Wait::AtMost(Value::Literal(wait))) if wait == Duration::from_secs(90)));
+    assert!(
+        matches!(spec.wait, Some(Wait::AtMost(Value::Literal(wait))) if wait == Duration::from_secs(90))
+    );
     assert!(matches!(spec.base, Base::Permits(Value::Literal(permits)) if permits.get() == 3));
     assert!(matches!(spec.min_hold, Some(Value::Literal(_))));
     assert!(matches!(spec.max_hold, Some(Value::Expr(_))));
@@ -54,12 +61,35 @@ fn every_argument_is_read() {
 
 #[test]
 fn a_key_alone_leaves_everything_open() {
-    let Args { keys, client, spec, guard, on_busy, on_lost, map_err, runtime } =
-        parse(quote!(key = order.key())).unwrap();
+    let Args {
+        keys,
+        client,
+        spec,
+        guard,
+        on_busy,
+        on_lost,
+        map_err,
+        runtime,
+    } = parse(quote!(key = order.key())).unwrap();
     assert!(matches!(keys, Keys::One(Key::Expr(_))));
-    assert!(client.is_none() && guard.is_none() && on_busy.is_none() && map_err.is_none() && runtime.is_none());
+    assert!(
+        client.is_none()
+            && guard.is_none()
+            && on_busy.is_none()
+            && map_err.is_none()
+            && runtime.is_none()
+    );
     assert_eq!(on_lost, OnLost::Cancel);
-    let Spec { base, lease, wait, min_hold, max_hold, reentrant, strict_order, no_renew } = spec;
+    let Spec {
+        base,
+        lease,
+        wait,
+        min_hold,
+        max_hold,
+        reentrant,
+        strict_order,
+        no_renew,
+    } = spec;
     assert!(matches!(base, Base::Exclusive));
     assert!(lease.is_none() && wait.is_none() && min_hold.is_none() && max_hold.is_none());
     assert!(!reentrant && !strict_order && !no_renew);
@@ -67,23 +97,54 @@ fn a_key_alone_leaves_everything_open() {
 
 #[test]
 fn several_keys_are_strings_calls_and_expressions_or_one_expression_that_has_them_all() {
-    let args = parse(quote!(keys("a:{from}", key("a:{}", to.id), to.key(), other::key(1)))).unwrap();
-    let Keys::Several(keys) = args.keys else { panic!("not several") };
+    let args = parse(quote!(keys(
+        "a:{from}",
+        key("a:{}", to.id),
+        to.key(),
+        other::key(1)
+    )))
+    .unwrap();
+    let Keys::Several(keys) = args.keys else {
+        panic!("not several")
+    };
     let templates: Vec<_> = keys.iter().map(|key| key.template().is_some()).collect();
     assert_eq!(templates, [true, true, false, false]);
-    assert!(matches!(parse(quote!(keys = cart.keys())).unwrap().keys, Keys::Expr(_)));
+    assert!(matches!(
+        parse(quote!(keys = cart.keys())).unwrap().keys,
+        Keys::Expr(_)
+    ));
 }
 
 #[test]
 fn modes_and_words_are_known() {
-    assert!(matches!(parse(quote!(key = k, read)).unwrap().spec.base, Base::Shared));
+    assert!(matches!(
+        parse(quote!(key = k, read)).unwrap().spec.base,
+        Base::Shared
+    ));
     let spec = parse(quote!(key = k, write, no_wait)).unwrap().spec;
-    assert!(matches!((spec.base, spec.wait), (Base::Exclusive, Some(Wait::No))));
-    let spec = parse(quote!(key = k, spec = CHECKOUT, wait = "1s")).unwrap().spec;
-    assert!(matches!(spec.base, Base::Expr(base) if text(&base.expr) == "CHECKOUT") && spec.wait.is_some());
-    assert!(matches!(parse(quote!(key = k, on_busy = skip)).unwrap().on_busy, Some(OnBusy::Skip(_))));
-    assert!(matches!(parse(quote!(key = k, on_busy = (skip))).unwrap().on_busy, Some(OnBusy::Return(_))));
-    assert_eq!(parse(quote!(key = k, on_lost = cancel)).unwrap().on_lost, OnLost::Cancel);
+    assert!(matches!(
+        (spec.base, spec.wait),
+        (Base::Exclusive, Some(Wait::No))
+    ));
+    let spec = parse(quote!(key = k, spec = CHECKOUT, wait = "1s"))
+        .unwrap()
+        .spec;
+    assert!(
+        matches!(spec.base, Base::Expr(base) if text(&base.expr) == "CHECKOUT")
+            && spec.wait.is_some()
+    );
+    assert!(matches!(
+        parse(quote!(key = k, on_busy = skip)).unwrap().on_busy,
+        Some(OnBusy::Skip(_))
+    ));
+    assert!(matches!(
+        parse(quote!(key = k, on_busy = (skip))).unwrap().on_busy,
+        Some(OnBusy::Return(_))
+    ));
+    assert_eq!(
+        parse(quote!(key = k, on_lost = cancel)).unwrap().on_lost,
+        OnLost::Cancel
+    );
 }
 
 #[test]
@@ -122,8 +183,14 @@ fn each_mistake_says_what_to_write() {
         (quote!(key = k, key = j), "`key` is given twice"),
         (quote!(key = k, lease = "soon"), "\"30s\""),
         (quote!(key = k, lease = "30"), "write \"30s\" for seconds"),
-        (quote!(key = k, lease = "1 m 30 "), "write \"1 m 30s\" for seconds"),
-        (quote!(key = k, lease = "3 moons"), "\"moons\" is no unit of time: write ms, s, m, h or d"),
+        (
+            quote!(key = k, lease = "1 m 30 "),
+            "write \"1 m 30s\" for seconds",
+        ),
+        (
+            quote!(key = k, lease = "3 moons"),
+            "\"moons\" is no unit of time: write ms, s, m, h or d",
+        ),
         (quote!(key = k, lease = ""), "such as \"30s\""),
         (quote!(key = k, lease = 30), "write `lease = \"30s\"`"),
         (quote!(key = k, lease("30s")), "write `lease = \"30s\"`"),
@@ -132,27 +199,54 @@ fn each_mistake_says_what_to_write() {
         (quote!(key = k, wait = "25h"), "at most 24h"),
         (quote!(key = k, min_hold = "2 days"), "at most 24h"),
         (quote!(key = k, max_hold = "0s"), "leave it out"),
-        (quote!(key = k, max_hold = "1s", min_hold = "2s"), "swap them"),
-        (quote!(key = k, wait = "1s", no_wait), "keep `wait = \"2s\"`"),
-        (quote!(key = k, no_wait, wait = "1s"), "keep `wait = \"2s\"`"),
-        (quote!(key = k, read, write), "`read` and `write` exclude each other"),
-        (quote!(key = k, write, permits = 2), "`write` and `permits` exclude each other"),
+        (
+            quote!(key = k, max_hold = "1s", min_hold = "2s"),
+            "swap them",
+        ),
+        (
+            quote!(key = k, wait = "1s", no_wait),
+            "keep `wait = \"2s\"`",
+        ),
+        (
+            quote!(key = k, no_wait, wait = "1s"),
+            "keep `wait = \"2s\"`",
+        ),
+        (
+            quote!(key = k, read, write),
+            "`read` and `write` exclude each other",
+        ),
+        (
+            quote!(key = k, write, permits = 2),
+            "`write` and `permits` exclude each other",
+        ),
         (quote!(key = k, permits = 0), "write 1 or more"),
         (quote!(key = k, permits = 4294967296), "at most 4294967295"),
         (quote!(key = k, permits = "3"), "write `permits = 3`"),
         (quote!(key = k, reentrant = true), "write `reentrant` alone"),
         (quote!(key = k, global = true), "write `global` alone"),
         (quote!(key = "jobs", global = true), "write `global` alone"),
-        (quote!(key = k, keys = j), "`key` and `keys` exclude each other"),
+        (
+            quote!(key = k, keys = j),
+            "`key` and `keys` exclude each other",
+        ),
         (quote!(keys(), no_wait), "needs at least one"),
         (quote!(keys = "a"), "`key = ..` for a single one"),
         (quote!(keys("a:{}", a)), "`key(\"a:{}\", value)`"),
         (quote!(key = k, spec), "write `spec = self.config.lock`"),
         (quote!(key = k, spec = "read"), "`spec` names a `LockSpec`"),
         (quote!(key = k, client), "write `client = self.locks`"),
-        (quote!(key = k, client = "redis://localhost"), "`client` names a `LockClient`"),
-        (quote!(key = k, spec = s, read), "drop `spec` and keep `read`"),
-        (quote!(key = k, write, spec = s), "drop `spec` and keep `write`"),
+        (
+            quote!(key = k, client = "redis://localhost"),
+            "`client` names a `LockClient`",
+        ),
+        (
+            quote!(key = k, spec = s, read),
+            "drop `spec` and keep `read`",
+        ),
+        (
+            quote!(key = k, write, spec = s),
+            "drop `spec` and keep `write`",
+        ),
         (quote!(key = k, guard), "write `guard = lock`"),
         (quote!(key = k, guard = _), "write `guard = lock`"),
         (quote!(key = k, guard = "lock"), "write `guard = lock`"),
@@ -160,10 +254,22 @@ fn each_mistake_says_what_to_write() {
         (quote!(key = k, on_busy), "write `on_busy = skip`"),
         (quote!(key = k, on_lost = skip), "`on_lost = finish`"),
         (quote!(key = k, on_lost), "write `on_lost = finish`"),
-        (quote!(key = k, map_err), "write `map_err = PayError::from_lock`"),
-        (quote!(key = k, map_err = "f"), "write `map_err = PayError::from_lock`"),
-        (quote!(key = k, crate = "app::locks"), "write `crate = app::locks`"),
-        (quote!(key = k, crate = 3), "write `crate = my_crate::lock_runtime`"),
+        (
+            quote!(key = k, map_err),
+            "write `map_err = PayError::from_lock`",
+        ),
+        (
+            quote!(key = k, map_err = "f"),
+            "write `map_err = PayError::from_lock`",
+        ),
+        (
+            quote!(key = k, crate = "app::locks"),
+            "write `crate = app::locks`",
+        ),
+        (
+            quote!(key = k, crate = 3),
+            "write `crate = my_crate::lock_runtime`",
+        ),
         (quote!(key = k, skip), "did you mean `on_busy`?"),
         (quote!(key = k, leese = "3s"), "did you mean `lease`?"),
         (quote!(key = k, ttl = "3s"), "did you mean `lease`?"),
@@ -177,7 +283,10 @@ fn each_mistake_says_what_to_write() {
         (quote!(key = k, on_busy = "skip"), "write `on_busy = skip`"),
         (quote!(keys("a:{a}" "b:{b}")), "write a `,`"),
         (quote!(key("a:{}" a)), "write a `,`"),
-        (quote!(key = k lease = "3s"), "write a `,` between two arguments"),
+        (
+            quote!(key = k lease = "3s"),
+            "write a `,` between two arguments",
+        ),
     ] {
         let source = tokens.to_string();
         let errors = errors(tokens);
@@ -195,11 +304,15 @@ fn a_word_that_resembles_nothing_gets_no_guess() {
 #[test]
 fn a_guess_stands_alone() {
     let errors = errors(quote!(key = k, leese = "3s"));
-    assert_eq!(errors, ["there is no argument `leese`: did you mean `lease`?"]);
+    assert_eq!(
+        errors,
+        ["there is no argument `leese`: did you mean `lease`?"]
+    );
 }
 
 #[test]
 fn all_mistakes_are_shown_at_once() {
-    let errors = errors(quote!(lease = "1ms", colour = f(a, b), reentrant read, wait = "1s", no_wait));
+    let errors =
+        errors(quote!(lease = "1ms", colour = f(a, b), reentrant read, wait = "1s", no_wait));
     assert_eq!(errors.len(), 5, "{errors:?}");
 }

@@ -74,7 +74,8 @@ pub(super) fn keys(name: &Ident, input: ParseStream<'_>) -> syn::Result<Keys> {
     match literal(&keys) {
         None => Keys::from_value(keys),
         Some(text) => {
-            let message = format!("`keys` takes several: write `{example}`, or `key = ..` for a single one");
+            let message =
+                format!("`keys` takes several: write `{example}`, or `key = ..` for a single one");
             Err(syn::Error::new_spanned(text, message))
         }
     }
@@ -94,17 +95,29 @@ fn equals(name: &Ident, example: &str, input: ParseStream<'_>) -> syn::Result<()
             return Ok(());
         }
     }
-    Err(syn::Error::new(name.span(), format!("`{name}` needs a value: write `{example}`")))
+    Err(syn::Error::new(
+        name.span(),
+        format!("`{name}` needs a value: write `{example}`"),
+    ))
 }
 
 /// The value of `client` and `spec`, which no literal can be.
-pub(super) fn given(name: &Ident, example: &str, ty: &str, input: ParseStream<'_>) -> syn::Result<Given> {
+pub(super) fn given(
+    name: &Ident,
+    example: &str,
+    ty: &str,
+    input: ParseStream<'_>,
+) -> syn::Result<Given> {
     let expr = expression(name, example, input)?;
     match literal(&expr) {
-        None => Ok(Given { name: name.span(), expr }),
-        Some(text) => {
-            Err(syn::Error::new_spanned(text, format!("`{name}` names a `{ty}` from elsewhere: write `{example}`")))
-        }
+        None => Ok(Given {
+            name: name.span(),
+            expr,
+        }),
+        Some(text) => Err(syn::Error::new_spanned(
+            text,
+            format!("`{name}` names a `{ty}` from elsewhere: write `{example}`"),
+        )),
     }
 }
 
@@ -112,13 +125,20 @@ pub(super) fn flag(name: &Ident, input: ParseStream<'_>) -> syn::Result<()> {
     if input.is_empty() || input.peek(Token![,]) {
         return Ok(());
     }
-    Err(input.error(format!("`{name}` takes no value: write `{name}` alone, or leave it out")))
+    Err(input.error(format!(
+        "`{name}` takes no value: write `{name}` alone, or leave it out"
+    )))
 }
 
 pub(super) fn duration(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value<Duration>> {
     let value = expression(name, &format!("{name} = \"30s\""), input)?;
     let text = match literal(&value) {
-        None => return Ok(Value::Expr(Given { name: name.span(), expr: value })),
+        None => {
+            return Ok(Value::Expr(Given {
+                name: name.span(),
+                expr: value,
+            }));
+        }
         Some(Lit::Str(text)) => text,
         Some(other) => {
             let message = format!(
@@ -141,12 +161,18 @@ pub(super) fn duration(name: &Ident, input: ParseStream<'_>) -> syn::Result<Valu
 fn no_duration(source: &str, error: &humantime::DurationError) -> String {
     match error {
         humantime::DurationError::UnknownUnit { unit, .. } if unit.is_empty() => {
-            format!("\"{source}\" has no unit: write \"{source}s\" for seconds, or \"{source}ms\" for milliseconds")
+            format!(
+                "\"{source}\" has no unit: write \"{source}s\" for seconds, or \"{source}ms\" for milliseconds"
+            )
         }
         humantime::DurationError::UnknownUnit { unit, .. } => {
-            format!("\"{unit}\" is no unit of time: write ms, s, m, h or d, as in \"30s\" or \"1m 30s\"")
+            format!(
+                "\"{unit}\" is no unit of time: write ms, s, m, h or d, as in \"30s\" or \"1m 30s\""
+            )
         }
-        _ => format!("\"{source}\" is not a duration: write numbers and units, such as \"30s\" or \"1m 30s\""),
+        _ => format!(
+            "\"{source}\" is not a duration: write numbers and units, such as \"30s\" or \"1m 30s\""
+        ),
     }
 }
 
@@ -158,24 +184,43 @@ fn out_of_range(name: &Ident, duration: Duration) -> Option<String> {
     }
     if name == "max_hold" {
         if duration > MAX_MAX_HOLD {
-            return Some("a `max_hold` is at most 365days: write less, or leave it out for no limit".into());
+            return Some(
+                "a `max_hold` is at most 365days: write less, or leave it out for no limit".into(),
+            );
         }
-        return duration.is_zero().then(|| "a `max_hold` of zero holds nothing: leave it out for no limit".into());
+        return duration
+            .is_zero()
+            .then(|| "a `max_hold` of zero holds nothing: leave it out for no limit".into());
     }
     (duration > MAX_LEASE).then(|| format!("a `{name}` is at most 24h: write less"))
 }
 
 pub(super) fn permits(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value<NonZeroU32>> {
     let value = expression(name, "permits = 3", input)?;
-    if let Expr::Unary(ExprUnary { op: UnOp::Neg(_), .. }) = value {
-        return Err(syn::Error::new_spanned(value, "no permits let nobody in: write 1 or more"));
+    if let Expr::Unary(ExprUnary {
+        op: UnOp::Neg(_), ..
+    }) = value
+    {
+        return Err(syn::Error::new_spanned(
+            value,
+            "no permits let nobody in: write 1 or more",
+        ));
     }
     match literal(&value) {
-        None => Ok(Value::Expr(Given { name: name.span(), expr: value })),
+        None => Ok(Value::Expr(Given {
+            name: name.span(),
+            expr: value,
+        })),
         Some(Lit::Int(number)) => match number.base10_parse().map(NonZeroU32::new) {
             Ok(Some(permits)) => Ok(Value::Literal(permits)),
-            Ok(None) => Err(syn::Error::new(number.span(), "no permits let nobody in: write 1 or more")),
-            Err(_) => Err(syn::Error::new(number.span(), "too many permits: write at most 4294967295")),
+            Ok(None) => Err(syn::Error::new(
+                number.span(),
+                "no permits let nobody in: write 1 or more",
+            )),
+            Err(_) => Err(syn::Error::new(
+                number.span(),
+                "too many permits: write at most 4294967295",
+            )),
         },
         Some(other) => Err(syn::Error::new_spanned(
             other,
@@ -187,18 +232,26 @@ pub(super) fn permits(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value
 /// A name that the body will see.
 pub(super) fn binding(name: &Ident, input: ParseStream<'_>) -> syn::Result<Ident> {
     equals(name, "guard = lock", input)?;
-    let expected = "the body needs a name for its lock: write `guard = lock`, and use `lock.fence()` in it";
-    let binding = input.parse::<Ident>().map_err(|error| syn::Error::new(error.span(), expected))?;
-    if input.is_empty() || input.peek(Token![,]) { Ok(binding) } else { Err(input.error(expected)) }
+    let expected =
+        "the body needs a name for its lock: write `guard = lock`, and use `lock.fence()` in it";
+    let binding = input
+        .parse::<Ident>()
+        .map_err(|error| syn::Error::new(error.span(), expected))?;
+    if input.is_empty() || input.peek(Token![,]) {
+        Ok(binding)
+    } else {
+        Err(input.error(expected))
+    }
 }
 
 pub(super) fn on_busy(name: &Ident, input: ParseStream<'_>) -> syn::Result<OnBusy> {
     let value = expression(name, "on_busy = skip", input)?;
     match (word(&value), literal(&value)) {
         (Some(word), _) if *word == "skip" => Ok(OnBusy::Skip(word.span())),
-        (_, Some(Lit::Str(text))) if text.value() == "skip" => {
-            Err(syn::Error::new(text.span(), "`skip` is a word, not text: write `on_busy = skip`"))
-        }
+        (_, Some(Lit::Str(text))) if text.value() == "skip" => Err(syn::Error::new(
+            text.span(),
+            "`skip` is a word, not text: write `on_busy = skip`",
+        )),
         _ => Ok(OnBusy::Return(value)),
     }
 }
@@ -231,8 +284,9 @@ pub(super) fn function(name: &Ident, input: ParseStream<'_>) -> syn::Result<Expr
     match literal(&function) {
         None => Ok(function),
         Some(text) => {
-            let message =
-                format!("`map_err` names a function from `LockError` to what this one returns: write `{example}`");
+            let message = format!(
+                "`map_err` names a function from `LockError` to what this one returns: write `{example}`"
+            );
             Err(syn::Error::new_spanned(text, message))
         }
     }
@@ -244,9 +298,13 @@ pub(super) fn path(name: &Ident, input: ParseStream<'_>) -> syn::Result<Path> {
         let text: LitStr = input.parse()?;
         let path = Path::parse_mod_style.parse_str(&text.value());
         let path = path.map_or_else(|_| "my_crate::lock_runtime".to_owned(), |_| text.value());
-        return Err(syn::Error::new(text.span(), format!("a path has no quotes: write `crate = {path}`")));
+        return Err(syn::Error::new(
+            text.span(),
+            format!("a path has no quotes: write `crate = {path}`"),
+        ));
     }
-    let expected = "`crate` names the crate lock-runtime by its path: write `crate = my_crate::lock_runtime`";
+    let expected =
+        "`crate` names the crate lock-runtime by its path: write `crate = my_crate::lock_runtime`";
     if !input.peek(Ident::peek_any) && !input.peek(Token![::]) {
         return Err(input.error(expected));
     }

@@ -121,7 +121,10 @@ fn a_guard_may_be_called_as_the_expansion_calls_its_own() {
         ),
     );
     assert!(text.contains("let__held=__entered.held();"), "{text}");
-    assert!(text.contains("let__entered:&::lock_runtime::__rt::HeldLock=&__held;"), "{text}");
+    assert!(
+        text.contains("let__entered:&::lock_runtime::__rt::HeldLock=&__held;"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -132,12 +135,18 @@ fn impl_trait_is_inferred_in_the_body() {
             async fn f() -> Res<Vec<impl Display>> {}
         ),
     );
-    assert!(text.contains("return(||->Res<Vec<_>>{loop{}})();"), "{text}");
+    assert!(
+        text.contains("return(||->Res<Vec<_>>{loop{}})();"),
+        "{text}"
+    );
 }
 
 #[test]
 fn a_half_typed_body_is_kept_as_it_is() {
-    let text = squeezed(quote!(key = k), quote!(async fn f() -> Res<()> { #![allow(unused)] let x = order. }));
+    let text = squeezed(
+        quote!(key = k),
+        quote!(async fn f() -> Res<()> { #![allow(unused)] let x = order. }),
+    );
     assert!(text.contains("{#![allow(unused)]let__client="), "{text}");
     assert!(text.contains("{letx=order.}"), "{text}");
 }
@@ -214,8 +223,16 @@ fn an_item_with_a_mistake_stands_beside_the_error() {
             ),
             "goes on an `async fn`",
         ),
-        (quote!(key = k), quote!(impl S { async fn f() {} }), "goes on an `async fn`"),
-        (quote!(key = k), quote!(unsafe impl S {}), "goes on an `async fn`"),
+        (
+            quote!(key = k),
+            quote!(impl S { async fn f() {} }),
+            "goes on an `async fn`",
+        ),
+        (
+            quote!(key = k),
+            quote!(unsafe impl S {}),
+            "goes on an `async fn`",
+        ),
         (
             quote!(key = "{ordr}"),
             quote!(
@@ -272,7 +289,10 @@ fn an_item_with_a_mistake_stands_beside_the_error() {
     ] {
         let tokens = expand(args, item.clone()).to_string();
         assert!(tokens.contains(&item.to_string()), "{tokens}");
-        assert!(tokens.contains("compile_error") && tokens.contains(advice), "{tokens}");
+        assert!(
+            tokens.contains("compile_error") && tokens.contains(advice),
+            "{tokens}"
+        );
     }
 }
 
@@ -331,7 +351,10 @@ fn mistakes_in_arguments_and_function_are_shown_together() {
 #[test]
 fn a_closure_does_not_stand_beside_the_error() {
     let tokens = expand(quote!(key = k), quote!(async |id: u64| {})).to_string();
-    assert!(tokens.contains("goes on an `async fn`") && !tokens.contains("id"), "{tokens}");
+    assert!(
+        tokens.contains("goes on an `async fn`") && !tokens.contains("id"),
+        "{tokens}"
+    );
 }
 
 #[test]
@@ -339,11 +362,19 @@ fn what_follows_a_closure_of_map_err_is_of_the_declared_type() {
     let item = quote!(
         async fn f() -> Res<impl Display> {}
     );
-    let text = squeezed(quote!(key = k, map_err = |error| explain(error)), item.clone());
+    let text = squeezed(
+        quote!(key = k, map_err = |error| explain(error)),
+        item.clone(),
+    );
     assert!(
-        text.contains("__value:Res<_>=::lock_runtime::__rt::map_err::<Res<_>>(|error|explain(error),__error)"),
+        text.contains(
+            "__value:Res<_>=::lock_runtime::__rt::map_err::<Res<_>>(|error|explain(error),__error)"
+        ),
         "{text}"
     );
     let text = squeezed(quote!(key = k, map_err = explain), item);
-    assert!(text.contains("::lock_runtime::__rt::map_err(explain,__error)"), "{text}");
+    assert!(
+        text.contains("::lock_runtime::__rt::map_err(explain,__error)"),
+        "{text}"
+    );
 }

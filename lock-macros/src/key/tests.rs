@@ -16,7 +16,10 @@ fn call(tokens: TokenStream) -> syn::Result<Key> {
 }
 
 fn expanded(key: syn::Result<Key>) -> String {
-    key.unwrap().expand(&Runtime::new(Some(syn::parse_quote!(app)))).to_string().replace(' ', "")
+    key.unwrap()
+        .expand(&Runtime::new(Some(syn::parse_quote!(app))))
+        .to_string()
+        .replace(' ', "")
 }
 
 fn refused(key: syn::Result<Key>) -> String {
@@ -30,9 +33,15 @@ fn a_format_string_is_split_as_std_does() {
         ("order:{id}", vec![text("order:"), hole("id", "")]),
         ("{a}{b:>08.3}", vec![hole("a", ""), hole("b", ":>08.3")]),
         ("{a:?}/{}", vec![hole("a", ":?"), text("/"), hole("", "")]),
-        ("{{{tag}}}:{id }", vec![text("{"), hole("tag", ""), text("}:"), hole("id", "")]),
+        (
+            "{{{tag}}}:{id }",
+            vec![text("{"), hole("tag", ""), text("}:"), hole("id", "")],
+        ),
         ("{{x}}", vec![text("{x}")]),
-        ("{a:}>4}}}{b:{^9}", vec![hole("a", ":}>4"), text("}"), hole("b", ":{^9")]),
+        (
+            "{a:}>4}}}{b:{^9}",
+            vec![hole("a", ":}>4"), text("}"), hole("b", ":{^9")],
+        ),
         ("{a:$<4}{b:→^}", vec![hole("a", ":$<4"), hole("b", ":→^")]),
     ] {
         assert_eq!(split(source).unwrap(), parts, "{source}");
@@ -87,8 +96,14 @@ fn a_raw_name_is_known_by_its_word() {
 fn anything_but_a_literal_is_an_expression() {
     for (key, call) in [
         (syn::parse_quote!(order.key()), "key_from(order.key())"),
-        (syn::parse_quote!(format!("order:{id}")), "format!(\"order:{id}\")"),
-        (syn::parse_quote!(render("order:{id}", id)), "render(\"order:{id}\",id)"),
+        (
+            syn::parse_quote!(format!("order:{id}")),
+            "format!(\"order:{id}\")",
+        ),
+        (
+            syn::parse_quote!(render("order:{id}", id)),
+            "render(\"order:{id}\",id)",
+        ),
         (syn::parse_quote!(KEYS["orders"]), "KEYS[\"orders\"]"),
     ] {
         let text = expanded(Key::from_value(key));
@@ -111,15 +126,39 @@ fn text_in_disguise_is_refused() {
         quote!(concat!("order:", "{id}")),
     ] {
         let error = refused(syn::parse2(key.clone()).and_then(Key::from_value));
-        assert!(error.contains("write `key = \"order:{id}\"`"), "{key}: {error}");
+        assert!(
+            error.contains("write `key = \"order:{id}\"`"),
+            "{key}: {error}"
+        );
         let several = syn::parse2(quote!([a.key(), #key])).and_then(Keys::from_value);
-        assert!(several.is_err_and(|error| error.to_string().contains("write `keys(")), "{key}");
+        assert!(
+            several.is_err_and(|error| error.to_string().contains("write `keys(")),
+            "{key}"
+        );
     }
-    for keys in [quote!(["a"]), quote!(&["a"]), quote!(vec!["a:{id}", b]), quote!(["a"; 2]), quote!(["a"].iter())] {
-        assert!(syn::parse2(keys.clone()).and_then(Keys::from_value).is_err(), "{keys}");
+    for keys in [
+        quote!(["a"]),
+        quote!(&["a"]),
+        quote!(vec!["a:{id}", b]),
+        quote!(["a"; 2]),
+        quote!(["a"].iter()),
+    ] {
+        assert!(
+            syn::parse2(keys.clone())
+                .and_then(Keys::from_value)
+                .is_err(),
+            "{keys}"
+        );
     }
-    for keys in [quote!([a, b]), quote!(vec![a.key()]), quote!(ids.map(|id| format!("order:{id}")))] {
-        assert!(syn::parse2(keys.clone()).and_then(Keys::from_value).is_ok(), "{keys}");
+    for keys in [
+        quote!([a, b]),
+        quote!(vec![a.key()]),
+        quote!(ids.map(|id| format!("order:{id}"))),
+    ] {
+        assert!(
+            syn::parse2(keys.clone()).and_then(Keys::from_value).is_ok(),
+            "{keys}"
+        );
     }
 }
 
@@ -128,8 +167,14 @@ fn a_placeholder_without_a_value_is_told_both_ways_out() {
     let error = refused(Key::from_value(syn::parse_quote!("order:{}")));
     assert!(error.contains("`key(\"order:{}\", value)`"), "{error}");
     let error = refused(Key::from_value(syn::parse_quote!("order:{order.id:>4}")));
-    assert!(error.contains("`key(\"order:{:>4}\", order.id)`"), "{error}");
-    assert!(refused(Key::from_value(syn::parse_quote!("{r#type}"))).contains("without `r#`: write `{type}`"));
+    assert!(
+        error.contains("`key(\"order:{:>4}\", order.id)`"),
+        "{error}"
+    );
+    assert!(
+        refused(Key::from_value(syn::parse_quote!("{r#type}")))
+            .contains("without `r#`: write `{type}`")
+    );
 }
 
 #[test]
@@ -139,7 +184,10 @@ fn values_and_placeholders_must_match() {
         (quote!("{1}", a), "more placeholders than values (1)"),
         (quote!("{}"), "more placeholders than values (0)"),
         (quote!("{}", a, b), "does not use this argument: write `{}`"),
-        (quote!("{a}", a = 1, b = 2), "does not use this argument: write `{b}`"),
+        (
+            quote!("{a}", a = 1, b = 2),
+            "does not use this argument: write `{b}`",
+        ),
         (quote!("{a}", a = 1, a = 2), "given twice"),
         (quote!("{a}", a = 1, r#a = 2), "given twice"),
         (quote!("{a}", a = 1, r#type = 2), "write `{type}`"),
@@ -156,9 +204,13 @@ fn values_and_placeholders_must_match() {
 #[test]
 fn a_key_that_the_runtime_would_refuse_does_not_compile() {
     let long = "x".repeat(513);
-    for (text, reason) in
-        [("", "empty"), ("a\nb", "control"), ("x}}", "hash tag"), ("permits:{id}", "reserved"), (long.as_str(), "512")]
-    {
+    for (text, reason) in [
+        ("", "empty"),
+        ("a\nb", "control"),
+        ("x}}", "hash tag"),
+        ("permits:{id}", "reserved"),
+        (long.as_str(), "512"),
+    ] {
         let error = refused(Key::from_value(syn::parse_quote!(#text)));
         assert!(error.contains(reason), "{error}");
     }

@@ -31,8 +31,18 @@ pub(super) async fn wait_in_line(
     until: Instant,
     refused: bool,
 ) -> Result<Entry, LockError> {
-    let turn = core.gates.enter(key, terms.wish(), terms.max_waiters).map_err(|shut| shut_out(shut, key))?;
-    let waiter = Waiter { core, key, terms, patience, turn, refused };
+    let turn = core
+        .gates
+        .enter(key, terms.wish(), terms.max_waiters)
+        .map_err(|shut| shut_out(shut, key))?;
+    let waiter = Waiter {
+        core,
+        key,
+        terms,
+        patience,
+        turn,
+        refused,
+    };
     if !waiter.turn.is_first() {
         tracing::debug!(%key, "waiting behind others in this process");
         tokio::select! {
@@ -47,7 +57,10 @@ pub(super) async fn wait_in_line(
 fn shut_out(shut: Shut, key: &LockKey) -> LockError {
     match shut {
         Shut::Closed => shutting_down(key),
-        Shut::Full => overloaded("too many requests wait for it in this process; `max_waiters` is the limit", key),
+        Shut::Full => overloaded(
+            "too many requests wait for it in this process; `max_waiters` is the limit",
+            key,
+        ),
         Shut::FullInAll => {
             let message = "too many requests wait in this process, for all locks together; \
                            `LockClientBuilder::max_waiters_in_all` is the limit";
@@ -115,15 +128,18 @@ impl Waiter<'_> {
     fn todo(&self, now: Instant) -> Todo {
         match self.turn.next(now) {
             Next::Take(baton) => Todo::Nothing(self.take(baton)),
-            Next::Granted(token, Proven { grant, as_of }) => match self.granted(token, grant, as_of) {
-                None => Todo::Confirm(token, grant),
-                served => Todo::Nothing(served),
-            },
+            Next::Granted(token, Proven { grant, as_of }) => {
+                match self.granted(token, grant, as_of) {
+                    None => Todo::Confirm(token, grant),
+                    served => Todo::Nothing(served),
+                }
+            }
             Next::Ask(token, spare) => Todo::Ask(token, spare),
             Next::Poll(token) => Todo::Poll(token),
             Next::GiveUp(token) => {
                 let straggler = now + STRAGGLE;
-                let clean_up = CleanUp::abandon(self.hold(token), self.terms.lease, Some(straggler));
+                let clean_up =
+                    CleanUp::abandon(self.hold(token), self.terms.lease, Some(straggler));
                 self.core.driver.clean_up(self.core, clean_up);
                 Todo::Nothing(None)
             }
@@ -191,13 +207,21 @@ impl Waiter<'_> {
         let mut question = Question::new(self.core, self.hold(token), self.terms, patience, now);
         question = question.queued(spare, self.turn.beside());
         // Dropped here, the question gives up its token; the place must not go on with it.
-        let mut asking = Asking { turn: &self.turn, token, answered: false };
+        let mut asking = Asking {
+            turn: &self.turn,
+            token,
+            answered: false,
+        };
         let answer = question.ask().await;
         asking.answered = true;
         let turn = &self.turn;
         match answer {
             Ok(Outcome::Granted(holding)) => return Ok(self.served(Some(token), holding)),
-            Ok(Outcome::Queued { sent, counter, holder_ttl }) => {
+            Ok(Outcome::Queued {
+                sent,
+                counter,
+                holder_ttl,
+            }) => {
                 tracing::debug!(key = %self.key, ?holder_ttl, in_line = true, "waiting for its holder");
                 turn.queued(token, sent, counter, holder_ttl);
             }
@@ -233,7 +257,10 @@ impl Waiter<'_> {
                 None => self.confirm(token, grant).await,
                 served => Ok(served),
             },
-            Ok(PollReply::Queued { counter, holder_ttl }) => {
+            Ok(PollReply::Queued {
+                counter,
+                holder_ttl,
+            }) => {
                 self.turn.queued(token, sent, counter, holder_ttl);
                 Ok(None)
             }
@@ -250,7 +277,11 @@ impl Waiter<'_> {
         if let Some(error) = self.telling(&error) {
             self.turn.unanswered(token, error);
         }
-        if error.is_transient() { Ok(None) } else { Err(LockError::from_store(error).with_key(self.key)) }
+        if error.is_transient() {
+            Ok(None)
+        } else {
+            Err(LockError::from_store(error).with_key(self.key))
+        }
     }
 
     /// The error, if it tells something of the store: cut off by the end of our own wait it does not, where more is known.
@@ -264,7 +295,10 @@ impl Waiter<'_> {
     }
 
     fn give_back(&self, hold: Hold) {
-        self.core.driver.clean_up(self.core, CleanUp::release(Release::new(hold), self.terms.lease));
+        self.core.driver.clean_up(
+            self.core,
+            CleanUp::release(Release::new(hold), self.terms.lease),
+        );
     }
 }
 
@@ -273,7 +307,9 @@ impl Drop for Waiter<'_> {
         let left = self.turn.leave();
         if let Some(place) = left.orphan {
             let hold = Hold::new(self.key.clone(), place.mode, place.token);
-            self.core.driver.clean_up(self.core, CleanUp::abandon(hold, place.lease, None));
+            self.core
+                .driver
+                .clean_up(self.core, CleanUp::abandon(hold, place.lease, None));
         }
         if let Some(baton) = left.baton {
             self.give_back(baton.hold);

@@ -47,9 +47,22 @@ pub(super) enum Outcome {
 
 impl<'a> Question<'a> {
     /// A question to be asked at once, at `now`.
-    pub(super) fn new(core: &'a Arc<Core>, hold: Hold, terms: &'a Terms, patience: Duration, now: Instant) -> Self {
+    pub(super) fn new(
+        core: &'a Arc<Core>,
+        hold: Hold,
+        terms: &'a Terms,
+        patience: Duration,
+        now: Instant,
+    ) -> Self {
         let request = KeyRequest::new(hold, terms.lease, now + patience + STRAGGLE);
-        Self { core, request, terms, patience, sent: now, in_flight: false }
+        Self {
+            core,
+            request,
+            terms,
+            patience,
+            sent: now,
+            in_flight: false,
+        }
     }
 
     /// Stands in line if the lock is not free, has `spare` fencing tokens reserved, and may come in beside another reader.
@@ -83,17 +96,27 @@ impl<'a> Question<'a> {
         }
         self.in_flight = false;
         match reply {
-            AcquireReply::Granted(_) | AcquireReply::Late => Ok(Outcome::Unanswered(StoreError::late())),
-            AcquireReply::Queued { counter, holder_ttl } => Ok(Outcome::Queued { sent, counter, holder_ttl }),
+            AcquireReply::Granted(_) | AcquireReply::Late => {
+                Ok(Outcome::Unanswered(StoreError::late()))
+            }
+            AcquireReply::Queued {
+                counter,
+                holder_ttl,
+            } => Ok(Outcome::Queued {
+                sent,
+                counter,
+                holder_ttl,
+            }),
             AcquireReply::Busy { holder_ttl, .. } => Ok(Outcome::Refused { holder_ttl }),
-            AcquireReply::ForeignKey(part) => Err(self.core.foreign(&hold.key, hold.mode.family(), part)),
+            AcquireReply::ForeignKey(part) => {
+                Err(self.core.foreign(&hold.key, hold.mode.family(), part))
+            }
             AcquireReply::ModeMismatch => refused(LockErrorKind::ModeMismatch, MISMATCH),
         }
     }
 }
 
-pub(super) const MISMATCH: &str =
-    "it is held with another number of permits, or by something that is not a permit; use the same number everywhere";
+pub(super) const MISMATCH: &str = "it is held with another number of permits, or by something that is not a permit; use the same number everywhere";
 
 impl Drop for Question<'_> {
     fn drop(&mut self) {

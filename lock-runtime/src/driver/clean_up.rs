@@ -37,18 +37,31 @@ impl CleanUp {
     /// The release of a lock whose lease ends by itself within `lease`.
     pub(crate) fn release(release: Release, lease: Duration) -> Self {
         let give_up_at = Instant::now() + lease;
-        Self { what: What::Release(release), sent_before: false, straggler_until: None, give_up_at }
+        Self {
+            what: What::Release(release),
+            sent_before: false,
+            straggler_until: None,
+            give_up_at,
+        }
     }
 
     /// The same for a release that was sent, and whose reply did not come.
     pub(crate) fn release_again(release: Release, lease: Duration) -> Self {
-        Self { sent_before: true, ..Self::release(release, lease) }
+        Self {
+            sent_before: true,
+            ..Self::release(release, lease)
+        }
     }
 
     /// Gives up a token. `straggler_until` is the deadline of a request whose outcome is not known.
     pub(crate) fn abandon(hold: Hold, lease: Duration, straggler_until: Option<Instant>) -> Self {
         let give_up_at = straggler_until.unwrap_or_else(Instant::now) + lease;
-        Self { what: What::Abandon(hold), sent_before: false, straggler_until, give_up_at }
+        Self {
+            what: What::Abandon(hold),
+            sent_before: false,
+            straggler_until,
+            give_up_at,
+        }
     }
 
     fn hold(&self) -> &Hold {
@@ -68,7 +81,10 @@ impl CleanUp {
             match &self.what {
                 What::Release(release) => {
                     // Who was to take it up again is not waited for any more.
-                    let release = Release { next: None, ..release.clone() };
+                    let release = Release {
+                        next: None,
+                        ..release.clone()
+                    };
                     core.store.release(&release).await.map(drop)
                 }
                 What::Abandon(hold) => core.store.abandon(hold).await,
@@ -84,7 +100,11 @@ impl CleanUp {
             What::Abandon(_) => None,
         };
         if let Some((release, next)) = next {
-            if !self.sent_before && give_back(&core, release, call_timeout(DEFAULT_LEASE)).await.is_ok() {
+            if !self.sent_before
+                && give_back(&core, release, call_timeout(DEFAULT_LEASE))
+                    .await
+                    .is_ok()
+            {
                 tracing::debug!(%key, "released");
                 return;
             }
@@ -118,7 +138,10 @@ impl CleanUp {
         core.gates.released(key, mode.family());
         if let Some((release, next)) = next {
             // From now on the first release changes nothing any more, should it be executed late.
-            core.driver.clean_up(&core, CleanUp::abandon(heir(release, next), next.lease, None));
+            core.driver.clean_up(
+                &core,
+                CleanUp::abandon(heir(release, next), next.lease, None),
+            );
         }
     }
 }

@@ -74,7 +74,11 @@ impl Drop for Task {
         let mut desk = lock(&driver.desk);
         desk.running = false;
         desk.sleeps_until = None;
-        let under_way: Vec<_> = desk.under_way.drain().map(|(_, clean_up)| clean_up).collect();
+        let under_way: Vec<_> = desk
+            .under_way
+            .drain()
+            .map(|(_, clean_up)| clean_up)
+            .collect();
         desk.clean_ups.extend(under_way);
         drop(desk);
         // Whoever waits for the end of the clean-ups looks again, and goes on with them.
@@ -95,7 +99,12 @@ impl Drop for Task {
 impl Task {
     pub(super) fn spawn(core: &Arc<Core>, runtime: Option<Handle>) {
         if let Some(runtime) = runtime {
-            let task = Self { core: core.clone(), renewals: HashMap::new(), clean_ups: 0, ended: false };
+            let task = Self {
+                core: core.clone(),
+                renewals: HashMap::new(),
+                clean_ups: 0,
+                ended: false,
+            };
             runtime.spawn(task.run());
         }
     }
@@ -142,16 +151,26 @@ impl Task {
         {
             due.push(entry.remove());
         }
-        let room = CLEAN_UPS_UNDER_WAY.saturating_sub(desk.under_way.len()).min(desk.clean_ups.len());
-        let clean_ups: Vec<_> = (self.clean_ups..).zip(desk.clean_ups.drain(..room)).collect();
+        let room = CLEAN_UPS_UNDER_WAY
+            .saturating_sub(desk.under_way.len())
+            .min(desk.clean_ups.len());
+        let clean_ups: Vec<_> = (self.clean_ups..)
+            .zip(desk.clean_ups.drain(..room))
+            .collect();
         self.clean_ups += room as u64;
         desk.under_way.extend(clean_ups.iter().cloned());
         drop(desk);
         for holding in due {
             if holding.turn(now) == Some(Due::Renew) {
                 let Hold { key, mode, .. } = holding.hold();
-                let renewals = self.renewals.entry(self.core.store.server_of(key, mode.family())).or_default();
-                let waiting = renewals.waiting.entry(call_timeout(holding.terms().lease)).or_default();
+                let renewals = self
+                    .renewals
+                    .entry(self.core.store.server_of(key, mode.family()))
+                    .or_default();
+                let waiting = renewals
+                    .waiting
+                    .entry(call_timeout(holding.terms().lease))
+                    .or_default();
                 waiting.leases.push_back(holding);
                 waiting.unplanned += 1;
             } else {
@@ -163,12 +182,30 @@ impl Task {
 
     /// The renewals of one server that have waited longest, among those with the least patience.
     fn next_batch(&mut self) -> Option<(u64, Batch)> {
-        let mut ready = self.renewals.iter_mut().filter(|(_, renewals)| renewals.batches_under_way < BATCHES_UNDER_WAY);
-        let (server, under_way, mut first) = ready.find_map(|(server, Renewals { waiting, batches_under_way })| {
-            waiting.first_entry().map(|first| (*server, batches_under_way, first))
-        })?;
+        let mut ready = self
+            .renewals
+            .iter_mut()
+            .filter(|(_, renewals)| renewals.batches_under_way < BATCHES_UNDER_WAY);
+        let (server, under_way, mut first) = ready.find_map(
+            |(
+                server,
+                Renewals {
+                    waiting,
+                    batches_under_way,
+                },
+            )| {
+                waiting
+                    .first_entry()
+                    .map(|first| (*server, batches_under_way, first))
+            },
+        )?;
         let waiting = first.get_mut();
-        let batch = Batch(waiting.leases.drain(..waiting.leases.len().min(BATCH)).collect());
+        let batch = Batch(
+            waiting
+                .leases
+                .drain(..waiting.leases.len().min(BATCH))
+                .collect(),
+        );
         if waiting.leases.is_empty() {
             first.remove();
         }
@@ -179,8 +216,16 @@ impl Task {
     /// A renewal that is under way comes back to the schedule with its answer, or for want of one. One that has to wait for its
     /// turn may be overtaken by its loss.
     fn plan_waiting(&mut self) {
-        for waiting in self.renewals.values_mut().flat_map(|renewals| renewals.waiting.values_mut()) {
-            let unplanned = waiting.leases.iter().rev().take(std::mem::take(&mut waiting.unplanned));
+        for waiting in self
+            .renewals
+            .values_mut()
+            .flat_map(|renewals| renewals.waiting.values_mut())
+        {
+            let unplanned = waiting
+                .leases
+                .iter()
+                .rev()
+                .take(std::mem::take(&mut waiting.unplanned));
             unplanned.for_each(|holding| self.core.driver.plan(&self.core, holding));
         }
     }
@@ -242,14 +287,23 @@ async fn renew(core: &Core, mut batch: Batch) {
             true
         })
     });
-    let Some(patience) = holdings.iter().map(|holding| call_timeout(holding.terms().lease)).min() else { return };
+    let Some(patience) = holdings
+        .iter()
+        .map(|holding| call_timeout(holding.terms().lease))
+        .min()
+    else {
+        return;
+    };
     let sent = Instant::now();
     let replies = timeout(patience, core.store.renew(&renewals)).await;
     let mut replies = replies.unwrap_or_default().into_iter();
     let mut failed = None;
     let leases = holdings.len();
     for holding in std::mem::take(holdings) {
-        match replies.next().unwrap_or_else(|| Err(StoreError::timed_out(patience))) {
+        match replies
+            .next()
+            .unwrap_or_else(|| Err(StoreError::timed_out(patience)))
+        {
             Ok(RenewReply::Renewed { ttl }) => holding.renewed(sent, ttl),
             Ok(RenewReply::Gone) => holding.lose(Loss::Taken),
             Err(error) => {

@@ -35,7 +35,14 @@ enum What {
 impl CleanUp {
     fn new(what: What, give_up_at: Instant) -> Self {
         let (sent_before, straggler_until) = (false, None);
-        Self { what, sent_before, straggler_until, give_up_at, pause: FIRST_PAUSE, is_giving_back: false }
+        Self {
+            what,
+            sent_before,
+            straggler_until,
+            give_up_at,
+            pause: FIRST_PAUSE,
+            is_giving_back: false,
+        }
     }
 
     pub(super) fn release(now: Instant, release: Release, lease: Duration) -> Self {
@@ -43,12 +50,23 @@ impl CleanUp {
     }
 
     pub(super) fn release_again(now: Instant, release: Release, lease: Duration) -> Self {
-        Self { sent_before: true, ..Self::release(now, release, lease) }
+        Self {
+            sent_before: true,
+            ..Self::release(now, release, lease)
+        }
     }
 
-    pub(super) fn abandon(now: Instant, hold: Hold, lease: Duration, straggler_until: Option<Instant>) -> Self {
+    pub(super) fn abandon(
+        now: Instant,
+        hold: Hold,
+        lease: Duration,
+        straggler_until: Option<Instant>,
+    ) -> Self {
         let give_up_at = straggler_until.unwrap_or(now) + lease;
-        Self { straggler_until, ..Self::new(What::Abandon(hold), give_up_at) }
+        Self {
+            straggler_until,
+            ..Self::new(What::Abandon(hold), give_up_at)
+        }
     }
 
     pub(super) fn hold(&self) -> &Hold {
@@ -74,13 +92,23 @@ impl Process {
     pub(super) fn clean_up(&mut self, sim: &mut Sim, mut clean_up: CleanUp) {
         let id = sim.number();
         let next = clean_up.next();
-        say!(sim, "{} c{id} gives up {}", self.who, sim.name(clean_up.hold().token));
+        say!(
+            sim,
+            "{} c{id} gives up {}",
+            self.who,
+            sim.name(clean_up.hold().token)
+        );
         match (&clean_up.what, next) {
             (What::Release(release), Some(_)) if !clean_up.sent_before => {
                 let request = Request::Release(release.clone());
                 clean_up.is_giving_back = true;
                 self.clean_ups.insert(id, clean_up);
-                self.call(sim, Purpose::CleanUp(id), request, call_timeout(DEFAULT_LEASE));
+                self.call(
+                    sim,
+                    Purpose::CleanUp(id),
+                    request,
+                    call_timeout(DEFAULT_LEASE),
+                );
             }
             (_, next) => {
                 let lock = sim.lock_of(clean_up.hold());
@@ -95,17 +123,35 @@ impl Process {
 
     /// Says it to the store, once more.
     pub(super) fn say(&mut self, sim: &mut Sim, id: u32) {
-        let Some(clean_up) = self.clean_ups.get(&id) else { return };
+        let Some(clean_up) = self.clean_ups.get(&id) else {
+            return;
+        };
         let request = match clean_up.what.clone() {
             // Who was to take it up again is not waited for any more.
-            What::Release(release) => Request::Release(Release { next: None, ..release }),
+            What::Release(release) => Request::Release(Release {
+                next: None,
+                ..release
+            }),
             What::Abandon(hold) => Request::Abandon(hold),
         };
-        self.call(sim, Purpose::CleanUp(id), request, call_timeout(DEFAULT_LEASE));
+        self.call(
+            sim,
+            Purpose::CleanUp(id),
+            request,
+            call_timeout(DEFAULT_LEASE),
+        );
     }
 
-    pub(super) fn clean_up_answered(&mut self, sim: &mut Sim, id: u32, sent: Instant, reply: Option<Reply>) {
-        let Some(clean_up) = self.clean_ups.get_mut(&id) else { return };
+    pub(super) fn clean_up_answered(
+        &mut self,
+        sim: &mut Sim,
+        id: u32,
+        sent: Instant,
+        reply: Option<Reply>,
+    ) {
+        let Some(clean_up) = self.clean_ups.get_mut(&id) else {
+            return;
+        };
         let lock = sim.lock_of(clean_up.hold());
         if std::mem::take(&mut clean_up.is_giving_back) {
             match (clean_up.what.clone(), reply, clean_up.next()) {
@@ -125,7 +171,10 @@ impl Process {
         match (reply, clean_up.straggler_until) {
             (Some(_), Some(deadline)) if sent <= deadline => {
                 self.released(sim, lock);
-                return sim.at(deadline + Duration::from_millis(1), Event::Timer(self.who, Timer::CleanUp(id)));
+                return sim.at(
+                    deadline + Duration::from_millis(1),
+                    Event::Timer(self.who, Timer::CleanUp(id)),
+                );
             }
             (Some(_), _) => {}
             (None, _) if sim.now >= clean_up.give_up_at => {
@@ -138,7 +187,9 @@ impl Process {
                 return sim.after(pause, Event::Timer(self.who, Timer::CleanUp(id)));
             }
         }
-        let Some(clean_up) = self.clean_ups.remove(&id) else { return };
+        let Some(clean_up) = self.clean_ups.remove(&id) else {
+            return;
+        };
         self.released(sim, lock);
         if let Some((heir, lease)) = clean_up.next() {
             self.clean_up(sim, CleanUp::abandon(sim.now, heir, lease, None));

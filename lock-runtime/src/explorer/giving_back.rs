@@ -25,7 +25,8 @@ pub(super) struct GivingBack {
 
 impl GivingBack {
     pub(super) fn speaks_of(&self, token: Token) -> bool {
-        self.release.hold.token == token || self.release.next.is_some_and(|next| next.token == token)
+        self.release.hold.token == token
+            || self.release.next.is_some_and(|next| next.token == token)
     }
 }
 
@@ -38,16 +39,32 @@ impl Process {
             Some(holder) if holder.lease.loss(sim.now).is_some() => return self.lose(sim, id),
             Some(_) => {}
         }
-        let Some(holder) = self.holders.remove(&id) else { return };
+        let Some(holder) = self.holders.remove(&id) else {
+            return;
+        };
         let (arrival, now) = (holder.arrival, sim.now);
         let terms = arrival.terms;
-        say!(sim, "{} h{id} is done with {}, {:?}", self.who, sim.name(holder.hold.token), arrival.ending);
-        let keep_for = terms.min_hold.and_then(|min_hold| min_hold.checked_sub(now - holder.since));
+        say!(
+            sim,
+            "{} h{id} is done with {}, {:?}",
+            self.who,
+            sim.name(holder.hold.token),
+            arrival.ending
+        );
+        let keep_for = terms
+            .min_hold
+            .and_then(|min_hold| min_hold.checked_sub(now - holder.since));
         let mut release = Release::new(holder.hold.clone()).keep_for(keep_for);
         if let Some(budget) = holder.budget.filter(|_| keep_for.is_none())
             && let Some(line) = &mut self.lines[arrival.lock]
         {
-            let baton = Baton::new(holder.hold, holder.fence, holder.lease.passed_on(now), budget, now);
+            let baton = Baton::new(
+                holder.hold,
+                holder.fence,
+                holder.lease.passed_on(now),
+                budget,
+                now,
+            );
             let baton = baton.filter(|baton| baton.budget.is_after(self.lost));
             let (parting, waker) = line.part(terms.lease, baton, now);
             if let Some(waker) = waker {
@@ -71,7 +88,13 @@ impl Process {
         }
         let request = Request::Release(release.clone());
         let call = self.call(sim, Purpose::Release, request, call_timeout(terms.lease));
-        self.releases.insert(call, GivingBack { release, lease: terms.lease });
+        self.releases.insert(
+            call,
+            GivingBack {
+                release,
+                lease: terms.lease,
+            },
+        );
         if arrival.ending == Ending::Forsake {
             let pause = sim.dice.up_to(call_timeout(terms.lease) / 4);
             sim.after(pause, Event::Timer(self.who, Timer::Forsake(call)));
@@ -79,8 +102,16 @@ impl Process {
         self.again(sim, arrival);
     }
 
-    pub(super) fn release_answered(&mut self, sim: &mut Sim, call: Call, sent: Instant, reply: Option<Reply>) {
-        let Some(GivingBack { release, lease }) = self.releases.remove(&call) else { return };
+    pub(super) fn release_answered(
+        &mut self,
+        sim: &mut Sim,
+        call: Call,
+        sent: Instant,
+        reply: Option<Reply>,
+    ) {
+        let Some(GivingBack { release, lease }) = self.releases.remove(&call) else {
+            return;
+        };
         match reply {
             Some(Reply::Release(reply)) => self.given_back(sim, &release, sent, reply),
             _ => self.clean_up(sim, CleanUp::release_again(sim.now, release, lease)),
@@ -89,22 +120,42 @@ impl Process {
 
     /// The future of a release is dropped.
     pub(super) fn forsake(&mut self, sim: &mut Sim, call: Call) {
-        let Some(GivingBack { release, lease }) = self.releases.remove(&call) else { return };
-        say!(sim, "{} forsakes the release of {}", self.who, sim.name(release.hold.token));
+        let Some(GivingBack { release, lease }) = self.releases.remove(&call) else {
+            return;
+        };
+        say!(
+            sim,
+            "{} forsakes the release of {}",
+            self.who,
+            sim.name(release.hold.token)
+        );
         self.calls.remove(&call);
         self.clean_up(sim, CleanUp::release_again(sim.now, release, lease));
     }
 
     /// What the reply to a release means for those who wait here.
-    pub(super) fn given_back(&mut self, sim: &mut Sim, release: &Release, sent: Instant, reply: ReleaseReply) {
+    pub(super) fn given_back(
+        &mut self,
+        sim: &mut Sim,
+        release: &Release,
+        sent: Instant,
+        reply: ReleaseReply,
+    ) {
         let lock = sim.lock_of(&release.hold);
-        let Some(next) = release.next else { return self.released(sim, lock) };
+        let Some(next) = release.next else {
+            return self.released(sim, lock);
+        };
         let hold = heir(release, next);
         match reply {
             ReleaseReply::Passed(grant) => {
                 let lease = Lease::granted(next.lease, true, sent, grant.ttl, sim.dice.fraction());
                 let budget = Budget::new(grant.spare, sent, sim.now);
-                let baton = Baton { hold, fence: grant.fence, lease, budget };
+                let baton = Baton {
+                    hold,
+                    fence: grant.fence,
+                    lease,
+                    budget,
+                };
                 let (handed_back, waker) = match &mut self.lines[lock] {
                     Some(line) if baton.budget.is_after(self.lost) => line.handed_back(baton),
                     Some(line) => {
@@ -115,21 +166,30 @@ impl Process {
                 };
                 waker.into_iter().for_each(std::task::Waker::wake);
                 if let Err(hold) = handed_back {
-                    self.clean_up(sim, CleanUp::release(sim.now, Release::new(hold), next.lease));
+                    self.clean_up(
+                        sim,
+                        CleanUp::release(sim.now, Release::new(hold), next.lease),
+                    );
                 }
             }
-            ReleaseReply::Queued { counter, holder_ttl } => {
+            ReleaseReply::Queued {
+                counter,
+                holder_ttl,
+            } => {
                 let (now, jitter) = (sim.now, sim.dice.fraction());
                 let line = self.lines[lock].as_mut();
                 let called = line.and_then(|line| {
-                    line.queued(hold.token, sent, counter, holder_ttl, now, jitter).then(|| line.call_head())
+                    line.queued(hold.token, sent, counter, holder_ttl, now, jitter)
+                        .then(|| line.call_head())
                 });
                 match called {
                     Some(waker) => waker.into_iter().for_each(std::task::Waker::wake),
                     None => self.clean_up(sim, CleanUp::abandon(now, hold, next.lease, None)),
                 }
             }
-            ReleaseReply::Released | ReleaseReply::NotHeld => self.drop_place(sim, lock, hold.token),
+            ReleaseReply::Released | ReleaseReply::NotHeld => {
+                self.drop_place(sim, lock, hold.token)
+            }
         }
     }
 

@@ -30,7 +30,13 @@ pub(super) struct Holder {
 }
 
 impl Holder {
-    pub(super) fn start(sim: &mut Sim, arrival: Arrival, hold: Hold, grant: Grant, sent: Instant) -> Option<Self> {
+    pub(super) fn start(
+        sim: &mut Sim,
+        arrival: Arrival,
+        hold: Hold,
+        grant: Grant,
+        sent: Instant,
+    ) -> Option<Self> {
         let terms = arrival.terms;
         let jitter = sim.dice.fraction();
         let lease = if sim.is_broken(Broken::CountsFromTheReply) {
@@ -38,7 +44,10 @@ impl Holder {
         } else {
             Lease::granted(terms.lease, terms.renew, sent, grant.ttl, jitter)
         };
-        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, sent, sim.now));
+        let budget = terms
+            .wish()
+            .passing
+            .then(|| Budget::new(grant.spare, sent, sim.now));
         Self::new(sim, arrival, hold, grant.fence, lease, budget, sent)
     }
 
@@ -54,17 +63,38 @@ impl Holder {
             return None;
         }
         let now = sim.now;
-        let as_of = if sim.is_broken(Broken::CountsFromThePush) { now } else { as_of };
+        let as_of = if sim.is_broken(Broken::CountsFromThePush) {
+            now
+        } else {
+            as_of
+        };
         let ttl = grant.ttl.min(HANDED_OVER).min(terms.lease);
         let mut lease = Lease::granted(terms.lease, true, as_of, ttl, sim.dice.fraction());
         lease.hurry(now + CONFIRM_WITHIN);
-        let budget = terms.wish().passing.then(|| Budget::new(grant.spare, as_of, now));
+        let budget = terms
+            .wish()
+            .passing
+            .then(|| Budget::new(grant.spare, as_of, now));
         Self::new(sim, arrival, hold, grant.fence, lease, budget, now)
     }
 
     pub(super) fn passed(sim: &Sim, arrival: Arrival, baton: Baton) -> Result<Self, Hold> {
-        let Baton { hold, fence, lease, budget } = baton;
-        Self::new(sim, arrival, hold.clone(), fence, lease, Some(budget), sim.now).ok_or(hold)
+        let Baton {
+            hold,
+            fence,
+            lease,
+            budget,
+        } = baton;
+        Self::new(
+            sim,
+            arrival,
+            hold.clone(),
+            fence,
+            lease,
+            Some(budget),
+            sim.now,
+        )
+        .ok_or(hold)
     }
 
     fn new(
@@ -78,7 +108,15 @@ impl Holder {
     ) -> Option<Self> {
         let lease = lease.held_since(since, arrival.terms.max_hold);
         let is_valid = !lease.validity(sim.now).is_zero();
-        is_valid.then_some(Self { arrival, hold, fence, since, budget, lease, plan: 0 })
+        is_valid.then_some(Self {
+            arrival,
+            hold,
+            fence,
+            since,
+            budget,
+            lease,
+            plan: 0,
+        })
     }
 
     pub(super) fn passing_until(&self) -> Option<Instant> {
@@ -101,7 +139,11 @@ impl Process {
         );
         sim.began.push(Began { hold, fence });
         sim.served[self.who.process] += u32::from(!sim.quiet);
-        let hold_for = if sim.quiet { arrival.hold_for.min(super::HOLD_AT_LAST) } else { arrival.hold_for };
+        let hold_for = if sim.quiet {
+            arrival.hold_for.min(super::HOLD_AT_LAST)
+        } else {
+            arrival.hold_for
+        };
         sim.after(hold_for, Event::Timer(self.who, Timer::Done(id)));
         if let Some((pause, _)) = arrival.extend {
             sim.after(pause, Event::Timer(self.who, Timer::Extend(id)));
@@ -112,14 +154,22 @@ impl Process {
 
     /// The driver looks at the lease when it is due.
     pub(super) fn plan(&mut self, sim: &mut Sim, id: u32) {
-        let Some(holder) = self.holders.get_mut(&id) else { return };
+        let Some(holder) = self.holders.get_mut(&id) else {
+            return;
+        };
         holder.plan += 1;
         let due = holder.lease.next_due();
         sim.at(due, Event::Timer(self.who, Timer::Lease(id, holder.plan)));
     }
 
     pub(super) fn lease_due(&mut self, sim: &mut Sim, id: u32, plan: u32) {
-        let Some(holder) = self.holders.get_mut(&id).filter(|holder| holder.plan == plan) else { return };
+        let Some(holder) = self
+            .holders
+            .get_mut(&id)
+            .filter(|holder| holder.plan == plan)
+        else {
+            return;
+        };
         match holder.lease.due(sim.now) {
             Some(Due::Lost(loss)) => {
                 say!(sim, "{} h{id}: {loss:?}", self.who);
@@ -128,17 +178,32 @@ impl Process {
             Some(Due::Renew) => {
                 let lease = holder.lease.length();
                 let renewal = Renewal::new(holder.hold.clone(), lease);
-                self.call(sim, Purpose::Renewal(id), Request::Renew(renewal), call_timeout(lease));
+                self.call(
+                    sim,
+                    Purpose::Renewal(id),
+                    Request::Renew(renewal),
+                    call_timeout(lease),
+                );
             }
             Some(Due::Warn) | None => {}
         }
         self.plan(sim, id);
     }
 
-    pub(super) fn renewal_answered(&mut self, sim: &mut Sim, id: u32, sent: Instant, reply: Option<Reply>) {
-        let Some(holder) = self.holders.get_mut(&id) else { return };
+    pub(super) fn renewal_answered(
+        &mut self,
+        sim: &mut Sim,
+        id: u32,
+        sent: Instant,
+        reply: Option<Reply>,
+    ) {
+        let Some(holder) = self.holders.get_mut(&id) else {
+            return;
+        };
         match reply {
-            Some(Reply::Renew(RenewReply::Renewed { ttl })) => holder.lease.renewed(sent, ttl, sim.dice.fraction()),
+            Some(Reply::Renew(RenewReply::Renewed { ttl })) => {
+                holder.lease.renewed(sent, ttl, sim.dice.fraction())
+            }
             Some(Reply::Renew(RenewReply::Gone)) => return self.lose(sim, id),
             _ => holder.lease.renewal_failed(sim.now),
         }
@@ -147,15 +212,34 @@ impl Process {
 
     /// Asks for more than the lease.
     pub(super) fn extend(&mut self, sim: &mut Sim, id: u32) {
-        let Some(holder) = self.holders.get(&id).filter(|holder| holder.lease.loss(sim.now).is_none()) else { return };
+        let Some(holder) = self
+            .holders
+            .get(&id)
+            .filter(|holder| holder.lease.loss(sim.now).is_none())
+        else {
+            return;
+        };
         let lease = holder.arrival.terms.lease;
         let times = holder.arrival.extend.map_or(1, |(_, times)| times);
         let renewal = Renewal::new(holder.hold.clone(), lease * times);
-        self.call(sim, Purpose::Extension(id), Request::Renew(renewal), call_timeout(lease));
+        self.call(
+            sim,
+            Purpose::Extension(id),
+            Request::Renew(renewal),
+            call_timeout(lease),
+        );
     }
 
-    pub(super) fn extension_answered(&mut self, sim: &mut Sim, id: u32, sent: Instant, reply: Option<Reply>) {
-        let Some(holder) = self.holders.get_mut(&id) else { return };
+    pub(super) fn extension_answered(
+        &mut self,
+        sim: &mut Sim,
+        id: u32,
+        sent: Instant,
+        reply: Option<Reply>,
+    ) {
+        let Some(holder) = self.holders.get_mut(&id) else {
+            return;
+        };
         match reply {
             Some(Reply::Renew(RenewReply::Renewed { ttl })) => holder.lease.told(sent, ttl),
             Some(Reply::Renew(RenewReply::Gone)) => return self.lose(sim, id),
@@ -166,10 +250,20 @@ impl Process {
 
     /// The token is given up, as the store may not know yet (PROTOCOL 9).
     pub(super) fn lose(&mut self, sim: &mut Sim, id: u32) {
-        let Some(holder) = self.holders.remove(&id) else { return };
-        say!(sim, "{} h{id} has lost {}", self.who, sim.name(holder.hold.token));
+        let Some(holder) = self.holders.remove(&id) else {
+            return;
+        };
+        say!(
+            sim,
+            "{} h{id} has lost {}",
+            self.who,
+            sim.name(holder.hold.token)
+        );
         let lock = holder.arrival.lock;
-        self.clean_up(sim, CleanUp::abandon(sim.now, holder.hold, holder.arrival.terms.lease, None));
+        self.clean_up(
+            sim,
+            CleanUp::abandon(sim.now, holder.hold, holder.arrival.terms.lease, None),
+        );
         self.released(sim, lock);
         self.again(sim, holder.arrival);
     }

@@ -4,7 +4,8 @@ use std::fmt;
 
 use super::sim::{Sim, Who};
 use crate::store::{
-    AcquireReply, Grant, Hold, KeyRequest, PollReply, Release, ReleaseReply, RenewReply, Renewal, Token,
+    AcquireReply, Grant, Hold, KeyRequest, PollReply, Release, ReleaseReply, RenewReply, Renewal,
+    Token,
 };
 
 /// The number of a call to the store.
@@ -61,21 +62,37 @@ impl Sim {
         match request {
             Request::Acquire(request) => {
                 let (mode, lease, spare) = (hold.mode, request.lease, request.spare);
-                format!("acquire {token} {key:?} {mode:?} lease {lease:?} {:?} spare {spare}", request.if_busy)
+                format!(
+                    "acquire {token} {key:?} {mode:?} lease {lease:?} {:?} spare {spare}",
+                    request.if_busy
+                )
             }
             Request::Poll(_) => format!("poll {token}"),
             Request::Renew(renewal) => format!("renew {token} for {:?}", renewal.lease),
             Request::Release(release) => {
-                let next = release.next.map(|next| format!(" and take up {}", self.name(next.token)));
-                let keep_for = release.keep_for.map(|keep_for| format!(" keep for {keep_for:?}"));
-                format!("release {token}{}{}", next.unwrap_or_default(), keep_for.unwrap_or_default())
+                let next = release
+                    .next
+                    .map(|next| format!(" and take up {}", self.name(next.token)));
+                let keep_for = release
+                    .keep_for
+                    .map(|keep_for| format!(" keep for {keep_for:?}"));
+                format!(
+                    "release {token}{}{}",
+                    next.unwrap_or_default(),
+                    keep_for.unwrap_or_default()
+                )
             }
             Request::Abandon(_) => format!("abandon {token}"),
         }
     }
 
     pub(super) fn show_grant(&self, grant: &Grant) -> String {
-        format!("granted, fence ..{} spare {}, for {:?}", grant.fence.number() % 1_000_000_000, grant.spare, grant.ttl)
+        format!(
+            "granted, fence ..{} spare {}, for {:?}",
+            grant.fence.number() % 1_000_000_000,
+            grant.spare,
+            grant.ttl
+        )
     }
 
     pub(super) fn show_reply(&self, reply: &Reply) -> String {
@@ -85,7 +102,9 @@ impl Sim {
             | Reply::Release(ReleaseReply::Passed(grant)) => self.show_grant(grant),
             Reply::Acquire(AcquireReply::Queued { holder_ttl, .. })
             | Reply::Poll(PollReply::Queued { holder_ttl, .. })
-            | Reply::Release(ReleaseReply::Queued { holder_ttl, .. }) => format!("in line, holder's {holder_ttl:?}"),
+            | Reply::Release(ReleaseReply::Queued { holder_ttl, .. }) => {
+                format!("in line, holder's {holder_ttl:?}")
+            }
             Reply::Acquire(reply) => format!("{reply:?}"),
             Reply::Poll(reply) => format!("{reply:?}"),
             Reply::Renew(reply) => format!("{reply:?}"),

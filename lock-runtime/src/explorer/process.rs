@@ -63,7 +63,13 @@ impl Process {
         }
     }
 
-    pub(super) fn call(&mut self, sim: &mut Sim, purpose: Purpose, request: Request, patience: Duration) -> Call {
+    pub(super) fn call(
+        &mut self,
+        sim: &mut Sim,
+        purpose: Purpose,
+        request: Request,
+        patience: Duration,
+    ) -> Call {
         let call = sim.number();
         self.calls.insert(call, (purpose, sim.now));
         sim.send(self.who, call, request);
@@ -107,11 +113,26 @@ impl Process {
     /// The store pushed a grant.
     pub(super) fn pushed(&mut self, sim: &mut Sim, hold: &Hold, grant: Grant) {
         let lock = sim.lock_of(hold);
-        say!(sim, "{} hears of a push for {}", self.who, sim.name(hold.token));
-        match self.lines[lock].as_mut().and_then(|line| line.pushed(hold.token, grant)) {
+        say!(
+            sim,
+            "{} hears of a push for {}",
+            self.who,
+            sim.name(hold.token)
+        );
+        match self.lines[lock]
+            .as_mut()
+            .and_then(|line| line.pushed(hold.token, grant))
+        {
             Some(waker) => waker.into_iter().for_each(std::task::Waker::wake),
-            None if self.clean_ups.values().any(|clean_up| clean_up.hold().token == hold.token) => {
-                self.clean_up(sim, CleanUp::abandon(sim.now, hold.clone(), grant.ttl, None));
+            None if self
+                .clean_ups
+                .values()
+                .any(|clean_up| clean_up.hold().token == hold.token) =>
+            {
+                self.clean_up(
+                    sim,
+                    CleanUp::abandon(sim.now, hold.clone(), grant.ttl, None),
+                );
             }
             None => {}
         }
@@ -120,9 +141,17 @@ impl Process {
     /// The connection broke: what was pushed meanwhile is lost.
     pub(super) fn disconnected(&mut self, sim: &mut Sim) {
         self.lost = Some(sim.now);
-        let batons: Vec<_> = self.lines.iter_mut().flatten().filter_map(Line::withdraw_baton).collect();
+        let batons: Vec<_> = self
+            .lines
+            .iter_mut()
+            .flatten()
+            .filter_map(Line::withdraw_baton)
+            .collect();
         for Baton { hold, lease, .. } in batons {
-            self.clean_up(sim, CleanUp::release(sim.now, Release::new(hold), lease.length()));
+            self.clean_up(
+                sim,
+                CleanUp::release(sim.now, Release::new(hold), lease.length()),
+            );
         }
         let holders: Vec<_> = self.holders.keys().copied().collect();
         for id in holders {
@@ -132,13 +161,21 @@ impl Process {
             }
             self.plan(sim, id);
         }
-        let wakers: Vec<_> = self.lines.iter_mut().flatten().filter_map(|line| line.ask_soon(sim.now)).collect();
+        let wakers: Vec<_> = self
+            .lines
+            .iter_mut()
+            .flatten()
+            .filter_map(|line| line.ask_soon(sim.now))
+            .collect();
         wakers.into_iter().for_each(std::task::Waker::wake);
     }
 
     /// Something was given back in this process.
     pub(super) fn released(&mut self, sim: &Sim, lock: usize) {
-        if let Some(waker) = self.lines[lock].as_mut().and_then(|line| line.released(sim.now)) {
+        if let Some(waker) = self.lines[lock]
+            .as_mut()
+            .and_then(|line| line.released(sim.now))
+        {
             waker.wake();
         }
     }
@@ -146,14 +183,29 @@ impl Process {
     /// Does somebody here know of the token, and see to it?
     pub(super) fn owns(&self, token: Token) -> bool {
         let known = Some(token);
-        self.lines.iter().flatten().any(|line| line.place_token() == known || line.baton_token() == known)
-            || self.holders.values().any(|holder| holder.hold.token == token)
+        self.lines
+            .iter()
+            .flatten()
+            .any(|line| line.place_token() == known || line.baton_token() == known)
+            || self
+                .holders
+                .values()
+                .any(|holder| holder.hold.token == token)
             || self.waiters.values().any(|waiter| waiter.asks_as(token))
-            || self.releases.values().any(|giving_back| giving_back.speaks_of(token))
-            || self.clean_ups.values().any(|clean_up| clean_up.speaks_of(token))
+            || self
+                .releases
+                .values()
+                .any(|giving_back| giving_back.speaks_of(token))
+            || self
+                .clean_ups
+                .values()
+                .any(|clean_up| clean_up.speaks_of(token))
     }
 
     pub(super) fn is_at_rest(&self) -> bool {
-        self.waiters.is_empty() && self.holders.is_empty() && self.releases.is_empty() && self.clean_ups.is_empty()
+        self.waiters.is_empty()
+            && self.holders.is_empty()
+            && self.releases.is_empty()
+            && self.clean_ups.is_empty()
     }
 }

@@ -33,15 +33,44 @@ pub(super) struct Late {
 }
 
 impl Process {
-    pub(super) fn ask(&mut self, sim: &mut Sim, id: u32, token: Token, if_busy: IfBusy, spare: u32) {
-        let Some(waiter) = self.waiters.get(&id) else { return };
+    pub(super) fn ask(
+        &mut self,
+        sim: &mut Sim,
+        id: u32,
+        token: Token,
+        if_busy: IfBusy,
+        spare: u32,
+    ) {
+        let Some(waiter) = self.waiters.get(&id) else {
+            return;
+        };
         let (terms, patience) = (waiter.arrival.terms, waiter.patience(sim.now));
         let hold = Hold::new(sim.keys[waiter.arrival.lock].clone(), terms.mode, token);
         let deadline = sim.now + patience + STRAGGLE;
-        let request = KeyRequest { if_busy, spare, ..KeyRequest::new(hold.clone(), terms.lease, deadline) };
-        let call = self.call(sim, Purpose::Waiter(id), Request::Acquire(request), patience);
-        let question = Question { call, hold, deadline };
-        self.becomes(id, if if_busy == IfBusy::Queue { State::Asking(question) } else { State::Beside(question) });
+        let request = KeyRequest {
+            if_busy,
+            spare,
+            ..KeyRequest::new(hold.clone(), terms.lease, deadline)
+        };
+        let call = self.call(
+            sim,
+            Purpose::Waiter(id),
+            Request::Acquire(request),
+            patience,
+        );
+        let question = Question {
+            call,
+            hold,
+            deadline,
+        };
+        self.becomes(
+            id,
+            if if_busy == IfBusy::Queue {
+                State::Asking(question)
+            } else {
+                State::Beside(question)
+            },
+        );
     }
 
     /// A guard, or why there is none; nothing if it may lie in the store for nobody and was given up.
@@ -53,7 +82,9 @@ impl Process {
         sent: Instant,
         reply: AcquireReply,
     ) -> Option<Result<Holder, AcquireReply>> {
-        let AcquireReply::Granted(grant) = reply else { return Some(Err(reply)) };
+        let AcquireReply::Granted(grant) = reply else {
+            return Some(Err(reply));
+        };
         let holder = Holder::start(sim, arrival, question.hold.clone(), grant, sent);
         if holder.is_none() {
             self.abandon_question(sim, question, arrival.terms.lease);
@@ -64,7 +95,10 @@ impl Process {
     /// Now, and once more when no straggler can be executed any more (PROTOCOL 8).
     pub(super) fn abandon_question(&mut self, sim: &mut Sim, question: Question, lease: Duration) {
         let once_more = Some(question.deadline).filter(|_| !sim.is_broken(Broken::AbandonsOnce));
-        self.clean_up(sim, CleanUp::abandon(sim.now, question.hold, lease, once_more));
+        self.clean_up(
+            sim,
+            CleanUp::abandon(sim.now, question.hold, lease, once_more),
+        );
     }
 
     pub(super) fn give_up_token(
@@ -76,16 +110,33 @@ impl Process {
         lease: Duration,
     ) {
         if sim.is_broken(Broken::BelievesTheAbandoned) {
-            self.late.insert(question.call, Late { waiter, hold: question.hold.clone(), sent });
+            self.late.insert(
+                question.call,
+                Late {
+                    waiter,
+                    hold: question.hold.clone(),
+                    sent,
+                },
+            );
         }
         self.abandon_question(sim, question, lease);
     }
 
     /// A reply to a question that was given up. Only a client without PROTOCOL 1 takes it.
     pub(super) fn believe(&mut self, sim: &mut Sim, call: Call, reply: Option<Reply>) {
-        let Some(Late { waiter: id, hold, sent }) = self.late.remove(&call) else { return };
-        let Some(waiter) = self.waiters.get(&id) else { return };
-        if let (Some(Reply::Acquire(AcquireReply::Granted(grant))), State::Waiting) = (reply, &waiter.state)
+        let Some(Late {
+            waiter: id,
+            hold,
+            sent,
+        }) = self.late.remove(&call)
+        else {
+            return;
+        };
+        let Some(waiter) = self.waiters.get(&id) else {
+            return;
+        };
+        if let (Some(Reply::Acquire(AcquireReply::Granted(grant))), State::Waiting) =
+            (reply, &waiter.state)
             && let Some(holder) = Holder::start(sim, waiter.arrival, hold, grant, sent)
         {
             self.served(sim, id, None, holder);

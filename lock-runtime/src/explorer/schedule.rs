@@ -18,7 +18,13 @@ pub(super) struct Network {
 }
 
 impl Network {
-    pub(super) const PERFECT: Self = Self { lost: 0, doubled: 0, late: 0, pushes_late: 0, longest: Duration::ZERO };
+    pub(super) const PERFECT: Self = Self {
+        lost: 0,
+        doubled: 0,
+        late: 0,
+        pushes_late: 0,
+        longest: Duration::ZERO,
+    };
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -101,11 +107,22 @@ impl Schedule {
         let millis = Duration::from_millis;
         // Short leases on a slow network that doubles much: what was said of a token reaches a later time of its life.
         let is_echoing = dice.chance(150);
-        let short = if is_echoing { 100 } else { dice.one_of(&[100, 300, 300, 1000, 2000, 4000, 8000]) };
-        let leases = [millis(short), millis(dice.one_of(&[short, short, short, 300, 6000]))];
+        let short = if is_echoing {
+            100
+        } else {
+            dice.one_of(&[100, 300, 300, 1000, 2000, 4000, 8000])
+        };
+        let leases = [
+            millis(short),
+            millis(dice.one_of(&[short, short, short, 300, 6000])),
+        ];
         let longest_lease = leases[0].max(leases[1]);
         // Long enough for leases to run out, and short enough for others to meet them.
-        let times = if is_echoing { 16 } else { dice.one_of(&[1, 2, 4]) };
+        let times = if is_echoing {
+            16
+        } else {
+            dice.one_of(&[1, 2, 4])
+        };
         let horizon = (leases[0] * times).clamp(millis(50), millis(6000));
         let mut network = Network {
             lost: dice.one_of(&[0, 10, 50, 200]),
@@ -115,24 +132,53 @@ impl Schedule {
             longest: dice.one_of(&[millis(20), leases[0], horizon, millis(3500)]),
         };
         if is_echoing {
-            network = Network { lost: 0, doubled: 500, late: 150, pushes_late: 900, longest: millis(900) };
+            network = Network {
+                lost: 0,
+                doubled: 500,
+                late: 150,
+                pushes_late: 900,
+                longest: millis(900),
+            };
         }
-        let kind =
-            dice.one_of(&[Kind::Passing, Kind::Passing, Kind::Passing, Kind::Strict, Kind::Mixed, Kind::Permits]);
+        let kind = dice.one_of(&[
+            Kind::Passing,
+            Kind::Passing,
+            Kind::Passing,
+            Kind::Strict,
+            Kind::Mixed,
+            Kind::Permits,
+        ]);
         let (processes, locks) = (2 + dice.below(2), if dice.chance(100) { 2 } else { 1 });
         let holds = if is_echoing {
             [millis(150); 2]
         } else {
-            [millis(4), dice.one_of(&[millis(4), horizon / 4, horizon / 2, longest_lease * 2])]
+            [
+                millis(4),
+                dice.one_of(&[millis(4), horizon / 4, horizon / 2, longest_lease * 2]),
+            ]
         };
-        let crowd = Crowd { kind, processes, locks, leases, holds, horizon, is_echoing };
-        let arrivals: Vec<_> = (0..dice.one_of(&[3, 5, 7, 10])).map(|number| crowd.arrival(dice, number)).collect();
+        let crowd = Crowd {
+            kind,
+            processes,
+            locks,
+            leases,
+            holds,
+            horizon,
+            is_echoing,
+        };
+        let arrivals: Vec<_> = (0..dice.one_of(&[3, 5, 7, 10]))
+            .map(|number| crowd.arrival(dice, number))
+            .collect();
         // Alone, or all at once.
         let rush = dice.up_to(horizon);
         let mut actions: Vec<_> = arrivals
             .iter()
             .map(|arrival| {
-                let when = if dice.chance(400) { dice.up_to(horizon) } else { rush + dice.up_to(millis(5)) };
+                let when = if dice.chance(400) {
+                    dice.up_to(horizon)
+                } else {
+                    rush + dice.up_to(millis(5))
+                };
                 (when.min(horizon), Action::Arrive(arrival.number))
             })
             .collect();
@@ -148,15 +194,30 @@ impl Schedule {
         }
         for _ in 0..if is_echoing { 6 } else { 0 } {
             let pause = millis(100) + dice.up_to(millis(300));
-            actions.push((dice.up_to(horizon), Action::Stop(dice.below(processes), pause)));
+            actions.push((
+                dice.up_to(horizon),
+                Action::Stop(dice.below(processes), pause),
+            ));
         }
         actions.push((horizon, Action::Quiet));
         // A dead holder's lease, extended by a straggler; a dead waiter's grant; the pause of a clean-up; 2 s; everybody's turn.
-        let extended = |arrival: &Arrival| arrival.terms.lease * arrival.extend.map_or(1, |(_, times)| times);
+        let extended =
+            |arrival: &Arrival| arrival.terms.lease * arrival.extend.map_or(1, |(_, times)| times);
         let longest = arrivals.iter().map(extended).max().unwrap_or_default();
-        let bound = longest.max(millis(3000)) + network.longest + millis(3000) + millis(5500) + millis(2000);
+        let bound = longest.max(millis(3000))
+            + network.longest
+            + millis(3000)
+            + millis(5500)
+            + millis(2000);
         let turns = super::HOLD_AT_LAST * 2 * arrivals.len() as u32;
-        Self { processes, locks, network, arrivals, actions, bound: bound + turns }
+        Self {
+            processes,
+            locks,
+            network,
+            arrivals,
+            actions,
+            bound: bound + turns,
+        }
     }
 }
 
@@ -185,7 +246,8 @@ impl Crowd {
         terms.renew = !dice.chance(80);
         terms.min_hold = dice.chance(30).then(|| dice.up_to(lease));
         // A `max_hold` shorter than a round trip can never be had.
-        let max_hold = terms.min_hold.unwrap_or_default() + Duration::from_millis(10) + dice.up_to(lease * 2);
+        let max_hold =
+            terms.min_hold.unwrap_or_default() + Duration::from_millis(10) + dice.up_to(lease * 2);
         terms.max_hold = dice.chance(50).then_some(max_hold);
         let longest_hold = dice.one_of(&self.holds);
         let cancel_after = dice.chance(300).then(|| {
@@ -199,9 +261,16 @@ impl Crowd {
             lock: dice.below(self.locks),
             terms,
             hold_for: dice.up_to(longest_hold),
-            ending: dice.one_of(&[Ending::Release, Ending::Release, Ending::Forsake, Ending::Drop]),
+            ending: dice.one_of(&[
+                Ending::Release,
+                Ending::Release,
+                Ending::Forsake,
+                Ending::Drop,
+            ]),
             cancel_after,
-            extend: dice.chance(100).then(|| (dice.up_to(lease), 2 + dice.below(2) as u32)),
+            extend: dice
+                .chance(100)
+                .then(|| (dice.up_to(lease), 2 + dice.below(2) as u32)),
             // Nearly always somebody holds.
             again: (self.is_echoing && terms.wait != Wait::No && cancel_after.is_none())
                 .then_some(Duration::from_millis(1)),

@@ -19,11 +19,16 @@ pub(super) struct Server {
 impl Server {
     /// Executes a request, as [`MemoryStore`](crate::store::MemoryStore) does.
     pub(super) fn execute(&mut self, sim: &mut Sim, who: Who, call: Call, request: &Request) {
-        say!(sim, "  store executes #{call} of {who}: {}", sim.show(request));
+        say!(
+            sim,
+            "  store executes #{call} of {who}: {}",
+            sim.show(request)
+        );
         let token = request.hold().token;
         let caller = matches!(request, Request::Acquire(_) | Request::Poll(_)).then_some(token);
         let mut step = Step::new(sim.now, &self.fences, caller);
-        step.lets_nobody_in = sim.is_broken(Broken::OnlyReleaseAdvances) && !matches!(request, Request::Release(_));
+        step.lets_nobody_in =
+            sim.is_broken(Broken::OnlyReleaseAdvances) && !matches!(request, Request::Release(_));
         let reply = match request {
             Request::Acquire(request) => Reply::Acquire(self.table.acquire(request, &mut step)),
             Request::Poll(hold) => Reply::Poll(self.table.poll(hold, &mut step)),

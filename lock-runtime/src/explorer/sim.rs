@@ -113,7 +113,13 @@ impl Wake for Bell {
 }
 
 impl Sim {
-    pub(super) fn new(dice: Dice, network: Network, keys: Vec<LockKey>, broken: Option<Broken>, traced: bool) -> Self {
+    pub(super) fn new(
+        dice: Dice,
+        network: Network,
+        keys: Vec<LockKey>,
+        broken: Option<Broken>,
+        traced: bool,
+    ) -> Self {
         let start = Instant::now();
         Self {
             start,
@@ -151,7 +157,8 @@ impl Sim {
 
     pub(super) fn at(&mut self, when: Instant, event: Event) {
         self.numbers += 1;
-        self.events.insert((when.max(self.now), self.numbers), event);
+        self.events
+            .insert((when.max(self.now), self.numbers), event);
     }
 
     pub(super) fn after(&mut self, pause: Duration, event: Event) {
@@ -166,11 +173,17 @@ impl Sim {
 
     pub(super) fn lock_of(&self, hold: &Hold) -> usize {
         // Every hold was made from one of the keys.
-        self.keys.iter().position(|key| *key == hold.key).unwrap_or_default()
+        self.keys
+            .iter()
+            .position(|key| *key == hold.key)
+            .unwrap_or_default()
     }
 
     pub(super) fn waker(&self, who: Who, waiter: u32) -> Waker {
-        Waker::from(Arc::new(Bell { woken: self.woken.clone(), whom: (who, waiter) }))
+        Waker::from(Arc::new(Bell {
+            woken: self.woken.clone(),
+            whom: (who, waiter),
+        }))
     }
 
     pub(super) fn woken(&self) -> Option<(Who, u32)> {
@@ -183,7 +196,12 @@ impl Sim {
             self.introduce(token, who);
         }
         let delays = self.delays(self.network.late);
-        say!(self, "{who} sends #{call} {}{}", self.show(&request), fate(&delays));
+        say!(
+            self,
+            "{who} sends #{call} {}{}",
+            self.show(&request),
+            fate(&delays)
+        );
         if let (2, Request::Acquire(acquire)) = (delays.len(), &request) {
             self.excused.push(acquire.hold.token);
         }
@@ -194,16 +212,29 @@ impl Sim {
 
     pub(super) fn reply(&mut self, who: Who, call: Call, reply: Reply) {
         let delays = self.delays(self.network.late);
-        say!(self, "    store replies to #{call} of {who}: {}{}", self.show_reply(&reply), fate(&delays));
+        say!(
+            self,
+            "    store replies to #{call} of {who}: {}{}",
+            self.show_reply(&reply),
+            fate(&delays)
+        );
         for delay in delays {
             self.after(delay, Event::Replied(who, call, reply));
         }
     }
 
     pub(super) fn push(&mut self, hold: Hold, grant: Grant) {
-        let Some(who) = self.whose(hold.token) else { return };
+        let Some(who) = self.whose(hold.token) else {
+            return;
+        };
         let delays = self.delays(self.network.pushes_late);
-        say!(self, "    store pushes {} to {who}: {}{}", self.name(hold.token), self.show_grant(&grant), fate(&delays));
+        say!(
+            self,
+            "    store pushes {} to {who}: {}{}",
+            self.name(hold.token),
+            self.show_grant(&grant),
+            fate(&delays)
+        );
         for delay in delays {
             self.after(delay, Event::Pushed(who, hold.clone(), grant));
         }
@@ -224,7 +255,11 @@ impl Sim {
         if self.dice.chance(self.network.lost) {
             return Vec::new();
         }
-        let longest = if self.dice.chance(late) { self.network.longest } else { Duration::from_millis(1) };
+        let longest = if self.dice.chance(late) {
+            self.network.longest
+        } else {
+            Duration::from_millis(1)
+        };
         let mut delays = vec![self.dice.up_to(longest)];
         if self.dice.chance(self.network.doubled) {
             delays.push(self.dice.up_to(self.network.longest));
@@ -239,7 +274,10 @@ impl Sim {
     }
 
     pub(super) fn whose(&self, token: Token) -> Option<Who> {
-        self.tokens.iter().find(|(known, _)| *known == token).map(|(_, who)| *who)
+        self.tokens
+            .iter()
+            .find(|(known, _)| *known == token)
+            .map(|(_, who)| *who)
     }
 
     /// What a token is called in the trace.

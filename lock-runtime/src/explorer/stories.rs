@@ -39,14 +39,31 @@ fn turns_of_the_impatient(broken: Option<Broken>) -> u32 {
     let busy = (0..BUSY).map(|number| (Duration::from_millis(number as u64), arrival(number)));
     let impatient = (0..60).map(|number| {
         let terms = schedule::terms(Mode::Exclusive, lease, Wait::AtMost(second * 2));
-        (second * number as u32 + second / 2, Arrival { terms, again: None, ..arrival(BUSY + number) })
+        (
+            second * number as u32 + second / 2,
+            Arrival {
+                terms,
+                again: None,
+                ..arrival(BUSY + number)
+            },
+        )
     });
     let (instants, arrivals): (Vec<_>, Vec<_>) = busy.chain(impatient).unzip();
-    let mut actions: Vec<_> =
-        instants.into_iter().zip(0..).map(|(instant, number)| (instant, Action::Arrive(number))).collect();
+    let mut actions: Vec<_> = instants
+        .into_iter()
+        .zip(0..)
+        .map(|(instant, number)| (instant, Action::Arrive(number)))
+        .collect();
     actions.push((second * 60, Action::Quiet));
     let network = Network::PERFECT;
-    let schedule = Schedule { processes: BUSY + 1, locks: 1, network, arrivals, actions, bound: second * 60 };
+    let schedule = Schedule {
+        processes: BUSY + 1,
+        locks: 1,
+        network,
+        arrivals,
+        actions,
+        bound: second * 60,
+    };
     let mut world = World::new(schedule, Dice::new(0), broken, false);
     if let Err(violation) = world.run(None) {
         panic!("{violation}");
@@ -74,15 +91,33 @@ fn a_lock_that_comes_back_under_an_abandoned_token_is_taken_by_nobody() {
     let (now, lease) = (Instant::now(), Duration::from_secs(30));
     let wish = schedule::terms(Mode::Exclusive, lease, Wait::AtMost(lease)).wish();
     let mut line = Line::default();
-    let Some(waiter) = line.enter(wish, 1) else { panic!("the line is empty") };
-    let (Parting::HandBack(token), _) = line.part(lease, None, now) else { panic!("somebody waits") };
+    let Some(waiter) = line.enter(wish, 1) else {
+        panic!("the line is empty")
+    };
+    let (Parting::HandBack(token), _) = line.part(lease, None, now) else {
+        panic!("somebody waits")
+    };
     let left = line.leave(waiter);
-    assert_eq!(left.orphan.map(|place| place.token), Some(token), "nobody goes on with it, so it is abandoned");
+    assert_eq!(
+        left.orphan.map(|place| place.token),
+        Some(token),
+        "nobody goes on with it, so it is abandoned"
+    );
     assert!(line.enter(wish, 1).is_some());
 
-    let (Ok(key), Some(fence)) = (LockKey::new("a"), FencingToken::new(1)) else { panic!("both are right") };
+    let (Ok(key), Some(fence)) = (LockKey::new("a"), FencingToken::new(1)) else {
+        panic!("both are right")
+    };
     let hold = Hold::new(key, Mode::Exclusive, token);
     let lease = Lease::granted(lease, true, now, lease, 0.0);
-    let baton = Baton { hold, fence, lease, budget: Budget::new(32, now, now) };
-    assert!(line.handed_back(baton).0.is_err(), "the abandonment would free it while the next waiter holds it");
+    let baton = Baton {
+        hold,
+        fence,
+        lease,
+        budget: Budget::new(32, now, now),
+    };
+    assert!(
+        line.handed_back(baton).0.is_err(),
+        "the abandonment would free it while the next waiter holds it"
+    );
 }

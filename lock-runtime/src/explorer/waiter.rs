@@ -22,7 +22,10 @@ use crate::{
     acquire::STRAGGLE,
     gate::{Next, Proven},
     spec::{Mode, Wait},
-    store::{AcquireReply, Grant, Hold, IfBusy, PollReply, Release, RenewReply, Renewal, StoreError, Token},
+    store::{
+        AcquireReply, Grant, Hold, IfBusy, PollReply, Release, RenewReply, Renewal, StoreError,
+        Token,
+    },
 };
 
 pub(super) struct Waiter {
@@ -70,9 +73,26 @@ impl Process {
             Wait::No => None,
             Wait::AtMost(wait) => Some(sim.now + wait),
         };
-        say!(sim, "{} w{id} arrives for {:?} {:?}, waits {:?}", self.who, sim.keys[lock], terms.mode, terms.wait);
+        say!(
+            sim,
+            "{} w{id} arrives for {:?} {:?}, waits {:?}",
+            self.who,
+            sim.keys[lock],
+            terms.mode,
+            terms.wait
+        );
         let waker = sim.waker(self.who, id);
-        self.waiters.insert(id, Waiter { arrival, until, ticket: None, waker, state: State::Behind, wait: 0 });
+        self.waiters.insert(
+            id,
+            Waiter {
+                arrival,
+                until,
+                ticket: None,
+                waker,
+                state: State::Behind,
+                wait: 0,
+            },
+        );
         if let Some(pause) = arrival.cancel_after {
             sim.after(pause, Event::Timer(self.who, Timer::Cancel(id)));
         }
@@ -88,21 +108,32 @@ impl Process {
     }
 
     fn enter(&mut self, sim: &mut Sim, id: u32) {
-        let Some(waiter) = self.waiters.get_mut(&id) else { return };
+        let Some(waiter) = self.waiters.get_mut(&id) else {
+            return;
+        };
         let line = self.lines[waiter.arrival.lock].get_or_insert_default();
-        let Some(ticket) = line.enter(waiter.arrival.terms.wish(), usize::MAX) else { return };
+        let Some(ticket) = line.enter(waiter.arrival.terms.wish(), usize::MAX) else {
+            return;
+        };
         waiter.ticket = Some(ticket);
         waiter.state = State::Behind;
         if let Some(until) = waiter.until {
-            sim.at(until, Event::Timer(self.who, Timer::Waiter(id, waiter.wait)));
+            sim.at(
+                until,
+                Event::Timer(self.who, Timer::Waiter(id, waiter.wait)),
+            );
         }
         self.woken(sim, id);
     }
 
     /// Somebody may have called.
     pub(super) fn woken(&mut self, sim: &mut Sim, id: u32) {
-        let Some(waiter) = self.waiters.get(&id) else { return };
-        let Some(line) = &mut self.lines[waiter.arrival.lock] else { return };
+        let Some(waiter) = self.waiters.get(&id) else {
+            return;
+        };
+        let Some(line) = &mut self.lines[waiter.arrival.lock] else {
+            return;
+        };
         let cx = Context::from_waker(&waiter.waker);
         match waiter.state {
             State::Behind => {
@@ -128,7 +159,9 @@ impl Process {
     }
 
     pub(super) fn wait_over(&mut self, sim: &mut Sim, id: u32, wait: u32) {
-        let Some(waiter) = self.waiters.get(&id).filter(|waiter| waiter.wait == wait) else { return };
+        let Some(waiter) = self.waiters.get(&id).filter(|waiter| waiter.wait == wait) else {
+            return;
+        };
         match waiter.state {
             State::Behind if waiter.is_out_of_patience(sim.now) => self.give_up(sim, id),
             State::Waiting => self.go_on(sim, id),
@@ -149,35 +182,58 @@ impl Process {
     fn go(&mut self, sim: &mut Sim, id: u32) {
         let now = sim.now;
         loop {
-            let Some(waiter) = self.waiters.get_mut(&id) else { return };
-            let Some(line) = &mut self.lines[waiter.arrival.lock] else { return };
-            let hold = |token| Hold::new(sim.keys[waiter.arrival.lock].clone(), waiter.arrival.terms.mode, token);
+            let Some(waiter) = self.waiters.get_mut(&id) else {
+                return;
+            };
+            let Some(line) = &mut self.lines[waiter.arrival.lock] else {
+                return;
+            };
+            let hold = |token| {
+                Hold::new(
+                    sim.keys[waiter.arrival.lock].clone(),
+                    waiter.arrival.terms.mode,
+                    token,
+                )
+            };
             match line.next(now) {
                 Next::Take(baton) => match Holder::passed(sim, waiter.arrival, baton) {
                     Ok(holder) => return self.served(sim, id, None, holder),
                     Err(hold) => {
                         let lease = waiter.arrival.terms.lease;
                         self.clean_up(sim, CleanUp::release(now, Release::new(hold), lease));
-                        if self.waiters.get(&id).is_some_and(|waiter| waiter.is_out_of_patience(now)) {
+                        if self
+                            .waiters
+                            .get(&id)
+                            .is_some_and(|waiter| waiter.is_out_of_patience(now))
+                        {
                             return self.give_up(sim, id);
                         }
                     }
                 },
-                Next::Granted(token, Proven { grant, as_of }) => return self.granted(sim, id, token, grant, as_of),
+                Next::Granted(token, Proven { grant, as_of }) => {
+                    return self.granted(sim, id, token, grant, as_of);
+                }
                 Next::Ask(token, spare) => return self.ask(sim, id, token, IfBusy::Queue, spare),
                 Next::Poll(token) => {
                     let (hold, patience) = (hold(token), waiter.patience(now));
                     // Whoever polls hears of news, too.
-                    let Poll::Pending = line.poll_news(&Context::from_waker(&waiter.waker)) else { continue };
+                    let Poll::Pending = line.poll_news(&Context::from_waker(&waiter.waker)) else {
+                        continue;
+                    };
                     let call = self.call(sim, Purpose::Waiter(id), Request::Poll(hold), patience);
                     return self.becomes(id, State::Polling(call, token));
                 }
                 Next::GiveUp(token) => {
                     let (hold, lease) = (hold(token), waiter.arrival.terms.lease);
-                    self.clean_up(sim, CleanUp::abandon(now, hold, lease, Some(now + STRAGGLE)));
+                    self.clean_up(
+                        sim,
+                        CleanUp::abandon(now, hold, lease, Some(now + STRAGGLE)),
+                    );
                 }
                 Next::Wait(at) => {
-                    let Poll::Pending = line.poll_news(&Context::from_waker(&waiter.waker)) else { continue };
+                    let Poll::Pending = line.poll_news(&Context::from_waker(&waiter.waker)) else {
+                        continue;
+                    };
                     waiter.wait += 1;
                     waiter.state = State::Waiting;
                     let at = waiter.until.map_or(at, |until| at.min(until));
@@ -194,7 +250,9 @@ impl Process {
     }
 
     fn granted(&mut self, sim: &mut Sim, id: u32, token: Token, grant: Grant, as_of: Instant) {
-        let Some(waiter) = self.waiters.get(&id) else { return };
+        let Some(waiter) = self.waiters.get(&id) else {
+            return;
+        };
         let (arrival, patience) = (waiter.arrival, waiter.patience(sim.now));
         let hold = Hold::new(sim.keys[arrival.lock].clone(), arrival.terms.mode, token);
         match Holder::handed_over(sim, arrival, hold.clone(), grant, as_of) {
@@ -207,8 +265,17 @@ impl Process {
         }
     }
 
-    pub(super) fn waiter_answered(&mut self, sim: &mut Sim, id: u32, call: Call, sent: Instant, reply: Option<Reply>) {
-        let Some(waiter) = self.waiters.get_mut(&id) else { return };
+    pub(super) fn waiter_answered(
+        &mut self,
+        sim: &mut Sim,
+        id: u32,
+        call: Call,
+        sent: Instant,
+        reply: Option<Reply>,
+    ) {
+        let Some(waiter) = self.waiters.get_mut(&id) else {
+            return;
+        };
         let arrival = waiter.arrival;
         let (jitter, now) = (sim.dice.fraction(), sim.now);
         let counter_is_hidden = sim.is_broken(Broken::HidesTheCounter);
@@ -227,7 +294,10 @@ impl Process {
                 let token = question.hold.token;
                 match self.question_answered(sim, arrival, question, sent, reply) {
                     Some(Ok(holder)) => return self.served(sim, id, Some(token), holder),
-                    Some(Err(AcquireReply::Queued { counter, holder_ttl })) => {
+                    Some(Err(AcquireReply::Queued {
+                        counter,
+                        holder_ttl,
+                    })) => {
                         if let Some(line) = &mut self.lines[arrival.lock] {
                             let counter = counter.filter(|_| !counter_is_hidden);
                             line.queued(token, sent, counter, holder_ttl, now, jitter);
@@ -247,14 +317,19 @@ impl Process {
                 self.failed(sim, arrival.lock, token, jitter);
             }
             (State::Polling(_, token), Some(Reply::Poll(reply))) => {
-                let Some(line) = &mut self.lines[arrival.lock] else { return };
+                let Some(line) = &mut self.lines[arrival.lock] else {
+                    return;
+                };
                 match reply {
                     PollReply::Granted(grant) => {
                         self.granted(sim, id, token, grant, sent);
                         // It is served, or confirms.
                         return;
                     }
-                    PollReply::Queued { counter, holder_ttl } => {
+                    PollReply::Queued {
+                        counter,
+                        holder_ttl,
+                    } => {
                         let counter = counter.filter(|_| !counter_is_hidden);
                         line.queued(token, sent, counter, holder_ttl, now, jitter);
                     }
@@ -264,7 +339,9 @@ impl Process {
             (State::Confirming(_, token, grant), Some(Reply::Renew(reply))) => match reply {
                 RenewReply::Renewed { ttl } => {
                     let hold = Hold::new(sim.keys[arrival.lock].clone(), arrival.terms.mode, token);
-                    if let Some(holder) = Holder::start(sim, arrival, hold, Grant { ttl, ..grant }, sent) {
+                    if let Some(holder) =
+                        Holder::start(sim, arrival, hold, Grant { ttl, ..grant }, sent)
+                    {
                         return self.served(sim, id, Some(token), holder);
                     }
                 }
@@ -278,10 +355,17 @@ impl Process {
             },
             (State::Polling(_, token) | State::Confirming(_, token, _), _) => {
                 if let Some(line) = &mut self.lines[arrival.lock] {
-                    line.unanswered(token, &StoreError::timed_out(arrival.terms.call_timeout()), now, jitter);
+                    line.unanswered(
+                        token,
+                        &StoreError::timed_out(arrival.terms.call_timeout()),
+                        now,
+                        jitter,
+                    );
                 }
             }
-            (State::Behind | State::Waiting, _) => unreachable!("call {call} of a waiter that made none"),
+            (State::Behind | State::Waiting, _) => {
+                unreachable!("call {call} of a waiter that made none")
+            }
         }
         self.go_on(sim, id);
     }
@@ -300,7 +384,9 @@ impl Process {
     }
 
     pub(super) fn served(&mut self, sim: &mut Sim, id: u32, token: Option<Token>, holder: Holder) {
-        let Some(waiter) = self.waiters.remove(&id) else { return };
+        let Some(waiter) = self.waiters.remove(&id) else {
+            return;
+        };
         if waiter.ticket.is_some()
             && let Some(line) = &mut self.lines[waiter.arrival.lock]
         {
@@ -321,7 +407,9 @@ impl Process {
     }
 
     fn give_up(&mut self, sim: &mut Sim, id: u32) {
-        let Some(mut waiter) = self.waiters.remove(&id) else { return };
+        let Some(mut waiter) = self.waiters.remove(&id) else {
+            return;
+        };
         say!(sim, "{} w{id} leaves", self.who);
         let Arrival { lock, terms, .. } = waiter.arrival;
         match std::mem::replace(&mut waiter.state, State::Behind) {
@@ -352,7 +440,9 @@ impl Process {
     fn leave(&mut self, sim: &mut Sim, waiter: &Waiter) {
         let Some(ticket) = waiter.ticket else { return };
         let Arrival { lock, terms, .. } = waiter.arrival;
-        let Some(line) = &mut self.lines[lock] else { return };
+        let Some(line) = &mut self.lines[lock] else {
+            return;
+        };
         let left = line.leave(ticket);
         if line.is_empty() {
             self.lines[lock] = None;
@@ -365,17 +455,25 @@ impl Process {
             self.clean_up(sim, CleanUp::abandon(sim.now, hold, place.lease, None));
         }
         if let Some(baton) = left.baton {
-            self.clean_up(sim, CleanUp::release(sim.now, Release::new(baton.hold), terms.lease));
+            self.clean_up(
+                sim,
+                CleanUp::release(sim.now, Release::new(baton.hold), terms.lease),
+            );
         }
     }
 
     /// PROTOCOL 17 switched off: the next one stands at the end of the store's line.
     fn drop_inheritance(&mut self, sim: &mut Sim, arrival: Arrival) {
-        let Some(line) = &mut self.lines[arrival.lock] else { return };
+        let Some(line) = &mut self.lines[arrival.lock] else {
+            return;
+        };
         if let Some(token) = line.place_token() {
             line.drop_place(token);
             let hold = Hold::new(sim.keys[arrival.lock].clone(), arrival.terms.mode, token);
-            self.clean_up(sim, CleanUp::abandon(sim.now, hold, arrival.terms.lease, None));
+            self.clean_up(
+                sim,
+                CleanUp::abandon(sim.now, hold, arrival.terms.lease, None),
+            );
         }
     }
 

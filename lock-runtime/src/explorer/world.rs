@@ -32,8 +32,20 @@ impl World {
         Self::new(schedule, dice, broken, traced)
     }
 
-    pub(super) fn new(schedule: Schedule, dice: Dice, broken: Option<Broken>, traced: bool) -> Self {
-        let Schedule { processes, locks, network, arrivals, actions, bound } = schedule;
+    pub(super) fn new(
+        schedule: Schedule,
+        dice: Dice,
+        broken: Option<Broken>,
+        traced: bool,
+    ) -> Self {
+        let Schedule {
+            processes,
+            locks,
+            network,
+            arrivals,
+            actions,
+            bound,
+        } = schedule;
         let names = ["a", "b", "c"].into_iter().take(locks);
         let keys = names.filter_map(|name| LockKey::new(name).ok()).collect();
         let mut sim = Sim::new(dice, network, keys, broken, traced);
@@ -42,7 +54,9 @@ impl World {
             sim.after(when, Event::Action(action));
         }
         sim.served = vec![0; processes];
-        let processes = (0..processes).map(|process| Process::new(Who { process, life: 0 }, locks)).collect();
+        let processes = (0..processes)
+            .map(|process| Process::new(Who { process, life: 0 }, locks))
+            .collect();
         Self {
             sim,
             server: Server::default(),
@@ -62,7 +76,9 @@ impl World {
     pub(super) fn run(&mut self, only: Option<Wrong>) -> Result<(), Violation> {
         self.checker.only = only;
         for _ in 0..MOST_EVENTS {
-            let Some(event) = self.sim.next() else { return self.end() };
+            let Some(event) = self.sim.next() else {
+                return self.end();
+            };
             self.happens(event);
             while let Some((who, waiter)) = self.sim.woken() {
                 let process = &mut self.processes[who.process];
@@ -70,7 +86,8 @@ impl World {
                     process.woken(&mut self.sim, waiter);
                 }
             }
-            self.checker.look(&mut self.sim, &self.processes, &self.server);
+            self.checker
+                .look(&mut self.sim, &self.processes, &self.server);
             if self.served_by.is_some_and(|by| self.sim.now > by) {
                 self.served_by = None;
                 self.nobody_waits();
@@ -79,13 +96,18 @@ impl World {
                 return Err(violation);
             }
         }
-        Err(Violation { wrong: Wrong::Stuck, what: "the run does not end".into() })
+        Err(Violation {
+            wrong: Wrong::Stuck,
+            what: "the run does not end".into(),
+        })
     }
 
     fn nobody_waits(&mut self) {
         for process in &self.processes {
             if let Some(waiter) = process.waiters.keys().next() {
-                self.checker.report(Wrong::Stuck, || format!("{} w{waiter} still waits", process.who));
+                self.checker.report(Wrong::Stuck, || {
+                    format!("{} w{waiter} still waits", process.who)
+                });
             }
         }
     }
@@ -93,9 +115,12 @@ impl World {
     /// Nothing happens any more.
     fn end(&mut self) -> Result<(), Violation> {
         self.nobody_waits();
-        self.checker.owners(&self.sim, &self.processes, &self.server, true);
+        self.checker
+            .owners(&self.sim, &self.processes, &self.server, true);
         if let Some(process) = self.processes.iter().find(|process| !process.is_at_rest()) {
-            self.checker.report(Wrong::Leak, || format!("{} has something left to do", process.who));
+            self.checker.report(Wrong::Leak, || {
+                format!("{} has something left to do", process.who)
+            });
         }
         self.checker.found().map_or(Ok(()), Err)
     }
@@ -122,7 +147,8 @@ impl World {
                     return self.sim.at(when, Event::AtStore(who, call, request));
                 }
                 self.server.execute(&mut self.sim, who, call, &request);
-                self.checker.owners(&self.sim, &self.processes, &self.server, false);
+                self.checker
+                    .owners(&self.sim, &self.processes, &self.server, false);
             }
             Event::Replied(who, call, reply) => {
                 if self.running(who, || Event::Replied(who, call, reply)) {
@@ -155,9 +181,14 @@ impl World {
             }
             Action::Crash(process) => self.crash(process),
             Action::Stop(process, pause) => {
-                say!(self.sim, "{} is stopped for {pause:?}", self.processes[process].who);
+                say!(
+                    self.sim,
+                    "{} is stopped for {pause:?}",
+                    self.processes[process].who
+                );
                 self.processes[process].stopped.get_or_insert_default();
-                self.sim.after(pause, Event::Action(Action::Continue(process)));
+                self.sim
+                    .after(pause, Event::Action(Action::Continue(process)));
             }
             Action::Continue(process) => self.go_on(process),
             Action::Disconnect(process) => {
@@ -177,7 +208,13 @@ impl World {
     fn crash(&mut self, process: usize) {
         let Who { life, .. } = self.processes[process].who;
         say!(self.sim, "{} crashes", self.processes[process].who);
-        let next = Process::new(Who { process, life: life + 1 }, self.sim.keys.len());
+        let next = Process::new(
+            Who {
+                process,
+                life: life + 1,
+            },
+            self.sim.keys.len(),
+        );
         let dead = std::mem::replace(&mut self.processes[process], next);
         self.checker.dead.extend(dead.holders.into_values());
         // Whoever starts it again lets its requests in, too.
@@ -190,7 +227,9 @@ impl World {
 
     /// What has waited for a stopped process reaches it in any order.
     fn go_on(&mut self, process: usize) {
-        let Some(waiting) = self.processes[process].stopped.take() else { return };
+        let Some(waiting) = self.processes[process].stopped.take() else {
+            return;
+        };
         say!(self.sim, "{} goes on", self.processes[process].who);
         for event in waiting {
             let pause = self.sim.dice.up_to(std::time::Duration::from_micros(100));

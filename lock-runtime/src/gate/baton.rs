@@ -25,7 +25,11 @@ pub(crate) struct Budget {
 impl Budget {
     /// The budget of a grant with `spare` reserved fencing tokens, in reply to a request sent at `as_of`.
     pub(crate) fn new(spare: u32, as_of: Instant, now: Instant) -> Self {
-        Self { left: spare.min(PASSES), until: now + PASSING, as_of }
+        Self {
+            left: spare.min(PASSES),
+            until: now + PASSING,
+            as_of,
+        }
     }
 
     /// Whether the tokens were reserved after the store may have lost data, at `lost`.
@@ -45,12 +49,26 @@ pub(crate) struct Baton {
 
 impl Baton {
     /// The lock of a holder that leaves, if it may be passed on now (PROTOCOL 20).
-    pub(crate) fn new(hold: Hold, fence: FencingToken, lease: Lease, budget: Budget, now: Instant) -> Option<Self> {
+    pub(crate) fn new(
+        hold: Hold,
+        fence: FencingToken,
+        lease: Lease,
+        budget: Budget,
+        now: Instant,
+    ) -> Option<Self> {
         let enough = lease.length().min(crate::store::HANDED_OVER) / 2;
         if budget.left == 0 || budget.until <= now || lease.validity(now) < enough {
             return None;
         }
-        let budget = Budget { left: budget.left - 1, ..budget };
-        Some(Self { hold, fence: fence.later(1), lease, budget })
+        let budget = Budget {
+            left: budget.left - 1,
+            ..budget
+        };
+        Some(Self {
+            hold,
+            fence: fence.later(1),
+            lease,
+            budget,
+        })
     }
 }

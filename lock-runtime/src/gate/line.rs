@@ -153,12 +153,25 @@ impl Line {
             return Left::default();
         }
         self.head_waker = None;
-        let (head, wake) = self.behind.pop_first().map(|(ticket, next)| ((ticket, next.wish), next.waker)).unzip();
+        let (head, wake) = self
+            .behind
+            .pop_first()
+            .map(|(ticket, next)| ((ticket, next.wish), next.waker))
+            .unzip();
         self.head = head;
         let wish = self.head.map(|(_, wish)| wish);
-        let orphan = self.place.take_if(|place| wish.is_none_or(|wish| !place.fits(wish))).filter(Place::is_known);
-        let baton = self.baton.take_if(|baton| wish.is_none_or(|wish| !takes(wish, baton.lease.length())));
-        Left { orphan, baton, wake: wake.flatten() }
+        let orphan = self
+            .place
+            .take_if(|place| wish.is_none_or(|wish| !place.fits(wish)))
+            .filter(Place::is_known);
+        let baton = self
+            .baton
+            .take_if(|baton| wish.is_none_or(|wish| !takes(wish, baton.lease.length())));
+        Left {
+            orphan,
+            baton,
+            wake: wake.flatten(),
+        }
     }
 
     /// What the head does next.
@@ -167,7 +180,9 @@ impl Line {
         if let Some(baton) = self.baton.take() {
             return Next::Take(baton);
         }
-        let Some((_, wish)) = self.head else { return Next::Wait(now) };
+        let Some((_, wish)) = self.head else {
+            return Next::Wait(now);
+        };
         if self.place.is_none()
             && let Some(until) = self.passing_until.filter(|until| *until > now)
             && wish.passing
@@ -193,7 +208,11 @@ impl Line {
         if place.asked(now) {
             return Next::Poll(place.token);
         }
-        let spare = if wish.passing && !self.behind.is_empty() { PASSES } else { 0 };
+        let spare = if wish.passing && !self.behind.is_empty() {
+            PASSES
+        } else {
+            0
+        };
         Next::Ask(place.token, spare)
     }
 
@@ -221,7 +240,10 @@ impl Line {
     }
 
     pub(crate) fn sleepers(&mut self) -> impl Iterator<Item = Waker> {
-        self.behind.values_mut().filter_map(|waiting| waiting.waker.take()).chain(self.head_waker.take())
+        self.behind
+            .values_mut()
+            .filter_map(|waiting| waiting.waker.take())
+            .chain(self.head_waker.take())
     }
 
     /// The token of its place at the store.
@@ -254,7 +276,9 @@ impl Line {
         self.contended = true;
         self.last = Refusal::Busy(holder_ttl);
         let ask_by = self.ask_by.take().filter(|by| sent < *by);
-        let Some(place) = self.place_of(token) else { return false };
+        let Some(place) = self.place_of(token) else {
+            return false;
+        };
         place.queued(sent, counter, holder_ttl, now, jitter);
         // The reply may be from before this was told.
         if let Some(by) = ask_by {
@@ -264,7 +288,13 @@ impl Line {
     }
 
     /// The store refused `token`, and put it in no line.
-    pub(crate) fn refused(&mut self, token: Token, holder_ttl: Option<Duration>, now: Instant, jitter: f64) {
+    pub(crate) fn refused(
+        &mut self,
+        token: Token,
+        holder_ttl: Option<Duration>,
+        now: Instant,
+        jitter: f64,
+    ) {
         self.stuck = true;
         self.contended = true;
         self.last = Refusal::Busy(holder_ttl);
@@ -278,7 +308,13 @@ impl Line {
     }
 
     /// A poll, or the confirmation of a grant, was not answered: the place is as it was, and the next poll tells.
-    pub(crate) fn unanswered(&mut self, token: Token, error: &StoreError, now: Instant, jitter: f64) {
+    pub(crate) fn unanswered(
+        &mut self,
+        token: Token,
+        error: &StoreError,
+        now: Instant,
+        jitter: f64,
+    ) {
         self.last = Refusal::Unavailable(error.clone());
         if let Some(place) = self.place_of(token) {
             place.try_later(now, None, jitter);
@@ -287,7 +323,13 @@ impl Line {
 
     /// A request has no answer, or one that ends its token: that name is not to be used again (PROTOCOL 1), and the next question
     /// waits.
-    pub(crate) fn failed(&mut self, token: Token, error: Option<&StoreError>, now: Instant, jitter: f64) {
+    pub(crate) fn failed(
+        &mut self,
+        token: Token,
+        error: Option<&StoreError>,
+        now: Instant,
+        jitter: f64,
+    ) {
         if let Some(error) = error {
             self.stuck = true;
             self.last = Refusal::Unavailable(error.clone());
@@ -310,17 +352,22 @@ impl Line {
     /// not free at some time since the line began?
     pub(crate) fn served(&mut self, token: Option<Token>, passing_until: Option<Instant>) -> bool {
         if let Some(token) = token {
-            self.group = self.head.filter(|(_, wish)| wish.mode == Mode::Shared).map(|(ticket, _)| {
-                // Whoever comes now is of the next group.
-                let end = self.group.map(|(_, end)| end).filter(|end| ticket < *end);
-                (token, end.unwrap_or(self.next))
-            });
+            self.group =
+                self.head
+                    .filter(|(_, wish)| wish.mode == Mode::Shared)
+                    .map(|(ticket, _)| {
+                        // Whoever comes now is of the next group.
+                        let end = self.group.map(|(_, end)| end).filter(|end| ticket < *end);
+                        (token, end.unwrap_or(self.next))
+                    });
             self.drop_place(token);
             // The store has ended what was to be passed on, or it would not have granted this.
             self.baton = None;
         }
         self.passing_until = passing_until;
-        self.stuck = self.head.is_some_and(|(_, wish)| wish.mode == Mode::Exclusive);
+        self.stuck = self
+            .head
+            .is_some_and(|(_, wish)| wish.mode == Mode::Exclusive);
         self.last = Refusal::None;
         self.contended
     }
@@ -334,7 +381,10 @@ impl Line {
     /// The lock may be free from `at` on: whoever stands in line asks by then.
     pub(crate) fn ask_by(&mut self, at: Instant) -> Option<Waker> {
         self.ask_by = Some(self.ask_by.map_or(at, |by| by.min(at)));
-        let place = self.place.as_mut().filter(|place| place.is_queued() && at < place.ask_at)?;
+        let place = self
+            .place
+            .as_mut()
+            .filter(|place| place.is_queued() && at < place.ask_at)?;
         place.ask_at = at;
         self.call_head()
     }
@@ -365,8 +415,16 @@ impl Line {
     }
 
     /// The last guard of a lock leaves. It may hand it back with a lease of `lease`, or even pass it on as `baton`.
-    pub(crate) fn part(&mut self, lease: Duration, baton: Option<Baton>, now: Instant) -> (Parting, Option<Waker>) {
-        let heir = self.head.map(|(_, wish)| wish).filter(|wish| takes(*wish, lease) && self.baton.is_none());
+    pub(crate) fn part(
+        &mut self,
+        lease: Duration,
+        baton: Option<Baton>,
+        now: Instant,
+    ) -> (Parting, Option<Waker>) {
+        let heir = self
+            .head
+            .map(|(_, wish)| wish)
+            .filter(|wish| takes(*wish, lease) && self.baton.is_none());
         match (heir, baton, &self.place) {
             (None, ..) => (Parting::GiveBack, None),
             (Some(_), Some(baton), _) => (Parting::Passed, self.pass(baton)),
@@ -398,7 +456,9 @@ impl Line {
         }
         self.drop_place(baton.hold.token);
         match self.head {
-            Some((_, wish)) if self.baton.is_none() && takes(wish, baton.lease.length()) => (Ok(()), self.pass(baton)),
+            Some((_, wish)) if self.baton.is_none() && takes(wish, baton.lease.length()) => {
+                (Ok(()), self.pass(baton))
+            }
             _ => {
                 self.passing_until = None;
                 (Err(baton.hold), self.call_head())

@@ -109,12 +109,22 @@ impl Place {
         match self.standing {
             // Overtaken by a later one.
             Standing::Queued { as_of, .. } if sent < as_of => {}
-            _ => self.standing = Standing::Queued { as_of: sent, counter },
+            _ => {
+                self.standing = Standing::Queued {
+                    as_of: sent,
+                    counter,
+                }
+            }
         }
         self.pause = FIRST_PAUSE;
         // Half a lease, so that a pushed grant has validity left; at the holder's expiry, as nobody else may notice it.
-        let poll = LONGEST_POLL.min(self.lease / 2).mul_f64(0.75 + 0.25 * jitter);
-        self.ask_at = now + holder_ttl.map_or(poll, |ttl| poll.min(ttl.saturating_add(Duration::from_millis(1))));
+        let poll = LONGEST_POLL
+            .min(self.lease / 2)
+            .mul_f64(0.75 + 0.25 * jitter);
+        self.ask_at = now
+            + holder_ttl.map_or(poll, |ttl| {
+                poll.min(ttl.saturating_add(Duration::from_millis(1)))
+            });
     }
 
     /// The store pushed a grant.
@@ -134,8 +144,12 @@ impl Place {
 
     /// The pushed grant, once a reply has shown that it is not an old one.
     pub(super) fn proven(&self) -> Option<Proven> {
-        let Standing::Queued { as_of, counter } = self.standing else { return None };
-        let grant = self.pushed.filter(|grant| counter.is_none_or(|counter| grant.fence > counter))?;
+        let Standing::Queued { as_of, counter } = self.standing else {
+            return None;
+        };
+        let grant = self
+            .pushed
+            .filter(|grant| counter.is_none_or(|counter| grant.fence > counter))?;
         Some(Proven { grant, as_of })
     }
 
@@ -153,7 +167,9 @@ impl Place {
         let pause = self.pause.mul_f64(0.5 + 0.5 * jitter);
         self.pause = self.pause.mul_f64(1.6).min(LONGEST_PAUSE);
         // Past the very millisecond, so that the question does not come a moment too early.
-        let expiry = holder_ttl.map_or(LONGEST_PAUSE, |ttl| ttl.saturating_add(Duration::from_millis(1)));
+        let expiry = holder_ttl.map_or(LONGEST_PAUSE, |ttl| {
+            ttl.saturating_add(Duration::from_millis(1))
+        });
         self.ask_at = now + pause.min(expiry);
     }
 

@@ -18,7 +18,11 @@ use super::{
 use crate::{lease::Lease, spec::Mode, store::HANDED_OVER};
 
 const LEASE: Duration = Duration::from_secs(30);
-const WISH: Wish = Wish { mode: Mode::Exclusive, lease: LEASE, passing: true };
+const WISH: Wish = Wish {
+    mode: Mode::Exclusive,
+    lease: LEASE,
+    passing: true,
+};
 
 fn key() -> LockKey {
     LockKey::new("k").unwrap()
@@ -79,22 +83,41 @@ fn hold(token: Token) -> Hold {
 fn baton(left: u32) -> Baton {
     let now = Instant::now();
     let lease = Lease::granted(LEASE, true, now, LEASE, 0.5);
-    Baton::new(hold(Token::random()), FencingToken::new(9).unwrap(), lease, Budget::new(left + 1, now, now), now)
-        .unwrap()
+    Baton::new(
+        hold(Token::random()),
+        FencingToken::new(9).unwrap(),
+        lease,
+        Budget::new(left + 1, now, now),
+        now,
+    )
+    .unwrap()
 }
 
 #[test]
 fn a_place_goes_to_the_next_with_the_same_wish() {
     let gates = Gates::new(10, usize::MAX);
     let (first, second) = (enter(&gates), enter(&gates));
-    let reader = gates.enter(&key(), Wish { mode: Mode::Shared, lease: LEASE, passing: false }, usize::MAX).unwrap();
+    let reader = gates
+        .enter(
+            &key(),
+            Wish {
+                mode: Mode::Shared,
+                lease: LEASE,
+                passing: false,
+            },
+            usize::MAX,
+        )
+        .unwrap();
     let token = queued(&first);
     assert!(first.leave().orphan.is_none(), "the second goes on with it");
     waits(&second);
     gates.pushed(&hold(token), grant(8));
     assert!(matches!(second.next(Instant::now()), Next::Granted(granted, _) if granted == token));
 
-    let orphan = second.leave().orphan.expect("nobody goes on with it, so it must be abandoned in the store");
+    let orphan = second
+        .leave()
+        .orphan
+        .expect("nobody goes on with it, so it must be abandoned in the store");
     assert_eq!(orphan.token, token);
     assert_ne!(asked(&reader), token);
 }
@@ -121,7 +144,10 @@ fn a_name_without_an_answer_is_not_used_again() {
     let turn = enter(&gates);
     let token = asked(&turn);
     turn.failed(token, None);
-    assert!(!gates.pushed(&hold(token), grant(8)), "nobody waits for it any more");
+    assert!(
+        !gates.pushed(&hold(token), grant(8)),
+        "nobody waits for it any more"
+    );
     std::thread::sleep(waits(&turn).saturating_duration_since(Instant::now()));
     assert_ne!(asked(&turn), token);
 }
@@ -138,8 +164,19 @@ fn a_push_counts_only_if_it_is_newer_than_the_latest_reply() {
     turn.queued(token, sent, FencingToken::new(7), Some(LEASE));
     waits(&turn);
     assert!(gates.pushed(&hold(token), grant(8)));
-    let Next::Granted(granted, proven) = turn.next(Instant::now()) else { panic!("it is newer") };
-    assert_eq!((granted, proven), (token, Proven { grant: grant(8), as_of: sent }));
+    let Next::Granted(granted, proven) = turn.next(Instant::now()) else {
+        panic!("it is newer")
+    };
+    assert_eq!(
+        (granted, proven),
+        (
+            token,
+            Proven {
+                grant: grant(8),
+                as_of: sent
+            }
+        )
+    );
 
     // A poll that shows the counter beyond it.
     turn.queued(token, Instant::now(), FencingToken::new(8), Some(LEASE));
@@ -157,7 +194,9 @@ fn a_pushed_grant_counts_from_the_latest_request_that_was_answered_queued() {
     // An older reply comes late.
     turn.queued(token, t0 + Duration::from_secs(1), None, None);
     gates.pushed(&hold(token), grant(8));
-    let Next::Granted(_, proven) = turn.next(Instant::now()) else { panic!("it is in line") };
+    let Next::Granted(_, proven) = turn.next(Instant::now()) else {
+        panic!("it is in line")
+    };
     assert_eq!(proven.as_of, t0 + Duration::from_secs(2));
 }
 
@@ -189,10 +228,17 @@ fn whoever_stands_in_line_is_told_by_the_store_and_asks_once_a_second() {
     queued(&turn);
     gates.released(&key(), Family::Lock);
     let at = waits(&turn);
-    assert!(at >= before + Duration::from_millis(750), "{:?}", at - before);
+    assert!(
+        at >= before + Duration::from_millis(750),
+        "{:?}",
+        at - before
+    );
     assert!(at <= Instant::now() + Duration::from_secs(1));
     assert!(gates.store_lost().is_empty());
-    assert!(matches!(turn.next(Instant::now() + ASK_WITHIN), Next::Poll(_)));
+    assert!(matches!(
+        turn.next(Instant::now() + ASK_WITHIN),
+        Next::Poll(_)
+    ));
 }
 
 #[test]
@@ -200,11 +246,29 @@ fn a_lock_is_passed_on_to_the_head_and_to_nobody_with_another_wish() {
     let gates = Gates::new(10, usize::MAX);
     let part = |baton: Option<Baton>| gates.part(&key(), LEASE, |_| baton);
     assert_eq!(part(Some(baton(3))), Parting::GiveBack, "nobody waits");
-    let reader = gates.enter(&key(), Wish { mode: Mode::Shared, lease: LEASE, passing: false }, usize::MAX).unwrap();
+    let reader = gates
+        .enter(
+            &key(),
+            Wish {
+                mode: Mode::Shared,
+                lease: LEASE,
+                passing: false,
+            },
+            usize::MAX,
+        )
+        .unwrap();
     let (first, second) = (enter(&gates), enter(&gates));
-    assert_eq!(part(Some(baton(3))), Parting::GiveBack, "a reader is first in line");
+    assert_eq!(
+        part(Some(baton(3))),
+        Parting::GiveBack,
+        "a reader is first in line"
+    );
     reader.leave();
-    assert_eq!(gates.part(&key(), LEASE * 2, |_| Some(baton(3))), Parting::GiveBack, "another lease");
+    assert_eq!(
+        gates.part(&key(), LEASE * 2, |_| Some(baton(3))),
+        Parting::GiveBack,
+        "another lease"
+    );
 
     let bell = Arc::<Bell>::default();
     assert_eq!(poll_news(&first, &bell), Poll::Pending);
@@ -212,7 +276,9 @@ fn a_lock_is_passed_on_to_the_head_and_to_nobody_with_another_wish() {
     assert_eq!(bell.0.load(Ordering::Relaxed), 1);
     // The first is cancelled: an undelivered pass goes to the next (PROTOCOL 20).
     assert!(first.leave().baton.is_none());
-    let Next::Take(passed) = second.next(Instant::now()) else { panic!("it was passed on") };
+    let Next::Take(passed) = second.next(Instant::now()) else {
+        panic!("it was passed on")
+    };
     assert_eq!((passed.fence.number(), passed.budget.left), (10, 3));
     second.served(None, Some(passed.budget.until));
 
@@ -228,21 +294,39 @@ fn a_lock_is_passed_on_to_the_head_and_to_nobody_with_another_wish() {
 fn a_lock_that_cannot_be_passed_on_is_handed_back_for_those_who_wait_here() {
     let gates = Gates::new(10, usize::MAX);
     let turn = enter(&gates);
-    let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else { panic!("somebody waits") };
+    let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else {
+        panic!("somebody waits")
+    };
     // The releaser asks for it.
     waits(&turn);
-    assert!(gates.queued_again(&hold(token), Instant::now(), FencingToken::new(7), Some(LEASE)));
-    assert_eq!(gates.part(&key(), LEASE, |_| None), Parting::GiveBack, "it stands in the store's line");
+    assert!(gates.queued_again(
+        &hold(token),
+        Instant::now(),
+        FencingToken::new(7),
+        Some(LEASE)
+    ));
+    assert_eq!(
+        gates.part(&key(), LEASE, |_| None),
+        Parting::GiveBack,
+        "it stands in the store's line"
+    );
     gates.pushed(&hold(token), grant(8));
     assert!(matches!(turn.next(Instant::now()), Next::Granted(granted, _) if granted == token));
     turn.served(Some(token), None);
 
-    let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else { panic!("somebody waits") };
-    let taken_up = Baton { hold: hold(token), ..baton(3) };
+    let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else {
+        panic!("somebody waits")
+    };
+    let taken_up = Baton {
+        hold: hold(token),
+        ..baton(3)
+    };
     gates.handed_back(taken_up).unwrap();
     assert!(matches!(turn.next(Instant::now()), Next::Take(_)));
 
-    let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else { panic!("somebody waits") };
+    let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else {
+        panic!("somebody waits")
+    };
     gates.drop_place(&hold(token));
     assert_ne!(asked(&turn), token, "it asks by itself");
 }
@@ -250,13 +334,25 @@ fn a_lock_that_cannot_be_passed_on_is_handed_back_for_those_who_wait_here() {
 #[test]
 fn a_head_that_cannot_take_a_lock_that_was_handed_back_asks_at_once() {
     let gates = Gates::new(10, usize::MAX);
-    let (renews, other) = (enter(&gates), Wish { mode: Mode::Exclusive, lease: LEASE, passing: false });
-    let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else { panic!("a request waits") };
+    let (renews, other) = (
+        enter(&gates),
+        Wish {
+            mode: Mode::Exclusive,
+            lease: LEASE,
+            passing: false,
+        },
+    );
+    let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else {
+        panic!("a request waits")
+    };
     let next = gates.enter(&key(), other, usize::MAX).unwrap();
     renews.leave();
     let bell = Arc::<Bell>::default();
     assert_eq!(poll_news(&next, &bell), Poll::Pending);
-    let taken_up = Baton { hold: hold(token), ..baton(3) };
+    let taken_up = Baton {
+        hold: hold(token),
+        ..baton(3)
+    };
     assert_eq!(gates.handed_back(taken_up), Err(hold(token)));
     assert_eq!(bell.0.load(Ordering::Relaxed), 1, "the head sleeps on");
     assert_ne!(asked(&next), token);
@@ -269,15 +365,31 @@ fn no_lock_is_handed_off_under_tokens_that_were_reserved_before_the_store_may_ha
     let before = baton(3);
     let handed_off = baton(3);
     let token = handed_off.hold.token;
-    assert_eq!(gates.part(&key(), LEASE, |_| Some(handed_off)), Parting::Passed);
-    let withdrawn: Vec<_> = gates.store_lost().into_iter().map(|baton| baton.hold.token).collect();
+    assert_eq!(
+        gates.part(&key(), LEASE, |_| Some(handed_off)),
+        Parting::Passed
+    );
+    let withdrawn: Vec<_> = gates
+        .store_lost()
+        .into_iter()
+        .map(|baton| baton.hold.token)
+        .collect();
     assert_eq!(withdrawn, [token], "the head has not taken it");
-    let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| Some(before)) else { panic!("it was handed off") };
-    let sent_before = Baton { hold: hold(token), ..baton(3) };
+    let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| Some(before)) else {
+        panic!("it was handed off")
+    };
+    let sent_before = Baton {
+        hold: hold(token),
+        ..baton(3)
+    };
     gates.store_lost();
     assert_eq!(gates.handed_back(sent_before), Err(hold(token)));
     assert_ne!(asked(&turn), token);
-    assert_eq!(gates.part(&key(), LEASE, |_| Some(baton(3))), Parting::Passed, "reserved since");
+    assert_eq!(
+        gates.part(&key(), LEASE, |_| Some(baton(3))),
+        Parting::Passed,
+        "reserved since"
+    );
 }
 
 #[test]
@@ -288,9 +400,18 @@ fn passing_ends_with_its_budget_or_its_validity() {
     let pass = |lease, budget, now| Baton::new(hold(Token::random()), fence, lease, budget, now);
     let budget = Budget::new(1, now, now);
     let once = pass(lease(LEASE), budget, now).unwrap();
-    assert!(pass(lease(LEASE), once.budget, now).is_none(), "no fencing token is left");
-    assert!(pass(lease(LEASE), budget, budget.until).is_none(), "others have waited long enough");
-    assert!(pass(lease(Duration::from_secs(1)), budget, now).is_none(), "too little is left of the lease");
+    assert!(
+        pass(lease(LEASE), once.budget, now).is_none(),
+        "no fencing token is left"
+    );
+    assert!(
+        pass(lease(LEASE), budget, budget.until).is_none(),
+        "others have waited long enough"
+    );
+    assert!(
+        pass(lease(Duration::from_secs(1)), budget, now).is_none(),
+        "too little is left of the lease"
+    );
     assert_eq!(Budget::new(1000, now, now).left, PASSES);
 }
 
@@ -335,7 +456,10 @@ fn whoever_had_to_wait_for_somebody_is_told_so() {
     assert!(was_contended(&|turn| turn.gone(queued(turn))));
     // Passed on before the first question.
     let turn = enter(&gates);
-    assert_eq!(gates.part(&key(), LEASE, |_| Some(baton(3))), Parting::Passed);
+    assert_eq!(
+        gates.part(&key(), LEASE, |_| Some(baton(3))),
+        Parting::Passed
+    );
     assert!(matches!(turn.next(Instant::now()), Next::Take(_)));
     assert!(turn.served(None, None));
     turn.leave();
@@ -354,20 +478,43 @@ fn closing_sends_everybody_home() {
     assert_eq!(poll_news(&head, &at_head), Poll::Pending);
     assert_eq!(poll_head(&waiting, &behind), Poll::Pending);
     gates.close();
-    assert_eq!((at_head.0.load(Ordering::Relaxed), behind.0.load(Ordering::Relaxed)), (1, 1));
+    assert_eq!(
+        (
+            at_head.0.load(Ordering::Relaxed),
+            behind.0.load(Ordering::Relaxed)
+        ),
+        (1, 1)
+    );
     assert_eq!(poll_head(&waiting, &behind), Poll::Ready(Err(Shut::Closed)));
-    assert_eq!(gates.enter(&key(), WISH, usize::MAX).map(drop), Err(Shut::Closed));
+    assert_eq!(
+        gates.enter(&key(), WISH, usize::MAX).map(drop),
+        Err(Shut::Closed)
+    );
 }
 
 #[test]
 fn whoever_leaves_by_any_way_is_counted_once() {
     let gates = Gates::new(10, 3);
     let counted = || lock(&gates.lines).tickets;
-    let other = gates.enter(&LockKey::new("other").unwrap(), WISH, usize::MAX).unwrap();
+    let other = gates
+        .enter(&LockKey::new("other").unwrap(), WISH, usize::MAX)
+        .unwrap();
     let (head, waiting) = (enter(&gates), enter(&gates));
-    assert_eq!(gates.enter(&key(), WISH, usize::MAX).map(drop), Err(Shut::FullInAll));
-    assert_eq!(gates.enter(&LockKey::new("free").unwrap(), WISH, 0).map(drop), Err(Shut::FullInAll));
-    assert_eq!(lock(&gates.lines).by_lock.len(), 2, "whoever is refused leaves no line behind");
+    assert_eq!(
+        gates.enter(&key(), WISH, usize::MAX).map(drop),
+        Err(Shut::FullInAll)
+    );
+    assert_eq!(
+        gates
+            .enter(&LockKey::new("free").unwrap(), WISH, 0)
+            .map(drop),
+        Err(Shut::FullInAll)
+    );
+    assert_eq!(
+        lock(&gates.lines).by_lock.len(),
+        2,
+        "whoever is refused leaves no line behind"
+    );
     // From the middle, from an end, served.
     waiting.leave();
     assert_eq!(gates.enter(&key(), WISH, 0).map(drop), Err(Shut::Full));

@@ -38,16 +38,30 @@ pub enum StoreErrorKind {
 impl StoreError {
     /// An error whose message says what happened, what caused it and, where there is one, the remedy.
     pub fn new(kind: StoreErrorKind, message: impl Into<Arc<str>>) -> Self {
-        Self { kind, message: message.into(), unsent: false, timed_out: false }
+        Self {
+            kind,
+            message: message.into(),
+            unsent: false,
+            timed_out: false,
+        }
     }
 
     pub(crate) fn late() -> Self {
-        Self::new(StoreErrorKind::Unavailable, "the store came to execute the request too late, and did nothing")
+        Self::new(
+            StoreErrorKind::Unavailable,
+            "the store came to execute the request too late, and did nothing",
+        )
     }
 
     pub(crate) fn timed_out(after: Duration) -> Self {
-        let silent = Self::new(StoreErrorKind::Unavailable, format!("no answer within {after:.1?}"));
-        Self { timed_out: true, ..silent }
+        let silent = Self::new(
+            StoreErrorKind::Unavailable,
+            format!("no answer within {after:.1?}"),
+        );
+        Self {
+            timed_out: true,
+            ..silent
+        }
     }
 
     /// Other data lie in the place of a key of the lock, which is called `name` if it has one.
@@ -88,7 +102,10 @@ impl StoreError {
 
     /// May the same call succeed in a moment?
     pub fn is_transient(&self) -> bool {
-        matches!(self.kind, StoreErrorKind::Unavailable | StoreErrorKind::ReadOnly)
+        matches!(
+            self.kind,
+            StoreErrorKind::Unavailable | StoreErrorKind::ReadOnly
+        )
     }
 }
 

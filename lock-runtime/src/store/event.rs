@@ -70,6 +70,8 @@ impl Listeners {
 
 impl fmt::Debug for Listeners {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Listeners").field(&lock(&self.0).len()).finish()
+        f.debug_tuple("Listeners")
+            .field(&lock(&self.0).len())
+            .finish()
     }
 }

@@ -14,9 +14,9 @@ use tokio::time::Instant;
 
 use self::table::{Fences, Step, Table, Verdict};
 use super::{
-    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener, Listeners, PollReply,
-    RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreEvent,
-    Token,
+    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener, Listeners,
+    PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope,
+    Store, StoreError, StoreEvent, Token,
 };
 use crate::{fence::FencingToken, key::LockKey, spec::Family, sync::lock};
 
@@ -67,7 +67,12 @@ impl MemoryStore {
     }
 
     /// One step on one lock. Whoever got it out of the line, or is to look again, is told afterwards, when nothing is locked any more.
-    fn step<T>(&self, key: &LockKey, caller: Option<Token>, what: impl FnOnce(&mut Table, &mut Step<'_>) -> T) -> T {
+    fn step<T>(
+        &self,
+        key: &LockKey,
+        caller: Option<Token>,
+        what: impl FnOnce(&mut Table, &mut Step<'_>) -> T,
+    ) -> T {
         let mut step = Step::new(Instant::now(), &self.fences, caller);
         let outcome = what(&mut self.shard(key), &mut step);
         self.tell(step);
@@ -84,12 +89,22 @@ impl MemoryStore {
     }
 
     fn acquire_all_now(&self, requests: &[KeyRequest]) -> AcquireAllReply {
-        let mut order: Vec<usize> = requests.iter().map(|request| self.shard_of(&request.hold.key)).collect();
+        let mut order: Vec<usize> = requests
+            .iter()
+            .map(|request| self.shard_of(&request.hold.key))
+            .collect();
         order.sort_unstable();
         order.dedup();
         // Every caller locks shards from the first to the last, so two callers cannot wait for each other.
-        let mut shards: Vec<_> = order.iter().map(|&index| lock(&self.shards[index])).collect();
-        let place = |request: &KeyRequest| order.binary_search(&self.shard_of(&request.hold.key)).unwrap_or_default();
+        let mut shards: Vec<_> = order
+            .iter()
+            .map(|&index| lock(&self.shards[index]))
+            .collect();
+        let place = |request: &KeyRequest| {
+            order
+                .binary_search(&self.shard_of(&request.hold.key))
+                .unwrap_or_default()
+        };
         let mut step = Step::new(Instant::now(), &self.fences, None);
 
         let mut grants = Vec::with_capacity(requests.len());
@@ -130,26 +145,51 @@ fn now<'a, T>(operation: impl FnOnce() -> T + Send + 'a) -> BoxFuture<'a, Result
 }
 
 impl Store for MemoryStore {
-    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    fn acquire<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
         let Hold { key, token, .. } = &request.hold;
-        now(|| self.step(key, Some(*token), |table, step| table.acquire(request, step)))
+        now(|| {
+            self.step(key, Some(*token), |table, step| {
+                table.acquire(request, step)
+            })
+        })
     }
 
-    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+    fn acquire_all<'a>(
+        &'a self,
+        requests: &'a [KeyRequest],
+    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
         now(|| self.acquire_all_now(requests))
     }
 
     fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
-        now(|| self.step(&hold.key, Some(hold.token), |table, step| table.poll(hold, step)))
+        now(|| {
+            self.step(&hold.key, Some(hold.token), |table, step| {
+                table.poll(hold, step)
+            })
+        })
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
-        let renew = |renewal: &Renewal| self.shard(&renewal.hold.key).renew(renewal, Instant::now());
+    fn renew<'a>(
+        &'a self,
+        renewals: &'a [Renewal],
+    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+        let renew =
+            |renewal: &Renewal| self.shard(&renewal.hold.key).renew(renewal, Instant::now());
         Box::pin(async move { renewals.iter().map(renew).map(Ok).collect() })
     }
 
-    fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
-        now(|| self.step(&release.hold.key, None, |table, step| table.release(release, step)))
+    fn release<'a>(
+        &'a self,
+        release: &'a Release,
+    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+        now(|| {
+            self.step(&release.hold.key, None, |table, step| {
+                table.release(release, step)
+            })
+        })
     }
 
     fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
@@ -169,7 +209,11 @@ impl Store for MemoryStore {
         now(move || self.fences.raise(fence))
     }
 
-    fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+    fn inspect<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
         now(move || self.shard(key).inspect(key, family, Instant::now()))
     }
 
@@ -196,12 +240,18 @@ mod tests {
 
     fn acquire(store: &MemoryStore, request: &KeyRequest) -> AcquireReply {
         let Hold { key, token, .. } = &request.hold;
-        store.step(key, Some(*token), |table, step| table.acquire(request, step))
+        store.step(key, Some(*token), |table, step| {
+            table.acquire(request, step)
+        })
     }
 
     fn request(key: &str, mode: Mode) -> KeyRequest {
         let hold = Hold::new(LockKey::new(key).unwrap(), mode, Token::random());
-        KeyRequest::new(hold, Duration::from_secs(30), Instant::now() + Duration::from_secs(1))
+        KeyRequest::new(
+            hold,
+            Duration::from_secs(30),
+            Instant::now() + Duration::from_secs(1),
+        )
     }
 
     #[tokio::test(start_paused = true)]
@@ -222,6 +272,12 @@ mod tests {
         let late = request("k", Mode::Exclusive);
         tokio::time::advance(Duration::from_secs(2)).await;
         assert_eq!(acquire(&store, &late), AcquireReply::Late);
-        assert!(store.shard(&late.hold.key).inspect(&late.hold.key, Family::Lock, Instant::now()).holders.is_empty());
+        assert!(
+            store
+                .shard(&late.hold.key)
+                .inspect(&late.hold.key, Family::Lock, Instant::now())
+                .holders
+                .is_empty()
+        );
     }
 }

@@ -41,8 +41,14 @@ impl Token {
 
     /// The token that a store keeps as `text`.
     pub fn from_hex(text: &str) -> Option<Self> {
-        let digits = text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        digits.then(|| u128::from_str_radix(text, 16).ok()).flatten().map(Self)
+        let digits = text.len() == 32
+            && text
+                .bytes()
+                .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        digits
+            .then(|| u128::from_str_radix(text, 16).ok())
+            .flatten()
+            .map(Self)
     }
 }
 
@@ -72,7 +78,10 @@ impl Hold {
 
     /// The same acquisition before it was converted.
     pub(crate) fn as_writer(&self) -> Self {
-        Self { mode: Mode::Exclusive, ..self.clone() }
+        Self {
+            mode: Mode::Exclusive,
+            ..self.clone()
+        }
     }
 }
 
@@ -139,7 +148,10 @@ impl KeyRequest {
     /// The same request, which stands in line when the lock is not free.
     #[must_use]
     pub fn queued(self) -> Self {
-        Self { if_busy: IfBusy::Queue, ..self }
+        Self {
+            if_busy: IfBusy::Queue,
+            ..self
+        }
     }
 }
 
@@ -187,7 +199,11 @@ pub const FORESIGHT: Duration = Duration::from_secs(60);
 impl Grant {
     /// A grant for another `ttl`.
     pub fn new(fence: FencingToken, ttl: Duration) -> Self {
-        Self { fence, ttl, spare: 0 }
+        Self {
+            fence,
+            ttl,
+            spare: 0,
+        }
     }
 
     /// The same grant, with `spare` fencing tokens reserved after its own.
@@ -327,14 +343,22 @@ pub struct Next {
 impl Next {
     /// Takes the lock up again under `token`.
     pub fn new(token: Token, lease: Duration, spare: u32) -> Self {
-        Self { token, lease, spare }
+        Self {
+            token,
+            lease,
+            spare,
+        }
     }
 }
 
 impl Release {
     /// Gives `hold` back.
     pub fn new(hold: Hold) -> Self {
-        Self { hold, keep_for: None, next: None }
+        Self {
+            hold,
+            keep_for: None,
+            next: None,
+        }
     }
 
     /// Keeps the lock for nobody until `keep_for` from now.
@@ -346,7 +370,10 @@ impl Release {
     /// Takes the lock up again for `next`, or puts it in line.
     #[must_use]
     pub fn next(self, next: Next) -> Self {
-        Self { next: Some(next), ..self }
+        Self {
+            next: Some(next),
+            ..self
+        }
     }
 }
 
@@ -462,6 +489,10 @@ pub struct Waiter {
 impl Waiter {
     /// A place whose holder asked `silent` ago.
     pub fn new(mode: Mode, lease: Duration, silent: Duration) -> Self {
-        Self { mode, lease, silent }
+        Self {
+            mode,
+            lease,
+            silent,
+        }
     }
 }

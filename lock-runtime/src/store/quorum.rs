@@ -79,11 +79,14 @@ use foldhash::fast::RandomState;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use self::{background::Background, campaign::Campaign, contended::Contended, node::Node, proposals::Proposals};
+use self::{
+    background::Background, campaign::Campaign, contended::Contended, node::Node,
+    proposals::Proposals,
+};
 use super::{
-    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Listener, Listeners, PollReply,
-    Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind,
-    StoreEvent, Token,
+    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Listener,
+    Listeners, PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope,
+    Store, StoreError, StoreErrorKind, StoreEvent, Token,
 };
 use crate::{
     error::{LockError, LockErrorKind},
@@ -157,7 +160,10 @@ impl QuorumStore {
         servers: impl IntoIterator<Item = (String, Arc<dyn Store>)>,
         longest_lease: Duration,
     ) -> Result<Self, LockError> {
-        let nodes: Vec<_> = servers.into_iter().map(|(name, store)| Arc::new(Node::new(name, store))).collect();
+        let nodes: Vec<_> = servers
+            .into_iter()
+            .map(|(name, store)| Arc::new(Node::new(name, store)))
+            .collect();
         check_count(nodes.len())?;
         let inner = Arc::new(Inner {
             nodes,
@@ -170,7 +176,10 @@ impl QuorumStore {
             listeners: Listeners::default(),
         });
         let ear = |(node, server): (usize, &Arc<Node>)| {
-            let ear = Arc::new(Ear { node, inner: Arc::downgrade(&inner) });
+            let ear = Arc::new(Ear {
+                node,
+                inner: Arc::downgrade(&inner),
+            });
             let listener: Weak<Ear> = Arc::downgrade(&ear);
             server.store.listen(listener);
             ear
@@ -186,11 +195,18 @@ impl QuorumStore {
 /// `InvalidSpec`, with the reason.
 pub(crate) fn check_count(servers: usize) -> Result<(), LockError> {
     let reason = match servers {
-        0..3 => "a majority of fewer than three is all of them, so none may fail; give three or five",
-        _ if servers.is_multiple_of(2) => "one fewer can lose as many and still have a majority; give an odd number",
+        0..3 => {
+            "a majority of fewer than three is all of them, so none may fail; give three or five"
+        }
+        _ if servers.is_multiple_of(2) => {
+            "one fewer can lose as many and still have a majority; give an odd number"
+        }
         _ => return Ok(()),
     };
-    Err(LockError::new(LockErrorKind::InvalidSpec, format!("{servers} servers for one lock: {reason}")))
+    Err(LockError::new(
+        LockErrorKind::InvalidSpec,
+        format!("{servers} servers for one lock: {reason}"),
+    ))
 }
 
 impl Inner {
@@ -243,13 +259,19 @@ impl Inner {
     fn told(&self, node: usize, event: &StoreEvent) {
         match event {
             StoreEvent::Granted { hold, grant } => {
-                let Some(campaign) = self.campaign(hold.token) else { return };
+                let Some(campaign) = self.campaign(hold.token) else {
+                    return;
+                };
                 let mut state = lock(&campaign);
                 if state.pushed(node, hold.token, *grant) {
                     drop(state);
                     // Whoever waits asks at once, and then the others are asked.
                     let (key, family) = (hold.key.clone(), hold.mode.family());
-                    self.listeners.tell(&StoreEvent::Kept { key, family, ttl: Duration::ZERO });
+                    self.listeners.tell(&StoreEvent::Kept {
+                        key,
+                        family,
+                        ttl: Duration::ZERO,
+                    });
                 }
             }
             StoreEvent::Revoked { token } => {
@@ -264,7 +286,11 @@ impl Inner {
                 for campaign in campaigns {
                     let waiting = lock(&campaign).waits_at(node);
                     if let Some(Hold { key, mode, .. }) = waiting {
-                        self.listeners.tell(&StoreEvent::Kept { key, family: mode.family(), ttl: Duration::ZERO });
+                        self.listeners.tell(&StoreEvent::Kept {
+                            key,
+                            family: mode.family(),
+                            ttl: Duration::ZERO,
+                        });
                     }
                 }
             }
@@ -274,11 +300,17 @@ impl Inner {
 }
 
 impl Store for QuorumStore {
-    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    fn acquire<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
         Box::pin(self.inner.acquire(request))
     }
 
-    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+    fn acquire_all<'a>(
+        &'a self,
+        requests: &'a [KeyRequest],
+    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
         Box::pin(self.inner.acquire_all(requests))
     }
 
@@ -286,11 +318,17 @@ impl Store for QuorumStore {
         Box::pin(self.inner.poll(hold))
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+    fn renew<'a>(
+        &'a self,
+        renewals: &'a [Renewal],
+    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
         Box::pin(self.inner.renew(renewals))
     }
 
-    fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+    fn release<'a>(
+        &'a self,
+        release: &'a Release,
+    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
         Box::pin(self.inner.release(release))
     }
 
@@ -305,7 +343,11 @@ impl Store for QuorumStore {
         })
     }
 
-    fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+    fn inspect<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
         Box::pin(self.inner.inspect(key, family))
     }
 
@@ -334,6 +376,8 @@ impl Store for QuorumStore {
 
 impl fmt::Debug for QuorumStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QuorumStore").field("servers", &self.inner.nodes).finish_non_exhaustive()
+        f.debug_struct("QuorumStore")
+            .field("servers", &self.inner.nodes)
+            .finish_non_exhaustive()
     }
 }

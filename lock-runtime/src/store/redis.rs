@@ -82,9 +82,9 @@ use self::{
     target::Target,
 };
 use super::{
-    AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, IfBusy, Inspection, KeyPart, KeyRequest, Listener, Next,
-    PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError,
-    StoreErrorKind,
+    AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, IfBusy, Inspection, KeyPart,
+    KeyRequest, Listener, Next, PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal,
+    RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind,
 };
 use crate::{
     error::LockError,
@@ -144,7 +144,11 @@ impl RedisStore {
         Self::connect_with(url, namespace, Settings::default()).await
     }
 
-    pub(crate) async fn connect_with(url: &str, namespace: &str, settings: Settings) -> Result<Self, LockError> {
+    pub(crate) async fn connect_with(
+        url: &str,
+        namespace: &str,
+        settings: Settings,
+    ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
         if sentinel_url::is_one(url) {
             let (sentinels, settings) = sentinel_url::open(url, settings)?;
@@ -152,7 +156,14 @@ impl RedisStore {
         }
         match cluster_url::parse(url, &settings) {
             Some(seeds) => Self::open_cluster(seeds?, namespace, &settings).await,
-            None => Self::open(Target::Server(Arc::new(url::open(url, &settings)?)), namespace, &settings).await,
+            None => {
+                Self::open(
+                    Target::Server(Arc::new(url::open(url, &settings)?)),
+                    namespace,
+                    &settings,
+                )
+                .await
+            }
         }
     }
 
@@ -164,7 +175,8 @@ impl RedisStore {
         settings: &Settings,
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
-        let sentinels = sentinel_url::open_each(primary, urls.iter().map(String::as_str), settings)?;
+        let sentinels =
+            sentinel_url::open_each(primary, urls.iter().map(String::as_str), settings)?;
         Self::open(Target::Primary(Arc::new(sentinels)), namespace, settings).await
     }
 
@@ -195,7 +207,10 @@ impl RedisStore {
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    pub async fn cluster(seeds: impl IntoIterator<Item = impl AsRef<str>>, namespace: &str) -> Result<Self, LockError> {
+    pub async fn cluster(
+        seeds: impl IntoIterator<Item = impl AsRef<str>>,
+        namespace: &str,
+    ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
         let settings = Settings::default();
         Self::open_cluster(cluster_url::seeds(seeds, &settings)?, namespace, &settings).await
@@ -240,13 +255,19 @@ impl RedisStore {
     ) -> Result<Self, LockError> {
         settings.refuse_replicas("a cluster's nodes are not waited for")?;
         let addresses: Vec<_> = seeds.iter().map(|seed| seed.addr().to_string()).collect();
-        let servers = async { Ok((Servers::Cluster(Cluster::open(seeds, namespace).await?), None)) };
+        let servers = async {
+            Ok((
+                Servers::Cluster(Cluster::open(seeds, namespace).await?),
+                None,
+            ))
+        };
         Self::over(servers, &addresses.join(","), namespace).await
     }
 
     async fn open(target: Target, namespace: &str, settings: &Settings) -> Result<Self, LockError> {
         let place = target.to_string();
-        let acl = AclLine::new(namespace, target.settings().db()).waiting(settings.min_replicas.is_some());
+        let acl = AclLine::new(namespace, target.settings().db())
+            .waiting(settings.min_replicas.is_some());
         let servers = async {
             let pushes = Pushes::new(namespace).inviting(settings.min_replicas.is_some());
             let connection = Connection::open(target, pushes, acl).await?;
@@ -268,7 +289,11 @@ impl RedisStore {
         runtime::check()?;
         let connected = tokio::time::timeout(CONNECT, servers).await;
         match connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT))) {
-            Ok((servers, replicas)) => Ok(Self { servers, replicas, namespace: namespace.to_owned() }),
+            Ok((servers, replicas)) => Ok(Self {
+                servers,
+                replicas,
+                namespace: namespace.to_owned(),
+            }),
             Err(error) => {
                 let message = format!("cannot keep locks at {place}");
                 Err(LockError::new(error.kind().into(), message).with_source(Some(error)))
@@ -299,7 +324,10 @@ impl RedisStore {
     }
 
     /// Waits until so many replicas as are asked for have the grants.
-    async fn settle<'a>(&self, grants: impl IntoIterator<Item = &'a Hold>) -> Result<(), StoreError> {
+    async fn settle<'a>(
+        &self,
+        grants: impl IntoIterator<Item = &'a Hold>,
+    ) -> Result<(), StoreError> {
         match &self.replicas {
             Some(replicas) => replicas.have(&self.namespace, grants).await,
             None => Ok(()),
@@ -307,7 +335,11 @@ impl RedisStore {
     }
 
     /// Acquires all or none, or stands in line for a single one.
-    async fn try_acquire(&self, requests: &[KeyRequest], if_busy: IfBusy) -> Result<Acquired, StoreError> {
+    async fn try_acquire(
+        &self,
+        requests: &[KeyRequest],
+        if_busy: IfBusy,
+    ) -> Result<Acquired, StoreError> {
         let Some(deadline) = requests.iter().map(|request| request.deadline).min() else {
             return Ok(Acquired::All(AcquireAllReply::Granted(Vec::new())));
         };
@@ -320,7 +352,10 @@ impl RedisStore {
         let write = |deadline: u64| {
             // Known once there is a connection.
             let marker = self.servers.marker();
-            let mut call = Call::new(&scripts::ACQUIRE, 3 * requests.len() + usize::from(marker.is_some()));
+            let mut call = Call::new(
+                &scripts::ACQUIRE,
+                3 * requests.len() + usize::from(marker.is_some()),
+            );
             for KeyRequest { hold, .. } in requests {
                 call = call.names(Names::new(&self.namespace, &hold.key, hold.mode.family()));
             }
@@ -328,7 +363,14 @@ impl RedisStore {
                 call = call.arg(marker_name(&self.namespace));
             }
             call = call.arg(deadline.to_string()).arg(channel.as_bytes());
-            for KeyRequest { hold, lease, spare, beside, .. } in requests {
+            for KeyRequest {
+                hold,
+                lease,
+                spare,
+                beside,
+                ..
+            } in requests
+            {
                 call = call.hold(hold).millis(*lease);
                 // A reader's tokens could not increase with those of another.
                 call = match (hold.mode, beside) {
@@ -341,7 +383,8 @@ impl RedisStore {
             let Some(marker) = marker else { return call };
             let proposal = requests.iter().find_map(|request| request.proposal);
             // Without a proposal the server's clock says.
-            call.arg(marker).arg(proposal.map_or(0, FencingToken::number).to_string())
+            call.arg(marker)
+                .arg(proposal.map_or(0, FencingToken::number).to_string())
         };
         // Not repeated under the same token: the first request may be executed after the lock was released again, and
         // would hold it for nobody (PROTOCOL 1).
@@ -349,26 +392,42 @@ impl RedisStore {
         let mut reply = answer.reply()?;
         let _server_time = reply.count()?;
         let reply = match reply.word() {
-            "granted" => {
-                requests.iter().map(|_| reply.grant()).collect::<Result<_, _>>().map(AcquireAllReply::Granted)?
-            }
+            "granted" => requests
+                .iter()
+                .map(|_| reply.grant())
+                .collect::<Result<_, _>>()
+                .map(AcquireAllReply::Granted)?,
             "queued" => {
                 let (counter, holder_ttl) = reply.place()?;
                 self.servers.waits(hold, &answer);
-                return Ok(Acquired::Queued(AcquireReply::Queued { counter, holder_ttl }));
+                return Ok(Acquired::Queued(AcquireReply::Queued {
+                    counter,
+                    holder_ttl,
+                }));
             }
             "refused" => {
-                let index = reply.count()?.checked_sub(1).and_then(|index| usize::try_from(index).ok());
-                let index = index.filter(|index| *index < requests.len()).ok_or_else(unexpected)?;
+                let index = reply
+                    .count()?
+                    .checked_sub(1)
+                    .and_then(|index| usize::try_from(index).ok());
+                let index = index
+                    .filter(|index| *index < requests.len())
+                    .ok_or_else(unexpected)?;
                 let reply = match reply.text()?.as_str() {
-                    "busy" => AcquireReply::Busy { holder_ttl: reply.known_ttl()?, has_waiters: reply.number()? == 1 },
+                    "busy" => AcquireReply::Busy {
+                        holder_ttl: reply.known_ttl()?,
+                        has_waiters: reply.number()? == 1,
+                    },
                     "mismatch" => AcquireReply::ModeMismatch,
                     word => AcquireReply::ForeignKey(foreign_part(word).ok_or_else(unexpected)?),
                 };
                 AcquireAllReply::Refused { index, reply }
             }
             "strange" => return Err(self.lost_its_data()),
-            "late" => AcquireAllReply::Refused { index: 0, reply: AcquireReply::Late },
+            "late" => AcquireAllReply::Refused {
+                index: 0,
+                reply: AcquireReply::Late,
+            },
             _ => return Err(unexpected()),
         };
         Ok(Acquired::All(reply))
@@ -376,9 +435,19 @@ impl RedisStore {
 
     /// Acquires, and tries a second time if the server found the request late and we do not: its clock has jumped, and the
     /// first reply told us where to.
-    async fn acquire_in_time(&self, requests: &[KeyRequest], if_busy: IfBusy) -> Result<Acquired, StoreError> {
+    async fn acquire_in_time(
+        &self,
+        requests: &[KeyRequest],
+        if_busy: IfBusy,
+    ) -> Result<Acquired, StoreError> {
         let reply = self.try_acquire(requests, if_busy).await?;
-        let late = matches!(reply, Acquired::All(AcquireAllReply::Refused { reply: AcquireReply::Late, .. }));
+        let late = matches!(
+            reply,
+            Acquired::All(AcquireAllReply::Refused {
+                reply: AcquireReply::Late,
+                ..
+            })
+        );
         let now = Instant::now();
         if late && requests.iter().all(|request| request.deadline > now) {
             return self.try_acquire(requests, if_busy).await;
@@ -391,7 +460,8 @@ impl RedisStore {
         match self.acquire_in_time(requests, IfBusy::Refuse).await? {
             Acquired::All(reply) => {
                 if matches!(reply, AcquireAllReply::Granted(_)) {
-                    self.settle(requests.iter().map(|request| &request.hold)).await?;
+                    self.settle(requests.iter().map(|request| &request.hold))
+                        .await?;
                 }
                 Ok(reply)
             }
@@ -400,17 +470,28 @@ impl RedisStore {
     }
 
     async fn acquire_one(&self, request: &KeyRequest) -> Result<AcquireReply, StoreError> {
-        match self.acquire_in_time(std::slice::from_ref(request), request.if_busy).await? {
+        match self
+            .acquire_in_time(std::slice::from_ref(request), request.if_busy)
+            .await?
+        {
             Acquired::All(AcquireAllReply::Granted(grants)) => {
                 self.settle([&request.hold]).await?;
-                grants.first().copied().map(AcquireReply::Granted).ok_or_else(unexpected)
+                grants
+                    .first()
+                    .copied()
+                    .map(AcquireReply::Granted)
+                    .ok_or_else(unexpected)
             }
-            Acquired::All(AcquireAllReply::Refused { reply, .. }) | Acquired::Queued(reply) => Ok(reply),
+            Acquired::All(AcquireAllReply::Refused { reply, .. }) | Acquired::Queued(reply) => {
+                Ok(reply)
+            }
         }
     }
 
     async fn poll_one(&self, hold: &Hold) -> Result<PollReply, StoreError> {
-        let call = self.on_all(&scripts::POLL, &hold.key, hold.mode.family()).hold(hold);
+        let call = self
+            .on_all(&scripts::POLL, &hold.key, hold.mode.family())
+            .hold(hold);
         let mut answer = self.servers.call(&call).await?;
         let mut reply = answer.reply()?;
         match reply.word() {
@@ -423,7 +504,10 @@ impl RedisStore {
             "queued" => {
                 let (counter, holder_ttl) = reply.place()?;
                 self.servers.waits(hold, &answer);
-                Ok(PollReply::Queued { counter, holder_ttl })
+                Ok(PollReply::Queued {
+                    counter,
+                    holder_ttl,
+                })
             }
             "gone" => {
                 self.servers.leaves(hold);
@@ -436,18 +520,35 @@ impl RedisStore {
     fn renewal(&self, Renewal { hold, lease }: &Renewal) -> Call {
         let family = hold.mode.family();
         match hold.mode {
-            Mode::Exclusive => self.on_lock(&scripts::RENEW, &hold.key, family).token(hold.token),
-            Mode::Shared | Mode::Permits(_) => self.on_lock(&scripts::RENEW_SHARE, &hold.key, family).hold(hold),
+            Mode::Exclusive => self
+                .on_lock(&scripts::RENEW, &hold.key, family)
+                .token(hold.token),
+            Mode::Shared | Mode::Permits(_) => self
+                .on_lock(&scripts::RENEW_SHARE, &hold.key, family)
+                .hold(hold),
         }
         .millis(*lease)
     }
 
     async fn renew_all(&self, renewals: &[Renewal]) -> Vec<Result<RenewReply, StoreError>> {
-        let values = self.servers.call_each(renewals.len(), &|index| self.renewal(&renewals[index])).await;
-        values.into_iter().map(|value| value.and_then(renewed)).collect()
+        let values = self
+            .servers
+            .call_each(renewals.len(), &|index| self.renewal(&renewals[index]))
+            .await;
+        values
+            .into_iter()
+            .map(|value| value.and_then(renewed))
+            .collect()
     }
 
-    async fn release_one(&self, Release { hold, keep_for, next }: &Release) -> Result<ReleaseReply, StoreError> {
+    async fn release_one(
+        &self,
+        Release {
+            hold,
+            keep_for,
+            next,
+        }: &Release,
+    ) -> Result<ReleaseReply, StoreError> {
         let call = match (hold.mode, next) {
             // The lock does not become free, so there is nothing to keep it from.
             (Mode::Exclusive, Some(next)) => self
@@ -458,9 +559,14 @@ impl RedisStore {
                 .number(next.spare)
                 .arg(self.servers.channel(self.servers.place(hold)).as_bytes()),
             (mode, _) => {
-                let script = if mode == Mode::Exclusive { &scripts::RELEASE } else { &scripts::RELEASE_SHARE };
+                let script = if mode == Mode::Exclusive {
+                    &scripts::RELEASE
+                } else {
+                    &scripts::RELEASE_SHARE
+                };
                 let call = self.on_all(script, &hold.key, mode.family());
-                call.member(mode, hold.token).millis(keep_for.unwrap_or_default())
+                call.member(mode, hold.token)
+                    .millis(keep_for.unwrap_or_default())
             }
         };
         self.servers.leaves(hold);
@@ -485,9 +591,13 @@ impl RedisStore {
             "queued" => {
                 let (counter, holder_ttl) = reply.place()?;
                 if let Some(next) = next {
-                    self.servers.waits(&Hold::new(hold.key.clone(), hold.mode, next.token), &answer);
+                    self.servers
+                        .waits(&Hold::new(hold.key.clone(), hold.mode, next.token), &answer);
                 }
-                Ok(ReleaseReply::Queued { counter, holder_ttl })
+                Ok(ReleaseReply::Queued {
+                    counter,
+                    holder_ttl,
+                })
             }
             "not_held" => Ok(ReleaseReply::NotHeld),
             _ => Err(self.foreign(&hold.key, hold.mode.family(), &reply)),
@@ -495,8 +605,15 @@ impl RedisStore {
     }
 
     /// A lock was given back and taken up again.
-    async fn passed(&self, hold: &Hold, next: Option<Next>, grant: Grant) -> Result<ReleaseReply, StoreError> {
-        let Some(next) = next else { return Err(unexpected()) };
+    async fn passed(
+        &self,
+        hold: &Hold,
+        next: Option<Next>,
+        grant: Grant,
+    ) -> Result<ReleaseReply, StoreError> {
+        let Some(next) = next else {
+            return Err(unexpected());
+        };
         let heir = Hold::new(hold.key.clone(), Mode::Exclusive, next.token);
         match self.settle([&heir]).await {
             Ok(()) => Ok(ReleaseReply::Passed(grant)),
@@ -519,12 +636,15 @@ impl RedisStore {
         if hold.mode.family() != Family::Lock {
             return Ok(ConvertReply::NotHeld);
         }
-        let call = self.on_all(&scripts::CONVERT, &hold.key, Family::Lock).token(hold.token);
+        let call = self
+            .on_all(&scripts::CONVERT, &hold.key, Family::Lock)
+            .token(hold.token);
         let mut reply = self.run(call).await?;
         match reply.word() {
             "converted" => {
                 let grant = reply.grant()?;
-                self.settle([&Hold::new(hold.key.clone(), Mode::Shared, hold.token)]).await?;
+                self.settle([&Hold::new(hold.key.clone(), Mode::Shared, hold.token)])
+                    .await?;
                 Ok(ConvertReply::Converted(grant))
             }
             "not_held" => Ok(ConvertReply::NotHeld),
@@ -533,9 +653,14 @@ impl RedisStore {
     }
 
     async fn abandon_one(&self, hold: &Hold) -> Result<(), StoreError> {
-        let call = self.on_all(&scripts::ABANDON, &hold.key, hold.mode.family()).hold(hold);
+        let call = self
+            .on_all(&scripts::ABANDON, &hold.key, hold.mode.family())
+            .hold(hold);
         self.servers.leaves(hold);
-        let freed = self.servers.free(&call, || self.free_alone(hold, None), Repeat::Once).await?;
+        let freed = self
+            .servers
+            .free(&call, || self.free_alone(hold, None), Repeat::Once)
+            .await?;
         match freed {
             Freed::Wholly(mut answer) => match answer.reply()?.word() {
                 "released" | "not_held" => Ok(()),
@@ -549,12 +674,19 @@ impl RedisStore {
         }
     }
 
-    async fn raise_one(&self, key: &LockKey, family: Family, fence: FencingToken) -> Result<RaiseReply, StoreError> {
+    async fn raise_one(
+        &self,
+        key: &LockKey,
+        family: Family,
+        fence: FencingToken,
+    ) -> Result<RaiseReply, StoreError> {
         let name = Names::new(&self.namespace, key, family).fence;
         let number = fence.to_string();
         let call = match self.servers.marker() {
             Some(marker) => {
-                let keys = Call::new(&scripts::RAISE, 2).arg(name).arg(marker_name(&self.namespace));
+                let keys = Call::new(&scripts::RAISE, 2)
+                    .arg(name)
+                    .arg(marker_name(&self.namespace));
                 keys.arg(number).arg(marker)
             }
             None => Call::new(&scripts::RAISE, 1).arg(name).arg(number),
@@ -562,7 +694,9 @@ impl RedisStore {
         let mut reply = self.run(call).await?;
         match reply.word() {
             "raised" => Ok(RaiseReply::Raised),
-            "not_raised" => Ok(RaiseReply::NotRaised { latest: reply.counter()?.ok_or_else(unexpected)? }),
+            "not_raised" => Ok(RaiseReply::NotRaised {
+                latest: reply.counter()?.ok_or_else(unexpected)?,
+            }),
             "strange" => Err(self.lost_its_data()),
             _ => Err(self.foreign(key, family, &reply)),
         }
@@ -580,18 +714,30 @@ impl RedisStore {
         match reply.word() {
             "holders" => {
                 let (fence, count) = (reply.counter()?, reply.count()?);
-                Ok(Inspection { holders: reply.holders(count)?, waiters: reply.waiters()?, fence })
+                Ok(Inspection {
+                    holders: reply.holders(count)?,
+                    waiters: reply.waiters()?,
+                    fence,
+                })
             }
             _ => Err(self.foreign(key, family, &reply)),
         }
     }
 
-    async fn revoke_one(&self, key: &LockKey, family: Family, scope: RevokeScope) -> Result<RevokeReply, StoreError> {
+    async fn revoke_one(
+        &self,
+        key: &LockKey,
+        family: Family,
+        scope: RevokeScope,
+    ) -> Result<RevokeReply, StoreError> {
         let scope = match scope {
             RevokeScope::Leased => "leased",
             RevokeScope::AlsoEndless => "endless",
         };
-        let call = self.on_all(&scripts::REVOKE, key, family).family(family).arg(scope);
+        let call = self
+            .on_all(&scripts::REVOKE, key, family)
+            .family(family)
+            .arg(scope);
         let call = call.arg(self.servers.pushes().revoked());
         match self.run(call).await?.word() {
             "revoked" => Ok(RevokeReply::Revoked),
@@ -613,7 +759,9 @@ fn renewed(value: redis::Value) -> Result<RenewReply, StoreError> {
     match value {
         redis::Value::Int(-1) => Ok(RenewReply::Gone),
         redis::Value::Int(ttl) => match u64::try_from(ttl) {
-            Ok(ttl) => Ok(RenewReply::Renewed { ttl: Duration::from_millis(ttl) }),
+            Ok(ttl) => Ok(RenewReply::Renewed {
+                ttl: Duration::from_millis(ttl),
+            }),
             Err(_) => Err(unexpected()),
         },
         _ => Err(unexpected()),
@@ -621,11 +769,17 @@ fn renewed(value: redis::Value) -> Result<RenewReply, StoreError> {
 }
 
 impl Store for RedisStore {
-    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    fn acquire<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
         Box::pin(self.acquire_one(request))
     }
 
-    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+    fn acquire_all<'a>(
+        &'a self,
+        requests: &'a [KeyRequest],
+    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
         Box::pin(self.acquire_several(requests))
     }
 
@@ -633,11 +787,17 @@ impl Store for RedisStore {
         Box::pin(self.poll_one(hold))
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+    fn renew<'a>(
+        &'a self,
+        renewals: &'a [Renewal],
+    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
         Box::pin(self.renew_all(renewals))
     }
 
-    fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+    fn release<'a>(
+        &'a self,
+        release: &'a Release,
+    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
         Box::pin(self.release_one(release))
     }
 
@@ -658,7 +818,11 @@ impl Store for RedisStore {
         Box::pin(self.raise_one(key, family, fence))
     }
 
-    fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+    fn inspect<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
         Box::pin(self.inspect_one(key, family))
     }
 
@@ -676,7 +840,8 @@ impl Store for RedisStore {
     }
 
     fn server_of(&self, key: &LockKey, family: Family) -> u64 {
-        self.servers.server_of(&lock_name(&self.namespace, key, family))
+        self.servers
+            .server_of(&lock_name(&self.namespace, key, family))
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {

@@ -22,7 +22,12 @@ pub struct Problem<'a> {
 impl<'a> Problem<'a> {
     /// A document with a stable `code` for programs and a `detail` for people.
     pub fn new(answer: Answer, code: &'static str, detail: impl Into<Cow<'a, str>>) -> Self {
-        Self { status: answer.into(), code, detail: detail.into(), retry_after: None }
+        Self {
+            status: answer.into(),
+            code,
+            detail: detail.into(),
+            retry_after: None,
+        }
     }
 
     /// Another status than that of the table.
@@ -34,12 +39,20 @@ impl<'a> Problem<'a> {
     /// Adds a `Retry-After`, in whole seconds, rounded up.
     #[must_use]
     pub fn retry_after(self, after: Option<Duration>) -> Self {
-        Self { retry_after: after, ..self }
+        Self {
+            retry_after: after,
+            ..self
+        }
     }
 
     /// The response.
     pub fn into_response<B: From<String>>(self) -> Response<B> {
-        let Self { status, code, detail, retry_after } = self;
+        let Self {
+            status,
+            code,
+            detail,
+            retry_after,
+        } = self;
         // The title of a problem without a type of its own is the status's phrase (RFC 9457, 4.2.1).
         let document = serde_json::json!({
             "type": "about:blank",
@@ -51,9 +64,14 @@ impl<'a> Problem<'a> {
         let mut response = Response::new(B::from(document.to_string()));
         *response.status_mut() = status;
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
         if let Some(after) = retry_after {
-            let seconds = after.as_secs().saturating_add(u64::from(after.subsec_nanos() > 0));
+            let seconds = after
+                .as_secs()
+                .saturating_add(u64::from(after.subsec_nanos() > 0));
             headers.insert(RETRY_AFTER, seconds.into());
         }
         response

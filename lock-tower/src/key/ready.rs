@@ -27,7 +27,9 @@ impl<B> KeyExtractor<Request<B>> for Header {
     fn target(&self, req: &mut Request<B>) -> Result<Target, KeyError> {
         let value = source::header(req, &self.name)?;
         let mut key = KeyWriter::new();
-        key.lit(self.name.as_str()).lit(":").arg(format_args!("{value}"));
+        key.lit(self.name.as_str())
+            .lit(":")
+            .arg(format_args!("{value}"));
         Ok(key.finish()?.into())
     }
 }
@@ -44,7 +46,9 @@ impl<B> KeyExtractor<Request<B>> for Header {
 /// # Errors
 /// `InvalidKey`.
 pub fn global(key: impl IntoLockKey) -> Result<Global, LockError> {
-    Ok(Global { key: key.into_lock_key()? })
+    Ok(Global {
+        key: key.into_lock_key()?,
+    })
 }
 
 /// The extractor of [`global`].
@@ -85,7 +89,9 @@ pub struct FromExtension<T> {
     of: PhantomData<fn() -> T>,
 }
 
-impl<B, T: IntoTarget + Clone + Send + Sync + 'static> KeyExtractor<Request<B>> for FromExtension<T> {
+impl<B, T: IntoTarget + Clone + Send + Sync + 'static> KeyExtractor<Request<B>>
+    for FromExtension<T>
+{
     fn target(&self, req: &mut Request<B>) -> Result<Target, KeyError> {
         match req.extensions().get::<T>() {
             Some(value) => value.clone().into_target(),
@@ -105,6 +111,8 @@ impl<T> Clone for FromExtension<T> {
 
 impl<T> fmt::Debug for FromExtension<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FromExtension").field("of", &format_args!("{}", type_name::<T>())).finish()
+        f.debug_struct("FromExtension")
+            .field("of", &format_args!("{}", type_name::<T>()))
+            .finish()
     }
 }

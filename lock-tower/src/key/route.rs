@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 
-use axum::extract::{FromRequestParts, MatchedPath, OriginalUri, RawPathParams, rejection::RawPathParamsRejection};
+use axum::extract::{
+    FromRequestParts, MatchedPath, OriginalUri, RawPathParams, rejection::RawPathParamsRejection,
+};
 use futures_util::FutureExt;
 use http::Request;
 
@@ -27,7 +29,10 @@ impl Route {
         if pattern.is_none() && req.extensions().get::<OriginalUri>().is_none() {
             return Err(KeyError::NotRouted);
         }
-        let route = Self { pattern, params: params(req)? };
+        let route = Self {
+            pattern,
+            params: params(req)?,
+        };
         let has = |source: &Source| match source {
             Source::Path(name, _) => route.param(name).is_ok(),
             Source::MatchedPath => false,
@@ -53,13 +58,22 @@ impl Routed for Route {
         let mut values = self.params.iter().flatten().filter_map(of_name);
         match (values.next(), values.next()) {
             (Some(value), None) => Ok(Cow::Borrowed(value)),
-            (None, _) => Err(KeyError::NoSuchParameter { name: name.into(), route: self.shown() }),
-            (Some(_), Some(_)) => Err(KeyError::RepeatedParameter { name: name.into(), route: self.shown() }),
+            (None, _) => Err(KeyError::NoSuchParameter {
+                name: name.into(),
+                route: self.shown(),
+            }),
+            (Some(_), Some(_)) => Err(KeyError::RepeatedParameter {
+                name: name.into(),
+                route: self.shown(),
+            }),
         }
     }
 
     fn pattern(&self) -> Result<&str, KeyError> {
-        self.pattern.as_ref().map(MatchedPath::as_str).ok_or(KeyError::NotRouted)
+        self.pattern
+            .as_ref()
+            .map(MatchedPath::as_str)
+            .ok_or(KeyError::NotRouted)
     }
 }
 

@@ -57,7 +57,10 @@ impl KeyTemplate {
     /// For a template that no request could fill, with what to write instead.
     pub fn new(template: &str) -> Result<Self, TemplateError> {
         let key = Self::parse(template)?;
-        let routed = key.values().find(|(source, _)| source.is_of_the_route()).map(|(_, at)| at);
+        let routed = key
+            .values()
+            .find(|(source, _)| source.is_of_the_route())
+            .map(|(_, at)| at);
         match routed.filter(|_| !cfg!(feature = "axum")) {
             Some(at) => Err(TemplateError::new(
                 template,
@@ -70,7 +73,10 @@ impl KeyTemplate {
 
     /// A template for requests whose route is known, whoever has routed them.
     pub(crate) fn parse(template: &str) -> Result<Self, TemplateError> {
-        let key = Self { text: template.into(), parts: parse(template)?.into() };
+        let key = Self {
+            text: template.into(),
+            parts: parse(template)?.into(),
+        };
         // With any value the text around it is as valid as with another.
         let trial = key.write(|_| Ok::<_, LockError>("x".into()));
         match trial {
@@ -109,7 +115,11 @@ impl KeyTemplate {
 #[cfg(feature = "policy")]
 impl KeyTemplate {
     /// The key of a request that `route` has matched.
-    pub(crate) fn of_routed<B>(&self, req: &Request<B>, route: &impl super::Routed) -> Result<LockKey, KeyError> {
+    pub(crate) fn of_routed<B>(
+        &self,
+        req: &Request<B>,
+        route: &impl super::Routed,
+    ) -> Result<LockKey, KeyError> {
         self.write(|source| source.value(req, Some(route)))
     }
 
@@ -124,12 +134,15 @@ impl KeyTemplate {
     /// Where a part of a gRPC path is asked for.
     pub(crate) fn asks_for_grpc(&self) -> Option<usize> {
         let of_grpc = |source: &Source| matches!(source, Source::GrpcService | Source::GrpcMethod);
-        self.values().find(|(source, _)| of_grpc(source)).map(|(_, at)| at)
+        self.values()
+            .find(|(source, _)| of_grpc(source))
+            .map(|(_, at)| at)
     }
 
     /// Is the key the same for all requests of a route, but for their methods?
     pub(crate) fn is_constant(&self) -> bool {
-        self.sources().all(|source| matches!(source, Source::Method | Source::MatchedPath))
+        self.sources()
+            .all(|source| matches!(source, Source::Method | Source::MatchedPath))
     }
 }
 
@@ -143,7 +156,8 @@ impl<B> KeyExtractor<Request<B>> for KeyTemplate {
         } else {
             None
         };
-        self.write(|source| source.value(req, route.as_ref())).map(Target::Lock)
+        self.write(|source| source.value(req, route.as_ref()))
+            .map(Target::Lock)
     }
 }
 
@@ -167,7 +181,8 @@ fn parse(template: &str) -> Result<Vec<Part>, TemplateError> {
             if !text.is_empty() {
                 parts.push(Part::Text(std::mem::take(&mut text).into()));
             }
-            let source = Source::parse(name).map_err(|complaint| TemplateError::new(template, at, complaint))?;
+            let source = Source::parse(name)
+                .map_err(|complaint| TemplateError::new(template, at, complaint))?;
             parts.push(Part::Value(source, at));
             rest = after;
         } else {
@@ -181,7 +196,8 @@ fn parse(template: &str) -> Result<Vec<Part>, TemplateError> {
     Ok(parts)
 }
 
-const UNCLOSED: &str = "this \"{\" is not closed; write \"{name}\" for a path parameter, \"{{\" for a brace";
+const UNCLOSED: &str =
+    "this \"{\" is not closed; write \"{name}\" for a path parameter, \"{{\" for a brace";
 
 impl FromStr for KeyTemplate {
     type Err = TemplateError;
@@ -213,7 +229,11 @@ pub struct TemplateError {
 
 impl TemplateError {
     fn new(template: &str, at: usize, complaint: impl Into<Cow<'static, str>>) -> Self {
-        Self { template: template.into(), at, complaint: complaint.into() }
+        Self {
+            template: template.into(),
+            at,
+            complaint: complaint.into(),
+        }
     }
 
     #[cfg(feature = "policy")]
@@ -229,7 +249,11 @@ impl TemplateError {
 
 impl fmt::Display for TemplateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { template, at, complaint } = self;
+        let Self {
+            template,
+            at,
+            complaint,
+        } = self;
         write!(f, "key template {template:?}, byte {at}: {complaint}")
     }
 }
@@ -247,7 +271,8 @@ mod tests {
         let mut req = Request::new(());
         for (name, value) in headers {
             let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
-            req.headers_mut().append(name, http::HeaderValue::from_bytes(value).unwrap());
+            req.headers_mut()
+                .append(name, http::HeaderValue::from_bytes(value).unwrap());
         }
         KeyTemplate::new(template).unwrap().target(&mut req)
     }
@@ -297,7 +322,10 @@ mod tests {
 
     #[test]
     fn doubled_braces_are_braces() {
-        assert_eq!(locked("{{orders}}:{header.a}", &[("a", b"7")]), "{orders}:7");
+        assert_eq!(
+            locked("{{orders}}:{header.a}", &[("a", b"7")]),
+            "{orders}:7"
+        );
     }
 
     #[test]
@@ -317,7 +345,10 @@ mod tests {
         let template = "k:{header.x-tenant}";
         for (headers, code) in [
             (&[][..], "missing_header"),
-            (&[("x-tenant", &b"1"[..]), ("x-tenant", b"2")], "repeated_header"),
+            (
+                &[("x-tenant", &b"1"[..]), ("x-tenant", b"2")],
+                "repeated_header",
+            ),
             (&[("x-tenant", b"")], "invalid_header"),
             (&[("x-tenant", b"\xff")], "invalid_header"),
         ] {
@@ -326,7 +357,10 @@ mod tests {
             assert!(error.to_string().contains("x-tenant"), "{error}");
         }
         let error = key(template, &[("x-tenant", "x".repeat(600).as_bytes())]).unwrap_err();
-        assert_eq!((error.answer(), error.code()), (Answer::BadRequest, "invalid_key"));
+        assert_eq!(
+            (error.answer(), error.code()),
+            (Answer::BadRequest, "invalid_key")
+        );
     }
 
     fn of_uri(template: &str, uri: &str) -> Result<Target, KeyError> {
@@ -344,7 +378,11 @@ mod tests {
             ("tenant=1:2/3=4", "k:1%3A2%2F3=4"),
         ] {
             let target = of_uri("k:{query.tenant}", &format!("/x?{query}")).unwrap();
-            assert_eq!(target, Target::Lock(lock_runtime::LockKey::new(key).unwrap()), "{query}");
+            assert_eq!(
+                target,
+                Target::Lock(lock_runtime::LockKey::new(key).unwrap()),
+                "{query}"
+            );
         }
         for (query, code) in [
             ("", "missing_query_parameter"),
@@ -357,7 +395,11 @@ mod tests {
             ("tenant=%FF", "invalid_query_parameter"),
         ] {
             let error = of_uri("k:{query.tenant}", &format!("/x?{query}")).unwrap_err();
-            assert_eq!((error.answer(), error.code()), (Answer::BadRequest, code), "{query}");
+            assert_eq!(
+                (error.answer(), error.code()),
+                (Answer::BadRequest, code),
+                "{query}"
+            );
             assert!(error.to_string().contains("tenant"), "{error}");
         }
     }
@@ -370,8 +412,19 @@ mod tests {
             Err(error) => Err(error.code()),
         };
         assert_eq!(named("{method}:x", "/").unwrap(), "POST:x");
-        assert_eq!(named("{grpc.service}:{grpc.method}", "/shop.Orders/Pay").unwrap(), "shop.Orders:Pay");
-        for path in ["/", "/shop.Orders", "/shop.Orders/", "//Pay", "/a/b/c", "/a/P%61y", "/a/P+y"] {
+        assert_eq!(
+            named("{grpc.service}:{grpc.method}", "/shop.Orders/Pay").unwrap(),
+            "shop.Orders:Pay"
+        );
+        for path in [
+            "/",
+            "/shop.Orders",
+            "/shop.Orders/",
+            "//Pay",
+            "/a/b/c",
+            "/a/P%61y",
+            "/a/P+y",
+        ] {
             assert_eq!(named("{grpc.method}", path), Err("bad_request"), "{path}");
         }
     }

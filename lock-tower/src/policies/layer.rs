@@ -23,7 +23,9 @@ pub struct PolicyLayer<R = StandardReject> {
 impl PolicyLayer {
     /// Locks each request as the policy of its route says, now or after a [reload](LockPolicies::reload).
     pub fn new(locks: LockClient, policies: LockPolicies) -> Self {
-        Self { layer: LockLayer::with_key(locks, policies) }
+        Self {
+            layer: LockLayer::with_key(locks, policies),
+        }
     }
 }
 
@@ -31,7 +33,9 @@ impl<R> PolicyLayer<R> {
     /// See [`LockLayer::on_reject`]. [`Refusal::policy`](crate::Refusal::policy) says under which policy a request was
     /// refused.
     pub fn on_reject<R2: OnReject>(self, on_reject: R2) -> PolicyLayer<R2> {
-        PolicyLayer { layer: self.layer.on_reject(on_reject) }
+        PolicyLayer {
+            layer: self.layer.on_reject(on_reject),
+        }
     }
 }
 

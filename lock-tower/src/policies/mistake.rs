@@ -35,19 +35,31 @@ pub struct PolicyMistake {
 
 impl PolicyError {
     pub(super) fn unreadable(error: io::Error) -> Self {
-        Self { file: None, cause: Cause::Unreadable(error) }
+        Self {
+            file: None,
+            cause: Cause::Unreadable(error),
+        }
     }
 
     pub(super) fn mistakes(mistakes: Vec<PolicyMistake>) -> Self {
-        Self { file: None, cause: Cause::Mistakes(mistakes) }
+        Self {
+            file: None,
+            cause: Cause::Mistakes(mistakes),
+        }
     }
 
     pub(super) fn no_file() -> Self {
-        Self { file: None, cause: Cause::NoFile }
+        Self {
+            file: None,
+            cause: Cause::NoFile,
+        }
     }
 
     pub(super) fn of_file(self, file: &Path) -> Self {
-        Self { file: Some(file.into()), ..self }
+        Self {
+            file: Some(file.into()),
+            ..self
+        }
     }
 
     /// Every mistake, in the order of the text. None if it could not be read at all.
@@ -62,11 +74,21 @@ impl PolicyError {
 impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.cause, &self.file) {
-            (Cause::NoFile, _) => f.write_str("the policies were not read from a file; `replace` them instead"),
+            (Cause::NoFile, _) => {
+                f.write_str("the policies were not read from a file; `replace` them instead")
+            }
             (Cause::Unreadable(error), None) => write!(f, "the policies cannot be read: {error}"),
             (Cause::Unreadable(error), Some(file)) => write!(f, "{}: {error}", file.display()),
             (Cause::Mistakes(mistakes), file) => {
-                for (index, PolicyMistake { line, column, message }) in mistakes.iter().enumerate() {
+                for (
+                    index,
+                    PolicyMistake {
+                        line,
+                        column,
+                        message,
+                    },
+                ) in mistakes.iter().enumerate()
+                {
                     if index > 0 {
                         f.write_str("\n")?;
                     }
@@ -105,7 +127,12 @@ impl<'t> Mistakes<'t> {
     /// Of a text that is TOML but for `errors`.
     pub(super) fn of(text: &'t str, errors: &[toml::de::Error]) -> Self {
         let lines = text.match_indices('\n').map(|(at, _)| at + 1).collect();
-        let mut mistakes = Self { text, lines, found: Vec::new(), broken: HashSet::new() };
+        let mut mistakes = Self {
+            text,
+            lines,
+            found: Vec::new(),
+            broken: HashSet::new(),
+        };
         for error in errors {
             let at = error.span().map_or(0, |span| span.start);
             let message = error.message();
@@ -162,7 +189,10 @@ impl<'t> Mistakes<'t> {
     fn place(&self, at: usize) -> (usize, usize) {
         let line = self.line(at);
         let begin = self.begin_of(line);
-        let column = self.text[begin..].char_indices().take_while(|(from, _)| begin + from < at).count();
+        let column = self.text[begin..]
+            .char_indices()
+            .take_while(|(from, _)| begin + from < at)
+            .count();
         (line, column + 1)
     }
 
@@ -176,7 +206,13 @@ impl<'t> Mistakes<'t> {
         let places: Vec<_> = self.found.iter().map(|(at, _)| self.place(*at)).collect();
         let mistakes = self.found.into_iter().zip(places);
         Err(PolicyError::mistakes(
-            mistakes.map(|((_, message), (line, column))| PolicyMistake { line, column, message }).collect(),
+            mistakes
+                .map(|((_, message), (line, column))| PolicyMistake {
+                    line,
+                    column,
+                    message,
+                })
+                .collect(),
         ))
     }
 }

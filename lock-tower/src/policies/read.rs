@@ -24,7 +24,9 @@ const TABLES: [&str; 3] = ["defaults", "groups", "routes"];
 /// The policies of `text`.
 pub(super) fn read(text: &str) -> Result<Table, PolicyError> {
     let (document, errors) = DeTable::parse_recoverable(text);
-    let mut reader = Reader { mistakes: Mistakes::of(text, &errors) };
+    let mut reader = Reader {
+        mistakes: Mistakes::of(text, &errors),
+    };
     let table = reader.document(document.get_ref());
     reader.mistakes.into_result()?;
     Ok(table)
@@ -36,24 +38,45 @@ struct Reader<'t> {
 
 impl Reader<'_> {
     fn document(&mut self, document: &DeTable<'_>) -> Table {
-        let unknown = document.keys().filter(|name| !TABLES.contains(&name.get_ref().as_ref()));
-        let meant: Vec<_> = unknown.filter_map(|name| self.unknown_table(name)).collect();
-        let defaults = document.get("defaults").and_then(|defaults| self.table("defaults", defaults));
-        let defaults = defaults.map(|defaults| self.settings(defaults, &[])).unwrap_or_default();
-        let groups = document.get("groups").and_then(|groups| self.table("groups", groups));
+        let unknown = document
+            .keys()
+            .filter(|name| !TABLES.contains(&name.get_ref().as_ref()));
+        let meant: Vec<_> = unknown
+            .filter_map(|name| self.unknown_table(name))
+            .collect();
+        let defaults = document
+            .get("defaults")
+            .and_then(|defaults| self.table("defaults", defaults));
+        let defaults = defaults
+            .map(|defaults| self.settings(defaults, &[]))
+            .unwrap_or_default();
+        let groups = document
+            .get("groups")
+            .and_then(|groups| self.table("groups", groups));
         let groups: HashMap<_, _> = groups
             .into_iter()
             .flat_map(DeTable::iter)
             .map(|(name, group)| {
-                let group = self.table("a group", group).map(|group| self.settings(group, &[]));
-                (name.get_ref().as_ref(), group.unwrap_or_default().or(&defaults))
+                let group = self
+                    .table("a group", group)
+                    .map(|group| self.settings(group, &[]));
+                (
+                    name.get_ref().as_ref(),
+                    group.unwrap_or_default().or(&defaults),
+                )
             })
             .collect();
-        let routes = document.get("routes").and_then(|routes| self.table("routes", routes));
-        if routes.map_or(!document.contains_key("routes") && !meant.contains(&"routes"), DeTable::is_empty) {
+        let routes = document
+            .get("routes")
+            .and_then(|routes| self.table("routes", routes));
+        if routes.map_or(
+            !document.contains_key("routes") && !meant.contains(&"routes"),
+            DeTable::is_empty,
+        ) {
             // An empty file, half written perhaps, must not take the locks off all routes.
             let message = "there is no route: write one, such as [routes.\"POST /orders/{id}\"]";
-            self.mistakes.add_missing(document.get("routes").map_or(0, at), message);
+            self.mistakes
+                .add_missing(document.get("routes").map_or(0, at), message);
         }
         // Unless they are told already to be called otherwise.
         let groups = (!meant.contains(&"groups")).then_some(groups);
@@ -63,7 +86,9 @@ impl Reader<'_> {
         routes.sort_by_key(|(route, _)| route.span().start);
         let entries = routes
             .into_iter()
-            .filter_map(|(route, said)| self.route(route, said, &defaults, groups.as_ref(), &mut names))
+            .filter_map(|(route, said)| {
+                self.route(route, said, &defaults, groups.as_ref(), &mut names)
+            })
             .collect();
         Table::new(entries, &mut self.mistakes)
     }
@@ -82,45 +107,76 @@ impl Reader<'_> {
         let below = said.and_then(|said| said.keys().find(|key| key.get_ref().contains('/')));
         if let Some(path) = below.filter(|_| !text.contains('/')) {
             let whole = format!("{text} {}", path.get_ref());
-            self.mistakes.add(begin, format!("a route is called by one name: write [routes.{whole:?}]"));
+            self.mistakes.add(
+                begin,
+                format!("a route is called by one name: write [routes.{whole:?}]"),
+            );
             return None;
         }
-        let route = Route::parse(text).map_err(|complaint| self.mistakes.add(begin, complaint)).ok();
+        let route = Route::parse(text)
+            .map_err(|complaint| self.mistakes.add(begin, complaint))
+            .ok();
         let said = said?;
 
-        let named = said.get("name").and_then(|name| self.text("name", "\"pay\"", name));
+        let named = said
+            .get("name")
+            .and_then(|name| self.text("name", "\"pay\"", name));
         let name = named.map_or(text, |name| name.value).to_owned();
         if let Some(other) = names.insert(name.clone(), begin) {
             let line = self.mistakes.line(other);
             let place = named.map_or(begin, |name| name.at);
-            self.mistakes.add(place, format!("the route in line {line} is called {name:?} as well: rename one"));
+            self.mistakes.add(
+                place,
+                format!("the route in line {line} is called {name:?} as well: rename one"),
+            );
         }
         let skip = said.get("skip").map(|skip| self.flag("skip", skip));
         if skip == Some(Some(true)) {
-            for (field, _) in said.iter().filter(|(field, _)| !matches!(field.get_ref().as_ref(), "name" | "skip")) {
-                let message = format!("a route that is skipped takes no lock: leave `{}` out", field.get_ref());
+            for (field, _) in said
+                .iter()
+                .filter(|(field, _)| !matches!(field.get_ref().as_ref(), "name" | "skip"))
+            {
+                let message = format!(
+                    "a route that is skipped takes no lock: leave `{}` out",
+                    field.get_ref()
+                );
                 self.mistakes.add(field.span().start, message);
             }
-            return Some(Entry { route: route?, at: begin, lock: None });
+            return Some(Entry {
+                route: route?,
+                at: begin,
+                lock: None,
+            });
         }
-        let group = said.get("group").map(|group| groups.and_then(|groups| self.group(group, groups)));
+        let group = said
+            .get("group")
+            .map(|group| groups.and_then(|groups| self.group(group, groups)));
         let own = self.settings(said, &OF_ROUTES);
         let settings = own.or(group.flatten().unwrap_or(defaults));
         let policy = settings.policy(&name, &mut self.mistakes);
         let Some(key) = settings.key else {
             // Not after a mistake that may be the reason.
             if !settings.mistaken_key && !matches!(group, Some(None)) && skip != Some(None) {
-                let message = "the route has no key: write one, such as key = \"order:{id}\", or skip = true";
+                let message =
+                    "the route has no key: write one, such as key = \"order:{id}\", or skip = true";
                 self.mistakes.add_missing(begin, message);
             }
             return None;
         };
         let key = self.key(key, settings.global == Some(true), text, route.as_ref());
-        Some(Entry { route: route?, at: begin, lock: Some((key?, Arc::new(policy))) })
+        Some(Entry {
+            route: route?,
+            at: begin,
+            lock: Some((key?, Arc::new(policy))),
+        })
     }
 
     /// The settings of the group that a route names.
-    fn group<'g, 'd>(&mut self, said: &Value<'_>, groups: &'g HashMap<&str, Settings<'d>>) -> Option<&'g Settings<'d>> {
+    fn group<'g, 'd>(
+        &mut self,
+        said: &Value<'_>,
+        groups: &'g HashMap<&str, Settings<'d>>,
+    ) -> Option<&'g Settings<'d>> {
         let group = self.text("group", "\"orders\"", said)?;
         let found = groups.get(group.value);
         if found.is_none() {
@@ -132,16 +188,27 @@ impl Reader<'_> {
                 }
                 None => format!("write [groups.{:?}]", group.value),
             };
-            self.mistakes.add_missing(group.at, format!("there is no group {:?}: {advice}", group.value));
+            self.mistakes.add_missing(
+                group.at,
+                format!("there is no group {:?}: {advice}", group.value),
+            );
         }
         found
     }
 
     /// A template that requests of the route can fill.
-    fn key(&mut self, key: Said<&str>, global: bool, written: &str, route: Option<&Route>) -> Option<KeyTemplate> {
+    fn key(
+        &mut self,
+        key: Said<&str>,
+        global: bool,
+        written: &str,
+        route: Option<&Route>,
+    ) -> Option<KeyTemplate> {
         let template = self.template(key)?;
         let route = route?;
-        for (name, placed) in template.params().filter(|(name, _)| !route.params.iter().any(|param| **param == **name))
+        for (name, placed) in template
+            .params()
+            .filter(|(name, _)| !route.params.iter().any(|param| **param == **name))
         {
             let advice = match nearest(name, route.params.iter().map(|param| &**param)) {
                 Some(near) => format!("did you mean {{{near}}}?"),
@@ -176,7 +243,10 @@ impl Reader<'_> {
     /// The template that `key` says; a mistake if it is none, however often it is read.
     fn template(&mut self, key: Said<&str>) -> Option<KeyTemplate> {
         let complain = |error: TemplateError| {
-            self.mistakes.add(self.within(key, error.at()), format!("this key cannot be: {}", error.complaint()));
+            self.mistakes.add(
+                self.within(key, error.at()),
+                format!("this key cannot be: {}", error.complaint()),
+            );
         };
         KeyTemplate::parse(key.value).map_err(complain).ok()
     }
@@ -184,7 +254,11 @@ impl Reader<'_> {
     /// Where the byte `index` of a string is written; its beginning if it has escapes.
     fn within(&self, said: Said<&str>, index: usize) -> usize {
         let written = self.mistakes.text().get(said.at + 1..).unwrap_or_default();
-        if written.starts_with(said.value) { said.at + 1 + index } else { said.at }
+        if written.starts_with(said.value) {
+            said.at + 1 + index
+        } else {
+            said.at
+        }
     }
 
     /// Which table was probably meant.
@@ -192,11 +266,16 @@ impl Reader<'_> {
         let text = name.get_ref().as_ref();
         let at = name.span().start;
         if text.contains('/') {
-            self.mistakes.add(at, format!("a route is a table of `routes`: write [routes.{text:?}]"));
+            self.mistakes.add(
+                at,
+                format!("a route is a table of `routes`: write [routes.{text:?}]"),
+            );
             return Some("routes");
         }
         if FIELDS.contains(&text) {
-            let message = format!("`{text}` is said of routes: write it below [defaults], or below a group or a route");
+            let message = format!(
+                "`{text}` is said of routes: write it below [defaults], or below a group or a route"
+            );
             // Below a heading that cannot be read, it may be where it belongs.
             self.mistakes.add_missing(at, message);
             return None;

@@ -37,13 +37,23 @@ impl Route {
             && path.starts_with('/')
             && method(methods).is_ok()
         {
-            return Err(format!("methods come first: write {:?}", format!("{methods} {path}")));
+            return Err(format!(
+                "methods come first: write {:?}",
+                format!("{methods} {path}")
+            ));
         }
         let (methods, path) = match text.split_once(' ') {
-            Some((methods, path)) => (methods.split('|').map(method).collect::<Result<_, _>>()?, path),
+            Some((methods, path)) => (
+                methods.split('|').map(method).collect::<Result<_, _>>()?,
+                path,
+            ),
             None => (Vec::new(), text),
         };
-        if let Some((_, twice)) = methods.iter().enumerate().find(|(at, method)| methods[..*at].contains(method)) {
+        if let Some((_, twice)) = methods
+            .iter()
+            .enumerate()
+            .find(|(at, method)| methods[..*at].contains(method))
+        {
             return Err(format!("the method {twice} is named twice"));
         }
         if !path.starts_with('/') {
@@ -55,7 +65,10 @@ impl Route {
                 )
             });
         }
-        let route = Self { methods, ..path_of(path)? };
+        let route = Self {
+            methods,
+            ..path_of(path)?
+        };
         // What no URI can have, no request has either.
         match PathAndQuery::try_from(route.sample.as_str()) {
             Ok(uri) if uri.path() == route.sample => Ok(route),
@@ -73,7 +86,10 @@ impl Route {
         let open = self.shape.contains("{*");
         let mut parts = self.sample[1..].split('/');
         let named = |part: &str| {
-            !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.'))
+            !part.is_empty()
+                && part
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.'))
         };
         let two = parts.clone().count() == 2 || (open && parts.clone().count() <= 2);
         posts && two && parts.all(named)
@@ -84,8 +100,13 @@ fn method(text: &str) -> Result<Method, String> {
     if let Some(method) = METHODS.iter().find(|method| method.as_str() == text) {
         return Ok(method.clone());
     }
-    match METHODS.iter().find(|method| method.as_str().eq_ignore_ascii_case(text)) {
-        Some(method) => Err(format!("no request has the method {text:?}: write {method}")),
+    match METHODS
+        .iter()
+        .find(|method| method.as_str().eq_ignore_ascii_case(text))
+    {
+        Some(method) => Err(format!(
+            "no request has the method {text:?}: write {method}"
+        )),
         None => {
             let known: Vec<_> = METHODS.iter().map(Method::as_str).collect();
             Err(format!(
@@ -103,7 +124,9 @@ const MOST_PARAMS: usize = 25;
 fn path_of(path: &str) -> Result<Route, String> {
     use matchit::InsertError as E;
     if path.replace("{{", "").matches('{').count() > MOST_PARAMS {
-        return Err(format!("a path has {MOST_PARAMS} parameters at most: write \"{{*rest}}\" at its end for many"));
+        return Err(format!(
+            "a path has {MOST_PARAMS} parameters at most: write \"{{*rest}}\" at its end for many"
+        ));
     }
     matchit::Router::new().insert(path, ()).map_err(|error| match error {
         E::InvalidParamSegment => {
@@ -113,10 +136,16 @@ fn path_of(path: &str) -> Result<Route, String> {
         _ => format!("the braces of {path:?} enclose no name: write \"{{id}}\", \"{{*rest}}\" at the end, or \"{{{{\" for a brace"),
     })?;
     // axum refuses it as well.
-    if let Some(old) = path.split('/').find(|segment| segment.starts_with([':', '*'])) {
+    if let Some(old) = path
+        .split('/')
+        .find(|segment| segment.starts_with([':', '*']))
+    {
         let name = if old.len() > 1 { &old[1..] } else { "id" };
         let star = if old.starts_with('*') { "*" } else { "" };
-        return Err(format!("a parameter is not written {old:?}: write \"{{{star}{}}}\"", name.escape_debug()));
+        return Err(format!(
+            "a parameter is not written {old:?}: write \"{{{star}{}}}\"",
+            name.escape_debug()
+        ));
     }
     let mut route = Route {
         methods: Vec::new(),
@@ -130,26 +159,40 @@ fn path_of(path: &str) -> Result<Route, String> {
         let (text, brace) = rest.split_at(at);
         route.shape.push_str(text);
         route.sample.push_str(text);
-        let doubled = ["{{", "}}"].into_iter().find(|doubled| brace.starts_with(doubled));
+        let doubled = ["{{", "}}"]
+            .into_iter()
+            .find(|doubled| brace.starts_with(doubled));
         if let Some(doubled) = doubled {
             route.shape.push_str(doubled);
             route.sample.push_str(&doubled[1..]);
             rest = &brace[2..];
             continue;
         }
-        let Some((name, after)) = brace[1..].split_once('}') else { break };
-        let (star, name) = name.strip_prefix('*').map_or(("", name), |name| ("*", name));
+        let Some((name, after)) = brace[1..].split_once('}') else {
+            break;
+        };
+        let (star, name) = name
+            .strip_prefix('*')
+            .map_or(("", name), |name| ("*", name));
         // matchit takes braces for a part of the name.
         if name.contains('{') || after.starts_with('}') {
-            return Err(format!("a parameter of {path:?} has a brace in its name: write a plain one, \"{{id}}\""));
+            return Err(format!(
+                "a parameter of {path:?} has a brace in its name: write a plain one, \"{{id}}\""
+            ));
         }
         if let Some((plain, _)) = name.split_once(':') {
-            return Err(format!("a kind is said in the key: write {{{star}{plain}}} in the route"));
+            return Err(format!(
+                "a kind is said in the key: write {{{star}{plain}}} in the route"
+            ));
         }
         if route.params.iter().any(|other| **other == *name) {
-            return Err(format!("{path:?} has two parameters {{{name}}}: rename one"));
+            return Err(format!(
+                "{path:?} has two parameters {{{name}}}: rename one"
+            ));
         }
-        route.shape.push_str(&format!("{{{star}{}}}", route.params.len()));
+        route
+            .shape
+            .push_str(&format!("{{{star}{}}}", route.params.len()));
         route.sample.push('x');
         route.params.push(name.into());
         rest = after;

@@ -55,7 +55,12 @@ impl<'t> Settings<'t> {
     /// Fills what is open from `other`.
     pub(super) fn or(mut self, other: &Self) -> Self {
         let own = |answer| self.statuses.iter().any(|(said, _)| *said == answer);
-        let inherited: Vec<_> = other.statuses.iter().filter(|(answer, _)| !own(*answer)).copied().collect();
+        let inherited: Vec<_> = other
+            .statuses
+            .iter()
+            .filter(|(answer, _)| !own(*answer))
+            .copied()
+            .collect();
         self.statuses.extend(inherited);
         Self {
             key: self.key.or(other.key),
@@ -81,7 +86,9 @@ impl<'t> Settings<'t> {
     pub(super) fn policy(&self, name: &str, mistakes: &mut Mistakes<'_>) -> Policy {
         let spec = self.spec();
         // Each by itself was checked where it is said.
-        if let (Some(min_hold), Some(max_hold), Err(error)) = (self.min_hold, self.max_hold, spec.check()) {
+        if let (Some(min_hold), Some(max_hold), Err(error)) =
+            (self.min_hold, self.max_hold, spec.check())
+        {
             mistakes.add(min_hold.at.max(max_hold.at), error.to_string());
         }
         let mut policy = Policy::new(Arc::from(name)).spec(spec);
@@ -97,7 +104,9 @@ impl<'t> Settings<'t> {
         // In the order of the table, so that policies that say the same are equal.
         let said = |row| self.statuses.iter().find(|(answer, _)| *answer == row);
         let statuses = ROWS.into_iter().filter_map(|(_, row)| said(row));
-        statuses.fold(policy, |policy, (answer, status)| policy.status(*answer, *status))
+        statuses.fold(policy, |policy, (answer, status)| {
+            policy.status(*answer, *status)
+        })
     }
 
     fn spec(&self) -> LockSpec {
@@ -106,7 +115,11 @@ impl<'t> Settings<'t> {
             Some(Sharing::Shared) => LockSpec::shared(),
             Some(Sharing::Permits(permits)) => LockSpec::permits(permits),
         };
-        fn with<T>(spec: LockSpec, said: Option<T>, set: impl FnOnce(LockSpec, T) -> LockSpec) -> LockSpec {
+        fn with<T>(
+            spec: LockSpec,
+            said: Option<T>,
+            set: impl FnOnce(LockSpec, T) -> LockSpec,
+        ) -> LockSpec {
             match said {
                 Some(said) => set(spec, said),
                 None => spec,
@@ -117,10 +130,23 @@ impl<'t> Settings<'t> {
             Waiting::No => spec.no_wait(),
             Waiting::AtMost(wait) => spec.wait(wait),
         });
-        let spec = with(spec, self.renew, |spec, yes| if yes { spec.renew() } else { spec.no_renew() });
-        let spec = with(spec, self.reentrant, |spec, yes| if yes { spec.reentrant() } else { spec.no_reentrant() });
-        let spec =
-            with(spec, self.strict_order, |spec, yes| if yes { spec.strict_order() } else { spec.no_strict_order() });
+        let spec = with(spec, self.renew, |spec, yes| {
+            if yes { spec.renew() } else { spec.no_renew() }
+        });
+        let spec = with(spec, self.reentrant, |spec, yes| {
+            if yes {
+                spec.reentrant()
+            } else {
+                spec.no_reentrant()
+            }
+        });
+        let spec = with(spec, self.strict_order, |spec, yes| {
+            if yes {
+                spec.strict_order()
+            } else {
+                spec.no_strict_order()
+            }
+        });
         let spec = with(spec, self.min_hold, |spec, said| spec.min_hold(said.value));
         let spec = with(spec, self.max_hold, |spec, said| spec.max_hold(said.value));
         with(spec, self.max_waiters, LockSpec::max_waiters)

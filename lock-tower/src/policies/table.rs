@@ -37,7 +37,11 @@ pub(super) struct Entry {
 impl Table {
     /// Orders `entries`; those that no request could reach are mistakes.
     pub(super) fn new(entries: Vec<Entry>, mistakes: &mut Mistakes<'_>) -> Self {
-        let mut named: HashSet<_> = entries.iter().flat_map(|entry| &entry.route.methods).cloned().collect();
+        let mut named: HashSet<_> = entries
+            .iter()
+            .flat_map(|entry| &entry.route.methods)
+            .cloned()
+            .collect();
         // What axum serves by the handler of GET is locked as that is.
         if named.contains(&Method::GET) {
             named.insert(Method::HEAD);
@@ -47,7 +51,11 @@ impl Table {
             let routes = reached(&entries, Some(&method), mistakes);
             (method, routes)
         });
-        Self { of_method: of_method.collect(), of_any, entries }
+        Self {
+            of_method: of_method.collect(),
+            of_any,
+            entries,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -59,12 +67,18 @@ impl Table {
     pub(super) fn is_ambiguous(&self, method: &Method, path: &str) -> bool {
         /// Services are nested near the beginning.
         const RUNS: usize = 8;
-        let mut runs = path.match_indices("//").map(|(at, _)| at).filter(|at| !path[..*at].ends_with('/')).peekable();
+        let mut runs = path
+            .match_indices("//")
+            .map(|(at, _)| at)
+            .filter(|at| !path[..*at].ends_with('/'))
+            .peekable();
         if runs.peek().is_none() {
             return false;
         }
         let plain = self.find(method, path);
-        let locks = |found: &Option<Found<'_, '_>>| found.as_ref().is_some_and(|found| found.lock().is_some());
+        let locks = |found: &Option<Found<'_, '_>>| {
+            found.as_ref().is_some_and(|found| found.lock().is_some())
+        };
         let differs = |other: &str| {
             let other = self.find(method, other);
             let same = match (&plain, &other) {
@@ -77,7 +91,9 @@ impl Table {
         // One service in another may leave out a slash each.
         let full = path.split('/').filter(|segment| !segment.is_empty());
         let all: String = full.flat_map(|segment| ["/", segment]).collect();
-        runs.take(RUNS).any(|at| differs(&format!("{}{}", &path[..at], &path[at + 1..]))) || differs(&all)
+        runs.take(RUNS)
+            .any(|at| differs(&format!("{}{}", &path[..at], &path[at + 1..])))
+            || differs(&all)
     }
 
     /// The most specific route for a request: literal text comes before parameters, and of the same path the route that names
@@ -86,15 +102,24 @@ impl Table {
         let routes = self.of_method.get(method).unwrap_or(&self.of_any);
         let found = routes.at(path).ok()?;
         let entry = self.entries.get(*found.value)?;
-        Some(Found { entry, values: found.params })
+        Some(Found {
+            entry,
+            values: found.params,
+        })
     }
 }
 
 /// The routes that a request of the method can reach. Of two that match the same paths the more specific stays.
-fn reached(entries: &[Entry], method: Option<&Method>, mistakes: &mut Mistakes<'_>) -> Router<usize> {
+fn reached(
+    entries: &[Entry],
+    method: Option<&Method>,
+    mistakes: &mut Mistakes<'_>,
+) -> Router<usize> {
     let mut of_shape: HashMap<&str, (u8, usize)> = HashMap::new();
     for (index, entry) in entries.iter().enumerate() {
-        let Some(rank) = rank(&entry.route.methods, method) else { continue };
+        let Some(rank) = rank(&entry.route.methods, method) else {
+            continue;
+        };
         match of_shape.get(entry.route.shape.as_str()) {
             Some((other, first)) if *other == rank => {
                 let line = mistakes.line(entries[*first].at);
@@ -106,15 +131,18 @@ fn reached(entries: &[Entry], method: Option<&Method>, mistakes: &mut Mistakes<'
             }
         }
     }
-    let mut reachable: Vec<_> = of_shape.into_iter().map(|(shape, (_, index))| (index, shape)).collect();
+    let mut reachable: Vec<_> = of_shape
+        .into_iter()
+        .map(|(shape, (_, index))| (index, shape))
+        .collect();
     reachable.sort_unstable();
     let mut router = Router::new();
     for (index, shape) in reachable {
         if let Err(error) = router.insert(shape, index) {
             let other = match &error {
-                matchit::InsertError::Conflict { with } => {
-                    entries[..index].iter().find(|entry| entry.route.shape == *with)
-                }
+                matchit::InsertError::Conflict { with } => entries[..index]
+                    .iter()
+                    .find(|entry| entry.route.shape == *with),
                 _ => None,
             };
             let message = match other {
@@ -134,10 +162,16 @@ fn reached(entries: &[Entry], method: Option<&Method>, mistakes: &mut Mistakes<'
 
 /// What is wrong with `route` beside that of `line`, which matches the same paths.
 fn twice(route: &Route, first: &Route, line: usize) -> String {
-    let both: Vec<_> =
-        route.methods.iter().filter(|method| first.methods.contains(method)).map(Method::as_str).collect();
+    let both: Vec<_> = route
+        .methods
+        .iter()
+        .filter(|method| first.methods.contains(method))
+        .map(Method::as_str)
+        .collect();
     if both.len() == route.methods.len() {
-        format!("this route can never match: the one in line {line} matches the same requests; leave one of them out")
+        format!(
+            "this route can never match: the one in line {line} matches the same requests; leave one of them out"
+        )
     } else {
         format!(
             "the route in line {line} matches the same {} requests: name the method in one of them only",
@@ -175,11 +209,14 @@ impl Routed for Found<'_, '_> {
         let mut values = route.params.iter().zip(self.values.iter());
         let Some((_, (_, value))) = values.find(|(param, _)| ***param == *name) else {
             // It was checked when the file was read.
-            return Err(KeyError::NoSuchParameter { name: name.into(), route: route.path.clone() });
+            return Err(KeyError::NoSuchParameter {
+                name: name.into(),
+                route: route.path.clone(),
+            });
         };
-        percent_decode_str(value)
-            .decode_utf8()
-            .map_err(|_| KeyError::bad_request(format!("The path parameter {name:?} is not UTF-8.")))
+        percent_decode_str(value).decode_utf8().map_err(|_| {
+            KeyError::bad_request(format!("The path parameter {name:?} is not UTF-8."))
+        })
     }
 
     fn pattern(&self) -> Result<&str, KeyError> {

@@ -15,7 +15,11 @@ fn policies(text: &str) -> LockPolicies {
 fn complaints(text: &str) -> Vec<String> {
     let error = LockPolicies::from_toml_str(text).unwrap_err();
     assert_eq!(error.to_string().lines().count(), error.all().len());
-    error.all().iter().map(|mistake| format!("{}:{} {}", mistake.line, mistake.column, mistake.message)).collect()
+    error
+        .all()
+        .iter()
+        .map(|mistake| format!("{}:{} {}", mistake.line, mistake.column, mistake.message))
+        .collect()
 }
 
 /// The one complaint about a route that says `said`, without its place.
@@ -28,7 +32,9 @@ fn complaint(route: &str, said: &str) -> String {
 }
 
 fn name(policies: &LockPolicies, method: &Method, path: &str) -> Option<String> {
-    policies.find(method, path).map(|policy| policy.name().to_owned())
+    policies
+        .find(method, path)
+        .map(|policy| policy.name().to_owned())
 }
 
 fn key(policies: &LockPolicies, method: &Method, uri: &str) -> Result<Target, KeyError> {
@@ -96,16 +102,27 @@ fn everything_that_a_layer_can_be_told_a_file_can_say() {
         .status(Answer::Busy, StatusCode::TOO_MANY_REQUESTS)
         .status(Answer::Lost, StatusCode::BAD_GATEWAY);
     assert_eq!(*policies.find(&Method::POST, "/all").unwrap(), all);
-    let spec = LockSpec::shared().lease(seconds(10)).no_wait().no_reentrant().no_strict_order().renew();
+    let spec = LockSpec::shared()
+        .lease(seconds(10))
+        .no_wait()
+        .no_reentrant()
+        .no_strict_order()
+        .renew();
     let none = Policy::new("/none")
         .spec(spec)
         .status(Answer::Busy, StatusCode::TOO_MANY_REQUESTS)
         .status(Answer::Lost, StatusCode::BAD_GATEWAY);
     assert_eq!(*policies.find(&Method::PUT, "/none").unwrap(), none);
     let open = policies.find(&Method::PUT, "/open").unwrap();
-    assert_eq!(*open.lock_spec(), LockSpec::exclusive().lease(seconds(10)).wait(seconds(2)));
+    assert_eq!(
+        *open.lock_spec(),
+        LockSpec::exclusive().lease(seconds(10)).wait(seconds(2))
+    );
     assert_eq!(open.status_of(Answer::Busy), StatusCode::LOCKED);
-    assert_eq!(open.status_of(Answer::Overloaded), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(
+        open.status_of(Answer::Overloaded),
+        StatusCode::SERVICE_UNAVAILABLE
+    );
 }
 
 #[test]
@@ -135,7 +152,11 @@ fn the_most_specific_route_is_that_of_a_request() {
         (Method::PUT, "/orders/7", Some("change")),
         (Method::PATCH, "/orders/7", Some("change")),
         (Method::DELETE, "/orders/7", Some("any")),
-        (Method::from_bytes(b"PURGE").unwrap(), "/orders/7", Some("any")),
+        (
+            Method::from_bytes(b"PURGE").unwrap(),
+            "/orders/7",
+            Some("any"),
+        ),
         // A route of another method takes nothing from those that fit.
         (Method::POST, "/orders/export", Some("post")),
         (Method::GET, "/orders/export", Some("export")),
@@ -151,7 +172,11 @@ fn the_most_specific_route_is_that_of_a_request() {
         (Method::GET, "/head", Some("got")),
         (Method::POST, "/head", Some("rest")),
     ] {
-        assert_eq!(name(&policies, &method, path).as_deref(), expected, "{method} {path}");
+        assert_eq!(
+            name(&policies, &method, path).as_deref(),
+            expected,
+            "{method} {path}"
+        );
     }
 }
 
@@ -175,12 +200,24 @@ fn the_parameters_of_a_policy_are_those_of_its_own_route() {
     let plain = |name: &str| LockKey::new(name).unwrap();
     assert_eq!(locked(Method::GET, "/a/1/2"), plain("a:2:1"));
     assert_eq!(locked(Method::POST, "/a/1/2"), plain("a:1:2"));
-    assert_eq!(locked(Method::GET, "/a/1/%32"), locked(Method::GET, "/a/1/2"));
-    assert_ne!(locked(Method::GET, "/a/1%3A2/3"), locked(Method::GET, "/a/1/3%3A2"));
+    assert_eq!(
+        locked(Method::GET, "/a/1/%32"),
+        locked(Method::GET, "/a/1/2")
+    );
+    assert_ne!(
+        locked(Method::GET, "/a/1%3A2/3"),
+        locked(Method::GET, "/a/1/3%3A2")
+    );
     assert_eq!(locked(Method::GET, "/files/a/b").to_string(), "file:a%2Fb");
-    assert_eq!(locked(Method::POST, "/shop.Orders/Pay").to_string(), "shop.Orders:Pay:%2Fshop.Orders%2F%7Bmethod%7D");
+    assert_eq!(
+        locked(Method::POST, "/shop.Orders/Pay").to_string(),
+        "shop.Orders:Pay:%2Fshop.Orders%2F%7Bmethod%7D"
+    );
     let error = key(Method::GET, "/a/%FF/2").unwrap_err();
-    assert_eq!((error.answer(), error.code()), (Answer::BadRequest, "bad_request"));
+    assert_eq!(
+        (error.answer(), error.code()),
+        (Answer::BadRequest, "bad_request")
+    );
     for uri in ["/skipped", "/nowhere", "/a/1", "/a/1/2/"] {
         assert_eq!(key(Method::GET, uri).unwrap(), Target::Skip, "{uri}");
     }
@@ -236,12 +273,22 @@ fn what_is_no_toml_is_told_with_the_other_mistakes() {
     let text = "[routes.\"/a\"]\nkey = \"a:{id}\nlease = \"1s\"\nlease = \"2s\"\nwait = [1,\n";
     let complaints = complaints(text);
     assert!(
-        complaints.iter().any(|line| line.starts_with("2:14 this is no TOML, invalid basic string")),
+        complaints
+            .iter()
+            .any(|line| line.starts_with("2:14 this is no TOML, invalid basic string")),
         "{complaints:?}"
     );
-    assert!(complaints.iter().any(|line| line.starts_with("4:1 this is no TOML, duplicate key")), "{complaints:?}");
+    assert!(
+        complaints
+            .iter()
+            .any(|line| line.starts_with("4:1 this is no TOML, duplicate key")),
+        "{complaints:?}"
+    );
     // What is said of a value that was not understood would only confuse.
-    assert!(!complaints.iter().any(|line| line.contains("parameter")), "{complaints:?}");
+    assert!(
+        !complaints.iter().any(|line| line.contains("parameter")),
+        "{complaints:?}"
+    );
 }
 
 #[test]
@@ -256,7 +303,10 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
         ("wait = \"1s\", no_wait = true", "leave one out"),
         ("no_wait = false", "wait = \"2s\""),
         ("no_wait = \"yes\"", "no_wait = true"),
-        ("min_hold = \"2s\", max_hold = \"1s\"", "longer than the max_hold"),
+        (
+            "min_hold = \"2s\", max_hold = \"1s\"",
+            "longer than the max_hold",
+        ),
         ("max_hold = \"0s\"", "holds nothing"),
         ("permits = -1", "out of range"),
         ("permits = 5_000_000_000", "4294967295"),
@@ -321,10 +371,15 @@ fn a_route_that_can_never_match_is_refused() {
         (["/a/{x}", "/a/{*rest}"], "neither"),
         (["GET /a/{x}", "/a/{*rest}"], "neither"),
     ] {
-        let said = routes.map(|route| format!("routes.{route:?} = {{ key = \"{{header.x}}\" }}\n")).concat();
+        let said = routes
+            .map(|route| format!("routes.{route:?} = {{ key = \"{{header.x}}\" }}\n"))
+            .concat();
         let complaints = complaints(&said);
         assert_eq!(complaints.len(), 1, "{complaints:?}");
-        assert!(complaints[0].starts_with("2:8 ") && complaints[0].contains(words), "{complaints:?}");
+        assert!(
+            complaints[0].starts_with("2:8 ") && complaints[0].contains(words),
+            "{complaints:?}"
+        );
     }
 }
 
@@ -345,16 +400,22 @@ fn a_key_that_no_request_could_fill_or_that_names_none_is_refused() {
         let complaint = complaint(route, &format!("key = {key:?}"));
         assert!(complaint.contains(words), "{route} {key}: {complaint}");
     }
-    for (route, key) in
-        [("/a/{b}", "{grpc.method}"), ("/{*all}", "{grpc.service}"), ("POST /a.B/{*m}", "{grpc.method}")]
-    {
+    for (route, key) in [
+        ("/a/{b}", "{grpc.method}"),
+        ("/{*all}", "{grpc.service}"),
+        ("POST /a.B/{*m}", "{grpc.method}"),
+    ] {
         policies(&format!("routes.{route:?} = {{ key = {key:?} }}"));
     }
 }
 
 #[test]
 fn a_mistake_within_a_key_is_told_at_its_place() {
-    for (key, column) in [("\"k:{id}\"", 25), ("'k:{id}'", 25), ("\"\\u006B:{id}\"", 22)] {
+    for (key, column) in [
+        ("\"k:{id}\"", 25),
+        ("'k:{id}'", 25),
+        ("\"\\u006B:{id}\"", 22),
+    ] {
         let found = complaints(&format!("[routes]\n\"/a\" = {{       key = {key} }}"));
         assert!(found[0].starts_with(&format!("2:{column} ")), "{found:?}");
     }
@@ -365,7 +426,10 @@ fn a_template_that_nobody_goes_by_is_checked_as_well() {
     let text = "[groups.nobody]\nkey = \"k:{id\"\n[groups.two]\nkey = \"k:{x\"\n[routes]\n\"/a/{b}\" = { key = \"{b:int}\" }\n\"/c\" = { group = \"two\" }";
     let found = complaints(text);
     assert_eq!(found.len(), 2, "{found:?}");
-    assert!(found[0].starts_with("2:10 ") && found[1].starts_with("4:10 "), "{found:?}");
+    assert!(
+        found[0].starts_with("2:10 ") && found[1].starts_with("4:10 "),
+        "{found:?}"
+    );
 }
 
 #[test]
@@ -374,7 +438,10 @@ fn names_are_of_one_route_each() {
         "[defaults]\nkey = \"{header.x}\"\n[routes]\n\"/a\" = {}\n\"/b\" = { name = \"/a\" }\n\"/c\" = { name = \"/a\" }",
     );
     assert_eq!(found.len(), 2, "{found:?}");
-    assert!(found[0].starts_with("5:17 ") && found[0].contains("line 4"), "{found:?}");
+    assert!(
+        found[0].starts_with("5:17 ") && found[0].contains("line 4"),
+        "{found:?}"
+    );
 }
 
 #[test]
@@ -397,7 +464,13 @@ fn a_bad_file_changes_nothing() {
 
     write("routes.\"/a\" = { name = \"two\", key = \"{header.x}\", ttl = 1 }");
     let error = policies.reload().unwrap_err().to_string();
-    assert_eq!(error, format!("{}:1:51: there is no field `ttl`: did you mean `lease`?", file.display()));
+    assert_eq!(
+        error,
+        format!(
+            "{}:1:51: there is no field `ttl`: did you mean `lease`?",
+            file.display()
+        )
+    );
     assert_eq!(named().as_deref(), Some("one"));
 
     write("routes.\"/a\" = { name = \"two\", key = \"{header.x}\" }");
@@ -406,12 +479,24 @@ fn a_bad_file_changes_nothing() {
 
     fs::remove_file(&file).unwrap();
     let error = policies.reload().unwrap_err();
-    assert!(error.all().is_empty() && error.to_string().contains("locks.toml"), "{error}");
+    assert!(
+        error.all().is_empty() && error.to_string().contains("locks.toml"),
+        "{error}"
+    );
     assert_eq!(named().as_deref(), Some("two"));
 
     assert!(LockPolicies::from_file(&file).is_err());
-    policies.replace("routes.\"/a\" = { name = \"three\", key = \"{header.x}\" }").unwrap();
+    policies
+        .replace("routes.\"/a\" = { name = \"three\", key = \"{header.x}\" }")
+        .unwrap();
     assert_eq!(named().as_deref(), Some("three"));
-    let of_no_file = LockPolicies::from_toml_str("routes.\"/a\" = { key = \"{header.x}\" }").unwrap();
-    assert!(of_no_file.reload().unwrap_err().to_string().contains("replace"));
+    let of_no_file =
+        LockPolicies::from_toml_str("routes.\"/a\" = { key = \"{header.x}\" }").unwrap();
+    assert!(
+        of_no_file
+            .reload()
+            .unwrap_err()
+            .to_string()
+            .contains("replace")
+    );
 }

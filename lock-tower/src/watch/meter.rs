@@ -11,7 +11,8 @@ use crate::{
     policy::Policy,
 };
 
-static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
+static METADATA: Metadata<'static> =
+    Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
 /// The names of a policy's metrics, with their labels: made once, so that a request that is counted by nobody allocates
 /// nothing.
@@ -43,7 +44,10 @@ impl Names {
 }
 
 fn acquired(policy: &Label, outcome: &'static str) -> Key {
-    Key::from_parts(ACQUIRE, vec![policy.clone(), Label::new("outcome", outcome)])
+    Key::from_parts(
+        ACQUIRE,
+        vec![policy.clone(), Label::new("outcome", outcome)],
+    )
 }
 
 /// A request on its way.
@@ -66,12 +70,20 @@ enum Stage {
 
 impl Meter {
     pub(super) fn new(policy: &Arc<Policy>) -> Self {
-        Self { policy: policy.clone(), stage: Stage::Out }
+        Self {
+            policy: policy.clone(),
+            stage: Stage::Out,
+        }
     }
 
     pub(super) fn asks(&mut self) {
-        self.stage = Stage::Asking { since: Instant::now() };
-        with_recorder(|to| to.register_gauge(&self.names().waiting, &METADATA).increment(1));
+        self.stage = Stage::Asking {
+            since: Instant::now(),
+        };
+        with_recorder(|to| {
+            to.register_gauge(&self.names().waiting, &METADATA)
+                .increment(1)
+        });
     }
 
     pub(super) fn granted(&mut self, held: &HeldLock) {
@@ -81,14 +93,20 @@ impl Meter {
                 count(to, &self.names().contended, 1);
             }
         });
-        self.stage = Stage::Holding { since: Instant::now(), held: held.clone() };
+        self.stage = Stage::Holding {
+            since: Instant::now(),
+            held: held.clone(),
+        };
     }
 
     pub(super) fn refused(&mut self, error: &LockError, served: bool) {
         self.asked(error.code());
         with_recorder(|to| {
             use LockErrorKind as Kind;
-            if matches!(error.kind(), Kind::Contended | Kind::WaitTimeout | Kind::Overloaded) {
+            if matches!(
+                error.kind(),
+                Kind::Contended | Kind::WaitTimeout | Kind::Overloaded
+            ) {
                 count(to, &self.names().contended, 1);
             }
             if served {
@@ -101,7 +119,8 @@ impl Meter {
         if let Stage::Holding { since, held } = std::mem::replace(&mut self.stage, Stage::Out) {
             with_recorder(|to| {
                 let names = self.names();
-                to.register_histogram(&names.hold, &METADATA).record(since.elapsed());
+                to.register_histogram(&names.hold, &METADATA)
+                    .record(since.elapsed());
                 let renewals = held.renewals();
                 if renewals > 0 {
                     count(to, &names.renewals, renewals);
@@ -110,7 +129,11 @@ impl Meter {
                     && matches!(error.kind(), LockErrorKind::Lost(_))
                 {
                     let how = Label::new("loss", error.code());
-                    count(to, &Key::from_parts(LOST, vec![names.policy.clone(), how]), 1);
+                    count(
+                        to,
+                        &Key::from_parts(LOST, vec![names.policy.clone(), how]),
+                        1,
+                    );
                 }
             });
         }
@@ -125,9 +148,11 @@ impl Meter {
                 to.register_gauge(&names.waiting, &METADATA).decrement(1);
                 let took = since.elapsed();
                 if outcome == "granted" {
-                    to.register_histogram(&names.granted, &METADATA).record(took);
+                    to.register_histogram(&names.granted, &METADATA)
+                        .record(took);
                 } else {
-                    to.register_histogram(&acquired(&names.policy, outcome), &METADATA).record(took);
+                    to.register_histogram(&acquired(&names.policy, outcome), &METADATA)
+                        .record(took);
                 }
             });
         }

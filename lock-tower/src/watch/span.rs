@@ -15,7 +15,10 @@ pub(super) struct Span {
 
 impl Span {
     pub(super) fn none() -> Self {
-        Self { span: tracing::Span::none(), asked: None }
+        Self {
+            span: tracing::Span::none(),
+            asked: None,
+        }
     }
 
     pub(super) fn of(policy: &Policy, key: &LockKey) -> Self {
@@ -34,7 +37,10 @@ impl Span {
     pub(super) fn granted(&self, held: &HeldLock) {
         if let Some(asked) = self.asked {
             self.span.record("fence", field::display(held.fence()));
-            self.span.record("waited_ms", u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX));
+            self.span.record(
+                "waited_ms",
+                u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX),
+            );
             self.span.record("outcome", "granted");
         }
     }

@@ -19,18 +19,39 @@ const TASKS: usize = 256;
 
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let cluster = RedisCluster::start().await;
-    let locks = LockClient::builder().cluster(cluster.urls()).await.expect("our own cluster answers");
-    let nodes = join_all(cluster.nodes().iter().map(async |node| Raw::connect(&raw::client(&node.url())).await)).await;
+    let locks = LockClient::builder()
+        .cluster(cluster.urls())
+        .await
+        .expect("our own cluster answers");
+    let nodes = join_all(
+        cluster
+            .nodes()
+            .iter()
+            .map(async |node| Raw::connect(&raw::client(&node.url())).await),
+    )
+    .await;
     let mut raw = Vec::with_capacity(TASKS);
     for task in 0..TASKS {
         let key = format!("raw:{task}");
         let owner = cluster.owner_of(&format!("lock:{key}")).await.port();
-        let node = cluster.nodes().iter().position(|node| node.port() == owner).expect("a node of the cluster");
+        let node = cluster
+            .nodes()
+            .iter()
+            .position(|node| node.port() == owner)
+            .expect("a node of the cluster");
         raw.push((nodes[node].clone(), key));
     }
     let contest = Contest::new("cluster", TASKS, slice)
-        .subject("lock-runtime", |_, slice| each(slice, TASKS, |task| Ours::new(&locks, format!("bench:{task}"))))
-        .subject(LIMIT, |_, slice| each(slice, TASKS, |task| RawLock::new(&raw[task].0, &raw[task].1)));
+        .subject("lock-runtime", |_, slice| {
+            each(slice, TASKS, |task| {
+                Ours::new(&locks, format!("bench:{task}"))
+            })
+        })
+        .subject(LIMIT, |_, slice| {
+            each(slice, TASKS, |task| {
+                RawLock::new(&raw[task].0, &raw[task].1)
+            })
+        });
     let rows = contest.run().await;
     locks.shutdown().await;
     rows

@@ -26,11 +26,18 @@ pub(crate) struct Tally {
 impl Tally {
     pub(crate) fn new() -> Self {
         let taken = Histogram::new(3).expect("three digits are within what a histogram allows");
-        Self { taken, holder: None, grants: 0, handed_on: 0 }
+        Self {
+            taken,
+            holder: None,
+            grants: 0,
+            handed_on: 0,
+        }
     }
 
     pub(crate) fn record(&mut self, each: Duration, times: u64) {
-        self.taken.record_n(each.as_nanos() as u64, times).expect("the histogram grows");
+        self.taken
+            .record_n(each.as_nanos() as u64, times)
+            .expect("the histogram grows");
     }
 
     pub(crate) fn granted(&mut self, client: usize) {
@@ -46,8 +53,14 @@ impl Tally {
             p50_us: micros(self.taken.value_at_quantile(0.5)),
             p99_us: micros(self.taken.value_at_quantile(0.99)),
             longest_us: micros(self.taken.max()),
-            served: served.iter().copied().min().zip(served.iter().copied().max()).filter(|_| served.len() > 1),
-            handed_on_percent: (self.grants > 0).then(|| 100.0 * self.handed_on as f64 / self.grants as f64),
+            served: served
+                .iter()
+                .copied()
+                .min()
+                .zip(served.iter().copied().max())
+                .filter(|_| served.len() > 1),
+            handed_on_percent: (self.grants > 0)
+                .then(|| 100.0 * self.handed_on as f64 / self.grants as f64),
         }
     }
 }
@@ -77,7 +90,12 @@ pub(crate) struct Contest<'a> {
 impl<'a> Contest<'a> {
     /// Each subject is measured for a `slice` of each round.
     pub(crate) fn new(scenario: &'static str, clients: usize, slice: Duration) -> Self {
-        Self { scenario, clients, slice, subjects: Vec::new() }
+        Self {
+            scenario,
+            clients,
+            slice,
+            subjects: Vec::new(),
+        }
     }
 
     /// Adds a subject. `measure` is told the number of the round and its slice. Where clients wait for each other, every round
@@ -87,15 +105,29 @@ impl<'a> Contest<'a> {
         name: &'static str,
         measure: impl Fn(usize, Duration) -> F + 'a,
     ) -> Self {
-        self.subjects.push((name, Box::new(move |round, slice| measure(round, slice).boxed_local())));
+        self.subjects.push((
+            name,
+            Box::new(move |round, slice| measure(round, slice).boxed_local()),
+        ));
         self
     }
 
     pub(crate) async fn run(self) -> Vec<Row> {
-        let mut measured: Vec<_> = self.subjects.iter().map(|&(name, _)| (name, Vec::new())).collect();
+        let mut measured: Vec<_> = self
+            .subjects
+            .iter()
+            .map(|&(name, _)| (name, Vec::new()))
+            .collect();
         for round in 0..=ROUNDS {
-            eprintln!("{}, {} clients, round {round} of {ROUNDS}", self.scenario, self.clients);
-            let slice = if round == 0 { self.slice / 4 } else { self.slice };
+            eprintln!(
+                "{}, {} clients, round {round} of {ROUNDS}",
+                self.scenario, self.clients
+            );
+            let slice = if round == 0 {
+                self.slice / 4
+            } else {
+                self.slice
+            };
             for ((_, measure), (_, rounds)) in self.subjects.iter().zip(&mut measured) {
                 let one = measure(round, slice).await;
                 if round > 0 {
@@ -108,11 +140,20 @@ impl<'a> Contest<'a> {
 }
 
 /// A row for each subject, in the given order.
-pub(crate) fn rows(scenario: &'static str, clients: usize, measured: &[(&'static str, Vec<Round>)]) -> Vec<Row> {
+pub(crate) fn rows(
+    scenario: &'static str,
+    clients: usize,
+    measured: &[(&'static str, Vec<Round>)],
+) -> Vec<Row> {
     let limit = measured.iter().find(|&&(name, _)| name == LIMIT);
     let of_limit = |name, rounds: &[Round]| {
         let (_, limit) = limit.filter(|_| name != LIMIT)?;
-        Some(median(rounds.iter().zip(limit).map(|(round, limit)| round.ops_per_s / limit.ops_per_s)))
+        Some(median(
+            rounds
+                .iter()
+                .zip(limit)
+                .map(|(round, limit)| round.ops_per_s / limit.ops_per_s),
+        ))
     };
     let row = |&(name, ref rounds): &(&'static str, Vec<Round>)| {
         let of = |field: fn(&Round) -> f64| Some(median(rounds.iter().map(field)));
@@ -120,7 +161,8 @@ pub(crate) fn rows(scenario: &'static str, clients: usize, measured: &[(&'static
             let ends: Option<Vec<_>> = rounds.iter().map(|round| round.served.map(end)).collect();
             Some(median(ends?))
         };
-        let handed_on: Option<Vec<_>> = rounds.iter().map(|round| round.handed_on_percent).collect();
+        let handed_on: Option<Vec<_>> =
+            rounds.iter().map(|round| round.handed_on_percent).collect();
         Row {
             ops_per_s: of(|round| round.ops_per_s),
             p50_us: of(|round| round.p50_us),

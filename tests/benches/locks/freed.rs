@@ -51,16 +51,28 @@ struct Processes {
 
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let server = RedisServer::start().await;
-    let client = async || LockClient::connect(&server.url()).await.expect("our own server answers");
-    let dead = RedisStore::connect(&server.url(), "lock").await.expect("our own server answers");
-    let processes = Processes { here: client().await, there: client().await, dead: Arc::new(dead) };
+    let client = async || {
+        LockClient::connect(&server.url())
+            .await
+            .expect("our own server answers")
+    };
+    let dead = RedisStore::connect(&server.url(), "lock")
+        .await
+        .expect("our own server answers");
+    let processes = Processes {
+        here: client().await,
+        there: client().await,
+        dead: Arc::new(dead),
+    };
     let mut contest = Contest::new("freed", LOCKS, slice);
     for (name, way) in WAYS {
         let processes = processes.clone();
         contest = contest.subject(name, move |round, slice| {
             let lock = |number| (processes.clone(), format!("{way:?}:{round}:{number}"));
             let locks: Vec<_> = (0..LOCKS).map(lock).collect();
-            together(slice, locks, move |(processes, key), watch| repeat(processes, key, way, watch))
+            together(slice, locks, move |(processes, key), watch| {
+                repeat(processes, key, way, watch)
+            })
         });
     }
     let mut rows = contest.run().await;
@@ -106,7 +118,10 @@ impl Processes {
         let over = Instant::now() + SHORT;
         match way {
             Way::Release => (vec![acquired(self.here.exclusive(key)).await], None),
-            Way::Reservation => (vec![acquired(self.here.exclusive(key).min_hold(SHORT)).await], Some(over)),
+            Way::Reservation => (
+                vec![acquired(self.here.exclusive(key).min_hold(SHORT)).await],
+                Some(over),
+            ),
             Way::ReservationOfReader => {
                 let first = acquired(self.here.read(key).min_hold(SHORT)).await;
                 let second = acquired(self.here.read(key)).await;
@@ -123,15 +138,26 @@ impl Processes {
 
     /// A process holds the lock and is killed.
     async fn die(&self, key: &str, mode: Mode) -> Instant {
-        let hold = Hold::new(LockKey::new(key).expect("a short name is valid"), mode, Token::random());
-        let reply = self.dead.acquire(&KeyRequest::new(hold, SHORT, Instant::now() + WAIT)).await;
+        let hold = Hold::new(
+            LockKey::new(key).expect("a short name is valid"),
+            mode,
+            Token::random(),
+        );
+        let reply = self
+            .dead
+            .acquire(&KeyRequest::new(hold, SHORT, Instant::now() + WAIT))
+            .await;
         assert!(matches!(reply, Ok(AcquireReply::Granted(_))), "{reply:?}");
         Instant::now() + SHORT
     }
 }
 
 async fn acquired(request: LockRequest) -> LockGuard {
-    request.wait(WAIT).acquire().await.expect("it is granted at some time")
+    request
+        .wait(WAIT)
+        .acquire()
+        .await
+        .expect("it is granted at some time")
 }
 
 async fn release(guard: LockGuard) {

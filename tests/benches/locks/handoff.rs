@@ -46,7 +46,9 @@ pub(crate) async fn on_one_key(
             let subject = move |locks| Ours::new(locks, format!("bench:{clients}:{round}"));
             together(slice, ours.iter().map(subject), contend)
         })
-        .subject(LIMIT, |round, slice| raw::hand_off(raw, format!("raw:{clients}:{round}"), slice))
+        .subject(LIMIT, |round, slice| {
+            raw::hand_off(raw, format!("raw:{clients}:{round}"), slice)
+        })
         .subject("rslock", |round, slice| {
             let subject = move |manager| Rslock::new(manager, format!("rslock:{clients}:{round}"));
             together(slice, peers.iter().map(subject), contend)

@@ -15,7 +15,10 @@ where
     G: AsyncFnOnce(&mut T) + Send + 'static,
 {
     let measured = tokio::task::spawn_blocking(move || {
-        let runtime = runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be built");
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime can be built");
         let mut prepared = runtime.block_on(prepare());
         allocation_counter::measure(|| runtime.block_on(grow(&mut prepared))).bytes_current as f64
     });

@@ -21,7 +21,9 @@ const WATCHED: Duration = Duration::from_secs(20);
 pub(crate) async fn measure() -> Vec<Row> {
     let bytes_per_lease = bytes_per_lease().await;
     let server = RedisServer::start().await;
-    let locks = LockClient::connect(&server.url()).await.expect("our own server answers");
+    let locks = LockClient::connect(&server.url())
+        .await
+        .expect("our own server answers");
 
     eprintln!("held, acquiring {LEASES} leases");
     let guards = hold(&locks, "held", LEASES).await;
@@ -39,8 +41,15 @@ pub(crate) async fn measure() -> Vec<Row> {
 
     let held = |subject| Row::new("held", subject, LEASES);
     vec![
-        Row { core_percent: ours, bytes_per_lease: Some(bytes_per_lease), ..held("lock-runtime") },
-        Row { core_percent: theirs, ..held("redis-server") },
+        Row {
+            core_percent: ours,
+            bytes_per_lease: Some(bytes_per_lease),
+            ..held("lock-runtime")
+        },
+        Row {
+            core_percent: theirs,
+            ..held("redis-server")
+        },
     ]
 }
 
@@ -66,8 +75,12 @@ async fn bytes_per_lease() -> f64 {
 async fn hold(locks: &LockClient, name: &str, count: usize) -> Vec<LockGuard> {
     let mut guards = Vec::with_capacity(count);
     for start in (0..count).step_by(1_000) {
-        let batch =
-            (start..count.min(start + 1_000)).map(|i| locks.exclusive(format!("{name}:{i}")).lease(LEASE).acquire());
+        let batch = (start..count.min(start + 1_000)).map(|i| {
+            locks
+                .exclusive(format!("{name}:{i}"))
+                .lease(LEASE)
+                .acquire()
+        });
         for guard in futures_util::future::join_all(batch).await {
             guards.push(guard.expect("nobody else wants this key"));
         }
@@ -82,10 +95,15 @@ fn expect_all_held(guards: &[LockGuard]) {
 
 /// What a process has spent so far, in its own code and in the kernel's.
 fn cpu(pid: u32) -> Duration {
-    let stat =
-        std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the bench runs on Linux, and so does the server");
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .expect("the bench runs on Linux, and so does the server");
     // The second field is a name in parentheses, and may have blanks; the times are the 14th and the 15th.
     let (_, fields) = stat.rsplit_once(')').expect("the name is in parentheses");
-    let ticks: u64 = fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+    let ticks: u64 = fields
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .filter_map(|ticks| ticks.parse::<u64>().ok())
+        .sum();
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }

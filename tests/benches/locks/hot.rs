@@ -32,7 +32,9 @@ const SETTLED: Duration = Duration::from_millis(500);
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let server = RedisServer::start().await;
     let client = raw::client(&server.url());
-    let locks = LockClient::connect(&server.url()).await.expect("our own server answers");
+    let locks = LockClient::connect(&server.url())
+        .await
+        .expect("our own server answers");
     let raw = Raw::connect(&client).await;
     let manager = Rslock::manager(&client);
     let mut rows = Vec::new();
@@ -52,7 +54,9 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
 async fn bytes_per_waiter(url: String, tasks: usize) -> f64 {
     eprintln!("hot, {tasks} clients, bytes per waiter");
     let prepare = async move || {
-        let locks = LockClient::connect(&url).await.expect("our own server answers");
+        let locks = LockClient::connect(&url)
+            .await
+            .expect("our own server answers");
         // Nobody is left to release it at the end, so it is not the key of another measurement.
         let key = format!("waiters:{tasks}");
         let holder = Ours::new(&locks, key.clone());
@@ -73,7 +77,12 @@ async fn bytes_per_waiter(url: String, tasks: usize) -> f64 {
         }
         (start, waiting, waiters, guard)
     };
-    let wait = async move |(start, waiting, ..): &mut (watch::Sender<bool>, Arc<AtomicUsize>, JoinSet<_>, _)| {
+    let wait = async move |(start, waiting, ..): &mut (
+        watch::Sender<bool>,
+        Arc<AtomicUsize>,
+        JoinSet<_>,
+        _,
+    )| {
         start.send_replace(true);
         while waiting.load(Ordering::Relaxed) < tasks {
             yield_now().await;

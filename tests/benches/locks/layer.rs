@@ -18,9 +18,16 @@ pub(crate) async fn measure() -> Vec<Row> {
     eprintln!("layer, {REQUESTS} requests that wait");
     let locked = growth(async || {
         let locks = LockClient::in_memory();
-        let guard = locks.exclusive("order:42").acquire().await.expect("nobody else wants this key");
+        let guard = locks
+            .exclusive("order:42")
+            .acquire()
+            .await
+            .expect("nobody else wants this key");
         let layer = LockLayer::new(locks, "order:{header.order}").expect("a request can fill it");
-        (layer.wait(Duration::from_secs(600)).layer(endless()), Some(guard))
+        (
+            layer.wait(Duration::from_secs(600)).layer(endless()),
+            Some(guard),
+        )
     });
     let (locked, alone) = (locked.await, growth(async || (endless(), None)).await);
     let mut row = Row::new("layer", "waiting requests", REQUESTS);
@@ -28,8 +35,10 @@ pub(crate) async fn measure() -> Vec<Row> {
     vec![row]
 }
 
-fn endless() -> impl Service<Request<()>, Response = Response<String>, Error = Infallible, Future: Send> + Clone + Send
-{
+fn endless()
+-> impl Service<Request<()>, Response = Response<String>, Error = Infallible, Future: Send>
++ Clone
++ Send {
     service_fn(async |_: Request<()>| future::pending().await)
 }
 
@@ -46,7 +55,10 @@ where
         for _ in 0..REQUESTS {
             let service = service.clone();
             requests.spawn(async move {
-                let request = Request::post("/orders/42").header("order", "42").body(()).expect("the header is valid");
+                let request = Request::post("/orders/42")
+                    .header("order", "42")
+                    .body(())
+                    .expect("the header is valid");
                 drop(service.oneshot(request).await);
             });
         }

@@ -28,13 +28,26 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     rows
 }
 
-async fn compare(scenario: &'static str, tasks: usize, slice: Duration, key: fn(usize) -> String) -> Vec<Row> {
+async fn compare(
+    scenario: &'static str,
+    tasks: usize,
+    slice: Duration,
+    key: fn(usize) -> String,
+) -> Vec<Row> {
     let locks = LockClient::in_memory();
     let mutexes = Arc::<Mutexes>::default();
     let contest = Contest::new(scenario, tasks, slice)
-        .subject("lock-runtime", |_, slice| each(slice, (0..tasks).map(|task| Ours::new(&locks, key(task)))))
+        .subject("lock-runtime", |_, slice| {
+            each(slice, (0..tasks).map(|task| Ours::new(&locks, key(task))))
+        })
         .subject(LIMIT, |_, slice| {
-            each(slice, (0..tasks).map(|task| Keyed { mutexes: mutexes.clone(), key: key(task) }))
+            each(
+                slice,
+                (0..tasks).map(|task| Keyed {
+                    mutexes: mutexes.clone(),
+                    key: key(task),
+                }),
+            )
         });
     let rows = contest.run().await;
     locks.shutdown().await;
@@ -42,8 +55,13 @@ async fn compare(scenario: &'static str, tasks: usize, slice: Duration, key: fn(
 }
 
 // A task of its own for one as well, as in a service: the main future of a multi-threaded runtime is on another thread.
-fn each<S: Subject>(slice: Duration, subjects: impl Iterator<Item = S>) -> impl Future<Output = Round> {
-    together(slice, subjects.map(Turn), |turn, watch| repeat(turn, BATCH, watch))
+fn each<S: Subject>(
+    slice: Duration,
+    subjects: impl Iterator<Item = S>,
+) -> impl Future<Output = Round> {
+    together(slice, subjects.map(Turn), |turn, watch| {
+        repeat(turn, BATCH, watch)
+    })
 }
 
 type Mutexes = Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>;

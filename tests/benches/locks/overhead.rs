@@ -25,7 +25,14 @@ use crate::{
     turns::Call,
 };
 
-const SUBJECTS: [&str; 6] = ["lock-runtime", "macro", "layer", "policies", "look-up", "service"];
+const SUBJECTS: [&str; 6] = [
+    "lock-runtime",
+    "macro",
+    "layer",
+    "policies",
+    "look-up",
+    "service",
+];
 const BATCH: u32 = 1_000;
 const ORDER: u64 = 42;
 const ROUTES: usize = 1_000;
@@ -33,13 +40,19 @@ const PATH: &str = "/shop-177/orders/42";
 
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let locks = LockClient::in_memory();
-    locks.clone().install().expect("nobody else has installed one");
+    locks
+        .clone()
+        .install()
+        .expect("nobody else has installed one");
     let mut measured = SUBJECTS.map(|name| (name, Vec::new()));
     for round in 0..ROUNDS {
         eprintln!("overhead, round {} of {ROUNDS}", round + 1);
         let alternating = tokio::spawn(alternate(locks.clone(), slice * SUBJECTS.len() as u32));
         let taken = alternating.await.expect("a subject does not panic");
-        measured.iter_mut().zip(taken).for_each(|((_, rounds), round)| rounds.push(round));
+        measured
+            .iter_mut()
+            .zip(taken)
+            .for_each(|((_, rounds), round)| rounds.push(round));
     }
     let counting = tokio::task::spawn_blocking({
         let locks = locks.clone();
@@ -49,11 +62,18 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     locks.shutdown().await;
 
     let mut rows = rows("overhead", 1, &measured);
-    let nanos = array::from_fn(|row: usize| rows[row].p50_us.map_or(f64::NAN, |micros| micros * 1e3));
+    let nanos =
+        array::from_fn(|row: usize| rows[row].p50_us.map_or(f64::NAN, |micros| micros * 1e3));
     let added = |of: &[f64; SUBJECTS.len()]| {
         let [runtime, of_macro, layer, policies, look_up, service] = *of;
         let alone = runtime + service;
-        [runtime, of_macro - runtime, layer - alone, policies - alone, look_up]
+        [
+            runtime,
+            of_macro - runtime,
+            layer - alone,
+            policies - alone,
+            look_up,
+        ]
     };
     for ((row, nanos), count) in rows.iter_mut().zip(added(&nanos)).zip(added(&allocations)) {
         row.added_ns = Some(nanos);
@@ -79,7 +99,10 @@ async fn alternate(locks: LockClient, slice: Duration) -> [Round; SUBJECTS.len()
 
 /// How often a call of each subject allocates, when everything that is made once has been made.
 fn allocations(locks: LockClient) -> [f64; SUBJECTS.len()] {
-    let runtime = runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be built");
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime can be built");
     let _runtime = runtime.enter();
     let subjects = Subjects::of(locks);
     runtime.block_on(subjects.batches());
@@ -88,7 +111,13 @@ fn allocations(locks: LockClient) -> [f64; SUBJECTS.len()] {
         let counted = (0..50).map(|_| allocation_counter::measure(call).count_total);
         counted.min().unwrap_or_default() as f64
     };
-    let Subjects { runtime: by_hand, layered, by_policy, policies, service } = &subjects;
+    let Subjects {
+        runtime: by_hand,
+        layered,
+        by_policy,
+        policies,
+        service,
+    } = &subjects;
     [
         count(&|| runtime.block_on(by_hand.call())),
         count(&|| runtime.block_on(Macro.call())),
@@ -109,10 +138,12 @@ struct Subjects<L, P, S> {
 
 impl Subjects<(), (), ()> {
     fn of(locks: LockClient) -> Subjects<impl Orders, impl Orders, impl Orders> {
-        let layer = LockLayer::new(locks.clone(), "order:{header.order}").expect("a request can fill it");
+        let layer =
+            LockLayer::new(locks.clone(), "order:{header.order}").expect("a request can fill it");
         let policies = policies();
         let by_policy = PolicyLayer::new(locks.clone(), policies.clone());
-        let service = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
+        let service =
+            service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
         Subjects {
             runtime: Runtime(locks),
             layered: Served(layer.layer(service)),
@@ -125,7 +156,13 @@ impl Subjects<(), (), ()> {
 
 impl<L: Orders, P: Orders, S: Orders> Subjects<L, P, S> {
     async fn batches(&self) -> [Duration; SUBJECTS.len()] {
-        let Self { runtime, layered, by_policy, policies, service } = self;
+        let Self {
+            runtime,
+            layered,
+            by_policy,
+            policies,
+            service,
+        } = self;
         [
             batch(runtime).await,
             batch(&Macro).await,
@@ -142,7 +179,12 @@ fn policies() -> LockPolicies {
     let mut text = "[defaults]\nkey = \"order:{id}\"\n[routes]\n".to_owned();
     for route in 0..ROUTES {
         let method = ["GET", "POST", "PUT|PATCH", "DELETE"][route % 4];
-        writeln!(text, "\"{method} /shop-{}/orders/{{id}}\" = {{}}", route / 4).expect("a string takes all");
+        writeln!(
+            text,
+            "\"{method} /shop-{}/orders/{{id}}\" = {{}}",
+            route / 4
+        )
+        .expect("a string takes all");
     }
     LockPolicies::from_toml_str(&text).expect("a thousand routes are no mistake")
 }
@@ -162,7 +204,11 @@ impl Call for Runtime {
     async fn call(&self) {
         let mut key = KeyWriter::new();
         key.lit("order:").arg(format_args!("{}", black_box(ORDER)));
-        let result = self.0.exclusive(key.finish()).run(async |_| black_box(ORDER)).await;
+        let result = self
+            .0
+            .exclusive(key.finish())
+            .run(async |_| black_box(ORDER))
+            .await;
         result.expect("nobody else wants this key");
     }
 }
@@ -176,7 +222,9 @@ async fn locked(order: u64) -> Result<u64, LockError> {
 
 impl Call for Macro {
     async fn call(&self) {
-        locked(black_box(ORDER)).await.expect("nobody else wants this key");
+        locked(black_box(ORDER))
+            .await
+            .expect("nobody else wants this key");
     }
 }
 
@@ -190,16 +238,25 @@ impl Call for LookUp {
 }
 
 /// What serves an order.
-trait Orders: Service<Request<()>, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static {}
+trait Orders:
+    Service<Request<()>, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static
+{
+}
 
-impl<S> Orders for S where S: Service<Request<()>, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static {}
+impl<S> Orders for S where
+    S: Service<Request<()>, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static
+{
+}
 
 /// A service, cloned for each call, as servers do.
 struct Served<S>(S);
 
 impl<S: Orders> Call for Served<S> {
     async fn call(&self) {
-        let request = Request::post(PATH).header("order", "42").body(()).expect("the header is valid");
+        let request = Request::post(PATH)
+            .header("order", "42")
+            .body(())
+            .expect("the header is valid");
         let response = self.0.clone().oneshot(request).await;
         black_box(response.unwrap_or_else(|never| match never {}));
     }

@@ -49,21 +49,42 @@ pub(crate) struct Raw {
 
 impl Raw {
     pub(crate) async fn connect(client: &Client) -> Self {
-        let config = AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(4096);
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(4096);
+        let connection = client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await;
         let mut connection = connection.expect("our own server answers");
         let mut load = async |text: &str| {
-            redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(&mut connection).await.expect("the script is valid")
+            redis::cmd("SCRIPT")
+                .arg("LOAD")
+                .arg(text)
+                .query_async(&mut connection)
+                .await
+                .expect("the script is valid")
         };
-        let acquire = load(script!("acquire_free" "clock" "fence" "holders" "standing" "line" "acquire")).await;
-        let release = load(script!("release" "clock" "fence" "holders" "standing" "line" "hand_over")).await;
+        let acquire =
+            load(script!("acquire_free" "clock" "fence" "holders" "standing" "line" "acquire"))
+                .await;
+        let release =
+            load(script!("release" "clock" "fence" "holders" "standing" "line" "hand_over")).await;
         let pass = load(script!("clock" "fence" "holders" "standing" "line" "pass")).await;
         let nothing = load("return 0").await;
-        Self { connection, acquire, release, pass, nothing }
+        Self {
+            connection,
+            acquire,
+            release,
+            pass,
+            nothing,
+        }
     }
 
     async fn send(&self, command: &Cmd) -> Value {
-        command.query_async(&mut self.connection.clone()).await.expect("the script runs")
+        command
+            .query_async(&mut self.connection.clone())
+            .await
+            .expect("the script runs")
     }
 }
 
@@ -74,8 +95,13 @@ fn call(digest: &str, names: &[String]) -> Cmd {
 }
 
 fn expect_word(reply: &Value, word: &str) {
-    let Value::Array(items) = reply else { panic!("{reply:?}") };
-    assert!(matches!(items.first(), Some(Value::BulkString(first)) if first == word.as_bytes()), "{reply:?}");
+    let Value::Array(items) = reply else {
+        panic!("{reply:?}")
+    };
+    assert!(
+        matches!(items.first(), Some(Value::BulkString(first)) if first == word.as_bytes()),
+        "{reply:?}"
+    );
 }
 
 /// One lock, acquired and released by the same two scripts as ours.
@@ -89,7 +115,11 @@ impl RawLock {
     pub(crate) fn new(raw: &Raw, key: &str) -> Self {
         Self {
             raw: raw.clone(),
-            names: [format!("lock:{key}"), format!("{{lock:{key}}}:f"), format!("{{lock:{key}}}:q")],
+            names: [
+                format!("lock:{key}"),
+                format!("{{lock:{key}}}:f"),
+                format!("{{lock:{key}}}:q"),
+            ],
         }
     }
 }
@@ -100,7 +130,13 @@ impl Subject for RawLock {
     async fn acquire(&self) -> [u8; 32] {
         let member = Token::random().to_hex();
         let mut command = call(&self.raw.acquire, &self.names);
-        command.arg(DEADLINE).arg(CHANNEL).arg("exclusive").arg(&member).arg(LEASE.as_millis().to_string()).arg("0");
+        command
+            .arg(DEADLINE)
+            .arg(CHANNEL)
+            .arg("exclusive")
+            .arg(&member)
+            .arg(LEASE.as_millis().to_string())
+            .arg("0");
         expect_word(&self.raw.send(&command).await, "granted");
         member
     }
@@ -122,8 +158,16 @@ pub(crate) struct RawMajority {
 impl RawMajority {
     /// `servers` with what the marker of each says.
     pub(crate) fn new(servers: &[(Raw, String)], key: &str) -> Self {
-        let names = [format!("lock:{key}"), format!("{{lock:{key}}}:f"), format!("{{lock:{key}}}:q"), MARKER.into()];
-        Self { servers: servers.to_vec(), names }
+        let names = [
+            format!("lock:{key}"),
+            format!("{{lock:{key}}}:f"),
+            format!("{{lock:{key}}}:q"),
+            MARKER.into(),
+        ];
+        Self {
+            servers: servers.to_vec(),
+            names,
+        }
     }
 
     async fn await_majority(&self, calls: impl Iterator<Item = Cmd>, word: &str) {
@@ -133,7 +177,10 @@ impl RawMajority {
         });
         let mut replies: FuturesUnordered<_> = calls.collect();
         for _ in 0..=self.servers.len() / 2 {
-            expect_word(&replies.next().await.expect("a majority is not all of them"), word);
+            expect_word(
+                &replies.next().await.expect("a majority is not all of them"),
+                word,
+            );
         }
         // What is dropped before it is written would not be sent.
         tokio::spawn(async move { while replies.next().await.is_some() {} });
@@ -148,11 +195,21 @@ impl Subject for RawMajority {
 
     async fn acquire(&self) -> [u8; 32] {
         let member = Token::random().to_hex();
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
+        let since = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .expect("it is after 1970");
         let (proposal, lease) = (since.as_micros().to_string(), LEASE.as_millis().to_string());
         let calls = self.servers.iter().map(|(raw, marker)| {
             let mut command = call(&raw.acquire, &self.names);
-            command.arg(DEADLINE).arg("").arg("exclusive").arg(&member).arg(&lease).arg("0").arg(marker).arg(&proposal);
+            command
+                .arg(DEADLINE)
+                .arg("")
+                .arg("exclusive")
+                .arg(&member)
+                .arg(&lease)
+                .arg("0")
+                .arg(marker)
+                .arg(&proposal);
             command
         });
         self.await_majority(calls, "granted").await;
@@ -179,10 +236,18 @@ struct RawPass {
 impl Call for RawPass {
     async fn call(&self) {
         let next = Token::random().to_hex();
-        let member = std::mem::replace(&mut *self.member.lock().expect("nobody panics under it"), next);
+        let member = std::mem::replace(
+            &mut *self.member.lock().expect("nobody panics under it"),
+            next,
+        );
         let RawLock { raw, names } = &self.lock;
         let mut command = call(&raw.pass, names);
-        command.arg(&member).arg(&next).arg(LEASE.as_millis().to_string()).arg("0").arg(CHANNEL);
+        command
+            .arg(&member)
+            .arg(&next)
+            .arg(LEASE.as_millis().to_string())
+            .arg("0")
+            .arg(CHANNEL);
         expect_word(&raw.send(&command).await, "passed");
     }
 }
@@ -191,7 +256,10 @@ impl Call for RawPass {
 pub(crate) async fn hand_off(raw: &Raw, key: String, slice: Duration) -> Round {
     let lock = RawLock::new(raw, &key);
     let member = lock.acquire().await.into();
-    together(slice, [RawPass { lock, member }], |pass, watch| repeat(pass, 1, watch)).await
+    together(slice, [RawPass { lock, member }], |pass, watch| {
+        repeat(pass, 1, watch)
+    })
+    .await
 }
 
 /// A round trip of a script that does nothing.

@@ -25,11 +25,16 @@ const ASKING: usize = 16;
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let servers = RedisServer::builder().start_all(SERVERS).await;
     let locks = connect(&servers).await;
-    let clients: Vec<_> = servers.iter().map(|server| raw::client(&server.url())).collect();
-    let raw =
-        join_all(servers.iter().zip(&clients).map(async |(server, client)| {
-            (Raw::connect(client).await, server.query::<String>(&["GET", MARKER]).await)
-        }));
+    let clients: Vec<_> = servers
+        .iter()
+        .map(|server| raw::client(&server.url()))
+        .collect();
+    let raw = join_all(servers.iter().zip(&clients).map(async |(server, client)| {
+        (
+            Raw::connect(client).await,
+            server.query::<String>(&["GET", MARKER]).await,
+        )
+    }));
     let raw = raw.await;
     let manager = Rslock::manager_of(&clients);
     let mut rows = Vec::new();
@@ -37,8 +42,16 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
         let ours = |task| Ours::new(&locks, format!("bench:{task}")).lease(LEASE);
         let contest = Contest::new("redlock", tasks, slice)
             .subject("lock-runtime", |_, slice| each(slice, tasks, ours))
-            .subject(LIMIT, |_, slice| each(slice, tasks, |task| RawMajority::new(&raw, &format!("raw:{task}"))))
-            .subject("rslock", |_, slice| each(slice, tasks, |task| Rslock::new(&manager, format!("rslock:{task}"))));
+            .subject(LIMIT, |_, slice| {
+                each(slice, tasks, |task| {
+                    RawMajority::new(&raw, &format!("raw:{task}"))
+                })
+            })
+            .subject("rslock", |_, slice| {
+                each(slice, tasks, |task| {
+                    Rslock::new(&manager, format!("rslock:{task}"))
+                })
+            });
         rows.extend(contest.run().await);
     }
     locks.shutdown().await;
@@ -70,7 +83,8 @@ async fn one_away(slice: Duration) -> Vec<Row> {
     dead.1[0].kill();
     stopped.1[0].stop();
     let measure = |locks: &LockClient, slice| {
-        let subjects = (0..ASKING).map(|task| Ours::new(locks, format!("away:{task}")).lease(LEASE));
+        let subjects =
+            (0..ASKING).map(|task| Ours::new(locks, format!("away:{task}")).lease(LEASE));
         together(slice, subjects.collect::<Vec<_>>(), ask)
     };
     let contest = Contest::new("redlock-away", ASKING, slice)
@@ -97,7 +111,10 @@ async fn ask(subject: impl Subject, watch: Watch) -> u64 {
 /// A client of servers that vote.
 async fn connect(servers: &[RedisServer]) -> LockClient {
     let builder = LockClient::builder().longest_lease(LEASE);
-    let locks = builder.redlock(servers.iter().map(RedisServer::url)).await.expect("our own servers answer");
+    let locks = builder
+        .redlock(servers.iter().map(RedisServer::url))
+        .await
+        .expect("our own servers answer");
     let first = Ours::new(&locks, "vote".into()).lease(LEASE);
     first.release(first.acquire().await).await;
     locks

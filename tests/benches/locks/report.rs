@@ -62,12 +62,17 @@ impl Row {
     /// The extra figures, in words.
     fn besides(&self) -> String {
         let figures = [
-            self.handed_on_percent.map(|percent| format!("{percent:.1} % handed on")),
-            self.core_percent.map(|percent| format!("{percent:.1} % of a core")),
-            self.bytes_per_lease.map(|bytes| format!("{bytes:.0} bytes/lease")),
-            self.bytes_per_waiter.map(|bytes| format!("{bytes:.0} bytes/waiter")),
+            self.handed_on_percent
+                .map(|percent| format!("{percent:.1} % handed on")),
+            self.core_percent
+                .map(|percent| format!("{percent:.1} % of a core")),
+            self.bytes_per_lease
+                .map(|bytes| format!("{bytes:.0} bytes/lease")),
+            self.bytes_per_waiter
+                .map(|bytes| format!("{bytes:.0} bytes/waiter")),
             self.added_ns.map(|nanos| format!("adds {nanos:.0} ns")),
-            self.added_allocations.map(|count| format!("{count:.0} allocations")),
+            self.added_allocations
+                .map(|count| format!("{count:.0} allocations")),
         ];
         figures.into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
@@ -98,8 +103,9 @@ impl Report {
             "besides",
         ]);
         for row in &self.rows {
-            let show =
-                |value: Option<f64>, digits: usize| value.map_or(String::new(), |value| format!("{value:.digits$}"));
+            let show = |value: Option<f64>, digits: usize| {
+                value.map_or(String::new(), |value| format!("{value:.digits$}"))
+            };
             let served = match (row.served_min, row.served_max) {
                 (Some(min), Some(max)) => format!("{min} to {max}"),
                 _ => String::new(),

@@ -21,7 +21,10 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let set = SentinelSet::start().await;
     let primary = format!("redis://{}", SentinelSet::SERVICE);
     let connect = async |builder: LockClientBuilder| {
-        builder.sentinel(&primary, set.sentinel_urls()).await.expect("our own Sentinels answer")
+        builder
+            .sentinel(&primary, set.sentinel_urls())
+            .await
+            .expect("our own Sentinels answer")
     };
     let locks = connect(LockClient::builder()).await;
     let replicated = connect(LockClient::builder().min_replicas(NonZeroU32::MIN, PATIENCE)).await;
@@ -29,11 +32,21 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let mut rows = Vec::new();
     for tasks in TASKS {
         let contest = Contest::new("sentinel", tasks, slice)
-            .subject("lock-runtime", |_, slice| each(slice, tasks, |task| Ours::new(&locks, format!("bench:{task}"))))
-            .subject("min_replicas(1)", |_, slice| {
-                each(slice, tasks, |task| Ours::new(&replicated, format!("replicated:{task}")))
+            .subject("lock-runtime", |_, slice| {
+                each(slice, tasks, |task| {
+                    Ours::new(&locks, format!("bench:{task}"))
+                })
             })
-            .subject(LIMIT, |_, slice| each(slice, tasks, |task| RawLock::new(&raw, &format!("raw:{task}"))));
+            .subject("min_replicas(1)", |_, slice| {
+                each(slice, tasks, |task| {
+                    Ours::new(&replicated, format!("replicated:{task}"))
+                })
+            })
+            .subject(LIMIT, |_, slice| {
+                each(slice, tasks, |task| {
+                    RawLock::new(&raw, &format!("raw:{task}"))
+                })
+            });
         rows.extend(contest.run().await);
     }
     locks.shutdown().await;

@@ -29,7 +29,11 @@ pub(crate) struct Ours {
 
 impl Ours {
     pub(crate) fn new(locks: &LockClient, key: String) -> Self {
-        Self { locks: locks.clone(), key: LockKey::new(key).expect("a short name is valid"), lease: LEASE }
+        Self {
+            locks: locks.clone(),
+            key: LockKey::new(key).expect("a short name is valid"),
+            lease: LEASE,
+        }
     }
 
     pub(crate) fn lease(self, lease: Duration) -> Self {
@@ -64,7 +68,10 @@ pub(crate) struct Rslock {
 
 impl Rslock {
     pub(crate) fn new(manager: &LockManager, key: String) -> Self {
-        Self { manager: manager.clone(), key }
+        Self {
+            manager: manager.clone(),
+            key,
+        }
     }
 
     /// A client of the peer's. It connects when it is first used.
@@ -82,7 +89,10 @@ impl Subject for Rslock {
     type Guard = rslock::LockGuard;
 
     async fn acquire(&self) -> rslock::LockGuard {
-        self.manager.acquire(self.key.as_str(), LEASE).await.expect("the lease is not too large")
+        self.manager
+            .acquire(self.key.as_str(), LEASE)
+            .await
+            .expect("the lease is not too large")
     }
 
     async fn release(&self, guard: rslock::LockGuard) {

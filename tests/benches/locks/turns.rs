@@ -57,9 +57,15 @@ where
 {
     let start = Instant::now();
     let (until, tally) = (start + slice, Arc::new(Mutex::new(Tally::new())));
-    let watch = |client| Watch { client, until, tally: tally.clone() };
+    let watch = |client| Watch {
+        client,
+        until,
+        tally: tally.clone(),
+    };
     let subjects = subjects.into_iter().enumerate();
-    let tasks: Vec<_> = subjects.map(|(client, subject)| tokio::spawn(task(subject, watch(client)))).collect();
+    let tasks: Vec<_> = subjects
+        .map(|(client, subject)| tokio::spawn(task(subject, watch(client))))
+        .collect();
     let mut served = Vec::with_capacity(tasks.len());
     for task in tasks {
         served.push(task.await.expect("a subject does not panic"));
@@ -119,7 +125,10 @@ pub(crate) async fn contend(subject: impl Subject, watch: Watch) -> u64 {
 }
 
 /// `None` if the end came first: who is slow must not hold up the others.
-pub(crate) async fn acquire_before<S: Subject>(subject: &S, end: Pin<&mut Sleep>) -> Option<S::Guard> {
+pub(crate) async fn acquire_before<S: Subject>(
+    subject: &S,
+    end: Pin<&mut Sleep>,
+) -> Option<S::Guard> {
     tokio::select! {
         biased;
         guard = subject.acquire() => Some(guard),
@@ -133,5 +142,9 @@ pub(crate) fn each<S: Subject>(
     tasks: usize,
     subject: impl Fn(usize) -> S,
 ) -> impl Future<Output = Round> {
-    together(slice, (0..tasks).map(move |task| Turn(subject(task))), |turn, watch| repeat(turn, 1, watch))
+    together(
+        slice,
+        (0..tasks).map(move |task| Turn(subject(task))),
+        |turn, watch| repeat(turn, 1, watch),
+    )
 }

@@ -18,15 +18,29 @@ const TASKS: [usize; 3] = [1, 64, 1024];
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let server = RedisServer::start().await;
     let client = raw::client(&server.url());
-    let locks = LockClient::connect(&server.url()).await.expect("our own server answers");
+    let locks = LockClient::connect(&server.url())
+        .await
+        .expect("our own server answers");
     let raw = Raw::connect(&client).await;
     let manager = Rslock::manager(&client);
     let mut rows = Vec::new();
     for tasks in TASKS {
         let contest = Contest::new("uncontended", tasks, slice)
-            .subject("lock-runtime", |_, slice| each(slice, tasks, |task| Ours::new(&locks, format!("bench:{task}"))))
-            .subject(LIMIT, |_, slice| each(slice, tasks, |task| RawLock::new(&raw, &format!("raw:{task}"))))
-            .subject("rslock", |_, slice| each(slice, tasks, |task| Rslock::new(&manager, format!("rslock:{task}"))));
+            .subject("lock-runtime", |_, slice| {
+                each(slice, tasks, |task| {
+                    Ours::new(&locks, format!("bench:{task}"))
+                })
+            })
+            .subject(LIMIT, |_, slice| {
+                each(slice, tasks, |task| {
+                    RawLock::new(&raw, &format!("raw:{task}"))
+                })
+            })
+            .subject("rslock", |_, slice| {
+                each(slice, tasks, |task| {
+                    Rslock::new(&manager, format!("rslock:{task}"))
+                })
+            });
         rows.extend(contest.run().await);
     }
     locks.shutdown().await;

@@ -31,14 +31,29 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let client = raw::client(&server.url());
     let ours = &connect(&server.url(), WAITERS + 1).await;
     let raw = &Raw::connect(&client).await;
-    let peers = &(0..=WAITERS).map(|_| Rslock::manager(&client)).collect::<Vec<_>>();
+    let peers = &(0..=WAITERS)
+        .map(|_| Rslock::manager(&client))
+        .collect::<Vec<_>>();
     let contest = Contest::new("wait", WAITERS, slice)
         .subject("lock-runtime", |round, slice| {
-            in_turn(slice, ours.iter().map(move |locks| Ours::new(locks, format!("bench:{round}"))))
+            in_turn(
+                slice,
+                ours.iter()
+                    .map(move |locks| Ours::new(locks, format!("bench:{round}"))),
+            )
         })
-        .subject(LIMIT, |_, slice| together(slice, [RawTrip(raw.clone())], |trip, watch| repeat(trip, 1, watch)))
+        .subject(LIMIT, |_, slice| {
+            together(slice, [RawTrip(raw.clone())], |trip, watch| {
+                repeat(trip, 1, watch)
+            })
+        })
         .subject("rslock", |round, slice| {
-            in_turn(slice, peers.iter().map(move |manager| Rslock::new(manager, format!("rslock:{round}"))))
+            in_turn(
+                slice,
+                peers
+                    .iter()
+                    .map(move |manager| Rslock::new(manager, format!("rslock:{round}"))),
+            )
         });
     let mut rows = contest.run().await;
     // Turns that last 50 ms are not to be compared with round trips, nor is their number of interest.
@@ -49,9 +64,14 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     rows
 }
 
-fn in_turn<S: Subject>(slice: Duration, subjects: impl Iterator<Item = S>) -> impl Future<Output = Round> {
+fn in_turn<S: Subject>(
+    slice: Duration,
+    subjects: impl Iterator<Item = S>,
+) -> impl Future<Output = Round> {
     let (line, _) = watch::channel(Line::default());
-    together(slice * LONGER, subjects, move |subject, watch| hold_in_turn(subject, line.clone(), watch))
+    together(slice * LONGER, subjects, move |subject, watch| {
+        hold_in_turn(subject, line.clone(), watch)
+    })
 }
 
 /// What the clients know of each other.
@@ -68,7 +88,10 @@ async fn hold_in_turn(subject: impl Subject, line: watch::Sender<Line>, watch: W
     let mut turns = 0;
     while let Some(guard) = acquire_before(&subject, end.as_mut()).await {
         let acquired = Instant::now();
-        let Line { grants: before, released } = *line.borrow();
+        let Line {
+            grants: before,
+            released,
+        } = *line.borrow();
         if let Some(released) = released {
             watch.record(acquired - released, 1);
         }

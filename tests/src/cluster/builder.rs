@@ -31,8 +31,13 @@ impl Builder {
     /// The nodes ask everybody for this password, each other too (on the bus, nobody is asked).
     #[must_use]
     pub fn password(mut self, password: &str) -> Self {
-        self.node = self.node.password(password).user(NODE_USER, password, "~* &* +@all");
-        self.node = self.node.args(["--masteruser", NODE_USER, "--masterauth", password]);
+        self.node = self
+            .node
+            .password(password)
+            .user(NODE_USER, password, "~* &* +@all");
+        self.node = self
+            .node
+            .args(["--masteruser", NODE_USER, "--masterauth", password]);
         self.password = Some(password.to_owned());
         self
     }
@@ -49,7 +54,10 @@ impl Builder {
     #[must_use]
     pub fn tls(mut self) -> Self {
         let tls = redis_server::Builder::default().tls();
-        self.node = self.node.tls_of(&tls).args(["--tls-replication", "yes", "--tls-cluster", "yes"]);
+        self.node =
+            self.node
+                .tls_of(&tls)
+                .args(["--tls-replication", "yes", "--tls-cluster", "yes"]);
         self.tls = true;
         self
     }
@@ -63,10 +71,21 @@ impl Builder {
     /// When that isn't so within half a minute, with the logs.
     pub async fn start(self) -> RedisCluster {
         let timeout = RedisCluster::NODE_TIMEOUT.as_millis().to_string();
-        let node = self.node.cluster_node().arg("--cluster-node-timeout", &timeout);
+        let node = self
+            .node
+            .cluster_node()
+            .arg("--cluster-node-timeout", &timeout);
         let node = node.arg("--cluster-require-full-coverage", "no");
-        let nodes = node.start_all(usize::from(MASTERS) * 2).await.try_into().expect("six were started");
-        let cluster = RedisCluster { nodes, tls: self.tls, password: self.password };
+        let nodes = node
+            .start_all(usize::from(MASTERS) * 2)
+            .await
+            .try_into()
+            .expect("six were started");
+        let cluster = RedisCluster {
+            nodes,
+            tls: self.tls,
+            password: self.password,
+        };
         cluster.join().await;
         cluster.settled().await;
         cluster
@@ -78,20 +97,39 @@ impl RedisCluster {
         let (masters, replicas) = self.nodes.split_at(MASTERS.into());
         // All before anybody meets another: a node that knows one lets itself be told no epoch.
         join_all(self.nodes.iter().zip(1..).map(async |(node, epoch)| {
-            node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch.to_string()]).await;
+            node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch.to_string()])
+                .await;
         }))
         .await;
         // Everybody meets everybody: that is faster than gossip.
         join_all(self.nodes.iter().map(async |node| {
-            for other in self.nodes.iter().filter(|other| other.port() != node.port()) {
+            for other in self
+                .nodes
+                .iter()
+                .filter(|other| other.port() != node.port())
+            {
                 self.meet(node, other).await;
             }
         }))
         .await;
         join_all(masters.iter().zip(0..).map(async |(master, number)| {
-            let (first, last) = (Self::SLOTS / MASTERS * number, Self::SLOTS / MASTERS * (number + 1) - 1);
-            let last = if number + 1 == MASTERS { Self::SLOTS - 1 } else { last };
-            master.command(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]).await;
+            let (first, last) = (
+                Self::SLOTS / MASTERS * number,
+                Self::SLOTS / MASTERS * (number + 1) - 1,
+            );
+            let last = if number + 1 == MASTERS {
+                Self::SLOTS - 1
+            } else {
+                last
+            };
+            master
+                .command(&[
+                    "CLUSTER",
+                    "ADDSLOTSRANGE",
+                    &first.to_string(),
+                    &last.to_string(),
+                ])
+                .await;
         }))
         .await;
         join_all(replicas.iter().zip(masters).map(async |(replica, master)| {
@@ -112,7 +150,11 @@ impl RedisCluster {
     }
 
     async fn meet(&self, node: &RedisServer, other: &RedisServer) {
-        let (port, bus) = (self.port_among_nodes(other).to_string(), other.bus_port().to_string());
-        node.command(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await;
+        let (port, bus) = (
+            self.port_among_nodes(other).to_string(),
+            other.bus_port().to_string(),
+        );
+        node.command(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus])
+            .await;
     }
 }

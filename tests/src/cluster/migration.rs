@@ -28,7 +28,13 @@ impl RedisCluster {
         let (slot, from) = (self.slot_of(key).await, self.owner_of(key).await);
         assert_ne!(from.port(), to.port(), "the slot is there already");
         let (from_id, to_id) = (id(from).await, id(to).await);
-        let migration = Migration { cluster: self, slot, from, to, to_id };
+        let migration = Migration {
+            cluster: self,
+            slot,
+            from,
+            to,
+            to_id,
+        };
         // In this order: nobody is sent to where he is turned away.
         migration.set(to, &["IMPORTING", &from_id]).await;
         migration.set(from, &["MIGRATING", &migration.to_id]).await;
@@ -90,20 +96,35 @@ impl<'a> Migration<'a> {
         self.move_keys().await;
         // The new owner first: if it failed now, nobody would have the slot otherwise.
         self.set(self.to, &["NODE", &self.to_id]).await;
-        for master in masters.iter().filter(|master| master.is_running() && master.port() != self.to.port()) {
+        for master in masters
+            .iter()
+            .filter(|master| master.is_running() && master.port() != self.to.port())
+        {
             self.set(master, &["NODE", &self.to_id]).await;
         }
         let port = self.to.port();
-        until("all nodes know the slot's new owner", &self.cluster.nodes, async || {
-            let views = self.cluster.views().await;
-            views.iter().all(|view| view.owner_of(self.slot) == Some(port)).then_some(())
-        })
+        until(
+            "all nodes know the slot's new owner",
+            &self.cluster.nodes,
+            async || {
+                let views = self.cluster.views().await;
+                views
+                    .iter()
+                    .all(|view| view.owner_of(self.slot) == Some(port))
+                    .then_some(())
+            },
+        )
         .await;
     }
 
     /// Gives up: the slot stays where it was. Keys that were moved are moved back.
     pub async fn cancel(self) {
-        let back = Migration { from: self.to, to: self.from, to_id: id(self.from).await, ..self };
+        let back = Migration {
+            from: self.to,
+            to: self.from,
+            to_id: id(self.from).await,
+            ..self
+        };
         // In this order: the old primary takes nothing back while it says that the slot is leaving.
         back.set(back.to, &["STABLE"]).await;
         back.move_keys().await;
@@ -111,7 +132,8 @@ impl<'a> Migration<'a> {
     }
 
     async fn set(&self, node: &RedisServer, what: &[&str]) {
-        node.command(&[&["CLUSTER", "SETSLOT", &self.slot.to_string()], what].concat()).await;
+        node.command(&[&["CLUSTER", "SETSLOT", &self.slot.to_string()], what].concat())
+            .await;
     }
 }
 

@@ -33,25 +33,41 @@ impl View {
     }
 
     pub(super) fn id_of(&self, port: u16) -> Option<&str> {
-        self.nodes.iter().find(|node| node.port == port).map(|node| node.id.as_str())
+        self.nodes
+            .iter()
+            .find(|node| node.port == port)
+            .map(|node| node.id.as_str())
     }
 
     /// The port of the node that owns a slot.
     pub(super) fn owner_of(&self, slot: u16) -> Option<u16> {
-        let owns = |node: &&Node| node.slots.iter().any(|(first, last)| (*first..=*last).contains(&slot));
+        let owns = |node: &&Node| {
+            node.slots
+                .iter()
+                .any(|(first, last)| (*first..=*last).contains(&slot))
+        };
         self.nodes.iter().find(owns).map(|node| node.port)
     }
 
     /// The ports of the nodes that own slots.
     pub(super) fn masters(&self) -> Vec<u16> {
-        self.nodes.iter().filter(|node| !node.slots.is_empty()).map(|node| node.port).collect()
+        self.nodes
+            .iter()
+            .filter(|node| !node.slots.is_empty())
+            .map(|node| node.port)
+            .collect()
     }
 
     /// The port of a node's primary; its own if it is one.
     pub(super) fn master_of(&self, port: u16) -> Option<u16> {
         let node = self.nodes.iter().find(|node| node.port == port)?;
-        let Some(master) = &node.master else { return Some(port) };
-        self.nodes.iter().find(|node| node.id == *master).map(|node| node.port)
+        let Some(master) = &node.master else {
+            return Some(port);
+        };
+        self.nodes
+            .iter()
+            .find(|node| node.id == *master)
+            .map(|node| node.port)
     }
 }
 
@@ -59,7 +75,9 @@ impl Node {
     /// `<id> <ip:port@bus> <flags> <primary> <ping> <pong> <epoch> <link> <slot> <slot>-<slot> [<slot>->-<id>] ...`
     fn parse(line: &str) -> Option<Self> {
         let words: Vec<_> = line.split(' ').collect();
-        let [id, address, flags, master, _, _, _, _, slots @ ..] = &words[..] else { return None };
+        let [id, address, flags, master, _, _, _, _, slots @ ..] = &words[..] else {
+            return None;
+        };
         let (host, port) = address.split_once('@')?.0.rsplit_once(':')?;
         if flags.contains("handshake") || flags.contains("noaddr") || host.is_empty() {
             return None;
@@ -69,8 +87,17 @@ impl Node {
             Some((first.parse().ok()?, last.parse().ok()?))
         };
         // Slots that come or go are in brackets.
-        let slots = slots.iter().filter(|word| !word.starts_with('[')).map(range).collect::<Option<_>>()?;
+        let slots = slots
+            .iter()
+            .filter(|word| !word.starts_with('['))
+            .map(range)
+            .collect::<Option<_>>()?;
         let master = (*master != "-").then(|| (*master).to_owned());
-        Some(Self { id: (*id).to_owned(), port: port.parse().ok()?, master, slots })
+        Some(Self {
+            id: (*id).to_owned(),
+            port: port.parse().ok()?,
+            master,
+            slots,
+        })
     }
 }

@@ -35,7 +35,10 @@ impl FencedResource {
     /// For permits: `room` inside at a time. Holders of permits come and go in any order of their tokens, so give all
     /// entries one and the same token: only the overlaps mean something then.
     pub fn with_room(room: NonZeroU32) -> Self {
-        Self { room: room.get().into(), state: Mutex::default() }
+        Self {
+            room: room.get().into(),
+            state: Mutex::default(),
+        }
     }
 
     /// Goes inside, as somebody who should be alone there (or one of `room`), until the returned value is dropped.
@@ -50,7 +53,10 @@ impl FencedResource {
         state.check(fence.into())?;
         state.alone += 1;
         state.note_peak();
-        Ok(Inside { resource: self, reader: false })
+        Ok(Inside {
+            resource: self,
+            reader: false,
+        })
     }
 
     /// Goes inside as one of any number of readers; only somebody who should be alone must not be there.
@@ -61,7 +67,10 @@ impl FencedResource {
         }
         state.readers += 1;
         state.note_peak();
-        Inside { resource: self, reader: true }
+        Inside {
+            resource: self,
+            reader: true,
+        }
     }
 
     /// The number it holds.
@@ -114,7 +123,10 @@ impl State {
     fn check(&mut self, presented: u64) -> Result<(), Stale> {
         if presented < self.seen {
             self.report.violations += 1;
-            return Err(Stale { presented, seen: self.seen });
+            return Err(Stale {
+                presented,
+                seen: self.seen,
+            });
         }
         self.seen = presented;
         Ok(())

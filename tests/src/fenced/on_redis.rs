@@ -82,9 +82,17 @@ impl RedisFencedResource {
 
     /// The same for permits: `room` inside at a time.
     pub async fn open_with_room(url: &str, name: &str, room: NonZeroU32) -> Self {
-        let connection = connect(url).await.expect("the fenced resource needs its Redis");
+        let connection = connect(url)
+            .await
+            .expect("the fenced resource needs its Redis");
         let (counts, inside) = (format!("{{{name}}}:counts"), format!("{{{name}}}:inside"));
-        Self { connection, counts, inside, visitor: process::id().to_string(), room: room.get() }
+        Self {
+            connection,
+            counts,
+            inside,
+            visitor: process::id().to_string(),
+            room: room.get(),
+        }
     }
 
     /// Goes inside, as somebody who should be alone there (or one of `room`), until [`exit`](Self::exit).
@@ -93,7 +101,14 @@ impl RedisFencedResource {
     /// When a larger token was seen; the entry is counted as a violation and as the overlap it would have been.
     pub async fn enter(&self, fence: impl Into<u64>) -> Result<(), Stale> {
         let fence = fence.into();
-        self.enter_as("alone", &fence.to_string()).await.map_or(Ok(()), |seen| Err(Stale { presented: fence, seen }))
+        self.enter_as("alone", &fence.to_string())
+            .await
+            .map_or(Ok(()), |seen| {
+                Err(Stale {
+                    presented: fence,
+                    seen,
+                })
+            })
     }
 
     /// Leaves again.
@@ -114,13 +129,22 @@ impl RedisFencedResource {
     /// Takes out what the process `pid` had inside when it was killed: it cannot do so itself.
     pub async fn forget(&self, pid: u32) {
         let fields = [format!("alone:{pid}"), format!("readers:{pid}")];
-        let _: () = self.connection.clone().hdel(&self.inside, &fields).await.expect("HDEL on the fenced resource");
+        let _: () = self
+            .connection
+            .clone()
+            .hdel(&self.inside, &fields)
+            .await
+            .expect("HDEL on the fenced resource");
     }
 
     /// The number it holds.
     pub async fn read(&self) -> u64 {
-        let value: Option<u64> =
-            self.connection.clone().hget(&self.counts, "value").await.expect("HGET on the fenced resource");
+        let value: Option<u64> = self
+            .connection
+            .clone()
+            .hget(&self.counts, "value")
+            .await
+            .expect("HGET on the fenced resource");
         value.unwrap_or(0)
     }
 
@@ -131,9 +155,18 @@ impl RedisFencedResource {
     pub async fn write(&self, fence: impl Into<u64>, value: u64) -> Result<(), Stale> {
         let fence = fence.into();
         let mut write = WRITE.key(&self.counts);
-        let seen = write.arg(fence).arg(value).invoke_async(&mut self.connection.clone()).await;
+        let seen = write
+            .arg(fence)
+            .arg(value)
+            .invoke_async(&mut self.connection.clone())
+            .await;
         let seen: Option<u64> = seen.expect("a write to the fenced resource");
-        seen.map_or(Ok(()), |seen| Err(Stale { presented: fence, seen }))
+        seen.map_or(Ok(()), |seen| {
+            Err(Stale {
+                presented: fence,
+                seen,
+            })
+        })
     }
 
     /// A whole critical section: enter, read, let the other tasks run, write, leave.
@@ -152,8 +185,12 @@ impl RedisFencedResource {
 
     /// The counts so far, of all processes.
     pub async fn report(&self) -> Report {
-        let counts: HashMap<String, u64> =
-            self.connection.clone().hgetall(&self.counts).await.expect("HGETALL on the fenced resource");
+        let counts: HashMap<String, u64> = self
+            .connection
+            .clone()
+            .hgetall(&self.counts)
+            .await
+            .expect("HGETALL on the fenced resource");
         let count = |name| counts.get(name).copied().unwrap_or(0);
         Report {
             value: count("value"),
@@ -167,19 +204,33 @@ impl RedisFencedResource {
 
     async fn enter_as(&self, kind: &str, fence: &str) -> Option<u64> {
         let mut enter = ENTER.key(&self.counts);
-        enter.key(&self.inside).arg(kind).arg(self.room).arg(&self.visitor).arg(fence);
-        enter.invoke_async(&mut self.connection.clone()).await.expect("an entry into the fenced resource")
+        enter
+            .key(&self.inside)
+            .arg(kind)
+            .arg(self.room)
+            .arg(&self.visitor)
+            .arg(fence);
+        enter
+            .invoke_async(&mut self.connection.clone())
+            .await
+            .expect("an entry into the fenced resource")
     }
 
     async fn exit_as(&self, kind: &str) {
         let field = format!("{kind}:{}", self.visitor);
-        let _: i64 =
-            self.connection.clone().hincr(&self.inside, field, -1).await.expect("HINCRBY on the fenced resource");
+        let _: i64 = self
+            .connection
+            .clone()
+            .hincr(&self.inside, field, -1)
+            .await
+            .expect("HINCRBY on the fenced resource");
     }
 }
 
 impl fmt::Debug for RedisFencedResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisFencedResource").field("counts", &self.counts).finish_non_exhaustive()
+        f.debug_struct("RedisFencedResource")
+            .field("counts", &self.counts)
+            .finish_non_exhaustive()
     }
 }

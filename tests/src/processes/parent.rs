@@ -55,6 +55,8 @@ impl Parent {
     /// When the test is gone.
     pub fn say(&self, line: impl AsRef<str>) {
         let mut output = io::stdout().lock();
-        writeln!(output, "{}", line.as_ref()).and_then(|()| output.flush()).expect("the test reads our output");
+        writeln!(output, "{}", line.as_ref())
+            .and_then(|()| output.flush())
+            .expect("the test reads our output");
     }
 }

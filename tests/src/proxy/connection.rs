@@ -50,7 +50,11 @@ enum Verdict {
 impl Connection {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let cuts = shared.faults.borrow().cuts;
-        Self { shared, cuts, state: Mutex::default() }
+        Self {
+            shared,
+            cuts,
+            state: Mutex::default(),
+        }
     }
 
     /// Returns when either side has closed, or a fault closes it; both sockets are closed then.
@@ -114,7 +118,10 @@ impl Connection {
         }
         // In version 3 these are confirmed by pushes, and have no reply.
         if !name.ends_with("SUBSCRIBE") {
-            let drop = faults.drop.as_mut().and_then(|drop| drop.hits(name).then_some(drop.then));
+            let drop = faults
+                .drop
+                .as_mut()
+                .and_then(|drop| drop.hits(name).then_some(drop.then));
             state.replies.push_back(drop);
         }
         Verdict::Pass(faults.delay_to_server)
@@ -127,11 +134,17 @@ impl Connection {
             return Verdict::Close;
         }
         if faults.drop_messages && resp::is_published(message) {
-            self.shared.dropped_messages.send_modify(|dropped| *dropped += 1);
+            self.shared
+                .dropped_messages
+                .send_modify(|dropped| *dropped += 1);
             return Verdict::Swallow;
         }
         let push = resp::is_push(message);
-        let drop = if push { None } else { state.replies.pop_front().flatten() };
+        let drop = if push {
+            None
+        } else {
+            state.replies.pop_front().flatten()
+        };
         let swallow = state.silent || drop.is_some() || !matches!(faults.flow, Flow::Both);
         if !swallow {
             return Verdict::Pass(faults.delay_to_client);
@@ -141,7 +154,11 @@ impl Connection {
         if !push {
             self.shared.dropped.send_modify(|dropped| *dropped += 1);
         }
-        if matches!(drop, Some(Then::Close)) { Verdict::Close } else { Verdict::Swallow }
+        if matches!(drop, Some(Then::Close)) {
+            Verdict::Close
+        } else {
+            Verdict::Swallow
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -150,7 +167,11 @@ impl Connection {
 }
 
 /// Copies messages, each judged when it is read and written when its delay is over.
-async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, judge: impl Fn(&[u8]) -> Verdict) -> io::Result<()> {
+async fn pump(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    judge: impl Fn(&[u8]) -> Verdict,
+) -> io::Result<()> {
     let (queue, mut due) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
     let read = async move {
         let mut buffer = Vec::with_capacity(16 * 1024);
@@ -160,7 +181,9 @@ async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, judge: impl Fn(&[
                 let message = &buffer[passed..passed + length];
                 passed += length;
                 match judge(message) {
-                    Verdict::Pass(delay) => _ = queue.send((Instant::now() + delay, message.to_vec())),
+                    Verdict::Pass(delay) => {
+                        _ = queue.send((Instant::now() + delay, message.to_vec()))
+                    }
                     Verdict::Swallow => {}
                     // What was queued before is still written: the queue ends behind it.
                     Verdict::Close => return Ok(()),

@@ -71,13 +71,17 @@ impl Builder {
     /// Another user with the given ACL rules, for example `"~lock:* &* +@all"`; [`RedisServer::url_as`] has a URL for it.
     #[must_use]
     pub fn user(self, name: &str, password: &str, rules: &str) -> Self {
-        self.args(["--user", name, "on", &format!(">{password}")]).args(rules.split_whitespace())
+        self.args(["--user", name, "on", &format!(">{password}")])
+            .args(rules.split_whitespace())
     }
 
     /// Makes it a replica of `primary`; [`start`](Self::start) then waits until it has the primary's data.
     #[must_use]
     pub fn replica_of(mut self, primary: &RedisServer) -> Self {
-        self.primary = Some(Primary { port: primary.port, password: primary.settings.password.clone() });
+        self.primary = Some(Primary {
+            port: primary.port,
+            password: primary.settings.password.clone(),
+        });
         self
     }
 
@@ -131,8 +135,15 @@ impl Builder {
                 Err(failure) => failure.panic(port),
             }
         };
-        let state = State { process: Some(process), ..State::default() };
-        let server = RedisServer { port, settings: self, state: Mutex::new(state) };
+        let state = State {
+            process: Some(process),
+            ..State::default()
+        };
+        let server = RedisServer {
+            port,
+            settings: self,
+            state: Mutex::new(state),
+        };
         server.prepare().await;
         server
     }
@@ -147,27 +158,47 @@ impl Builder {
 
     /// `files` is what it finds when it starts.
     pub(super) async fn launch(&self, port: u16, files: &Files) -> Result<Supervised, Failure> {
-        let directory = tempfile::Builder::new().prefix("lock-tests-redis-").tempdir()?;
+        let directory = tempfile::Builder::new()
+            .prefix("lock-tests-redis-")
+            .tempdir()?;
         files.write_to(directory.path())?;
         let command = self.command_line(port, directory.path())?;
         // From here on the supervisor removes the directory, because it also does so when this process is killed.
         let process = Supervised::spawn(directory.path(), command.iter().map(String::as_str))?;
         let _ = directory.keep();
 
-        let line = if self.role == Role::Sentinel { "Sentinel ID is" } else { "Ready to accept connections" };
+        let line = if self.role == Role::Sentinel {
+            "Sentinel ID is"
+        } else {
+            "Ready to accept connections"
+        };
         let mut log = process.log();
         let ready = |log: &Log| log.ended || log.text.contains(line);
-        let ready = timeout(PATIENCE, log.wait_for(ready)).await.is_ok_and(|log| log.is_ok_and(|log| !log.ended));
-        if ready && timeout(PATIENCE, ping(port)).await.is_ok_and(|answer| answer.is_ok()) {
+        let ready = timeout(PATIENCE, log.wait_for(ready))
+            .await
+            .is_ok_and(|log| log.is_ok_and(|log| !log.ended));
+        if ready
+            && timeout(PATIENCE, ping(port))
+                .await
+                .is_ok_and(|answer| answer.is_ok())
+        {
             return Ok(process);
         }
         let text = log.borrow().text.clone();
-        Err(if text.contains("Address already in use") { Failure::PortTaken(text) } else { Failure::Other(text) })
+        Err(if text.contains("Address already in use") {
+            Failure::PortTaken(text)
+        } else {
+            Failure::Other(text)
+        })
     }
 
     fn command_line(&self, port: u16, directory: &Path) -> io::Result<Vec<String>> {
         if self.role == Role::Server {
-            return Ok([vec!["redis-server".to_owned()], self.options(port, directory)?].concat());
+            return Ok([
+                vec!["redis-server".to_owned()],
+                self.options(port, directory)?,
+            ]
+            .concat());
         }
         let file = directory.join(CONFIG);
         // The server's own version of it has all that was set, and what was changed since.
@@ -189,7 +220,14 @@ impl Builder {
         if self.role != Role::Sentinel {
             // By way of a file: otherwise a primary waits five seconds for more replicas before it sends its data, and sends
             // no later write before the replica's first ACK, up to a second after the replica says that its link is up.
-            words.extend(["--save", "", "--appendonly", "no", "--repl-diskless-sync", "no"]);
+            words.extend([
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+                "--repl-diskless-sync",
+                "no",
+            ]);
         }
         let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
         if let Some(tls) = &self.tls {
@@ -201,7 +239,11 @@ impl Builder {
         // Behind ours, so that a caller's own setting wins.
         words.extend_from_slice(&self.args);
         if let Some(primary) = &self.primary {
-            words.extend(["--replicaof".to_owned(), "127.0.0.1".to_owned(), primary.port.to_string()]);
+            words.extend([
+                "--replicaof".to_owned(),
+                "127.0.0.1".to_owned(),
+                primary.port.to_string(),
+            ]);
             if let Some(password) = &primary.password {
                 words.extend(["--masterauth".to_owned(), password.clone()]);
             }
@@ -218,7 +260,11 @@ fn config(options: &[String]) -> String {
     for word in options {
         match word.strip_prefix("--") {
             Some(option) => text.extend(["\n", option]),
-            None => text.extend([" \"", &word.replace('\\', r"\\").replace('"', r#"\""#), "\""]),
+            None => text.extend([
+                " \"",
+                &word.replace('\\', r"\\").replace('"', r#"\""#),
+                "\"",
+            ]),
         }
     }
     text + "\n"
@@ -233,7 +279,9 @@ pub(super) enum Failure {
 impl Failure {
     pub(super) fn panic(self, port: u16) -> ! {
         let (Self::PortTaken(log) | Self::Other(log)) = self;
-        panic!("redis-server did not start on port {port} (tests/run.sh installs it where it is missing):\n{log}")
+        panic!(
+            "redis-server did not start on port {port} (tests/run.sh installs it where it is missing):\n{log}"
+        )
     }
 }
 

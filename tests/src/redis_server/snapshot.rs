@@ -62,7 +62,11 @@ impl RedisServer {
         // NOW: it does not wait for replicas. That the connection ends without a reply says that it worked.
         let refused = self.try_command(&["SHUTDOWN", "SAVE", "NOW"]).await;
         let end = timeout(PATIENCE, log.wait_for(|log| log.ended)).await;
-        assert!(end.is_ok(), "the server does not end: {refused:?}; its log:\n{}", self.log());
+        assert!(
+            end.is_ok(),
+            "the server does not end: {refused:?}; its log:\n{}",
+            self.log()
+        );
         let snapshot = Snapshot(fs::read(file).expect("the server has written it at its end"));
         self.restart_from(&snapshot).await;
     }
@@ -88,6 +92,8 @@ impl Snapshot {
 
 impl fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Snapshot").field("bytes", &self.0.len()).finish()
+        f.debug_struct("Snapshot")
+            .field("bytes", &self.0.len())
+            .finish()
     }
 }

@@ -2,7 +2,10 @@
 
 use std::{fmt, fs, io, path::Path};
 
-use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
 
 use super::{Builder, RedisServer, url};
 
@@ -35,7 +38,9 @@ impl Builder {
     /// The same with a certificate for other names or addresses.
     #[must_use]
     pub fn tls_for(mut self, names: &[&str]) -> Self {
-        self.tls = Some(Tls::new(names).unwrap_or_else(|error| panic!("a certificate for {names:?}: {error}")));
+        self.tls = Some(
+            Tls::new(names).unwrap_or_else(|error| panic!("a certificate for {names:?}: {error}")),
+        );
         self
     }
 
@@ -73,7 +78,10 @@ impl RedisServer {
     }
 
     fn tls(&self) -> &Tls {
-        self.settings.tls.as_ref().expect("the server was built with `tls`")
+        self.settings
+            .tls
+            .as_ref()
+            .expect("the server was built with `tls`")
     }
 }
 
@@ -92,7 +100,12 @@ impl Tls {
         let issuer = Issuer::new(authority, key);
         let server = Identity::issue(&issuer, "lock-tests server", names)?;
         let client = Identity::issue(&issuer, "lock-tests client", &[])?;
-        Ok(Self { port: 0, ca, server, client })
+        Ok(Self {
+            port: 0,
+            ca,
+            server,
+            client,
+        })
     }
 
     /// Writes what the server reads to its directory, which is removed with it, and says so in its options.
@@ -113,12 +126,19 @@ impl Tls {
 }
 
 impl Identity {
-    fn issue(issuer: &Issuer<'_, KeyPair>, name: &str, alternatives: &[&str]) -> Result<Self, rcgen::Error> {
+    fn issue(
+        issuer: &Issuer<'_, KeyPair>,
+        name: &str,
+        alternatives: &[&str],
+    ) -> Result<Self, rcgen::Error> {
         let alternatives: Vec<String> = alternatives.iter().map(|&name| name.to_owned()).collect();
         let mut params = CertificateParams::new(alternatives)?;
         params.distinguished_name = common_name(name);
         let key = KeyPair::generate()?;
-        Ok(Self { certificate: params.signed_by(&key, issuer)?.pem(), key: key.serialize_pem() })
+        Ok(Self {
+            certificate: params.signed_by(&key, issuer)?.pem(),
+            key: key.serialize_pem(),
+        })
     }
 }
 

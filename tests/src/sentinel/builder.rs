@@ -45,8 +45,13 @@ impl Builder {
     /// The data nodes ask everybody for this password, each other and the Sentinels too.
     #[must_use]
     pub fn password(mut self, password: &str) -> Self {
-        self.node = self.node.password(password).user(NODE_USER, password, "~* &* +@all");
-        self.node = self.node.args(["--masteruser", NODE_USER, "--masterauth", password]);
+        self.node = self
+            .node
+            .password(password)
+            .user(NODE_USER, password, "~* &* +@all");
+        self.node = self
+            .node
+            .args(["--masteruser", NODE_USER, "--masterauth", password]);
         self.password = Some(password.to_owned());
         self
     }
@@ -61,7 +66,10 @@ impl Builder {
     /// The Sentinels ask everybody for this password, each other too.
     #[must_use]
     pub fn sentinel_password(mut self, password: &str) -> Self {
-        self.sentinel = self.sentinel.password(password).args(["--sentinel", "sentinel-pass", password]);
+        self.sentinel =
+            self.sentinel
+                .password(password)
+                .args(["--sentinel", "sentinel-pass", password]);
         self
     }
 
@@ -90,7 +98,12 @@ impl Builder {
     pub async fn start(self) -> SentinelSet {
         let node = self.node.with_config_file();
         let master = node.clone().start().await;
-        let port = if self.tls { master.tls_port() } else { master.port() }.to_string();
+        let port = if self.tls {
+            master.tls_port()
+        } else {
+            master.port()
+        }
+        .to_string();
 
         let replica = node.args(["--replicaof", "127.0.0.1", &port]);
         let service = SentinelSet::SERVICE;
@@ -104,18 +117,32 @@ impl Builder {
             directives.push(vec!["auth-pass", service, password]);
         }
         let sentinel = self.sentinel.sentinel().first_command(&RHYTHM);
-        let sentinel =
-            directives.into_iter().fold(sentinel, |sentinel, words| sentinel.args(["--sentinel"]).args(words));
+        let sentinel = directives.into_iter().fold(sentinel, |sentinel, words| {
+            sentinel.args(["--sentinel"]).args(words)
+        });
 
         // Three that notice a death at the same moment all vote for themselves, and try again after twice the time-out. One
         // that notices later has voted for one of the others by then.
         let sentinels = join_all([1, 1, 2].map(|times| {
             let down_after = (SentinelSet::DOWN_AFTER * times).as_millis().to_string();
-            sentinel.clone().args(["--sentinel", "down-after-milliseconds", service, &down_after]).start()
+            sentinel
+                .clone()
+                .args([
+                    "--sentinel",
+                    "down-after-milliseconds",
+                    service,
+                    &down_after,
+                ])
+                .start()
         }));
-        let (second, third, sentinels) = join3(replica.clone().start(), replica.start(), sentinels).await;
+        let (second, third, sentinels) =
+            join3(replica.clone().start(), replica.start(), sentinels).await;
         let sentinels = sentinels.try_into().expect("three were started");
-        let set = SentinelSet { nodes: [master, second, third], sentinels, tls: self.tls };
+        let set = SentinelSet {
+            nodes: [master, second, third],
+            sentinels,
+            tls: self.tls,
+        };
         set.settled().await;
         set
     }

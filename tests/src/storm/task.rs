@@ -49,8 +49,20 @@ struct Wanted {
 }
 
 impl Task {
-    pub(super) fn new(locks: LockClient, plan: Plan, random: StdRng, log: Log, requests: Arc<AtomicU64>) -> Self {
-        Self { locks, plan, random, log, requests }
+    pub(super) fn new(
+        locks: LockClient,
+        plan: Plan,
+        random: StdRng,
+        log: Log,
+        requests: Arc<AtomicU64>,
+    ) -> Self {
+        Self {
+            locks,
+            plan,
+            random,
+            log,
+            requests,
+        }
     }
 
     pub(super) async fn work(mut self, over: Arc<AtomicBool>) {
@@ -64,7 +76,9 @@ impl Task {
         let wanted = self.choose();
         let reentrant = wanted.reentrant;
         let (key, kind) = (wanted.ask.keys[0].clone(), wanted.ask.kind);
-        let Some((id, guard)) = self.acquire(wanted).await else { return };
+        let Some((id, guard)) = self.acquire(wanted).await else {
+            return;
+        };
         let stay = self.stay();
         if reentrant {
             return self.enter_again(id, guard, &key, stay).await;
@@ -78,7 +92,11 @@ impl Task {
 
     fn choose(&mut self) -> Wanted {
         let crowd = is_crowded();
-        let key = if crowd { KEYS[0] } else { KEYS[self.random.random_range(0..KEYS.len())] };
+        let key = if crowd {
+            KEYS[0]
+        } else {
+            KEYS[self.random.random_range(0..KEYS.len())]
+        };
         let mut keys = vec![key.to_owned()];
         let permits = NonZeroU32::new(PERMITS).expect("a number of permits is not zero");
         let (mut kind, mut reentrant) = (Kind::Exclusive, false);
@@ -135,12 +153,25 @@ impl Task {
         }
         let in_nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let (wait, lease, min_hold) = (wait.map(in_nanos), in_nanos(lease), in_nanos(min_hold));
-        Wanted { request, ask: Ask { kind, keys, wait, lease, min_hold }, reentrant }
+        Wanted {
+            request,
+            ask: Ask {
+                kind,
+                keys,
+                wait,
+                lease,
+                min_hold,
+            },
+            reentrant,
+        }
     }
 
     /// The guard and the number of its request. Some requests are dropped on the way, perhaps with the lock in hand.
     async fn acquire(&mut self, wanted: Wanted) -> Option<(u64, LockGuard)> {
-        let patience = self.random.random_bool(0.1).then(|| self.up_to(LONG_STAY / 3));
+        let patience = self
+            .random
+            .random_bool(0.1)
+            .then(|| self.up_to(LONG_STAY / 3));
         let id = self.ask(wanted.ask);
         let acquire = wanted.request.acquire();
         let result = match patience {
@@ -157,13 +188,21 @@ impl Task {
     }
 
     /// Records how a request ended; `None` for one that was dropped.
-    fn answered(&self, id: u64, result: Option<Result<LockGuard, LockError>>) -> Option<(u64, LockGuard)> {
+    fn answered(
+        &self,
+        id: u64,
+        result: Option<Result<LockGuard, LockError>>,
+    ) -> Option<(u64, LockGuard)> {
         let code = match result {
             Some(Ok(guard)) => {
                 let at = nanos();
                 let validity = validity(&guard);
                 let fences = guard.fences().map(|(_, fence)| fence.number()).collect();
-                (self.log)(Record { at, request: id, event: Event::Granted { fences, validity } });
+                (self.log)(Record {
+                    at,
+                    request: id,
+                    event: Event::Granted { fences, validity },
+                });
                 return Some((id, guard));
             }
             Some(Err(error)) => code(&error),
@@ -182,13 +221,20 @@ impl Task {
             let at = nanos();
             let validity = validity(guard);
             if validity == 0 {
-                let code = guard.lost().now_or_never().map_or("no_validity".to_owned(), |error| code(&error));
+                let code = guard
+                    .lost()
+                    .now_or_never()
+                    .map_or("no_validity".to_owned(), |error| code(&error));
                 return self.say(id, Event::Lost { code, valid_at });
             }
             valid_at = at;
             if at + validity > known + NEWS.as_nanos() as u64 {
                 known = at + validity;
-                (self.log)(Record { at, request: id, event: Event::Held { validity } });
+                (self.log)(Record {
+                    at,
+                    request: id,
+                    event: Event::Held { validity },
+                });
             }
             let now = Instant::now();
             if now >= until {
@@ -205,7 +251,10 @@ impl Task {
         if dropped {
             return drop(guard);
         }
-        let code = guard.release().await.map_or_else(|error| code(&error), |()| "released".to_owned());
+        let code = guard
+            .release()
+            .await
+            .map_or_else(|error| code(&error), |()| "released".to_owned());
         self.say(id, Event::Released { code });
     }
 
@@ -214,8 +263,17 @@ impl Task {
         let request = self.locks.reentrant(key).lease(self.plan.lease).no_wait();
         let last = match outer.scope(request.acquire()).await {
             Ok(inner) => {
-                self.say(id, Event::Entered { fence: inner.fence().number() });
-                let (first, last) = if self.random.random_bool(0.5) { (inner, outer) } else { (outer, inner) };
+                self.say(
+                    id,
+                    Event::Entered {
+                        fence: inner.fence().number(),
+                    },
+                );
+                let (first, last) = if self.random.random_bool(0.5) {
+                    (inner, outer)
+                } else {
+                    (outer, inner)
+                };
                 self.hold(id, &first, stay / 2).await;
                 if let Err(error) = first.release().await {
                     code(&error);
@@ -223,7 +281,10 @@ impl Task {
                 last
             }
             Err(error) => {
-                assert!(matches!(error.kind(), LockErrorKind::Lost(_)), "a held lock can be entered: {error:?}");
+                assert!(
+                    matches!(error.kind(), LockErrorKind::Lost(_)),
+                    "a held lock can be entered: {error:?}"
+                );
                 outer
             }
         };
@@ -234,17 +295,29 @@ impl Task {
     async fn downgrade(&mut self, id: u64, guard: LockGuard, key: String) {
         self.say(id, Event::Leaving);
         let lease = self.plan.lease.as_nanos() as u64;
-        let ask = Ask { kind: Kind::Downgraded, keys: vec![key], wait: None, lease, min_hold: 0 };
+        let ask = Ask {
+            kind: Kind::Downgraded,
+            keys: vec![key],
+            wait: None,
+            lease,
+            min_hold: 0,
+        };
         let reader = self.ask(ask);
         let downgraded = guard.downgrade().await;
-        let Some((reader, guard)) = self.answered(reader, Some(downgraded)) else { return };
+        let Some((reader, guard)) = self.answered(reader, Some(downgraded)) else {
+            return;
+        };
         let stay = self.stay();
         self.hold(reader, &guard, stay).await;
         self.give_back(reader, guard).await;
     }
 
     fn say(&self, request: u64, event: Event) {
-        (self.log)(Record { at: nanos(), request, event });
+        (self.log)(Record {
+            at: nanos(),
+            request,
+            event,
+        });
     }
 
     fn up_to(&mut self, longest: Duration) -> Duration {
@@ -277,7 +350,10 @@ fn validity(guard: &LockGuard) -> u64 {
 /// The code of an error that a failing store or another holder explains.
 fn code(error: &LockError) -> String {
     use LockErrorKind::{Contended, Lost, ReadOnly, ReleaseUnknown, Unavailable, WaitTimeout};
-    let expected = matches!(error.kind(), Contended | WaitTimeout | Unavailable | ReleaseUnknown | ReadOnly | Lost(_));
+    let expected = matches!(
+        error.kind(),
+        Contended | WaitTimeout | Unavailable | ReleaseUnknown | ReadOnly | Lost(_)
+    );
     assert!(expected, "no failing store explains this: {error:?}");
     error.code().to_owned()
 }

@@ -15,8 +15,13 @@ pub(crate) struct Files {
 impl Files {
     /// Those of `names` that are there.
     pub(super) fn read_from(directory: &Path, names: &[&'static str]) -> Self {
-        let files = names.iter().filter_map(|name| Some((*name, fs::read(directory.join(name)).ok()?)));
-        Self { from: directory.to_owned(), files: files.collect() }
+        let files = names
+            .iter()
+            .filter_map(|name| Some((*name, fs::read(directory.join(name)).ok()?)));
+        Self {
+            from: directory.to_owned(),
+            files: files.collect(),
+        }
     }
 
     pub(crate) fn add(&mut self, name: &'static str, content: &[u8]) {
@@ -27,8 +32,14 @@ impl Files {
         for (name, content) in &self.files {
             let file = directory.join(name);
             file.parent().map_or(Ok(()), fs::create_dir_all)?;
-            match (std::str::from_utf8(content), self.from.to_str(), directory.to_str()) {
-                (Ok(text), Some(from), Some(to)) if !from.is_empty() => fs::write(file, text.replace(from, to))?,
+            match (
+                std::str::from_utf8(content),
+                self.from.to_str(),
+                directory.to_str(),
+            ) {
+                (Ok(text), Some(from), Some(to)) if !from.is_empty() => {
+                    fs::write(file, text.replace(from, to))?
+                }
                 _ => fs::write(file, content)?,
             }
         }
@@ -38,6 +49,8 @@ impl Files {
 
 impl fmt::Debug for Files {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.files.iter().map(|(name, _)| name)).finish()
+        f.debug_list()
+            .entries(self.files.iter().map(|(name, _)| name))
+            .finish()
     }
 }

@@ -24,7 +24,12 @@ fn place_on(cluster: &RedisCluster) -> Place {
 }
 
 /// Names of locks that `node` keeps.
-async fn keys_at(cluster: &RedisCluster, place: &Place, node: &RedisServer, count: usize) -> Vec<String> {
+async fn keys_at(
+    cluster: &RedisCluster,
+    place: &Place,
+    node: &RedisServer,
+    count: usize,
+) -> Vec<String> {
     let mut keys = Vec::new();
     for number in 0.. {
         let key = format!("{{{number}}}");
@@ -63,18 +68,32 @@ fn fence_name(place: &Place, key: &str) -> String {
 
 /// Takes the lock and gives it back.
 async fn use_lock(locks: &LockClient, key: &str) {
-    locks.exclusive(key).wait(LONG).acquire().await.unwrap().release().await.unwrap();
+    locks
+        .exclusive(key)
+        .wait(LONG)
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
 }
 
 /// The sharded channels that somebody listens to, at any node.
 async fn channels(cluster: &RedisCluster) -> Vec<String> {
     let mut channels = Vec::new();
     for node in cluster.nodes().iter().filter(|node| node.is_running()) {
-        channels.extend(node.query::<Vec<String>>(&["PUBSUB", "SHARDCHANNELS"]).await);
+        channels.extend(
+            node.query::<Vec<String>>(&["PUBSUB", "SHARDCHANNELS"])
+                .await,
+        );
     }
     channels
 }
 
 async fn nobody_listens(cluster: &RedisCluster) {
-    eventually("nobody listens to a slot", async || channels(cluster).await.is_empty()).await;
+    eventually("nobody listens to a slot", async || {
+        channels(cluster).await.is_empty()
+    })
+    .await;
 }

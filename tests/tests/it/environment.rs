@@ -28,7 +28,12 @@ fn permits(count: u32) -> NonZeroU32 {
 async fn within<T>(promised: Duration, future: impl Future<Output = T>) -> T {
     let since = Instant::now();
     let outcome = timeout(promised + SLACK, future).await;
-    outcome.unwrap_or_else(|_| panic!("no outcome after {:?}, where {promised:?} is promised", since.elapsed()))
+    outcome.unwrap_or_else(|_| {
+        panic!(
+            "no outcome after {:?}, where {promised:?} is promised",
+            since.elapsed()
+        )
+    })
 }
 
 /// An error of this kind that says all of this.

@@ -22,12 +22,21 @@ async fn every_step_of_a_lock_is_told_with_its_key_and_never_with_its_token() {
         let mut printed = Vec::new();
 
         // Waited for in this process and at the store, granted, renewed, released.
-        let first = others.exclusive("a").lease(Duration::from_secs(2)).acquire().await.unwrap();
+        let first = others
+            .exclusive("a")
+            .lease(Duration::from_secs(2))
+            .acquire()
+            .await
+            .unwrap();
         secrets.push(server.query::<String>(&["GET", "lock:a"]).await);
         let head = tokio::spawn(begun(locks.exclusive("a").wait(LONG).acquire()).await);
         let behind = tokio::spawn(begun(locks.exclusive("a").wait(LONG).acquire()).await);
-        traces.wait_for(|event| about(event, "waiting for its holder", "a")).await;
-        traces.wait_for(|event| about(event, "waiting behind others in this process", "a")).await;
+        traces
+            .wait_for(|event| about(event, "waiting for its holder", "a"))
+            .await;
+        traces
+            .wait_for(|event| about(event, "waiting behind others in this process", "a"))
+            .await;
         traces.wait_for(|event| about(event, "renewed", "a")).await;
         let fence = first.fence().to_string();
         printed.push(format!("{first:?} {:?} {:?}", first.held(), first.lost()));
@@ -43,29 +52,65 @@ async fn every_step_of_a_lock_is_told_with_its_key_and_never_with_its_token() {
 
         // Waited for in vain.
         let reader = locks.read("b").acquire().await.unwrap();
-        secrets.extend(server.query::<Vec<String>>(&["ZRANGE", "lock:b", "0", "-1"]).await);
-        let error = others.write("b").wait(Duration::from_millis(50)).acquire().await.unwrap_err();
-        traces.wait_for(|event| about(event, "waited in vain", "b")).await;
+        secrets.extend(
+            server
+                .query::<Vec<String>>(&["ZRANGE", "lock:b", "0", "-1"])
+                .await,
+        );
+        let error = others
+            .write("b")
+            .wait(Duration::from_millis(50))
+            .acquire()
+            .await
+            .unwrap_err();
+        traces
+            .wait_for(|event| about(event, "waited in vain", "b"))
+            .await;
         printed.push(format!("{error} {error:?} {reader:?}"));
 
         // Lost.
-        let lost = locks.exclusive("c").lease(Duration::from_secs(2)).acquire().await.unwrap();
+        let lost = locks
+            .exclusive("c")
+            .lease(Duration::from_secs(2))
+            .acquire()
+            .await
+            .unwrap();
         secrets.push(server.query::<String>(&["GET", "lock:c"]).await);
         server.command(&["DEL", "lock:c"]).await;
         let error = lost.lost().await;
         let event = traces.wait_for(|event| about(event, "lost", "c")).await;
-        assert_eq!(event.field("fence"), Some(lost.fence().to_string().as_str()));
+        assert_eq!(
+            event.field("fence"),
+            Some(lost.fence().to_string().as_str())
+        );
         assert_eq!(event.field("loss"), Some("Taken"));
         assert!(event.level == tracing::Level::WARN);
-        printed.push(format!("{error} {error:?} {lost:?} {:?} {:?}", locks, locks.exclusive("a")));
+        printed.push(format!(
+            "{error} {error:?} {lost:?} {:?} {:?}",
+            locks,
+            locks.exclusive("a")
+        ));
 
         // Renewed and released while the server is away.
-        let held = locks.exclusive("d").lease(Duration::from_secs(2)).acquire().await.unwrap();
+        let held = locks
+            .exclusive("d")
+            .lease(Duration::from_secs(2))
+            .acquire()
+            .await
+            .unwrap();
         secrets.push(server.query::<String>(&["GET", "lock:d"]).await);
         server.stop();
-        traces.wait_for(|event| event.message.starts_with("renewal failed")).await;
+        traces
+            .wait_for(|event| event.message.starts_with("renewal failed"))
+            .await;
         let error = held.release().await.unwrap_err();
-        assert!(matches!(error.kind(), LockErrorKind::ReleaseUnknown | LockErrorKind::Lost(_)), "{error}");
+        assert!(
+            matches!(
+                error.kind(),
+                LockErrorKind::ReleaseUnknown | LockErrorKind::Lost(_)
+            ),
+            "{error}"
+        );
         printed.push(format!("{error} {error:?}"));
         server.resume();
         reader.release().await.unwrap();
@@ -73,7 +118,10 @@ async fn every_step_of_a_lock_is_told_with_its_key_and_never_with_its_token() {
         locks.shutdown().await;
 
         printed.extend(traces.events().iter().map(|event| format!("{event:?}")));
-        assert!(secrets.iter().all(|secret| secret.len() == 32), "{secrets:?}");
+        assert!(
+            secrets.iter().all(|secret| secret.len() == 32),
+            "{secrets:?}"
+        );
         for text in printed {
             for secret in &secrets {
                 assert!(!text.contains(secret.as_str()), "a token was told: {text}");
@@ -91,9 +139,18 @@ async fn client(server: &RedisServer) -> LockClient {
 async fn a_lock_held_for_ten_leases_is_warned_of() {
     let traces = Captured::new();
     let _collecting = traces.set_default();
-    let guard = LockClient::in_memory().exclusive("a").lease(Duration::from_secs(1)).acquire().await.unwrap();
-    let warning = in_time(traces.wait_for(|event| event.message.starts_with("held for ten leases"))).await;
-    assert_eq!((warning.level, warning.field("key")), (tracing::Level::WARN, Some("a")));
+    let guard = LockClient::in_memory()
+        .exclusive("a")
+        .lease(Duration::from_secs(1))
+        .acquire()
+        .await
+        .unwrap();
+    let warning =
+        in_time(traces.wait_for(|event| event.message.starts_with("held for ten leases"))).await;
+    assert_eq!(
+        (warning.level, warning.field("key")),
+        (tracing::Level::WARN, Some("a"))
+    );
     assert!(!guard.is_lost());
     drop(guard);
 }

@@ -18,7 +18,10 @@ const WORKER: &str = env!("CARGO_BIN_EXE_lock-worker");
 const RESOURCE: &str = "stock";
 
 pub(crate) fn times_as_long() -> usize {
-    env::var("LOCK_TESTS_STORM").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
+    env::var("LOCK_TESTS_STORM")
+        .ok()
+        .and_then(|times| times.parse().ok())
+        .unwrap_or(1)
 }
 
 struct Storm {
@@ -31,25 +34,50 @@ impl Storm {
     async fn of(processes: usize, tasks: usize, rounds: usize, lease: Duration) -> Self {
         let server = RedisServer::start().await;
         let resource = RedisFencedResource::open(&server.url(), RESOURCE).await;
-        let (url, tasks, rounds) = (server.url(), tasks.to_string(), (rounds * times_as_long()).to_string());
+        let (url, tasks, rounds) = (
+            server.url(),
+            tasks.to_string(),
+            (rounds * times_as_long()).to_string(),
+        );
         let lease = lease.as_millis().to_string();
-        let arguments = ["increment", "--url", &url, "--namespace", "lock", "--resource", RESOURCE, "--tasks", &tasks];
+        let arguments = [
+            "increment",
+            "--url",
+            &url,
+            "--namespace",
+            "lock",
+            "--resource",
+            RESOURCE,
+            "--tasks",
+            &tasks,
+        ];
         let arguments = [&arguments[..], &["--rounds", &rounds, "--lease-ms", &lease]].concat();
-        let mut workers: Vec<_> = (0..processes).map(|_| Worker::spawn(WORKER, &arguments)).collect();
+        let mut workers: Vec<_> = (0..processes)
+            .map(|_| Worker::spawn(WORKER, &arguments))
+            .collect();
         for worker in &mut workers {
             assert_eq!(worker.line().await.as_deref(), Some("ready"));
         }
         for worker in &mut workers {
             worker.say("go").await;
         }
-        Self { server, resource, workers }
+        Self {
+            server,
+            resource,
+            workers,
+        }
     }
 
     /// What all workers that are left say they added.
     async fn added(&mut self) -> u64 {
         let mut added = 0;
         for worker in &mut self.workers {
-            added += worker.line().await.expect("a worker has failed").parse::<u64>().unwrap();
+            added += worker
+                .line()
+                .await
+                .expect("a worker has failed")
+                .parse::<u64>()
+                .unwrap();
         }
         for worker in &mut self.workers {
             assert!(worker.finish().await.success());
@@ -91,7 +119,10 @@ async fn a_killed_and_a_paused_process_spoil_nothing() {
     storm.workers[0].resume();
     let added = storm.added().await;
     let report = storm.resource.report().await;
-    assert!(report.lost_updates == 0 && report.value == report.writes, "{report}");
+    assert!(
+        report.lost_updates == 0 && report.value == report.writes,
+        "{report}"
+    );
     assert!(report.value >= added, "{added} of {report}");
     // Nobody but the paused process can have come with an old token, and with one at most.
     assert!(report.violations <= 1, "{report}");
@@ -113,7 +144,11 @@ async fn tasks_on_several_threads_never_meet() {
                     }
                     let guard = locks.exclusive("a").wait(LONG).acquire().await.unwrap();
                     resource.increment(guard.fence()).await.unwrap();
-                    if round % 2 == 0 { guard.release().await.unwrap() } else { drop(guard) }
+                    if round % 2 == 0 {
+                        guard.release().await.unwrap()
+                    } else {
+                        drop(guard)
+                    }
                 }
             });
         }

@@ -18,10 +18,23 @@ const SOON: Duration = Duration::from_secs(10);
 /// A client by way of a proxy, whose scripts the server knows, and one that goes there directly.
 async fn by_proxy(server: &RedisServer) -> (Proxy, LockClient, LockClient) {
     let proxy = Proxy::to(server).await;
-    let Place::Redis { namespace, .. } = Place::redis().await else { unreachable!("it is on Redis") };
+    let Place::Redis { namespace, .. } = Place::redis().await else {
+        unreachable!("it is on Redis")
+    };
     let client = async |url: String| {
-        let locks = LockClient::builder().namespace(&namespace).connect(&url).await.unwrap();
-        locks.exclusive("warm").acquire().await.unwrap().release().await.unwrap();
+        let locks = LockClient::builder()
+            .namespace(&namespace)
+            .connect(&url)
+            .await
+            .unwrap();
+        locks
+            .exclusive("warm")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
         locks
     };
     let (locks, others) = (client(proxy.url()).await, client(server.url()).await);
@@ -32,7 +45,10 @@ async fn by_proxy(server: &RedisServer) -> (Proxy, LockClient, LockClient) {
 async fn an_acquire_whose_reply_is_lost_tries_again_and_leaves_one_holder() {
     in_time(async {
         let server = shared_server().await;
-        for drop_reply in [DropReply::next().to("EVALSHA"), DropReply::next().to("EVALSHA").silently()] {
+        for drop_reply in [
+            DropReply::next().to("EVALSHA"),
+            DropReply::next().to("EVALSHA").silently(),
+        ] {
             let (proxy, locks, others) = by_proxy(server).await;
             proxy.drop_reply(drop_reply);
             let start = Instant::now();
@@ -43,7 +59,15 @@ async fn an_acquire_whose_reply_is_lost_tries_again_and_leaves_one_holder() {
             assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
             guard.verify().await.unwrap();
             guard.release().await.unwrap();
-            others.exclusive("a").wait(SOON).acquire().await.unwrap().release().await.unwrap();
+            others
+                .exclusive("a")
+                .wait(SOON)
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
         }
     })
     .await;
@@ -56,11 +80,22 @@ async fn readers_and_permits_whose_reply_is_lost_leave_no_second_share() {
         proxy.drop_reply(DropReply::next().to("EVALSHA"));
         let reader = locks.read("a").wait(SOON).acquire().await.unwrap();
         proxy.drop_reply(DropReply::next().to("EVALSHA"));
-        let permit = locks.permits("a", 2.try_into().unwrap()).wait(SOON).acquire().await.unwrap();
+        let permit = locks
+            .permits("a", 2.try_into().unwrap())
+            .wait(SOON)
+            .acquire()
+            .await
+            .unwrap();
         assert_eq!(proxy.dropped_replies(), 2);
         // Shares that were granted to nobody are given back soon.
-        eventually("one reader", || async { others.inspect("a").await.unwrap().holders.len() == 1 }).await;
-        eventually("one permit", || async { others.inspect_permits("a").await.unwrap().holders.len() == 1 }).await;
+        eventually("one reader", || async {
+            others.inspect("a").await.unwrap().holders.len() == 1
+        })
+        .await;
+        eventually("one permit", || async {
+            others.inspect_permits("a").await.unwrap().holders.len() == 1
+        })
+        .await;
         reader.release().await.unwrap();
         permit.release().await.unwrap();
     })
@@ -74,8 +109,19 @@ async fn a_try_whose_reply_is_lost_leaves_no_key() {
         for request in [locks.exclusive("a"), locks.all(["a", "b"])] {
             // It is asked twice, and what abandons the first tokens may come between.
             proxy.drop_reply(DropReply::next().to("EVALSHA").times(5));
-            assert_eq!(request.try_acquire().await.unwrap_err().kind(), LockErrorKind::Unavailable);
-            others.all(["a", "b"]).wait(SOON).acquire().await.unwrap().release().await.unwrap();
+            assert_eq!(
+                request.try_acquire().await.unwrap_err().kind(),
+                LockErrorKind::Unavailable
+            );
+            others
+                .all(["a", "b"])
+                .wait(SOON)
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
         }
     })
     .await;
@@ -84,12 +130,26 @@ async fn a_try_whose_reply_is_lost_leaves_no_key() {
 #[tokio::test]
 async fn a_release_whose_reply_is_lost_says_so_and_frees_the_lock() {
     in_time(async {
-        for drop_reply in [DropReply::next().to("EVALSHA"), DropReply::next().to("EVALSHA").silently()] {
+        for drop_reply in [
+            DropReply::next().to("EVALSHA"),
+            DropReply::next().to("EVALSHA").silently(),
+        ] {
             let (proxy, locks, others) = by_proxy(shared_server().await).await;
             let guard = locks.exclusive("a").acquire().await.unwrap();
             proxy.drop_reply(drop_reply);
-            assert_eq!(guard.release().await.unwrap_err().kind(), LockErrorKind::ReleaseUnknown);
-            others.exclusive("a").wait(SOON).acquire().await.unwrap().release().await.unwrap();
+            assert_eq!(
+                guard.release().await.unwrap_err().kind(),
+                LockErrorKind::ReleaseUnknown
+            );
+            others
+                .exclusive("a")
+                .wait(SOON)
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
         }
     })
     .await;
@@ -99,15 +159,33 @@ async fn a_release_whose_reply_is_lost_says_so_and_frees_the_lock() {
 async fn a_release_that_never_reached_the_server_is_made_up_for() {
     in_time(async {
         let (proxy, locks, others) = by_proxy(shared_server().await).await;
-        let guards = [locks.exclusive("a").acquire().await.unwrap(), locks.exclusive("b").acquire().await.unwrap()];
+        let guards = [
+            locks.exclusive("a").acquire().await.unwrap(),
+            locks.exclusive("b").acquire().await.unwrap(),
+        ];
         proxy.black_hole();
         let [released, dropped] = guards;
-        assert_eq!(released.release().await.unwrap_err().kind(), LockErrorKind::ReleaseUnknown);
+        assert_eq!(
+            released.release().await.unwrap_err().kind(),
+            LockErrorKind::ReleaseUnknown
+        );
         drop(dropped);
-        assert_eq!(others.inspect("a").await.unwrap().holders.len(), 1, "nothing has passed");
+        assert_eq!(
+            others.inspect("a").await.unwrap().holders.len(),
+            1,
+            "nothing has passed"
+        );
         proxy.let_through().await;
         for key in ["a", "b"] {
-            others.exclusive(key).wait(SOON).acquire().await.unwrap().release().await.unwrap();
+            others
+                .exclusive(key)
+                .wait(SOON)
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
         }
     })
     .await;
@@ -122,7 +200,10 @@ async fn a_repeated_release_frees_nobody_elses_lock() {
         proxy.drop_all_replies();
         let release = tokio::spawn(guard.release());
         let next = others.exclusive("a").wait(SOON).acquire().await.unwrap();
-        assert_eq!(release.await.unwrap().unwrap_err().kind(), LockErrorKind::ReleaseUnknown);
+        assert_eq!(
+            release.await.unwrap().unwrap_err().kind(),
+            LockErrorKind::ReleaseUnknown
+        );
         let dropped = proxy.dropped_replies();
         proxy.wait_for_dropped_replies(dropped + 1).await;
         proxy.let_through().await;
@@ -138,7 +219,12 @@ async fn scripts_that_the_server_forgets_are_sent_again() {
     in_time(async {
         let server = RedisServer::start().await;
         let locks = LockClient::connect(&server.url()).await.unwrap();
-        let held = locks.exclusive("held").lease(Duration::from_secs(2)).acquire().await.unwrap();
+        let held = locks
+            .exclusive("held")
+            .lease(Duration::from_secs(2))
+            .acquire()
+            .await
+            .unwrap();
         let mut tasks = JoinSet::new();
         for task in 0..8 {
             let locks = locks.clone();
@@ -176,8 +262,10 @@ async fn scripts_that_the_server_forgets_are_sent_again() {
 async fn when_the_server_stops_everybody_who_waits_gets_an_answer_in_time() {
     in_time(async {
         let server = RedisServer::start().await;
-        let (locks, others) =
-            (LockClient::connect(&server.url()).await.unwrap(), LockClient::connect(&server.url()).await.unwrap());
+        let (locks, others) = (
+            LockClient::connect(&server.url()).await.unwrap(),
+            LockClient::connect(&server.url()).await.unwrap(),
+        );
         let guard = locks.exclusive("a").acquire().await.unwrap();
         let wait = Duration::from_millis(1500);
         let start = Instant::now();
@@ -196,22 +284,47 @@ async fn when_the_server_stops_everybody_who_waits_gets_an_answer_in_time() {
             match result {
                 Ok(guard) => drop(guard),
                 Err(error) => {
-                    assert!(matches!(error.kind(), LockErrorKind::WaitTimeout | LockErrorKind::Unavailable), "{error}")
+                    assert!(
+                        matches!(
+                            error.kind(),
+                            LockErrorKind::WaitTimeout | LockErrorKind::Unavailable
+                        ),
+                        "{error}"
+                    )
                 }
             }
         }
-        assert!(start.elapsed() < wait + Duration::from_secs(5), "{:?}", start.elapsed());
+        assert!(
+            start.elapsed() < wait + Duration::from_secs(5),
+            "{:?}",
+            start.elapsed()
+        );
         // And those who do not wait.
         for request in [others.exclusive("d"), others.all(["d", "e"])] {
             let start = Instant::now();
-            assert_eq!(request.try_acquire().await.unwrap_err().kind(), LockErrorKind::Unavailable);
-            assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+            assert_eq!(
+                request.try_acquire().await.unwrap_err().kind(),
+                LockErrorKind::Unavailable
+            );
+            assert!(
+                start.elapsed() < Duration::from_secs(5),
+                "{:?}",
+                start.elapsed()
+            );
         }
         drop(guard);
         server.resume();
         // What the server executes late is given back.
         for key in ["a", "b2", "b3", "c3", "d", "e"] {
-            others.exclusive(key).wait(SOON).acquire().await.unwrap().release().await.unwrap();
+            others
+                .exclusive(key)
+                .wait(SOON)
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
         }
     })
     .await;
@@ -225,7 +338,9 @@ async fn whoever_waits_goes_on_waiting_when_the_connection_is_cut() {
         let (proxy, locks, others) = by_proxy(shared_server().await).await;
         let guard = others.exclusive("a").acquire().await.unwrap();
         let waiting = tokio::spawn(begun(locks.exclusive("a").wait(LONG).acquire()).await);
-        traces.wait_for(|event| event.message == "waiting for its holder").await;
+        traces
+            .wait_for(|event| event.message == "waiting for its holder")
+            .await;
         for _ in 0..3 {
             proxy.cut();
             sleep(Duration::from_millis(200)).await;
@@ -243,7 +358,14 @@ async fn service_comes_back_by_itself_when_the_server_does() {
     in_time(async {
         let server = RedisServer::start().await;
         let locks = LockClient::connect(&server.url()).await.unwrap();
-        locks.exclusive("a").acquire().await.unwrap().release().await.unwrap();
+        locks
+            .exclusive("a")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
         server.kill();
         let error = locks.exclusive("a").no_wait().acquire().await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
@@ -252,8 +374,20 @@ async fn service_comes_back_by_itself_when_the_server_does() {
         server.restart_empty().await;
         let back = Instant::now();
         waiting.await.unwrap().unwrap().release().await.unwrap();
-        assert!(back.elapsed() < Duration::from_secs(5), "{:?}", back.elapsed());
-        locks.exclusive("a").try_acquire().await.unwrap().unwrap().release().await.unwrap();
+        assert!(
+            back.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            back.elapsed()
+        );
+        locks
+            .exclusive("a")
+            .try_acquire()
+            .await
+            .unwrap()
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
         assert!(server.keys("lock:*").await.is_empty());
     })
     .await;
@@ -265,13 +399,22 @@ async fn service_comes_back_by_itself_when_the_server_does() {
 fn assert_tells_of_an_outage(error: &LockError, key: &str, attempts: &str, causes: &[&str]) {
     assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
     let text = error.to_string();
-    assert!(text.starts_with(&format!("lock {key}: the store is unavailable: waited ")), "{text}");
+    assert!(
+        text.starts_with(&format!("lock {key}: the store is unavailable: waited ")),
+        "{text}"
+    );
     let (effort, last) = text.split_once("; last: ").expect("the last cause");
     assert!(effort.contains(attempts), "{text}");
     assert!(causes.iter().any(|cause| last.starts_with(cause)), "{text}");
     // Rounded: 1.2s, 345.6ms.
-    let waited = effort.split("waited ").nth(1).and_then(|rest| rest.split([',', ' ']).next()).unwrap();
-    let tenths = waited.split_once('.').map(|(_, rest)| rest.trim_end_matches(char::is_alphabetic));
+    let waited = effort
+        .split("waited ")
+        .nth(1)
+        .and_then(|rest| rest.split([',', ' ']).next())
+        .unwrap();
+    let tenths = waited
+        .split_once('.')
+        .map(|(_, rest)| rest.trim_end_matches(char::is_alphabetic));
     assert!(tenths.is_some_and(|tenths| tenths.len() == 1), "{text}");
 }
 
@@ -292,14 +435,24 @@ async fn a_request_in_an_outage_tells_how_long_it_waited_how_often_it_asked_and_
         for wait in (700..1300).step_by(90).map(Duration::from_millis) {
             let error = locks.exclusive("a").wait(wait).acquire().await.unwrap_err();
             assert_tells_of_an_outage(&error, "a", " attempt", &causes);
-            let error = locks.all(["b", "c"]).wait(wait).acquire().await.unwrap_err();
+            let error = locks
+                .all(["b", "c"])
+                .wait(wait)
+                .acquire()
+                .await
+                .unwrap_err();
             assert_tells_of_an_outage(&error, "b", " attempt", &causes);
         }
         let wait = Duration::from_secs(2);
         let first = tokio::spawn(begun(locks.exclusive("a").wait(wait).acquire()).await);
         let behind = tokio::spawn(begun(locks.exclusive("a").wait(wait * 3 / 4).acquire()).await);
         let error = behind.await.unwrap().unwrap_err();
-        assert_tells_of_an_outage(&error, "a", " behind other requests of this process", &causes);
+        assert_tells_of_an_outage(
+            &error,
+            "a",
+            " behind other requests of this process",
+            &causes,
+        );
         assert_tells_of_an_outage(&first.await.unwrap().unwrap_err(), "a", " attempt", &causes);
         let error = locks.exclusive("d").no_wait().acquire().await.unwrap_err();
         assert_tells_of_an_outage(&error, "d", " attempt", &causes);
@@ -316,7 +469,12 @@ async fn a_silent_server_is_told_with_the_time_that_it_was_given() {
         let locks = LockClient::connect(&server.url()).await.unwrap();
         server.stop();
         // The second question is cut off.
-        let error = locks.exclusive("a").wait(Duration::from_millis(700)).acquire().await.unwrap_err();
+        let error = locks
+            .exclusive("a")
+            .wait(Duration::from_millis(700))
+            .acquire()
+            .await
+            .unwrap_err();
         assert_tells_of_an_outage(&error, "a", " attempt", &[SILENT]);
         server.resume();
     })

@@ -1,6 +1,9 @@
 //! The promises of the workspace, a module each, held against real servers and processes.
 
-#![allow(clippy::unwrap_used, reason = "clippy.toml allows it in test functions only, and not in what they share")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml allows it in test functions only, and not in what they share"
+)]
 
 mod attribute;
 mod cancellation;

@@ -25,7 +25,10 @@ async fn redis_answers_as_memory_does() {
     let server = RedisServer::start().await;
     let redis = Arc::new(RedisStore::connect(&server.url(), "model").await.unwrap());
     let memory = Arc::new(MemoryStore::new());
-    let first: u64 = std::env::var("LOCK_TESTS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_default();
+    let first: u64 = std::env::var("LOCK_TESTS_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or_default();
     let mut sequences = JoinSet::new();
     let mut operations = 0;
     for seed in first..first + SEQUENCES {
@@ -55,8 +58,14 @@ async fn sequence(seed: u64, memory: Arc<MemoryStore>, redis: Arc<RedisStore>) -
     for number in 1..=STEPS {
         let step = steps.next();
         let (expected, found) = (in_memory.take(&step).await, on_redis.take(&step).await);
-        let _ = writeln!(story, "{number:3}. {step}\n     memory: {expected:?}\n      redis: {found:?}");
-        assert!(expected.is_ok() && expected == found, "seed {seed}:\n{story}");
+        let _ = writeln!(
+            story,
+            "{number:3}. {step}\n     memory: {expected:?}\n      redis: {found:?}"
+        );
+        assert!(
+            expected.is_ok() && expected == found,
+            "seed {seed}:\n{story}"
+        );
         steps.learn(&step, expected.unwrap_or_default());
         if step.is_short() {
             tokio::time::sleep(2 * Duration::from_millis(step::SHORT_MS)).await;

@@ -51,7 +51,15 @@ async fn a_reentrant_request_enters_again_across_awaits(place: Place) {
         .await
         .unwrap();
     assert_eq!(depth, 3);
-    others.exclusive("a").try_acquire().await.unwrap().expect("all have left").release().await.unwrap();
+    others
+        .exclusive("a")
+        .try_acquire()
+        .await
+        .unwrap()
+        .expect("all have left")
+        .release()
+        .await
+        .unwrap();
 }
 
 async fn entering_again_asks_the_store_nothing_and_has_the_same_token(place: Place) {
@@ -60,7 +68,10 @@ async fn entering_again_asks_the_store_nothing_and_has_the_same_token(place: Pla
     guard
         .scope(async {
             // Even when the store would say something else.
-            others.revoke("a", lock_runtime::RevokeScope::Leased).await.unwrap();
+            others
+                .revoke("a", lock_runtime::RevokeScope::Leased)
+                .await
+                .unwrap();
             if !guard.is_lost() {
                 let again = locks.reentrant("a").acquire().await.unwrap();
                 assert_eq!(again.fence(), guard.fence());
@@ -80,7 +91,15 @@ async fn an_inner_guard_outlives_the_outer_one(place: Place) {
     assert!(!inner.is_lost() && !inner.validity().is_zero());
     assert!(others.exclusive("a").try_acquire().await.unwrap().is_none());
     inner.release().await.unwrap();
-    others.exclusive("a").try_acquire().await.unwrap().expect("the last has left").release().await.unwrap();
+    others
+        .exclusive("a")
+        .try_acquire()
+        .await
+        .unwrap()
+        .expect("the last has left")
+        .release()
+        .await
+        .unwrap();
 }
 
 async fn a_released_inner_guard_leaves_the_outer_one_held(place: Place) {
@@ -98,7 +117,15 @@ async fn a_released_inner_guard_leaves_the_outer_one_held(place: Place) {
         outer.verify().await.unwrap();
     }
     outer.release().await.unwrap();
-    others.exclusive("a").try_acquire().await.unwrap().expect("released").release().await.unwrap();
+    others
+        .exclusive("a")
+        .try_acquire()
+        .await
+        .unwrap()
+        .expect("released")
+        .release()
+        .await
+        .unwrap();
 }
 
 async fn a_request_that_is_not_reentrant_would_deadlock(place: Place) {
@@ -141,7 +168,10 @@ async fn reading_under_ones_own_write_enters_again(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let body = async |_| {
         let reader = locks.read("a").reentrant().acquire().await.unwrap();
-        assert!(others.read("a").try_acquire().await.unwrap().is_none(), "it is still the writer's");
+        assert!(
+            others.read("a").try_acquire().await.unwrap().is_none(),
+            "it is still the writer's"
+        );
         reader.release().await.unwrap();
     };
     locks.write("a").run(body).await.unwrap();
@@ -149,12 +179,27 @@ async fn reading_under_ones_own_write_enters_again(place: Place) {
 
 async fn another_number_of_permits_within_a_scope_is_refused(place: Place) {
     let locks = place.client().await;
-    let permits = |count| locks.permits("a", NonZeroU32::new(count).unwrap()).reentrant();
+    let permits = |count| {
+        locks
+            .permits("a", NonZeroU32::new(count).unwrap())
+            .reentrant()
+    };
     let body = async |_| {
-        assert_eq!(permits(3).acquire().await.unwrap_err().kind(), LockErrorKind::ModeMismatch);
+        assert_eq!(
+            permits(3).acquire().await.unwrap_err().kind(),
+            LockErrorKind::ModeMismatch
+        );
         permits(2).acquire().await.unwrap().release().await.unwrap();
-        assert_eq!(locks.inspect_permits("a").await.unwrap().holders.len(), 1, "entered again, not one more");
-        locks.exclusive("a").run(async |_| ()).await.expect("another object");
+        assert_eq!(
+            locks.inspect_permits("a").await.unwrap().holders.len(),
+            1,
+            "entered again, not one more"
+        );
+        locks
+            .exclusive("a")
+            .run(async |_| ())
+            .await
+            .expect("another object");
     };
     permits(2).run(body).await.unwrap();
 }
@@ -176,7 +221,11 @@ async fn siblings_contend_like_strangers(place: Place) {
     assert_ne!(left, right, "each had a grant of its own");
 
     // Within a frame of another lock as well.
-    let (left, right) = locks.exclusive("b").run(async |_| tokio::join!(body(), body())).await.unwrap();
+    let (left, right) = locks
+        .exclusive("b")
+        .run(async |_| tokio::join!(body(), body()))
+        .await
+        .unwrap();
     assert_ne!(left, right);
     let held = locks.exclusive("a").acquire().await.unwrap();
     let (_, error) = tokio::join!(held.scope(tokio::time::sleep(SOON * 2)), async {
@@ -192,9 +241,18 @@ async fn a_spawned_task_inherits_nothing(place: Place) {
     let body = async |_| {
         let task = async move {
             assert!(!is_held(&LockKey::new("a").unwrap()));
-            inner.reentrant("a").wait(SOON).acquire().await.unwrap_err().kind()
+            inner
+                .reentrant("a")
+                .wait(SOON)
+                .acquire()
+                .await
+                .unwrap_err()
+                .kind()
         };
-        assert_eq!(tokio::spawn(task).await.unwrap(), LockErrorKind::WaitTimeout);
+        assert_eq!(
+            tokio::spawn(task).await.unwrap(),
+            LockErrorKind::WaitTimeout
+        );
     };
     locks.reentrant("a").run(body).await.unwrap();
 }
@@ -203,7 +261,16 @@ async fn a_bare_acquire_opens_no_frame(place: Place) {
     let locks = place.client().await;
     let guard = locks.reentrant("a").acquire().await.unwrap();
     assert!(!is_held(guard.key()));
-    assert_eq!(locks.reentrant("a").wait(SOON).acquire().await.unwrap_err().kind(), LockErrorKind::WaitTimeout);
+    assert_eq!(
+        locks
+            .reentrant("a")
+            .wait(SOON)
+            .acquire()
+            .await
+            .unwrap_err()
+            .kind(),
+        LockErrorKind::WaitTimeout
+    );
     assert!(locks.reentrant("a").try_acquire().await.unwrap().is_none());
     guard.release().await.unwrap();
 }
@@ -231,9 +298,16 @@ async fn is_held_knows_the_frames_around_it(place: Place) {
     assert!(!is_held(&a));
     let body = async |_| {
         assert!(is_held(&a) && !is_held(&b));
-        locks.exclusive("b").run(async |_| assert!(is_held(&a) && is_held(&b))).await.unwrap();
+        locks
+            .exclusive("b")
+            .run(async |_| assert!(is_held(&a) && is_held(&b)))
+            .await
+            .unwrap();
         assert!(is_held(&a) && !is_held(&b));
-        locks.revoke("a", lock_runtime::RevokeScope::Leased).await.unwrap();
+        locks
+            .revoke("a", lock_runtime::RevokeScope::Leased)
+            .await
+            .unwrap();
         assert!(!is_held(&a), "a lost lock is not held");
     };
     let _ = locks.exclusive("a").run(body).await;
@@ -242,8 +316,19 @@ async fn is_held_knows_the_frames_around_it(place: Place) {
 
 async fn two_clients_are_strangers(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
-    let body = async |_| others.reentrant("a").wait(SOON).acquire().await.unwrap_err().kind();
-    assert_eq!(locks.reentrant("a").run(body).await.unwrap(), LockErrorKind::WaitTimeout);
+    let body = async |_| {
+        others
+            .reentrant("a")
+            .wait(SOON)
+            .acquire()
+            .await
+            .unwrap_err()
+            .kind()
+    };
+    assert_eq!(
+        locks.reentrant("a").run(body).await.unwrap(),
+        LockErrorKind::WaitTimeout
+    );
 }
 
 async fn a_scope_whose_guard_was_released_is_no_frame(place: Place) {
@@ -262,8 +347,15 @@ async fn a_scope_whose_guard_was_released_is_no_frame(place: Place) {
 async fn entering_again_after_a_loss_tells_of_it(place: Place) {
     let locks = place.client().await;
     let guard = locks.exclusive("a").acquire().await.unwrap();
-    locks.revoke("a", lock_runtime::RevokeScope::Leased).await.unwrap();
-    for request in [locks.reentrant("a"), locks.exclusive("a"), locks.read("a").no_wait()] {
+    locks
+        .revoke("a", lock_runtime::RevokeScope::Leased)
+        .await
+        .unwrap();
+    for request in [
+        locks.reentrant("a"),
+        locks.exclusive("a"),
+        locks.read("a").no_wait(),
+    ] {
         let error = guard.scope(request.acquire()).await.unwrap_err();
         assert!(matches!(error.kind(), LockErrorKind::Lost(_)), "{error}");
     }
@@ -293,8 +385,15 @@ async fn locked_functions_call_each_other(place: Place) {
     let locks = place.client().await;
     assert_eq!(count_down(&locks, 20).await.unwrap(), 20);
     assert_eq!(outer(&locks).await.unwrap(), 5);
-    assert_eq!(outer_twice(&locks).await.unwrap_err().kind(), LockErrorKind::WouldDeadlock);
-    let within = locks.exclusive("tree").run(async |_| count_down(&locks, 3).await).await.unwrap();
+    assert_eq!(
+        outer_twice(&locks).await.unwrap_err().kind(),
+        LockErrorKind::WouldDeadlock
+    );
+    let within = locks
+        .exclusive("tree")
+        .run(async |_| count_down(&locks, 3).await)
+        .await
+        .unwrap();
     assert_eq!(within.unwrap(), 3);
     all_free(&locks, &["tree"]).await;
 }
@@ -302,7 +401,10 @@ async fn locked_functions_call_each_other(place: Place) {
 async fn several_keys_enter_what_is_held_and_take_the_rest(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let body = async |held: lock_runtime::HeldLock| {
-        for request in [locks.all(["a", "b", "c"]), locks.all(["c", "b", "a"]).no_wait()] {
+        for request in [
+            locks.all(["a", "b", "c"]),
+            locks.all(["c", "b", "a"]).no_wait(),
+        ] {
             let guard = request.reentrant().acquire().await.unwrap();
             let fences: Vec<_> = guard.fences().map(|(_, fence)| fence).collect();
             assert_eq!((fences.len(), fences[1]), (3, held.fence()));

@@ -80,7 +80,10 @@ impl Place {
 
     /// A namespace of its own behind a URL.
     pub(crate) fn at(url: String) -> Self {
-        Self::Redis { url, namespace: unique("ns") }
+        Self::Redis {
+            url,
+            namespace: unique("ns"),
+        }
     }
 
     /// A client of its own: to the store, another process.
@@ -91,9 +94,11 @@ impl Place {
     pub(crate) async fn client_of(&self, builder: LockClientBuilder) -> LockClient {
         match self {
             Self::Memory(_) | Self::Majority(_) => builder.with_store(self.store().await),
-            Self::Redis { url, namespace } => {
-                builder.namespace(namespace).connect(url).await.expect("a client of a server that runs")
-            }
+            Self::Redis { url, namespace } => builder
+                .namespace(namespace)
+                .connect(url)
+                .await
+                .expect("a client of a server that runs"),
         }
     }
 
@@ -103,12 +108,15 @@ impl Place {
             Self::Memory(store) => store.clone(),
             Self::Majority(stores) => {
                 let servers = stores.iter().enumerate();
-                let servers = servers.map(|(number, store)| (number.to_string(), store.clone() as Arc<dyn Store>));
+                let servers = servers
+                    .map(|(number, store)| (number.to_string(), store.clone() as Arc<dyn Store>));
                 Arc::new(QuorumStore::new(servers, MAX_LEASE).expect("five are an odd number"))
             }
-            Self::Redis { url, namespace } => {
-                Arc::new(RedisStore::connect(url, namespace).await.expect("a server that runs"))
-            }
+            Self::Redis { url, namespace } => Arc::new(
+                RedisStore::connect(url, namespace)
+                    .await
+                    .expect("a server that runs"),
+            ),
         }
     }
 
@@ -127,7 +135,11 @@ impl Place {
 
 /// A URL that names all nodes of a cluster.
 pub(crate) fn cluster_url(cluster: &RedisCluster) -> String {
-    let nodes: Vec<_> = cluster.nodes().iter().map(|node| node.addr().to_string()).collect();
+    let nodes: Vec<_> = cluster
+        .nodes()
+        .iter()
+        .map(|node| node.addr().to_string())
+        .collect();
     format!("redis+cluster://{}", nodes.join(","))
 }
 
@@ -151,7 +163,10 @@ where
 }
 
 /// Asks until it is so; for what tells nobody when it happens.
-pub(crate) async fn eventually<Fut: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> Fut) {
+pub(crate) async fn eventually<Fut: Future<Output = bool>>(
+    what: &str,
+    mut is_so: impl FnMut() -> Fut,
+) {
     let deadline = Instant::now() + LONG;
     while !is_so().await {
         assert!(Instant::now() < deadline, "not within {LONG:?}: {what}");
@@ -162,14 +177,20 @@ pub(crate) async fn eventually<Fut: Future<Output = bool>>(what: &str, mut is_so
 /// Nobody holds any of the keys, nor will in a moment.
 pub(crate) async fn all_free(client: &LockClient, keys: &[&str]) {
     for key in keys {
-        eventually(&format!("{key} is free"), || async { client.inspect(*key).await.unwrap().holders.is_empty() })
-            .await;
+        eventually(&format!("{key} is free"), || async {
+            client.inspect(*key).await.unwrap().holders.is_empty()
+        })
+        .await;
     }
 }
 
 /// No lock and no line is left in a namespace of the server; the fences may.
 pub(crate) async fn no_key_left(server: &RedisServer, namespace: &str) {
-    for pattern in [format!("{namespace}:*"), format!("{{{namespace}:*}}:q"), format!("q:{namespace}:*")] {
+    for pattern in [
+        format!("{namespace}:*"),
+        format!("{{{namespace}:*}}:q"),
+        format!("q:{namespace}:*"),
+    ] {
         let what = format!("no {pattern} is left");
         eventually(&what, || async { server.keys(&pattern).await.is_empty() }).await;
     }

@@ -5,7 +5,10 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use lock_runtime::{
     Family, LockClient, LockKey, Mode,
-    store::{AcquireReply, Grant, Hold, Inspection, KeyRequest, MemoryStore, Store, Token, redis::RedisStore},
+    store::{
+        AcquireReply, Grant, Hold, Inspection, KeyRequest, MemoryStore, Store, Token,
+        redis::RedisStore,
+    },
 };
 use lock_tests::{RedisServer, shared_server, unique};
 use tokio::time::Instant;
@@ -54,11 +57,17 @@ async fn redis_on(server: &RedisServer) -> Arc<RedisStore> {
 
 /// A store of each kind: what is promised of stores is promised of both.
 async fn both() -> [Arc<dyn Store>; 2] {
-    [Arc::new(MemoryStore::new()), redis_on(shared_server().await).await]
+    [
+        Arc::new(MemoryStore::new()),
+        redis_on(shared_server().await).await,
+    ]
 }
 
 async fn acquire(store: &dyn Store, hold: &Hold, lease: Duration) -> AcquireReply {
-    store.acquire(&KeyRequest::new(hold.clone(), lease, in_a_minute())).await.unwrap()
+    store
+        .acquire(&KeyRequest::new(hold.clone(), lease, in_a_minute()))
+        .await
+        .unwrap()
 }
 
 async fn granted(store: &dyn Store, hold: &Hold, lease: Duration) -> Grant {
@@ -69,7 +78,10 @@ async fn granted(store: &dyn Store, hold: &Hold, lease: Duration) -> Grant {
 }
 
 async fn queued(store: &dyn Store, hold: &Hold, lease: Duration) {
-    let reply = store.acquire(&KeyRequest::new(hold.clone(), lease, in_a_minute()).queued()).await.unwrap();
+    let reply = store
+        .acquire(&KeyRequest::new(hold.clone(), lease, in_a_minute()).queued())
+        .await
+        .unwrap();
     assert!(matches!(reply, AcquireReply::Queued { .. }), "{reply:?}");
 }
 
@@ -78,7 +90,12 @@ async fn inspect(store: &dyn Store, hold: &Hold) -> Inspection {
 }
 
 async fn is_free(store: &dyn Store, key: &LockKey) -> bool {
-    store.inspect(key, Family::Lock).await.unwrap().holders.is_empty()
+    store
+        .inspect(key, Family::Lock)
+        .await
+        .unwrap()
+        .holders
+        .is_empty()
 }
 
 /// The name of the key that says who holds the lock.
@@ -125,7 +142,22 @@ async fn eventually(what: &str, mut happened: impl AsyncFnMut() -> bool) {
 async fn warm_client(url: &str) -> LockClient {
     let locks = LockClient::connect(url).await.unwrap();
     let name = unique("warm");
-    locks.exclusive(name.as_str()).acquire().await.unwrap().release().await.unwrap();
-    locks.all([name.as_str()]).no_wait().acquire().await.unwrap().release().await.unwrap();
+    locks
+        .exclusive(name.as_str())
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    locks
+        .all([name.as_str()])
+        .no_wait()
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     locks
 }

@@ -13,37 +13,70 @@ const ORDER: u64 = 42;
 /// The statements of the documentation that begin with `verb` and compare a fencing token.
 fn statements(verb: &str) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let parts = ["README.md", "lock-runtime/src", "lock-macros/src", "lock-tower/src", "examples/src"];
+    let parts = [
+        "README.md",
+        "lock-runtime/src",
+        "lock-macros/src",
+        "lock-tower/src",
+        "examples/src",
+    ];
     let mut texts = Vec::new();
-    parts.iter().for_each(|part| read(&root.join(part), &mut texts));
-    texts.iter().flat_map(|text| statements_in(text, verb)).collect()
+    parts
+        .iter()
+        .for_each(|part| read(&root.join(part), &mut texts));
+    texts
+        .iter()
+        .flat_map(|text| statements_in(text, verb))
+        .collect()
 }
 
 fn read(path: &Path, texts: &mut Vec<String>) {
     if path.is_dir() {
-        fs::read_dir(path).unwrap().for_each(|entry| read(&entry.unwrap().path(), texts));
-    } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "md") {
+        fs::read_dir(path)
+            .unwrap()
+            .for_each(|entry| read(&entry.unwrap().path(), texts));
+    } else if path
+        .extension()
+        .is_some_and(|extension| extension == "rs" || extension == "md")
+    {
         texts.push(fs::read_to_string(path).unwrap());
     }
 }
 
 /// A statement goes on where the next line is indented deeper.
 fn statements_in(text: &str, verb: &str) -> Vec<String> {
-    let lines: Vec<_> = text.lines().map(|line| line.trim_start_matches(['/', '!', ' '])).collect();
-    let indents: Vec<_> = text.lines().zip(&lines).map(|(line, code)| line.len() - code.len()).collect();
+    let lines: Vec<_> = text
+        .lines()
+        .map(|line| line.trim_start_matches(['/', '!', ' ']))
+        .collect();
+    let indents: Vec<_> = text
+        .lines()
+        .zip(&lines)
+        .map(|(line, code)| line.len() - code.len())
+        .collect();
     let begins = |&index: &usize| lines[index].starts_with(verb);
     let statement = |index: usize| {
         let rest = (index + 1..lines.len()).take_while(|&next| indents[next] > indents[index]);
-        [index].into_iter().chain(rest).map(|index| lines[index]).collect::<Vec<_>>().join(" ")
+        [index]
+            .into_iter()
+            .chain(rest)
+            .map(|index| lines[index])
+            .collect::<Vec<_>>()
+            .join(" ")
     };
     let statements = (0..lines.len()).filter(begins).map(statement);
-    statements.filter(|statement| statement.contains("fence")).collect()
+    statements
+        .filter(|statement| statement.contains("fence"))
+        .collect()
 }
 
 #[test]
 fn a_statement_is_found_in_comments_and_over_several_lines() {
     let text = "//! ```sql\n//! INSERT INTO a\n//!     (fence) VALUES (1)\n//! ```\n    // UPDATE a SET fence = 2\n";
-    assert_eq!(statements_in(text, "INSERT "), ["INSERT INTO a (fence) VALUES (1)"]);
+    assert_eq!(
+        statements_in(text, "INSERT "),
+        ["INSERT INTO a (fence) VALUES (1)"]
+    );
     assert_eq!(statements_in(text, "UPDATE "), ["UPDATE a SET fence = 2"]);
     assert!(statements_in("UPDATE a SET b = 1", "UPDATE ").is_empty());
 }
@@ -60,13 +93,23 @@ impl Orders {
         let column = "fence BIGINT NOT NULL DEFAULT 0";
         assert!(guide.contains(column), "{column}");
         let database = Connection::open_in_memory().unwrap();
-        database.execute_batch(&format!("CREATE TABLE orders (id BIGINT PRIMARY KEY, state TEXT, {column})")).unwrap();
-        Self { database, statement: statement.to_owned() }
+        database
+            .execute_batch(&format!(
+                "CREATE TABLE orders (id BIGINT PRIMARY KEY, state TEXT, {column})"
+            ))
+            .unwrap();
+        Self {
+            database,
+            statement: statement.to_owned(),
+        }
     }
 
     fn with_order(statement: &str) -> Self {
         let orders = Self::new(statement);
-        orders.database.execute("INSERT INTO orders (id, state) VALUES (?1, 'new')", [ORDER]).unwrap();
+        orders
+            .database
+            .execute("INSERT INTO orders (id, state) VALUES (?1, 'new')", [ORDER])
+            .unwrap();
         orders
     }
 
@@ -79,30 +122,53 @@ impl Orders {
     }
 
     fn fence(&self) -> u64 {
-        self.database.query_row("SELECT fence FROM orders WHERE id = ?1", [ORDER], |row| row.get(0)).unwrap()
+        self.database
+            .query_row("SELECT fence FROM orders WHERE id = ?1", [ORDER], |row| {
+                row.get(0)
+            })
+            .unwrap()
     }
 }
 
 /// Tables with an order, one for each statement that writes, and one without it for each that may write the first row.
 fn tables() -> Vec<Orders> {
     let (updates, inserts) = (statements("UPDATE "), statements("INSERT "));
-    assert!(updates.len() >= 2 && !inserts.is_empty(), "{updates:?} {inserts:?}");
-    let existing = updates.iter().chain(&inserts).map(|statement| Orders::with_order(statement));
-    existing.chain(inserts.iter().map(|statement| Orders::new(statement))).collect()
+    assert!(
+        updates.len() >= 2 && !inserts.is_empty(),
+        "{updates:?} {inserts:?}"
+    );
+    let existing = updates
+        .iter()
+        .chain(&inserts)
+        .map(|statement| Orders::with_order(statement));
+    existing
+        .chain(inserts.iter().map(|statement| Orders::new(statement)))
+        .collect()
 }
 
 #[test]
 fn one_statement_is_shown_everywhere() {
     let updates = statements("UPDATE ");
-    assert!(updates.iter().all(|update| *update == updates[0]), "{updates:#?}");
+    assert!(
+        updates.iter().all(|update| *update == updates[0]),
+        "{updates:#?}"
+    );
 }
 
 #[tokio::test]
 async fn a_holder_may_write_twice() {
     for orders in tables() {
-        let guard = LockClient::in_memory().exclusive("order:42").acquire().await.unwrap();
+        let guard = LockClient::in_memory()
+            .exclusive("order:42")
+            .acquire()
+            .await
+            .unwrap();
         for write in 1..=2 {
-            assert!(orders.pay(guard.fence()), "write {write} changes no row: {}", orders.statement);
+            assert!(
+                orders.pay(guard.fence()),
+                "write {write} changes no row: {}",
+                orders.statement
+            );
         }
         assert_eq!(orders.fence(), guard.fence().number());
     }
@@ -114,10 +180,21 @@ async fn a_guard_that_entered_again_may_write_before_and_after_the_outer_one() {
         let locks = LockClient::in_memory();
         let outer = locks.reentrant("order:42").acquire().await.unwrap();
         assert!(orders.pay(outer.fence()));
-        let inner = outer.scope(locks.reentrant("order:42").acquire()).await.unwrap();
-        assert!(orders.pay(inner.fence()), "the inner guard writes no row: {}", orders.statement);
+        let inner = outer
+            .scope(locks.reentrant("order:42").acquire())
+            .await
+            .unwrap();
+        assert!(
+            orders.pay(inner.fence()),
+            "the inner guard writes no row: {}",
+            orders.statement
+        );
         inner.release().await.unwrap();
-        assert!(orders.pay(outer.fence()), "the outer guard writes no row: {}", orders.statement);
+        assert!(
+            orders.pay(outer.fence()),
+            "the outer guard writes no row: {}",
+            orders.statement
+        );
     }
 }
 
@@ -140,13 +217,26 @@ async fn a_task_that_was_handed_the_lock_writes_and_the_one_before_it_is_refused
             first.release().await.unwrap();
             for next in waiting {
                 let guard = next.await.unwrap();
-                assert!(orders.pay(guard.fence()) && orders.pay(guard.fence()), "{}", orders.statement);
-                assert!(!orders.pay(before), "a stale write changed the row: {}", orders.statement);
+                assert!(
+                    orders.pay(guard.fence()) && orders.pay(guard.fence()),
+                    "{}",
+                    orders.statement
+                );
+                assert!(
+                    !orders.pay(before),
+                    "a stale write changed the row: {}",
+                    orders.statement
+                );
                 assert_eq!(orders.fence(), guard.fence().number());
                 before = guard.fence();
                 guard.release().await.unwrap();
             }
-            assert!(traces.events().iter().any(|event| event.message == "passed on in this process"));
+            assert!(
+                traces
+                    .events()
+                    .iter()
+                    .any(|event| event.message == "passed on in this process")
+            );
         }
     })
     .await;
@@ -157,11 +247,25 @@ async fn a_task_that_was_handed_the_lock_writes_and_the_one_before_it_is_refused
 async fn a_holder_whose_lock_went_to_another_is_refused() {
     for orders in tables() {
         let locks = LockClient::in_memory();
-        let late = locks.exclusive("order:42").no_renew().acquire().await.unwrap();
-        let next = locks.exclusive("order:42").wait(LONG * 2).acquire().await.unwrap();
+        let late = locks
+            .exclusive("order:42")
+            .no_renew()
+            .acquire()
+            .await
+            .unwrap();
+        let next = locks
+            .exclusive("order:42")
+            .wait(LONG * 2)
+            .acquire()
+            .await
+            .unwrap();
         assert!(late.is_lost());
         assert!(orders.pay(next.fence()));
-        assert!(!orders.pay(late.fence()), "a stale write changed the row: {}", orders.statement);
+        assert!(
+            !orders.pay(late.fence()),
+            "a stale write changed the row: {}",
+            orders.statement
+        );
         assert!(orders.pay(next.fence()));
         assert_eq!(orders.fence(), next.fence().number());
     }

@@ -53,7 +53,10 @@ impl Servers {
     }
 
     async fn voting(servers: Five) -> Self {
-        let this = Self { servers, namespace: unique("ns") };
+        let this = Self {
+            servers,
+            namespace: unique("ns"),
+        };
         this.vote().await;
         this
     }
@@ -67,12 +70,18 @@ impl Servers {
     }
 
     async fn client(&self) -> LockClient {
-        self.client_of(self.all().iter().map(RedisServer::url)).await
+        self.client_of(self.all().iter().map(RedisServer::url))
+            .await
     }
 
     async fn client_of(&self, urls: impl IntoIterator<Item = String>) -> LockClient {
-        let builder = LockClient::builder().namespace(&self.namespace).longest_lease(LONGEST_LEASE);
-        builder.redlock(urls).await.expect("clients of servers that run")
+        let builder = LockClient::builder()
+            .namespace(&self.namespace)
+            .longest_lease(LONGEST_LEASE);
+        builder
+            .redlock(urls)
+            .await
+            .expect("clients of servers that run")
     }
 
     async fn clients(&self, count: usize) -> Vec<LockClient> {
@@ -98,7 +107,13 @@ impl Servers {
         let locks = self.client().await;
         let since = Instant::now();
         loop {
-            match locks.exclusive("vote").lease(LONGEST_LEASE).no_wait().acquire().await {
+            match locks
+                .exclusive("vote")
+                .lease(LONGEST_LEASE)
+                .no_wait()
+                .acquire()
+                .await
+            {
                 Ok(guard) => {
                     // It may not be confirmed in time on a machine that does much else.
                     drop(guard.release().await);
@@ -107,7 +122,13 @@ impl Servers {
                 }
                 Err(error) => {
                     // Or the votes of the last attempt are still on their way back.
-                    assert!(matches!(error.kind(), LockErrorKind::Unavailable | LockErrorKind::Contended), "{error}");
+                    assert!(
+                        matches!(
+                            error.kind(),
+                            LockErrorKind::Unavailable | LockErrorKind::Contended
+                        ),
+                        "{error}"
+                    );
                 }
             }
             assert!(since.elapsed() < LONG, "they never vote");

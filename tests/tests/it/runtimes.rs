@@ -19,20 +19,31 @@ use tokio::{
 use crate::place::{LONG, begun, eventually, in_time};
 
 fn runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+    Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 #[test]
 fn a_lease_is_renewed_when_the_runtime_of_the_driver_ends() {
     let locks = LockClient::in_memory();
     let (first, second) = (runtime(), runtime());
-    let elsewhere = first.block_on(locks.exclusive("elsewhere").acquire()).unwrap();
+    let elsewhere = first
+        .block_on(locks.exclusive("elsewhere").acquire())
+        .unwrap();
     let lease = Duration::from_millis(300);
-    let guard = second.block_on(locks.exclusive("a").lease(lease).acquire()).unwrap();
+    let guard = second
+        .block_on(locks.exclusive("a").lease(lease).acquire())
+        .unwrap();
     drop(first);
     second.block_on(async {
         // Nothing but the passing of time tells that it is renewed: three leases.
-        assert!(timeout(3 * lease, guard.lost()).await.is_err(), "it was lost");
+        assert!(
+            timeout(3 * lease, guard.lost()).await.is_err(),
+            "it was lost"
+        );
         guard.release().await.unwrap();
         elsewhere.release().await.unwrap();
     });
@@ -73,15 +84,32 @@ fn a_release_under_way_on_a_runtime_that_ends_is_not_forgotten() {
 fn a_client_on_redis_survives_the_runtime_it_was_made_on() {
     let first = runtime();
     let (locks, key) = first.block_on(async {
-        let locks = LockClient::connect(&shared_server().await.url()).await.unwrap();
+        let locks = LockClient::connect(&shared_server().await.url())
+            .await
+            .unwrap();
         let key = unique("survivor");
-        locks.exclusive(key.as_str()).acquire().await.unwrap().release().await.unwrap();
+        locks
+            .exclusive(key.as_str())
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
         (locks, key)
     });
     drop(first);
     for _ in 0..2 {
         runtime().block_on(in_time(async {
-            locks.exclusive(key.as_str()).no_wait().acquire().await.unwrap().release().await.unwrap();
+            locks
+                .exclusive(key.as_str())
+                .no_wait()
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
         }));
     }
 }
@@ -91,16 +119,31 @@ fn a_connection_that_was_being_made_on_a_runtime_that_has_ended_is_made_on_anoth
     let (first, second) = (runtime(), runtime());
     let server = second.block_on(RedisServer::start());
     let locks = first.block_on(LockClient::connect(&server.url())).unwrap();
-    first.block_on(async { locks.exclusive("a").acquire().await.unwrap().release().await.unwrap() });
+    first.block_on(async {
+        locks
+            .exclusive("a")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap()
+    });
     server.kill();
     // It ends in the pause between two attempts.
     let trying = locks.exclusive("a").no_wait().acquire();
-    let tried = first.block_on(async { timeout(Duration::from_millis(50), trying).await.map(drop) });
+    let tried =
+        first.block_on(async { timeout(Duration::from_millis(50), trying).await.map(drop) });
     assert!(tried.is_err(), "it did not try a second time");
     drop(first);
     second.block_on(async {
         server.restart_empty().await;
-        in_time(locks.exclusive("a").wait(LONG).acquire()).await.unwrap().release().await.unwrap();
+        in_time(locks.exclusive("a").wait(LONG).acquire())
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     });
 }
 
@@ -110,7 +153,14 @@ fn a_guard_may_be_dropped_on_any_thread() {
     runtime().block_on(in_time(async {
         let guard = locks.exclusive("a").acquire().await.unwrap();
         thread::spawn(move || drop(guard)).join().unwrap();
-        locks.exclusive("a").acquire().await.unwrap().release().await.unwrap();
+        locks
+            .exclusive("a")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     }));
 }
 
@@ -118,14 +168,26 @@ fn a_guard_may_be_dropped_on_any_thread() {
 async fn the_connection_is_closed_with_the_last_clone_of_the_client() {
     in_time(async {
         let server = RedisServer::start().await;
-        let connections = async || server.query::<String>(&["CLIENT", "LIST"]).await.lines().count();
+        let connections = async || {
+            server
+                .query::<String>(&["CLIENT", "LIST"])
+                .await
+                .lines()
+                .count()
+        };
         let before = connections().await;
         let locks = LockClient::connect(&server.url()).await.unwrap();
         let guard = locks.exclusive("a").acquire().await.unwrap();
         assert_eq!(connections().await, before + 1);
         drop((locks, guard));
-        eventually("the connection is closed", async || connections().await == before).await;
-        assert!(server.keys("lock:*").await.is_empty(), "the guard was given back before");
+        eventually("the connection is closed", async || {
+            connections().await == before
+        })
+        .await;
+        assert!(
+            server.keys("lock:*").await.is_empty(),
+            "the guard was given back before"
+        );
     })
     .await;
 }
@@ -152,12 +214,22 @@ async fn limits_that_no_clock_can_hold_are_refused() {
 async fn several_keys_are_not_handed_out_when_the_first_has_ended_meanwhile() {
     let locks = LockClient::in_memory();
     let blocker = locks.exclusive("b").acquire().await.unwrap();
-    let waiting = begun(locks.all(["a", "b"]).max_hold(Duration::from_secs(1)).wait(LONG).acquire()).await;
+    let waiting = begun(
+        locks
+            .all(["a", "b"])
+            .max_hold(Duration::from_secs(1))
+            .wait(LONG)
+            .acquire(),
+    )
+    .await;
     tokio::time::advance(Duration::from_secs(2)).await;
     blocker.release().await.unwrap();
     let error = waiting.await.unwrap_err();
     assert!(matches!(error.kind(), LockErrorKind::Lost(_)), "{error}");
-    eventually("all are free", async || locks.all(["a", "b"]).try_acquire().await.unwrap().is_some()).await;
+    eventually("all are free", async || {
+        locks.all(["a", "b"]).try_acquire().await.unwrap().is_some()
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -166,7 +238,10 @@ async fn what_can_never_be_granted_is_refused_before_it_waits() {
     let _blocker = locks.exclusive("a").acquire().await.unwrap();
     let held = locks.exclusive("b").acquire().await.unwrap();
     let start = tokio::time::Instant::now();
-    let error = held.scope(locks.all(["a", "b"]).wait(LONG).acquire()).await.unwrap_err();
+    let error = held
+        .scope(locks.all(["a", "b"]).wait(LONG).acquire())
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::WouldDeadlock, "{error}");
     assert!(start.elapsed().is_zero());
 }
@@ -178,9 +253,14 @@ async fn whoever_waits_in_an_outage_is_told_of_it() {
         let locks = LockClient::connect(&server.url()).await.unwrap();
         server.kill();
         let wait = Duration::from_secs(1);
-        let waiting = (0..10).map(|_| tokio::spawn(locks.exclusive("a").wait(wait).acquire())).collect::<Vec<_>>();
+        let waiting = (0..10)
+            .map(|_| tokio::spawn(locks.exclusive("a").wait(wait).acquire()))
+            .collect::<Vec<_>>();
         for waiting in waiting {
-            assert_eq!(waiting.await.unwrap().unwrap_err().kind(), LockErrorKind::Unavailable);
+            assert_eq!(
+                waiting.await.unwrap().unwrap_err().kind(),
+                LockErrorKind::Unavailable
+            );
         }
     })
     .await;
@@ -195,8 +275,15 @@ async fn several_keys_take_no_longer_to_release_than_one() {
         let guard = locks.all(&names).acquire().await.unwrap();
         server.stop();
         let start = std::time::Instant::now();
-        assert_eq!(guard.release().await.unwrap_err().kind(), LockErrorKind::ReleaseUnknown);
-        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        assert_eq!(
+            guard.release().await.unwrap_err().kind(),
+            LockErrorKind::ReleaseUnknown
+        );
+        assert!(
+            start.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            start.elapsed()
+        );
         server.resume();
     })
     .await;
@@ -208,9 +295,23 @@ async fn readers_and_permits_ask_side_by_side() {
     in_time(async {
         let server = shared_server().await;
         let proxy = lock_tests::Proxy::to(server).await;
-        let locks = LockClient::builder().namespace(unique("ns")).connect(&proxy.url()).await.unwrap();
-        locks.read("warm").acquire().await.unwrap().release().await.unwrap();
-        proxy.delay(lock_tests::proxy::Direction::ToClient, Duration::from_millis(50));
+        let locks = LockClient::builder()
+            .namespace(unique("ns"))
+            .connect(&proxy.url())
+            .await
+            .unwrap();
+        locks
+            .read("warm")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        proxy.delay(
+            lock_tests::proxy::Direction::ToClient,
+            Duration::from_millis(50),
+        );
         let start = std::time::Instant::now();
         let all = NonZeroU32::new(100).unwrap();
         let readers = (0..100).map(|_| locks.read("a").acquire());
@@ -219,7 +320,11 @@ async fn readers_and_permits_ask_side_by_side() {
             drop(guard.unwrap());
         }
         // One after another they would take ten seconds.
-        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        assert!(
+            start.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            start.elapsed()
+        );
     })
     .await;
 }
@@ -237,11 +342,17 @@ impl Elsewhere {
     /// Polls `future` to its end there.
     fn run<T>(self, future: impl Future<Output = T>) -> T {
         match self {
-            Self::WithoutTimers => Builder::new_current_thread().build().unwrap().block_on(future),
+            Self::WithoutTimers => Builder::new_current_thread()
+                .build()
+                .unwrap()
+                .block_on(future),
             Self::OutsideOfARuntime => {
                 let mut future = pin!(future);
                 loop {
-                    if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                    if let Poll::Ready(output) = future
+                        .as_mut()
+                        .poll(&mut Context::from_waker(Waker::noop()))
+                    {
                         return output;
                     }
                     thread::sleep(Duration::from_millis(1));
@@ -253,11 +364,20 @@ impl Elsewhere {
     /// The call is refused with the remedy.
     #[track_caller]
     fn refuses<T>(self, key: Option<&str>, call: impl Future<Output = Result<T, LockError>>) {
-        let Err(error) = self.run(call) else { panic!("it was done") };
+        let Err(error) = self.run(call) else {
+            panic!("it was done")
+        };
         assert_eq!(error.code(), "no_runtime", "{self:?}: {error}");
         assert_eq!(error.key().map(LockKey::as_str), key, "{self:?}: {error}");
-        let remedy = if self == Self::WithoutTimers { "`enable_all()`" } else { "`Runtime::block_on`" };
-        assert!(error.to_string().contains(remedy) && error.to_string().contains("#[tokio::main]"), "{error}");
+        let remedy = if self == Self::WithoutTimers {
+            "`enable_all()`"
+        } else {
+            "`Runtime::block_on`"
+        };
+        assert!(
+            error.to_string().contains(remedy) && error.to_string().contains("#[tokio::main]"),
+            "{error}"
+        );
     }
 }
 
@@ -279,11 +399,20 @@ fn a_call_outside_of_a_runtime_or_in_one_without_timers_is_an_error() {
             elsewhere.refuses(a, locks.read("a").no_wait().acquire());
             elsewhere.refuses(a, locks.permits("a", NonZeroU32::MIN).try_acquire());
             elsewhere.refuses(a, locks.all(["b", "a"]).acquire());
-            elsewhere.refuses(a, locks.exclusive("a").run(async |_| panic!("without the lock")));
+            elsewhere.refuses(
+                a,
+                locks
+                    .exclusive("a")
+                    .run(async |_| panic!("without the lock")),
+            );
             elsewhere.refuses(a, locked(&locks));
             elsewhere.refuses(a, locks.inspect("a"));
             elsewhere.refuses(a, locks.revoke("a", RevokeScope::Leased));
-            let hold = || place.block_on(locks.exclusive("a").wait(LONG).acquire()).unwrap();
+            let hold = || {
+                place
+                    .block_on(locks.exclusive("a").wait(LONG).acquire())
+                    .unwrap()
+            };
             let guard = hold();
             elsewhere.refuses(a, guard.extend(LONG));
             elsewhere.refuses(a, guard.verify());
@@ -307,8 +436,17 @@ fn a_shutdown_outside_of_a_runtime_panics_with_the_line_that_called_it() {
         let (shutdown, line) = (locks.shutdown(), line!());
         let panic = catch_unwind(AssertUnwindSafe(|| elsewhere.run(shutdown))).unwrap_err();
         let message = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-        assert!(message.contains(&format!("{}:{line}:", file!())), "{elsewhere:?}: {message:?}");
-        let error = runtime().block_on(locks.exclusive("a").acquire()).unwrap_err();
-        assert_eq!(error.kind(), LockErrorKind::ShuttingDown, "it is shut down all the same");
+        assert!(
+            message.contains(&format!("{}:{line}:", file!())),
+            "{elsewhere:?}: {message:?}"
+        );
+        let error = runtime()
+            .block_on(locks.exclusive("a").acquire())
+            .unwrap_err();
+        assert_eq!(
+            error.kind(),
+            LockErrorKind::ShuttingDown,
+            "it is shut down all the same"
+        );
     }
 }

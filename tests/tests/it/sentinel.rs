@@ -22,13 +22,23 @@ fn url_of(sentinels: &[RedisServer]) -> String {
 
 /// The same with what stands before the hosts, and what follows the primary's name.
 fn url_with(sentinels: &[RedisServer], before: &str, behind: &str) -> String {
-    let hosts: Vec<_> = sentinels.iter().map(|sentinel| sentinel.addr().to_string()).collect();
-    format!("redis+sentinel://{before}{}/{}{behind}", hosts.join(","), SentinelSet::SERVICE)
+    let hosts: Vec<_> = sentinels
+        .iter()
+        .map(|sentinel| sentinel.addr().to_string())
+        .collect();
+    format!(
+        "redis+sentinel://{before}{}/{}{behind}",
+        hosts.join(","),
+        SentinelSet::SERVICE
+    )
 }
 
 /// A client of its own in a namespace that others may share.
 async fn client(set: &SentinelSet, namespace: &str) -> LockClient {
-    builder(namespace).connect(&url_of(set.sentinels())).await.unwrap()
+    builder(namespace)
+        .connect(&url_of(set.sentinels()))
+        .await
+        .unwrap()
 }
 
 fn builder(namespace: &str) -> LockClientBuilder {
@@ -44,7 +54,12 @@ fn namespace() -> String {
 async fn copied(set: &SentinelSet) {
     let mut primary = set.master().await.connection().await.unwrap();
     let mut copy = redis::pipe();
-    copy.cmd("SET").arg("copied").arg(1).cmd("WAIT").arg(2).arg(10_000);
+    copy.cmd("SET")
+        .arg("copied")
+        .arg(1)
+        .cmd("WAIT")
+        .arg(2)
+        .arg(10_000);
     let (_, copies): ((), i64) = copy.query_async(&mut primary).await.unwrap();
     assert_eq!(copies, 2);
 }

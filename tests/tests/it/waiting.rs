@@ -33,7 +33,10 @@ const TOLD: Duration = Duration::from_millis(600);
 /// Waits until so many places are taken in the store's line.
 async fn in_line(locks: &LockClient, key: &str, places: usize) {
     let what = format!("{places} places are taken in the line of {key}");
-    eventually(&what, async || locks.inspect(key).await.unwrap().waiters.len() == places).await;
+    eventually(&what, async || {
+        locks.inspect(key).await.unwrap().waiters.len() == places
+    })
+    .await;
 }
 
 /// Lets those who wait go on until `until` is done. None of them is done before.
@@ -71,7 +74,10 @@ async fn may_hand_back(locks: &LockClient, key: &str) -> (LockGuard, Pin<Box<Acq
     let request = || locks.exclusive(key).wait(LONG);
     let guard = request().acquire().await.unwrap();
     // When it asks the store nobody waits behind it, so it gets no fencing token to spare.
-    let (first, second) = (begun(request().acquire()).await, begun(request().acquire()).await);
+    let (first, second) = (
+        begun(request().acquire()).await,
+        begun(request().acquire()).await,
+    );
     guard.release().await.unwrap();
     (first.await.unwrap(), second)
 }
@@ -84,7 +90,11 @@ async fn nothing_left(place: &Place, keys: &[&str]) {
             let found = locks.inspect(*key).await.unwrap();
             found.holders.is_empty() && found.waiters.is_empty()
         };
-        eventually(&format!("{key} is free and nobody stands in its line"), is_free).await;
+        eventually(
+            &format!("{key} is free and nobody stands in its line"),
+            is_free,
+        )
+        .await;
     }
     if let Place::Redis { url, namespace } = place {
         if url.contains("+cluster") {

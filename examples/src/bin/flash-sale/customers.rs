@@ -43,15 +43,24 @@ impl Experience {
     pub(crate) fn new() -> anyhow::Result<Self> {
         let longest = u64::try_from(PATIENCE.as_micros())?;
         let waits = Histogram::new_with_max(longest, 3)?;
-        Ok(Self { sold: 0, sold_out: 0, errors: BTreeMap::new(), waits, elapsed: Duration::ZERO })
+        Ok(Self {
+            sold: 0,
+            sold_out: 0,
+            errors: BTreeMap::new(),
+            waits,
+            elapsed: Duration::ZERO,
+        })
     }
 
     fn add(&mut self, Try { answer, waited }: Try) {
-        self.waits.saturating_record(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
+        self.waits
+            .saturating_record(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
         match answer {
             Answer::Sold => self.sold += 1,
             Answer::SoldOut => self.sold_out += 1,
-            Answer::Error { kind, message } => self.errors.entry(kind).or_insert((0, message)).0 += 1,
+            Answer::Error { kind, message } => {
+                self.errors.entry(kind).or_insert((0, message)).0 += 1
+            }
         }
     }
 
@@ -76,17 +85,25 @@ enum Answer {
 ///
 /// # Errors
 /// If the servers cannot be connected to, before the first request.
-pub(crate) async fn storm(servers: &[SocketAddr], customers: u64, requests: u64) -> anyhow::Result<Experience> {
+pub(crate) async fn storm(
+    servers: &[SocketAddr],
+    customers: u64,
+    requests: u64,
+) -> anyhow::Result<Experience> {
     let customers: Vec<_> = stream::iter((0..customers).zip(servers.iter().cycle()))
         .map(|(_, server)| Customer::connect(*server))
         .buffer_unordered(CONNECTING)
         .try_collect()
         .await?;
-    let bar = ProgressBar::new(requests)
-        .with_style(ProgressStyle::with_template("{bar:40} {human_pos}/{human_len} answered, {per_sec}, {eta} left")?);
+    let bar = ProgressBar::new(requests).with_style(ProgressStyle::with_template(
+        "{bar:40} {human_pos}/{human_len} answered, {per_sec}, {eta} left",
+    )?);
 
     // A fixed share each, and not whoever is quicker takes the next: the customers of every server get their turn.
-    let (share, rest) = (requests / customers.len() as u64, requests % customers.len() as u64);
+    let (share, rest) = (
+        requests / customers.len() as u64,
+        requests % customers.len() as u64,
+    );
     let started = Instant::now();
     let mut crowd = JoinSet::new();
     for (customer, number) in customers.into_iter().zip(0..) {
@@ -94,7 +111,10 @@ pub(crate) async fn storm(servers: &[SocketAddr], customers: u64, requests: u64)
     }
     let mut experience = Experience::new()?;
     while let Some(tries) = crowd.join_next().await {
-        tries.context("a customer fell over")?.into_iter().for_each(|attempt| experience.add(attempt));
+        tries
+            .context("a customer fell over")?
+            .into_iter()
+            .for_each(|attempt| experience.add(attempt));
     }
     experience.elapsed = started.elapsed();
     bar.finish_and_clear();
@@ -109,7 +129,9 @@ struct Customer {
 
 impl Customer {
     async fn connect(server: SocketAddr) -> anyhow::Result<Self> {
-        let line = connect(server).await.with_context(|| format!("cannot connect to the server at {server}"))?;
+        let line = connect(server)
+            .await
+            .with_context(|| format!("cannot connect to the server at {server}"))?;
         Ok(Self { server, line })
     }
 
@@ -119,10 +141,19 @@ impl Customer {
             let since = Instant::now();
             let answer = match timeout(PATIENCE, self.buy()).await {
                 Ok(Ok(answer)) => answer,
-                Ok(Err(error)) => Answer::Error { kind: "transport".into(), message: format!("{error:#}") },
-                Err(_) => Answer::Error { kind: "no_answer".into(), message: format!("none within {PATIENCE:?}") },
+                Ok(Err(error)) => Answer::Error {
+                    kind: "transport".into(),
+                    message: format!("{error:#}"),
+                },
+                Err(_) => Answer::Error {
+                    kind: "no_answer".into(),
+                    message: format!("none within {PATIENCE:?}"),
+                },
             };
-            had.push(Try { answer, waited: since.elapsed() });
+            had.push(Try {
+                answer,
+                waited: since.elapsed(),
+            });
             bar.inc(1);
         }
         had
@@ -133,7 +164,9 @@ impl Customer {
         if self.line.ready().await.is_err() {
             self.line = connect(self.server).await?;
         }
-        let request = Request::post(format!("/buy/{ITEM}")).header(HOST, self.server.to_string()).body(Empty::new())?;
+        let request = Request::post(format!("/buy/{ITEM}"))
+            .header(HOST, self.server.to_string())
+            .body(Empty::new())?;
         let response = self.line.send_request(request).await?;
         let status = response.status();
         let body = response.into_body().collect().await?.to_bytes();
@@ -142,7 +175,9 @@ impl Customer {
             StatusCode::GONE => Answer::SoldOut,
             _ => {
                 let message = String::from_utf8_lossy(&body).trim().to_owned();
-                let kind = message.split_once(':').map_or_else(|| status.to_string(), |(kind, _)| kind.to_owned());
+                let kind = message
+                    .split_once(':')
+                    .map_or_else(|| status.to_string(), |(kind, _)| kind.to_owned());
                 Answer::Error { kind, message }
             }
         })

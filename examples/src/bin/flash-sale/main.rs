@@ -55,30 +55,64 @@ async fn hold_sale(mut options: Options) -> anyhow::Result<ExitCode> {
     let Some(url) = &options.redis else {
         let (experience, servers) = run_servers(&options, &run).await?;
         let leftover_keys = servers.iter().map(|server| server.leftover_keys).sum();
-        return Ok(Report { options: &options, experience: &experience, servers: &servers, leftover_keys }.print());
+        return Ok(Report {
+            options: &options,
+            experience: &experience,
+            servers: &servers,
+            leftover_keys,
+        }
+        .print());
     };
     // The lock client knows best what may be wrong with a server, and how to say it.
-    lock_client(&options, &run).connect(url).await?.shutdown().await;
+    lock_client(&options, &run)
+        .connect(url)
+        .await?
+        .shutdown()
+        .await;
     let stock = RedisStock::connect(url, &run).await?;
-    Stock::Redis(stock.clone()).write(ITEM, options.stock).await.context("cannot fill the stock")?;
+    Stock::Redis(stock.clone())
+        .write(ITEM, options.stock)
+        .await
+        .context("cannot fill the stock")?;
     let sold = run_servers(&options, &run).await;
     // Asked once the servers have gone, so that nothing is on its way any more; cleaned up whatever happened.
     let leftover_keys = stock.leftover_locks().await;
     stock.clear(ITEM).await.context("cannot clean up")?;
     let (experience, servers) = sold?;
     let leftover_keys = leftover_keys.context("cannot count the locks that were left behind")?;
-    Ok(Report { options: &options, experience: &experience, servers: &servers, leftover_keys }.print())
+    Ok(Report {
+        options: &options,
+        experience: &experience,
+        servers: &servers,
+        leftover_keys,
+    }
+    .print())
 }
 
 fn introduce(options: &Options) {
-    let Options { requests, concurrency, stock, processes, redis, no_lock, .. } = options;
-    let servers =
-        if *processes == 1 { "One server process sells".into() } else { format!("{processes} server processes sell") };
+    let Options {
+        requests,
+        concurrency,
+        stock,
+        processes,
+        redis,
+        no_lock,
+        ..
+    } = options;
+    let servers = if *processes == 1 {
+        "One server process sells".into()
+    } else {
+        format!("{processes} server processes sell")
+    };
     println!(
         "flash-sale: {concurrency} customers at once try {requests} times to buy one of {stock} sneakers.\n\
          {servers} them over TCP. Stock and lock are {}.\n\
          A sale reads the stock, yields, and writes it back; {}\n",
-        if redis.is_some() { "in Redis" } else { "in memory" },
+        if redis.is_some() {
+            "in Redis"
+        } else {
+            "in memory"
+        },
         if *no_lock {
             "with --no-lock nothing keeps two sales apart."
         } else {
@@ -102,6 +136,8 @@ async fn run_servers(options: &Options, run: &str) -> anyhow::Result<(Experience
     // Also after an interruption: a server that comes to its end gives back what it holds.
     let partings = try_join_all(children.into_iter().map(Child::end)).await;
     let (experience, partings) = (experience?, partings?);
-    let accounts = partings.into_iter().map(|parting| parting.context("a server gave no account")?.parse());
+    let accounts = partings
+        .into_iter()
+        .map(|parting| parting.context("a server gave no account")?.parse());
     Ok((experience, accounts.collect::<anyhow::Result<_>>()?))
 }

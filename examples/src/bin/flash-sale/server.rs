@@ -56,15 +56,26 @@ pub(crate) async fn serve_parent(options: &Options, run: &str) -> anyhow::Result
 }
 
 /// Sells to whoever comes to `address`, until ctrl-c.
-pub(crate) async fn serve_public(options: &Options, address: SocketAddr) -> anyhow::Result<ExitCode> {
+pub(crate) async fn serve_public(
+    options: &Options,
+    address: SocketAddr,
+) -> anyhow::Result<ExitCode> {
     let run = run_id("flash-sale");
     let listener = listen(address)?;
     let address = listener.local_addr()?;
     let files = files::raise();
     let server = Server::open(options, &run).await?;
     server.shop.stock.write(ITEM, options.stock).await?;
-    let store = if options.redis.is_some() { "in Redis" } else { "in memory" };
-    let how = if options.no_lock { "with no lock: expect too many" } else { "under the lock stock:{item}" };
+    let store = if options.redis.is_some() {
+        "in Redis"
+    } else {
+        "in memory"
+    };
+    let how = if options.no_lock {
+        "with no lock: expect too many"
+    } else {
+        "under the lock stock:{item}"
+    };
     println!(
         "flash-sale sells {} pieces, kept {store}, {how}; at most {files} files are open at once.\n\n  \
          curl -X POST http://{address}/buy/{ITEM}         buys one\n  \
@@ -84,25 +95,44 @@ pub(crate) async fn serve_public(options: &Options, address: SocketAddr) -> anyh
     let sold = server.sell(listener, stop).await;
     let leftover_keys = redis.leftover_locks().await?;
     redis.clear(ITEM).await?;
-    Ok(conclude(options, Account { leftover_keys, ..sold? }))
+    Ok(conclude(
+        options,
+        Account {
+            leftover_keys,
+            ..sold?
+        },
+    ))
 }
 
 fn conclude(options: &Options, account: Account) -> ExitCode {
     let oversold = account.sold.saturating_sub(options.stock);
-    println!("sold={} oversold={oversold} left={} leftover_keys={}", account.sold, account.left, account.leftover_keys);
+    println!(
+        "sold={} oversold={oversold} left={} leftover_keys={}",
+        account.sold, account.left, account.leftover_keys
+    );
     let failed = account.leftover_keys > 0 || (oversold > 0 && !options.no_lock);
-    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
 }
 
 /// A client whose lines are long enough for every customer at once.
 pub(crate) fn lock_client(options: &Options, run: &str) -> LockClientBuilder {
     let customers = usize::try_from(options.concurrency).unwrap_or(usize::MAX);
-    LockClient::builder().namespace(RedisStock::lock_namespace(run)).max_waiters(customers.max(10_000))
+    LockClient::builder()
+        .namespace(RedisStock::lock_namespace(run))
+        .max_waiters(customers.max(10_000))
 }
 
 fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let listen = || {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        let socket = if address.is_ipv4() {
+            TcpSocket::new_v4()
+        } else {
+            TcpSocket::new_v6()
+        }?;
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         socket.listen(BACKLOG)
@@ -119,10 +149,17 @@ impl Server {
     async fn open(options: &Options, run: &str) -> anyhow::Result<Self> {
         let builder = lock_client(options, run);
         let (locks, stock) = match &options.redis {
-            Some(url) => (builder.connect(url).await?, Stock::Redis(RedisStock::connect(url, run).await?)),
+            Some(url) => (
+                builder.connect(url).await?,
+                Stock::Redis(RedisStock::connect(url, run).await?),
+            ),
             None => (builder.in_memory()?, Stock::in_memory()),
         };
-        let shop = Shop { stock, locks: (!options.no_lock).then(|| locks.clone()), sold: Arc::new(AtomicU64::new(0)) };
+        let shop = Shop {
+            stock,
+            locks: (!options.no_lock).then(|| locks.clone()),
+            sold: Arc::new(AtomicU64::new(0)),
+        };
         Ok(Self { shop, locks })
     }
 
@@ -147,7 +184,9 @@ impl Server {
         let _ = stopping.await;
         match timeout(FAREWELL, serving).await {
             Ok(served) => served??,
-            Err(_) => eprintln!("flash-sale: requests are still under way after {FAREWELL:?}; leaving them"),
+            Err(_) => eprintln!(
+                "flash-sale: requests are still under way after {FAREWELL:?}; leaving them"
+            ),
         }
         locks.shutdown().await;
         let held = locks.inspect(format!("stock:{ITEM}")).await?;
@@ -170,8 +209,14 @@ impl FromStr for Account {
 
     fn from_str(text: &str) -> anyhow::Result<Self> {
         let numbers: Vec<u64> = text.split(' ').map(str::parse).collect::<Result<_, _>>()?;
-        let [sold, left, leftover_keys] = numbers[..] else { anyhow::bail!("{text:?} is no account of a sale") };
-        Ok(Self { sold, left, leftover_keys })
+        let [sold, left, leftover_keys] = numbers[..] else {
+            anyhow::bail!("{text:?} is no account of a sale")
+        };
+        Ok(Self {
+            sold,
+            left,
+            leftover_keys,
+        })
     }
 }
 
@@ -181,7 +226,11 @@ mod tests {
 
     #[test]
     fn an_account_is_read_as_it_was_written() {
-        let account = Account { sold: 3, left: 7, leftover_keys: 1 };
+        let account = Account {
+            sold: 3,
+            left: 7,
+            leftover_keys: 1,
+        };
         assert_eq!(account.to_string().parse::<Account>().unwrap(), account);
         assert!("3 7".parse::<Account>().is_err());
     }

@@ -47,7 +47,10 @@ pub(crate) enum Refusal {
 
 /// `POST /buy/{item}` sells one, `GET /stock/{item}` tells how many are left.
 pub(crate) fn routes(shop: Shop) -> Router {
-    Router::new().route("/buy/{item}", post(buy)).route("/stock/{item}", get(left)).with_state(shop)
+    Router::new()
+        .route("/buy/{item}", post(buy))
+        .route("/stock/{item}", get(left))
+        .with_state(shop)
 }
 
 async fn buy(State(shop): State<Shop>, Path(item): Path<String>) -> Result<Sale, Refusal> {
@@ -71,7 +74,9 @@ async fn sell(locks: &LockClient, stock: &Stock, item: &str) -> Result<Sale, Ref
 async fn sell_without_lock(stock: &Stock, item: &str) -> Result<Sale, Refusal> {
     let left = stock.left(item).await?.ok_or(Refusal::UnknownItem)?;
     yield_now().await;
-    let Some(left) = left.checked_sub(1) else { return Ok(Sale::SoldOut) };
+    let Some(left) = left.checked_sub(1) else {
+        return Ok(Sale::SoldOut);
+    };
     stock.write(item, left).await?;
     Ok(Sale::Sold)
 }

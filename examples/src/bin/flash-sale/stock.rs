@@ -7,7 +7,9 @@ use std::{
 };
 
 use anyhow::Context;
-use redis::{AsyncCommands, AsyncConnectionConfig, Client, IntoConnectionInfo, aio::MultiplexedConnection};
+use redis::{
+    AsyncCommands, AsyncConnectionConfig, Client, IntoConnectionInfo, aio::MultiplexedConnection,
+};
 
 /// A run that is killed leaves its stock behind for so long.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
@@ -36,7 +38,11 @@ impl Stock {
     /// How many pieces are left; `None` if nobody ever sold that.
     pub(crate) async fn left(&self, item: &str) -> redis::RedisResult<Option<u64>> {
         match self {
-            Self::Memory(items) => Ok(items.lock().unwrap_or_else(PoisonError::into_inner).get(item).copied()),
+            Self::Memory(items) => Ok(items
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get(item)
+                .copied()),
             Self::Redis(redis) => redis.connection.clone().get(redis.key(item)).await,
         }
     }
@@ -45,11 +51,18 @@ impl Stock {
     pub(crate) async fn write(&self, item: &str, left: u64) -> redis::RedisResult<()> {
         match self {
             Self::Memory(items) => {
-                items.lock().unwrap_or_else(PoisonError::into_inner).insert(item.to_owned(), left);
+                items
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .insert(item.to_owned(), left);
                 Ok(())
             }
             Self::Redis(redis) => {
-                redis.connection.clone().set_ex(redis.key(item), left, FORGOTTEN_AFTER.as_secs()).await
+                redis
+                    .connection
+                    .clone()
+                    .set_ex(redis.key(item), left, FORGOTTEN_AFTER.as_secs())
+                    .await
             }
         }
     }
@@ -63,10 +76,15 @@ impl RedisStock {
             let tcp = info.tcp_settings().clone().set_nodelay(true);
             let config = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
             let client = Client::open(info.set_tcp_settings(tcp))?;
-            client.get_multiplexed_async_connection_with_config(&config).await
+            client
+                .get_multiplexed_async_connection_with_config(&config)
+                .await
         };
         let connection = connect.await.context("cannot keep the stock in Redis")?;
-        Ok(Self { connection, run: run.to_owned() })
+        Ok(Self {
+            connection,
+            run: run.to_owned(),
+        })
     }
 
     fn key(&self, item: &str) -> String {

@@ -29,21 +29,29 @@ pub(crate) struct Ledger {
 
 impl Client {
     pub(crate) async fn connect(url: &str) -> anyhow::Result<Self> {
-        Ok(Self { inventory: InventoryClient::connect(url.to_owned()).await?, ledger: Ledger::default() })
+        Ok(Self {
+            inventory: InventoryClient::connect(url.to_owned()).await?,
+            ledger: Ledger::default(),
+        })
     }
 
     /// Orders one to three pieces so many times, of each item in turn, and gives back every fourth order.
     pub(crate) async fn order(mut self, orders: u64) -> Ledger {
         for (number, index) in (0..orders).zip((0..ITEMS.len()).cycle()) {
-            let pieces = Pieces { item: ITEMS[index].to_owned(), quantity: 1 + number % 3 };
-            let reserve =
-                async |client: &mut InventoryClient<_>| client.reserve(of(ITEMS[index], pieces.clone())).await;
+            let pieces = Pieces {
+                item: ITEMS[index].to_owned(),
+                quantity: 1 + number % 3,
+            };
+            let reserve = async |client: &mut InventoryClient<_>| {
+                client.reserve(of(ITEMS[index], pieces.clone())).await
+            };
             if self.patiently(reserve).await.is_none() {
                 continue;
             }
             self.ledger.reserved[index] += pieces.quantity;
-            let release =
-                async |client: &mut InventoryClient<_>| client.release(of(ITEMS[index], pieces.clone())).await;
+            let release = async |client: &mut InventoryClient<_>| {
+                client.release(of(ITEMS[index], pieces.clone())).await
+            };
             if number % 4 == 0 && self.patiently(release).await.is_some() {
                 self.ledger.reserved[index] -= pieces.quantity;
             }
@@ -53,8 +61,12 @@ impl Client {
 
     /// How many pieces of an item are on the shelf and how many are set aside; `None` if the server did not come to an end.
     pub(crate) async fn count(&mut self, item: &'static str) -> Option<[u64; 2]> {
-        let named = Item { item: item.to_owned() };
-        let count = async |client: &mut InventoryClient<_>| client.count_stock(of(item, named.clone())).await;
+        let named = Item {
+            item: item.to_owned(),
+        };
+        let count = async |client: &mut InventoryClient<_>| {
+            client.count_stock(of(item, named.clone())).await
+        };
         let mut places = self.patiently(count).await?;
         let mut counted = Vec::new();
         loop {
@@ -84,13 +96,20 @@ impl Client {
 
     /// Counts a refusal, and says when to come back if the server does.
     fn note(&mut self, status: &Status) -> Option<Duration> {
-        let retry = status.get_error_details().retry_info().and_then(|info| info.retry_delay);
+        let retry = status
+            .get_error_details()
+            .retry_info()
+            .and_then(|info| info.retry_delay);
         match retry {
             Some(delay) => {
                 // All of them are like the first.
                 static TOLD: Once = Once::new();
                 TOLD.call_once(|| {
-                    println!("refused: {:?}, come back in {delay:?}. {}", status.code(), status.message());
+                    println!(
+                        "refused: {:?}, come back in {delay:?}. {}",
+                        status.code(),
+                        status.message()
+                    );
                 });
                 self.ledger.refused += 1;
             }
@@ -107,7 +126,9 @@ impl Client {
 /// A request that names its item where the lock can see it.
 fn of<T>(item: &'static str, message: T) -> Request<T> {
     let mut request = Request::new(message);
-    request.metadata_mut().insert("x-item", MetadataValue::from_static(item));
+    request
+        .metadata_mut()
+        .insert("x-item", MetadataValue::from_static(item));
     request
 }
 

@@ -60,23 +60,39 @@ fn main() -> ExitCode {
 }
 
 async fn open(options: &Options) -> anyhow::Result<ExitCode> {
-    let Options { warehouses, orders, stock, redis, no_lock } = options;
+    let Options {
+        warehouses,
+        orders,
+        stock,
+        redis,
+        no_lock,
+    } = options;
     println!(
         "inventory: {warehouses} warehouses place {orders} orders each, over gRPC, for {stock} bolts and {stock} nuts.\n\
          An auditor takes stock meanwhile. {}\n",
         match (no_lock, redis) {
             (true, _) => "With --no-lock nothing keeps them apart.",
-            (false, None) => "LockLayer::new(locks, \"item:{header.x-item}\") keeps them apart, in memory.",
-            (false, Some(_)) => "LockLayer::new(locks, \"item:{header.x-item}\") keeps them apart, in Redis.",
+            (false, None) =>
+                "LockLayer::new(locks, \"item:{header.x-item}\") keeps them apart, in memory.",
+            (false, Some(_)) =>
+                "LockLayer::new(locks, \"item:{header.x-item}\") keeps them apart, in Redis.",
         },
     );
     let url = redis.as_deref().unwrap_or("memory:");
-    let locks = LockClient::builder().namespace(run_id("inventory")).connect(url).await?;
+    let locks = LockClient::builder()
+        .namespace(run_id("inventory"))
+        .connect(url)
+        .await?;
     let incoming = TcpIncoming::bind((Ipv4Addr::LOCALHOST, 0).into())?.with_nodelay(Some(true));
     let url = format!("http://{}", incoming.local_addr()?);
     let (stop, stopped) = oneshot::channel::<()>();
     let stopped = async { drop(stopped.await) };
-    let serving = serve(incoming, Stock::of(&ITEMS, *stock), (!no_lock).then(|| locks.clone()), stopped);
+    let serving = serve(
+        incoming,
+        Stock::of(&ITEMS, *stock),
+        (!no_lock).then(|| locks.clone()),
+        stopped,
+    );
     let business = async {
         // Whatever comes of it, the server is told to stop.
         let _stop = stop;
@@ -98,13 +114,25 @@ struct Report {
 async fn trade(options: &Options, url: &str) -> anyhow::Result<Report> {
     let warehouses = try_join_all((0..options.warehouses).map(|_| Client::connect(url))).await?;
     let auditors = try_join_all(ITEMS.map(|_| Client::connect(url))).await?;
-    let audits = auditors.into_iter().zip(ITEMS).map(|(auditor, item)| audit(options, auditor, item));
-    let trade = join_all(warehouses.into_iter().map(|warehouse| warehouse.order(options.orders)));
+    let audits = auditors
+        .into_iter()
+        .zip(ITEMS)
+        .map(|(auditor, item)| audit(options, auditor, item));
+    let trade = join_all(
+        warehouses
+            .into_iter()
+            .map(|warehouse| warehouse.order(options.orders)),
+    );
     let (ledgers, audits) = tokio::join!(trade, join_all(audits));
 
-    let mut report = Report { ledger: ledgers.into_iter().fold(Ledger::default(), Ledger::add), miscounted: 0 };
+    let mut report = Report {
+        ledger: ledgers.into_iter().fold(Ledger::default(), Ledger::add),
+        miscounted: 0,
+    };
     let confirmed = report.ledger.reserved;
-    for ((mut auditor, during), (item, confirmed)) in audits.into_iter().zip(ITEMS.into_iter().zip(confirmed)) {
+    for ((mut auditor, during), (item, confirmed)) in
+        audits.into_iter().zip(ITEMS.into_iter().zip(confirmed))
+    {
         let after = auditor.count(item).await;
         let exact = after.is_some_and(|[on_the_shelf, set_aside]| {
             set_aside == confirmed && on_the_shelf + set_aside == options.stock
@@ -117,17 +145,34 @@ async fn trade(options: &Options, url: &str) -> anyhow::Result<Report> {
 
 /// Counts one item while it is being traded; `true` if that adds up.
 async fn audit(options: &Options, mut auditor: Client, item: &'static str) -> (Client, bool) {
-    let Some([on_the_shelf, set_aside]) = auditor.count(item).await else { return (auditor, false) };
+    let Some([on_the_shelf, set_aside]) = auditor.count(item).await else {
+        return (auditor, false);
+    };
     let sum = on_the_shelf + set_aside;
-    println!("{item}: {on_the_shelf} on the shelf and {set_aside} set aside are {sum} of {}", options.stock);
+    println!(
+        "{item}: {on_the_shelf} on the shelf and {set_aside} set aside are {sum} of {}",
+        options.stock
+    );
     (auditor, sum == options.stock)
 }
 
 impl Report {
     /// The last line; the exit code says whether the promise was kept.
     fn print(&self, options: &Options) -> ExitCode {
-        let Self { ledger: Ledger { reserved, sold_out, refused, errors }, miscounted } = self;
-        let oversold: u64 = reserved.iter().map(|reserved| reserved.saturating_sub(options.stock)).sum();
+        let Self {
+            ledger:
+                Ledger {
+                    reserved,
+                    sold_out,
+                    refused,
+                    errors,
+                },
+            miscounted,
+        } = self;
+        let oversold: u64 = reserved
+            .iter()
+            .map(|reserved| reserved.saturating_sub(options.stock))
+            .sum();
         let orders = options.warehouses * options.orders;
         let reserved: u64 = reserved.iter().sum();
         println!(
@@ -135,6 +180,10 @@ impl Report {
              miscounted={miscounted} errors={errors}"
         );
         let failed = *errors > 0 || (oversold + miscounted > 0 && !options.no_lock);
-        if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+        if failed {
+            ExitCode::FAILURE
+        } else {
+            ExitCode::SUCCESS
+        }
     }
 }

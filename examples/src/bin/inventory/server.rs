@@ -33,15 +33,28 @@ pub(crate) async fn serve(
     locks: Option<LockClient>,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
-    let hall = InventoryServer::new(Hall { stock: Arc::new(stock) });
+    let hall = InventoryServer::new(Hall {
+        stock: Arc::new(stock),
+    });
     match locks {
         Some(locks) => {
             // One at a time for each item, until the last frame has been sent: whoever takes stock is not disturbed.
-            let lock =
-                LockLayer::new(locks, "item:{header.x-item}")?.hold(Hold::Body).wait(WAIT).retry_after(COME_BACK);
-            Server::builder().layer(lock).add_service(hall).serve_with_incoming_shutdown(incoming, stop).await?;
+            let lock = LockLayer::new(locks, "item:{header.x-item}")?
+                .hold(Hold::Body)
+                .wait(WAIT)
+                .retry_after(COME_BACK);
+            Server::builder()
+                .layer(lock)
+                .add_service(hall)
+                .serve_with_incoming_shutdown(incoming, stop)
+                .await?;
         }
-        None => Server::builder().add_service(hall).serve_with_incoming_shutdown(incoming, stop).await?,
+        None => {
+            Server::builder()
+                .add_service(hall)
+                .serve_with_incoming_shutdown(incoming, stop)
+                .await?
+        }
     }
     Ok(())
 }
@@ -55,43 +68,79 @@ impl Inventory for Hall {
     async fn reserve(&self, request: Request<Wanted>) -> Result<Response<Quantity>, Status> {
         let fence = fence(&request, &request.get_ref().item)?;
         let Wanted { item, quantity } = request.into_inner();
-        let Pieces { on_the_shelf, set_aside } = self.look_at(&item).await?;
+        let Pieces {
+            on_the_shelf,
+            set_aside,
+        } = self.look_at(&item).await?;
         let Some(on_the_shelf) = on_the_shelf.checked_sub(quantity) else {
             return Err(Status::failed_precondition("not so many are left"));
         };
-        self.stock.write(&item, Pieces { on_the_shelf, set_aside: set_aside + quantity }, fence)?;
-        Ok(Response::new(Quantity { quantity: on_the_shelf }))
+        self.stock.write(
+            &item,
+            Pieces {
+                on_the_shelf,
+                set_aside: set_aside + quantity,
+            },
+            fence,
+        )?;
+        Ok(Response::new(Quantity {
+            quantity: on_the_shelf,
+        }))
     }
 
     async fn release(&self, request: Request<Wanted>) -> Result<Response<Quantity>, Status> {
         let fence = fence(&request, &request.get_ref().item)?;
         let Wanted { item, quantity } = request.into_inner();
-        let Pieces { on_the_shelf, set_aside } = self.look_at(&item).await?;
+        let Pieces {
+            on_the_shelf,
+            set_aside,
+        } = self.look_at(&item).await?;
         let Some(set_aside) = set_aside.checked_sub(quantity) else {
             return Err(Status::failed_precondition("not so many are set aside"));
         };
         let on_the_shelf = on_the_shelf + quantity;
-        self.stock.write(&item, Pieces { on_the_shelf, set_aside }, fence)?;
-        Ok(Response::new(Quantity { quantity: on_the_shelf }))
+        self.stock.write(
+            &item,
+            Pieces {
+                on_the_shelf,
+                set_aside,
+            },
+            fence,
+        )?;
+        Ok(Response::new(Quantity {
+            quantity: on_the_shelf,
+        }))
     }
 
     type CountStockStream = BoxStream<'static, Result<Place, Status>>;
 
-    async fn count_stock(&self, request: Request<Item>) -> Result<Response<Self::CountStockStream>, Status> {
+    async fn count_stock(
+        &self,
+        request: Request<Item>,
+    ) -> Result<Response<Self::CountStockStream>, Status> {
         fence(&request, &request.get_ref().item)?;
         let Item { item } = request.into_inner();
         let stock = self.stock.clone();
-        let places = stream::iter(["on the shelf", "set aside"]).enumerate().then(move |(number, name)| {
-            let (stock, item) = (stock.clone(), item.clone());
-            async move {
-                if number > 0 {
-                    sleep(WALK).await;
+        let places = stream::iter(["on the shelf", "set aside"])
+            .enumerate()
+            .then(move |(number, name)| {
+                let (stock, item) = (stock.clone(), item.clone());
+                async move {
+                    if number > 0 {
+                        sleep(WALK).await;
+                    }
+                    let pieces = stock.read(&item).ok_or_else(unknown)?;
+                    let quantity = if number > 0 {
+                        pieces.set_aside
+                    } else {
+                        pieces.on_the_shelf
+                    };
+                    Ok(Place {
+                        name: name.to_owned(),
+                        quantity,
+                    })
                 }
-                let pieces = stock.read(&item).ok_or_else(unknown)?;
-                let quantity = if number > 0 { pieces.set_aside } else { pieces.on_the_shelf };
-                Ok(Place { name: name.to_owned(), quantity })
-            }
-        });
+            });
         Ok(Response::new(places.boxed()))
     }
 }
@@ -110,7 +159,9 @@ impl Hall {
 fn fence<T>(request: &Request<T>, item: &str) -> Result<Option<FencingToken>, Status> {
     match request.metadata().get("x-item") {
         Some(named) if named == item => Ok(request.extensions().get().map(HeldLock::fence)),
-        _ => Err(Status::invalid_argument("the metadata `x-item` does not name the item of the message")),
+        _ => Err(Status::invalid_argument(
+            "the metadata `x-item` does not name the item of the message",
+        )),
     }
 }
 

@@ -33,8 +33,16 @@ pub(crate) struct Stale;
 impl Stock {
     /// So many of each item are on the shelf.
     pub(crate) fn of(items: &[&'static str], each: u64) -> Self {
-        let record = || Record { pieces: Pieces { on_the_shelf: each, set_aside: 0 }, fence: None };
-        Self(Mutex::new(items.iter().map(|item| (*item, record())).collect()))
+        let record = || Record {
+            pieces: Pieces {
+                on_the_shelf: each,
+                set_aside: 0,
+            },
+            fence: None,
+        };
+        Self(Mutex::new(
+            items.iter().map(|item| (*item, record())).collect(),
+        ))
     }
 
     /// `None` for an item that there is not.
@@ -43,9 +51,16 @@ impl Stock {
     }
 
     /// From now on the pieces are there. Nothing comes of it if there is no such item.
-    pub(crate) fn write(&self, item: &str, pieces: Pieces, fence: Option<FencingToken>) -> Result<(), Stale> {
+    pub(crate) fn write(
+        &self,
+        item: &str,
+        pieces: Pieces,
+        fence: Option<FencingToken>,
+    ) -> Result<(), Stale> {
         let mut records = self.records();
-        let Some(record) = records.get_mut(item) else { return Ok(()) };
+        let Some(record) = records.get_mut(item) else {
+            return Ok(());
+        };
         if fence < record.fence {
             return Err(Stale);
         }
@@ -65,9 +80,16 @@ mod tests {
     #[test]
     fn a_token_from_before_is_refused() {
         let stock = Stock::of(&["bolt"], 10);
-        let pieces = Pieces { on_the_shelf: 9, set_aside: 1 };
+        let pieces = Pieces {
+            on_the_shelf: 9,
+            set_aside: 1,
+        };
         assert!(stock.write("bolt", pieces, FencingToken::new(2)).is_ok());
-        assert!(stock.write("bolt", Pieces::default(), FencingToken::new(1)).is_err());
+        assert!(
+            stock
+                .write("bolt", Pieces::default(), FencingToken::new(1))
+                .is_err()
+        );
         assert_eq!(stock.read("bolt"), Some(pieces));
     }
 }

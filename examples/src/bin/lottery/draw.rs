@@ -61,7 +61,10 @@ const PARTICIPANTS: [&str; 40] = [
 /// - `lease`: if the drawing replica dies, another one may draw after so long.
 #[distributed_lock(key = "lottery:draw", global, no_wait, min_hold = "3s", lease = "10s")]
 async fn draw() -> Result<Vec<&'static str>, LockError> {
-    let winners = PARTICIPANTS.iter().copied().sample(&mut rand::rng(), WINNERS);
+    let winners = PARTICIPANTS
+        .iter()
+        .copied()
+        .sample(&mut rand::rng(), WINNERS);
     for _ in &winners {
         sleep(SUSPENSE).await;
     }
@@ -115,8 +118,11 @@ mod tests {
     #[test]
     fn an_outcome_is_read_as_it_was_written() {
         let drew = Outcome::Drew(vec!["Ada".into(), "Alan".into()]);
-        for outcome in [drew, Outcome::Skipped, Outcome::Failed("lock lottery:draw: the store is out of reach".into())]
-        {
+        for outcome in [
+            drew,
+            Outcome::Skipped,
+            Outcome::Failed("lock lottery:draw: the store is out of reach".into()),
+        ] {
             assert_eq!(outcome.to_string().parse::<Outcome>().unwrap(), outcome);
         }
     }

@@ -64,8 +64,15 @@ async fn hold_lottery(options: &Options) -> anyhow::Result<ExitCode> {
         options.replicas
     );
     // Alive for as long as the replicas need it.
-    let own = if options.redis.is_none() { PrivateRedis::start().await? } else { None };
-    let url = options.redis.as_deref().or(own.as_ref().map(PrivateRedis::url));
+    let own = if options.redis.is_none() {
+        PrivateRedis::start().await?
+    } else {
+        None
+    };
+    let url = options
+        .redis
+        .as_deref()
+        .or(own.as_ref().map(PrivateRedis::url));
     let Some(url) = url else {
         println!(
             "No redis-server is installed, so the replicas are tasks in one process, and the lock is in memory.\n"
@@ -76,7 +83,11 @@ async fn hold_lottery(options: &Options) -> anyhow::Result<ExitCode> {
         locks.shutdown().await;
         return ended;
     };
-    let server = if own.is_some() { "a Redis of their own, started for this run" } else { "your Redis" };
+    let server = if own.is_some() {
+        "a Redis of their own, started for this run"
+    } else {
+        "your Redis"
+    };
     println!("The replicas are processes; the lock is in {server}.\n");
     // Says better than eight replicas at once what may be wrong with the server.
     LockClient::connect(url).await?.shutdown().await;
@@ -91,7 +102,8 @@ async fn draw_once(mut replicas: Vec<Replica>) -> anyhow::Result<ExitCode> {
         _ => (None, &mut replicas[..]),
     };
     let instant = SystemTime::now() + NOTICE;
-    let mut outcomes = try_join_all(on_time.iter_mut().map(|replica| replica.fire(instant))).await?;
+    let mut outcomes =
+        try_join_all(on_time.iter_mut().map(|replica| replica.fire(instant))).await?;
     if let Some(late) = late {
         // The draw is over by now: without `min_hold` the lock would be free.
         outcomes.push(late.fire(SystemTime::now() + LATENESS).await?);
@@ -100,7 +112,11 @@ async fn draw_once(mut replicas: Vec<Replica>) -> anyhow::Result<ExitCode> {
 
     let (mut draws, mut skipped) = (0, 0);
     for (number, outcome) in (1..).zip(&outcomes) {
-        let lateness = if number > 1 && number == outcomes.len() { " (late)" } else { "" };
+        let lateness = if number > 1 && number == outcomes.len() {
+            " (late)"
+        } else {
+            ""
+        };
         println!("replica {number}{lateness}: {outcome}");
         match outcome {
             Outcome::Drew(_) => draws += 1,
@@ -108,7 +124,14 @@ async fn draw_once(mut replicas: Vec<Replica>) -> anyhow::Result<ExitCode> {
             Outcome::Failed(_) => {}
         }
     }
-    println!("\nreplicas={} draws={draws} skipped={skipped}", outcomes.len());
+    println!(
+        "\nreplicas={} draws={draws} skipped={skipped}",
+        outcomes.len()
+    );
     let kept = draws == 1 && draws + skipped == outcomes.len();
-    Ok(if kept { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if kept {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }

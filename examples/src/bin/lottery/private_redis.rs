@@ -38,17 +38,32 @@ impl PrivateRedis {
     /// # Errors
     /// If there is one, and it does not start.
     pub(crate) async fn start() -> anyhow::Result<Option<Self>> {
-        match Command::new("redis-server").arg("--version").stdout(Stdio::null()).status().await {
+        match Command::new("redis-server")
+            .arg("--version")
+            .stdout(Stdio::null())
+            .status()
+            .await
+        {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             status => status.context("cannot run redis-server")?,
         };
         // The supervisor removes it, after the server has ended.
-        let directory = TempDir::new().context("no place for a redis-server")?.keep();
+        let directory = TempDir::new()
+            .context("no place for a redis-server")?
+            .keep();
         let socket = directory.join("redis.sock");
         let mut supervisor = Command::new("sh")
             .args(["-c", SUPERVISOR, "supervisor"])
             .arg(&directory)
-            .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
+            .args([
+                "--port",
+                "0",
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+                "--unixsocket",
+            ])
             .arg(&socket)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -56,9 +71,15 @@ impl PrivateRedis {
             .process_group(0)
             .spawn()
             .context("cannot start a redis-server")?;
-        let Some(alive) = supervisor.stdin.take() else { bail!("the redis-server has no input") };
+        let Some(alive) = supervisor.stdin.take() else {
+            bail!("the redis-server has no input")
+        };
         let url = format!("unix://{}", socket.display());
-        let server = Self { _alive: alive, _supervisor: supervisor, url };
+        let server = Self {
+            _alive: alive,
+            _supervisor: supervisor,
+            url,
+        };
         server.ready().await?;
         Ok(Some(server))
     }

@@ -31,7 +31,9 @@ impl Replica {
     pub(crate) async fn fire(&mut self, instant: SystemTime) -> anyhow::Result<Outcome> {
         match self {
             Self::Process(child) => {
-                child.tell(&instant.duration_since(UNIX_EPOCH)?.as_millis().to_string()).await?;
+                child
+                    .tell(&instant.duration_since(UNIX_EPOCH)?.as_millis().to_string())
+                    .await?;
                 child.line().await?.parse()
             }
             Self::Task => tokio::spawn(async move {
@@ -69,5 +71,10 @@ pub(crate) async fn follow_orders(url: &str, run: &str) -> anyhow::Result<ExitCo
 
 /// Waits for a time of day, as a scheduler does.
 async fn sleep_until(instant: SystemTime) {
-    sleep(instant.duration_since(SystemTime::now()).unwrap_or_default()).await;
+    sleep(
+        instant
+            .duration_since(SystemTime::now())
+            .unwrap_or_default(),
+    )
+    .await;
 }

@@ -49,8 +49,15 @@ fn main() -> ExitCode {
     start("orders", async move {
         let url = options.redis.as_deref().unwrap_or("memory:");
         // All servers of a fleet have one namespace, or they would not exclude each other. A story is alone.
-        let namespace = if options.serve.is_some() { "orders".to_owned() } else { run_id("orders") };
-        let locks = LockClient::builder().namespace(namespace).connect(url).await?;
+        let namespace = if options.serve.is_some() {
+            "orders".to_owned()
+        } else {
+            run_id("orders")
+        };
+        let locks = LockClient::builder()
+            .namespace(namespace)
+            .connect(url)
+            .await?;
         let ended = match options.serve {
             Some(address) => serve(address, options.policies, locks.clone()).await,
             None => story::tell(locks.clone()).await,
@@ -60,12 +67,18 @@ fn main() -> ExitCode {
     })
 }
 
-async fn serve(address: SocketAddr, file: Option<PathBuf>, locks: LockClient) -> anyhow::Result<ExitCode> {
+async fn serve(
+    address: SocketAddr,
+    file: Option<PathBuf>,
+    locks: LockClient,
+) -> anyhow::Result<ExitCode> {
     let policies = match &file {
         Some(file) => LockPolicies::from_file(file)?,
         None => LockPolicies::from_toml_str(LOCKS)?,
     };
-    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot serve at {address}"))?;
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot serve at {address}"))?;
     let address = listener.local_addr()?;
     println!(
         "orders serves at http://{address} until ctrl-c.\n\n  \
@@ -74,7 +87,11 @@ async fn serve(address: SocketAddr, file: Option<PathBuf>, locks: LockClient) ->
          curl -N http://{address}/reports/2026-11 -H 'x-tenant: acme'"
     );
     if let Some(file) = &file {
-        println!("  kill -HUP {}         reads {} again", std::process::id(), file.display());
+        println!(
+            "  kill -HUP {}         reads {} again",
+            std::process::id(),
+            file.display()
+        );
     }
     reload_on_hangup(policies.clone(), |reloaded| match reloaded {
         Ok(()) => eprintln!("orders: the policies were read again"),

@@ -57,7 +57,12 @@ impl Orders {
     }
 
     /// Changes an order, unless somebody with a later token has been there.
-    fn change<T>(&self, id: u64, fence: FencingToken, change: impl FnOnce(&mut Order) -> T) -> Result<T, StatusCode> {
+    fn change<T>(
+        &self,
+        id: u64,
+        fence: FencingToken,
+        change: impl FnOnce(&mut Order) -> T,
+    ) -> Result<T, StatusCode> {
         let mut ledger = self.ledger();
         let order = ledger.orders.entry(id).or_default();
         if order.fence > Some(fence) {
@@ -82,7 +87,11 @@ pub(crate) fn app(orders: Orders, locks: LockClient, policies: LockPolicies) -> 
 /// Looks whether the order is paid, charges the customer and writes it down: twice at once, and they pay twice. The
 /// fencing token keeps the ledger right whatever happens; the bank knows nothing of it, so there it is the lock that
 /// counts.
-async fn pay(State(orders): State<Orders>, Path(id): Path<u64>, lock: HeldLock) -> Result<String, StatusCode> {
+async fn pay(
+    State(orders): State<Orders>,
+    Path(id): Path<u64>,
+    lock: HeldLock,
+) -> Result<String, StatusCode> {
     if orders.change(id, lock.fence(), |order| order.paid)? {
         return Ok(format!("order {id} was paid before"));
     }
@@ -100,14 +109,26 @@ async fn note(
     orders.change(id, lock.fence(), |order| order.note = note)
 }
 
-async fn cancel(State(orders): State<Orders>, Path(id): Path<u64>, lock: HeldLock) -> Result<(), StatusCode> {
-    orders.change(id, lock.fence(), |order| *order = Order { fence: order.fence, ..Order::default() })
+async fn cancel(
+    State(orders): State<Orders>,
+    Path(id): Path<u64>,
+    lock: HeldLock,
+) -> Result<(), StatusCode> {
+    orders.change(id, lock.fence(), |order| {
+        *order = Order {
+            fence: order.fence,
+            ..Order::default()
+        }
+    })
 }
 
 async fn look(State(orders): State<Orders>, Path(id): Path<u64>) -> Result<String, StatusCode> {
     let ledger = orders.ledger();
     let order = ledger.orders.get(&id).ok_or(StatusCode::NOT_FOUND)?;
-    Ok(format!("order {id}: paid={} note={:?}", order.paid, order.note))
+    Ok(format!(
+        "order {id}: paid={} note={:?}",
+        order.paid, order.note
+    ))
 }
 
 /// A report that is written while it is sent.

@@ -43,31 +43,54 @@ pub(crate) async fn tell(locks: LockClient) -> anyhow::Result<ExitCode> {
 
     let presses = customers.press(ORDERS[0]).await?;
     println!("pay, no_wait = true:   {}", counted(&presses));
-    let refused = presses.iter().find(|(status, _)| *status == StatusCode::LOCKED);
+    let refused = presses
+        .iter()
+        .find(|(status, _)| *status == StatusCode::LOCKED);
     let (_, problem) = refused.context("nobody was told 423")?;
     println!("                       {problem}");
 
     let since = Instant::now();
     let reports = [customers.report(), customers.report()];
     try_join_all(reports).await?;
-    println!("report, hold = body:   two of one tenant, one after the other: {:.1?}", since.elapsed());
+    println!(
+        "report, hold = body:   two of one tenant, one after the other: {:.1?}",
+        since.elapsed()
+    );
 
     let mut reload = async |text: String| -> anyhow::Result<_> {
         fs::write(&file, text)?;
         kill_process(getpid(), Signal::HUP)?;
         reloads.recv().await.context("nobody listens to SIGHUP")
     };
-    let bad = LOCKS.replace("max_hold", "max_hodl").replace("order:{id:int}", "order:{number:int}");
+    let bad = LOCKS
+        .replace("max_hold", "max_hodl")
+        .replace("order:{id:int}", "order:{number:int}");
     let mistakes = reload(bad).await?.err().context("a bad file was taken")?;
-    let shown: Vec<_> = mistakes.all().iter().map(|at| format!("{}:{}: {}", at.line, at.column, at.message)).collect();
-    println!("SIGHUP, a bad file:    refused, and nothing has changed\n    {}", shown.join("\n    "));
+    let shown: Vec<_> = mistakes
+        .all()
+        .iter()
+        .map(|at| format!("{}:{}: {}", at.line, at.column, at.message))
+        .collect();
+    println!(
+        "SIGHUP, a bad file:    refused, and nothing has changed\n    {}",
+        shown.join("\n    ")
+    );
     reload(LOCKS.replace("no_wait = true", "wait = \"5s\"")).await??;
     println!("SIGHUP, wait = \"5s\":   taken");
     let waited = customers.press(ORDERS[1]).await?;
     println!("pay, wait = \"5s\":      {}", counted(&waited));
 
-    let paid = |presses: &[(StatusCode, String)]| presses.iter().filter(|(_, text)| text.ends_with("is paid")).count();
-    let errors = presses.iter().chain(&waited).filter(|(status, _)| status.is_server_error()).count();
+    let paid = |presses: &[(StatusCode, String)]| {
+        presses
+            .iter()
+            .filter(|(_, text)| text.ends_with("is paid"))
+            .count()
+    };
+    let errors = presses
+        .iter()
+        .chain(&waited)
+        .filter(|(status, _)| status.is_server_error())
+        .count();
     let double_charges = orders.charges().saturating_sub(ORDERS.len() as u64);
     println!(
         "\ncharges={} double_charges={double_charges} refused={} errors={errors}",
@@ -76,19 +99,28 @@ pub(crate) async fn tell(locks: LockClient) -> anyhow::Result<ExitCode> {
     );
     // Whoever waits gets an answer that is not a refusal.
     let served = waited.iter().all(|(status, _)| status.is_success());
-    let failed = double_charges > 0 || errors > 0 || paid(&presses) != 1 || paid(&waited) != 1 || !served;
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-fn counts(answers: &[(StatusCode, String)]) -> BTreeMap<StatusCode, usize> {
-    answers.iter().fold(BTreeMap::new(), |mut counts, (status, _)| {
-        *counts.entry(*status).or_default() += 1;
-        counts
+    let failed =
+        double_charges > 0 || errors > 0 || paid(&presses) != 1 || paid(&waited) != 1 || !served;
+    Ok(if failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
     })
 }
 
+fn counts(answers: &[(StatusCode, String)]) -> BTreeMap<StatusCode, usize> {
+    answers
+        .iter()
+        .fold(BTreeMap::new(), |mut counts, (status, _)| {
+            *counts.entry(*status).or_default() += 1;
+            counts
+        })
+}
+
 fn counted(answers: &[(StatusCode, String)]) -> String {
-    let counts = counts(answers).into_iter().map(|(status, count)| format!("{count} x {status}"));
+    let counts = counts(answers)
+        .into_iter()
+        .map(|(status, count)| format!("{count} x {status}"));
     counts.collect::<Vec<_>>().join(", ")
 }
 
@@ -99,13 +131,18 @@ struct Customers {
 
 impl Customers {
     fn of(server: SocketAddr) -> Self {
-        Self { server, http: Client::builder(TokioExecutor::new()).build_http() }
+        Self {
+            server,
+            http: Client::builder(TokioExecutor::new()).build_http(),
+        }
     }
 
     /// Everybody presses the button at once.
     async fn press(&self, order: u64) -> anyhow::Result<Vec<(StatusCode, String)>> {
         let presses = (0..PRESSES).map(async |_| {
-            let response = self.send(Method::POST, &format!("/orders/{order}/pay")).await?;
+            let response = self
+                .send(Method::POST, &format!("/orders/{order}/pay"))
+                .await?;
             let status = response.status();
             let body = response.into_body().collect().await?.to_bytes();
             anyhow::Ok((status, String::from_utf8_lossy(&body).into_owned()))
@@ -115,7 +152,11 @@ impl Customers {
 
     async fn report(&self) -> anyhow::Result<()> {
         let response = self.send(Method::GET, "/reports/2026-11").await?;
-        ensure!(response.status().is_success(), "no report: {}", response.status());
+        ensure!(
+            response.status().is_success(),
+            "no report: {}",
+            response.status()
+        );
         response.into_body().collect().await?;
         Ok(())
     }
@@ -123,7 +164,11 @@ impl Customers {
     async fn send(&self, method: Method, path: &str) -> anyhow::Result<Response<Incoming>> {
         let tenant = HeaderName::from_static("x-tenant");
         let uri = format!("http://{}{path}", self.server);
-        let request = Request::builder().method(method).uri(uri).header(tenant, "acme").body(Empty::new())?;
+        let request = Request::builder()
+            .method(method)
+            .uri(uri)
+            .header(tenant, "acme")
+            .body(Empty::new())?;
         Ok(self.http.request(request).await?)
     }
 }

@@ -15,9 +15,9 @@ use crate::{
     key::LockKey,
     spec::{Family, Mode},
     store::{
-        AcquireReply, ConvertReply, FORESIGHT, FORGOTTEN, Grant, HANDED_OVER, Hold, Holder, IfBusy, Inspection,
-        KeyRequest, LONGEST_POLL, PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply,
-        STALE, Token, Waiter,
+        AcquireReply, ConvertReply, FORESIGHT, FORGOTTEN, Grant, HANDED_OVER, Hold, Holder, IfBusy,
+        Inspection, KeyRequest, LONGEST_POLL, PollReply, RaiseReply, Release, ReleaseReply,
+        RenewReply, Renewal, RevokeReply, STALE, Token, Waiter,
     },
 };
 
@@ -34,8 +34,13 @@ pub(crate) struct Fences {
 
 impl Default for Fences {
     fn default() -> Self {
-        let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
-        Self { latest: AtomicU64::new(0), epoch: (Instant::now(), micros) }
+        let micros = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_micros() as u64);
+        Self {
+            latest: AtomicU64::new(0),
+            epoch: (Instant::now(), micros),
+        }
     }
 }
 
@@ -45,18 +50,27 @@ impl Fences {
         let (began, micros) = self.epoch;
         let micros = micros + step.now.saturating_duration_since(began).as_micros() as u64;
         let farthest = micros + FORESIGHT.as_micros() as u64;
-        let micros = step.proposal.map_or(micros, |proposal| proposal.number().min(farthest));
+        let micros = step
+            .proposal
+            .map_or(micros, |proposal| proposal.number().min(farthest));
         let next = |latest| FencingToken::next(FencingToken::new(latest), micros);
         let last = |latest| next(latest).later(spare).number();
         let (Ok(latest) | Err(latest)) =
-            self.latest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| Some(last(latest)));
+            self.latest
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| {
+                    Some(last(latest))
+                });
         next(latest)
     }
 
     /// Makes the next token larger than `fence`.
     pub(crate) fn raise(&self, fence: FencingToken) -> RaiseReply {
         let latest = FencingToken::new(self.latest.fetch_max(fence.number(), Ordering::Relaxed));
-        latest.filter(|latest| *latest >= fence).map_or(RaiseReply::Raised, |latest| RaiseReply::NotRaised { latest })
+        latest
+            .filter(|latest| *latest >= fence)
+            .map_or(RaiseReply::Raised, |latest| RaiseReply::NotRaised {
+                latest,
+            })
     }
 
     fn latest(&self) -> Option<FencingToken> {
@@ -162,11 +176,17 @@ impl Place {
 
 impl Entry {
     fn new(mode: Mode) -> Self {
-        Self { mode, slots: SmallVec::new(), line: VecDeque::new() }
+        Self {
+            mode,
+            slots: SmallVec::new(),
+            line: VecDeque::new(),
+        }
     }
 
     fn slot(&mut self, mode: Mode, token: Token) -> Option<&mut Slot> {
-        self.slots.iter_mut().find(|slot| self.mode == mode && slot.is_held_by(token))
+        self.slots
+            .iter_mut()
+            .find(|slot| self.mode == mode && slot.is_held_by(token))
     }
 
     /// Do the holders let somebody in beside them?
@@ -174,16 +194,27 @@ impl Entry {
         match (mode, self.mode) {
             _ if self.slots.is_empty() => true,
             (Mode::Shared, Mode::Shared) => true,
-            (Mode::Permits(wanted), Mode::Permits(held)) => wanted == held && self.slots.len() < held.get() as usize,
+            (Mode::Permits(wanted), Mode::Permits(held)) => {
+                wanted == held && self.slots.len() < held.get() as usize
+            }
             _ => false,
         }
     }
 
     fn hold(&mut self, hold: &Hold, lease: Duration, spare: u32, step: &Step<'_>) -> Grant {
-        let spare = if hold.mode == Mode::Exclusive { spare } else { 0 };
+        let spare = if hold.mode == Mode::Exclusive {
+            spare
+        } else {
+            0
+        };
         let fence = step.fences.next(spare, step);
         self.mode = hold.mode;
-        let slot = Slot { token: hold.token, kept: false, expires: step.now + lease, fence: fence.later(spare) };
+        let slot = Slot {
+            token: hold.token,
+            kept: false,
+            expires: step.now + lease,
+            fence: fence.later(spare),
+        };
         self.slots.push(slot);
         Grant::new(fence, lease).spare(spare)
     }
@@ -206,7 +237,8 @@ impl Entry {
                 index += 1;
                 continue;
             }
-            if self.mode == place.mode && self.slots.iter().any(|slot| slot.is_held_by(place.token)) {
+            if self.mode == place.mode && self.slots.iter().any(|slot| slot.is_held_by(place.token))
+            {
                 self.line.remove(index);
                 continue;
             }
@@ -237,7 +269,11 @@ impl Entry {
     /// The time until the holders admit another one, if none is released or renewed before.
     fn ends_in(&self, now: Instant) -> Option<Duration> {
         let left = self.slots.iter().map(|slot| slot.expires - now);
-        if matches!(self.mode, Mode::Permits(_)) { left.min() } else { left.max() }
+        if matches!(self.mode, Mode::Permits(_)) {
+            left.min()
+        } else {
+            left.max()
+        }
     }
 
     /// The time after which it is worth asking again for `mode`, if no holder is released or renewed before.
@@ -253,7 +289,13 @@ impl Entry {
     fn enqueue(&mut self, hold: &Hold, lease: Duration, spare: u32, now: Instant) {
         match self.line.iter_mut().find(|place| place.is_of(hold)) {
             Some(place) => place.seen = now,
-            None => self.line.push_back(Place { token: hold.token, mode: hold.mode, lease, spare, seen: now }),
+            None => self.line.push_back(Place {
+                token: hold.token,
+                mode: hold.mode,
+                lease,
+                spare,
+                seen: now,
+            }),
         }
     }
 }
@@ -278,7 +320,12 @@ impl Table {
     }
 
     /// The entry of a key, advanced; none if nothing is left in it.
-    fn advanced(&mut self, key: &LockKey, family: Family, step: &mut Step<'_>) -> Option<&mut Entry> {
+    fn advanced(
+        &mut self,
+        key: &LockKey,
+        family: Family,
+        step: &mut Step<'_>,
+    ) -> Option<&mut Entry> {
         let map = self.map(family);
         let entry = map.get_mut(key)?;
         entry.advance(key, step);
@@ -306,14 +353,20 @@ impl Table {
 
     /// How a request stands. Nothing is granted but to those in line.
     pub(crate) fn verdict(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> Verdict {
-        let Hold { ref key, mode, token } = request.hold;
+        let Hold {
+            ref key,
+            mode,
+            token,
+        } = request.hold;
         let now = step.now;
         if now > request.deadline {
             return Verdict::Reply(AcquireReply::Late);
         }
         step.proposal = request.proposal;
         self.keep_place(&request.hold, now);
-        let Some(entry) = self.advanced(key, mode.family(), step) else { return Verdict::Free };
+        let Some(entry) = self.advanced(key, mode.family(), step) else {
+            return Verdict::Free;
+        };
         if let Some(slot) = entry.slot(mode, token) {
             confirm(slot, mode, step);
             return Verdict::Reply(AcquireReply::Granted(slot.grant(now)));
@@ -325,17 +378,25 @@ impl Table {
             return Verdict::Reply(AcquireReply::ModeMismatch);
         }
         let is_of_a_group = mode == Mode::Shared
-            && request.beside.is_some_and(|beside| entry.slots.iter().any(|slot| slot.is_held_by(beside)));
+            && request
+                .beside
+                .is_some_and(|beside| entry.slots.iter().any(|slot| slot.is_held_by(beside)));
         if entry.admits(mode) && (is_of_a_group || entry.next_waiter(now).is_none()) {
             return Verdict::Free;
         }
         let holder_ttl = entry.holder_ttl(mode, now);
         if request.if_busy == IfBusy::Refuse {
             let has_waiters = entry.next_waiter(now).is_some();
-            return Verdict::Reply(AcquireReply::Busy { holder_ttl, has_waiters });
+            return Verdict::Reply(AcquireReply::Busy {
+                holder_ttl,
+                has_waiters,
+            });
         }
         entry.enqueue(&request.hold, request.lease, request.spare, now);
-        Verdict::Reply(AcquireReply::Queued { counter: step.fences.latest(), holder_ttl })
+        Verdict::Reply(AcquireReply::Queued {
+            counter: step.fences.latest(),
+            holder_ttl,
+        })
     }
 
     /// Grants what [`verdict`](Self::verdict) found free.
@@ -360,14 +421,19 @@ impl Table {
     pub(crate) fn poll(&mut self, hold: &Hold, step: &mut Step<'_>) -> PollReply {
         let now = step.now;
         self.keep_place(hold, now);
-        let Some(entry) = self.advanced(&hold.key, hold.mode.family(), step) else { return PollReply::Gone };
+        let Some(entry) = self.advanced(&hold.key, hold.mode.family(), step) else {
+            return PollReply::Gone;
+        };
         let holder_ttl = entry.holder_ttl(hold.mode, now);
         if let Some(slot) = entry.slot(hold.mode, hold.token) {
             confirm(slot, hold.mode, step);
             return PollReply::Granted(slot.grant(now));
         }
         if entry.line.iter().any(|place| place.is_of(hold)) {
-            return PollReply::Queued { counter: step.fences.latest(), holder_ttl };
+            return PollReply::Queued {
+                counter: step.fences.latest(),
+                holder_ttl,
+            };
         }
         PollReply::Gone
     }
@@ -384,7 +450,9 @@ impl Table {
             None => RenewReply::Gone,
             Some(slot) => {
                 slot.expires = slot.expires.max(now + renewal.lease);
-                RenewReply::Renewed { ttl: slot.expires - now }
+                RenewReply::Renewed {
+                    ttl: slot.expires - now,
+                }
             }
         }
     }
@@ -403,30 +471,52 @@ impl Table {
             // The reply to an earlier release may have been lost.
             return match self.poll(&next_hold, step) {
                 PollReply::Granted(grant) => ReleaseReply::Passed(grant),
-                PollReply::Queued { counter, holder_ttl } => ReleaseReply::Queued { counter, holder_ttl },
+                PollReply::Queued {
+                    counter,
+                    holder_ttl,
+                } => ReleaseReply::Queued {
+                    counter,
+                    holder_ttl,
+                },
                 PollReply::Gone => reply,
             };
         }
-        let entry = self.locks.entry(hold.key.clone()).or_insert_with(|| Entry::new(Mode::Exclusive));
+        let entry = self
+            .locks
+            .entry(hold.key.clone())
+            .or_insert_with(|| Entry::new(Mode::Exclusive));
         entry.advance(&hold.key, step);
         if entry.admits(Mode::Exclusive) && entry.next_waiter(now).is_none() {
             return ReleaseReply::Passed(entry.hold(&next_hold, next.lease, next.spare, step));
         }
         entry.enqueue(&next_hold, next.lease, next.spare, now);
-        ReleaseReply::Queued { counter: step.fences.latest(), holder_ttl: entry.holder_ttl(Mode::Exclusive, now) }
+        ReleaseReply::Queued {
+            counter: step.fences.latest(),
+            holder_ttl: entry.holder_ttl(Mode::Exclusive, now),
+        }
     }
 
     /// The reply; `Err` where there was nothing to give back.
     fn give_back(&mut self, release: &Release, now: Instant) -> Result<ReleaseReply, ReleaseReply> {
         let hold = &release.hold;
-        let Some(entry) = self.map(hold.mode.family()).get_mut(&hold.key) else { return Err(ReleaseReply::NotHeld) };
+        let Some(entry) = self.map(hold.mode.family()).get_mut(&hold.key) else {
+            return Err(ReleaseReply::NotHeld);
+        };
         entry.slots.retain(|slot| slot.expires > now);
         if entry.mode != hold.mode {
             return Err(ReleaseReply::NotHeld);
         }
-        let Some(index) = entry.slots.iter().position(|slot| slot.is_held_by(hold.token)) else {
+        let Some(index) = entry
+            .slots
+            .iter()
+            .position(|slot| slot.is_held_by(hold.token))
+        else {
             let kept = entry.slots.iter().any(|slot| slot.token == hold.token);
-            return Err(if kept { ReleaseReply::Released } else { ReleaseReply::NotHeld });
+            return Err(if kept {
+                ReleaseReply::Released
+            } else {
+                ReleaseReply::NotHeld
+            });
         };
         let slot = &mut entry.slots[index];
         match kept_for(release) {
@@ -435,7 +525,9 @@ impl Table {
                 slot.expires = now + keep_for;
                 let fence = slot.fence;
                 // The token may have been kept before, when a straggling request took the lock once more.
-                entry.slots.retain(|slot| slot.token != hold.token || slot.fence == fence);
+                entry
+                    .slots
+                    .retain(|slot| slot.token != hold.token || slot.fence == fence);
             }
             None => {
                 entry.slots.swap_remove(index);
@@ -456,8 +548,14 @@ impl Table {
             return ConvertReply::NotHeld;
         }
         let now = step.now;
-        let Some(entry) = self.advanced(&hold.key, Family::Lock, step) else { return ConvertReply::NotHeld };
-        let Some(slot) = entry.slots.iter_mut().find(|slot| slot.is_held_by(hold.token)) else {
+        let Some(entry) = self.advanced(&hold.key, Family::Lock, step) else {
+            return ConvertReply::NotHeld;
+        };
+        let Some(slot) = entry
+            .slots
+            .iter_mut()
+            .find(|slot| slot.is_held_by(hold.token))
+        else {
             return ConvertReply::NotHeld;
         };
         slot.fence = step.fences.next(0, step);
@@ -473,30 +571,63 @@ impl Table {
             Family::Lock => &self.locks,
             Family::Permits => &self.permits,
         };
-        let Some(entry) = map.get(key) else { return Inspection::default() };
+        let Some(entry) = map.get(key) else {
+            return Inspection::default();
+        };
         let living = || entry.slots.iter().filter(|slot| slot.expires > now);
-        let mut holders: Vec<_> = living().map(|slot| Holder::new(entry.mode, Some(slot.expires - now))).collect();
+        let mut holders: Vec<_> = living()
+            .map(|slot| Holder::new(entry.mode, Some(slot.expires - now)))
+            .collect();
         holders.sort_by_key(|holder| holder.ttl);
-        let remembered = entry.line.iter().filter(|place| now < place.seen + FORGOTTEN);
-        let waiter = |place: &Place| Waiter::new(place.mode, place.lease, now.saturating_duration_since(place.seen));
-        Inspection { holders, waiters: remembered.map(waiter).collect(), fence: living().map(|slot| slot.fence).max() }
+        let remembered = entry
+            .line
+            .iter()
+            .filter(|place| now < place.seen + FORGOTTEN);
+        let waiter = |place: &Place| {
+            Waiter::new(
+                place.mode,
+                place.lease,
+                now.saturating_duration_since(place.seen),
+            )
+        };
+        Inspection {
+            holders,
+            waiters: remembered.map(waiter).collect(),
+            fence: living().map(|slot| slot.fence).max(),
+        }
     }
 
     /// Who held the lock that was revoked.
-    pub(crate) fn revoke(&mut self, key: &LockKey, family: Family, step: &mut Step<'_>) -> (RevokeReply, Vec<Token>) {
+    pub(crate) fn revoke(
+        &mut self,
+        key: &LockKey,
+        family: Family,
+        step: &mut Step<'_>,
+    ) -> (RevokeReply, Vec<Token>) {
         let now = step.now;
-        let Some(entry) = self.map(family).get_mut(key) else { return (RevokeReply::NotHeld, Vec::new()) };
+        let Some(entry) = self.map(family).get_mut(key) else {
+            return (RevokeReply::NotHeld, Vec::new());
+        };
         entry.slots.retain(|slot| slot.expires > now);
         let holders: Vec<_> = entry.slots.drain(..).map(|slot| slot.token).collect();
         self.settle(key, family, step);
-        (if holders.is_empty() { RevokeReply::NotHeld } else { RevokeReply::Revoked }, holders)
+        (
+            if holders.is_empty() {
+                RevokeReply::NotHeld
+            } else {
+                RevokeReply::Revoked
+            },
+            holders,
+        )
     }
 }
 
 /// How long what is given back is kept for nobody.
 fn kept_for(release: &Release) -> Option<Duration> {
     // With somebody to take it up the lock does not become free, so there is nothing to keep it from.
-    release.keep_for.filter(|keep_for| !keep_for.is_zero() && release.next.is_none())
+    release
+        .keep_for
+        .filter(|keep_for| !keep_for.is_zero() && release.next.is_none())
 }
 
 /// A grant that is told again. A reader's own fencing token may not be the latest, so it is told a larger one.

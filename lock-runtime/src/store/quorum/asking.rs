@@ -21,7 +21,10 @@ use super::{
 use crate::{
     fence::FencingToken,
     spec::call_timeout,
-    store::{AcquireAllReply, AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, StoreError, StoreErrorKind},
+    store::{
+        AcquireAllReply, AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, StoreError,
+        StoreErrorKind,
+    },
     sync::lock,
 };
 
@@ -49,9 +52,15 @@ impl Inner {
         begin: impl FnOnce(&mut Campaign, &Terms, Instant) -> Calls,
     ) -> Outcome {
         let begun = terms.sent;
-        let patience = terms.patience.unwrap_or_else(|| self.node_patience(terms.lease));
-        let beyond = |fence| Proposals::beyond(fence, micros(), *lock(&self.round_trip), rand::random());
-        let mut under_way = Calling { background: &self.background, calls: UnderWay::new() };
+        let patience = terms
+            .patience
+            .unwrap_or_else(|| self.node_patience(terms.lease));
+        let beyond =
+            |fence| Proposals::beyond(fence, micros(), *lock(&self.round_trip), rand::random());
+        let mut under_way = Calling {
+            background: &self.background,
+            calls: UnderWay::new(),
+        };
         let mut silent_at = terms.answer_by.min(terms.sent + patience);
         {
             let mut state = lock(campaign);
@@ -70,7 +79,13 @@ impl Inner {
                     terms.sent = now;
                     terms.deadline = terms.deadline_from(now, patience);
                     silent_at = terms.answer_by.min(now + patience);
-                    self.send(campaign, &state, &mut terms, calls.clone(), &mut under_way.calls);
+                    self.send(
+                        campaign,
+                        &state,
+                        &mut terms,
+                        calls.clone(),
+                        &mut under_way.calls,
+                    );
                 }
                 next
             };
@@ -131,7 +146,15 @@ impl Inner {
         for (index, say) in calls {
             let node = self.nodes[index].clone();
             let admitted = if spares { node.admits(now) } else { Ok(()) };
-            under_way.push(calls::call(node, index, campaign.clone(), state, terms, say, admitted));
+            under_way.push(calls::call(
+                node,
+                index,
+                campaign.clone(),
+                state,
+                terms,
+                say,
+                admitted,
+            ));
         }
     }
 
@@ -143,28 +166,47 @@ impl Inner {
             if left.is_empty() {
                 return;
             }
-            (left, state.hold().clone(), state.longest_lease(), state.was_writer())
+            (
+                left,
+                state.hold().clone(),
+                state.longest_lease(),
+                state.was_writer(),
+            )
         };
         if was_writer {
             self.give_up_writer(&left, &hold, lease);
         }
-        left.iter().for_each(|left| drop(self.give_up(left, &hold, lease)));
+        left.iter()
+            .for_each(|left| drop(self.give_up(left, &hold, lease)));
     }
 
-    pub(super) fn give_up(&self, left: &Left, hold: &Hold, lease: Duration) -> oneshot::Receiver<()> {
-        self.background.give_up(Unused::new(self.nodes[left.node].clone(), left, hold, lease))
+    pub(super) fn give_up(
+        &self,
+        left: &Left,
+        hold: &Hold,
+        lease: Duration,
+    ) -> oneshot::Receiver<()> {
+        self.background.give_up(Unused::new(
+            self.nodes[left.node].clone(),
+            left,
+            hold,
+            lease,
+        ))
     }
 
     /// Gives up what a reader that was a writer may hold as a writer still.
     pub(super) fn give_up_writer(&self, left: &[Left], hold: &Hold, lease: Duration) {
         let writer = hold.as_writer();
-        left.iter().for_each(|left| drop(self.give_up(left, &writer, lease)));
+        left.iter()
+            .for_each(|left| drop(self.give_up(left, &writer, lease)));
     }
 
     /// Too few servers have answered.
     pub(super) fn unreachable(&self, campaign: &Shared) -> StoreError {
         let campaign = lock(campaign);
-        let said = campaign.complaints().map(|(node, said)| format!("{}: {said}", self.nodes[node]));
+        let said = campaign
+            .complaints()
+            .map(|(node, said)| format!("{}: {said}", self.nodes[node]));
         let kinds: Vec<_> = campaign.errors().map(StoreError::kind).collect();
         self.too_few(said.collect(), &kinds)
     }
@@ -175,19 +217,30 @@ impl Inner {
             [first, rest @ ..] if rest.iter().all(|kind| kind == first) => *first,
             _ => StoreErrorKind::Unavailable,
         };
-        let message = format!("{} of {} servers are needed: {}", self.majority(), self.nodes.len(), said.join("; "));
+        let message = format!(
+            "{} of {} servers are needed: {}",
+            self.majority(),
+            self.nodes.len(),
+            said.join("; ")
+        );
         StoreError::new(kind, message)
     }
 
     pub(super) async fn acquire(&self, request: &KeyRequest) -> Result<AcquireReply, StoreError> {
-        let Hold { ref key, mode, token } = request.hold;
+        let Hold {
+            ref key,
+            mode,
+            token,
+        } = request.hold;
         self.check(mode, request.lease)?;
         let now = Instant::now();
         let (campaign, is_new) = self.begin(request, now);
         let beside = request.beside.and_then(|beside| self.campaign(beside));
         let beside = beside.map(|beside| {
             let beside = lock(&beside);
-            (0..self.nodes.len()).map(|node| beside.held_at(node)).collect()
+            (0..self.nodes.len())
+                .map(|node| beside.held_at(node))
+                .collect()
         });
         let terms = Terms::new(request, beside, now);
         let outcome = if is_new {
@@ -198,15 +251,23 @@ impl Inner {
             };
             self.lead(&campaign, terms, begin).await
         } else {
-            self.lead(&campaign, terms, |campaign, terms, now| campaign.poll(terms.deadline, now)).await
+            self.lead(&campaign, terms, |campaign, terms, now| {
+                campaign.poll(terms.deadline, now)
+            })
+            .await
         };
         Ok(match outcome {
-            Outcome::Granted { fence, until, spare } => {
-                AcquireReply::Granted(self.granted(fence, until, now).spare(spare))
-            }
+            Outcome::Granted {
+                fence,
+                until,
+                spare,
+            } => AcquireReply::Granted(self.granted(fence, until, now).spare(spare)),
             Outcome::InLine { holder_ttl } => {
                 self.contended.note(key, Instant::now());
-                AcquireReply::Queued { counter: None, holder_ttl }
+                AcquireReply::Queued {
+                    counter: None,
+                    holder_ttl,
+                }
             }
             Outcome::Refused(reply) => {
                 self.forget(token);
@@ -214,7 +275,10 @@ impl Inner {
             }
             Outcome::Gone => {
                 self.forget(token);
-                AcquireReply::Busy { holder_ttl: None, has_waiters: false }
+                AcquireReply::Busy {
+                    holder_ttl: None,
+                    has_waiters: false,
+                }
             }
             // Whoever asked gives the token up.
             Outcome::Unreachable => return Err(self.unreachable(&campaign)),
@@ -229,15 +293,29 @@ impl Inner {
     /// All or none: what was granted counts only if all were. The locks are asked for one after the
     /// other in their order, so of requests that want some of the same ones the first that has the
     /// first of these goes on, and no two refuse each other.
-    pub(super) async fn acquire_all(&self, requests: &[KeyRequest]) -> Result<AcquireAllReply, StoreError> {
+    pub(super) async fn acquire_all(
+        &self,
+        requests: &[KeyRequest],
+    ) -> Result<AcquireAllReply, StoreError> {
         let mut grants = Vec::with_capacity(requests.len());
         for (index, request) in requests.iter().enumerate() {
-            match self.acquire(&KeyRequest { if_busy: IfBusy::Refuse, ..request.clone() }).await? {
+            match self
+                .acquire(&KeyRequest {
+                    if_busy: IfBusy::Refuse,
+                    ..request.clone()
+                })
+                .await?
+            {
                 // Its time counts from when it was asked for, so it is no shorter from when all
                 // were.
                 AcquireReply::Granted(grant) => grants.push(grant),
                 reply => {
-                    join_all(requests[..index].iter().map(|request| self.abandon(&request.hold))).await;
+                    join_all(
+                        requests[..index]
+                            .iter()
+                            .map(|request| self.abandon(&request.hold)),
+                    )
+                    .await;
                     return Ok(AcquireAllReply::Refused { index, reply });
                 }
             }
@@ -247,15 +325,28 @@ impl Inner {
 
     pub(super) async fn poll(&self, hold: &Hold) -> Result<PollReply, StoreError> {
         let now = Instant::now();
-        let Some(campaign) = self.campaign(hold.token) else { return Ok(PollReply::Gone) };
+        let Some(campaign) = self.campaign(hold.token) else {
+            return Ok(PollReply::Gone);
+        };
         let terms = Terms::again(&lock(&campaign), now);
-        let outcome = self.lead(&campaign, terms, |campaign, terms, now| campaign.poll(terms.deadline, now)).await;
+        let outcome = self
+            .lead(&campaign, terms, |campaign, terms, now| {
+                campaign.poll(terms.deadline, now)
+            })
+            .await;
         Ok(match outcome {
-            Outcome::Granted { fence, until, spare } => {
+            Outcome::Granted {
+                fence,
+                until,
+                spare,
+            } => {
                 self.contended.note(&hold.key, Instant::now());
                 PollReply::Granted(self.granted(fence, until, now).spare(spare))
             }
-            Outcome::InLine { holder_ttl } => PollReply::Queued { counter: None, holder_ttl },
+            Outcome::InLine { holder_ttl } => PollReply::Queued {
+                counter: None,
+                holder_ttl,
+            },
             Outcome::Refused(_) | Outcome::Gone => {
                 self.forget(hold.token);
                 PollReply::Gone

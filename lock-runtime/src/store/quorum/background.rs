@@ -97,7 +97,10 @@ impl Background {
         if let (false, Ok(runtime)) = (under_way.is_empty(), Handle::try_current()) {
             let busy = self.busy();
             runtime.spawn(async move {
-                let _ = timeout(LONGEST_CALL, async { while under_way.next().await.is_some() {} }).await;
+                let _ = timeout(LONGEST_CALL, async {
+                    while under_way.next().await.is_some() {}
+                })
+                .await;
                 drop(busy);
             });
         }
@@ -118,7 +121,13 @@ impl Background {
     }
 
     async fn say_until_heard(self: Arc<Self>, unused: Unused, said_once: oneshot::Sender<()>) {
-        let Unused { node, hold, straggler_until, ends, patience } = unused;
+        let Unused {
+            node,
+            hold,
+            straggler_until,
+            ends,
+            patience,
+        } = unused;
         let mut said_once = Some(said_once);
         let mut pause = FIRST_PAUSE;
         loop {
@@ -128,8 +137,13 @@ impl Background {
             drop(busy);
             // Nobody may wait for it.
             let _ = said_once.take().map(|said_once| said_once.send(()));
-            match (said.unwrap_or_else(|_| Err(StoreError::timed_out(patience))), straggler_until) {
-                (Ok(()), Some(deadline)) if sent <= deadline => sleep_until(deadline + Duration::from_millis(1)).await,
+            match (
+                said.unwrap_or_else(|_| Err(StoreError::timed_out(patience))),
+                straggler_until,
+            ) {
+                (Ok(()), Some(deadline)) if sent <= deadline => {
+                    sleep_until(deadline + Duration::from_millis(1)).await
+                }
                 (Ok(()), _) => return,
                 (Err(error), _) if !error.is_transient() || Instant::now() >= ends => {
                     tracing::debug!(key = %hold.key, server = %node, %error, "gave up giving a vote back; its lease ends it");

@@ -36,19 +36,41 @@ pub(super) struct Terms {
 }
 
 impl Terms {
-    pub(super) fn new(request: &KeyRequest, beside: Option<PerNode<Option<Token>>>, now: Instant) -> Self {
+    pub(super) fn new(
+        request: &KeyRequest,
+        beside: Option<PerNode<Option<Token>>>,
+        now: Instant,
+    ) -> Self {
         // The deadline tells how long the caller waits.
         let waits = request.deadline.saturating_duration_since(now + STRAGGLE);
         let answer_by = now + waits * 9 / 10;
-        let KeyRequest { lease, deadline, .. } = *request;
-        Self { lease, sent: now, answer_by, deadline, patience: None, proposal: None, beside }
+        let KeyRequest {
+            lease, deadline, ..
+        } = *request;
+        Self {
+            lease,
+            sent: now,
+            answer_by,
+            deadline,
+            patience: None,
+            proposal: None,
+            beside,
+        }
     }
 
     pub(super) fn again(campaign: &Campaign, now: Instant) -> Self {
         let lease = campaign.lease();
         let answer_by = now + super::answer_timeout(lease);
         let deadline = answer_by + STRAGGLE;
-        Self { lease, sent: now, answer_by, deadline, patience: None, proposal: None, beside: None }
+        Self {
+            lease,
+            sent: now,
+            answer_by,
+            deadline,
+            patience: None,
+            proposal: None,
+            beside: None,
+        }
     }
 
     pub(super) fn deadline_from(&self, now: Instant, patience: Duration) -> Instant {
@@ -66,11 +88,21 @@ pub(super) fn call(
     say: Say,
     admitted: Result<(), StoreError>,
 ) -> BoxFuture<'static, ()> {
-    let Hold { ref key, mode, token } = *state.hold();
+    let Hold {
+        ref key,
+        mode,
+        token,
+    } = *state.hold();
     let (round, sent) = (state.round(), terms.sent);
     let hold = |token| Hold::new(key.clone(), mode, token);
     let tell = move |campaign: &Mutex<Campaign>, token, result: Result<Heard, StoreError>| {
-        lock(campaign).heard(index, token, round, result.unwrap_or_else(Heard::Failed), sent);
+        lock(campaign).heard(
+            index,
+            token,
+            round,
+            result.unwrap_or_else(Heard::Failed),
+            sent,
+        );
     };
     if let Err(error) = admitted {
         let token = match say {
@@ -82,8 +114,12 @@ pub(super) fn call(
     match say {
         Say::Acquire(token, if_busy) => {
             let beside = terms.beside.as_ref().and_then(|beside| beside[index]);
-            let request = KeyRequest::new(hold(token), terms.lease, terms.deadline).spare(state.spare());
-            let request = KeyRequest { if_busy, ..request.beside(beside).proposal(terms.proposal) };
+            let request =
+                KeyRequest::new(hold(token), terms.lease, terms.deadline).spare(state.spare());
+            let request = KeyRequest {
+                if_busy,
+                ..request.beside(beside).proposal(terms.proposal)
+            };
             Box::pin(async move {
                 let result = node.store.acquire(&request).await;
                 node.note(&result, Instant::now());
@@ -112,7 +148,11 @@ pub(super) fn call(
             Box::pin(async move {
                 let result = node.store.raise(&key, mode.family(), fence).await;
                 node.note(&result, Instant::now());
-                tell(&campaign, token, result.map(|reply| Heard::Raise(fence, reply)));
+                tell(
+                    &campaign,
+                    token,
+                    result.map(|reply| Heard::Raise(fence, reply)),
+                );
             })
         }
     }

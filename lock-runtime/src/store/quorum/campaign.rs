@@ -21,7 +21,10 @@ use crate::{
     acquire::STRAGGLE,
     fence::FencingToken,
     spec::Mode,
-    store::{AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, RaiseReply, RenewReply, StoreError, Token},
+    store::{
+        AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, RaiseReply, RenewReply,
+        StoreError, Token,
+    },
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,8 +122,15 @@ pub(super) fn grace(took: Duration) -> Duration {
 
 impl Campaign {
     /// An acquisition that nobody was asked for yet.
-    pub(crate) fn new(request: &KeyRequest, nodes: usize, patience: Patience, now: Instant) -> Self {
-        let KeyRequest { hold, lease, spare, .. } = request.clone();
+    pub(crate) fn new(
+        request: &KeyRequest,
+        nodes: usize,
+        patience: Patience,
+        now: Instant,
+    ) -> Self {
+        let KeyRequest {
+            hold, lease, spare, ..
+        } = request.clone();
         Self {
             seats: (0..nodes).map(|_| Seat::new(hold.token)).collect(),
             names: 0,
@@ -131,7 +141,11 @@ impl Campaign {
             longest_lease: lease,
             closed: false,
             // A reader's fencing token is one number.
-            spare: if request.hold.mode == Mode::Exclusive { spare } else { 0 },
+            spare: if request.hold.mode == Mode::Exclusive {
+                spare
+            } else {
+                0
+            },
             polls: false,
             line: None,
             if_busy: IfBusy::Refuse,
@@ -187,7 +201,11 @@ impl Campaign {
             Standing::Holds(vote) => Some(vote.fence),
             _ => seat.pushed.map(|grant| grant.fence),
         };
-        self.seats.iter().filter_map(of_seat).max().filter(|_| self.fence.is_none())
+        self.seats
+            .iter()
+            .filter_map(of_seat)
+            .max()
+            .filter(|_| self.fence.is_none())
     }
 
     /// The server that keeps the order.
@@ -209,7 +227,9 @@ impl Campaign {
     /// The names under which a server may know it.
     pub(crate) fn known(&self) -> impl Iterator<Item = (usize, Token)> + '_ {
         let seats = self.seats.iter().enumerate();
-        seats.filter(|(_, seat)| seat.standing != Standing::Outside).map(|(node, seat)| (node, seat.token))
+        seats
+            .filter(|(_, seat)| seat.standing != Standing::Outside)
+            .map(|(node, seat)| (node, seat.token))
     }
 
     /// All names under which a server may know it, as they are before they are given up.
@@ -217,7 +237,12 @@ impl Campaign {
         let left = |(node, seat): (usize, &Seat)| {
             let lingers = !matches!(seat.standing, Standing::Holds(_));
             let known = seat.standing != Standing::Outside;
-            known.then_some(Left { node, token: seat.token, straggler_until: seat.straggler_until, lingers })
+            known.then_some(Left {
+                node,
+                token: seat.token,
+                straggler_until: seat.straggler_until,
+                lingers,
+            })
         };
         self.seats.iter().enumerate().filter_map(left).collect()
     }
@@ -276,7 +301,9 @@ impl Campaign {
         match line {
             Some(line) if contended && if_busy == IfBusy::Queue => {
                 self.phase = Phase::Line;
-                [self.ask(line, IfBusy::Queue, deadline)].into_iter().collect()
+                [self.ask(line, IfBusy::Queue, deadline)]
+                    .into_iter()
+                    .collect()
             }
             _ => self.ask_all(deadline, now),
         }
@@ -289,25 +316,40 @@ impl Campaign {
         // The line node first: its word is waited for.
         let others = (0..self.seats.len()).filter(|node| Some(*node) != line);
         let order: PerNode<_> = line.into_iter().chain(others).collect();
-        let how = |node| if Some(node) == line { if_busy } else { IfBusy::Refuse };
-        order.into_iter().map(|node| self.ask(node, how(node), deadline)).collect()
+        let how = |node| {
+            if Some(node) == line {
+                if_busy
+            } else {
+                IfBusy::Refuse
+            }
+        };
+        order
+            .into_iter()
+            .map(|node| self.ask(node, how(node), deadline))
+            .collect()
     }
 
     /// How is it doing?
     pub(crate) fn poll(&mut self, deadline: Instant, now: Instant) -> Calls {
         self.begin_round(now);
         self.polls = true;
-        let waits_in = self.line.filter(|line| self.seats[*line].standing == Standing::InLine);
+        let waits_in = self
+            .line
+            .filter(|line| self.seats[*line].standing == Standing::InLine);
         if self.fence.is_none()
             && let Some(line) = waits_in
             && self.seats[line].pushed.is_none()
         {
             self.phase = Phase::Line;
             self.seats[line].word = Word::Awaited;
-            return [(line, Say::Poll(self.seats[line].token))].into_iter().collect();
+            return [(line, Say::Poll(self.seats[line].token))]
+                .into_iter()
+                .collect();
         }
         self.phase = Phase::Head;
-        (0..self.seats.len()).map(|node| self.recount(node, deadline)).collect()
+        (0..self.seats.len())
+            .map(|node| self.recount(node, deadline))
+            .collect()
     }
 
     /// Asks for the votes that are missing, once it is held: servers that come back vote for it again, or one after the other
@@ -315,7 +357,9 @@ impl Campaign {
     pub(crate) fn heal(&mut self, deadline: Instant) -> Calls {
         let is_held = self.fence.is_some() && self.phase == Phase::Over && !self.closed;
         let missing = |seat: &Seat| matches!(seat.standing, Standing::Outside | Standing::InLine);
-        let missing: PerNode<_> = (0..self.seats.len()).filter(|node| is_held && missing(&self.seats[*node])).collect();
+        let missing: PerNode<_> = (0..self.seats.len())
+            .filter(|node| is_held && missing(&self.seats[*node]))
+            .collect();
         let heal = |node| {
             // A holder waits in no line.
             self.leave(node);
@@ -372,7 +416,8 @@ impl Campaign {
     /// A server pushed a grant. It is asked whether that is so; `false` if nobody waits for it.
     pub(crate) fn pushed(&mut self, node: usize, token: Token, grant: Grant) -> bool {
         let seat = &mut self.seats[node];
-        let waits = seat.token == token && matches!(seat.standing, Standing::Asked | Standing::InLine);
+        let waits =
+            seat.token == token && matches!(seat.standing, Standing::Asked | Standing::InLine);
         if waits {
             seat.pushed = Some(grant);
         }
@@ -380,7 +425,14 @@ impl Campaign {
     }
 
     /// A server's answer to what was said to it at `sent`, in the round of that number, under the name `token`.
-    pub(crate) fn heard(&mut self, node: usize, token: Token, round: u32, heard: Heard, sent: Instant) {
+    pub(crate) fn heard(
+        &mut self,
+        node: usize,
+        token: Token,
+        round: u32,
+        heard: Heard,
+        sent: Instant,
+    ) {
         let is_of_this_round = round == self.round;
         let seat = &mut self.seats[node];
         #[cfg(test)]
@@ -390,33 +442,57 @@ impl Campaign {
             (token, is_of_this_round)
         };
         // Where it stands is told by the latest question. A number that was raised stays raised.
-        let is_outdated = seat.as_of.is_some_and(|as_of| sent < as_of) && !matches!(heard, Heard::Raise(..));
+        let is_outdated =
+            seat.as_of.is_some_and(|as_of| sent < as_of) && !matches!(heard, Heard::Raise(..));
         if seat.token != token || is_outdated {
             return;
         }
         let held = |grant: Grant| Standing::Holds(Vote::new(grant, sent));
         let (standing, word) = match heard {
-            Heard::Acquire(AcquireReply::Granted(grant)) | Heard::Poll(PollReply::Granted(grant)) => {
-                (held(grant), Word::Vote)
-            }
-            Heard::Acquire(AcquireReply::Queued { counter, holder_ttl })
-            | Heard::Poll(PollReply::Queued { counter, holder_ttl }) => {
-                (Standing::InLine, Word::InLine { counter, holder_ttl })
-            }
+            Heard::Acquire(AcquireReply::Granted(grant))
+            | Heard::Poll(PollReply::Granted(grant)) => (held(grant), Word::Vote),
+            Heard::Acquire(AcquireReply::Queued {
+                counter,
+                holder_ttl,
+            })
+            | Heard::Poll(PollReply::Queued {
+                counter,
+                holder_ttl,
+            }) => (
+                Standing::InLine,
+                Word::InLine {
+                    counter,
+                    holder_ttl,
+                },
+            ),
             Heard::Acquire(reply) => (Standing::Outside, Word::Refused(reply)),
             // The push was an old one: it waits as before.
-            Heard::Renew(RenewReply::Gone) if seat.standing == Standing::InLine => {
-                (Standing::InLine, Word::InLine { counter: None, holder_ttl: None })
+            Heard::Renew(RenewReply::Gone) if seat.standing == Standing::InLine => (
+                Standing::InLine,
+                Word::InLine {
+                    counter: None,
+                    holder_ttl: None,
+                },
+            ),
+            Heard::Poll(PollReply::Gone) | Heard::Renew(RenewReply::Gone) => {
+                (Standing::Outside, Word::Gone)
             }
-            Heard::Poll(PollReply::Gone) | Heard::Renew(RenewReply::Gone) => (Standing::Outside, Word::Gone),
             Heard::Renew(RenewReply::Renewed { ttl }) => match (seat.standing, seat.pushed) {
-                (Standing::Holds(vote), _) => (Standing::Holds(Vote { until: sent + ttl, ..vote }), Word::Vote),
+                (Standing::Holds(vote), _) => (
+                    Standing::Holds(Vote {
+                        until: sent + ttl,
+                        ..vote
+                    }),
+                    Word::Vote,
+                ),
                 (_, Some(pushed)) => (held(Grant { ttl, ..pushed }), Word::Vote),
                 // Without a fencing token it is no grant yet; the next question brings one.
                 (standing, None) => (standing, Word::None),
             },
             Heard::Raise(number, reply) => {
-                let Standing::Holds(vote) = &mut seat.standing else { return };
+                let Standing::Holds(vote) = &mut seat.standing else {
+                    return;
+                };
                 let latest = match reply {
                     RaiseReply::Raised => number,
                     RaiseReply::NotRaised { latest } => latest,
@@ -456,7 +532,12 @@ impl Campaign {
         }
         if is_gone {
             // The name was used there, and must not be used again (PROTOCOL 9).
-            self.left.push(Left { node, token, straggler_until, lingers: true });
+            self.left.push(Left {
+                node,
+                token,
+                straggler_until,
+                lingers: true,
+            });
             let name = self.fresh_name();
             self.seats[node].token = name;
         }
@@ -502,9 +583,17 @@ impl Campaign {
             return;
         }
         let lingers = !matches!(seat.standing, Standing::Holds(_));
-        self.left.push(Left { node, token: seat.token, straggler_until: seat.straggler_until, lingers });
+        self.left.push(Left {
+            node,
+            token: seat.token,
+            straggler_until: seat.straggler_until,
+            lingers,
+        });
         let word = std::mem::replace(&mut seat.word, Word::None);
         let token = self.fresh_name();
-        self.seats[node] = Seat { word, ..Seat::new(token) };
+        self.seats[node] = Seat {
+            word,
+            ..Seat::new(token)
+        };
     }
 }

@@ -72,7 +72,9 @@ fn show(seed: u64, broken: Option<Broken>, only: Option<Wrong>) {
     let trace = world.trace();
     match outcome {
         Ok(()) => println!("seed {seed}\n{trace}"),
-        Err(violation) => panic!("seed {seed}\n{trace}{violation}\nLOCK_EXPLORER_SEED={seed} shows it again"),
+        Err(violation) => {
+            panic!("seed {seed}\n{trace}{violation}\nLOCK_EXPLORER_SEED={seed} shows it again")
+        }
     }
 }
 

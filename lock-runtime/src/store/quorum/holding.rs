@@ -33,8 +33,9 @@ impl Inner {
         let mut batches: Vec<(Vec<usize>, Vec<Renewal>)> = vec![Default::default(); nodes];
         let mut healing = UnderWay::new();
         for (number, renewal) in renewals.iter().enumerate() {
-            let names =
-                self.campaign(renewal.hold.token).map(|campaign| lock(&campaign).known().collect::<PerNode<_>>());
+            let names = self
+                .campaign(renewal.hold.token)
+                .map(|campaign| lock(&campaign).known().collect::<PerNode<_>>());
             let mut knows = PerNode::from_elem(false, nodes);
             for (node, token) in names.into_iter().flatten() {
                 knows[node] = true;
@@ -42,13 +43,19 @@ impl Inner {
                 batches[node].0.push(number);
                 batches[node].1.push(Renewal::new(hold, renewal.lease));
             }
-            knows.iter().filter(|knows| !**knows).for_each(|_| tallies[number].gone());
+            knows
+                .iter()
+                .filter(|knows| !**knows)
+                .for_each(|_| tallies[number].gone());
             if !renewal.lease.is_zero() {
                 self.extends(renewal);
                 self.heal(&renewal.hold, now, &mut healing);
             }
         }
-        let shortest = renewals.iter().filter_map(|renewal| self.lease_of(renewal)).min();
+        let shortest = renewals
+            .iter()
+            .filter_map(|renewal| self.lease_of(renewal))
+            .min();
         let patience = answer_timeout(shortest.unwrap_or(MAX_LEASE));
         let mut numbers = Vec::with_capacity(nodes);
         let mut questions: Vec<(usize, BoxFuture<'static, _>)> = Vec::with_capacity(nodes);
@@ -62,15 +69,28 @@ impl Inner {
                     Box::pin(async move {
                         let replies = node.store.renew(&batch).await;
                         let mut unused = Vec::new();
-                        for ((campaign, renewal), reply) in campaigns.into_iter().zip(&batch).zip(&replies) {
-                            let (Some(campaign), Ok(reply)) = (campaign, reply) else { continue };
+                        for ((campaign, renewal), reply) in
+                            campaigns.into_iter().zip(&batch).zip(&replies)
+                        {
+                            let (Some(campaign), Ok(reply)) = (campaign, reply) else {
+                                continue;
+                            };
                             let mut campaign = lock(&campaign);
                             let round = campaign.round();
-                            campaign.heard(index, renewal.hold.token, round, Heard::Renew(*reply), now);
+                            campaign.heard(
+                                index,
+                                renewal.hold.token,
+                                round,
+                                Heard::Renew(*reply),
+                                now,
+                            );
                             let left = campaign.take_left();
                             let (hold, lease) = (campaign.hold(), campaign.longest_lease());
                             let mut unused_by = |hold: &Hold| {
-                                unused.extend(left.iter().map(|left| Unused::new(node.clone(), left, hold, lease)));
+                                unused.extend(
+                                    left.iter()
+                                        .map(|left| Unused::new(node.clone(), left, hold, lease)),
+                                );
                             };
                             unused_by(hold);
                             if campaign.was_writer() {
@@ -78,7 +98,9 @@ impl Inner {
                                 unused_by(&hold.as_writer());
                             }
                         }
-                        unused.into_iter().for_each(|unused| drop(background.give_up(unused)));
+                        unused
+                            .into_iter()
+                            .for_each(|unused| drop(background.give_up(unused)));
                         Ok(replies)
                     }),
                 ));
@@ -87,19 +109,26 @@ impl Inner {
         self.background.finish(healing);
         let mut errors: Vec<Vec<(usize, StoreError)>> = vec![Vec::new(); renewals.len()];
         let failed = self
-            .ask(patience, None, questions, |index, replies: Vec<Result<RenewReply, StoreError>>| {
-                for (number, reply) in numbers[index].iter().zip(replies) {
-                    match reply {
-                        Ok(RenewReply::Renewed { ttl }) => tallies[*number].renewed(now, ttl),
-                        Ok(RenewReply::Gone) => tallies[*number].gone(),
-                        Err(error) => errors[*number].push((index, error)),
+            .ask(
+                patience,
+                None,
+                questions,
+                |index, replies: Vec<Result<RenewReply, StoreError>>| {
+                    for (number, reply) in numbers[index].iter().zip(replies) {
+                        match reply {
+                            Ok(RenewReply::Renewed { ttl }) => tallies[*number].renewed(now, ttl),
+                            Ok(RenewReply::Gone) => tallies[*number].gone(),
+                            Err(error) => errors[*number].push((index, error)),
+                        }
                     }
-                }
-                tallies.iter().all(|tally| tally.held() != Held::Open)
-            })
+                    tallies.iter().all(|tally| tally.held() != Held::Open)
+                },
+            )
             .await;
         let reply = |(tally, mut errors): (Renewed, Vec<_>)| match tally.held() {
-            Held::Until(until) => Ok(RenewReply::Renewed { ttl: until.saturating_duration_since(now) }),
+            Held::Until(until) => Ok(RenewReply::Renewed {
+                ttl: until.saturating_duration_since(now),
+            }),
             Held::Gone => Ok(RenewReply::Gone),
             Held::Open => {
                 errors.extend(failed.iter().cloned());
@@ -111,7 +140,9 @@ impl Inner {
 
     /// Asks for the votes that are missing. They count from the next renewal on.
     pub(super) fn heal(&self, hold: &Hold, now: Instant, under_way: &mut UnderWay) {
-        let Some(campaign) = self.campaign(hold.token) else { return };
+        let Some(campaign) = self.campaign(hold.token) else {
+            return;
+        };
         {
             let mut state = lock(&campaign);
             let mut terms = Terms::again(&state, now);
@@ -124,7 +155,10 @@ impl Inner {
 
     pub(super) fn campaigns_of(&self, renewals: &[Renewal]) -> Vec<Option<Shared>> {
         let campaigns = lock(&self.campaigns);
-        renewals.iter().map(|renewal| campaigns.get(&renewal.hold.token.stem()).cloned()).collect()
+        renewals
+            .iter()
+            .map(|renewal| campaigns.get(&renewal.hold.token.stem()).cloned())
+            .collect()
     }
 
     fn extends(&self, renewal: &Renewal) {
@@ -134,23 +168,34 @@ impl Inner {
     }
 
     pub(super) fn lease_of(&self, renewal: &Renewal) -> Option<Duration> {
-        self.campaign(renewal.hold.token).map(|campaign| lock(&campaign).lease())
+        self.campaign(renewal.hold.token)
+            .map(|campaign| lock(&campaign).lease())
     }
 
     pub(super) async fn release(&self, release: &Release) -> Result<ReleaseReply, StoreError> {
         let hold = &release.hold;
-        let Some(campaign) = self.campaign(hold.token) else { return Ok(ReleaseReply::NotHeld) };
+        let Some(campaign) = self.campaign(hold.token) else {
+            return Ok(ReleaseReply::NotHeld);
+        };
         let (left, lease, longest_lease, line, was_writer) = {
             let mut state = lock(&campaign);
             state.close();
-            (state.all_known(), state.lease(), state.longest_lease(), state.line(), state.was_writer())
+            (
+                state.all_known(),
+                state.lease(),
+                state.longest_lease(),
+                state.line(),
+                state.was_writer(),
+            )
         };
         if was_writer {
             self.give_up_writer(&left, hold, longest_lease);
         }
         let mut vote = Vote::new(self.nodes.len());
         (left.len()..self.nodes.len()).for_each(|_| vote.count(false));
-        let questions = left.iter().map(|left| (left.node, self.release_at(release, *left, longest_lease)));
+        let questions = left
+            .iter()
+            .map(|left| (left.node, self.release_at(release, *left, longest_lease)));
         let questions: Vec<_> = questions.collect();
         let mut decided = vote.decided();
         let failed = self
@@ -185,7 +230,8 @@ impl Inner {
             let said = timeout(patience, node.store.release(&release)).await;
             let said = said.unwrap_or_else(|_| Err(StoreError::timed_out(patience)));
             // It waits there, or a request that would hold it may still be executed.
-            let lingers = !matches!(said, Ok(ReleaseReply::Released)) && (left.lingers || said.is_err());
+            let lingers =
+                !matches!(said, Ok(ReleaseReply::Released)) && (left.lingers || said.is_err());
             if lingers {
                 drop(background.give_up(Unused::new(node, &left, &hold, lease)));
             }
@@ -195,7 +241,9 @@ impl Inner {
 
     pub(super) async fn convert(&self, hold: &Hold) -> Result<ConvertReply, StoreError> {
         let now = Instant::now();
-        let Some(campaign) = self.campaign(hold.token) else { return Ok(ConvertReply::NotHeld) };
+        let Some(campaign) = self.campaign(hold.token) else {
+            return Ok(ConvertReply::NotHeld);
+        };
         let (names, lease) = {
             let mut state = lock(&campaign);
             state.converts();
@@ -238,7 +286,10 @@ impl Inner {
         match self.lead(&campaign, terms, begin).await {
             Outcome::Granted { fence, until, .. } => {
                 self.proposals.seen(fence);
-                Ok(ConvertReply::Converted(Grant::new(fence, until.saturating_duration_since(Instant::now()))))
+                Ok(ConvertReply::Converted(Grant::new(
+                    fence,
+                    until.saturating_duration_since(Instant::now()),
+                )))
             }
             _ => Err(self.unreachable(&campaign)),
         }
@@ -246,18 +297,28 @@ impl Inner {
 
     /// Gives up all names of an acquisition, and waits until that was said once to everybody.
     pub(super) async fn abandon(&self, hold: &Hold) {
-        let Some(campaign) = self.campaign(hold.token) else { return };
+        let Some(campaign) = self.campaign(hold.token) else {
+            return;
+        };
         self.forget(hold.token);
         let (left, lease, held, was_writer) = {
             let mut state = lock(&campaign);
             state.close();
             state.leave_all();
-            (state.take_left(), state.longest_lease(), state.hold().clone(), state.was_writer())
+            (
+                state.take_left(),
+                state.longest_lease(),
+                state.hold().clone(),
+                state.was_writer(),
+            )
         };
         if was_writer {
             self.give_up_writer(&left, &held, lease);
         }
-        let said: Vec<_> = left.iter().map(|left| self.give_up(left, &held, lease)).collect();
+        let said: Vec<_> = left
+            .iter()
+            .map(|left| self.give_up(left, &held, lease))
+            .collect();
         let _ = timeout(self.node_patience(lease), join_all(said)).await;
     }
 }

@@ -26,7 +26,11 @@ pub(super) struct Node {
 
 impl Node {
     pub(super) fn new(name: String, store: Arc<dyn Store>) -> Self {
-        Self { name, store, rests: Mutex::default() }
+        Self {
+            name,
+            store,
+            rests: Mutex::default(),
+        }
     }
 
     /// Is it to be asked? If not, the reason is returned. Of those who come after its rest the first is let through, to see how
@@ -43,7 +47,9 @@ impl Node {
     }
 
     pub(super) fn is_well(&self, now: Instant) -> bool {
-        lock(&self.rests).as_ref().is_none_or(|(until, _)| *until <= now)
+        lock(&self.rests)
+            .as_ref()
+            .is_none_or(|(until, _)| *until <= now)
     }
 
     /// It has answered, or has not.
@@ -76,12 +82,16 @@ impl fmt::Debug for Node {
 /// ones well. `None` if none is.
 pub(super) fn line_node(nodes: &[Arc<Node>], key: &LockKey, now: Instant) -> Option<usize> {
     let first = stable_hash(key.as_str()) as usize % nodes.len();
-    (0..nodes.len()).map(|step| (first + step) % nodes.len()).find(|index| nodes[*index].is_well(now))
+    (0..nodes.len())
+        .map(|step| (first + step) % nodes.len())
+        .find(|index| nodes[*index].is_well(now))
 }
 
 /// FNV-1a: every process, of whatever version, has to find the same number.
 fn stable_hash(text: &str) -> u32 {
-    text.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+    text.bytes().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    })
 }
 
 #[cfg(test)]
@@ -105,7 +115,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_order_is_kept_by_the_first_server_that_is_well() {
-        let nodes: Vec<_> = (0..3).map(|n| Arc::new(Node::new(n.to_string(), Arc::new(MemoryStore::new())))).collect();
+        let nodes: Vec<_> = (0..3)
+            .map(|n| Arc::new(Node::new(n.to_string(), Arc::new(MemoryStore::new()))))
+            .collect();
         let (key, now) = (LockKey::new("a").unwrap(), Instant::now());
         let first = line_node(&nodes, &key, now).unwrap();
         nodes[first].rest(StoreError::timed_out(REST), now);

@@ -24,7 +24,9 @@ impl Proposals {
         let Self(latest) = self;
         let next = |latest| FencingToken::next(FencingToken::new(latest), micros);
         let (Ok(latest) | Err(latest)) =
-            latest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| Some(next(latest).number()));
+            latest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| {
+                Some(next(latest).number())
+            });
         next(latest)
     }
 
@@ -37,17 +39,28 @@ impl Proposals {
     /// far ahead of the clock that the numbers of grants do not reach it within a `round_trip`, and
     /// by a `jitter` in 0..1 another one than that of another client that looks for one now. Not
     /// far from `fence` in any case: a clock that is far ahead must not take the numbers of a year.
-    pub(super) fn beyond(fence: FencingToken, micros: u64, round_trip: Duration, jitter: f64) -> FencingToken {
+    pub(super) fn beyond(
+        fence: FencingToken,
+        micros: u64,
+        round_trip: Duration,
+        jitter: f64,
+    ) -> FencingToken {
         let ahead = round_trip.mul_f64(1.0 + jitter).as_micros() as u64;
         let least = fence.later(1 + (64.0 * jitter) as u32);
-        let by_clock = FencingToken::new(micros.saturating_add(ahead).min(fence.number().saturating_add(16 * ahead)));
+        let by_clock = FencingToken::new(
+            micros
+                .saturating_add(ahead)
+                .min(fence.number().saturating_add(16 * ahead)),
+        );
         by_clock.map_or(least, |by_clock| by_clock.max(least))
     }
 }
 
 /// Microseconds since 1970, by the clock of this machine.
 pub(super) fn micros() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_micros() as u64)
 }
 
 #[cfg(test)]
@@ -70,9 +83,14 @@ mod tests {
         let round_trip = Duration::from_millis(1);
         let fence = FencingToken::next(None, 1_800_000_000_000_000);
         for jitter in [0.0, 0.5, 0.999] {
-            for (clock, least, most) in [(-1_000_000_000, 1, 64), (0, 1_000, 2_000), (1_000_000_000, 16_000, 32_000)] {
+            for (clock, least, most) in [
+                (-1_000_000_000, 1, 64),
+                (0, 1_000, 2_000),
+                (1_000_000_000, 16_000, 32_000),
+            ] {
                 let micros = fence.number().saturating_add_signed(clock);
-                let by = Proposals::beyond(fence, micros, round_trip, jitter).number() - fence.number();
+                let by =
+                    Proposals::beyond(fence, micros, round_trip, jitter).number() - fence.number();
                 assert!((least..=most).contains(&by), "{clock} {jitter}: {by}");
             }
         }

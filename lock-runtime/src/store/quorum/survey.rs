@@ -32,7 +32,10 @@ impl Inner {
         mut decided: impl FnMut(usize, T) -> bool,
     ) -> Vec<(usize, StoreError)> {
         let (answer, mut answers) = mpsc::unbounded_channel();
-        let mut calling = Calling { background: &self.background, calls: UnderWay::new() };
+        let mut calling = Calling {
+            background: &self.background,
+            calls: UnderWay::new(),
+        };
         let mut awaited = Vec::with_capacity(self.nodes.len());
         for (index, question) in questions {
             awaited.push(index);
@@ -48,7 +51,9 @@ impl Inner {
         let mut until = begun + patience;
         let mut is_decided = false;
         let mut alarm = pin!(sleep_until(until));
-        while !(awaited.is_empty() || is_decided && line.is_none_or(|line| !awaited.contains(&line))) {
+        while !(awaited.is_empty()
+            || is_decided && line.is_none_or(|line| !awaited.contains(&line)))
+        {
             if alarm.deadline() != until {
                 alarm.as_mut().reset(until);
             }
@@ -73,7 +78,9 @@ impl Inner {
         }
         if !is_decided {
             let error = StoreError::timed_out(patience);
-            awaited.iter().for_each(|index| self.nodes[*index].rest(error.clone(), Instant::now()));
+            awaited
+                .iter()
+                .for_each(|index| self.nodes[*index].rest(error.clone(), Instant::now()));
             failed.extend(awaited.into_iter().map(|index| (index, error.clone())));
         }
         failed
@@ -84,7 +91,8 @@ impl Inner {
         let kinds: Vec<_> = failed.iter().map(|(_, error)| error.kind()).collect();
         let said = (0..self.nodes.len()).map(|index| {
             let said = failed.iter().find(|(failed, _)| *failed == index);
-            let said = said.map_or_else(|| "has answered".to_owned(), |(_, error)| error.to_string());
+            let said =
+                said.map_or_else(|| "has answered".to_owned(), |(_, error)| error.to_string());
             format!("{}: {said}", self.nodes[index])
         });
         self.too_few(said.collect(), &kinds)
@@ -96,7 +104,13 @@ impl Inner {
         question: impl Fn(Arc<Node>) -> BoxFuture<'static, Result<T, StoreError>>,
     ) -> (Vec<T>, Vec<(usize, StoreError)>) {
         let mut answers = Vec::with_capacity(self.nodes.len());
-        let questions: Vec<_> = self.nodes.iter().cloned().map(question).enumerate().collect();
+        let questions: Vec<_> = self
+            .nodes
+            .iter()
+            .cloned()
+            .map(question)
+            .enumerate()
+            .collect();
         let failed = self
             .ask(answer_timeout(MAX_LEASE), None, questions, |_, answer| {
                 answers.push(answer);
@@ -106,7 +120,11 @@ impl Inner {
         (answers, failed)
     }
 
-    pub(super) async fn inspect(&self, key: &LockKey, family: Family) -> Result<Inspection, StoreError> {
+    pub(super) async fn inspect(
+        &self,
+        key: &LockKey,
+        family: Family,
+    ) -> Result<Inspection, StoreError> {
         let question = |node: Arc<Node>| -> BoxFuture<'static, _> {
             let key = key.clone();
             Box::pin(async move { node.store.inspect(&key, family).await })

@@ -74,7 +74,11 @@ pub(crate) struct Vote {
 
 impl Vote {
     pub(crate) fn new(nodes: usize) -> Self {
-        Self { nodes, yes: 0, no: 0 }
+        Self {
+            nodes,
+            yes: 0,
+            no: 0,
+        }
     }
 
     pub(crate) fn count(&mut self, yes: bool) {
@@ -97,10 +101,17 @@ pub(crate) fn inspected(nodes: usize, seen: Vec<Inspection>) -> Inspection {
     let majority = majority(nodes);
     let fence = seen.iter().filter_map(|one| one.fence).max();
     let holders: Vec<_> = seen.iter().map(|one| by_end(one.holders.clone())).collect();
-    let waiters = seen.into_iter().map(|one| one.waiters).max_by_key(Vec::len).unwrap_or_default();
+    let waiters = seen
+        .into_iter()
+        .map(|one| one.waiters)
+        .max_by_key(Vec::len)
+        .unwrap_or_default();
     let mut combined = Vec::new();
     for rank in 0.. {
-        let mut held: Vec<&Holder> = holders.iter().filter_map(|holders| holders.get(rank)).collect();
+        let mut held: Vec<&Holder> = holders
+            .iter()
+            .filter_map(|holders| holders.get(rank))
+            .collect();
         if held.len() < majority {
             break;
         }
@@ -108,7 +119,11 @@ pub(crate) fn inspected(nodes: usize, seen: Vec<Inspection>) -> Inspection {
         combined.push(*held[majority - 1]);
     }
     combined.reverse();
-    Inspection { holders: combined, waiters, fence }
+    Inspection {
+        holders: combined,
+        waiters,
+        fence,
+    }
 }
 
 /// Those that expire last in front.
@@ -126,9 +141,15 @@ pub(crate) fn revoked(nodes: usize, replies: &[RevokeReply]) -> Option<RevokeRep
     let said = |reply| replies.iter().filter(|one| **one == reply).count();
     let (revoked, free) = (said(RevokeReply::Revoked), said(RevokeReply::NotHeld));
     if revoked + free >= majority(nodes) {
-        return Some(if revoked > 0 { RevokeReply::Revoked } else { RevokeReply::NotHeld });
+        return Some(if revoked > 0 {
+            RevokeReply::Revoked
+        } else {
+            RevokeReply::NotHeld
+        });
     }
-    [RevokeReply::ForeignKey, RevokeReply::Endless].into_iter().find(|reply| said(*reply) > 0)
+    [RevokeReply::ForeignKey, RevokeReply::Endless]
+        .into_iter()
+        .find(|reply| said(*reply) > 0)
 }
 
 #[cfg(test)]
@@ -169,6 +190,9 @@ mod tests {
         };
         let combined = inspected(3, vec![seen(&[5, 9]), seen(&[8]), seen(&[])]);
         assert_eq!(combined.holders, [holder(8)]);
-        assert_eq!(inspected(3, vec![seen(&[5]), seen(&[]), seen(&[])]).holders, []);
+        assert_eq!(
+            inspected(3, vec![seen(&[5]), seen(&[]), seen(&[])]).holders,
+            []
+        );
     }
 }

@@ -23,12 +23,19 @@ struct Server {
 
 impl Server {
     fn answer<'a, T: Send + 'a>(&'a self, answer: BoxFuture<'a, T>) -> BoxFuture<'a, T> {
-        if self.silent.load(Ordering::Relaxed) { Box::pin(std::future::pending()) } else { answer }
+        if self.silent.load(Ordering::Relaxed) {
+            Box::pin(std::future::pending())
+        } else {
+            answer
+        }
     }
 }
 
 impl Store for Server {
-    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    fn acquire<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
         self.answer(Box::pin(async {
             let reply = self.store.acquire(request).await?;
             if let AcquireReply::Granted(_) = reply {
@@ -38,7 +45,10 @@ impl Store for Server {
         }))
     }
 
-    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+    fn acquire_all<'a>(
+        &'a self,
+        requests: &'a [KeyRequest],
+    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
         self.answer(self.store.acquire_all(requests))
     }
 
@@ -46,7 +56,10 @@ impl Store for Server {
         self.answer(self.store.poll(hold))
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+    fn renew<'a>(
+        &'a self,
+        renewals: &'a [Renewal],
+    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
         let of_granted = |renewal: &Renewal| lock(&self.granted).contains(&renewal.hold.token);
         if renewals.iter().any(of_granted) && self.denies.swap(false, Ordering::Relaxed) {
             return Box::pin(async { renewals.iter().map(|_| Ok(RenewReply::Gone)).collect() });
@@ -54,12 +67,17 @@ impl Store for Server {
         self.answer(self.store.renew(renewals))
     }
 
-    fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+    fn release<'a>(
+        &'a self,
+        release: &'a Release,
+    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
         self.answer(Box::pin(async {
             if self.is_ahead.load(Ordering::Relaxed) {
                 let (key, family) = (&release.hold.key, release.hold.mode.family());
                 let latest = self.store.inspect(key, family).await?.fence;
-                if let Some(ahead) = latest.and_then(|latest| FencingToken::new(latest.number() + 5_000)) {
+                if let Some(ahead) =
+                    latest.and_then(|latest| FencingToken::new(latest.number() + 5_000))
+                {
                     self.store.raise(key, family, ahead).await?;
                 }
             }
@@ -85,7 +103,11 @@ impl Store for Server {
         self.answer(self.store.raise(key, family, fence))
     }
 
-    fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+    fn inspect<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
         self.answer(self.store.inspect(key, family))
     }
 
@@ -106,15 +128,26 @@ impl Store for Server {
 #[tokio::test(start_paused = true)]
 async fn a_release_that_no_majority_hears_is_remembered_no_longer_than_it_is_said() {
     let servers = [(); 3].map(|()| Arc::<Server>::default());
-    let named = servers.iter().map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+    let named = servers
+        .iter()
+        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
     let lease = Duration::from_secs(3);
-    let Ok(store) = QuorumStore::new(named, lease) else { panic!("three are right") };
+    let Ok(store) = QuorumStore::new(named, lease) else {
+        panic!("three are right")
+    };
     let key = LockKey::new("a").unwrap();
     let hold = Hold::new(key.clone(), Mode::Exclusive, Token::random());
     let request = KeyRequest::new(hold.clone(), lease, Instant::now() + lease);
-    assert!(matches!(store.acquire(&request).await, Ok(AcquireReply::Granted(_))));
+    assert!(matches!(
+        store.acquire(&request).await,
+        Ok(AcquireReply::Granted(_))
+    ));
 
-    let silence = |silent| servers[1..].iter().for_each(|server| server.silent.store(silent, Ordering::Relaxed));
+    let silence = |silent| {
+        servers[1..]
+            .iter()
+            .for_each(|server| server.silent.store(silent, Ordering::Relaxed))
+    };
     silence(true);
     assert!(store.release(&Release::new(hold.clone())).await.is_err());
     assert!(lock(&store.inner.campaigns).is_empty());
@@ -122,31 +155,63 @@ async fn a_release_that_no_majority_hears_is_remembered_no_longer_than_it_is_sai
     silence(false);
     tokio::time::sleep(Duration::from_secs(1)).await;
     for server in &servers {
-        let Ok(seen) = server.store.inspect(&key, Family::Lock).await else { panic!("it answers") };
-        assert!(seen.holders.is_empty(), "it is given back before its lease ends");
+        let Ok(seen) = server.store.inspect(&key, Family::Lock).await else {
+            panic!("it answers")
+        };
+        assert!(
+            seen.holders.is_empty(),
+            "it is given back before its lease ends"
+        );
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_is_not_confirmed_is_given_up_where_it_is_held() {
     let servers = [(); 3].map(|()| Arc::<Server>::default());
-    let named = servers.iter().map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+    let named = servers
+        .iter()
+        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
     let lease = Duration::from_secs(3);
-    let Ok(store) = QuorumStore::new(named, lease) else { panic!("three are right") };
+    let Ok(store) = QuorumStore::new(named, lease) else {
+        panic!("three are right")
+    };
     let store = Arc::new(store);
     let locks = LockClient::with_store(store.clone());
-    let guard = locks.exclusive("a").lease(lease).no_wait().acquire().await.unwrap();
+    let guard = locks
+        .exclusive("a")
+        .lease(lease)
+        .no_wait()
+        .acquire()
+        .await
+        .unwrap();
     let other = LockClient::with_store(store.clone());
-    let waiting =
-        tokio::spawn(async move { other.exclusive("a").lease(lease).wait(lease * 3).no_renew().acquire().await });
+    let waiting = tokio::spawn(async move {
+        other
+            .exclusive("a")
+            .lease(lease)
+            .wait(lease * 3)
+            .no_renew()
+            .acquire()
+            .await
+    });
     tokio::time::sleep(Duration::from_millis(100)).await;
 
-    servers.iter().for_each(|server| server.denies.store(true, Ordering::Relaxed));
+    servers
+        .iter()
+        .for_each(|server| server.denies.store(true, Ordering::Relaxed));
     guard.release().await.unwrap();
     let released = Instant::now();
     let guard = waiting.await.unwrap().unwrap();
-    assert!(servers.iter().any(|server| !server.denies.load(Ordering::Relaxed)), "nothing was denied");
-    assert!(released.elapsed() < lease / 2, "it waited for what it held itself");
+    assert!(
+        servers
+            .iter()
+            .any(|server| !server.denies.load(Ordering::Relaxed)),
+        "nothing was denied"
+    );
+    assert!(
+        released.elapsed() < lease / 2,
+        "it waited for what it held itself"
+    );
     assert_eq!(lock(&store.inner.campaigns).len(), 1);
     drop(guard);
 }
@@ -154,15 +219,30 @@ async fn a_grant_that_is_not_confirmed_is_given_up_where_it_is_held() {
 /// A lock at three servers, some of which do not hear that its writer becomes a reader. All of it is given back before its lease ends.
 async fn downgraded_unheard_by(silent: usize) {
     let servers = [(); 3].map(|()| Arc::<Server>::default());
-    let named = servers.iter().map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+    let named = servers
+        .iter()
+        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
     let lease = Duration::from_secs(6);
-    let Ok(store) = QuorumStore::new(named, lease) else { panic!("three are right") };
+    let Ok(store) = QuorumStore::new(named, lease) else {
+        panic!("three are right")
+    };
     let locks = LockClient::with_store(Arc::new(store));
-    let guard = locks.write("a").lease(lease).no_wait().no_renew().acquire().await.unwrap();
+    let guard = locks
+        .write("a")
+        .lease(lease)
+        .no_wait()
+        .no_renew()
+        .acquire()
+        .await
+        .unwrap();
     // The last of the servers, which a majority does not wait for, has its say.
     tokio::time::sleep(Duration::from_millis(10)).await;
 
-    let silence = |silence| servers[..silent].iter().for_each(|server| server.silent.store(silence, Ordering::Relaxed));
+    let silence = |silence| {
+        servers[..silent]
+            .iter()
+            .for_each(|server| server.silent.store(silence, Ordering::Relaxed))
+    };
     silence(true);
     let reader = guard.downgrade().await;
     silence(false);
@@ -174,7 +254,11 @@ async fn downgraded_unheard_by(silent: usize) {
     }
     tokio::time::sleep(Duration::from_secs(2)).await;
     for server in &servers {
-        let Ok(seen) = server.store.inspect(&LockKey::new("a").unwrap(), Family::Lock).await else {
+        let Ok(seen) = server
+            .store
+            .inspect(&LockKey::new("a").unwrap(), Family::Lock)
+            .await
+        else {
             panic!("it answers")
         };
         assert!(seen.holders.is_empty(), "{seen:?}");
@@ -195,11 +279,21 @@ async fn a_writer_that_did_not_become_a_reader_gives_back_what_it_holds_as_a_rea
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
     let servers = [(); 3].map(|()| Arc::<Server>::default());
-    let named = servers.iter().map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+    let named = servers
+        .iter()
+        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
     let lease = Duration::from_secs(6);
-    let Ok(store) = QuorumStore::new(named, lease) else { panic!("three are right") };
+    let Ok(store) = QuorumStore::new(named, lease) else {
+        panic!("three are right")
+    };
     let locks = LockClient::with_store(Arc::new(store));
-    let guard = locks.write("a").lease(lease).no_wait().acquire().await.unwrap();
+    let guard = locks
+        .write("a")
+        .lease(lease)
+        .no_wait()
+        .acquire()
+        .await
+        .unwrap();
     tokio::time::sleep(Duration::from_millis(10)).await;
 
     servers[0].silent.store(true, Ordering::Relaxed);
@@ -207,8 +301,17 @@ async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
     servers[0].silent.store(false, Ordering::Relaxed);
     // A server that was silent is not asked for half a second. A third of the lease later the lock is renewed.
     tokio::time::sleep(lease * 3 / 4).await;
-    let seen = servers[0].store.inspect(&LockKey::new("a").unwrap(), Family::Lock).await.unwrap();
-    assert!(seen.holders.iter().all(|holder| holder.mode == Mode::Shared), "{seen:?}");
+    let seen = servers[0]
+        .store
+        .inspect(&LockKey::new("a").unwrap(), Family::Lock)
+        .await
+        .unwrap();
+    assert!(
+        seen.holders
+            .iter()
+            .all(|holder| holder.mode == Mode::Shared),
+        "{seen:?}"
+    );
     reader.release().await.unwrap();
 }
 
@@ -216,9 +319,13 @@ async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
 #[tokio::test(start_paused = true)]
 async fn a_second_look_does_not_count_as_a_round_trip() {
     let servers: Vec<_> = (0..5).map(|_| Arc::<Server>::default()).collect();
-    let named = servers.iter().map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+    let named = servers
+        .iter()
+        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
     let lease = Duration::from_secs(30);
-    let Ok(store) = QuorumStore::new(named, lease) else { panic!("five are right") };
+    let Ok(store) = QuorumStore::new(named, lease) else {
+        panic!("five are right")
+    };
     let store = Arc::new(store);
     let locks = LockClient::with_store(store.clone());
     for number in 0..20 {
@@ -226,10 +333,22 @@ async fn a_second_look_does_not_count_as_a_round_trip() {
         let line = node::line_node(&store.inner.nodes, &key, Instant::now()).unwrap();
         let dead = Hold::new(key.clone(), Mode::Exclusive, Token::random());
         let request = KeyRequest::new(dead, lease, Instant::now() + lease);
-        assert!(matches!(servers[line].store.acquire(&request).await, Ok(AcquireReply::Granted(_))));
+        assert!(matches!(
+            servers[line].store.acquire(&request).await,
+            Ok(AcquireReply::Granted(_))
+        ));
         let since = Instant::now();
-        let guard = locks.exclusive(key.as_str()).lease(lease).no_wait().acquire().await.unwrap();
-        assert!(since.elapsed() >= Duration::from_millis(10), "it did not look twice");
+        let guard = locks
+            .exclusive(key.as_str())
+            .lease(lease)
+            .no_wait()
+            .acquire()
+            .await
+            .unwrap();
+        assert!(
+            since.elapsed() >= Duration::from_millis(10),
+            "it did not look twice"
+        );
         guard.release().await.unwrap();
     }
     let round_trip = *lock(&store.inner.round_trip);
@@ -243,27 +362,53 @@ async fn an_heir_proposes_more_than_it_was_handed() {
     for count in [3, 5] {
         let servers: Vec<_> = (0..count).map(|_| Arc::<Server>::default()).collect();
         let key = LockKey::new("a").unwrap();
-        let nodes: Vec<_> =
-            servers.iter().map(|server| Arc::new(Node::new(String::new(), server.clone() as Arc<dyn Store>))).collect();
+        let nodes: Vec<_> = servers
+            .iter()
+            .map(|server| Arc::new(Node::new(String::new(), server.clone() as Arc<dyn Store>)))
+            .collect();
         let line = node::line_node(&nodes, &key, Instant::now()).unwrap();
         servers[line].is_ahead.store(true, Ordering::Relaxed);
         let client = || {
-            let named = servers.iter().map(|server| (String::new(), server.clone() as Arc<dyn Store>));
-            let Ok(store) = QuorumStore::new(named, Duration::from_secs(30)) else { panic!("the number is odd") };
+            let named = servers
+                .iter()
+                .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+            let Ok(store) = QuorumStore::new(named, Duration::from_secs(30)) else {
+                panic!("the number is odd")
+            };
             LockClient::with_store(Arc::new(store))
         };
         let clients = [client(), client()];
-        let mut guard = clients[0].exclusive("a").wait(Duration::from_secs(9)).acquire().await.unwrap();
-        let before: usize = servers.iter().map(|server| server.raised.load(Ordering::Relaxed)).sum();
+        let mut guard = clients[0]
+            .exclusive("a")
+            .wait(Duration::from_secs(9))
+            .acquire()
+            .await
+            .unwrap();
+        let before: usize = servers
+            .iter()
+            .map(|server| server.raised.load(Ordering::Relaxed))
+            .sum();
         for turn in 1..=20 {
             let locks = clients[turn % 2].clone();
-            let waiting =
-                tokio::spawn(async move { locks.exclusive("a").wait(Duration::from_secs(9)).acquire().await });
+            let waiting = tokio::spawn(async move {
+                locks
+                    .exclusive("a")
+                    .wait(Duration::from_secs(9))
+                    .acquire()
+                    .await
+            });
             tokio::time::sleep(Duration::from_millis(20)).await;
             guard.release().await.unwrap();
             guard = waiting.await.unwrap().unwrap();
         }
-        let raised: usize = servers.iter().map(|server| server.raised.load(Ordering::Relaxed)).sum();
-        assert_eq!(raised - before, 0, "numbers were written back to {count} servers in 20 hand-overs");
+        let raised: usize = servers
+            .iter()
+            .map(|server| server.raised.load(Ordering::Relaxed))
+            .sum();
+        assert_eq!(
+            raised - before,
+            0,
+            "numbers were written back to {count} servers in 20 hand-overs"
+        );
     }
 }

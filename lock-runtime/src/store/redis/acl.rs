@@ -31,7 +31,12 @@ impl AclLine {
                 c => pattern.push(c),
             }
         }
-        Self { namespace: pattern, db, waits: false, cluster: false }
+        Self {
+            namespace: pattern,
+            db,
+            waits: false,
+            cluster: false,
+        }
     }
 
     /// For a store that waits for replicas, or not.
@@ -41,13 +46,21 @@ impl AclLine {
 
     /// The line for the nodes of a cluster.
     pub(super) fn of_cluster(namespace: &str) -> Self {
-        Self { cluster: true, ..Self::new(namespace, 0) }
+        Self {
+            cluster: true,
+            ..Self::new(namespace, 0)
+        }
     }
 }
 
 impl fmt::Display for AclLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { namespace: ns, db, waits, cluster } = self;
+        let Self {
+            namespace: ns,
+            db,
+            waits,
+            cluster,
+        } = self;
         write!(f, "ACL SETUSER <user> on ><password> ~{ns}:*")?;
         // The keys beside a lock: its fence and its queue.
         for side in ["f", "q"] {
@@ -60,7 +73,11 @@ impl fmt::Display for AclLine {
         if *cluster {
             write!(f, " {CLUSTER_COMMANDS}")?;
         }
-        if *db == 0 { Ok(()) } else { f.write_str(" +select") }
+        if *db == 0 {
+            Ok(())
+        } else {
+            f.write_str(" +select")
+        }
     }
 }
 
@@ -75,12 +92,20 @@ mod tests {
         assert!(line.contains(" ~{a\\*b?c:*}:f ~f:a\\*b?c:* "), "{line}");
         assert!(!line.contains("+select"));
         assert!(AclLine::new("a", 3).to_string().ends_with("+select"));
-        assert!(AclLine::new("a", 0).waiting(true).to_string().ends_with("+wait"));
+        assert!(
+            AclLine::new("a", 0)
+                .waiting(true)
+                .to_string()
+                .ends_with("+wait")
+        );
     }
 
     #[test]
     fn a_cluster_needs_more_than_a_server() {
-        let (server, cluster) = (AclLine::new("a", 0).to_string(), AclLine::of_cluster("a").to_string());
+        let (server, cluster) = (
+            AclLine::new("a", 0).to_string(),
+            AclLine::of_cluster("a").to_string(),
+        );
         assert_eq!(cluster, format!("{server} {CLUSTER_COMMANDS}"));
     }
 }

@@ -23,25 +23,37 @@ impl ServerClock {
     /// The first observation: the server said `micros` at some moment before `received`.
     pub(crate) fn new(micros: u64, received: Instant) -> Self {
         // The lower bound: a deadline that is early makes the server refuse, one that is late lets it grant to nobody.
-        Self { base: received, at_base: AtomicI64::new(micros as i64) }
+        Self {
+            base: received,
+            at_base: AtomicI64::new(micros as i64),
+        }
     }
 
     /// The server said `micros` at some moment between `sent` and `received`.
     pub(crate) fn observe(&self, micros: u64, sent: Instant, received: Instant) {
         let micros = micros as i64;
-        let (lower, upper) = (micros - self.since_base(received), micros - self.since_base(sent));
+        let (lower, upper) = (
+            micros - self.since_base(received),
+            micros - self.since_base(sent),
+        );
         // A number on its own: no other memory depends on it.
         let clamp = |estimate: i64| Some(estimate.max(lower).min(upper));
-        let _ = self.at_base.fetch_update(Ordering::Relaxed, Ordering::Relaxed, clamp);
+        let _ = self
+            .at_base
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, clamp);
     }
 
     /// The server's time at `instant`, in microseconds since 1970.
     pub(crate) fn server_micros(&self, instant: Instant) -> u64 {
-        self.at_base.load(Ordering::Relaxed).saturating_add(self.since_base(instant)).max(0) as u64
+        self.at_base
+            .load(Ordering::Relaxed)
+            .saturating_add(self.since_base(instant))
+            .max(0) as u64
     }
 
     fn since_base(&self, instant: Instant) -> i64 {
-        let micros = |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(i64::MAX / 4);
+        let micros =
+            |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(i64::MAX / 4);
         match instant.checked_duration_since(self.base) {
             Some(after) => micros(after),
             None => -micros(self.base - instant),
@@ -75,13 +87,19 @@ mod tests {
             let server = NOON.wrapping_add_signed(jump);
             clock.observe(server, base + ms(1_000), base + ms(1_010));
             let estimate = clock.server_micros(base + ms(1_010));
-            assert!(server <= estimate && estimate <= server + 10_000, "{estimate}");
+            assert!(
+                server <= estimate && estimate <= server + 10_000,
+                "{estimate}"
+            );
         }
     }
 
     #[test]
     fn an_instant_before_the_first_reply_has_its_time_too() {
         let base = Instant::now() + ms(10);
-        assert_eq!(ServerClock::new(NOON, base).server_micros(base - ms(10)), NOON - 10_000);
+        assert_eq!(
+            ServerClock::new(NOON, base).server_micros(base - ms(10)),
+            NOON - 10_000
+        );
     }
 }

@@ -139,18 +139,36 @@ impl Errand<'_> {
 
 impl Cluster {
     /// Finds the cluster that the seeds belong to; the first answer will do.
-    pub(super) async fn open(seeds: Vec<ConnectionInfo>, namespace: &str) -> Result<Self, StoreError> {
-        let seeds: Vec<_> = seeds.into_iter().filter_map(|info| Some((address_of(&info)?, info))).collect();
-        let Some((_, first)) = seeds.first() else { return Err(nobody()) };
-        let (pushes, acl) = (Arc::new(Pushes::sharded(namespace)), AclLine::of_cluster(namespace));
-        let dial = Dial::new(Target::Server(Arc::new(client(first.clone())?)), pushes.clone(), acl);
+    pub(super) async fn open(
+        seeds: Vec<ConnectionInfo>,
+        namespace: &str,
+    ) -> Result<Self, StoreError> {
+        let seeds: Vec<_> = seeds
+            .into_iter()
+            .filter_map(|info| Some((address_of(&info)?, info)))
+            .collect();
+        let Some((_, first)) = seeds.first() else {
+            return Err(nobody());
+        };
+        let (pushes, acl) = (
+            Arc::new(Pushes::sharded(namespace)),
+            AclLine::of_cluster(namespace),
+        );
+        let dial = Dial::new(
+            Target::Server(Arc::new(client(first.clone())?)),
+            pushes.clone(),
+            acl,
+        );
         let shared = Arc::new_cyclic(|this: &Weak<Shared>| Shared {
             this: this.clone(),
             namespace: namespace.to_owned(),
             subscriptions: Arc::new(Subscriptions::new(dial.clone())),
             dial,
             seeds,
-            map: RwLock::new(Map { slots: Slots::empty(), nodes: HashMap::new() }),
+            map: RwLock::new(Map {
+                slots: Slots::empty(),
+                nodes: HashMap::new(),
+            }),
             refresh: Mutex::new(Refresh {
                 running: false,
                 wanted: false,
@@ -160,8 +178,15 @@ impl Cluster {
             }),
             looked_up: watch::Sender::new(()),
         });
-        let addresses: Vec<_> = shared.seeds.iter().map(|(address, _)| address.clone()).collect();
-        let mut answers: FuturesUnordered<_> = addresses.into_iter().map(|seed| shared.first_map(seed)).collect();
+        let addresses: Vec<_> = shared
+            .seeds
+            .iter()
+            .map(|(address, _)| address.clone())
+            .collect();
+        let mut answers: FuturesUnordered<_> = addresses
+            .into_iter()
+            .map(|seed| shared.first_map(seed))
+            .collect();
         let mut error = None;
         while let Some(answer) = answers.next().await {
             match answer {
@@ -175,7 +200,9 @@ impl Cluster {
                     return Ok(Self { shared });
                 }
                 // What says more than that nobody is there comes first.
-                Err(other) if error.as_ref().is_none_or(StoreError::is_transient) => error = Some(other),
+                Err(other) if error.as_ref().is_none_or(StoreError::is_transient) => {
+                    error = Some(other)
+                }
                 Err(_) => {}
             }
         }
@@ -188,7 +215,12 @@ impl Cluster {
 
     /// Where it was looked for.
     pub(super) fn address(&self) -> String {
-        let seeds: Vec<_> = self.shared.seeds.iter().map(|(address, _)| address.to_string()).collect();
+        let seeds: Vec<_> = self
+            .shared
+            .seeds
+            .iter()
+            .map(|(address, _)| address.to_string())
+            .collect();
         seeds.join(",")
     }
 
@@ -211,17 +243,25 @@ impl Cluster {
     pub(super) fn waits(&self, hold: &Hold, node: &Node) {
         let slot = self.slot(hold);
         if let Target::Server(client) = &node.connection.dial().target {
-            self.shared.subscriptions.waits(slot, hold, &node.address, client);
+            self.shared
+                .subscriptions
+                .waits(slot, hold, &node.address, client);
         }
     }
 
     /// `hold` stands in no line.
     pub(super) fn leaves(&self, hold: &Hold) {
-        self.shared.subscriptions.leaves(|| self.slot(hold), hold.token);
+        self.shared
+            .subscriptions
+            .leaves(|| self.slot(hold), hold.token);
     }
 
     /// Has the node that keeps the slot do something, and says which one that is.
-    pub(super) async fn run(&self, slot: Slot, errand: Errand<'_>) -> Result<(Value, Arc<Node>), Failure> {
+    pub(super) async fn run(
+        &self,
+        slot: Slot,
+        errand: Errand<'_>,
+    ) -> Result<(Value, Arc<Node>), Failure> {
         let shared = &self.shared;
         let mut owner = shared.owner(slot)?;
         // Asked in place of the owner, for this once.
@@ -231,14 +271,16 @@ impl Cluster {
             let value = match shared.ask(node, other.is_some(), errand).await {
                 Ok(value) => value,
                 // Nobody has executed it, or it may be executed again.
-                Err(failed) if !failed.sent || errand.may_be_repeated() => match shared.replaced(slot, &owner).await {
-                    Some(node) => {
-                        owner = node;
-                        other = None;
-                        continue;
+                Err(failed) if !failed.sent || errand.may_be_repeated() => {
+                    match shared.replaced(slot, &owner).await {
+                        Some(node) => {
+                            owner = node;
+                            other = None;
+                            continue;
+                        }
+                        None => return Err(failed.error.into()),
                     }
-                    None => return Err(failed.error.into()),
-                },
+                }
                 Err(failed) => return Err(failed.error.into()),
             };
             match redirection(&value, node) {
@@ -271,12 +313,16 @@ impl Cluster {
         let mut by_node: HashMap<u64, Vec<(usize, Call)>> = HashMap::new();
         for index in 0..count {
             let call = write(index);
-            by_node.entry(self.node_number(slot_of(call.key()))).or_default().push((index, call));
+            by_node
+                .entry(self.node_number(slot_of(call.key())))
+                .or_default()
+                .push((index, call));
         }
         let mut batches = Vec::new();
         for mut calls in by_node.into_values() {
             while !calls.is_empty() {
-                batches.push(self.run_batch(calls.drain(..calls.len().min(BATCH)).collect(), write));
+                batches
+                    .push(self.run_batch(calls.drain(..calls.len().min(BATCH)).collect(), write));
             }
         }
         let mut results: Vec<_> = (0..count).map(|_| Err(nobody())).collect();
@@ -292,7 +338,9 @@ impl Cluster {
         batch: Vec<(usize, Call)>,
         write: &(dyn Fn(usize) -> Call + Sync),
     ) -> Vec<(usize, Result<Value, StoreError>)> {
-        let Some(slot) = batch.first().map(|(_, call)| slot_of(call.key())) else { return Vec::new() };
+        let Some(slot) = batch.first().map(|(_, call)| slot_of(call.key())) else {
+            return Vec::new();
+        };
         let (indices, calls): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
         let node = match self.shared.owner(slot) {
             Ok(node) => node,
@@ -320,8 +368,13 @@ impl Cluster {
         // Each goes its own way.
         let elsewhere = elsewhere.into_iter().map(async |index| {
             let call = write(index);
-            let outcome = self.run(slot_of(call.key()), Errand::Call(&call, Repeat::Once)).await;
-            (index, outcome.map(|(value, _)| value).map_err(StoreError::from))
+            let outcome = self
+                .run(slot_of(call.key()), Errand::Call(&call, Repeat::Once))
+                .await;
+            (
+                index,
+                outcome.map(|(value, _)| value).map_err(StoreError::from),
+            )
         });
         results.extend(join_all(elsewhere).await);
         results
@@ -330,7 +383,10 @@ impl Cluster {
 
 /// The same for all of them.
 fn all(indices: Vec<usize>, error: &StoreError) -> Vec<(usize, Result<Value, StoreError>)> {
-    indices.into_iter().map(|index| (index, Err(error.clone()))).collect()
+    indices
+        .into_iter()
+        .map(|index| (index, Err(error.clone())))
+        .collect()
 }
 
 impl Shared {
@@ -360,7 +416,8 @@ impl Shared {
             Some(address) => self.node(&address),
             None => {
                 self.refresh_soon();
-                let message = format!("no node of the cluster serves the slot of this lock ({slot})");
+                let message =
+                    format!("no node of the cluster serves the slot of this lock ({slot})");
                 Err(StoreError::new(StoreErrorKind::Unavailable, message))
             }
         }
@@ -376,7 +433,10 @@ impl Shared {
             return Ok(node.clone());
         }
         let connection = Connection::begin(self.dial.to_node(client(self.info(address))?));
-        let node = Arc::new(Node { address: address.clone(), connection });
+        let node = Arc::new(Node {
+            address: address.clone(),
+            connection,
+        });
         map.nodes.insert(address.clone(), node.clone());
         Ok(node)
     }
@@ -389,9 +449,16 @@ impl Shared {
         let (_, first) = &self.seeds[0];
         let (host, port) = (address.host.to_string(), address.port);
         let address = match first.addr() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-                ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
-            }
+            ConnectionAddr::TcpTls {
+                insecure,
+                tls_params,
+                ..
+            } => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: *insecure,
+                tls_params: tls_params.clone(),
+            },
             _ => ConnectionAddr::Tcp(host, port),
         };
         first.clone().set_addr(address)
@@ -404,7 +471,12 @@ impl Shared {
         self.node(&address)
     }
 
-    async fn ask(self: &Arc<Self>, node: &Node, asking: bool, errand: Errand<'_>) -> Result<Value, Failed> {
+    async fn ask(
+        self: &Arc<Self>,
+        node: &Node,
+        asking: bool,
+        errand: Errand<'_>,
+    ) -> Result<Value, Failed> {
         let first = asking.then(|| &*ASKING);
         let watch = Watch::over(self);
         let answer = match errand {
@@ -429,12 +501,16 @@ impl Shared {
         self.refresh_soon();
         // The task that looks may end with its runtime.
         let _ = timeout(LONGEST_PAUSE, looked_up.changed()).await;
-        self.owner(slot).ok().filter(|owner| owner.address != dead.address)
+        self.owner(slot)
+            .ok()
+            .filter(|owner| owner.address != dead.address)
     }
 
     /// Looks up the map in the background, if there is a runtime to do it on.
     fn refresh_soon(self: &Arc<Self>) {
-        let Ok(runtime) = Handle::try_current() else { return };
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
         let mut refresh = lock(&self.refresh);
         refresh.wanted = true;
         if std::mem::replace(&mut refresh.running, true) {
@@ -442,7 +518,13 @@ impl Shared {
         }
         drop(refresh);
         // Not under the lock: a runtime that is shutting down drops a new task on the spot.
-        runtime.spawn(Refresher { shared: Arc::downgrade(self), done: false }.run());
+        runtime.spawn(
+            Refresher {
+                shared: Arc::downgrade(self),
+                done: false,
+            }
+            .run(),
+        );
     }
 
     /// The map as any of the nodes has it, those first that are connected.
@@ -457,7 +539,10 @@ impl Shared {
         others.retain(|member| nodes.iter().all(|node| node.address != *member));
         others.shuffle(&mut rand::rng());
         others.extend(self.seeds.iter().map(|(seed, _)| seed.clone()));
-        let others: Vec<_> = others.iter().filter_map(|address| self.node(address).ok()).collect();
+        let others: Vec<_> = others
+            .iter()
+            .filter_map(|address| self.node(address).ok())
+            .collect();
         first_of(&others).await
     }
 
@@ -470,7 +555,9 @@ impl Shared {
         let Map { slots, nodes } = &mut *map;
         // Closed once the map is free. A replica that was asked for the way is not needed any more.
         let owners = slots.owners();
-        let _left: Vec<_> = nodes.extract_if(|address, _| !owners.contains(address)).collect();
+        let _left: Vec<_> = nodes
+            .extract_if(|address, _| !owners.contains(address))
+            .collect();
         drop(map);
         if is_failover && self.is_another_failover() {
             // A node keeps no slot any more: what it did last may be unknown to the one in its place.
@@ -490,7 +577,9 @@ impl Shared {
 impl Listener for Shared {
     fn tell(&self, event: &StoreEvent) {
         match event {
-            StoreEvent::Granted { hold, .. } => self.subscriptions.leaves(|| self.slot(hold), hold.token),
+            StoreEvent::Granted { hold, .. } => {
+                self.subscriptions.leaves(|| self.slot(hold), hold.token)
+            }
             // A node may be gone, and with it what it kept moved to another.
             StoreEvent::Disconnected => {
                 if let Some(shared) = self.this.upgrade() {
@@ -507,7 +596,9 @@ impl Node {
     async fn slots(&self) -> Result<Slots, StoreError> {
         let mut question = redis::cmd("CLUSTER");
         question.arg("SLOTS");
-        let answer = self.connection.settle(self.connection.ask(&question).await?)?;
+        let answer = self
+            .connection
+            .settle(self.connection.ask(&question).await?)?;
         Slots::parse(&answer, &self.address).ok_or_else(|| {
             let message = "the cluster serves no slots; create it with: redis-cli --cluster create";
             StoreError::new(StoreErrorKind::Unavailable, message)
@@ -518,7 +609,10 @@ impl Node {
 /// The map as the first of the nodes has it that answers.
 async fn first_of(nodes: &[Arc<Node>]) -> Option<Slots> {
     for some in nodes.chunks(ASKED_AT_ONCE) {
-        let mut answers: FuturesUnordered<_> = some.iter().map(|node| timeout(PATIENCE, node.slots())).collect();
+        let mut answers: FuturesUnordered<_> = some
+            .iter()
+            .map(|node| timeout(PATIENCE, node.slots()))
+            .collect();
         while let Some(answer) = answers.next().await {
             if let Ok(Ok(slots)) = answer {
                 return Some(slots);
@@ -537,9 +631,17 @@ struct Refresher {
 impl Refresher {
     async fn run(mut self) {
         loop {
-            let Some(not_before) = self.shared.upgrade().map(|shared| lock(&shared.refresh).not_before) else { return };
+            let Some(not_before) = self
+                .shared
+                .upgrade()
+                .map(|shared| lock(&shared.refresh).not_before)
+            else {
+                return;
+            };
             sleep_until(not_before).await;
-            let Some(shared) = self.shared.upgrade() else { return };
+            let Some(shared) = self.shared.upgrade() else {
+                return;
+            };
             lock(&shared.refresh).wanted = false;
             let slots = shared.look_up().await;
             let is_news = slots.is_some_and(|slots| shared.adopt(slots));
@@ -547,7 +649,11 @@ impl Refresher {
             let mut refresh = lock(&shared.refresh);
             let now = Instant::now();
             let is_calm = now.saturating_duration_since(refresh.not_before) > LONGEST_PAUSE;
-            refresh.pause = if is_news || is_calm { FIRST_PAUSE } else { (refresh.pause * 2).min(LONGEST_PAUSE) };
+            refresh.pause = if is_news || is_calm {
+                FIRST_PAUSE
+            } else {
+                (refresh.pause * 2).min(LONGEST_PAUSE)
+            };
             refresh.not_before = now + refresh.pause;
             if !refresh.wanted {
                 refresh.running = false;
@@ -577,7 +683,10 @@ struct Watch<'a> {
 
 impl<'a> Watch<'a> {
     fn over(shared: &'a Arc<Shared>) -> Self {
-        Self { shared, answered: false }
+        Self {
+            shared,
+            answered: false,
+        }
     }
 
     fn answered<T, E>(mut self, answer: &Result<T, E>) {
@@ -607,16 +716,26 @@ fn refusal(node: &Node, value: Value) -> StoreError {
 }
 
 fn nobody() -> StoreError {
-    StoreError::new(StoreErrorKind::Unavailable, "no node of the cluster answers")
+    StoreError::new(
+        StoreErrorKind::Unavailable,
+        "no node of the cluster answers",
+    )
 }
 
 fn client(info: ConnectionInfo) -> Result<Client, StoreError> {
-    Client::open(info).map_err(|error| StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")))
+    Client::open(info).map_err(|error| {
+        StoreError::new(
+            StoreErrorKind::Unavailable,
+            format!("no connection: {error}"),
+        )
+    })
 }
 
 fn address_of(info: &ConnectionInfo) -> Option<Address> {
     match info.addr() {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => Some(Address::new(host, *port)),
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            Some(Address::new(host, *port))
+        }
         _ => None,
     }
 }

@@ -11,9 +11,13 @@ const RIGHT: &str = "redis+cluster://user:password@host:6379,host2:6379";
 ///
 /// # Errors
 /// `InvalidUrl`; the message never repeats the URL, as it may hold a password.
-pub(super) fn parse(url: &str, settings: &Settings) -> Option<Result<Vec<ConnectionInfo>, LockError>> {
+pub(super) fn parse(
+    url: &str,
+    settings: &Settings,
+) -> Option<Result<Vec<ConnectionInfo>, LockError>> {
     let (scheme, rest) = url.split_once("+cluster://")?;
-    matches!(scheme, "redis" | "rediss" | "valkey" | "valkeys").then(|| nodes(scheme, rest, settings))
+    matches!(scheme, "redis" | "rediss" | "valkey" | "valkeys")
+        .then(|| nodes(scheme, rest, settings))
 }
 
 fn nodes(scheme: &str, rest: &str, settings: &Settings) -> Result<Vec<ConnectionInfo>, LockError> {
@@ -28,7 +32,12 @@ fn nodes(scheme: &str, rest: &str, settings: &Settings) -> Result<Vec<Connection
     if hosts.contains(['?', '#']) {
         return Err(invalid("nothing stands behind the hosts"));
     }
-    seeds(hosts.split(',').map(|host| format!("{scheme}://{user}{host}")), settings)
+    seeds(
+        hosts
+            .split(',')
+            .map(|host| format!("{scheme}://{user}{host}")),
+        settings,
+    )
 }
 
 /// The nodes that the URLs name, each on its own.
@@ -53,12 +62,19 @@ pub(super) fn seeds(
         if is_tls(&seed).is_none() {
             return Err(invalid("a node is reached by host and port"));
         }
-        if seeds.first().is_some_and(|first| is_tls(first) != is_tls(&seed)) {
+        if seeds
+            .first()
+            .is_some_and(|first| is_tls(first) != is_tls(&seed))
+        {
             return Err(invalid("all nodes are reached over TLS, or none"));
         }
         seeds.push(seed);
     }
-    if seeds.is_empty() { Err(invalid("there is no node to begin with")) } else { Ok(seeds) }
+    if seeds.is_empty() {
+        Err(invalid("there is no node to begin with"))
+    } else {
+        Ok(seeds)
+    }
 }
 
 fn is_tls(info: &ConnectionInfo) -> Option<bool> {
@@ -87,12 +103,19 @@ mod tests {
         super::parse(url, &Settings::default())
     }
 
-    fn seeds(urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<ConnectionInfo>, LockError> {
+    fn seeds(
+        urls: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<Vec<ConnectionInfo>, LockError> {
         super::seeds(urls, &Settings::default())
     }
 
     fn named(url: &str) -> Vec<String> {
-        parse(url).unwrap().unwrap().iter().map(|seed| seed.addr().to_string()).collect()
+        parse(url)
+            .unwrap()
+            .unwrap()
+            .iter()
+            .map(|seed| seed.addr().to_string())
+            .collect()
     }
 
     #[test]
@@ -101,21 +124,36 @@ mod tests {
             ("redis+cluster://a", vec!["a:6379"]),
             ("redis+cluster://a:1,b,c:3", vec!["a:1", "b:6379", "c:3"]),
             ("redis+cluster://user:password@a:1,b:2/", vec!["a:1", "b:2"]),
-            ("valkey+cluster://:password@127.0.0.1:1", vec!["127.0.0.1:1"]),
+            (
+                "valkey+cluster://:password@127.0.0.1:1",
+                vec!["127.0.0.1:1"],
+            ),
         ] {
             assert_eq!(named(url), nodes, "{url}");
         }
-        let seeds = parse("redis+cluster://ann:p%2Cw@a:1,[::1]:2").unwrap().unwrap();
+        let seeds = parse("redis+cluster://ann:p%2Cw@a:1,[::1]:2")
+            .unwrap()
+            .unwrap();
         for seed in &seeds {
             assert_eq!(seed.redis_settings().username(), Some("ann"));
             assert_eq!(seed.redis_settings().password(), Some("p,w"));
         }
-        assert!(matches!(seeds[1].addr(), ConnectionAddr::Tcp(host, 2) if host == "::1"), "{:?}", seeds[1].addr());
+        assert!(
+            matches!(seeds[1].addr(), ConnectionAddr::Tcp(host, 2) if host == "::1"),
+            "{:?}",
+            seeds[1].addr()
+        );
     }
 
     #[test]
     fn a_url_of_another_kind_is_left_to_others() {
-        for url in ["", "redis://a", "redis+sentinel://a/b", "http+cluster://a", "cluster://a"] {
+        for url in [
+            "",
+            "redis://a",
+            "redis+sentinel://a/b",
+            "http+cluster://a",
+            "cluster://a",
+        ] {
             assert!(parse(url).is_none(), "{url}");
         }
     }
@@ -140,7 +178,12 @@ mod tests {
             assert!(!error.to_string().contains("hunter2"), "{error}");
         }
         let none: [&str; 0] = [];
-        for seeds in [seeds(none), seeds(["redis://a/1"]), seeds(["unix:///run/redis.sock"]), seeds(["a:1"])] {
+        for seeds in [
+            seeds(none),
+            seeds(["redis://a/1"]),
+            seeds(["unix:///run/redis.sock"]),
+            seeds(["a:1"]),
+        ] {
             assert!(seeds.unwrap_err().to_string().contains(RIGHT));
         }
     }
@@ -148,7 +191,15 @@ mod tests {
     #[cfg(feature = "rustls")]
     #[test]
     fn the_nodes_are_reached_over_tls_or_none_is() {
-        assert_eq!(is_tls(&parse("rediss+cluster://a,b").unwrap().unwrap()[1]), Some(true));
-        assert!(seeds(["rediss://a", "redis://b"]).unwrap_err().to_string().contains("TLS"));
+        assert_eq!(
+            is_tls(&parse("rediss+cluster://a,b").unwrap().unwrap()[1]),
+            Some(true)
+        );
+        assert!(
+            seeds(["rediss://a", "redis://b"])
+                .unwrap_err()
+                .to_string()
+                .contains("TLS")
+        );
     }
 }

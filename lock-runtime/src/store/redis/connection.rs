@@ -41,7 +41,11 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) async fn open(target: Target, pushes: Pushes, acl: AclLine) -> Result<Self, StoreError> {
+    pub(super) async fn open(
+        target: Target,
+        pushes: Pushes,
+        acl: AclLine,
+    ) -> Result<Self, StoreError> {
         let connection = Self::begin(Dial::new(target, Arc::new(pushes), acl));
         connection.ready().await?;
         Ok(connection)
@@ -55,7 +59,9 @@ impl Connection {
 
     /// Waits for the first connection.
     pub(super) async fn ready(&self) -> Result<(), StoreError> {
-        let Err(error) = self.link().connected().await else { return Ok(()) };
+        let Err(error) = self.link().connected().await else {
+            return Ok(());
+        };
         if error.kind() == StoreErrorKind::NotRedis
             && let Ok((server, _)) = self.dial.target.server().await
             && let Some(info) = without_resp3(&server).await
@@ -72,9 +78,15 @@ impl Connection {
 
     /// A connection to a server that votes with others, which begins to be made.
     pub(super) fn member(client: Client, namespace: &str, longest_lease: Duration) -> Self {
-        let acl = AclLine::new(namespace, client.get_connection_info().redis_settings().db());
+        let acl = AclLine::new(
+            namespace,
+            client.get_connection_info().redis_settings().db(),
+        );
         let target = Target::Server(Arc::new(client));
-        Self::begin(Dial::new(target, Arc::new(Pushes::new(namespace)), acl).member(namespace, longest_lease))
+        Self::begin(
+            Dial::new(target, Arc::new(Pushes::new(namespace)), acl)
+                .member(namespace, longest_lease),
+        )
     }
 
     /// What the marker of the server's data said last, of a server among several.
@@ -94,7 +106,10 @@ impl Connection {
 
     /// Does a connection stand, as far as is known?
     pub(super) fn stands(&self) -> bool {
-        self.link.read().unwrap_or_else(PoisonError::into_inner).stands()
+        self.link
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .stands()
     }
 
     /// What the connection is made with.
@@ -138,23 +153,34 @@ impl Connection {
     }
 
     /// Runs, without repeating it, a script that is told a deadline in the server's time and says that time behind its first word.
-    pub(super) async fn call_by(&self, deadline: Instant, write: Writer<'_>) -> Result<Value, StoreError> {
+    pub(super) async fn call_by(
+        &self,
+        deadline: Instant,
+        write: Writer<'_>,
+    ) -> Result<Value, StoreError> {
         self.settle(self.answer_by(None, deadline, write).await?)
     }
 
     /// As [`call_as`](Self::call_as), with the command `first` right ahead of the script's wherever that is sent. An answer that is an error of the server is an answer.
-    pub(super) async fn answer(&self, first: Option<&Cmd>, call: &Call, repeat: Repeat) -> Result<Value, Failed> {
+    pub(super) async fn answer(
+        &self,
+        first: Option<&Cmd>,
+        call: &Call,
+        repeat: Repeat,
+    ) -> Result<Value, Failed> {
         let votes = !call.is_harmless();
         let (script, by_digest) = call.parts();
         let value = match self.send_behind(first, by_digest, votes).await {
-            Err(failed) if failed.broken && repeat == Repeat::Once => {
-                self.send_behind(first, by_digest, votes).await.map_err(Failed::repeated)
-            }
+            Err(failed) if failed.broken && repeat == Repeat::Once => self
+                .send_behind(first, by_digest, votes)
+                .await
+                .map_err(Failed::repeated),
             result => result,
         };
         let value = value?;
         if is_unknown_script(&value) {
-            self.send_behind(first, &script.by_text(by_digest), votes).await
+            self.send_behind(first, &script.by_text(by_digest), votes)
+                .await
         } else {
             Ok(value)
         }
@@ -169,7 +195,9 @@ impl Connection {
     ) -> Result<Value, Failed> {
         let clock = self.clock().await.map_err(Failed::unsent)?;
         let sent = Instant::now();
-        let value = self.answer(first, &write(clock.server_micros(deadline)), Repeat::Never).await?;
+        let value = self
+            .answer(first, &write(clock.server_micros(deadline)), Repeat::Never)
+            .await?;
         if let Value::Array(words) = &value
             && let Some(Value::Int(micros)) = words.get(1)
             && let Ok(micros) = u64::try_from(*micros)
@@ -219,7 +247,9 @@ impl Connection {
 
         // In one round trip as well: the caller's time is that of one.
         let mut again = Pipeline::new();
-        for ((script, by_digest), value) in scripts.into_iter().zip(pipeline.cmd_iter()).zip(&values) {
+        for ((script, by_digest), value) in
+            scripts.into_iter().zip(pipeline.cmd_iter()).zip(&values)
+        {
             if is_unknown_script(value) {
                 again.add_command(script.by_text(by_digest));
             }
@@ -227,28 +257,52 @@ impl Connection {
         if !again.is_empty() {
             let repeated = self.send_all(&again, votes).await?;
             let unknown = values.iter_mut().filter(|value| is_unknown_script(value));
-            unknown.zip(repeated).for_each(|(value, repeated)| *value = repeated);
+            unknown
+                .zip(repeated)
+                .for_each(|(value, repeated)| *value = repeated);
         }
         Ok(values)
     }
 
-    async fn send_behind(&self, first: Option<&Cmd>, command: &Cmd, votes: bool) -> Result<Value, Failed> {
-        let Some(first) = first else { return self.send(command, votes).await };
+    async fn send_behind(
+        &self,
+        first: Option<&Cmd>,
+        command: &Cmd,
+        votes: bool,
+    ) -> Result<Value, Failed> {
+        let Some(first) = first else {
+            return self.send(command, votes).await;
+        };
         let mut pipeline = Pipeline::with_capacity(2);
-        pipeline.add_command(first.clone()).add_command(command.clone());
+        pipeline
+            .add_command(first.clone())
+            .add_command(command.clone());
         let mut values = self.send_all(&pipeline, votes).await?;
-        values.pop().ok_or_else(|| Failed { error: unexpected(), sent: true, broken: false })
+        values.pop().ok_or_else(|| Failed {
+            error: unexpected(),
+            sent: true,
+            broken: false,
+        })
     }
 
     async fn send(&self, command: &Cmd, votes: bool) -> Result<Value, Failed> {
-        let send = async |connection: &mut MultiplexedConnection| connection.req_packed_command(command).await;
+        let send = async |connection: &mut MultiplexedConnection| {
+            connection.req_packed_command(command).await
+        };
         self.exchange(votes, send, error::is_of_a_replica).await
     }
 
     /// Once more if the connection breaks.
-    pub(super) async fn send_all_again(&self, pipeline: &Pipeline, votes: bool) -> Result<Vec<Value>, StoreError> {
+    pub(super) async fn send_all_again(
+        &self,
+        pipeline: &Pipeline,
+        votes: bool,
+    ) -> Result<Vec<Value>, StoreError> {
         let values = match self.send_all(pipeline, votes).await {
-            Err(failed) if failed.broken => self.send_all(pipeline, votes).await.map_err(Failed::repeated),
+            Err(failed) if failed.broken => self
+                .send_all(pipeline, votes)
+                .await
+                .map_err(Failed::repeated),
             result => result,
         };
         Ok(values?)
@@ -256,9 +310,14 @@ impl Connection {
 
     async fn send_all(&self, pipeline: &Pipeline, votes: bool) -> Result<Vec<Value>, Failed> {
         let send = async |connection: &mut MultiplexedConnection| {
-            connection.req_packed_commands(pipeline, 0, pipeline.len()).await
+            connection
+                .req_packed_commands(pipeline, 0, pipeline.len())
+                .await
         };
-        self.exchange(votes, send, |values| values.iter().any(error::is_of_a_replica)).await
+        self.exchange(votes, send, |values| {
+            values.iter().any(error::is_of_a_replica)
+        })
+        .await
     }
 
     /// Nobody is told on the word of a server that may have forgotten a lock; `votes` says that somebody would be.
@@ -285,7 +344,11 @@ impl Connection {
         if self.dial.target.moves() && link.is_over() && result.is_ok() {
             let message = "another server has become the primary meanwhile";
             let error = StoreError::new(StoreErrorKind::Unavailable, message);
-            return Err(Failed { error, sent: true, broken: true });
+            return Err(Failed {
+                error,
+                sent: true,
+                broken: true,
+            });
         }
         // It was the primary when the connection was made. The next call connects to whichever is now.
         if result.as_ref().is_ok_and(is_of_a_replica) {
@@ -294,13 +357,21 @@ impl Connection {
         result.map_err(|cause| {
             link.end();
             let error = error::disconnected(&cause, &self.dial.acl);
-            Failed { error, sent: true, broken: cause.is_connection_dropped() }
+            Failed {
+                error,
+                sent: true,
+                broken: cause.is_connection_dropped(),
+            }
         })
     }
 
     /// The current connection, or a new one that is being made.
     fn link(&self) -> Arc<Link> {
-        let link = self.link.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let link = self
+            .link
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         if !link.is_over() {
             return link;
         }
@@ -342,12 +413,20 @@ pub(super) struct Failed {
 
 impl Failed {
     fn unsent(error: StoreError) -> Self {
-        Self { error: error.with_unsent(true), sent: false, broken: false }
+        Self {
+            error: error.with_unsent(true),
+            sent: false,
+            broken: false,
+        }
     }
 
     /// The call was sent before.
     fn repeated(self) -> Self {
-        Self { error: self.error.with_unsent(false), sent: true, ..self }
+        Self {
+            error: self.error.with_unsent(false),
+            sent: true,
+            ..self
+        }
     }
 }
 
@@ -364,8 +443,15 @@ pub(super) fn is_unknown_script(value: &Value) -> bool {
 /// What a server says of itself that may not know RESP3.
 async fn without_resp3(client: &Client) -> Option<Info> {
     let info = client.get_connection_info().clone();
-    let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
+    let redis = info
+        .redis_settings()
+        .clone()
+        .set_protocol(ProtocolVersion::RESP2);
     let client = Client::open(info.set_redis_settings(redis)).ok()?;
     let mut connection = client.get_multiplexed_async_connection().await.ok()?;
-    redis::cmd("INFO").query_async(&mut connection).await.ok().map(Info::new)
+    redis::cmd("INFO")
+        .query_async(&mut connection)
+        .await
+        .ok()
+        .map(Info::new)
 }

@@ -18,7 +18,12 @@ pub(super) fn refused(error: &ServerError, acl: &AclLine) -> StoreError {
 
 /// Classifies an error of the connection.
 pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
-    if let Some((_, error)) = error.clone().into_server_errors().as_deref().and_then(<[_]>::first) {
+    if let Some((_, error)) = error
+        .clone()
+        .into_server_errors()
+        .as_deref()
+        .and_then(<[_]>::first)
+    {
         return refused(error, acl);
     }
     match error.kind() {
@@ -31,13 +36,22 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
             StoreError::new(StoreErrorKind::Unavailable, NO_PROVIDER)
         }
         ErrorKind::AuthenticationFailed => unauthenticated(),
-        ErrorKind::Io => StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")),
+        ErrorKind::Io => StoreError::new(
+            StoreErrorKind::Unavailable,
+            format!("no connection: {error}"),
+        ),
         // What comes in words of the crate, with those of the server behind: it did not let us select the database.
-        ErrorKind::Server(_) if error.detail().is_some_and(|detail| detail.contains("has no permissions")) => {
+        ErrorKind::Server(_)
+            if error
+                .detail()
+                .is_some_and(|detail| detail.contains("has no permissions")) =>
+        {
             classify("NOPERM", error.detail().unwrap_or_default(), acl)
         }
         ErrorKind::Server(_)
-            if error.detail().is_some_and(|detail| NO_DATABASE.iter().any(|no| detail.contains(no))) =>
+            if error
+                .detail()
+                .is_some_and(|detail| NO_DATABASE.iter().any(|no| detail.contains(no))) =>
         {
             StoreError::new(
                 StoreErrorKind::InvalidUrl,
@@ -45,14 +59,22 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
                  in its configuration says how many there are)",
             )
         }
-        _ => StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")),
+        _ => StoreError::new(
+            StoreErrorKind::Unavailable,
+            format!("no connection: {error}"),
+        ),
     }
 }
 
 /// Whether it is what only a replica answers.
 pub(super) fn is_of_a_replica(value: &Value) -> bool {
-    let Value::ServerError(error) = value else { return false };
-    matches!(cause(error.code(), error.details().unwrap_or_default()), "READONLY" | "MASTERDOWN")
+    let Value::ServerError(error) = value else {
+        return false;
+    };
+    matches!(
+        cause(error.code(), error.details().unwrap_or_default()),
+        "READONLY" | "MASTERDOWN"
+    )
 }
 
 /// Classifies why there is no first connection, over TLS or not, and says what to look at.
@@ -62,7 +84,9 @@ pub(super) fn unconnected(error: &RedisError, tls: bool, acl: &AclLine) -> Store
     }
     let text = error.to_string();
     // rustls' own errors have no type here: redis hands them on as text.
-    let remedy = if tls && (text.contains("CertificateRequired") || text.contains("HandshakeFailure")) {
+    let remedy = if tls
+        && (text.contains("CertificateRequired") || text.contains("HandshakeFailure"))
+    {
         "the server may ask for a certificate: give it one by `LockClientBuilder::client_certificate`"
     } else if tls && text.contains("certificate") {
         "connect by a name that the certificate is for, and have its authority trusted: by the system, by SSL_CERT_FILE, \
@@ -74,18 +98,27 @@ pub(super) fn unconnected(error: &RedisError, tls: bool, acl: &AclLine) -> Store
     } else {
         return disconnected(error, acl);
     };
-    StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {text}; {remedy}"))
+    StoreError::new(
+        StoreErrorKind::Unavailable,
+        format!("no connection: {text}; {remedy}"),
+    )
 }
 
 /// The server does not know RESP3, or what the scripts need.
 pub(super) fn too_old(version: Option<&str>) -> StoreError {
     let found = version.map_or("the server".into(), |version| format!("Redis {version}"));
-    StoreError::new(StoreErrorKind::NotRedis, format!("{found} is too old; locks need Redis 6.0 or later (HELLO 3)"))
+    StoreError::new(
+        StoreErrorKind::NotRedis,
+        format!("{found} is too old; locks need Redis 6.0 or later (HELLO 3)"),
+    )
 }
 
 /// The server is a replica.
 pub(super) fn read_only() -> StoreError {
-    StoreError::new(StoreErrorKind::ReadOnly, "the server is a read-only replica; connect to its primary")
+    StoreError::new(
+        StoreErrorKind::ReadOnly,
+        "the server is a read-only replica; connect to its primary",
+    )
 }
 
 fn unauthenticated() -> StoreError {
@@ -138,7 +171,9 @@ fn cause<'a>(code: &'a str, details: &'a str) -> &'a str {
     if code != "ERR" {
         return code;
     }
-    if details.contains("ACL failure in script") || details.contains("can't run this command or subcommand") {
+    if details.contains("ACL failure in script")
+        || details.contains("can't run this command or subcommand")
+    {
         return "NOPERM";
     }
     if details.starts_with("unknown command") || details.contains("Unknown Redis command") {
@@ -163,13 +198,19 @@ fn cause<'a>(code: &'a str, details: &'a str) -> &'a str {
         "TRYAGAIN",
     ]
     .into_iter()
-    .find(|inner| details.contains(&format!(": -{inner} ")) || details.contains(&format!(": {inner} ")))
+    .find(|inner| {
+        details.contains(&format!(": -{inner} ")) || details.contains(&format!(": {inner} "))
+    })
     .unwrap_or(code)
 }
 
 /// A message without the arguments that it repeats, and without the place in the script, which tells a user nothing.
 fn safe(details: &str) -> &str {
-    [", with args", " script: "].iter().fold(details, |text, cut| text.split(cut).next().unwrap_or_default())
+    [", with args", " script: "]
+        .iter()
+        .fold(details, |text, cut| {
+            text.split(cut).next().unwrap_or_default()
+        })
 }
 
 #[cfg(test)]
@@ -181,40 +222,109 @@ mod tests {
         use StoreErrorKind::*;
         let acl = AclLine::new("lock", 0);
         for (code, details, kind) in [
-            ("READONLY", "You can't write against a read only replica.", ReadOnly),
-            ("NOPERM", "this user has no permissions to run the 'evalsha' command", Forbidden),
-            ("ERR", "ACL failure in script: User x has no permissions to access the 'k' key", Forbidden),
+            (
+                "READONLY",
+                "You can't write against a read only replica.",
+                ReadOnly,
+            ),
+            (
+                "NOPERM",
+                "this user has no permissions to run the 'evalsha' command",
+                Forbidden,
+            ),
+            (
+                "ERR",
+                "ACL failure in script: User x has no permissions to access the 'k' key",
+                Forbidden,
+            ),
             ("NOAUTH", "Authentication required.", Unauthenticated),
-            ("WRONGPASS", "invalid username-password pair or user is disabled.", Unauthenticated),
-            ("ERR", "AUTH <password> called without any password configured", Unauthenticated),
-            ("WRONGTYPE", "Operation against a key holding the wrong kind of value", ForeignKey),
-            ("ERR", "unknown command 'EVALSHA', with args beginning with: 'x'", NotRedis),
-            ("OOM", "command not allowed when used memory > 'maxmemory'.", Unavailable),
-            ("ERR", "Error running script (call to f_1): @user_script:1: -OOM command not allowed", Unavailable),
-            ("ERR", "Error running script (call to f_1): @user_script:1: -READONLY You can't write", ReadOnly),
-            ("ERR", "Error running script (call to f_1): @user_script:1: WRONGTYPE Operation against", ForeignKey),
-            ("LOADING", "Redis is loading the dataset in memory", Unavailable),
+            (
+                "WRONGPASS",
+                "invalid username-password pair or user is disabled.",
+                Unauthenticated,
+            ),
+            (
+                "ERR",
+                "AUTH <password> called without any password configured",
+                Unauthenticated,
+            ),
+            (
+                "WRONGTYPE",
+                "Operation against a key holding the wrong kind of value",
+                ForeignKey,
+            ),
+            (
+                "ERR",
+                "unknown command 'EVALSHA', with args beginning with: 'x'",
+                NotRedis,
+            ),
+            (
+                "OOM",
+                "command not allowed when used memory > 'maxmemory'.",
+                Unavailable,
+            ),
+            (
+                "ERR",
+                "Error running script (call to f_1): @user_script:1: -OOM command not allowed",
+                Unavailable,
+            ),
+            (
+                "ERR",
+                "Error running script (call to f_1): @user_script:1: -READONLY You can't write",
+                ReadOnly,
+            ),
+            (
+                "ERR",
+                "Error running script (call to f_1): @user_script:1: WRONGTYPE Operation against",
+                ForeignKey,
+            ),
+            (
+                "LOADING",
+                "Redis is loading the dataset in memory",
+                Unavailable,
+            ),
             ("BUSY", "Redis is busy running a script.", Unavailable),
             ("MASTERDOWN", "Link with MASTER is down", Unavailable),
             ("CLUSTERDOWN", "The cluster is down", Unavailable),
-            ("TRYAGAIN", "Multiple keys request during rehashing of slot", Unavailable),
+            (
+                "TRYAGAIN",
+                "Multiple keys request during rehashing of slot",
+                Unavailable,
+            ),
             ("MOVED", "1 127.0.0.1:1", Unavailable),
             ("ERR", "max number of clients reached", Unavailable),
         ] {
-            assert_eq!(classify(code, details, &acl).kind(), kind, "{code} {details}");
+            assert_eq!(
+                classify(code, details, &acl).kind(),
+                kind,
+                "{code} {details}"
+            );
         }
     }
 
     #[test]
     fn a_forbidden_lock_says_what_to_allow() {
         let error = classify("NOPERM", "no permissions", &AclLine::new("lock", 0));
-        assert!(error.to_string().contains("ACL SETUSER <user> on ><password> ~lock:* "), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("ACL SETUSER <user> on ><password> ~lock:* "),
+            "{error}"
+        );
     }
 
     #[test]
     fn arguments_that_the_server_repeats_are_not_shown() {
-        for (code, text) in [("ERR", "unknown command 'HELLO', "), ("NOPERM", "no, "), ("OTHER", "no, ")] {
-            let error = classify(code, &format!("{text}with args beginning with: 'secret'"), &AclLine::new("lock", 0));
+        for (code, text) in [
+            ("ERR", "unknown command 'HELLO', "),
+            ("NOPERM", "no, "),
+            ("OTHER", "no, "),
+        ] {
+            let error = classify(
+                code,
+                &format!("{text}with args beginning with: 'secret'"),
+                &AclLine::new("lock", 0),
+            );
             assert!(!error.to_string().contains("secret"), "{error}");
         }
     }

@@ -36,10 +36,19 @@ impl Greeting {
             questions.add_command(marker.clone());
         });
         let sent = Instant::now();
-        let mut answers = connection.req_packed_commands(&questions, 0, questions.len()).await?.into_iter();
+        let mut answers = connection
+            .req_packed_commands(&questions, 0, questions.len())
+            .await?
+            .into_iter();
         let received = Instant::now();
         let [info, time, marker] = [(); 3].map(|()| answers.next().unwrap_or(Value::Nil));
-        Ok(Self { sent, received, info, time, marker })
+        Ok(Self {
+            sent,
+            received,
+            info,
+            time,
+            marker,
+        })
     }
 
     /// What it is.
@@ -61,7 +70,9 @@ impl Greeting {
     pub(super) fn micros(&self, acl: &AclLine) -> Result<u64, StoreError> {
         match &self.time {
             Value::Array(time) => {
-                let mut parts = time.iter().map(|part| text(part, acl)?.parse::<u64>().map_err(|_| unexpected()));
+                let mut parts = time
+                    .iter()
+                    .map(|part| text(part, acl)?.parse::<u64>().map_err(|_| unexpected()));
                 match (parts.next(), parts.next()) {
                     (Some(seconds), Some(micros)) => Ok(seconds? * 1_000_000 + micros?),
                     _ => Err(unexpected()),
@@ -116,12 +127,17 @@ impl Info {
 
     /// How long it has been up.
     pub(super) fn uptime(&self) -> Option<Duration> {
-        self.field("uptime_in_seconds")?.parse().ok().map(Duration::from_secs)
+        self.field("uptime_in_seconds")?
+            .parse()
+            .ok()
+            .map(Duration::from_secs)
     }
 
     fn field(&self, name: &str) -> Option<&str> {
         let Self(text) = self;
-        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+        text.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+            .map(str::trim)
     }
 
     /// Is it what it is to be?
@@ -130,7 +146,10 @@ impl Info {
             return Err(error::too_old(Some(version)));
         }
         // Valkey names the mode `server_mode`.
-        if ["redis_mode", "server_mode"].iter().any(|mode| self.field(mode) == Some("sentinel")) {
+        if ["redis_mode", "server_mode"]
+            .iter()
+            .any(|mode| self.field(mode) == Some("sentinel"))
+        {
             let message = "the server is a Sentinel, which keeps no locks; connect to the primary that it watches: \
                            redis+sentinel://host:26379/mymaster";
             return Err(StoreError::new(StoreErrorKind::NotRedis, message));
@@ -139,13 +158,20 @@ impl Info {
             let message = "the server is no node of a cluster; connect by redis://host:port";
             return Err(StoreError::new(StoreErrorKind::NotRedis, message));
         }
-        if kind == Kind::Primary && self.field("role").is_some_and(|role| matches!(role, "slave" | "replica")) {
+        if kind == Kind::Primary
+            && self
+                .field("role")
+                .is_some_and(|role| matches!(role, "slave" | "replica"))
+        {
             return Err(error::read_only());
         }
         if let Some(policy) = self.field("maxmemory_policy")
             && (policy.starts_with("volatile-") || policy.starts_with("allkeys-"))
         {
-            tracing::warn!(policy, "the server may evict a lock while it is held; set maxmemory-policy to noeviction");
+            tracing::warn!(
+                policy,
+                "the server may evict a lock while it is held; set maxmemory-policy to noeviction"
+            );
         }
         Ok(())
     }
@@ -159,9 +185,15 @@ mod tests {
     fn a_server_that_cannot_keep_locks_is_refused() {
         let check = |info: &str| Info::new(info.to_owned()).check(Kind::Primary);
         let kind = |info: &str| check(info).map_err(|error| error.kind());
-        assert_eq!(kind("# Server\r\nredis_version:7.0.15\r\nrole:master\r\n"), Ok(()));
+        assert_eq!(
+            kind("# Server\r\nredis_version:7.0.15\r\nrole:master\r\n"),
+            Ok(())
+        );
         assert_eq!(kind("role:slave\r\n"), Err(StoreErrorKind::ReadOnly));
-        assert_eq!(kind("redis_version:7.0.15\r\nredis_mode:sentinel\r\n"), Err(StoreErrorKind::NotRedis));
+        assert_eq!(
+            kind("redis_version:7.0.15\r\nredis_mode:sentinel\r\n"),
+            Err(StoreErrorKind::NotRedis)
+        );
         let error = check("redis_version:5.0.14\r\nrole:master\r\n").unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::NotRedis);
         assert!(error.to_string().contains("5.0.14"), "{error}");
@@ -179,22 +211,41 @@ mod tests {
             );
             Info::new(text)
         };
-        assert!(info("7.2.4", "standalone", "master").check(Kind::Primary).is_ok());
+        assert!(
+            info("7.2.4", "standalone", "master")
+                .check(Kind::Primary)
+                .is_ok()
+        );
         // A user may have it name another version to old clients.
-        assert!(info("5.0.0", "standalone", "master").check(Kind::Primary).is_ok());
-        let error = info("7.2.4", "standalone", "slave").check(Kind::Primary).unwrap_err();
+        assert!(
+            info("5.0.0", "standalone", "master")
+                .check(Kind::Primary)
+                .is_ok()
+        );
+        let error = info("7.2.4", "standalone", "slave")
+            .check(Kind::Primary)
+            .unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::ReadOnly);
-        let error = info("7.2.4", "sentinel", "master").check(Kind::Primary).unwrap_err();
+        let error = info("7.2.4", "sentinel", "master")
+            .check(Kind::Primary)
+            .unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::NotRedis);
         assert!(error.to_string().contains("is a Sentinel"), "{error}");
     }
 
     #[test]
     fn a_node_of_a_cluster_may_be_a_replica_and_nothing_else() {
-        let kind = |info: &str| Info::new(info.to_owned()).check(Kind::Node).map_err(|error| error.kind());
+        let kind = |info: &str| {
+            Info::new(info.to_owned())
+                .check(Kind::Node)
+                .map_err(|error| error.kind())
+        };
         assert_eq!(kind("role:master\r\ncluster_enabled:1\r\n"), Ok(()));
         assert_eq!(kind("role:slave\r\ncluster_enabled:1\r\n"), Ok(()));
-        assert_eq!(kind("role:master\r\ncluster_enabled:0\r\n"), Err(StoreErrorKind::NotRedis));
+        assert_eq!(
+            kind("role:master\r\ncluster_enabled:0\r\n"),
+            Err(StoreErrorKind::NotRedis)
+        );
         assert_eq!(kind("role:master\r\n"), Err(StoreErrorKind::NotRedis));
     }
 }

@@ -16,7 +16,8 @@ use futures_util::{
     future::{BoxFuture, Shared},
 };
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ErrorKind, PushInfo, PushKind, RedisError, aio::MultiplexedConnection,
+    AsyncConnectionConfig, Client, Cmd, ErrorKind, PushInfo, PushKind, RedisError,
+    aio::MultiplexedConnection,
 };
 use tokio::{
     task::AbortHandle,
@@ -141,20 +142,36 @@ impl Dial {
             membership: None,
             kind: Kind::Primary,
             clock: Arc::default(),
-            warned: Arc::new(Warned { no_pushes: Once::new(), no_info: Once::new() }),
+            warned: Arc::new(Warned {
+                no_pushes: Once::new(),
+                no_info: Once::new(),
+            }),
             listens: true,
         }
     }
 
     /// To the same place, for connections that listen to nothing.
     pub(super) fn deaf(&self) -> Self {
-        Self { listens: false, ..self.clone() }
+        Self {
+            listens: false,
+            ..self.clone()
+        }
     }
 
     /// The same for a server that votes with others. It keeps away for `longest_lease` where it may have forgotten a lock.
     pub(super) fn member(self, namespace: &str, longest_lease: Duration) -> Self {
-        let question = Call::new(&scripts::MARKER, 1).arg(marker_name(namespace)).token(Token::random()).into_text();
-        Self { membership: Some(Membership { longest_lease, question, latest: Arc::default() }), ..self }
+        let question = Call::new(&scripts::MARKER, 1)
+            .arg(marker_name(namespace))
+            .token(Token::random())
+            .into_text();
+        Self {
+            membership: Some(Membership {
+                longest_lease,
+                question,
+                latest: Arc::default(),
+            }),
+            ..self
+        }
     }
 
     /// What was seen last of a server among several.
@@ -165,7 +182,12 @@ impl Dial {
     /// The same to a node of a cluster, which has a clock of its own.
     pub(super) fn to_node(&self, client: Client) -> Self {
         let target = Target::Server(Arc::new(client));
-        Self { target, kind: Kind::Node, clock: Arc::default(), ..self.clone() }
+        Self {
+            target,
+            kind: Kind::Node,
+            clock: Arc::default(),
+            ..self.clone()
+        }
     }
 
     /// Says once that those who wait are not told.
@@ -202,7 +224,12 @@ impl Dial {
                 )),
             })
         });
-        Link { connected: connected.boxed().shared(), attempt, life, silent_since: Mutex::default() }
+        Link {
+            connected: connected.boxed().shared(),
+            attempt,
+            life,
+            silent_since: Mutex::default(),
+        }
     }
 
     async fn connect(self, life: Arc<Life>) -> Result<Connected, StoreError> {
@@ -216,19 +243,26 @@ impl Dial {
             }
         };
         // rustls panics where the application has chosen no crypto provider; a caller deserves an error that says so.
-        let connected = AssertUnwindSafe(connecting).catch_unwind().await.unwrap_or_else(|panic| {
-            if !is_missing_provider(panic.as_ref()) {
-                resume_unwind(panic);
-            }
-            Err(RedisError::from((ErrorKind::InvalidClientConfig, NO_PROVIDER)).into())
-        });
+        let connected = AssertUnwindSafe(connecting)
+            .catch_unwind()
+            .await
+            .unwrap_or_else(|panic| {
+                if !is_missing_provider(panic.as_ref()) {
+                    resume_unwind(panic);
+                }
+                Err(RedisError::from((ErrorKind::InvalidClientConfig, NO_PROVIDER)).into())
+            });
         connected.map_err(|unconnected| {
             life.end();
             match unconnected {
                 Unconnected::Refused(error) => error,
-                Unconnected::Broken(cause) if self.clock.get().is_some() => error::disconnected(&cause, &self.acl),
+                Unconnected::Broken(cause) if self.clock.get().is_some() => {
+                    error::disconnected(&cause, &self.acl)
+                }
                 // Nothing has ever answered here: it may be the wrong place.
-                Unconnected::Broken(cause) => error::unconnected(&cause, self.target.is_tls(), &self.acl),
+                Unconnected::Broken(cause) => {
+                    error::unconnected(&cause, self.target.is_tls(), &self.acl)
+                }
             }
         })
     }
@@ -259,11 +293,16 @@ impl Dial {
                 Ok::<_, redis::aio::SendError>(())
             });
         let (server, named) = self.target.server().await?;
-        let mut connection = server.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut connection = server
+            .get_multiplexed_async_connection_with_config(&config)
+            .await?;
         if self.listens {
             self.subscribe(&mut connection).await?;
         }
-        let marker = self.membership.as_ref().map(|membership| &membership.question);
+        let marker = self
+            .membership
+            .as_ref()
+            .map(|membership| &membership.question);
         let greeting = timeout(ATTEMPT, Greeting::exchange(&mut connection, marker)).await;
         let tenure = self.accept(&greeting.unwrap_or_else(|_| Err(silence()))?)?;
         stood.store(true, Ordering::Release);
@@ -289,7 +328,9 @@ impl Dial {
         let subscribed = timeout(ATTEMPT, connection.subscribe(&channels)).await;
         match subscribed.unwrap_or_else(|_| Err(silence())) {
             // A refusal in words stands as long as the connection does. Locks do without, but are handed over more slowly.
-            Err(cause) if cause.code().is_some() || cause.clone().into_server_errors().is_some() => {
+            Err(cause)
+                if cause.code().is_some() || cause.clone().into_server_errors().is_some() =>
+            {
                 self.warn_of_silence(&error::disconnected(&cause, &self.acl));
                 Ok(())
             }
@@ -314,7 +355,9 @@ impl Dial {
         let micros = greeting.micros(&self.acl)?;
         // What it is like is known before its time, which acquires wait for.
         let tenure = self.tenure_by(greeting, info)?;
-        let clock = self.clock.get_or_init(|| ServerClock::new(micros, greeting.received));
+        let clock = self
+            .clock
+            .get_or_init(|| ServerClock::new(micros, greeting.received));
         clock.observe(micros, greeting.sent, greeting.received);
         Ok(tenure)
     }
@@ -325,11 +368,19 @@ impl Dial {
         greeting: &Greeting,
         info: Result<Info, StoreError>,
     ) -> Result<Option<Arc<Tenure>>, Unconnected> {
-        let Some(membership) = &self.membership else { return Ok(None) };
+        let Some(membership) = &self.membership else {
+            return Ok(None);
+        };
         let (marker, with_data) = greeting.marker(&self.acl)?;
         let info = info?;
         let uptime = info.uptime().ok_or_else(unexpected)?;
-        let tenure = Tenure::new(membership.longest_lease, uptime, with_data, marker, greeting.sent);
+        let tenure = Tenure::new(
+            membership.longest_lease,
+            uptime,
+            with_data,
+            marker,
+            greeting.sent,
+        );
         let tenure = tenure.with_run_id(info.run_id());
         let tenure = match &*lock(&membership.latest) {
             // Whatever its clock says: this one has seen it change.
@@ -381,7 +432,10 @@ impl Drop for Link {
 /// Whether rustls has panicked for want of a crypto provider. It has no question to ask before: what is compiled in
 /// decides too.
 fn is_missing_provider(panic: &(dyn Any + Send)) -> bool {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    let text = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied());
     text.is_some_and(|text| text.contains("CryptoProvider"))
 }
 
@@ -408,7 +462,10 @@ impl Link {
     /// A call is about to be sent.
     pub(super) fn unanswered(&self) -> Unanswered<'_> {
         lock(&self.silent_since).get_or_insert_with(Instant::now);
-        Unanswered { link: self, answered: false }
+        Unanswered {
+            link: self,
+            answered: false,
+        }
     }
 }
 
@@ -428,7 +485,9 @@ impl Unanswered<'_> {
 
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
-        if !self.answered && lock(&self.link.silent_since).is_some_and(|since| since.elapsed() >= SILENCE) {
+        if !self.answered
+            && lock(&self.link.silent_since).is_some_and(|since| since.elapsed() >= SILENCE)
+        {
             self.link.end();
         }
     }

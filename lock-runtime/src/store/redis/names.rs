@@ -33,7 +33,10 @@ pub(crate) fn check_namespace(namespace: &str) -> Result<(), LockError> {
         return Ok(());
     };
     let shown: String = namespace.chars().take(MAX_NAMESPACE_BYTES).collect();
-    Err(LockError::new(LockErrorKind::InvalidSpec, format!("the namespace {shown:?} {complaint}")))
+    Err(LockError::new(
+        LockErrorKind::InvalidSpec,
+        format!("the namespace {shown:?} {complaint}"),
+    ))
 }
 
 /// The keys of one lock. They lie in the same cluster slot.
@@ -109,13 +112,19 @@ mod tests {
 
     #[test]
     fn the_keys_of_a_lock_share_a_slot_and_differ() {
-        for name in ["order:42", "{a}", "x{a}y", "x{a}{b}", "a{b", "{{a}", "a{b}}", "f:x", "ns:x"] {
+        for name in [
+            "order:42", "{a}", "x{a}y", "x{a}{b}", "a{b", "{{a}", "a{b}}", "f:x", "ns:x",
+        ] {
             let key = LockKey::new(name).unwrap();
             for family in [Family::Lock, Family::Permits] {
                 let names = Names::new("ns:sub", &key, family);
                 assert_eq!(slot_text(&names.lock), slot_text(&names.fence), "{names:?}");
                 assert_eq!(slot_text(&names.lock), slot_text(&names.queue), "{names:?}");
-                assert!(names.lock != names.fence && names.lock != names.queue && names.fence != names.queue);
+                assert!(
+                    names.lock != names.fence
+                        && names.lock != names.queue
+                        && names.fence != names.queue
+                );
             }
         }
     }
@@ -123,9 +132,17 @@ mod tests {
     #[test]
     fn the_names_are_those_of_the_documentation() {
         let names = |name: &str, family| Names::new("lock", &LockKey::new(name).unwrap(), family);
-        let plain = Names { lock: "lock:a".into(), fence: "{lock:a}:f".into(), queue: "{lock:a}:q".into() };
+        let plain = Names {
+            lock: "lock:a".into(),
+            fence: "{lock:a}:f".into(),
+            queue: "{lock:a}:q".into(),
+        };
         assert_eq!(names("a", Family::Lock), plain);
-        let tagged = Names { lock: "lock:{a}b".into(), fence: "f:lock:{a}b".into(), queue: "q:lock:{a}b".into() };
+        let tagged = Names {
+            lock: "lock:{a}b".into(),
+            fence: "f:lock:{a}b".into(),
+            queue: "q:lock:{a}b".into(),
+        };
         assert_eq!(names("{a}b", Family::Lock), tagged);
         assert_eq!(names("a", Family::Permits).lock, "lock:permits:a");
     }

@@ -48,12 +48,19 @@ impl Pushes {
 
     /// The pushes of a cluster, where what one node tells all is passed on to all nodes: a grant is told by slot instead.
     pub(super) fn sharded(namespace: &str) -> Self {
-        Self { sharded: true, ..Self::new(namespace) }
+        Self {
+            sharded: true,
+            ..Self::new(namespace)
+        }
     }
 
     /// What every connection subscribes to.
     pub(super) fn channels(&self) -> Vec<&str> {
-        if self.sharded { vec![&self.revoked] } else { vec![&self.own, &self.revoked] }
+        if self.sharded {
+            vec![&self.revoked]
+        } else {
+            vec![&self.own, &self.revoked]
+        }
     }
 
     /// Where those who wait in a slot of a cluster are told: `<own>:{tag}`, where `tag` decides the slot.
@@ -81,8 +88,15 @@ impl Pushes {
             return;
         }
         let mut words = push.data.iter().map(text);
-        let (Some(Some(channel)), Some(Some(message))) = (words.next(), words.next()) else { return };
-        let of_slot = || self.sharded && channel.strip_prefix(&self.own).is_some_and(|slot| slot.starts_with(":{"));
+        let (Some(Some(channel)), Some(Some(message))) = (words.next(), words.next()) else {
+            return;
+        };
+        let of_slot = || {
+            self.sharded
+                && channel
+                    .strip_prefix(&self.own)
+                    .is_some_and(|slot| slot.starts_with(":{"))
+        };
         if channel == self.own || of_slot() {
             if let Some(event) = self.kept(message).or_else(|| self.granted(message)) {
                 self.listeners.tell(&event);
@@ -90,7 +104,9 @@ impl Pushes {
         } else if channel == self.revoked {
             for member in message.split(' ') {
                 let token = member.rsplit(':').next().and_then(Token::from_hex);
-                token.into_iter().for_each(|token| self.listeners.tell(&StoreEvent::Revoked { token }));
+                token
+                    .into_iter()
+                    .for_each(|token| self.listeners.tell(&StoreEvent::Revoked { token }));
             }
         }
     }
@@ -116,11 +132,23 @@ impl Pushes {
         let fence = FencingToken::new(words.next()?.parse().ok()?)?;
         let ttl = Duration::from_millis(words.next()?.parse().ok()?);
         let spare = words.next()?.parse().ok()?;
-        let key = LockKey::new(names::key_of(&self.namespace, words.next()?, mode.family())?).ok()?;
+        let key = LockKey::new(names::key_of(
+            &self.namespace,
+            words.next()?,
+            mode.family(),
+        )?)
+        .ok()?;
         if self.invites {
-            return Some(StoreEvent::Kept { key, family: mode.family(), ttl: Duration::ZERO });
+            return Some(StoreEvent::Kept {
+                key,
+                family: mode.family(),
+                ttl: Duration::ZERO,
+            });
         }
-        Some(StoreEvent::Granted { hold: Hold::new(key, mode, token), grant: Grant::new(fence, ttl).spare(spare) })
+        Some(StoreEvent::Granted {
+            hold: Hold::new(key, mode, token),
+            grant: Grant::new(fence, ttl).spare(spare),
+        })
     }
 }
 
@@ -145,13 +173,23 @@ mod tests {
         for (mode, written, member, lock) in [
             (Mode::Exclusive, "exclusive", hex.clone(), "my app:a b"),
             (Mode::Shared, "shared", hex.clone(), "my app:a b"),
-            (Mode::Permits(3.try_into().unwrap()), "3", format!("3:{hex}"), "my app:permits:a b"),
+            (
+                Mode::Permits(3.try_into().unwrap()),
+                "3",
+                format!("3:{hex}"),
+                "my app:permits:a b",
+            ),
         ] {
             let message = format!("{written} {member} 7 250 2 {lock}");
-            let Some(StoreEvent::Granted { hold, grant }) = pushes.granted(&message) else { panic!("{message}") };
+            let Some(StoreEvent::Granted { hold, grant }) = pushes.granted(&message) else {
+                panic!("{message}")
+            };
             assert_eq!(hold, Hold::new(LockKey::new("a b").unwrap(), mode, token));
             let fence = FencingToken::new(7).unwrap();
-            assert_eq!(grant, Grant::new(fence, Duration::from_millis(250)).spare(2));
+            assert_eq!(
+                grant,
+                Grant::new(fence, Duration::from_millis(250)).spare(2)
+            );
         }
     }
 
@@ -159,18 +197,33 @@ mod tests {
     fn a_grant_that_the_replicas_may_not_have_is_an_invitation_to_ask() {
         let pushes = Pushes::new("lock").inviting(true);
         let told = pushes.granted("3 3:0123456789abcdef0123456789abcdef 7 250 0 lock:permits:a");
-        let Some(StoreEvent::Kept { key, family, ttl }) = told else { panic!("{told:?}") };
-        assert_eq!((key, family, ttl), (LockKey::new("a").unwrap(), Family::Permits, Duration::ZERO));
+        let Some(StoreEvent::Kept { key, family, ttl }) = told else {
+            panic!("{told:?}")
+        };
+        assert_eq!(
+            (key, family, ttl),
+            (LockKey::new("a").unwrap(), Family::Permits, Duration::ZERO)
+        );
     }
 
     #[test]
     fn a_message_tells_what_is_kept() {
         let pushes = Pushes::new("my app");
-        for (message, expected) in
-            [("kept lock 250 my app:a b", Family::Lock), ("kept permits 250 my app:permits:a b", Family::Permits)]
-        {
-            let Some(StoreEvent::Kept { key, family, ttl }) = pushes.kept(message) else { panic!("{message}") };
-            assert_eq!((key, family, ttl), (LockKey::new("a b").unwrap(), expected, Duration::from_millis(250)));
+        for (message, expected) in [
+            ("kept lock 250 my app:a b", Family::Lock),
+            ("kept permits 250 my app:permits:a b", Family::Permits),
+        ] {
+            let Some(StoreEvent::Kept { key, family, ttl }) = pushes.kept(message) else {
+                panic!("{message}")
+            };
+            assert_eq!(
+                (key, family, ttl),
+                (
+                    LockKey::new("a b").unwrap(),
+                    expected,
+                    Duration::from_millis(250)
+                )
+            );
         }
         for message in [
             "",
@@ -190,7 +243,11 @@ mod tests {
     fn what_is_no_grant_is_ignored() {
         let pushes = Pushes::new("lock");
         let hex = "0123456789abcdef0123456789abcdef";
-        assert!(pushes.granted(&format!("exclusive {hex} 7 250 0 lock:a")).is_some());
+        assert!(
+            pushes
+                .granted(&format!("exclusive {hex} 7 250 0 lock:a"))
+                .is_some()
+        );
         for message in [
             "",
             "hello",

@@ -34,7 +34,11 @@ impl Tenure {
     ) -> Self {
         let after_start = (longest_lease + COARSE).saturating_sub(uptime);
         let after_loss = longest_lease.saturating_sub(with_data);
-        Self { votes_from: asked + after_start.max(after_loss), marker, run_id: None }
+        Self {
+            votes_from: asked + after_start.max(after_loss),
+            marker,
+            run_id: None,
+        }
     }
 
     pub(crate) fn with_run_id(self, run_id: Option<String>) -> Self {
@@ -48,12 +52,17 @@ impl Tenure {
 
     /// It votes from then on at the earliest.
     pub(super) fn not_before(self, votes_from: Instant) -> Self {
-        Self { votes_from: self.votes_from.max(votes_from), ..self }
+        Self {
+            votes_from: self.votes_from.max(votes_from),
+            ..self
+        }
     }
 
     /// How long it does not vote yet.
     pub(crate) fn keeps_away(&self, now: Instant) -> Option<Duration> {
-        self.votes_from.checked_duration_since(now).filter(|left| !left.is_zero())
+        self.votes_from
+            .checked_duration_since(now)
+            .filter(|left| !left.is_zero())
     }
 
     /// # Errors
@@ -72,7 +81,10 @@ impl Tenure {
 
 /// The data were deleted under a connection that stands.
 pub(crate) fn lost_its_data() -> StoreError {
-    StoreError::new(StoreErrorKind::Unavailable, "its data were deleted, and with them what it knew of locks")
+    StoreError::new(
+        StoreErrorKind::Unavailable,
+        "its data were deleted, and with them what it knew of locks",
+    )
 }
 
 #[cfg(test)]
@@ -88,11 +100,20 @@ mod tests {
         let tenure = |uptime, with_data| Tenure::new(LEASE, uptime, with_data, String::new(), now);
         assert_eq!(tenure(LONG, LONG).keeps_away(now), None);
         // Restarted from an old snapshot, the marker is there.
-        assert_eq!(tenure(Duration::from_secs(1), LONG).keeps_away(now), Some(LEASE));
+        assert_eq!(
+            tenure(Duration::from_secs(1), LONG).keeps_away(now),
+            Some(LEASE)
+        );
         // Its data were deleted while it ran.
-        assert_eq!(tenure(LONG, Duration::from_secs(1)).keeps_away(now), Some(LEASE - Duration::from_secs(1)));
+        assert_eq!(
+            tenure(LONG, Duration::from_secs(1)).keeps_away(now),
+            Some(LEASE - Duration::from_secs(1))
+        );
         assert!(tenure(LONG, Duration::ZERO).check(now + LEASE).is_ok());
         let error = tenure(LONG, Duration::ZERO).check(now).unwrap_err();
-        assert!(error.is_unsent() && error.to_string().contains("votes in 30s"), "{error}");
+        assert!(
+            error.is_unsent() && error.to_string().contains("votes in 30s"),
+            "{error}"
+        );
     }
 }

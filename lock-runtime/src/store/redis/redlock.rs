@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use tokio::time::{Instant, sleep_until};
 
-use super::{CONNECT, RedisStore, check_namespace, connection::Connection, servers::Servers, settings::Settings, url};
+use super::{
+    CONNECT, RedisStore, check_namespace, connection::Connection, servers::Servers,
+    settings::Settings, url,
+};
 use crate::{
     error::{LockError, LockErrorKind},
     runtime,
@@ -22,13 +25,18 @@ const STRAGGLERS: Duration = Duration::from_millis(300);
 /// # Errors
 /// `InvalidUrl`, without the URL, as it may hold a password.
 pub(crate) fn urls_of(url: &str) -> Result<Option<Vec<&str>>, LockError> {
-    let Some(list) = url.strip_prefix("redlock:") else { return Ok(None) };
+    let Some(list) = url.strip_prefix("redlock:") else {
+        return Ok(None);
+    };
     let invalid = |complaint: &str| {
-        let message = format!("the URL does not name several Redis servers: {complaint}; {RIGHT_ONE}");
+        let message =
+            format!("the URL does not name several Redis servers: {complaint}; {RIGHT_ONE}");
         Err(LockError::new(LockErrorKind::InvalidUrl, message))
     };
     if list.starts_with("//") {
-        return invalid("after \"redlock:\" the URLs of the servers follow, each with its own redis://");
+        return invalid(
+            "after \"redlock:\" the URLs of the servers follow, each with its own redis://",
+        );
     }
     let urls: Vec<_> = list.split(',').map(str::trim).collect();
     if urls.iter().any(|url| url.is_empty()) {
@@ -58,9 +66,10 @@ pub(crate) async fn connect(
     for server in urls {
         url::check_tls(server)?;
         let client = url::open(server, settings).map_err(|error| match error.kind() {
-            LockErrorKind::InvalidUrl => {
-                LockError::new(LockErrorKind::InvalidUrl, format!("of one of the servers: {error}; {RIGHT_ONE}"))
-            }
+            LockErrorKind::InvalidUrl => LockError::new(
+                LockErrorKind::InvalidUrl,
+                format!("of one of the servers: {error}; {RIGHT_ONE}"),
+            ),
             _ => error,
         })?;
         let name = client.get_connection_info().addr().to_string();
@@ -73,28 +82,37 @@ pub(crate) async fn connect(
     stand(&servers).await?;
     for (index, (name, server)) in servers.iter().enumerate() {
         let run_id = server.run_id();
-        let same = |(_, other): &&(String, Connection)| run_id.is_some() && other.run_id() == run_id;
+        let same =
+            |(_, other): &&(String, Connection)| run_id.is_some() && other.run_id() == run_id;
         if let Some((other, _)) = servers[..index].iter().find(same) {
             return Err(same_server(other, name));
         }
     }
     let servers = servers.into_iter().map(|(name, connection)| {
         let servers = Servers::One(Box::new(connection));
-        let server = RedisStore { servers, replicas: None, namespace: namespace.to_owned() };
+        let server = RedisStore {
+            servers,
+            replicas: None,
+            namespace: namespace.to_owned(),
+        };
         (name, Arc::new(server) as Arc<dyn Store>)
     });
     QuorumStore::new(servers, longest_lease)
 }
 
 fn same_server(one: &str, other: &str) -> LockError {
-    let message = format!("{one} and {other} are the same server, which would have two votes; {RIGHT_ONE}");
+    let message =
+        format!("{one} and {other} are the same server, which would have two votes; {RIGHT_ONE}");
     LockError::new(LockErrorKind::InvalidUrl, message)
 }
 
 /// Waits until a majority stands.
 async fn stand(servers: &[(String, Connection)]) -> Result<(), LockError> {
-    let mut answers: FuturesUnordered<_> =
-        servers.iter().enumerate().map(async |(index, (_, server))| (index, server.ready().await)).collect();
+    let mut answers: FuturesUnordered<_> = servers
+        .iter()
+        .enumerate()
+        .map(async |(index, (_, server))| (index, server.ready().await))
+        .collect();
     let mut said: Vec<Option<Result<(), StoreError>>> = vec![None; servers.len()];
     let majority = majority(servers.len());
     let mut until = Instant::now() + CONNECT;
@@ -103,7 +121,12 @@ async fn stand(servers: &[(String, Connection)]) -> Result<(), LockError> {
         () = sleep_until(until) => None,
     } {
         said[index] = Some(answer);
-        if said.iter().filter(|said| matches!(said, Some(Ok(())))).count() == majority {
+        if said
+            .iter()
+            .filter(|said| matches!(said, Some(Ok(()))))
+            .count()
+            == majority
+        {
             until = until.min(Instant::now() + STRAGGLERS);
         }
     }
@@ -116,20 +139,33 @@ async fn stand(servers: &[(String, Connection)]) -> Result<(), LockError> {
             Some(Err(error)) if error.kind() != crate::store::StoreErrorKind::Unavailable => {
                 return refuse(error, format!("cannot keep locks at {name}"));
             }
-            Some(Err(error)) => tracing::warn!(server = %name, %error, "the server does not answer"),
+            Some(Err(error)) => {
+                tracing::warn!(server = %name, %error, "the server does not answer")
+            }
             _ => {}
         }
     }
-    if said.iter().filter(|said| matches!(said, Some(Ok(())))).count() >= majority {
+    if said
+        .iter()
+        .filter(|said| matches!(said, Some(Ok(()))))
+        .count()
+        >= majority
+    {
         return Ok(());
     }
-    let each = servers.iter().zip(said).map(|((name, _), said)| match said {
-        Some(Ok(())) => format!("{name}: answers"),
-        Some(Err(error)) => format!("{name}: {error}"),
-        None => format!("{name}: no answer within {CONNECT:?}"),
-    });
-    let message =
-        format!("{majority} of {} servers are needed: {}", servers.len(), each.collect::<Vec<_>>().join("; "));
+    let each = servers
+        .iter()
+        .zip(said)
+        .map(|((name, _), said)| match said {
+            Some(Ok(())) => format!("{name}: answers"),
+            Some(Err(error)) => format!("{name}: {error}"),
+            None => format!("{name}: no answer within {CONNECT:?}"),
+        });
+    let message = format!(
+        "{majority} of {} servers are needed: {}",
+        servers.len(),
+        each.collect::<Vec<_>>().join("; ")
+    );
     Err(LockError::new(LockErrorKind::Unavailable, message))
 }
 
@@ -140,7 +176,9 @@ mod tests {
     #[test]
     fn the_url_of_several_servers_is_a_list_of_theirs() {
         assert_eq!(urls_of("redis://a").unwrap(), None);
-        let urls = urls_of("redlock:redis://a,rediss://:pw@b:7, unix:///c").unwrap().unwrap();
+        let urls = urls_of("redlock:redis://a,rediss://:pw@b:7, unix:///c")
+            .unwrap()
+            .unwrap();
         assert_eq!(urls, ["redis://a", "rediss://:pw@b:7", "unix:///c"]);
     }
 
@@ -151,13 +189,19 @@ mod tests {
             ("redlock://a,b,c", "its own redis://"),
             ("redlock:redis://:hunter2@a", "1 servers"),
             ("redlock:redis://a,redis://:hunter2@b", "2 servers"),
-            ("redlock:redis://a,redis://b,redis://c,redis://:hunter2@d", "odd"),
+            (
+                "redlock:redis://a,redis://b,redis://c,redis://:hunter2@d",
+                "odd",
+            ),
             ("redlock:redis://a,,redis://b", "empty"),
         ] {
             let error = urls_of(url).unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::InvalidUrl);
             let error = error.to_string();
-            assert!(error.contains(word) && error.contains("redlock:redis://host1"), "{url}: {error}");
+            assert!(
+                error.contains(word) && error.contains("redlock:redis://host1"),
+                "{url}: {error}"
+            );
             assert!(!error.contains("hunter2"), "{error}");
         }
     }

@@ -53,8 +53,15 @@ struct Asked {
 
 impl Replicas {
     /// On a connection beside that of the store.
-    pub(super) async fn open(store: &Connection, required: MinReplicas) -> Result<Arc<Self>, StoreError> {
-        let replicas = Self { connection: store.beside(), required, queue: Mutex::default() };
+    pub(super) async fn open(
+        store: &Connection,
+        required: MinReplicas,
+    ) -> Result<Arc<Self>, StoreError> {
+        let replicas = Self {
+            connection: store.beside(),
+            required,
+            queue: Mutex::default(),
+        };
         // Whether it is allowed is better known now.
         let found = replicas.wait(Pipeline::new()).await?.1;
         if found < u64::from(required.count.get()) {
@@ -75,7 +82,12 @@ impl Replicas {
     ) -> Result<(), StoreError> {
         let about = |hold: &Hold| {
             let Names { lock, fence, .. } = Names::new(namespace, &hold.key, hold.mode.family());
-            Call::new(&scripts::REPLICATE, 2).arg(lock).arg(fence).hold(hold).into_parts().1
+            Call::new(&scripts::REPLICATE, 2)
+                .arg(lock)
+                .arg(fence)
+                .hold(hold)
+                .into_parts()
+                .1
         };
         let grants = grants.into_iter().map(about).collect();
         self.ask(grants).await.unwrap_or_else(|_| {
@@ -91,7 +103,13 @@ impl Replicas {
         if !mem::replace(&mut queue.served, true) {
             drop(queue);
             // In a task of its own: whoever began it may stop waiting.
-            tokio::spawn(Rounds { replicas: self.clone(), ended: false }.run());
+            tokio::spawn(
+                Rounds {
+                    replicas: self.clone(),
+                    ended: false,
+                }
+                .run(),
+            );
         }
         outcome
     }
@@ -102,18 +120,24 @@ impl Replicas {
             about.add_command(grant.clone());
         }
         let limit = self.required.timeout + MARGIN;
-        let outcome = timeout(limit, self.wait(about)).await.unwrap_or_else(|_| Err(StoreError::timed_out(limit)));
+        let outcome = timeout(limit, self.wait(about))
+            .await
+            .unwrap_or_else(|_| Err(StoreError::timed_out(limit)));
         let (mut written, found) = match outcome {
             Ok((written, found)) => (written.into_iter(), found),
             Err(error) => {
-                asked.into_iter().for_each(|asked| drop(asked.told.send(Err(error.clone()))));
+                asked
+                    .into_iter()
+                    .for_each(|asked| drop(asked.told.send(Err(error.clone()))));
                 return;
             }
         };
         for Asked { grants, told } in asked {
             // All of them are taken, also behind one that failed.
             let written: Vec<_> = written.by_ref().take(grants.len()).collect();
-            let outcome = written.into_iter().try_for_each(|reply| self.is_written(reply));
+            let outcome = written
+                .into_iter()
+                .try_for_each(|reply| self.is_written(reply));
             let _ = told.send(outcome.and_then(|()| self.is_enough(found)));
         }
     }
@@ -132,7 +156,10 @@ impl Replicas {
             by_text.add_command(wait);
             replies = self.connection.send_all_again(&by_text, true).await?;
         }
-        match self.connection.settle(replies.pop().ok_or_else(unexpected)?)? {
+        match self
+            .connection
+            .settle(replies.pop().ok_or_else(unexpected)?)?
+        {
             Value::Int(found) => Ok((replies, u64::try_from(found).unwrap_or(0))),
             _ => Err(unexpected()),
         }
@@ -144,7 +171,10 @@ impl Replicas {
             Value::Int(0) => {
                 // It is not there where we wait: there may be a new primary, for either of the two connections.
                 self.connection.greet_again();
-                Err(StoreError::new(StoreErrorKind::Unavailable, "the grant was lost before the replicas had it"))
+                Err(StoreError::new(
+                    StoreErrorKind::Unavailable,
+                    "the grant was lost before the replicas had it",
+                ))
             }
             _ => Err(unexpected()),
         }
@@ -155,14 +185,17 @@ impl Replicas {
         if found >= u64::from(count.get()) {
             return Ok(());
         }
-        let message = format!("{found} of {count} replicas had the grant within {timeout:?}, so it does not count");
+        let message = format!(
+            "{found} of {count} replicas had the grant within {timeout:?}, so it does not count"
+        );
         Err(StoreError::new(StoreErrorKind::Unavailable, message))
     }
 }
 
 fn wait_for(required: MinReplicas) -> Cmd {
     let mut wait = redis::cmd("WAIT");
-    wait.arg(required.count.get()).arg(required.timeout.as_millis().to_string());
+    wait.arg(required.count.get())
+        .arg(required.timeout.as_millis().to_string());
     wait
 }
 
@@ -183,7 +216,11 @@ impl Rounds {
     fn next(&mut self) -> Option<Vec<Asked>> {
         let mut queue = lock(&self.replicas.queue);
         // Who has stopped waiting need not be waited for.
-        let asked: Vec<_> = queue.waiting.drain(..).filter(|asked| !asked.told.is_closed()).collect();
+        let asked: Vec<_> = queue
+            .waiting
+            .drain(..)
+            .filter(|asked| !asked.told.is_closed())
+            .collect();
         if asked.is_empty() {
             queue.served = false;
             self.ended = true;

@@ -18,7 +18,9 @@ pub(super) struct Reply {
 
 impl Reply {
     pub(super) fn new(value: Value) -> Result<Self, StoreError> {
-        let Value::Array(items) = value else { return Err(unexpected()) };
+        let Value::Array(items) = value else {
+            return Err(unexpected());
+        };
         let mut rest = items.into_iter();
         let word = text(rest.next())?;
         Ok(Self { word, rest })
@@ -50,7 +52,8 @@ impl Reply {
 
     /// Redis says -1 for a key without an expiry.
     pub(super) fn known_ttl(&mut self) -> Result<Option<Duration>, StoreError> {
-        self.number().map(|millis| u64::try_from(millis).ok().map(Duration::from_millis))
+        self.number()
+            .map(|millis| u64::try_from(millis).ok().map(Duration::from_millis))
     }
 
     /// The latest fencing token, 0 for none.
@@ -76,7 +79,9 @@ impl Reply {
 
     /// So many holders.
     pub(super) fn holders(&mut self, count: u64) -> Result<Vec<Holder>, StoreError> {
-        (0..count).map(|_| Ok(Holder::new(self.mode()?, self.known_ttl()?))).collect()
+        (0..count)
+            .map(|_| Ok(Holder::new(self.mode()?, self.known_ttl()?)))
+            .collect()
     }
 
     /// Those who wait: the rest of the reply.

@@ -63,12 +63,19 @@ scripts! {
 
 impl Script {
     fn new(name: &'static str, body: &'static str) -> Self {
-        Self { name, body, digest: redis::Script::new(body).get_hash().to_owned() }
+        Self {
+            name,
+            body,
+            digest: redis::Script::new(body).get_hash().to_owned(),
+        }
     }
 
     /// Does it tell nobody that a lock is held? That much a server may do that has forgotten who holds it.
     fn is_harmless(&self) -> bool {
-        matches!(self.name, "RELEASE" | "RELEASE_SHARE" | "ABANDON" | "INSPECT" | "REVOKE")
+        matches!(
+            self.name,
+            "RELEASE" | "RELEASE_SHARE" | "ABANDON" | "INSPECT" | "REVOKE"
+        )
     }
 
     /// The same call by the script's text, which the server then remembers.
@@ -118,7 +125,9 @@ impl Call {
         let mode = match hold.mode {
             Mode::Exclusive => "exclusive",
             Mode::Shared => "shared",
-            Mode::Permits(permits) => return self.arg(permits.to_string()).member(hold.mode, hold.token),
+            Mode::Permits(permits) => {
+                return self.arg(permits.to_string()).member(hold.mode, hold.token);
+            }
         };
         self.arg(mode).member(hold.mode, hold.token)
     }
@@ -131,7 +140,9 @@ impl Call {
     /// A holder. With permits their number is in it, so that another number is noticed while somebody holds.
     pub(super) fn member(self, mode: Mode, token: Token) -> Self {
         match mode {
-            Mode::Permits(permits) => self.arg([permits.to_string().as_bytes(), b":", &token.to_hex()].concat()),
+            Mode::Permits(permits) => {
+                self.arg([permits.to_string().as_bytes(), b":", &token.to_hex()].concat())
+            }
             Mode::Exclusive | Mode::Shared => self.arg(token.to_hex()),
         }
     }
@@ -146,7 +157,13 @@ impl Call {
     /// In whole milliseconds, rounded up: a lease is at least what was asked. Bounded, so that the server can add its time.
     pub(super) fn millis(self, duration: Duration) -> Self {
         const MOST: u128 = 1_000_000_000_000;
-        self.arg(duration.as_nanos().div_ceil(1_000_000).min(MOST).to_string())
+        self.arg(
+            duration
+                .as_nanos()
+                .div_ceil(1_000_000)
+                .min(MOST)
+                .to_string(),
+        )
     }
 
     /// The call by the script's text.
@@ -180,7 +197,9 @@ impl Call {
 // Arguments hold tokens.
 impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Call").field("script", &self.script.name).finish_non_exhaustive()
+        f.debug_struct("Call")
+            .field("script", &self.script.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -190,8 +209,10 @@ mod tests {
 
     #[test]
     fn the_line_keeps_the_times_of_the_contract() {
-        let [stale, forgotten, handed_over] = [STALE, FORGOTTEN, HANDED_OVER].map(|time| time.as_millis());
-        let times = format!("local STALE, FORGOTTEN, HANDED_OVER = {stale}, {forgotten}, {handed_over}\n");
+        let [stale, forgotten, handed_over] =
+            [STALE, FORGOTTEN, HANDED_OVER].map(|time| time.as_millis());
+        let times =
+            format!("local STALE, FORGOTTEN, HANDED_OVER = {stale}, {forgotten}, {handed_over}\n");
         let longest_poll = format!("local LONGEST_POLL = {}\n", LONGEST_POLL.as_millis());
         for line in [times, longest_poll] {
             assert!(include_str!("lua/line.lua").contains(&line), "{line}");

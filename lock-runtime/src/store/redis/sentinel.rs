@@ -17,8 +17,8 @@ use std::{
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, RedisConnectionInfo, RedisError, ServerError, Value,
-    aio::ConnectionLike as _,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, RedisConnectionInfo, RedisError,
+    ServerError, Value, aio::ConnectionLike as _,
 };
 use tokio::time::{Instant, timeout};
 
@@ -57,10 +57,23 @@ impl Sentinels {
         sentinels: Vec<ConnectionInfo>,
         settings: &Settings,
     ) -> Result<Self, LockError> {
-        let client = |info| settings.client(info, |error| LockError::new(LockErrorKind::InvalidUrl, error.to_string()));
+        let client = |info| {
+            settings.client(info, |error| {
+                LockError::new(LockErrorKind::InvalidUrl, error.to_string())
+            })
+        };
         let primary = client(primary)?.get_connection_info().clone();
-        let sentinels = sentinels.into_iter().map(client).collect::<Result<_, _>>()?;
-        Ok(Self { name, primary, sentinels, heard: Mutex::default(), warned: Once::new() })
+        let sentinels = sentinels
+            .into_iter()
+            .map(client)
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            name,
+            primary,
+            sentinels,
+            heard: Mutex::default(),
+            warned: Once::new(),
+        })
     }
 
     /// The settings of the primary's connection.
@@ -86,7 +99,10 @@ impl Sentinels {
                 break;
             }
         }
-        let heard = lock(&self.heard).clone().filter(|(_, at)| at.elapsed() < HEARD).map(|(named, _)| named);
+        let heard = lock(&self.heard)
+            .clone()
+            .filter(|(_, at)| at.elapsed() < HEARD)
+            .map(|(named, _)| named);
         match votes.elected(heard.as_ref()) {
             Some(elected) => {
                 tracing::debug!(primary = %elected, name = self.name, "the Sentinels name the primary");
@@ -99,28 +115,47 @@ impl Sentinels {
     fn client_of(&self, Named { host, port, .. }: &Named) -> Result<Client, StoreError> {
         let (host, port) = (host.clone(), *port);
         let address = match self.primary.addr() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-                ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
-            }
+            ConnectionAddr::TcpTls {
+                insecure,
+                tls_params,
+                ..
+            } => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: *insecure,
+                tls_params: tls_params.clone(),
+            },
             _ => ConnectionAddr::Tcp(host, port),
         };
         let client = Client::open(self.primary.clone().set_addr(address));
-        client.map_err(|error| StoreError::new(StoreErrorKind::Unavailable, format!("no connection: {error}")))
+        client.map_err(|error| {
+            StoreError::new(
+                StoreErrorKind::Unavailable,
+                format!("no connection: {error}"),
+            )
+        })
     }
 
     fn unknown(&self, votes: &Votes) -> StoreError {
-        let said = self.sentinels.iter().zip(votes.answers()).map(|(sentinel, answer)| {
-            let address = sentinel.get_connection_info().addr();
-            match answer {
-                Some(Answer::Failed(error)) => format!("{address}: {error}"),
-                Some(Answer::Unknown) => format!("{address}: no such primary"),
-                Some(Answer::Named(_)) | None => format!("{address}: no answer"),
-            }
-        });
+        let said = self
+            .sentinels
+            .iter()
+            .zip(votes.answers())
+            .map(|(sentinel, answer)| {
+                let address = sentinel.get_connection_info().addr();
+                match answer {
+                    Some(Answer::Failed(error)) => format!("{address}: {error}"),
+                    Some(Answer::Unknown) => format!("{address}: no such primary"),
+                    Some(Answer::Named(_)) | None => format!("{address}: no answer"),
+                }
+            });
         let said = said.collect::<Vec<_>>().join(" | ");
         let kind = votes.failure();
         let name = &self.name;
-        StoreError::new(kind, format!("no Sentinel knows where the primary {name:?} is: {said}"))
+        StoreError::new(
+            kind,
+            format!("no Sentinel knows where the primary {name:?} is: {said}"),
+        )
     }
 }
 
@@ -131,7 +166,9 @@ impl Sentinels {
     }
 
     pub(super) fn addresses(&self) -> impl Iterator<Item = &ConnectionAddr> {
-        self.sentinels.iter().map(|sentinel| sentinel.get_connection_info().addr())
+        self.sentinels
+            .iter()
+            .map(|sentinel| sentinel.get_connection_info().addr())
     }
 
     pub(super) fn sentinel_settings(&self) -> &RedisConnectionInfo {
@@ -151,19 +188,34 @@ impl fmt::Display for Sentinels {
 }
 
 async fn ask(sentinel: &Client, name: &str) -> Answer {
-    let tls = matches!(sentinel.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
+    let tls = matches!(
+        sentinel.get_connection_info().addr(),
+        ConnectionAddr::TcpTls { .. }
+    );
     let questions = async {
-        let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let mut connection = sentinel.get_multiplexed_async_connection_with_config(&config).await?;
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None);
+        let mut connection = sentinel
+            .get_multiplexed_async_connection_with_config(&config)
+            .await?;
         let mut questions = redis::pipe();
         // The Sentinel that leads a failover goes on naming the old primary in the first answer, but with the new epoch,
         // until every replica follows the new one; the second names the new one. In this order, as it may change its
         // mind between the two: a new address with an old epoch is outvoted by the others at worst.
         questions.cmd("SENTINEL").arg("MASTER").arg(name);
-        questions.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(name);
-        connection.req_packed_commands(&questions, 0, questions.len()).await
+        questions
+            .cmd("SENTINEL")
+            .arg("GET-MASTER-ADDR-BY-NAME")
+            .arg(name);
+        connection
+            .req_packed_commands(&questions, 0, questions.len())
+            .await
     };
-    match timeout(PATIENCE, questions).await.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into())) {
+    match timeout(PATIENCE, questions)
+        .await
+        .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+    {
         Ok(answers) => answer(answers),
         Err(cause) => Answer::Failed(unanswered(&cause, tls)),
     }
@@ -171,7 +223,9 @@ async fn ask(sentinel: &Client, name: &str) -> Answer {
 
 fn answer(answers: Vec<Value>) -> Answer {
     let mut answers = answers.into_iter();
-    let (Some(primary), Some(address)) = (answers.next(), answers.next()) else { return Answer::Failed(no_sentinel()) };
+    let (Some(primary), Some(address)) = (answers.next(), answers.next()) else {
+        return Answer::Failed(no_sentinel());
+    };
     if let Value::ServerError(refusal) = &primary {
         return refused(refusal);
     }
@@ -181,7 +235,11 @@ fn answer(answers: Vec<Value>) -> Answer {
     let known: Option<(String, u16)> = redis::from_redis_value(address).ok();
     let epoch = redis::from_redis_value::<HashMap<String, String>>(primary)
         .ok()
-        .and_then(|fields| fields.get("config-epoch").and_then(|epoch| epoch.parse().ok()));
+        .and_then(|fields| {
+            fields
+                .get("config-epoch")
+                .and_then(|epoch| epoch.parse().ok())
+        });
     match (known, epoch) {
         (Some((host, port)), Some(epoch)) => Answer::Named(Named { host, port, epoch }),
         _ => Answer::Failed(no_sentinel()),
@@ -213,19 +271,24 @@ fn in_words_of_a_sentinel(error: StoreError) -> StoreError {
             "it refused the user name and password for Sentinels, or asks for them (sentinel_user and sentinel_password in \
              the URL)",
         ),
-        StoreErrorKind::Forbidden => {
-            StoreError::new(kind, format!("its access rules forbid to ask; allow it with: {SENTINEL_ACL}"))
-        }
+        StoreErrorKind::Forbidden => StoreError::new(
+            kind,
+            format!("its access rules forbid to ask; allow it with: {SENTINEL_ACL}"),
+        ),
         StoreErrorKind::NotRedis => no_sentinel(),
         _ => error,
     }
 }
 
 /// The access rules that a user needs on a Sentinel.
-const SENTINEL_ACL: &str = "ACL SETUSER <user> on ><password> +sentinel|master +sentinel|get-master-addr-by-name";
+const SENTINEL_ACL: &str =
+    "ACL SETUSER <user> on ><password> +sentinel|master +sentinel|get-master-addr-by-name";
 
 fn no_sentinel() -> StoreError {
-    StoreError::new(StoreErrorKind::NotRedis, "it is no Sentinel; they usually listen on port 26379")
+    StoreError::new(
+        StoreErrorKind::NotRedis,
+        "it is no Sentinel; they usually listen on port 26379",
+    )
 }
 
 #[cfg(test)]
@@ -235,12 +298,33 @@ mod tests {
     #[test]
     fn the_address_is_that_of_the_second_answer() {
         let text = |text: &str| Value::BulkString(text.into());
-        let fields = |ip: &str| Value::Array(["ip", ip, "port", "1", "config-epoch", "5"].map(text).into());
+        let fields = |ip: &str| {
+            Value::Array(
+                ["ip", ip, "port", "1", "config-epoch", "5"]
+                    .map(text)
+                    .into(),
+            )
+        };
         let address = Value::Array(["::1", "6380"].map(text).into());
-        let Answer::Named(named) = answer(vec![fields("old"), address]) else { panic!("it is named") };
-        assert_eq!(named, Named { host: "::1".into(), port: 6380, epoch: 5 });
-        for other in [vec![], vec![Value::Okay, Value::Nil], vec![fields("a"), Value::Nil]] {
-            let Answer::Failed(error) = answer(other) else { panic!("it is no Sentinel") };
+        let Answer::Named(named) = answer(vec![fields("old"), address]) else {
+            panic!("it is named")
+        };
+        assert_eq!(
+            named,
+            Named {
+                host: "::1".into(),
+                port: 6380,
+                epoch: 5
+            }
+        );
+        for other in [
+            vec![],
+            vec![Value::Okay, Value::Nil],
+            vec![fields("a"), Value::Nil],
+        ] {
+            let Answer::Failed(error) = answer(other) else {
+                panic!("it is no Sentinel")
+            };
             assert_eq!(error.kind(), StoreErrorKind::NotRedis);
         }
     }

@@ -17,7 +17,10 @@ const DEFAULT_PORT: u16 = 26379;
 
 /// Whether the URL names Sentinels.
 pub(super) fn is_one(url: &str) -> bool {
-    matches!(scheme(url), "redis+sentinel" | "rediss+sentinel" | "valkey+sentinel" | "valkeys+sentinel")
+    matches!(
+        scheme(url),
+        "redis+sentinel" | "rediss+sentinel" | "valkey+sentinel" | "valkeys+sentinel"
+    )
 }
 
 /// The Sentinels of `redis+sentinel://[user:password@]host[:26379][,host...]/<name>[/db][?..]`, and the settings with what
@@ -30,7 +33,10 @@ pub(super) fn open(url: &str, mut settings: Settings) -> Result<(Sentinels, Sett
     let parts = Parts::of(url).map_err(invalid)?;
     let (name, db) = parts.name_and_db().map_err(invalid)?;
     let options = Options::of(parts.query).map_err(invalid)?;
-    settings.min_replicas = options.min_replicas().map_err(invalid)?.or(settings.min_replicas);
+    settings.min_replicas = options
+        .min_replicas()
+        .map_err(invalid)?
+        .or(settings.min_replicas);
     let primary = parts.credentials.clone().settings().set_db(db);
     let watching = options.credentials().map_err(invalid)?.settings();
     let mut sentinels: Vec<ConnectionInfo> = Vec::new();
@@ -41,7 +47,10 @@ pub(super) fn open(url: &str, mut settings: Settings) -> Result<(Sentinels, Sett
             sentinels.push(at(address, watching.clone())?);
         }
     }
-    Ok((Sentinels::new(name, of_primary(parts.tls, primary)?, sentinels, &settings)?, settings))
+    Ok((
+        Sentinels::new(name, of_primary(parts.tls, primary)?, sentinels, &settings)?,
+        settings,
+    ))
 }
 
 /// The same from `redis://[user:password@]<name>[/db]` and a `redis://[user:password@]host[:26379]` for each Sentinel.
@@ -57,13 +66,19 @@ pub(super) fn open_each<'a>(
     let parts = Parts::of(primary).map_err(invalid_primary)?;
     let name = decoded(parts.hosts, "the primary's name").map_err(invalid_primary)?;
     if name.is_empty() {
-        return Err(invalid_primary("it has no name of a primary in the place of the host"));
+        return Err(invalid_primary(
+            "it has no name of a primary in the place of the host",
+        ));
     }
     if name.contains(':') {
-        return Err(invalid_primary("a port stands behind the primary's name: which one it is, the Sentinels know"));
+        return Err(invalid_primary(
+            "a port stands behind the primary's name: which one it is, the Sentinels know",
+        ));
     }
     if name.contains(',') {
-        return Err(invalid_primary("several names stand in the place of the host; a client has one primary"));
+        return Err(invalid_primary(
+            "several names stand in the place of the host; a client has one primary",
+        ));
     }
     let db = database(parts.path.trim_end_matches('/')).map_err(invalid_primary)?;
     parts.no_query().map_err(invalid_primary)?;
@@ -73,7 +88,9 @@ pub(super) fn open_each<'a>(
         check_tls(url)?;
         let parts = Parts::of(url).map_err(invalid_sentinel)?;
         if !matches!(parts.path, "" | "/") {
-            return Err(invalid_sentinel("something stands behind its address: a Sentinel has no databases"));
+            return Err(invalid_sentinel(
+                "something stands behind its address: a Sentinel has no databases",
+            ));
         }
         parts.no_query().map_err(invalid_sentinel)?;
         let address = address(parts.hosts, parts.tls).map_err(invalid_sentinel)?;
@@ -82,7 +99,9 @@ pub(super) fn open_each<'a>(
         }
     }
     if sentinels.is_empty() {
-        return Err(invalid_sentinel("there is none; name each of them, three or more"));
+        return Err(invalid_sentinel(
+            "there is none; name each of them, three or more",
+        ));
     }
     Sentinels::new(name.into_owned(), primary, sentinels, settings)
 }
@@ -91,21 +110,34 @@ type Complaint = Cow<'static, str>;
 
 fn invalid(complaint: impl Into<Complaint>) -> LockError {
     let right = "redis+sentinel://user:password@host1:26379,host2:26379,host3:26379/mymaster/0";
-    refused("the URL does not name the Sentinels of a primary", complaint, right)
+    refused(
+        "the URL does not name the Sentinels of a primary",
+        complaint,
+        right,
+    )
 }
 
 fn invalid_primary(complaint: impl Into<Complaint>) -> LockError {
-    refused("the URL does not name a primary", complaint, "redis://user:password@mymaster/0")
+    refused(
+        "the URL does not name a primary",
+        complaint,
+        "redis://user:password@mymaster/0",
+    )
 }
 
 fn invalid_sentinel(complaint: impl Into<Complaint>) -> LockError {
-    refused("the URL does not name a Sentinel", complaint, "redis://user:password@host:26379")
+    refused(
+        "the URL does not name a Sentinel",
+        complaint,
+        "redis://user:password@host:26379",
+    )
 }
 
 fn refused(what: &str, complaint: impl Into<Complaint>, right: &str) -> LockError {
     let complaint = complaint.into();
-    let message =
-        format!("{what}: {complaint}; a right one is {right} (percent-encode special characters of the password)");
+    let message = format!(
+        "{what}: {complaint}; a right one is {right} (percent-encode special characters of the password)"
+    );
     LockError::new(LockErrorKind::InvalidUrl, message)
 }
 
@@ -143,20 +175,35 @@ impl<'a> Parts<'a> {
             Some((credentials, hosts)) => (Credentials::of(credentials)?, hosts),
             None => (Credentials::default(), authority),
         };
-        Ok(Self { tls, credentials, hosts, path, query })
+        Ok(Self {
+            tls,
+            credentials,
+            hosts,
+            path,
+            query,
+        })
     }
 
     /// `<name>[/db]`.
     fn name_and_db(&self) -> Result<(String, i64), Complaint> {
         let (name, db) = self.path.split_once('/').unwrap_or((self.path, ""));
         if name.is_empty() {
-            return Err("the name of the primary is missing behind the hosts, as in /mymaster".into());
+            return Err(
+                "the name of the primary is missing behind the hosts, as in /mymaster".into(),
+            );
         }
-        Ok((decoded(name, "the primary's name")?.into_owned(), database(db.trim_end_matches('/'))?))
+        Ok((
+            decoded(name, "the primary's name")?.into_owned(),
+            database(db.trim_end_matches('/'))?,
+        ))
     }
 
     fn no_query(&self) -> Result<(), Complaint> {
-        if self.query.is_some() { Err("it has parameters (?), which mean nothing here".into()) } else { Ok(()) }
+        if self.query.is_some() {
+            Err("it has parameters (?), which mean nothing here".into())
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -170,7 +217,9 @@ fn database(text: &str) -> Result<i64, Complaint> {
 }
 
 fn decoded<'a>(text: &'a str, what: &str) -> Result<Cow<'a, str>, Complaint> {
-    percent_decode_str(text).decode_utf8().map_err(|_| format!("{what} is not UTF-8").into())
+    percent_decode_str(text)
+        .decode_utf8()
+        .map_err(|_| format!("{what} is not UTF-8").into())
 }
 
 #[derive(Clone, Default)]
@@ -186,13 +235,19 @@ impl Credentials {
             None => (text, None),
         };
         let user = decoded(user, "the user's name")?;
-        let password = password.map(|password| decoded(password, "the password")).transpose()?;
+        let password = password
+            .map(|password| decoded(password, "the password"))
+            .transpose()?;
         if !user.is_empty() && password.is_none() {
-            return Err("it has a user and no password; a password alone is written :password@".into());
+            return Err(
+                "it has a user and no password; a password alone is written :password@".into(),
+            );
         }
         Ok(Self {
             user: Some(user.into_owned()).filter(|user| !user.is_empty()),
-            password: password.map(Cow::into_owned).filter(|password| !password.is_empty()),
+            password: password
+                .map(Cow::into_owned)
+                .filter(|password| !password.is_empty()),
         })
     }
 
@@ -222,23 +277,35 @@ fn address(text: &str, tls: bool) -> Result<ConnectionAddr, Complaint> {
         Ok(Host::Domain(name)) => name,
         Ok(Host::Ipv4(address)) => address.to_string(),
         Ok(Host::Ipv6(address)) => address.to_string(),
-        Err(_) => return Err("a host is not valid; an IPv6 address is written in brackets, [::1]".into()),
+        Err(_) => {
+            return Err("a host is not valid; an IPv6 address is written in brackets, [::1]".into());
+        }
     };
-    let port = port.map_or(Ok(DEFAULT_PORT), str::parse).ok().filter(|port| *port > 0);
+    let port = port
+        .map_or(Ok(DEFAULT_PORT), str::parse)
+        .ok()
+        .filter(|port| *port > 0);
     let port = port.ok_or("a port is no number from 1 to 65535")?;
     Ok(to(host, port, tls))
 }
 
 fn to(host: String, port: u16, tls: bool) -> ConnectionAddr {
     if tls {
-        ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
+        ConnectionAddr::TcpTls {
+            host,
+            port,
+            insecure: false,
+            tls_params: None,
+        }
     } else {
         ConnectionAddr::Tcp(host, port)
     }
 }
 
 fn at(address: ConnectionAddr, settings: RedisConnectionInfo) -> Result<ConnectionInfo, LockError> {
-    let info = address.into_connection_info().map_err(|error| invalid(error.to_string()))?;
+    let info = address
+        .into_connection_info()
+        .map_err(|error| invalid(error.to_string()))?;
     Ok(tuned(info.set_redis_settings(settings)))
 }
 
@@ -259,7 +326,11 @@ struct Options<'a> {
 impl<'a> Options<'a> {
     fn of(query: Option<&'a str>) -> Result<Self, Complaint> {
         let mut options = Self::default();
-        for option in query.unwrap_or_default().split('&').filter(|option| !option.is_empty()) {
+        for option in query
+            .unwrap_or_default()
+            .split('&')
+            .filter(|option| !option.is_empty())
+        {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             let (place, name) = match name {
                 "sentinel_user" => (&mut options.user, "sentinel_user"),
@@ -288,17 +359,24 @@ impl<'a> Options<'a> {
             return Err("sentinel_user needs a sentinel_password".into());
         }
         let owned = |text: &Option<Cow<'_, str>>| text.as_deref().map(str::to_owned);
-        Ok(Credentials { user: owned(&self.user), password: owned(&self.password) })
+        Ok(Credentials {
+            user: owned(&self.user),
+            password: owned(&self.password),
+        })
     }
 
     fn min_replicas(&self) -> Result<Option<MinReplicas>, Complaint> {
         let Some(count) = &self.count else {
             return match self.timeout {
-                Some(_) => Err("replica_timeout needs min_replicas, how many of them to wait for".into()),
+                Some(_) => {
+                    Err("replica_timeout needs min_replicas, how many of them to wait for".into())
+                }
                 None => Ok(None),
             };
         };
-        let count: NonZeroU32 = count.parse().map_err(|_| "min_replicas is no whole number from 1 on")?;
+        let count: NonZeroU32 = count
+            .parse()
+            .map_err(|_| "min_replicas is no whole number from 1 on")?;
         let timeout = match &self.timeout {
             Some(timeout) => duration(timeout).ok_or("replica_timeout is no time such as 50ms")?,
             None => MinReplicas::DEFAULT_TIMEOUT,
@@ -314,7 +392,10 @@ fn duration(text: &str) -> Option<Duration> {
     if let Some(millis) = text.strip_suffix("ms") {
         return millis.parse().ok().map(Duration::from_millis);
     }
-    text.strip_suffix('s')?.parse().ok().map(Duration::from_secs)
+    text.strip_suffix('s')?
+        .parse()
+        .ok()
+        .map(Duration::from_secs)
 }
 
 #[cfg(test)]
@@ -331,39 +412,113 @@ mod tests {
             ("redis+sentinel://", "a host is missing|primary is missing"),
             ("redis+sentinel://:hunter2@/mymaster", "a host is missing"),
             ("redis+sentinel://:hunter2@a,/mymaster", "a host is missing"),
-            ("redis+sentinel://:hunter2@a,:7/mymaster", "a host is missing"),
-            ("redis+sentinel://:hunter2@a", "name of the primary is missing"),
-            ("redis+sentinel://:hunter2@a/", "name of the primary is missing"),
-            ("redis+sentinel://:hunter2@a//0", "name of the primary is missing"),
+            (
+                "redis+sentinel://:hunter2@a,:7/mymaster",
+                "a host is missing",
+            ),
+            (
+                "redis+sentinel://:hunter2@a",
+                "name of the primary is missing",
+            ),
+            (
+                "redis+sentinel://:hunter2@a/",
+                "name of the primary is missing",
+            ),
+            (
+                "redis+sentinel://:hunter2@a//0",
+                "name of the primary is missing",
+            ),
             ("redis+sentinel://:hunter2@a/mymaster/-1", "negative"),
-            ("redis+sentinel://:hunter2@a/mymaster/hunter2", "no number of a database"),
-            ("redis+sentinel://:hunter2@a/mymaster/0/1", "no number of a database"),
-            ("redis+sentinel://:hunter2@a:hunter2/mymaster", "no number from 1 to 65535"),
-            ("redis+sentinel://:hunter2@a:0/mymaster", "no number from 1 to 65535"),
-            ("redis+sentinel://:hunter2@a:65536/mymaster", "no number from 1 to 65535"),
+            (
+                "redis+sentinel://:hunter2@a/mymaster/hunter2",
+                "no number of a database",
+            ),
+            (
+                "redis+sentinel://:hunter2@a/mymaster/0/1",
+                "no number of a database",
+            ),
+            (
+                "redis+sentinel://:hunter2@a:hunter2/mymaster",
+                "no number from 1 to 65535",
+            ),
+            (
+                "redis+sentinel://:hunter2@a:0/mymaster",
+                "no number from 1 to 65535",
+            ),
+            (
+                "redis+sentinel://:hunter2@a:65536/mymaster",
+                "no number from 1 to 65535",
+            ),
             ("redis+sentinel://:hunter2@::1/mymaster", "brackets"),
             ("redis+sentinel://:hunter2@[::1/mymaster", "brackets"),
-            ("redis+sentinel://:hunter2@a b/mymaster", "a host is not valid"),
-            ("redis+sentinel://hunter2@a/mymaster", "user and no password"),
+            (
+                "redis+sentinel://:hunter2@a b/mymaster",
+                "a host is not valid",
+            ),
+            (
+                "redis+sentinel://hunter2@a/mymaster",
+                "user and no password",
+            ),
             ("redis+sentinel://:hunter2%ff@a/mymaster", "not UTF-8"),
             ("redis+sentinel://:hunter2@a/mymaster#hunter2", "fragment"),
-            ("redis+sentinel://:hunter2@a/mymaster?hunter2=1", "not known"),
-            ("redis+sentinel://:hunter2@a/mymaster?sentinel_user=ann", "needs a sentinel_password"),
-            ("redis+sentinel://:hunter2@a/mymaster?sentinel_password", "no value"),
-            ("redis+sentinel://:hunter2@a/mymaster?sentinel_password=hunter2&sentinel_password=hunter2", "twice"),
-            ("redis+sentinel://:hunter2@a/mymaster?min_replicas=0", "from 1 on"),
-            ("redis+sentinel://:hunter2@a/mymaster?min_replicas=-1", "from 1 on"),
-            ("redis+sentinel://:hunter2@a/mymaster?min_replicas=many", "from 1 on"),
-            ("redis+sentinel://:hunter2@a/mymaster?replica_timeout=50ms", "needs min_replicas"),
-            ("redis+sentinel://:hunter2@a/mymaster?min_replicas=1&replica_timeout=50", "50ms"),
-            ("redis+sentinel://:hunter2@a/mymaster?min_replicas=1&replica_timeout=0ms", "1 ms to 400 ms"),
-            ("redis+sentinel://:hunter2@a/mymaster?min_replicas=1&replica_timeout=1s", "1 ms to 400 ms"),
+            (
+                "redis+sentinel://:hunter2@a/mymaster?hunter2=1",
+                "not known",
+            ),
+            (
+                "redis+sentinel://:hunter2@a/mymaster?sentinel_user=ann",
+                "needs a sentinel_password",
+            ),
+            (
+                "redis+sentinel://:hunter2@a/mymaster?sentinel_password",
+                "no value",
+            ),
+            (
+                "redis+sentinel://:hunter2@a/mymaster?sentinel_password=hunter2&sentinel_password=hunter2",
+                "twice",
+            ),
+            (
+                "redis+sentinel://:hunter2@a/mymaster?min_replicas=0",
+                "from 1 on",
+            ),
+            (
+                "redis+sentinel://:hunter2@a/mymaster?min_replicas=-1",
+                "from 1 on",
+            ),
+            (
+                "redis+sentinel://:hunter2@a/mymaster?min_replicas=many",
+                "from 1 on",
+            ),
+            (
+                "redis+sentinel://:hunter2@a/mymaster?replica_timeout=50ms",
+                "needs min_replicas",
+            ),
+            (
+                "redis+sentinel://:hunter2@a/mymaster?min_replicas=1&replica_timeout=50",
+                "50ms",
+            ),
+            (
+                "redis+sentinel://:hunter2@a/mymaster?min_replicas=1&replica_timeout=0ms",
+                "1 ms to 400 ms",
+            ),
+            (
+                "redis+sentinel://:hunter2@a/mymaster?min_replicas=1&replica_timeout=1s",
+                "1 ms to 400 ms",
+            ),
         ] {
-            let Err(error) = open(url, Settings::default()) else { panic!("{url}") };
+            let Err(error) = open(url, Settings::default()) else {
+                panic!("{url}")
+            };
             assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{url}");
             let text = error.to_string();
-            assert!(words.split('|').any(|words| text.contains(words)), "{url}: {text}");
-            assert!(text.contains("redis+sentinel://user:password@host1:26379,"), "{text}");
+            assert!(
+                words.split('|').any(|words| text.contains(words)),
+                "{url}: {text}"
+            );
+            assert!(
+                text.contains("redis+sentinel://user:password@host1:26379,"),
+                "{text}"
+            );
             assert!(!text.contains("hunter2"), "{text}");
         }
     }
@@ -371,7 +526,9 @@ mod tests {
     #[cfg(not(feature = "rustls"))]
     #[test]
     fn a_tls_url_names_the_missing_feature() {
-        let Err(error) = open("rediss+sentinel://a/mymaster", Settings::default()) else { panic!("no TLS") };
+        let Err(error) = open("rediss+sentinel://a/mymaster", Settings::default()) else {
+            panic!("no TLS")
+        };
         assert!(error.to_string().contains("\"rustls\""), "{error}");
     }
 
@@ -384,38 +541,76 @@ mod tests {
         let addresses: Vec<_> = sentinels.addresses().map(ToString::to_string).collect();
         assert_eq!(addresses, ["10.0.0.1:26379", "::1:7", "sentinel_3:8"]);
         let primary = sentinels.primary_settings();
-        assert_eq!((primary.username(), primary.password(), primary.db()), (Some("ann"), Some("p@ss"), 3));
+        assert_eq!(
+            (primary.username(), primary.password(), primary.db()),
+            (Some("ann"), Some("p@ss"), 3)
+        );
         let watching = sentinels.sentinel_settings();
-        assert_eq!((watching.username(), watching.password()), (Some("bob"), Some("a+b&c")));
+        assert_eq!(
+            (watching.username(), watching.password()),
+            (Some("bob"), Some("a+b&c"))
+        );
         let two = NonZeroU32::new(2).unwrap();
-        assert_eq!(settings.min_replicas, Some(MinReplicas { count: two, timeout: Duration::from_millis(50) }));
+        assert_eq!(
+            settings.min_replicas,
+            Some(MinReplicas {
+                count: two,
+                timeout: Duration::from_millis(50)
+            })
+        );
     }
 
     #[test]
     fn what_a_url_leaves_out_has_a_default() {
-        for url in ["redis+sentinel://a/m", "redis+sentinel://a/m/", "valkey+sentinel://:@a:26379/m/0/?"] {
+        for url in [
+            "redis+sentinel://a/m",
+            "redis+sentinel://a/m/",
+            "valkey+sentinel://:@a:26379/m/0/?",
+        ] {
             let (sentinels, settings) = opened(url);
             let addresses: Vec<_> = sentinels.addresses().map(ToString::to_string).collect();
             assert_eq!(addresses, ["a:26379"], "{url}");
             let primary = sentinels.primary_settings();
-            assert_eq!((primary.username(), primary.password(), primary.db()), (None, None, 0), "{url}");
+            assert_eq!(
+                (primary.username(), primary.password(), primary.db()),
+                (None, None, 0),
+                "{url}"
+            );
             assert_eq!(settings.min_replicas, None);
         }
         let (_, settings) = opened("redis+sentinel://a/m?min_replicas=1");
-        assert_eq!(settings.min_replicas.unwrap().timeout, MinReplicas::DEFAULT_TIMEOUT);
+        assert_eq!(
+            settings.min_replicas.unwrap().timeout,
+            MinReplicas::DEFAULT_TIMEOUT
+        );
         let before = settings.clone();
-        assert_eq!(open("redis+sentinel://a/m", before).unwrap().1.min_replicas, settings.min_replicas);
+        assert_eq!(
+            open("redis+sentinel://a/m", before).unwrap().1.min_replicas,
+            settings.min_replicas
+        );
     }
 
     #[test]
     fn urls_of_each_say_the_same() {
-        let sentinels = ["redis://:pw@10.0.0.1:7", "redis://:pw@10.0.0.2", "redis://:pw@10.0.0.2:26379/"];
-        let sentinels = open_each("redis://app:secret@MyMaster/2", sentinels, &Settings::default()).unwrap();
+        let sentinels = [
+            "redis://:pw@10.0.0.1:7",
+            "redis://:pw@10.0.0.2",
+            "redis://:pw@10.0.0.2:26379/",
+        ];
+        let sentinels = open_each(
+            "redis://app:secret@MyMaster/2",
+            sentinels,
+            &Settings::default(),
+        )
+        .unwrap();
         assert_eq!(sentinels.name(), "MyMaster");
         let addresses: Vec<_> = sentinels.addresses().map(ToString::to_string).collect();
         assert_eq!(addresses, ["10.0.0.1:7", "10.0.0.2:26379"]);
         let primary = sentinels.primary_settings();
-        assert_eq!((primary.username(), primary.password(), primary.db()), (Some("app"), Some("secret"), 2));
+        assert_eq!(
+            (primary.username(), primary.password(), primary.db()),
+            (Some("app"), Some("secret"), 2)
+        );
         assert_eq!(sentinels.sentinel_settings().password(), Some("pw"));
     }
 
@@ -423,24 +618,71 @@ mod tests {
     fn each_wrong_one_of_several_urls_is_told() {
         let fine = "redis://:hunter2@a";
         for (primary, sentinels, words) in [
-            ("redis://:hunter2@", [fine], "no name of a primary|redis://user:password@mymaster/0"),
-            ("redis://:hunter2@mymaster:6379", [fine], "a port|redis://user:password@mymaster/0"),
-            ("redis://:hunter2@a,b", [fine], "one primary|redis://user:password@mymaster/0"),
-            ("redis://:hunter2@a/-1", [fine], "negative|redis://user:password@mymaster/0"),
-            ("redis://:hunter2@a?hunter2", [fine], "parameters|redis://user:password@mymaster/0"),
-            ("mymaster", [fine], "redis:// or rediss://|redis://user:password@mymaster/0"),
-            ("redis://a", ["redis://:hunter2@b/0"], "no databases|redis://user:password@host:26379"),
-            ("redis://a", ["redis://:hunter2@b?hunter2=1"], "parameters|redis://user:password@host:26379"),
-            ("redis://a", ["redis://:hunter2@"], "a host is missing|redis://user:password@host:26379"),
-            ("redis://a", ["10.0.0.1:26379"], "redis:// or rediss://|redis://user:password@host:26379"),
+            (
+                "redis://:hunter2@",
+                [fine],
+                "no name of a primary|redis://user:password@mymaster/0",
+            ),
+            (
+                "redis://:hunter2@mymaster:6379",
+                [fine],
+                "a port|redis://user:password@mymaster/0",
+            ),
+            (
+                "redis://:hunter2@a,b",
+                [fine],
+                "one primary|redis://user:password@mymaster/0",
+            ),
+            (
+                "redis://:hunter2@a/-1",
+                [fine],
+                "negative|redis://user:password@mymaster/0",
+            ),
+            (
+                "redis://:hunter2@a?hunter2",
+                [fine],
+                "parameters|redis://user:password@mymaster/0",
+            ),
+            (
+                "mymaster",
+                [fine],
+                "redis:// or rediss://|redis://user:password@mymaster/0",
+            ),
+            (
+                "redis://a",
+                ["redis://:hunter2@b/0"],
+                "no databases|redis://user:password@host:26379",
+            ),
+            (
+                "redis://a",
+                ["redis://:hunter2@b?hunter2=1"],
+                "parameters|redis://user:password@host:26379",
+            ),
+            (
+                "redis://a",
+                ["redis://:hunter2@"],
+                "a host is missing|redis://user:password@host:26379",
+            ),
+            (
+                "redis://a",
+                ["10.0.0.1:26379"],
+                "redis:// or rediss://|redis://user:password@host:26379",
+            ),
         ] {
-            let Err(error) = open_each(primary, sentinels, &Settings::default()) else { panic!("{primary}") };
+            let Err(error) = open_each(primary, sentinels, &Settings::default()) else {
+                panic!("{primary}")
+            };
             assert_eq!(error.kind(), LockErrorKind::InvalidUrl);
             let text = error.to_string();
-            assert!(words.split('|').all(|words| text.contains(words)), "{primary} {sentinels:?}: {text}");
+            assert!(
+                words.split('|').all(|words| text.contains(words)),
+                "{primary} {sentinels:?}: {text}"
+            );
             assert!(!text.contains("hunter2"), "{text}");
         }
-        let Err(error) = open_each("redis://a", [], &Settings::default()) else { panic!("nobody watches it") };
+        let Err(error) = open_each("redis://a", [], &Settings::default()) else {
+            panic!("nobody watches it")
+        };
         assert!(error.to_string().contains("there is none"), "{error}");
     }
 }

@@ -44,7 +44,10 @@ impl Answer {
 
 impl From<(Value, Arc<Node>)> for Answer {
     fn from((value, node): (Value, Arc<Node>)) -> Self {
-        Self { value, node: Some(node) }
+        Self {
+            value,
+            node: Some(node),
+        }
     }
 }
 
@@ -144,9 +147,10 @@ impl Servers {
     pub(super) async fn call(&self, call: &Call) -> Result<Answer, StoreError> {
         match self {
             Self::One(connection) => connection.call(call).await.map(Answer::from),
-            Self::Cluster(cluster) => {
-                Ok(cluster.run(slot_of(call.key()), Errand::Call(call, Repeat::Once)).await?.into())
-            }
+            Self::Cluster(cluster) => Ok(cluster
+                .run(slot_of(call.key()), Errand::Call(call, Repeat::Once))
+                .await?
+                .into()),
         }
     }
 
@@ -160,7 +164,10 @@ impl Servers {
     ) -> Result<Answer, StoreError> {
         match self {
             Self::One(connection) => connection.call_by(deadline, write).await.map(Answer::from),
-            Self::Cluster(cluster) => Ok(cluster.run(place, Errand::By(deadline, write)).await?.into()),
+            Self::Cluster(cluster) => Ok(cluster
+                .run(place, Errand::By(deadline, write))
+                .await?
+                .into()),
         }
     }
 
@@ -172,16 +179,23 @@ impl Servers {
         repeat: Repeat,
     ) -> Result<Freed, StoreError> {
         let cluster = match self {
-            Self::One(connection) => return Ok(Freed::Wholly(connection.call_as(call, repeat).await?.into())),
+            Self::One(connection) => {
+                return Ok(Freed::Wholly(
+                    connection.call_as(call, repeat).await?.into(),
+                ));
+            }
             Self::Cluster(cluster) => cluster,
         };
         let slot = slot_of(call.key());
         match cluster.run(slot, Errand::Call(call, repeat)).await {
             Ok(answer) => Ok(Freed::Wholly(answer.into())),
             Err(Failure::Failed(error)) => Err(error),
-            Err(Failure::Moving(_)) => {
-                Ok(Freed::LockAlone(cluster.run(slot, Errand::Call(&alone(), repeat)).await?.into()))
-            }
+            Err(Failure::Moving(_)) => Ok(Freed::LockAlone(
+                cluster
+                    .run(slot, Errand::Call(&alone(), repeat))
+                    .await?
+                    .into(),
+            )),
             Err(Failure::HalfWay(_)) => {
                 // To be sure.
                 cluster.run(slot, Errand::Call(&alone(), repeat)).await?;

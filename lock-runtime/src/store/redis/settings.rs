@@ -46,7 +46,9 @@ impl MinReplicas {
     pub(super) fn check(self) -> Result<(), &'static str> {
         // The server takes whole milliseconds, and zero for ever.
         if self.timeout < Duration::from_millis(1) || self.timeout > Self::LONGEST_TIMEOUT {
-            return Err("replicas are waited for from 1 ms to 400 ms: a call to the store takes 500 ms at most");
+            return Err(
+                "replicas are waited for from 1 ms to 400 ms: a call to the store takes 500 ms at most",
+            );
         }
         Ok(())
     }
@@ -59,7 +61,9 @@ impl Settings {
     /// `InvalidSpec`.
     pub(crate) fn check(&self) -> Result<(), LockError> {
         if let Some(min_replicas) = self.min_replicas {
-            min_replicas.check().map_err(|complaint| invalid("min_replicas", complaint))?;
+            min_replicas
+                .check()
+                .map_err(|complaint| invalid("min_replicas", complaint))?;
         }
         #[cfg(feature = "rustls")]
         self.check_certificates()?;
@@ -98,7 +102,11 @@ impl Settings {
     #[cfg(feature = "rustls")]
     fn check_certificates(&self) -> Result<(), LockError> {
         let is_pem = |pem: &[u8], what: &str| String::from_utf8_lossy(pem).contains(what);
-        if self.root_certificate.as_ref().is_some_and(|pem| !is_pem(pem, "-----BEGIN CERTIFICATE-----")) {
+        if self
+            .root_certificate
+            .as_ref()
+            .is_some_and(|pem| !is_pem(pem, "-----BEGIN CERTIFICATE-----"))
+        {
             return Err(invalid(
                 "root_certificate",
                 "there is no certificate in it; it begins with -----BEGIN CERTIFICATE-----",
@@ -106,11 +114,13 @@ impl Settings {
         }
         if let Some(ClientCertificate { certificate, key }) = &self.client_certificate {
             if !is_pem(certificate, "-----BEGIN CERTIFICATE-----") {
-                let complaint = "there is no certificate in it; it begins with -----BEGIN CERTIFICATE-----";
+                let complaint =
+                    "there is no certificate in it; it begins with -----BEGIN CERTIFICATE-----";
                 return Err(invalid("client_certificate", complaint));
             }
             if !is_pem(key, "PRIVATE KEY-----") {
-                let complaint = "there is no private key beside it; it begins with -----BEGIN PRIVATE KEY-----";
+                let complaint =
+                    "there is no private key beside it; it begins with -----BEGIN PRIVATE KEY-----";
                 return Err(invalid("client_certificate", complaint));
             }
         }
@@ -127,18 +137,26 @@ impl Settings {
         refused: impl FnOnce(&RedisError) -> LockError,
     ) -> Result<Client, LockError> {
         #[cfg(feature = "rustls")]
-        if let ConnectionAddr::TcpTls { tls_params: None, .. } = info.addr()
+        if let ConnectionAddr::TcpTls {
+            tls_params: None, ..
+        } = info.addr()
             && (self.root_certificate.is_some() || self.client_certificate.is_some())
         {
             let certificates = TlsCertificates {
-                client_tls: self.client_certificate.clone().map(|ClientCertificate { certificate, key }| {
-                    ClientTlsConfig { client_cert: certificate, client_key: key }
-                }),
+                client_tls: self.client_certificate.clone().map(
+                    |ClientCertificate { certificate, key }| ClientTlsConfig {
+                        client_cert: certificate,
+                        client_key: key,
+                    },
+                ),
                 root_cert: self.root_certificate.clone(),
             };
             return Client::build_with_tls(info, certificates).map_err(|error| {
                 // It tells where the text is no PEM, and does not repeat it.
-                LockError::new(LockErrorKind::InvalidSpec, format!("the certificates cannot be used: {error}"))
+                LockError::new(
+                    LockErrorKind::InvalidSpec,
+                    format!("the certificates cannot be used: {error}"),
+                )
             });
         }
         Client::open(info).map_err(|error| refused(&error))
@@ -146,7 +164,10 @@ impl Settings {
 }
 
 fn invalid(setting: &str, complaint: &str) -> LockError {
-    LockError::new(LockErrorKind::InvalidSpec, format!("`{setting}`: {complaint}"))
+    LockError::new(
+        LockErrorKind::InvalidSpec,
+        format!("`{setting}`: {complaint}"),
+    )
 }
 
 // Keys are secrets.
@@ -170,14 +191,32 @@ mod tests {
 
     #[test]
     fn a_wait_for_replicas_that_cannot_be_meant_is_refused() {
-        for timeout in [Duration::ZERO, Duration::from_micros(999), Duration::from_millis(401), Duration::MAX] {
-            let settings = Settings { min_replicas: Some(MinReplicas { count: ONE, timeout }), ..Settings::default() };
+        for timeout in [
+            Duration::ZERO,
+            Duration::from_micros(999),
+            Duration::from_millis(401),
+            Duration::MAX,
+        ] {
+            let settings = Settings {
+                min_replicas: Some(MinReplicas {
+                    count: ONE,
+                    timeout,
+                }),
+                ..Settings::default()
+            };
             let error = settings.check().unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
             assert!(error.to_string().contains("1 ms to 400 ms"), "{error}");
         }
         for timeout in [Duration::from_millis(1), Duration::from_millis(400)] {
-            assert!(MinReplicas { count: ONE, timeout }.check().is_ok());
+            assert!(
+                MinReplicas {
+                    count: ONE,
+                    timeout
+                }
+                .check()
+                .is_ok()
+            );
         }
     }
 
@@ -186,10 +225,16 @@ mod tests {
     fn certificates_that_are_none_are_refused_and_never_shown() {
         let certificate = b"-----BEGIN CERTIFICATE-----".to_vec();
         let own = |certificate: &[u8], key: &[u8]| Settings {
-            client_certificate: Some(ClientCertificate { certificate: certificate.into(), key: key.into() }),
+            client_certificate: Some(ClientCertificate {
+                certificate: certificate.into(),
+                key: key.into(),
+            }),
             ..Settings::default()
         };
-        let root = Settings { root_certificate: Some(b"hunter2".to_vec()), ..Settings::default() };
+        let root = Settings {
+            root_certificate: Some(b"hunter2".to_vec()),
+            ..Settings::default()
+        };
         for (settings, words) in [
             (&root, "BEGIN CERTIFICATE"),
             (&own(b"hunter2", b"hunter2"), "BEGIN CERTIFICATE"),
@@ -198,7 +243,10 @@ mod tests {
             let error = settings.check().unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
             assert!(error.to_string().contains(words), "{error}");
-            assert!(!format!("{error} {settings:?}").contains("hunter2"), "{error} {settings:?}");
+            assert!(
+                !format!("{error} {settings:?}").contains("hunter2"),
+                "{error} {settings:?}"
+            );
         }
     }
 }

@@ -8,28 +8,47 @@ use crate::store::{AcquireAllReply, KeyRequest, StoreError};
 
 impl RedisStore {
     /// Acquires all or none. After an error the outcome is open for each of them, and the caller abandons them all.
-    pub(super) async fn acquire_several(&self, requests: &[KeyRequest]) -> Result<AcquireAllReply, StoreError> {
+    pub(super) async fn acquire_several(
+        &self,
+        requests: &[KeyRequest],
+    ) -> Result<AcquireAllReply, StoreError> {
         let slots = self.servers.by_slot(requests);
         if slots.len() <= 1 {
             return self.acquire_each(requests).await;
         }
         let mut grants = vec![None; requests.len()];
         for (taken, indices) in slots.iter().enumerate() {
-            let some: Vec<_> = indices.iter().map(|index| requests[*index].clone()).collect();
+            let some: Vec<_> = indices
+                .iter()
+                .map(|index| requests[*index].clone())
+                .collect();
             match self.acquire_each(&some).await? {
                 AcquireAllReply::Granted(granted) => {
-                    indices.iter().zip(granted).for_each(|(index, grant)| grants[*index] = Some(grant));
+                    indices
+                        .iter()
+                        .zip(granted)
+                        .for_each(|(index, grant)| grants[*index] = Some(grant));
                 }
                 AcquireAllReply::Refused { index, reply } => {
                     // Whoever is refused holds nothing, and does not come back to give anything up.
-                    let held = slots[..taken].iter().flatten().map(|index| self.abandon_one(&requests[*index].hold));
+                    let held = slots[..taken]
+                        .iter()
+                        .flatten()
+                        .map(|index| self.abandon_one(&requests[*index].hold));
                     for abandoned in join_all(held).await {
                         abandoned?;
                     }
-                    return Ok(AcquireAllReply::Refused { index: indices[index], reply });
+                    return Ok(AcquireAllReply::Refused {
+                        index: indices[index],
+                        reply,
+                    });
                 }
             }
         }
-        grants.into_iter().collect::<Option<Vec<_>>>().map(AcquireAllReply::Granted).ok_or_else(unexpected)
+        grants
+            .into_iter()
+            .collect::<Option<Vec<_>>>()
+            .map(AcquireAllReply::Granted)
+            .ok_or_else(unexpected)
     }
 }

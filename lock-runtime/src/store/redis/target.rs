@@ -28,7 +28,11 @@ impl Target {
     }
 
     /// Calls `switched` once it is another one; `None`: it never is. The task is to be ended with the connection.
-    pub(super) fn watch(&self, named: Option<Named>, switched: impl FnOnce() + Send + 'static) -> Option<AbortHandle> {
+    pub(super) fn watch(
+        &self,
+        named: Option<Named>,
+        switched: impl FnOnce() + Send + 'static,
+    ) -> Option<AbortHandle> {
         match self {
             Self::Server(_) => None,
             Self::Primary(sentinels) => named.map(|named| sentinels.watch(named, switched)),

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, io::tcp::socket2::TcpKeepalive,
+    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
+    io::tcp::socket2::TcpKeepalive,
 };
 
 use super::settings::Settings;
@@ -20,7 +21,11 @@ const SILENCE: Duration = Duration::from_secs(5);
 pub(super) fn check_tls(url: &str) -> Result<(), LockError> {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     let is_tls = matches!(scheme.split('+').next(), Some("rediss" | "valkeys"));
-    if is_tls && !cfg!(feature = "rustls") { Err(no_tls()) } else { Ok(()) }
+    if is_tls && !cfg!(feature = "rustls") {
+        Err(no_tls())
+    } else {
+        Ok(())
+    }
 }
 
 fn no_tls() -> LockError {
@@ -46,7 +51,8 @@ pub(super) fn open(url: &str, settings: &Settings) -> Result<Client, LockError> 
         }
     }
     let is_socket = scheme.contains("unix");
-    let known = |name: &str| name == "protocol" || is_socket && matches!(name, "db" | "user" | "pass");
+    let known =
+        |name: &str| name == "protocol" || is_socket && matches!(name, "db" | "user" | "pass");
     let parameters = url.split_once('?').map_or("", |(_, parameters)| parameters);
     let parameters = parameters.split('#').next().unwrap_or_default().split('&');
     let mut names = parameters.map(|parameter| parameter.split('=').next().unwrap_or_default());
@@ -82,16 +88,21 @@ pub(super) fn adjust(info: ConnectionInfo, settings: &Settings) -> Result<Client
     }
     // A ready client may ask for TLS as well.
     let is_tls = matches!(info.addr(), ConnectionAddr::TcpTls { .. });
-    settings.client(for_locks(info), |error| match is_tls && !cfg!(feature = "rustls") {
-        true => no_tls(),
-        false => invalid(&error.to_string()),
+    settings.client(for_locks(info), |error| {
+        match is_tls && !cfg!(feature = "rustls") {
+            true => no_tls(),
+            false => invalid(&error.to_string()),
+        }
     })
 }
 
 /// How a server that keeps locks is connected to.
 pub(super) fn for_locks(info: ConnectionInfo) -> ConnectionInfo {
     // RESP3 tells of a lost connection by itself, and carries pushes.
-    let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+    let redis = info
+        .redis_settings()
+        .clone()
+        .set_protocol(ProtocolVersion::RESP3);
     tuned(info.set_redis_settings(redis))
 }
 
@@ -105,7 +116,11 @@ pub(super) fn tuned(info: ConnectionInfo) -> ConnectionInfo {
     // Every message is one small request that somebody waits for.
     let mut tcp = info.tcp_settings().clone().set_nodelay(true);
     if tcp.keepalive().is_none() {
-        tcp = tcp.set_keepalive(TcpKeepalive::new().with_time(SILENCE / 2).with_interval(SILENCE / 5));
+        tcp = tcp.set_keepalive(
+            TcpKeepalive::new()
+                .with_time(SILENCE / 2)
+                .with_interval(SILENCE / 5),
+        );
     }
     #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
     if tcp.user_timeout().is_none() {
@@ -135,14 +150,23 @@ mod tests {
         ] {
             let error = open(url, &Settings::default()).unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{url}");
-            assert!(error.to_string().contains("redis://user:password@host:6379/0"), "{error}");
+            assert!(
+                error
+                    .to_string()
+                    .contains("redis://user:password@host:6379/0"),
+                "{error}"
+            );
             assert!(!error.to_string().contains("hunter2"), "{error}");
         }
     }
 
     #[test]
     fn a_client_speaks_resp3_whatever_the_url_says() {
-        for url in ["redis://127.0.0.1/3", "redis://[::1]:7/?protocol=resp2", "unix:///run/redis.sock"] {
+        for url in [
+            "redis://127.0.0.1/3",
+            "redis://[::1]:7/?protocol=resp2",
+            "unix:///run/redis.sock",
+        ] {
             let client = open(url, &Settings::default()).unwrap();
             let info = client.get_connection_info();
             assert_eq!(info.redis_settings().protocol(), ProtocolVersion::RESP3);

@@ -47,7 +47,9 @@ impl Source {
         };
         match of_itself {
             Some(source) if kind == Some(Kind::Text) => return Ok(source),
-            Some(_) => return Err(format!("this is text of no other kind; write \"{{{named}}}\"").into()),
+            Some(_) => {
+                return Err(format!("this is text of no other kind; write \"{{{named}}}\"").into());
+            }
             None => {}
         }
         let kind = kind.ok_or_else(|| {
@@ -68,9 +70,10 @@ impl Source {
         }
         if let Some(header) = named.strip_prefix("header.") {
             let Ok(header) = HeaderName::from_bytes(header.as_bytes()) else {
-                return Err(
-                    format!("{header:?} is no name of a header; write one such as \"{{header.x-tenant}}\"").into()
-                );
+                return Err(format!(
+                    "{header:?} is no name of a header; write one such as \"{{header.x-tenant}}\""
+                )
+                .into());
             };
             return Ok(Self::Header(header, kind?));
         }
@@ -78,7 +81,10 @@ impl Source {
             return Err(format!("the star belongs to the route only; write \"{{{name}}}\"").into());
         }
         if named.starts_with("grpc.") {
-            return Err(format!("{named:?} is not known; write \"{{grpc.service}}\" or \"{{grpc.method}}\"").into());
+            return Err(format!(
+                "{named:?} is not known; write \"{{grpc.service}}\" or \"{{grpc.method}}\""
+            )
+            .into());
         }
         if named.contains('.') {
             return Err(format!(
@@ -87,7 +93,9 @@ impl Source {
             )
             .into());
         }
-        if named.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '{' | '/' | '*')) {
+        if named
+            .contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '{' | '/' | '*'))
+        {
             return Err(format!(
                 "{named:?} is no name of a path parameter; write the one of the route, as in \"{{id}}\""
             )
@@ -109,10 +117,16 @@ impl Source {
     ) -> Result<Cow<'v, str>, KeyError> {
         let route = || route.ok_or(KeyError::NotRouted);
         match self {
-            Self::Path(name, kind) => kind.read(route()?.param(name)?, || format!("path parameter {name:?}")),
+            Self::Path(name, kind) => {
+                kind.read(route()?.param(name)?, || format!("path parameter {name:?}"))
+            }
             Self::MatchedPath => route()?.pattern().map(Cow::Borrowed),
-            Self::Header(name, kind) => kind.read(Cow::Borrowed(header(req, name)?), || format!("header \"{name}\"")),
-            Self::Query(name, kind) => kind.read(query(req, name)?, || format!("query parameter {name:?}")),
+            Self::Header(name, kind) => kind.read(Cow::Borrowed(header(req, name)?), || {
+                format!("header \"{name}\"")
+            }),
+            Self::Query(name, kind) => {
+                kind.read(query(req, name)?, || format!("query parameter {name:?}"))
+            }
             Self::Method => Ok(Cow::Borrowed(req.method().as_str())),
             Self::GrpcService => grpc(req).map(|(service, _)| Cow::Borrowed(service)),
             Self::GrpcMethod => grpc(req).map(|(_, method)| Cow::Borrowed(method)),
@@ -135,14 +149,24 @@ impl Kind {
     fn read(self, value: Cow<'_, str>, of: impl Fn() -> String) -> Result<Cow<'_, str>, KeyError> {
         let (one, what) = match self {
             Self::Text => return Ok(value),
-            Self::Int => (value.parse::<i128>().ok().map(|number| number.to_string()), "a whole number"),
-            Self::Uuid => (Uuid::try_parse(&value).ok().map(|uuid| uuid.to_string()), "a UUID"),
+            Self::Int => (
+                value.parse::<i128>().ok().map(|number| number.to_string()),
+                "a whole number",
+            ),
+            Self::Uuid => (
+                Uuid::try_parse(&value).ok().map(|uuid| uuid.to_string()),
+                "a UUID",
+            ),
         };
-        one.map(Cow::Owned).ok_or_else(|| KeyError::bad_request(format!("The {} is not {what}.", of())))
+        one.map(Cow::Owned)
+            .ok_or_else(|| KeyError::bad_request(format!("The {} is not {what}.", of())))
     }
 }
 
-pub(in crate::key) fn header<'r, B>(req: &'r Request<B>, name: &HeaderName) -> Result<&'r str, KeyError> {
+pub(in crate::key) fn header<'r, B>(
+    req: &'r Request<B>,
+    name: &HeaderName,
+) -> Result<&'r str, KeyError> {
     let mut values = req.headers().get_all(name).iter();
     match (values.next(), values.next()) {
         (None, _) => Err(KeyError::MissingHeader(name.clone())),
@@ -159,7 +183,9 @@ pub(in crate::key) fn header<'r, B>(req: &'r Request<B>, name: &HeaderName) -> R
 fn query<'r, B>(req: &'r Request<B>, name: &str) -> Result<Cow<'r, str>, KeyError> {
     let pairs = req.uri().query().unwrap_or_default().split('&');
     let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    let mut values = pairs.filter(|(key, _)| decoded(key).is_some_and(|key| key == name)).map(|(_, value)| value);
+    let mut values = pairs
+        .filter(|(key, _)| decoded(key).is_some_and(|key| key == name))
+        .map(|(_, value)| value);
     match (values.next(), values.next()) {
         (None, _) => Err(KeyError::MissingQuery(name.into())),
         (Some(_), Some(_)) => Err(KeyError::RepeatedQuery(name.into())),
@@ -175,7 +201,10 @@ fn decoded(text: &str) -> Option<Cow<'_, str>> {
     if text.contains('+') {
         // A `+` that is meant is written `%2B`.
         let blanks = text.replace('+', " ");
-        return percent_decode(blanks.as_bytes()).decode_utf8().ok().map(|text| Cow::Owned(text.into_owned()));
+        return percent_decode(blanks.as_bytes())
+            .decode_utf8()
+            .ok()
+            .map(|text| Cow::Owned(text.into_owned()));
     }
     percent_decode(text.as_bytes()).decode_utf8().ok()
 }
@@ -186,10 +215,15 @@ fn grpc<B>(req: &Request<B>) -> Result<(&str, &str), KeyError> {
     match path.split_once('/') {
         // Names of protobuf: whatever else is decoded on the way would have several keys.
         Some((service, method)) if is_name(service) && is_name(method) => Ok((service, method)),
-        _ => Err(KeyError::bad_request("The path is not that of a gRPC method, \"/package.Service/Method\".")),
+        _ => Err(KeyError::bad_request(
+            "The path is not that of a gRPC method, \"/package.Service/Method\".",
+        )),
     }
 }
 
 fn is_name(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.'))
+    !text.is_empty()
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.'))
 }

@@ -66,9 +66,12 @@ impl Reader<'_> {
     pub(super) fn settings<'d>(&mut self, table: &'d DeTable<'_>, own: &[&str]) -> Settings<'d> {
         let mut settings = Settings::default();
         for (one, other) in [("wait", "no_wait"), ("mode", "permits")] {
-            if let (true, Some((second, _))) = (table.contains_key(one), table.get_key_value(other)) {
-                self.mistakes
-                    .add(second.span().start, format!("`{one}` and `{other}` say the same thing: leave one out"));
+            if let (true, Some((second, _))) = (table.contains_key(one), table.get_key_value(other))
+            {
+                self.mistakes.add(
+                    second.span().start,
+                    format!("`{one}` and `{other}` say the same thing: leave one out"),
+                );
             }
         }
         for (field, value) in table {
@@ -96,52 +99,83 @@ impl Reader<'_> {
                 }
             }
             "global" => settings.global = self.flag(name, value),
-            "lease" => settings.lease = self.duration(name, value, |lease| exclusive().lease(lease)),
+            "lease" => {
+                settings.lease = self.duration(name, value, |lease| exclusive().lease(lease))
+            }
             "wait" => {
-                settings.waiting = self.duration(name, value, |wait| exclusive().wait(wait)).map(Waiting::AtMost);
+                settings.waiting = self
+                    .duration(name, value, |wait| exclusive().wait(wait))
+                    .map(Waiting::AtMost);
             }
             "no_wait" => match self.flag(name, value) {
                 Some(true) => settings.waiting = Some(Waiting::No),
-                Some(false) => self.mistakes.add(at(value), "say how long to wait instead: write wait = \"2s\""),
+                Some(false) => self.mistakes.add(
+                    at(value),
+                    "say how long to wait instead: write wait = \"2s\"",
+                ),
                 None => {}
             },
             "mode" => {
                 settings.sharing = self.word(
                     name,
                     value,
-                    [("exclusive", Sharing::Exclusive), ("write", Sharing::Exclusive), ("read", Sharing::Shared)],
+                    [
+                        ("exclusive", Sharing::Exclusive),
+                        ("write", Sharing::Exclusive),
+                        ("read", Sharing::Shared),
+                    ],
                 );
             }
             "permits" => {
                 let permits = self.number(name, "3", value);
-                let few = permits.map(|permits| u32::try_from(permits).ok().and_then(NonZeroU32::new));
+                let few =
+                    permits.map(|permits| u32::try_from(permits).ok().and_then(NonZeroU32::new));
                 match few {
                     Some(Some(permits)) => settings.sharing = Some(Sharing::Permits(permits)),
-                    Some(None) => self.mistakes.add(at(value), format!("permits are 1 to {}", u32::MAX)),
+                    Some(None) => self
+                        .mistakes
+                        .add(at(value), format!("permits are 1 to {}", u32::MAX)),
                     None => {}
                 }
             }
             "reentrant" => settings.reentrant = self.flag(name, value),
-            "min_hold" => settings.min_hold = self.said(name, value, |min_hold| exclusive().min_hold(min_hold)),
-            "max_hold" => settings.max_hold = self.said(name, value, |max_hold| exclusive().max_hold(max_hold)),
+            "min_hold" => {
+                settings.min_hold =
+                    self.said(name, value, |min_hold| exclusive().min_hold(min_hold))
+            }
+            "max_hold" => {
+                settings.max_hold =
+                    self.said(name, value, |max_hold| exclusive().max_hold(max_hold))
+            }
             "no_renew" => settings.renew = self.flag(name, value).map(|no_renew| !no_renew),
             "strict_order" => settings.strict_order = self.flag(name, value),
             "max_waiters" => {
                 let waiters = self.number(name, "100", value);
-                settings.max_waiters = waiters.map(|waiters| usize::try_from(waiters).unwrap_or(usize::MAX));
+                settings.max_waiters =
+                    waiters.map(|waiters| usize::try_from(waiters).unwrap_or(usize::MAX));
             }
             "hold" => {
-                settings.hold = self.word(name, value, [("response", Hold::Response), ("body", Hold::Body)]);
+                settings.hold = self.word(
+                    name,
+                    value,
+                    [("response", Hold::Response), ("body", Hold::Body)],
+                );
             }
             "retry_after" => settings.retry_after = self.duration(name, value, |_| exclusive()),
             "fail_open" => settings.fail_open = self.flag(name, value),
             "status" => settings.statuses = self.statuses(value),
             _ if own.contains(&name) => {}
             _ if OF_ROUTES.contains(&name) => {
-                self.mistakes.add(field.span().start, format!("only a route has a `{name}`"));
+                self.mistakes
+                    .add(field.span().start, format!("only a route has a `{name}`"));
             }
             _ => {
-                let meant = self.unknown("field", field, FIELDS.into_iter().chain(own.iter().copied()), &ALIASES);
+                let meant = self.unknown(
+                    "field",
+                    field,
+                    FIELDS.into_iter().chain(own.iter().copied()),
+                    &ALIASES,
+                );
                 settings.mistaken_key |= matches!(meant, Some("key" | "skip" | "group"));
             }
         }
@@ -150,15 +184,29 @@ impl Reader<'_> {
     fn statuses(&mut self, value: &Value<'_>) -> Vec<(Answer, StatusCode)> {
         let mut statuses = Vec::new();
         for (row, value) in self.table("status", value).into_iter().flatten() {
-            let Some((name, answer)) = ROWS.into_iter().find(|(name, _)| *name == row.get_ref().as_ref()) else {
-                self.unknown("row of the table of refusals", row, ROWS.map(|(name, _)| name), &[]);
+            let Some((name, answer)) = ROWS
+                .into_iter()
+                .find(|(name, _)| *name == row.get_ref().as_ref())
+            else {
+                self.unknown(
+                    "row of the table of refusals",
+                    row,
+                    ROWS.map(|(name, _)| name),
+                    &[],
+                );
                 continue;
             };
-            let Some(number) = self.number(name, "423", value) else { continue };
-            let status = u16::try_from(number).ok().and_then(|number| StatusCode::from_u16(number).ok());
+            let Some(number) = self.number(name, "423", value) else {
+                continue;
+            };
+            let status = u16::try_from(number)
+                .ok()
+                .and_then(|number| StatusCode::from_u16(number).ok());
             match status.filter(|status| status.is_client_error() || status.is_server_error()) {
                 Some(status) => statuses.push((answer, status)),
-                None => self.mistakes.add(at(value), "a refusal has a status from 400 to 599"),
+                None => self
+                    .mistakes
+                    .add(at(value), "a refusal has a status from 400 to 599"),
             }
         }
         statuses

@@ -23,17 +23,27 @@ impl Reader<'_> {
     ) -> Option<&'n str> {
         let text = name.get_ref().as_ref();
         let known: Vec<_> = known.into_iter().collect();
-        let alias = aliases.iter().find(|(alias, _)| *alias == text).map(|(_, known)| *known);
+        let alias = aliases
+            .iter()
+            .find(|(alias, _)| *alias == text)
+            .map(|(_, known)| *known);
         let meant = alias.or_else(|| nearest(text, known.iter().copied()));
         let advice = match meant {
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("there are {}", known.join(", ")),
         };
-        self.mistakes.add(name.span().start, format!("there is no {what} `{}`: {advice}", text.escape_debug()));
+        self.mistakes.add(
+            name.span().start,
+            format!("there is no {what} `{}`: {advice}", text.escape_debug()),
+        );
         meant
     }
 
-    pub(super) fn table<'v, 'd>(&mut self, name: &str, value: &'v Value<'d>) -> Option<&'v DeTable<'d>> {
+    pub(super) fn table<'v, 'd>(
+        &mut self,
+        name: &str,
+        value: &'v Value<'d>,
+    ) -> Option<&'v DeTable<'d>> {
         let table = value.get_ref().as_table();
         if table.is_none() {
             let advice = match (name, value.get_ref()) {
@@ -42,23 +52,43 @@ impl Reader<'_> {
                 ("status", _) => ": write status = { busy = 423 }".to_owned(),
                 _ => ": write { key = \"order:{id}\" }".to_owned(),
             };
-            self.mistakes.add(at(value), format!("{name} is a table, not {}{advice}", kind(value)));
+            self.mistakes.add(
+                at(value),
+                format!("{name} is a table, not {}{advice}", kind(value)),
+            );
         }
         table
     }
 
-    pub(super) fn text<'d>(&mut self, name: &str, example: &str, value: &'d Value<'_>) -> Option<Said<&'d str>> {
+    pub(super) fn text<'d>(
+        &mut self,
+        name: &str,
+        example: &str,
+        value: &'d Value<'_>,
+    ) -> Option<Said<&'d str>> {
         let text = value.get_ref().as_str();
         if text.is_none() {
-            self.mistakes.add(at(value), format!("a string is meant, not {}: write {name} = {example}", kind(value)));
+            self.mistakes.add(
+                at(value),
+                format!(
+                    "a string is meant, not {}: write {name} = {example}",
+                    kind(value)
+                ),
+            );
         }
-        text.map(|text| Said { at: at(value), value: text })
+        text.map(|text| Said {
+            at: at(value),
+            value: text,
+        })
     }
 
     pub(super) fn flag(&mut self, name: &str, value: &Value<'_>) -> Option<bool> {
         let flag = value.get_ref().as_bool();
         if flag.is_none() {
-            let message = format!("true or false is meant, not {}: write {name} = true", kind(value));
+            let message = format!(
+                "true or false is meant, not {}: write {name} = true",
+                kind(value)
+            );
             self.mistakes.add(at(value), message);
         }
         flag
@@ -66,12 +96,19 @@ impl Reader<'_> {
 
     pub(super) fn number(&mut self, name: &str, example: &str, value: &Value<'_>) -> Option<u64> {
         let number = value.get_ref().as_integer();
-        let number = number.map(|number: &DeInteger<'_>| u64::from_str_radix(number.as_str(), number.radix()));
+        let number = number
+            .map(|number: &DeInteger<'_>| u64::from_str_radix(number.as_str(), number.radix()));
         match number {
             Some(Ok(number)) => return Some(number),
-            Some(Err(_)) => self.mistakes.add(at(value), format!("`{name}` is out of range: write {name} = {example}")),
+            Some(Err(_)) => self.mistakes.add(
+                at(value),
+                format!("`{name}` is out of range: write {name} = {example}"),
+            ),
             None => {
-                let message = format!("a whole number is meant, not {}: write {name} = {example}", kind(value));
+                let message = format!(
+                    "a whole number is meant, not {}: write {name} = {example}",
+                    kind(value)
+                );
                 self.mistakes.add(at(value), message);
             }
         }
@@ -88,7 +125,10 @@ impl Reader<'_> {
         let found = words.iter().find(|(word, _)| *word == said.value);
         if found.is_none() {
             let words = words.map(|(word, _)| format!("{word:?}"));
-            self.mistakes.add(said.at, format!("`{name}` is {}, not {:?}", words.join(" or "), said.value));
+            self.mistakes.add(
+                said.at,
+                format!("`{name}` is {}, not {:?}", words.join(" or "), said.value),
+            );
         }
         found.map(|(_, meaning)| *meaning)
     }
@@ -105,7 +145,8 @@ impl Reader<'_> {
         let duration = match humantime::parse_duration(said.value) {
             Ok(duration) => duration,
             Err(error) => {
-                let bare = !said.value.is_empty() && said.value.bytes().all(|byte| byte.is_ascii_digit());
+                let bare =
+                    !said.value.is_empty() && said.value.bytes().all(|byte| byte.is_ascii_digit());
                 let seconds = if bare { said.value } else { "2" };
                 let message = format!(
                     "{:?} is no duration ({error}): write {name} = \"{seconds}s\", \"500ms\" or the like",
@@ -131,7 +172,10 @@ impl Reader<'_> {
         spec: impl Fn(Duration) -> LockSpec,
     ) -> Option<Said<Duration>> {
         let duration = self.duration(name, value, spec)?;
-        Some(Said { at: at(value), value: duration })
+        Some(Said {
+            at: at(value),
+            value: duration,
+        })
     }
 }
 
@@ -154,6 +198,10 @@ fn kind(value: &Value<'_>) -> &'static str {
 
 /// Which of the names was probably meant.
 pub(super) fn nearest<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
-    let near = names.into_iter().map(|name| (strsim::damerau_levenshtein(text, name), name));
-    near.filter(|(distance, name)| *distance <= (name.len() / 3).max(1)).min().map(|(_, name)| name)
+    let near = names
+        .into_iter()
+        .map(|name| (strsim::damerau_levenshtein(text, name), name));
+    near.filter(|(distance, name)| *distance <= (name.len() / 3).max(1))
+        .min()
+        .map(|(_, name)| name)
 }

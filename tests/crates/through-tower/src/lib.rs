@@ -8,7 +8,9 @@ mod promises;
 
 use std::{num::NonZeroU32, time::Duration};
 
-use lock_tower::runtime::{LockClient, LockError, LockErrorKind, LockKey, LockSpec, Mode, distributed_lock, is_held};
+use lock_tower::runtime::{
+    LockClient, LockError, LockErrorKind, LockKey, LockSpec, Mode, distributed_lock, is_held,
+};
 
 struct Shop {
     name: String,
@@ -18,7 +20,11 @@ struct Shop {
 
 impl Shop {
     fn new(name: &str) -> Self {
-        Self { name: name.into(), locks: LockClient::in_memory(), spec: LockSpec::exclusive().no_wait() }
+        Self {
+            name: name.into(),
+            locks: LockClient::in_memory(),
+            spec: LockSpec::exclusive().no_wait(),
+        }
     }
 
     #[distributed_lock(
@@ -44,12 +50,17 @@ fn kind<T>(error: LockError) -> Result<T, LockErrorKind> {
 
 #[distributed_lock(keys("account:{from}", key("account:{}", to), spare), no_wait, on_busy = skip, crate = lock_tower::runtime)]
 async fn transfer(from: u64, to: u64, spare: &LockKey) -> Result<usize, LockError> {
-    Ok(["account:1", "account:2", "spare"].iter().filter(|key| is_held(&LockKey::new(**key).unwrap())).count())
+    Ok(["account:1", "account:2", "spare"]
+        .iter()
+        .filter(|key| is_held(&LockKey::new(**key).unwrap()))
+        .count())
 }
 
 #[distributed_lock(keys = names, min_hold = "0s", max_hold = "1m", crate = ::lock_tower::runtime)]
 async fn all(names: [&str; 2]) -> Result<bool, LockError> {
-    Ok(names.iter().all(|name| is_held(&LockKey::new(*name).unwrap())))
+    Ok(names
+        .iter()
+        .all(|name| is_held(&LockKey::new(*name).unwrap())))
 }
 
 #[distributed_lock(key = "report", global, read, wait = "1s", reentrant, strict_order, crate = lock_tower::runtime)]

@@ -15,7 +15,9 @@ pub(crate) struct Connect {
 impl Connect {
     pub(crate) async fn run(self, mut parent: Parent) {
         if !self.no_provider {
-            rustls::crypto::ring::default_provider().install_default().expect("nobody has installed one yet");
+            rustls::crypto::ring::default_provider()
+                .install_default()
+                .expect("nobody has installed one yet");
         }
         parent.say(match locked(&self.url).await {
             Ok(()) => "released".to_owned(),

@@ -23,11 +23,19 @@ pub(crate) struct Hold {
 
 impl Hold {
     pub(crate) async fn run(self, mut parent: Parent) {
-        let locks = LockClient::builder().namespace(&self.namespace).connect(&self.url).await.expect("a server");
+        let locks = LockClient::builder()
+            .namespace(&self.namespace)
+            .connect(&self.url)
+            .await
+            .expect("a server");
         let resource = RedisFencedResource::open(&self.url, &self.resource).await;
-        let request = locks.exclusive("a").lease(Duration::from_millis(self.lease_ms));
+        let request = locks
+            .exclusive("a")
+            .lease(Duration::from_millis(self.lease_ms));
         let ended = if self.run {
-            request.run(async |held| write(&held, &resource, &mut parent).await).await
+            request
+                .run(async |held| write(&held, &resource, &mut parent).await)
+                .await
         } else {
             let guard = request.acquire().await.expect("the lock is free");
             write(&guard.held(), &resource, &mut parent).await;

@@ -25,7 +25,11 @@ pub(crate) struct Increment {
 
 impl Increment {
     pub(crate) async fn run(self, mut parent: Parent) {
-        let locks = LockClient::builder().namespace(&self.namespace).connect(&self.url).await.expect("a server");
+        let locks = LockClient::builder()
+            .namespace(&self.namespace)
+            .connect(&self.url)
+            .await
+            .expect("a server");
         let resource = RedisFencedResource::open(&self.url, &self.resource).await;
         parent.say("ready");
         parent.line().await;
@@ -41,7 +45,12 @@ impl Increment {
     }
 }
 
-async fn work(locks: LockClient, resource: RedisFencedResource, rounds: usize, lease: Duration) -> usize {
+async fn work(
+    locks: LockClient,
+    resource: RedisFencedResource,
+    rounds: usize,
+    lease: Duration,
+) -> usize {
     let mut added = 0;
     for _ in 0..rounds {
         if rand::random_bool(0.3) {
@@ -49,7 +58,10 @@ async fn work(locks: LockClient, resource: RedisFencedResource, rounds: usize, l
             let patience = Duration::from_micros(rand::random_range(0..50_000));
             let _ = timeout(patience, locks.exclusive("a").lease(lease).acquire()).await;
         }
-        let request = locks.exclusive("a").lease(lease).wait(Duration::from_secs(300));
+        let request = locks
+            .exclusive("a")
+            .lease(lease)
+            .wait(Duration::from_secs(300));
         match request.acquire().await {
             Ok(guard) => {
                 added += usize::from(resource.increment(guard.fence()).await.is_ok());

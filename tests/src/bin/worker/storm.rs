@@ -41,11 +41,19 @@ impl Storm {
         parent.say("ready");
         parent.line().await;
         let log: Log = Arc::new(|record: Record| {
-            println!("{}", serde_json::to_string(&record).expect("a record has no keys that are not text"));
+            println!(
+                "{}",
+                serde_json::to_string(&record).expect("a record has no keys that are not text")
+            );
         });
         let (lease, permits) = (Duration::from_millis(self.lease_ms), self.urls.len() == 1);
-        let working =
-            Plan { tasks: self.tasks, lease, permits, seed: self.seed }.start(std::slice::from_ref(&locks), &log);
+        let working = Plan {
+            tasks: self.tasks,
+            lease,
+            permits,
+            seed: self.seed,
+        }
+        .start(std::slice::from_ref(&locks), &log);
         parent.line().await;
         working.finish().await;
         locks.shutdown().await;
@@ -57,7 +65,12 @@ impl Storm {
         let builder = LockClient::builder().namespace(&self.namespace);
         match &self.urls[..] {
             [url] => builder.connect(url).await,
-            urls => builder.longest_lease(Duration::from_millis(self.longest_lease_ms)).redlock(urls).await,
+            urls => {
+                builder
+                    .longest_lease(Duration::from_millis(self.longest_lease_ms))
+                    .redlock(urls)
+                    .await
+            }
         }
     }
 }

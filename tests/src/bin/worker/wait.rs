@@ -22,14 +22,28 @@ pub(crate) struct Wait {
 
 impl Wait {
     pub(crate) async fn run(self, mut parent: Parent) {
-        let locks = LockClient::builder().namespace(&self.namespace).connect(&self.url).await.expect("a server");
+        let locks = LockClient::builder()
+            .namespace(&self.namespace)
+            .connect(&self.url)
+            .await
+            .expect("a server");
         let resource = RedisFencedResource::open(&self.url, &self.resource).await;
-        let request = locks.exclusive("a").lease(Duration::from_millis(self.lease_ms)).wait(Duration::from_secs(300));
-        let request = if self.strict_order { request.strict_order() } else { request };
+        let request = locks
+            .exclusive("a")
+            .lease(Duration::from_millis(self.lease_ms))
+            .wait(Duration::from_secs(300));
+        let request = if self.strict_order {
+            request.strict_order()
+        } else {
+            request
+        };
         let guard = request.acquire().await.expect("its turn comes");
         parent.say(guard.fence().to_string());
         let written = resource.increment(guard.fence()).await.is_ok();
-        let ended = guard.release().await.map_or_else(|error| error.code(), |()| "released");
+        let ended = guard
+            .release()
+            .await
+            .map_or_else(|error| error.code(), |()| "released");
         parent.say(format!("written={written} {ended}"));
         locks.shutdown().await;
         parent.finished().await;

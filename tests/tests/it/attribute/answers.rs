@@ -24,13 +24,20 @@ async fn skipped_option() -> Option<&'static str> {
 }
 
 #[distributed_lock(key = "a:{id}", no_wait, on_busy = Ok(busy(id, name)?))]
-async fn answered(id: u64, name: String) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {
+async fn answered(
+    id: u64,
+    name: String,
+) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {
     let moved = name;
     Ok(format!("{id} is {moved}"))
 }
 
 fn busy(id: u64, name: String) -> Result<String, std::fmt::Error> {
-    if name.is_empty() { Err(std::fmt::Error) } else { Ok(format!("{id} is {name}'s")) }
+    if name.is_empty() {
+        Err(std::fmt::Error)
+    } else {
+        Ok(format!("{id} is {name}'s"))
+    }
 }
 
 #[distributed_lock(key = "a", global, no_wait, on_busy = return later().await)]
@@ -83,7 +90,10 @@ async fn a_busy_lock_is_skipped_and_the_body_does_not_run() {
         assert_eq!(skipped(&runs).await.unwrap(), None);
         let start = Instant::now();
         skipped_after_a_wait(&runs).await;
-        assert!(start.elapsed() >= Duration::from_millis(250), "it was not waited for");
+        assert!(
+            start.elapsed() >= Duration::from_millis(250),
+            "it was not waited for"
+        );
         assert_eq!(skipped_option().await, None);
         assert_eq!(runs.get(), 2);
         guard.release().await.unwrap();
@@ -95,15 +105,32 @@ async fn a_busy_lock_is_skipped_and_the_body_does_not_run() {
 async fn only_a_lock_that_others_hold_is_skipped() {
     with_client(async |locks| {
         let runs = Cell::new(0);
-        let own = locks.exclusive("a").run(async |_| skipped(&runs).await).await.unwrap();
+        let own = locks
+            .exclusive("a")
+            .run(async |_| skipped(&runs).await)
+            .await
+            .unwrap();
         assert_eq!(own.unwrap_err().kind(), LockErrorKind::WouldDeadlock);
-        assert_eq!(locks.exclusive("a").run(async |_| skipped_option().await).await.unwrap(), None);
+        assert_eq!(
+            locks
+                .exclusive("a")
+                .run(async |_| skipped_option().await)
+                .await
+                .unwrap(),
+            None
+        );
         locks.shutdown().await;
-        assert_eq!(skipped(&runs).await.unwrap_err().kind(), LockErrorKind::ShuttingDown);
+        assert_eq!(
+            skipped(&runs).await.unwrap_err().kind(),
+            LockErrorKind::ShuttingDown
+        );
         assert_eq!(runs.get(), 0);
     })
     .await;
-    assert_eq!(skipped(&Cell::new(0)).await.unwrap_err().kind(), LockErrorKind::NoClient);
+    assert_eq!(
+        skipped(&Cell::new(0)).await.unwrap_err().kind(),
+        LockErrorKind::NoClient
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -113,7 +140,12 @@ async fn a_busy_lock_is_answered_with_what_is_written() {
         assert_eq!(answered_by_a_return().await.unwrap(), 1);
         let _guards = locks.all(["a", "a:7"]).acquire().await.unwrap();
         assert_eq!(answered(7, "Ann".into()).await.unwrap(), "7 is Ann's");
-        assert!(answered(7, String::new()).await.unwrap_err().is::<std::fmt::Error>());
+        assert!(
+            answered(7, String::new())
+                .await
+                .unwrap_err()
+                .is::<std::fmt::Error>()
+        );
         assert_eq!(answered_by_a_return().await.unwrap(), 2);
     })
     .await;

@@ -86,13 +86,21 @@ async fn max_hold(done: &mut bool) -> Result<(), LockError> {
 #[distributed_lock(key = "a", global, reentrant)]
 async fn reentrant(depth: u32) -> Result<u32, LockError> {
     yield_now().await;
-    if depth == 0 { Ok(0) } else { Ok(1 + Box::pin(reentrant(depth - 1)).await?) }
+    if depth == 0 {
+        Ok(0)
+    } else {
+        Ok(1 + Box::pin(reentrant(depth - 1)).await?)
+    }
 }
 
 #[distributed_lock(key = "a", global)]
 async fn not_reentrant(depth: u32) -> Result<u32, LockError> {
     yield_now().await;
-    if depth == 0 { Ok(0) } else { Ok(1 + Box::pin(not_reentrant(depth - 1)).await?) }
+    if depth == 0 {
+        Ok(0)
+    } else {
+        Ok(1 + Box::pin(not_reentrant(depth - 1)).await?)
+    }
 }
 
 #[distributed_lock(key = "a", global, no_renew, lease = "3s")]
@@ -160,7 +168,10 @@ async fn it_waits_as_long_as_is_written_and_not_at_all_with_no_wait() {
         assert_eq!(no_wait().await.unwrap_err().kind(), WOULD_WAIT[0]);
         assert_eq!(start.elapsed(), Duration::ZERO);
         assert_eq!(wait().await.unwrap_err().kind(), WOULD_WAIT[1]);
-        assert!(start.elapsed() >= Duration::from_millis(250) && start.elapsed() < Duration::from_millis(400));
+        assert!(
+            start.elapsed() >= Duration::from_millis(250)
+                && start.elapsed() < Duration::from_millis(400)
+        );
         assert_eq!(defaults(locks).await.unwrap_err().kind(), WOULD_WAIT[1]);
         assert!(start.elapsed() >= lock_runtime::DEFAULT_WAIT);
         // Places in line are given up in the background.
@@ -195,7 +206,10 @@ async fn as_many_as_there_are_permits() {
         counts.sort_by_key(Result::is_err);
         assert!(counts[0].is_ok() && counts[1].is_ok(), "{counts:?}");
         assert_eq!(counts[2], Err(LockErrorKind::Contended));
-        assert_eq!(permits_expression(locks).await.unwrap(), Mode::Permits(THREE));
+        assert_eq!(
+            permits_expression(locks).await.unwrap(),
+            Mode::Permits(THREE)
+        );
     })
     .await;
 }
@@ -205,8 +219,14 @@ async fn it_holds_at_least_and_at_most_as_long_as_is_written() {
     with_client(async |locks| {
         let start = Instant::now();
         min_hold().await.unwrap();
-        assert!(start.elapsed() < Duration::from_secs(1), "the function does not wait for it");
-        assert_eq!(no_wait().await.unwrap_err().kind(), LockErrorKind::Contended);
+        assert!(
+            start.elapsed() < Duration::from_secs(1),
+            "the function does not wait for it"
+        );
+        assert_eq!(
+            no_wait().await.unwrap_err().kind(),
+            LockErrorKind::Contended
+        );
         sleep(Duration::from_secs(5)).await;
         no_wait().await.unwrap();
 
@@ -214,7 +234,14 @@ async fn it_holds_at_least_and_at_most_as_long_as_is_written() {
         let error = max_hold(&mut done).await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Lost(Loss::MaxHold));
         assert!(!done, "the body ran on");
-        locks.exclusive("a").acquire().await.unwrap().release().await.unwrap();
+        locks
+            .exclusive("a")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     })
     .await;
 }
@@ -233,12 +260,20 @@ async fn without_renewal_it_ends_with_its_lease() {
 #[tokio::test(start_paused = true)]
 async fn a_spec_comes_from_wherever_it_is_and_what_is_written_beside_it_wins() {
     with_client(async |locks| {
-        let config = Config { lock: LockSpec::exclusive().lease(LEASE).no_wait() };
+        let config = Config {
+            lock: LockSpec::exclusive().lease(LEASE).no_wait(),
+        };
         assert_eq!(spec(&config, locks).await.unwrap(), LEASE);
         let other = Mutex::new(LockSpec::shared().lease(LEASE));
-        assert_eq!(spec_and_more(other, locks).await.unwrap(), Duration::from_secs(9));
+        assert_eq!(
+            spec_and_more(other, locks).await.unwrap(),
+            Duration::from_secs(9)
+        );
         let guard = locks.exclusive("a").acquire().await.unwrap();
-        assert_eq!(spec(&config, locks).await.unwrap_err().kind(), LockErrorKind::Contended);
+        assert_eq!(
+            spec(&config, locks).await.unwrap_err().kind(),
+            LockErrorKind::Contended
+        );
         guard.release().await.unwrap();
     })
     .await;
@@ -249,7 +284,10 @@ async fn only_a_reentrant_function_calls_itself() {
     with_client(async |locks| {
         assert_eq!(reentrant(10).await.unwrap(), 10);
         assert_eq!(not_reentrant(0).await.unwrap(), 0);
-        assert_eq!(not_reentrant(1).await.unwrap_err().kind(), LockErrorKind::WouldDeadlock);
+        assert_eq!(
+            not_reentrant(1).await.unwrap_err().kind(),
+            LockErrorKind::WouldDeadlock
+        );
         assert_eq!(holders(locks, "a").await, 0);
     })
     .await;
@@ -258,7 +296,10 @@ async fn only_a_reentrant_function_calls_itself() {
 #[tokio::test(start_paused = true)]
 async fn the_client_is_the_one_that_is_named() {
     assert_eq!(named_client().await.unwrap(), 1);
-    let mut service = Service { locks: LockClient::in_memory(), calls: 0 };
+    let mut service = Service {
+        locks: LockClient::in_memory(),
+        calls: 0,
+    };
     assert_eq!(service.call().await.unwrap(), 1);
     assert_eq!(service.call().await.unwrap(), 2);
     with_client(async |locks| {
@@ -290,7 +331,10 @@ async fn bodies_never_overlap() {
         }
         tasks.join_all().await;
         let report = resource.report();
-        assert!(report.is_clean() && report.value == 400 && report.peak == 1, "{report}");
+        assert!(
+            report.is_clean() && report.value == 400 && report.peak == 1,
+            "{report}"
+        );
     })
     .await;
 }

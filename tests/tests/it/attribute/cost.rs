@@ -21,9 +21,10 @@ async fn everything(id: u64, argument: [u8; KIB]) -> Result<u64, LockError> {
 
 #[test]
 fn an_argument_of_one_kib_makes_a_future_of_at_most_three_and_a_half() {
-    for (name, size) in
-        [("one key", size_of_val(&one_kib(1, [0; KIB]))), ("everything", size_of_val(&everything(1, [0; KIB])))]
-    {
+    for (name, size) in [
+        ("one key", size_of_val(&one_kib(1, [0; KIB]))),
+        ("everything", size_of_val(&everything(1, [0; KIB]))),
+    ] {
         println!("{name}: {size} bytes");
         assert!(size <= 3 * KIB + KIB / 2, "{name}: {size} bytes");
     }
@@ -66,28 +67,57 @@ const THE_KEY: u64 = 1;
 
 #[test]
 fn nothing_is_allocated_but_the_key_beside_what_the_runtime_does_by_itself() {
-    let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let locks = runtime.block_on(async { LockClient::in_memory() });
     let key = LockKey::new("order:7").unwrap();
     let two = NonZeroU32::new(2).unwrap();
-    let by_hand =
-        |spec: LockSpec| allocations(&runtime, async || locks.request(&key, spec.clone()).run(async |_| 7).await);
+    let by_hand = |spec: LockSpec| {
+        allocations(&runtime, async || {
+            locks.request(&key, spec.clone()).run(async |_| 7).await
+        })
+    };
 
     for (name, by_hand, locked) in [
-        ("exclusive", by_hand(LockSpec::exclusive()), allocations(&runtime, async || exclusive(&locks, 7).await)),
-        ("shared", by_hand(LockSpec::shared()), allocations(&runtime, async || shared(&locks, 7).await)),
-        ("permits", by_hand(LockSpec::permits(two)), allocations(&runtime, async || permitted(&locks, 7).await)),
+        (
+            "exclusive",
+            by_hand(LockSpec::exclusive()),
+            allocations(&runtime, async || exclusive(&locks, 7).await),
+        ),
+        (
+            "shared",
+            by_hand(LockSpec::shared()),
+            allocations(&runtime, async || shared(&locks, 7).await),
+        ),
+        (
+            "permits",
+            by_hand(LockSpec::permits(two)),
+            allocations(&runtime, async || permitted(&locks, 7).await),
+        ),
     ] {
         println!("{name}: {locked}, by hand {by_hand}");
         assert_eq!(locked, by_hand + THE_KEY, "{name}");
     }
 
     let again = allocations(&runtime, async || {
-        locks.request(&key, LockSpec::exclusive()).run(async |_| entered_again(&locks, 7).await).await?
+        locks
+            .request(&key, LockSpec::exclusive())
+            .run(async |_| entered_again(&locks, 7).await)
+            .await?
     });
     let by_hand = allocations(&runtime, async || {
-        let inner = async |_| locks.request(&key, LockSpec::exclusive().reentrant()).run(async |_| 7).await;
-        locks.request(&key, LockSpec::exclusive()).run(inner).await?
+        let inner = async |_| {
+            locks
+                .request(&key, LockSpec::exclusive().reentrant())
+                .run(async |_| 7)
+                .await
+        };
+        locks
+            .request(&key, LockSpec::exclusive())
+            .run(inner)
+            .await?
     });
     println!("entered again: {again}, by hand {by_hand}");
     assert_eq!(again, by_hand + THE_KEY);

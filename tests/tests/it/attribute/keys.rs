@@ -2,7 +2,10 @@
 
 use std::fmt::Display;
 
-use lock_runtime::{IntoLockKey, KeyWriter, LockClient, LockError, LockErrorKind, LockKey, distributed_lock, is_held};
+use lock_runtime::{
+    IntoLockKey, KeyWriter, LockClient, LockError, LockErrorKind, LockKey, distributed_lock,
+    is_held,
+};
 
 use super::{holders, with_client};
 
@@ -71,7 +74,12 @@ async fn borrowed(name: String) -> Result<bool, LockError> {
 
 #[distributed_lock(key = "pair:{a}:{b}")]
 async fn pair(a: &str, b: &str) -> Result<LockKey, LockError> {
-    let key = KeyWriter::new().lit("pair:").arg(format_args!("{a}")).lit(":").arg(format_args!("{b}")).finish()?;
+    let key = KeyWriter::new()
+        .lit("pair:")
+        .arg(format_args!("{a}"))
+        .lit(":")
+        .arg(format_args!("{b}"))
+        .finish()?;
     assert!(is_held(&key));
     Ok(key)
 }
@@ -99,7 +107,10 @@ async fn every_form_of_a_key_locks_what_it_says() {
         assert!(positional(7, " a ").await.unwrap());
         assert!(expression("whatever".into()).await.unwrap());
         assert!(borrowed("whatever".into()).await.unwrap());
-        let mut order = Order { id: 7, shop: "north".into() };
+        let mut order = Order {
+            id: 7,
+            shop: "north".into(),
+        };
         assert!(order.method().await.unwrap());
         assert!(order.mutable().await.unwrap());
         assert_eq!(order.id, 8);
@@ -118,7 +129,10 @@ async fn every_form_of_a_key_locks_what_it_says() {
 #[tokio::test(start_paused = true)]
 async fn different_values_never_meet() {
     with_client(async |_| {
-        assert_ne!(pair("1:2", "3").await.unwrap(), pair("1", "2:3").await.unwrap());
+        assert_ne!(
+            pair("1:2", "3").await.unwrap(),
+            pair("1", "2:3").await.unwrap()
+        );
     })
     .await;
 }
@@ -126,10 +140,21 @@ async fn different_values_never_meet() {
 #[tokio::test(start_paused = true)]
 async fn a_key_that_is_not_valid_is_refused_and_the_body_does_not_run() {
     with_client(async |_| {
-        for name in [String::new(), "x".repeat(513), "a\nb".into(), "permits:a".into()] {
-            assert_eq!(expression(name).await.unwrap_err().kind(), LockErrorKind::InvalidKey);
+        for name in [
+            String::new(),
+            "x".repeat(513),
+            "a\nb".into(),
+            "permits:a".into(),
+        ] {
+            assert_eq!(
+                expression(name).await.unwrap_err().kind(),
+                LockErrorKind::InvalidKey
+            );
         }
-        assert_eq!(pair(&"x".repeat(600), "").await.unwrap_err().kind(), LockErrorKind::InvalidKey);
+        assert_eq!(
+            pair(&"x".repeat(600), "").await.unwrap_err().kind(),
+            LockErrorKind::InvalidKey
+        );
     })
     .await;
 }
@@ -138,7 +163,11 @@ async fn a_key_that_is_not_valid_is_refused_and_the_body_does_not_run() {
 async fn the_same_key_excludes_and_another_does_not() {
     with_client(async |locks: &LockClient| {
         let guard = locks.exclusive("order:7").acquire().await.unwrap();
-        assert!(captured(7).await.is_err_and(|error| error.kind() == LockErrorKind::WaitTimeout));
+        assert!(
+            captured(7)
+                .await
+                .is_err_and(|error| error.kind() == LockErrorKind::WaitTimeout)
+        );
         assert!(!captured(8).await.unwrap());
         guard.release().await.unwrap();
         assert!(captured(7).await.unwrap());

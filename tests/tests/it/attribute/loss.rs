@@ -2,7 +2,9 @@
 
 use std::{cell::Cell, time::Duration};
 
-use lock_runtime::{HeldLock, LockClient, LockError, LockErrorKind, Loss, RevokeScope, distributed_lock};
+use lock_runtime::{
+    HeldLock, LockClient, LockError, LockErrorKind, Loss, RevokeScope, distributed_lock,
+};
 use lock_tests::Captured;
 use tokio::{task::yield_now, time::sleep};
 use tracing::Level;
@@ -66,7 +68,10 @@ const AWAIT_POINTS: u32 = 9;
 #[tokio::test(start_paused = true)]
 async fn a_lost_lock_ends_the_body_at_each_of_its_await_points() {
     with_client(async |locks| {
-        assert_eq!(many_await_points(&Progress::default()).await.unwrap(), AWAIT_POINTS);
+        assert_eq!(
+            many_await_points(&Progress::default()).await.unwrap(),
+            AWAIT_POINTS
+        );
         for point in 1..=AWAIT_POINTS {
             let progress = Progress::default();
             let revoke = async {
@@ -76,7 +81,11 @@ async fn a_lost_lock_ends_the_body_at_each_of_its_await_points() {
                 locks.revoke("a", RevokeScope::Leased).await.unwrap();
             };
             let (lost, ()) = tokio::join!(many_await_points(&progress), revoke);
-            assert_eq!(lost.unwrap_err().kind(), LockErrorKind::Lost(Loss::Revoked), "at point {point}");
+            assert_eq!(
+                lost.unwrap_err().kind(),
+                LockErrorKind::Lost(Loss::Revoked),
+                "at point {point}"
+            );
             assert!(progress.dropped.get(), "at point {point}");
             sleep(Duration::from_secs(1)).await;
             assert_eq!(progress.steps.get(), point, "the body ran on");
@@ -101,8 +110,18 @@ async fn a_dropped_call_ends_the_body_at_each_of_its_await_points() {
                 _ = many_await_points(&progress) => panic!("it has {AWAIT_POINTS} await points"),
                 () = reached => {}
             }
-            assert!(progress.dropped.get() && progress.steps.get() == point, "at point {point}");
-            locks.exclusive("a").acquire().await.unwrap().release().await.unwrap();
+            assert!(
+                progress.dropped.get() && progress.steps.get() == point,
+                "at point {point}"
+            );
+            locks
+                .exclusive("a")
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
         }
     })
     .await;
@@ -113,7 +132,13 @@ async fn finishing(locks: &LockClient) -> Result<bool, LockError> {
     locks.revoke("a", RevokeScope::Leased).await?;
     lock.lost().await;
     // Somebody else may have it by now, and the body goes on.
-    locks.exclusive("a").reentrant().no_wait().acquire().await.expect_err("it was lost");
+    locks
+        .exclusive("a")
+        .reentrant()
+        .no_wait()
+        .acquire()
+        .await
+        .expect_err("it was lost");
     yield_now().await;
     Ok(lock.is_lost())
 }
@@ -135,9 +160,16 @@ async fn a_body_that_finishes_gives_its_result_and_one_warning() {
     with_client(async |locks| {
         assert!(finishing(locks).await.unwrap(), "its own lock was lost");
         assert_eq!(holders(locks, "a").await, 0);
-        let warnings: Vec<_> = traces.events().into_iter().filter(|event| event.level <= Level::WARN).collect();
+        let warnings: Vec<_> = traces
+            .events()
+            .into_iter()
+            .filter(|event| event.level <= Level::WARN)
+            .collect();
         assert_eq!(warnings.len(), 1, "{warnings:?}");
-        assert_eq!((warnings[0].message.as_str(), warnings[0].field("key")), ("lost", Some("a")));
+        assert_eq!(
+            (warnings[0].message.as_str(), warnings[0].field("key")),
+            ("lost", Some("a"))
+        );
     })
     .await;
 }

@@ -27,7 +27,10 @@ async fn pay(id: u64) -> Result<(FencingToken, FencingToken), LockError> {
 }
 
 async fn handler(Path(id): Path<u64>, lock: lock_runtime::HeldLock) -> Result<String, LockError> {
-    assert_eq!(charge_once(id).await.unwrap_err().kind(), LockErrorKind::WouldDeadlock);
+    assert_eq!(
+        charge_once(id).await.unwrap_err().kind(),
+        LockErrorKind::WouldDeadlock
+    );
     assert_eq!(charge(id).await?, lock.fence());
     Ok("paid".to_owned())
 }
@@ -77,7 +80,10 @@ async fn spawning(locks: LockClient, id: u64) -> Result<(), LockError> {
     assert_eq!(error.kind(), LockErrorKind::NoClient);
     let stranger = locks.clone();
     let stranger = tokio::spawn(async move { stranger.scope(charge_once(id)).await });
-    assert_eq!(stranger.await.unwrap().unwrap_err().kind(), LockErrorKind::WaitTimeout);
+    assert_eq!(
+        stranger.await.unwrap().unwrap_err().kind(),
+        LockErrorKind::WaitTimeout
+    );
 
     // Unless it is told.
     let (child, held) = (locks.clone(), lock.clone());
@@ -96,7 +102,10 @@ async fn a_spawned_task_is_a_stranger_unless_it_is_told() {
 }
 
 #[distributed_lock(key = "order:{id}", guard = lock, client = locks)]
-async fn leaving_a_child(locks: LockClient, id: u64) -> Result<tokio::task::JoinHandle<()>, LockError> {
+async fn leaving_a_child(
+    locks: LockClient,
+    id: u64,
+) -> Result<tokio::task::JoinHandle<()>, LockError> {
     let (child, held) = (locks.clone(), lock.clone());
     let (entered, is_in) = tokio::sync::oneshot::channel();
     let child = tokio::spawn(async move {
@@ -105,7 +114,11 @@ async fn leaving_a_child(locks: LockClient, id: u64) -> Result<tokio::task::Join
             for _ in 0..10 {
                 yield_now().await;
             }
-            assert_eq!(holders(&child, "order:7").await, 1, "it keeps the lock of its parent");
+            assert_eq!(
+                holders(&child, "order:7").await,
+                1,
+                "it keeps the lock of its parent"
+            );
         });
         held.scope(work).await.unwrap();
     });
@@ -118,7 +131,9 @@ async fn a_child_that_has_entered_keeps_the_lock_until_it_is_done() {
     with_client(async |locks| {
         let child = leaving_a_child(locks.clone(), 7).await.unwrap();
         let next = locks.exclusive("order:7").acquire();
-        tokio::join!(async { child.await.unwrap() }, async { next.await.unwrap().release().await.unwrap() });
+        tokio::join!(async { child.await.unwrap() }, async {
+            next.await.unwrap().release().await.unwrap()
+        });
     })
     .await;
 }

@@ -31,7 +31,10 @@ struct Room {
 
 /// What every body does: it holds the lock `key`, and others would come in beside it if they could.
 async fn visit(key: &str) {
-    assert!(is_held(&LockKey::new(key).unwrap()), "the body runs without the lock {key}");
+    assert!(
+        is_held(&LockKey::new(key).unwrap()),
+        "the body runs without the lock {key}"
+    );
     let inside = ROOM.with(|room| room.inside.fetch_add(1, Relaxed) + 1);
     ROOM.with(|room| room.most.fetch_max(inside, Relaxed));
     for _ in 0..3 {
@@ -50,12 +53,22 @@ async fn assert_excludes<T, E: Debug>(key: &str, call: impl AsyncFn() -> Result<
 }
 
 /// The same for a call that names its client.
-async fn assert_excludes_with<T, E: Debug>(key: &str, call: impl AsyncFn(&LockClient) -> Result<T, E>) {
+async fn assert_excludes_with<T, E: Debug>(
+    key: &str,
+    call: impl AsyncFn(&LockClient) -> Result<T, E>,
+) {
     let room = |of: fn(&Room) -> &AtomicU32| ROOM.with(|room| of(room).load(Relaxed));
     let test = async |locks: &LockClient| {
         let together = tokio::join!(call(locks), call(locks), call(locks));
-        assert!(together.0.is_ok() && together.1.is_ok() && together.2.is_ok(), "{key}");
-        assert_eq!((room(|room| &room.most), room(|room| &room.visits)), (1, 3), "{key}");
+        assert!(
+            together.0.is_ok() && together.1.is_ok() && together.2.is_ok(),
+            "{key}"
+        );
+        assert_eq!(
+            (room(|room| &room.most), room(|room| &room.visits)),
+            (1, 3),
+            "{key}"
+        );
 
         let guard = locks.exclusive(key).acquire().await.unwrap();
         assert!(call(locks).await.is_err(), "{key} is held by somebody else");

@@ -32,7 +32,10 @@ const CASES: usize = 200;
 const SUPPORT: &str = include_str!("property/support.rs");
 
 fn variable<T: FromStr>(name: &str, default: T) -> T {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
+    std::env::var(name)
+        .ok()
+        .and_then(|value| value.parse().ok())
+        .unwrap_or(default)
 }
 
 #[test]
@@ -45,16 +48,25 @@ fn any_key_string_compiles_to_the_right_key_or_is_refused() {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     // A small case costs two runs of the compiler.
-    let config = Config { failure_persistence: None, max_shrink_time: 60_000, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+    let config = Config {
+        failure_persistence: None,
+        max_shrink_time: 60_000,
+        ..Config::default()
+    };
+    let mut runner =
+        TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
     let cases = cases::case();
-    let mut trees: Vec<_> = (0..count).map(|_| cases.new_tree(&mut runner).unwrap()).collect();
+    let mut trees: Vec<_> = (0..count)
+        .map(|_| cases.new_tree(&mut runner).unwrap())
+        .collect();
 
     let written: Vec<Written> = trees.iter().map(|tree| tree.current().written()).collect();
     let judged = runtime.block_on(judged(&project, &written));
     let mut tally: BTreeMap<&str, usize> = BTreeMap::new();
     for verdict in &judged {
-        *tally.entry(verdict.as_ref().map_or("failed", |kind| kind)).or_default() += 1;
+        *tally
+            .entry(verdict.as_ref().map_or("failed", |kind| kind))
+            .or_default() += 1;
     }
     println!("seed {seed}, {count} cases: {tally:?}");
     let Some(first) = judged.iter().position(Result::is_err) else {
@@ -66,7 +78,11 @@ fn any_key_string_compiles_to_the_right_key_or_is_refused() {
     let mut story = format!("seed {seed}:\n");
     for (number, verdict) in judged.iter().enumerate() {
         if let Err(complaint) = verdict {
-            let _ = writeln!(story, "case {number}: {complaint}\n{}", written[number].locked(&[]).0);
+            let _ = writeln!(
+                story,
+                "case {number}: {complaint}\n{}",
+                written[number].locked(&[]).0
+            );
         }
     }
     let smaller = runner.run_one(trees.swap_remove(first), |case: Case| {
@@ -74,7 +90,11 @@ fn any_key_string_compiles_to_the_right_key_or_is_refused() {
         verdicts.remove(0).map(drop).map_err(TestCaseError::fail)
     });
     if let Err(TestError::Fail(complaint, case)) = smaller {
-        let _ = writeln!(story, "case {first}, made smaller: {complaint}\n{}", alone(&case.written()));
+        let _ = writeln!(
+            story,
+            "case {first}, made smaller: {complaint}\n{}",
+            alone(&case.written())
+        );
     }
     panic!("{story}");
 }
@@ -84,13 +104,20 @@ const RIGHT: &str = "run under the right key";
 /// What became of each case, if it is as it should be.
 async fn judged(project: &Project, cases: &[Written]) -> Vec<Result<&'static str, String>> {
     let numbered = || cases.iter().enumerate();
-    let files = numbered().map(|(number, case)| (number, case.reference())).collect();
+    let files = numbered()
+        .map(|(number, case)| (number, case.reference()))
+        .collect();
     let mut reference = project.run(Program::Reference, &files).await;
     let expected: Vec<Result<Expected, String>> = numbered()
-        .map(|(number, case)| match (reference.refused.remove(&number), reference.printed.get(&number)) {
-            (Some(complaints), _) => model::of_refused(case, &complaints),
-            (None, Some(printed)) => Ok(model::of_printed(case, printed)),
-            (None, None) => Err("the reference has printed nothing".into()),
+        .map(|(number, case)| {
+            match (
+                reference.refused.remove(&number),
+                reference.printed.get(&number),
+            ) {
+                (Some(complaints), _) => model::of_refused(case, &complaints),
+                (None, Some(printed)) => Ok(model::of_printed(case, printed)),
+                (None, None) => Err("the reference has printed nothing".into()),
+            }
         })
         .collect();
 
@@ -102,7 +129,11 @@ async fn judged(project: &Project, cases: &[Written]) -> Vec<Result<&'static str
             _ => case.locked(&[]),
         })
         .collect();
-    let files = locked.iter().map(|(source, _)| source.clone()).enumerate().collect();
+    let files = locked
+        .iter()
+        .map(|(source, _)| source.clone())
+        .enumerate()
+        .collect();
     let found = project.run(Program::Locked, &files).await;
     let verdict = |number: usize, expected: Result<Expected, String>| {
         let expected = expected?;
@@ -113,7 +144,11 @@ async fn judged(project: &Project, cases: &[Written]) -> Vec<Result<&'static str
         }
         .map_err(|complaint| format!("{complaint}\nexpected: {expected:?}"))
     };
-    expected.into_iter().enumerate().map(|(number, expected)| verdict(number, expected)).collect()
+    expected
+        .into_iter()
+        .enumerate()
+        .map(|(number, expected)| verdict(number, expected))
+        .collect()
 }
 
 fn refused(
@@ -121,34 +156,55 @@ fn refused(
     complaints: &[Complaint],
     attribute: &std::ops::Range<usize>,
 ) -> Result<&'static str, String> {
-    let rendered: String = complaints.iter().map(|complaint| complaint.rendered.as_str()).collect();
+    let rendered: String = complaints
+        .iter()
+        .map(|complaint| complaint.rendered.as_str())
+        .collect();
     let codes = match expected {
         Expected::Refused { codes } => codes,
         _ => return Err(format!("is right, and was refused:\n{rendered}")),
     };
-    let inside = |place: &std::ops::Range<usize>| attribute.start <= place.start && place.end <= attribute.end;
+    let inside = |place: &std::ops::Range<usize>| {
+        attribute.start <= place.start && place.end <= attribute.end
+    };
     for complaint in complaints {
-        if complaint.code.as_ref().is_some_and(|code| !codes.contains(code)) {
-            return Err(format!("was refused by the compiler, in code that was not written by hand:\n{rendered}"));
+        if complaint
+            .code
+            .as_ref()
+            .is_some_and(|code| !codes.contains(code))
+        {
+            return Err(format!(
+                "was refused by the compiler, in code that was not written by hand:\n{rendered}"
+            ));
         }
         if !complaint.places.iter().all(inside) {
-            return Err(format!("was refused, but not in its attribute:\n{rendered}"));
+            return Err(format!(
+                "was refused, but not in its attribute:\n{rendered}"
+            ));
         }
         if complaint.message.contains("panicked") {
             return Err(format!("made the attribute panic:\n{rendered}"));
         }
     }
-    Ok(if complaints.iter().all(|complaint| complaint.code.is_none()) {
-        "refused"
-    } else {
-        "refused as `format!` refuses them"
-    })
+    Ok(
+        if complaints.iter().all(|complaint| complaint.code.is_none()) {
+            "refused"
+        } else {
+            "refused as `format!` refuses them"
+        },
+    )
 }
 
-fn ran(expected: &Expected, printed: &[(char, String)], case: &Written) -> Result<&'static str, String> {
+fn ran(
+    expected: &Expected,
+    printed: &[(char, String)],
+    case: &Written,
+) -> Result<&'static str, String> {
     let (keys, arguments) = match expected {
         Expected::Runs { keys, arguments } => (keys, arguments),
-        Expected::InvalidKey if printed == [('!', "InvalidKey".to_owned())] => return Ok("given `InvalidKey`"),
+        Expected::InvalidKey if printed == [('!', "InvalidKey".to_owned())] => {
+            return Ok("given `InvalidKey`");
+        }
         _ => return Err(format!("was not refused: {printed:?}")),
     };
     let mut right: Vec<(char, String)> = keys.iter().map(|_| ('h', "true".to_owned())).collect();
@@ -157,7 +213,11 @@ fn ran(expected: &Expected, printed: &[(char, String)], case: &Written) -> Resul
         right.extend(keys.iter().min().map(|key| ('g', key.clone())));
     }
     right.extend(arguments.iter().map(|text| ('a', text.clone())));
-    if *printed == right { Ok(RIGHT) } else { Err(format!("runs, but has printed {printed:?}")) }
+    if *printed == right {
+        Ok(RIGHT)
+    } else {
+        Err(format!("runs, but has printed {printed:?}"))
+    }
 }
 
 /// The case as a program of its own.

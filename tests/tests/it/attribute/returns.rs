@@ -7,7 +7,9 @@ use std::{
     sync::{Mutex, OnceLock},
 };
 
-use lock_runtime::{HeldLock, LockClient, LockError, LockErrorKind, LockKey, Loss, RevokeScope, distributed_lock};
+use lock_runtime::{
+    HeldLock, LockClient, LockError, LockErrorKind, LockKey, Loss, RevokeScope, distributed_lock,
+};
 use tokio::task::yield_now;
 
 use super::{holders, with_client};
@@ -78,13 +80,31 @@ async fn a_lock_error_becomes_the_functions_own() {
         assert_eq!(holders(locks, "a").await, 0, "an early return releases too");
 
         let _guard = locks.exclusive("a").acquire().await.unwrap();
-        let Err(PayError::Lock(error)) = own_error(false).await else { panic!("the lock was to be had") };
+        let Err(PayError::Lock(error)) = own_error(false).await else {
+            panic!("the lock was to be had")
+        };
         assert_eq!(error.kind(), LockErrorKind::Contended);
         let error = io_error().await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-        assert!(error.get_ref().unwrap().downcast_ref::<LockError>().is_some(), "the cause is kept");
-        assert_eq!(io_error_after_a_wait().await.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert!(boxed_error().await.unwrap_err().downcast::<LockError>().is_ok());
+        assert!(
+            error
+                .get_ref()
+                .unwrap()
+                .downcast_ref::<LockError>()
+                .is_some(),
+            "the cause is kept"
+        );
+        assert_eq!(
+            io_error_after_a_wait().await.unwrap_err().kind(),
+            io::ErrorKind::TimedOut
+        );
+        assert!(
+            boxed_error()
+                .await
+                .unwrap_err()
+                .downcast::<LockError>()
+                .is_ok()
+        );
     })
     .await;
 }
@@ -97,18 +117,33 @@ async fn of_several(names: [&str; 2]) -> Result<(), LockError> {
 #[tokio::test]
 async fn without_a_client_it_says_how_to_install_one() {
     // No test of this process installs one.
-    let Err(PayError::Lock(error)) = own_error(false).await else { panic!("where is that client from?") };
-    assert_eq!((error.kind(), error.code()), (LockErrorKind::NoClient, "no_client"));
+    let Err(PayError::Lock(error)) = own_error(false).await else {
+        panic!("where is that client from?")
+    };
+    assert_eq!(
+        (error.kind(), error.code()),
+        (LockErrorKind::NoClient, "no_client")
+    );
     // What `connect` gives is needed for `shutdown`.
-    let words =
-        ["returns::own_error`", "let locks = LockClient::connect(", "locks.clone().install()?", "shutdown().await"];
+    let words = [
+        "returns::own_error`",
+        "let locks = LockClient::connect(",
+        "locks.clone().install()?",
+        "shutdown().await",
+    ];
     for word in words.into_iter().chain(["client = "]) {
         assert!(error.to_string().contains(word), "{error}");
     }
-    assert!(!error.to_string().contains("connect(url).await?.install()"), "{error}");
+    assert!(
+        !error.to_string().contains("connect(url).await?.install()"),
+        "{error}"
+    );
     assert_eq!(error.key().map(LockKey::as_str), Some("a"));
     let error = of_several(["b", "a"]).await.unwrap_err();
-    assert!(error.to_string().contains("returns::of_several`"), "{error}");
+    assert!(
+        error.to_string().contains("returns::of_several`"),
+        "{error}"
+    );
     assert_eq!(error.key().map(LockKey::as_str), Some("a"));
 }
 
@@ -116,7 +151,9 @@ async fn without_a_client_it_says_how_to_install_one() {
 async fn a_spawned_task_does_not_inherit_the_scope() {
     with_client(async |_| {
         let spawned = tokio::spawn(own_error(false)).await.unwrap();
-        assert!(matches!(spawned, Err(PayError::Lock(error)) if error.kind() == LockErrorKind::NoClient));
+        assert!(
+            matches!(spawned, Err(PayError::Lock(error)) if error.kind() == LockErrorKind::NoClient)
+        );
     })
     .await;
 }
@@ -126,7 +163,10 @@ async fn the_innermost_scope_is_used() {
     with_client(async |outer: &LockClient| {
         let inner = LockClient::in_memory();
         let _guard = outer.exclusive("a").acquire().await.unwrap();
-        inner.scope(own_error(false)).await.expect("the inner one's locks are free");
+        inner
+            .scope(own_error(false))
+            .await
+            .expect("the inner one's locks are free");
         assert!(own_error(false).await.is_err());
     })
     .await;
@@ -137,7 +177,15 @@ async fn the_lock_is_given_back_before_the_function_returns() {
     with_client(async |locks| {
         for _ in 0..20 {
             own_error(false).await.unwrap();
-            locks.exclusive("a").try_acquire().await.unwrap().expect("given back").release().await.unwrap();
+            locks
+                .exclusive("a")
+                .try_acquire()
+                .await
+                .unwrap()
+                .expect("given back")
+                .release()
+                .await
+                .unwrap();
         }
     })
     .await;
@@ -182,7 +230,10 @@ struct Watched<'a> {
 
 impl Drop for Watched<'_> {
     fn drop(&mut self) {
-        let held = self.lock.get().is_some_and(|lock| !lock.validity().is_zero());
+        let held = self
+            .lock
+            .get()
+            .is_some_and(|lock| !lock.validity().is_zero());
         self.drops.lock().unwrap().push((self.name, held));
     }
 }
@@ -209,13 +260,34 @@ async fn using_parts(
 async fn what_the_body_uses_is_dropped_whole_before_the_lock_is_free() {
     with_client(async |_| {
         let (lock, drops) = (OnceLock::new(), Mutex::new(Vec::new()));
-        let watched = |name| Watched { name, lock: &lock, drops: &drops };
-        let transaction = Transaction { id: 1, connection: watched("connection"), log: watched("log") };
+        let watched = |name| Watched {
+            name,
+            lock: &lock,
+            drops: &drops,
+        };
+        let transaction = Transaction {
+            id: 1,
+            connection: watched("connection"),
+            log: watched("log"),
+        };
         let _unused = &transaction.log;
-        assert_eq!(using_parts(transaction, (1, watched("unnamed")), watched("late")).await.unwrap(), 2);
+        assert_eq!(
+            using_parts(transaction, (1, watched("unnamed")), watched("late"))
+                .await
+                .unwrap(),
+            2
+        );
         let mut drops = drops.into_inner().unwrap();
         drops.sort_unstable();
-        assert_eq!(drops, [("connection", true), ("late", true), ("log", true), ("unnamed", false)]);
+        assert_eq!(
+            drops,
+            [
+                ("connection", true),
+                ("late", true),
+                ("log", true),
+                ("unnamed", false)
+            ]
+        );
     })
     .await;
 }
@@ -232,7 +304,14 @@ async fn a_dropped_call_drops_the_body_and_frees_the_lock() {
             drop(call);
         }
         assert_eq!(drops.lock().unwrap().len(), 2);
-        locks.exclusive("a").acquire().await.unwrap().release().await.unwrap();
+        locks
+            .exclusive("a")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     })
     .await;
 }

@@ -43,7 +43,11 @@ async fn all_keys_are_held_together() {
     with_client(async |locks| {
         let (one, two) = (Account { id: 1 }, Account { id: 2 });
         assert_eq!(transfer(1, 2).await.unwrap(), 2);
-        assert_eq!(transfer(1, 1).await.unwrap(), 1, "the same key twice is one");
+        assert_eq!(
+            transfer(1, 1).await.unwrap(),
+            1,
+            "the same key twice is one"
+        );
         mixed(&one, &two).await.unwrap();
         assert_eq!(sum(&[one, two, Account { id: 3 }]).await.unwrap(), 3);
         for key in ["account:1", "account:2", "account:3", "audit"] {
@@ -58,7 +62,9 @@ async fn each_key_excludes() {
     with_client(async |locks| {
         for key in ["account:1", "account:2", "audit"] {
             let guard = locks.exclusive(key).acquire().await.unwrap();
-            let error = mixed(&Account { id: 1 }, &Account { id: 2 }).await.unwrap_err();
+            let error = mixed(&Account { id: 1 }, &Account { id: 2 })
+                .await
+                .unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::Contended, "{key}");
             guard.release().await.unwrap();
             mixed(&Account { id: 1 }, &Account { id: 2 }).await.unwrap();
@@ -87,5 +93,11 @@ async fn transfers_in_both_directions_do_not_wait_for_each_other() {
 
 #[tokio::test(start_paused = true)]
 async fn no_key_at_all_is_refused() {
-    with_client(async |_| assert_eq!(sum(&[]).await.unwrap_err().kind(), LockErrorKind::InvalidKey)).await;
+    with_client(async |_| {
+        assert_eq!(
+            sum(&[]).await.unwrap_err().kind(),
+            LockErrorKind::InvalidKey
+        )
+    })
+    .await;
 }

@@ -43,7 +43,9 @@ impl Inventory {
 }
 
 fn delay(status: &Status) -> Option<Duration> {
-    status.get_details_retry_info().and_then(|info| info.retry_delay)
+    status
+        .get_details_retry_info()
+        .and_then(|info| info.retry_delay)
 }
 
 #[tokio::test(start_paused = true)]
@@ -51,7 +53,9 @@ async fn a_locked_handler_answers_with_a_status() {
     let traces = Captured::new();
     let _collecting = traces.set_default();
     let locks = LockClient::in_memory();
-    let inventory = Inventory { locks: locks.clone() };
+    let inventory = Inventory {
+        locks: locks.clone(),
+    };
     let reserve = async |sku: &str| inventory.reserve(Request::new(sku.to_owned())).await;
     assert!(reserve("a").await.unwrap().into_inner() > 0);
     assert_eq!(inventory.count("a").await.unwrap().into_inner(), 1);
@@ -59,7 +63,10 @@ async fn a_locked_handler_answers_with_a_status() {
 
     let guard = locks.exclusive("sku:secret").acquire().await.unwrap();
     for (status, message) in [
-        (reserve("secret").await.unwrap_err(), "The resource is in use."),
+        (
+            reserve("secret").await.unwrap_err(),
+            "The resource is in use.",
+        ),
         (
             inventory.count("secret").await.unwrap_err(),
             "The resource was in use for as long as the request could wait.",
@@ -70,7 +77,10 @@ async fn a_locked_handler_answers_with_a_status() {
         // The name of the lock is for the log.
         assert!(!format!("{status:?}").contains("secret"), "{status:?}");
     }
-    let told = traces.events().into_iter().filter(|event| event.message == "request refused");
+    let told = traces
+        .events()
+        .into_iter()
+        .filter(|event| event.message == "request refused");
     let told: Vec<_> = told.map(|event| (event.level, event.fields)).collect();
     assert_eq!(told.len(), 2);
     assert!(told.iter().all(|(level, fields)| *level == Level::DEBUG && fields["error"].contains("sku:secret")));
@@ -82,21 +92,50 @@ async fn whoever_may_not_try_again_is_not_invited_to() {
     let traces = Captured::new();
     let _collecting = traces.set_default();
     let locks = LockClient::in_memory();
-    let inventory = Inventory { locks: locks.clone() };
-    let lost = inventory.reserve(Request::new("revoked".to_owned())).await.unwrap_err();
-    assert_eq!((lost.code(), lost.details()), (Code::Aborted, [].as_slice()));
+    let inventory = Inventory {
+        locks: locks.clone(),
+    };
+    let lost = inventory
+        .reserve(Request::new("revoked".to_owned()))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (lost.code(), lost.details()),
+        (Code::Aborted, [].as_slice())
+    );
     assert!(lost.message().contains("may have had effects"), "{lost:?}");
-    let warned = traces.wait_for(|event| event.message == "request refused").now_or_never().unwrap();
-    assert_eq!((warned.level, warned.field("code")), (Level::WARN, Some("lost_revoked")));
+    let warned = traces
+        .wait_for(|event| event.message == "request refused")
+        .now_or_never()
+        .unwrap();
+    assert_eq!(
+        (warned.level, warned.field("code")),
+        (Level::WARN, Some("lost_revoked"))
+    );
 
     let long = "x".repeat(600);
     let invalid = inventory.reserve(Request::new(long)).await.unwrap_err();
-    assert_eq!((invalid.code(), invalid.details()), (Code::InvalidArgument, [].as_slice()));
+    assert_eq!(
+        (invalid.code(), invalid.details()),
+        (Code::InvalidArgument, [].as_slice())
+    );
     locks.shutdown().await;
-    let ended = inventory.reserve(Request::new("a".to_owned())).await.unwrap_err();
-    assert_eq!((ended.code(), ended.details()), (Code::Unavailable, [].as_slice()));
+    let ended = inventory
+        .reserve(Request::new("a".to_owned()))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (ended.code(), ended.details()),
+        (Code::Unavailable, [].as_slice())
+    );
 
-    let full = LockClient::builder().max_waiters_in_all(0).in_memory().unwrap();
+    let full = LockClient::builder()
+        .max_waiters_in_all(0)
+        .in_memory()
+        .unwrap();
     let full = Inventory { locks: full }.count("a").await.unwrap_err();
-    assert_eq!((full.code(), delay(&full)), (Code::ResourceExhausted, Some(Duration::from_secs(1))));
+    assert_eq!(
+        (full.code(), delay(&full)),
+        (Code::ResourceExhausted, Some(Duration::from_secs(1)))
+    );
 }

@@ -49,7 +49,9 @@ impl Scene {
             polls -= 1;
             match future.as_mut().poll(cx) {
                 Poll::Ready(output) => Poll::Ready(Some(output)),
-                Poll::Pending if polls == 0 && matches!(self.when, When::Waiting) => Poll::Ready(None),
+                Poll::Pending if polls == 0 && matches!(self.when, When::Waiting) => {
+                    Poll::Ready(None)
+                }
                 Poll::Pending => Poll::Pending,
             }
         });
@@ -81,11 +83,25 @@ async fn at_every_poll(place: Place, scene: impl AsyncFn(&Scene) -> bool) {
     for when in [When::Waiting, When::Woken] {
         for polls in 0.. {
             let key = format!("{when:?}:{polls}");
-            let this = Scene { locks: locks.clone(), others: others.clone(), key: key.clone(), polls, when };
+            let this = Scene {
+                locks: locks.clone(),
+                others: others.clone(),
+                key: key.clone(),
+                polls,
+                when,
+            };
             let done = scene(&this).await;
             for client in [&others, &locks] {
-                let guard = client.exclusive(&key).wait(BEFORE_THE_LEASE).acquire().await;
-                guard.unwrap_or_else(|error| panic!("{key}: {error}")).release().await.unwrap();
+                let guard = client
+                    .exclusive(&key)
+                    .wait(BEFORE_THE_LEASE)
+                    .acquire()
+                    .await;
+                guard
+                    .unwrap_or_else(|error| panic!("{key}: {error}"))
+                    .release()
+                    .await
+                    .unwrap();
             }
             keys.push(key);
             if done {
@@ -96,7 +112,10 @@ async fn at_every_poll(place: Place, scene: impl AsyncFn(&Scene) -> bool) {
     }
     locks.shutdown().await;
     for key in keys {
-        assert!(others.inspect(&key).await.unwrap().holders.is_empty(), "{key} is left");
+        assert!(
+            others.inspect(&key).await.unwrap().holders.is_empty(),
+            "{key} is left"
+        );
     }
 }
 
@@ -226,14 +245,32 @@ async fn a_dropped_shutdown_still_shuts_down() {
         let others = place.client().await;
         for polls in 1..4 {
             let locks = place.client().await;
-            let scene = Scene { locks, others: others.clone(), key: format!("a{polls}"), polls, when: When::Waiting };
+            let scene = Scene {
+                locks,
+                others: others.clone(),
+                key: format!("a{polls}"),
+                polls,
+                when: When::Waiting,
+            };
             drop(scene.guard().await);
             let waiting_for = others.exclusive("held").acquire().await.unwrap();
             let waiting = begun(scene.locks.exclusive("held").wait(LONG).acquire()).await;
             scene.cancelled(scene.locks.shutdown()).await;
-            assert_eq!(waiting.await.unwrap_err().kind(), lock_runtime::LockErrorKind::ShuttingDown);
+            assert_eq!(
+                waiting.await.unwrap_err().kind(),
+                lock_runtime::LockErrorKind::ShuttingDown
+            );
             waiting_for.release().await.unwrap();
-            scene.others.exclusive(&scene.key).wait(BEFORE_THE_LEASE).acquire().await.unwrap().release().await.unwrap();
+            scene
+                .others
+                .exclusive(&scene.key)
+                .wait(BEFORE_THE_LEASE)
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
         }
     })
     .await;
@@ -249,7 +286,15 @@ async fn a_guard_dropped_after_its_client_is_given_back() {
             drop(locks);
             guard.verify().await.unwrap();
             drop(guard);
-            others.exclusive("a").wait(BEFORE_THE_LEASE).acquire().await.unwrap().release().await.unwrap();
+            others
+                .exclusive("a")
+                .wait(BEFORE_THE_LEASE)
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
         }
     })
     .await;

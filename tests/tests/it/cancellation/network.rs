@@ -11,8 +11,9 @@ use futures_util::future::BoxFuture;
 use lock_runtime::{
     Family, LockClient, LockKey, RevokeReply, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener, MemoryStore, PollReply,
-        Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, StoreErrorKind,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener,
+        MemoryStore, PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError,
+        StoreErrorKind,
     },
 };
 use lock_tests::FencedResource;
@@ -40,7 +41,10 @@ async fn over_a_bad_network_nobody_meets_nobody_hangs_and_nothing_is_left() {
             slowness: Duration::from_millis(random.random_range(1..400)),
         };
         let (store, network) = (network.store.clone(), Arc::new(network));
-        let clients = [LockClient::with_store(network.clone()), LockClient::with_store(network)];
+        let clients = [
+            LockClient::with_store(network.clone()),
+            LockClient::with_store(network),
+        ];
         let resource = Arc::new(FencedResource::new());
         let mut tasks = JoinSet::new();
         for task in 0..TASKS {
@@ -73,7 +77,9 @@ async fn a_request_that_is_executed_after_it_was_given_up_holds_nothing() {
         };
         let store = network.store.clone();
         let locks = LockClient::with_store(Arc::new(network));
-        let keys: Vec<_> = (0..10).map(|number| LockKey::new(format!("k{number}")).unwrap()).collect();
+        let keys: Vec<_> = (0..10)
+            .map(|number| LockKey::new(format!("k{number}")).unwrap())
+            .collect();
         for (key, patience) in keys.iter().zip(0..) {
             let acquire = locks.exclusive(key).lease(LONG * 10).acquire();
             drop(timeout(Duration::from_millis(patience * 40), acquire).await);
@@ -92,7 +98,13 @@ async fn work(locks: LockClient, resource: Arc<FencedResource>, mut random: StdR
         let patience = Duration::from_millis(random.random_range(0..4000));
         let stay = Duration::from_millis(random.random_range(0..3000));
         let both = random.random_bool(0.3);
-        let request = |locks: &LockClient| if both { locks.all(["b", "a"]) } else { locks.exclusive("a") };
+        let request = |locks: &LockClient| {
+            if both {
+                locks.all(["b", "a"])
+            } else {
+                locks.exclusive("a")
+            }
+        };
         let write = async |fence: u64| {
             let _inside = resource.enter(fence);
             sleep(stay).await;
@@ -127,7 +139,8 @@ async fn work(locks: LockClient, resource: Arc<FencedResource>, mut random: StdR
                     }
                 }
                 _ => {
-                    let body = async |held: lock_runtime::HeldLock| write(held.fence().number()).await;
+                    let body =
+                        async |held: lock_runtime::HeldLock| write(held.fence().number()).await;
                     let _ = request(&locks).lease(LEASE).wait(LONG).run(body).await;
                 }
             }
@@ -149,10 +162,13 @@ struct Network {
 impl Network {
     fn send<T: Send + 'static>(
         &self,
-        execute: impl FnOnce(Arc<MemoryStore>) -> BoxFuture<'static, Result<T, StoreError>> + Send + 'static,
+        execute: impl FnOnce(Arc<MemoryStore>) -> BoxFuture<'static, Result<T, StoreError>>
+        + Send
+        + 'static,
     ) -> BoxFuture<'static, Result<T, StoreError>> {
         let mut random = self.random.lock().unwrap();
-        let [there, back] = std::array::from_fn(|_| self.slowness.mul_f64(random.random::<f64>().powi(4)));
+        let [there, back] =
+            std::array::from_fn(|_| self.slowness.mul_f64(random.random::<f64>().powi(4)));
         let [request_lost, reply_lost] = std::array::from_fn(|_| random.random_bool(self.loss));
         let told = random.random_bool(0.5);
         drop(random);
@@ -178,19 +194,28 @@ impl Network {
             match answer.await {
                 Ok(result) => result,
                 Err(_) if sent.elapsed() >= LONG => pending().await,
-                Err(_) => Err(StoreError::new(StoreErrorKind::Unavailable, "the connection broke")),
+                Err(_) => Err(StoreError::new(
+                    StoreErrorKind::Unavailable,
+                    "the connection broke",
+                )),
             }
         })
     }
 }
 
 impl Store for Network {
-    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    fn acquire<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
         let request = request.clone();
         self.send(|store| Box::pin(async move { store.acquire(&request).await }))
     }
 
-    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+    fn acquire_all<'a>(
+        &'a self,
+        requests: &'a [KeyRequest],
+    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
         let requests = requests.to_vec();
         self.send(|store| Box::pin(async move { store.acquire_all(&requests).await }))
     }
@@ -200,13 +225,19 @@ impl Store for Network {
         self.send(|store| Box::pin(async move { store.poll(&hold).await }))
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+    fn renew<'a>(
+        &'a self,
+        renewals: &'a [Renewal],
+    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
         let renewals = renewals.to_vec();
         let answer = self.send(|store| Box::pin(async move { Ok(store.renew(&renewals).await) }));
         Box::pin(async { answer.await.unwrap_or_else(|error| vec![Err(error)]) })
     }
 
-    fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+    fn release<'a>(
+        &'a self,
+        release: &'a Release,
+    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
         let release = release.clone();
         self.send(|store| Box::pin(async move { store.release(&release).await }))
     }
@@ -221,7 +252,11 @@ impl Store for Network {
         self.send(|store| Box::pin(async move { store.abandon(&hold).await }))
     }
 
-    fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+    fn inspect<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
         self.store.inspect(key, family)
     }
 

@@ -9,7 +9,15 @@ const PROMPTLY: Duration = Duration::from_secs(10);
 
 /// Waits until the lock is free.
 async fn freed(locks: &LockClient) {
-    locks.exclusive("k").wait(PROMPTLY).acquire().await.unwrap().release().await.unwrap();
+    locks
+        .exclusive("k")
+        .wait(PROMPTLY)
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
 }
 
 #[tokio::test]

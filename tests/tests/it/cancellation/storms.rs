@@ -27,8 +27,10 @@ async fn after_a_storm_no_key_is_left_and_no_lease_ever_grows() {
         let server = RedisServer::start().await;
         let namespace = unique("storm");
         let builder = LockClient::builder().namespace(&namespace);
-        let clients =
-            [builder.clone().connect(&server.url()).await.unwrap(), builder.connect(&server.url()).await.unwrap()];
+        let clients = [
+            builder.clone().connect(&server.url()).await.unwrap(),
+            builder.connect(&server.url()).await.unwrap(),
+        ];
         let mut tasks = JoinSet::new();
         for task in 0..200 {
             let locks = clients[task % 2].clone();
@@ -44,7 +46,8 @@ async fn after_a_storm_no_key_is_left_and_no_lease_ever_grows() {
         while Instant::now() < until && calm_since.elapsed() < LEASE {
             let mut now = HashMap::new();
             for key in server.keys(&format!("{namespace}:*")).await {
-                let (ttl, holders): (i64, Vec<String>) = server.query(&["EVAL", HELD, "1", &key]).await;
+                let (ttl, holders): (i64, Vec<String>) =
+                    server.query(&["EVAL", HELD, "1", &key]).await;
                 if let Some((before, same)) = left.get(&key)
                     && holders == *same
                 {
@@ -109,7 +112,15 @@ async fn those_who_give_up_cost_nobody_a_turn() {
                 let locks = locks.clone();
                 tasks.spawn(async move {
                     if task % 3 == 0 {
-                        locks.exclusive("a").wait(LONG).acquire().await.unwrap().release().await.unwrap();
+                        locks
+                            .exclusive("a")
+                            .wait(LONG)
+                            .acquire()
+                            .await
+                            .unwrap()
+                            .release()
+                            .await
+                            .unwrap();
                     } else {
                         let patience = Duration::from_micros(rand::random_range(0..20_000));
                         let _ = timeout(patience, locks.exclusive("a").wait(LONG).acquire()).await;

@@ -6,7 +6,9 @@ use lock_runtime::{
 };
 use lock_tests::{Captured, RedisCluster};
 
-use super::{HOUR, LONG, Place, key_at, key_of_each, lock_name, nobody_listens, place_on, use_lock};
+use super::{
+    HOUR, LONG, Place, key_at, key_of_each, lock_name, nobody_listens, place_on, use_lock,
+};
 use crate::{
     environment::{
         access::{everything, rules},
@@ -20,8 +22,11 @@ const PASSWORD: &str = "hunter2";
 /// Gives ann these rules on every node, and no others.
 async fn allow(cluster: &RedisCluster, rules: &[&str]) {
     for node in cluster.nodes() {
-        let command: Vec<_> =
-            ["ACL", "SETUSER", "ann", "reset", "on", ">hunter2"].iter().chain(rules).copied().collect();
+        let command: Vec<_> = ["ACL", "SETUSER", "ann", "reset", "on", ">hunter2"]
+            .iter()
+            .chain(rules)
+            .copied()
+            .collect();
         node.command(&command).await;
     }
 }
@@ -36,47 +41,80 @@ async fn denials(cluster: &RedisCluster) -> Vec<redis::Value> {
 
 /// The cluster as ann sees it.
 fn place_of_ann(cluster: &RedisCluster) -> Place {
-    let Place::Redis { url, .. } = place_on(cluster) else { unreachable!() };
+    let Place::Redis { url, .. } = place_on(cluster) else {
+        unreachable!()
+    };
     let url = url.replacen("://", &format!("://ann:{PASSWORD}@"), 1);
-    Place::Redis { url, namespace: "lock".to_owned() }
+    Place::Redis {
+        url,
+        namespace: "lock".to_owned(),
+    }
 }
 
 #[tokio::test]
 async fn a_user_of_the_documented_line_can_do_everything() {
     in_time(async {
-        let cluster = RedisCluster::builder().user("ann", PASSWORD, "").start().await;
+        let cluster = RedisCluster::builder()
+            .user("ann", PASSWORD, "")
+            .start()
+            .await;
         let line = RedisStore::cluster_acl_line("lock");
         allow(&cluster, &rules(&line)).await;
         let place = place_of_ann(&cluster);
-        let Place::Redis { url, .. } = &place else { unreachable!() };
+        let Place::Redis { url, .. } = &place else {
+            unreachable!()
+        };
         let store = RedisStore::connect(url, "lock").await.unwrap();
         let errors = everything(&store).await;
         assert!(errors.is_empty(), "{errors:?}");
         let (locks, others) = (place.client().await, place.client().await);
         let keys = key_of_each(&cluster, &place).await;
         let guard = locks.all(keys.clone()).no_wait().acquire().await.unwrap();
-        let waiting: Vec<_> =
-            keys.iter().map(|key| tokio::spawn(others.exclusive(key.as_str()).wait(LONG).acquire())).collect();
+        let waiting: Vec<_> = keys
+            .iter()
+            .map(|key| tokio::spawn(others.exclusive(key.as_str()).wait(LONG).acquire()))
+            .collect();
         for key in &keys {
-            eventually("it waits", async || !locks.inspect(key.as_str()).await.unwrap().waiters.is_empty()).await;
+            eventually("it waits", async || {
+                !locks
+                    .inspect(key.as_str())
+                    .await
+                    .unwrap()
+                    .waiters
+                    .is_empty()
+            })
+            .await;
         }
-        eventually("it is listened to", async || super::channels(&cluster).await.len() == 3).await;
+        eventually("it is listened to", async || {
+            super::channels(&cluster).await.len() == 3
+        })
+        .await;
         guard.release().await.unwrap();
         for waiting in waiting {
             waiting.await.unwrap().unwrap().release().await.unwrap();
         }
         nobody_listens(&cluster).await;
         // A lock on its way, too.
-        let [from, to, ..] = cluster.masters().await[..] else { unreachable!() };
+        let [from, to, ..] = cluster.masters().await[..] else {
+            unreachable!()
+        };
         let key = key_at(&cluster, &place, from).await;
-        let guard = locks.exclusive(key.as_str()).lease(HOUR).acquire().await.unwrap();
+        let guard = locks
+            .exclusive(key.as_str())
+            .lease(HOUR)
+            .acquire()
+            .await
+            .unwrap();
         let migration = cluster.begin_migration(&lock_name(&place, &key), to).await;
         migration.move_key(&lock_name(&place, &key)).await;
         guard.verify().await.unwrap();
         guard.release().await.unwrap();
         migration.finish().await;
         let denied = denials(&cluster).await;
-        assert!(denied.is_empty(), "nothing was denied behind our back: {denied:?}");
+        assert!(
+            denied.is_empty(),
+            "nothing was denied behind our back: {denied:?}"
+        );
     })
     .await;
 }
@@ -84,12 +122,23 @@ async fn a_user_of_the_documented_line_can_do_everything() {
 #[tokio::test]
 async fn what_a_cluster_needs_beyond_a_server_is_told_with_the_whole_line_or_done_without() {
     in_time(async {
-        let cluster = RedisCluster::builder().user("ann", PASSWORD, "").start().await;
+        let cluster = RedisCluster::builder()
+            .user("ann", PASSWORD, "")
+            .start()
+            .await;
         let line = RedisStore::cluster_acl_line("lock");
         let rules = rules(&line);
-        let without = |missing: &str| rules.iter().copied().filter(|rule| *rule != missing).collect::<Vec<_>>();
+        let without = |missing: &str| {
+            rules
+                .iter()
+                .copied()
+                .filter(|rule| *rule != missing)
+                .collect::<Vec<_>>()
+        };
         let place = place_of_ann(&cluster);
-        let Place::Redis { url, .. } = &place else { unreachable!() };
+        let Place::Redis { url, .. } = &place else {
+            unreachable!()
+        };
 
         allow(&cluster, &without("+cluster|slots")).await;
         let error = RedisStore::connect(url, "lock").await.unwrap_err();
@@ -105,8 +154,15 @@ async fn what_a_cluster_needs_beyond_a_server_is_told_with_the_whole_line_or_don
             let errors = everything(&store).await;
             assert!(!errors.is_empty());
             for error in errors {
-                assert_eq!(error.kind(), StoreErrorKind::Forbidden, "without {missing}: {error}");
-                assert!(error.to_string().contains(&line), "without {missing}: {error}");
+                assert_eq!(
+                    error.kind(),
+                    StoreErrorKind::Forbidden,
+                    "without {missing}: {error}"
+                );
+                assert!(
+                    error.to_string().contains(&line),
+                    "without {missing}: {error}"
+                );
             }
         }
 
@@ -117,10 +173,17 @@ async fn what_a_cluster_needs_beyond_a_server_is_told_with_the_whole_line_or_don
             let (locks, others) = (place.client().await, place.client().await);
             let guard = locks.exclusive("k").acquire().await.unwrap();
             let waiting = tokio::spawn(others.exclusive("k").wait(LONG).acquire());
-            eventually("it waits", async || !locks.inspect("k").await.unwrap().waiters.is_empty()).await;
+            eventually("it waits", async || {
+                !locks.inspect("k").await.unwrap().waiters.is_empty()
+            })
+            .await;
             if missing != "+spublish" {
-                let said =
-                    async || traces.events().iter().any(|event| event.message.contains("only ask once a second"));
+                let said = async || {
+                    traces
+                        .events()
+                        .iter()
+                        .any(|event| event.message.contains("only ask once a second"))
+                };
                 eventually("it is said", said).await;
             }
             guard.release().await.unwrap();
@@ -133,15 +196,29 @@ async fn what_a_cluster_needs_beyond_a_server_is_told_with_the_whole_line_or_don
 #[tokio::test]
 async fn a_cluster_is_reached_over_tls() {
     in_time(async {
-        let cluster = RedisCluster::builder().tls().password("s3cret").start().await;
+        let cluster = RedisCluster::builder()
+            .tls()
+            .password("s3cret")
+            .start()
+            .await;
         let trusted = file_of(cluster.ca_pem());
-        let nodes: Vec<_> = cluster.nodes().iter().map(|node| format!("127.0.0.1:{}", node.tls_port())).collect();
+        let nodes: Vec<_> = cluster
+            .nodes()
+            .iter()
+            .map(|node| format!("127.0.0.1:{}", node.tls_port()))
+            .collect();
         // The worker takes one lock, so the node that keeps it is mostly not the one that is named.
         for node in &nodes {
             let url = format!("rediss+cluster://:s3cret@{node}");
-            assert_eq!(of_a_process(Some(trusted.path()), &[&url]).await, "released");
+            assert_eq!(
+                of_a_process(Some(trusted.path()), &[&url]).await,
+                "released"
+            );
         }
-        let plain = Place::at(format!("redis+cluster://:s3cret@{}", cluster.nodes()[0].addr()));
+        let plain = Place::at(format!(
+            "redis+cluster://:s3cret@{}",
+            cluster.nodes()[0].addr()
+        ));
         let locks = plain.client().await;
         for key in ["a", "b", "c", "d"] {
             use_lock(&locks, key).await;
@@ -156,29 +233,58 @@ async fn a_user_of_the_documented_line_reaches_a_cluster_over_tls_and_goes_where
     in_time(async {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let line = RedisStore::cluster_acl_line("lock");
-        let cluster = RedisCluster::builder().tls().password("s3cret").user("ann", PASSWORD, &rules(&line).join(" "));
+        let cluster = RedisCluster::builder().tls().password("s3cret").user(
+            "ann",
+            PASSWORD,
+            &rules(&line).join(" "),
+        );
         let cluster = cluster.start().await;
         let trusting = LockClient::builder().root_certificate(cluster.ca_pem());
         let seed = &cluster.tls_urls_as("ann", PASSWORD)[5];
         let locks = trusting.clone().cluster([seed]).await.unwrap();
         // The URL says the same.
-        let others = trusting.connect(&seed.replacen("rediss://", "rediss+cluster://", 1)).await.unwrap();
-        let place = Place::Redis { url: String::new(), namespace: "lock".to_owned() };
+        let others = trusting
+            .connect(&seed.replacen("rediss://", "rediss+cluster://", 1))
+            .await
+            .unwrap();
+        let place = Place::Redis {
+            url: String::new(),
+            namespace: "lock".to_owned(),
+        };
         let keys = key_of_each(&cluster, &place).await;
         let guard = locks.all(keys.clone()).no_wait().acquire().await.unwrap();
-        let waiting: Vec<_> =
-            keys.iter().map(|key| tokio::spawn(others.exclusive(key.as_str()).wait(LONG).acquire())).collect();
+        let waiting: Vec<_> = keys
+            .iter()
+            .map(|key| tokio::spawn(others.exclusive(key.as_str()).wait(LONG).acquire()))
+            .collect();
         for key in &keys {
-            eventually("it waits", async || !locks.inspect(key.as_str()).await.unwrap().waiters.is_empty()).await;
+            eventually("it waits", async || {
+                !locks
+                    .inspect(key.as_str())
+                    .await
+                    .unwrap()
+                    .waiters
+                    .is_empty()
+            })
+            .await;
         }
         guard.release().await.unwrap();
         for waiting in waiting {
             waiting.await.unwrap().unwrap().release().await.unwrap();
         }
         // To where it was not: by ASK, by MOVED, and to a replica that takes over.
-        let [from, to, ..] = cluster.masters().await[..] else { unreachable!() };
-        let guard = locks.exclusive(keys[0].as_str()).lease(HOUR).acquire().await.unwrap();
-        let migration = cluster.begin_migration(&lock_name(&place, &keys[0]), to).await;
+        let [from, to, ..] = cluster.masters().await[..] else {
+            unreachable!()
+        };
+        let guard = locks
+            .exclusive(keys[0].as_str())
+            .lease(HOUR)
+            .acquire()
+            .await
+            .unwrap();
+        let migration = cluster
+            .begin_migration(&lock_name(&place, &keys[0]), to)
+            .await;
         assert_eq!(migration.from().port(), from.port());
         migration.move_key(&lock_name(&place, &keys[0])).await;
         guard.verify().await.unwrap();
@@ -189,16 +295,24 @@ async fn a_user_of_the_documented_line_reaches_a_cluster_over_tls_and_goes_where
         for node in cluster.nodes() {
             let clients: String = node.query(&["CLIENT", "LIST"]).await;
             let port = format!(" laddr=127.0.0.1:{} ", node.tls_port());
-            let plain = clients.lines().find(|line| line.contains(" user=ann ") && !line.contains(&port));
+            let plain = clients
+                .lines()
+                .find(|line| line.contains(" user=ann ") && !line.contains(&port));
             assert_eq!(plain, None, "{clients}");
         }
         let denied = denials(&cluster).await;
-        assert!(denied.is_empty(), "nothing was denied behind our back: {denied:?}");
+        assert!(
+            denied.is_empty(),
+            "nothing was denied behind our back: {denied:?}"
+        );
 
         let error = LockClient::builder().cluster([seed]).await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
         let text = error.to_string();
-        assert!(text.contains("certificate") && text.contains("root_certificate"), "{text}");
+        assert!(
+            text.contains("certificate") && text.contains("root_certificate"),
+            "{text}"
+        );
         assert!(!text.contains(PASSWORD), "{text}");
     })
     .await;

@@ -38,7 +38,9 @@ async fn others_do_not_notice(fault: impl Fn(&RedisServer)) {
         .into_iter()
         .map(|key| {
             let over = over.clone();
-            tokio::spawn(times_of(locks.clone(), key, move || over.load(std::sync::atomic::Ordering::Relaxed)))
+            tokio::spawn(times_of(locks.clone(), key, move || {
+                over.load(std::sync::atomic::Ordering::Relaxed)
+            }))
         })
         .collect();
     sleep(Duration::from_millis(200)).await;
@@ -46,14 +48,27 @@ async fn others_do_not_notice(fault: impl Fn(&RedisServer)) {
     // Its own keys fail at once or within a call's time, not after that of a connection.
     for _ in 0..3 {
         let begun = Instant::now();
-        let error = locks.exclusive(own.as_str()).no_wait().acquire().await.unwrap_err();
+        let error = locks
+            .exclusive(own.as_str())
+            .no_wait()
+            .acquire()
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
-        assert!(begun.elapsed() < Duration::from_millis(1200), "two calls of 500 ms: {:?}", begun.elapsed());
+        assert!(
+            begun.elapsed() < Duration::from_millis(1200),
+            "two calls of 500 ms: {:?}",
+            begun.elapsed()
+        );
     }
     cluster.new_owner_of(&lock_name(&place, &own), victim).await;
     let found = Instant::now();
     use_lock(&locks, &own).await;
-    assert!(found.elapsed() < Duration::from_secs(2), "the new primary was found after {:?}", found.elapsed());
+    assert!(
+        found.elapsed() < Duration::from_secs(2),
+        "the new primary was found after {:?}",
+        found.elapsed()
+    );
     over.store(true, std::sync::atomic::Ordering::Relaxed);
     for user in users {
         let times = user.await.unwrap();
@@ -90,7 +105,9 @@ async fn a_silent_node_costs_no_lease_of_the_others() {
         }
         masters[0].stop();
         for guard in &held[0] {
-            timeout(lease * 2, guard.held().lost()).await.expect("nobody can renew it");
+            timeout(lease * 2, guard.held().lost())
+                .await
+                .expect("nobody can renew it");
         }
         sleep(lease).await;
         for guard in held.remove(1).into_iter().chain(held.remove(1)) {
@@ -115,7 +132,10 @@ async fn who_waits_at_a_primary_that_dies_is_served_by_the_next() {
         let victim = cluster.masters().await[0];
         victim.kill();
         cluster.new_owner_of(&lock_name(&place, &key), victim).await;
-        guard.verify().await.expect("a replica that had it took over");
+        guard
+            .verify()
+            .await
+            .expect("a replica that had it took over");
         guard.release().await.unwrap();
         waiting.await.unwrap().unwrap().release().await.unwrap();
     })

@@ -14,7 +14,13 @@ async fn locks_lie_on_all_primaries_and_each_is_asked_over_one_connection() {
         let locks = place.client().await;
         let mut guards = Vec::new();
         for number in 0..60 {
-            guards.push(locks.exclusive(format!("k{number}")).acquire().await.unwrap());
+            guards.push(
+                locks
+                    .exclusive(format!("k{number}"))
+                    .acquire()
+                    .await
+                    .unwrap(),
+            );
         }
         let mut found = 0;
         for master in cluster.masters().await {
@@ -23,7 +29,14 @@ async fn locks_lie_on_all_primaries_and_each_is_asked_over_one_connection() {
             found += here;
             let clients: String = master.query(&["CLIENT", "LIST", "TYPE", "pubsub"]).await;
             // All that it listens to there is who lost a lock.
-            assert_eq!(clients.lines().filter(|line| line.contains(" sub=1 psub=0 ssub=0 ")).count(), 1, "{clients}");
+            assert_eq!(
+                clients
+                    .lines()
+                    .filter(|line| line.contains(" sub=1 psub=0 ssub=0 "))
+                    .count(),
+                1,
+                "{clients}"
+            );
         }
         assert_eq!(found, 60);
         for replica in &cluster.nodes()[3..] {
@@ -49,9 +62,20 @@ async fn a_lock_outlives_a_failover() {
         let guard = locks.exclusive(key.as_str()).acquire().await.unwrap();
         let new = cluster.failover(old).await;
         guard.verify().await.expect("the new primary has it");
-        assert_eq!(new.query::<i64>(&["EXISTS", &lock_name(&place, &key)]).await, 1);
+        assert_eq!(
+            new.query::<i64>(&["EXISTS", &lock_name(&place, &key)])
+                .await,
+            1
+        );
         // Its first question since goes to the old one.
-        assert!(others.exclusive(key.as_str()).try_acquire().await.unwrap().is_none());
+        assert!(
+            others
+                .exclusive(key.as_str())
+                .try_acquire()
+                .await
+                .unwrap()
+                .is_none()
+        );
         guard.release().await.unwrap();
         use_lock(&others, &key).await;
     })
@@ -64,13 +88,29 @@ async fn a_lock_outlives_the_move_of_its_slot() {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
         let (locks, others) = (place.client().await, place.client().await);
-        let [from, to, ..] = cluster.masters().await[..] else { unreachable!() };
+        let [from, to, ..] = cluster.masters().await[..] else {
+            unreachable!()
+        };
         let key = key_at(&cluster, &place, from).await;
         let guard = locks.exclusive(key.as_str()).acquire().await.unwrap();
-        cluster.begin_migration(&lock_name(&place, &key), to).await.finish().await;
+        cluster
+            .begin_migration(&lock_name(&place, &key), to)
+            .await
+            .finish()
+            .await;
         guard.verify().await.expect("the other primary has it");
-        assert!(others.exclusive(key.as_str()).try_acquire().await.unwrap().is_none());
-        assert_eq!(to.query::<i64>(&["EXISTS", &lock_name(&place, &key)]).await, 1);
+        assert!(
+            others
+                .exclusive(key.as_str())
+                .try_acquire()
+                .await
+                .unwrap()
+                .is_none()
+        );
+        assert_eq!(
+            to.query::<i64>(&["EXISTS", &lock_name(&place, &key)]).await,
+            1
+        );
         guard.release().await.unwrap();
         for _ in 0..3 {
             use_lock(&others, &key).await;
@@ -92,7 +132,10 @@ async fn any_node_shows_the_way_also_a_replica_and_the_dead_are_passed_over() {
             for key in &keys {
                 use_lock(&locks, key).await;
             }
-            let other = builder.connect(&url.replacen("redis://", "redis+cluster://", 1)).await.unwrap();
+            let other = builder
+                .connect(&url.replacen("redis://", "redis+cluster://", 1))
+                .await
+                .unwrap();
             use_lock(&other, &keys[0]).await;
         }
         let [dead, stopped, ..] = cluster.nodes();
@@ -148,18 +191,31 @@ async fn nodes_are_found_by_whatever_they_call_themselves() {
 async fn a_server_that_is_no_node_and_a_node_that_is_asked_alone_are_told() {
     in_time(async {
         let server = shared_server().await;
-        let error = LockClient::builder().cluster([server.url()]).await.unwrap_err();
+        let error = LockClient::builder()
+            .cluster([server.url()])
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::NotRedis, "{error}");
         assert!(error.to_string().contains("redis://host:port"), "{error}");
 
         let cluster = shared_cluster().await;
-        let [first, second, ..] = cluster.masters().await[..] else { unreachable!() };
+        let [first, second, ..] = cluster.masters().await[..] else {
+            unreachable!()
+        };
         let place = Place::at(first.url());
         let locks = place.client().await;
         let elsewhere = key_at(cluster, &place, second).await;
-        let error = locks.exclusive(elsewhere.as_str()).no_wait().acquire().await.unwrap_err();
+        let error = locks
+            .exclusive(elsewhere.as_str())
+            .no_wait()
+            .acquire()
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
-        assert!(error.to_string().contains("redis+cluster://host:port"), "{error}");
+        assert!(
+            error.to_string().contains("redis+cluster://host:port"),
+            "{error}"
+        );
     })
     .await;
 }
@@ -172,7 +228,10 @@ async fn a_cluster_of_which_nobody_answers_is_unavailable() {
         server.kill();
         let error = LockClient::connect(&url).await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
-        assert!(error.to_string().contains(&server.addr().to_string()), "{error}");
+        assert!(
+            error.to_string().contains(&server.addr().to_string()),
+            "{error}"
+        );
         assert!(!error.to_string().contains("hunter2"), "{error}");
     })
     .await;
@@ -181,8 +240,14 @@ async fn a_cluster_of_which_nobody_answers_is_unavailable() {
 #[tokio::test]
 async fn a_cluster_without_slots_is_told_to_create_them() {
     in_time(async {
-        let node = RedisServer::builder().arg("--cluster-enabled", "yes").start().await;
-        let error = LockClient::builder().cluster([node.url()]).await.unwrap_err();
+        let node = RedisServer::builder()
+            .arg("--cluster-enabled", "yes")
+            .start()
+            .await;
+        let error = LockClient::builder()
+            .cluster([node.url()])
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
         assert!(error.to_string().contains("--cluster create"), "{error}");
     })
@@ -200,7 +265,15 @@ async fn a_primary_that_is_replaced_while_nobody_asks_is_no_surprise() {
         use_lock(&locks, &key).await;
         old.kill();
         cluster.new_owner_of(&lock_name(&place, &key), old).await;
-        locks.exclusive(key.as_str()).wait(LONG).acquire().await.unwrap().release().await.unwrap();
+        locks
+            .exclusive(key.as_str())
+            .wait(LONG)
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     })
     .await;
 }

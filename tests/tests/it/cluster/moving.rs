@@ -31,7 +31,11 @@ fn request(locks: &LockClient, key: &str, mode: usize) -> LockRequest {
 
 /// The lock and its fence, as they lie in the store.
 fn names(place: &Place, key: &str, mode: usize) -> (String, String) {
-    let key = if mode == 2 { format!("permits:{key}") } else { key.to_owned() };
+    let key = if mode == 2 {
+        format!("permits:{key}")
+    } else {
+        key.to_owned()
+    };
     (lock_name(place, &key), fence_name(place, &key))
 }
 
@@ -43,12 +47,23 @@ async fn half_way(lease: Duration, go_on: impl AsyncFn(LockGuard, Gone)) {
     let masters = cluster.masters().await;
     let mut held = Vec::new();
     // Each in a slot of its own.
-    let sources = join_all(masters.iter().map(|source| keys_at(&cluster, &place, source, HALF_WAYS.len()))).await;
+    let sources = join_all(
+        masters
+            .iter()
+            .map(|source| keys_at(&cluster, &place, source, HALF_WAYS.len())),
+    )
+    .await;
     for (mode, keys) in sources.into_iter().enumerate() {
         for (gone, key) in HALF_WAYS.into_iter().zip(keys) {
-            let guard = request(&locks, &key, mode).lease(lease).acquire().await.unwrap();
+            let guard = request(&locks, &key, mode)
+                .lease(lease)
+                .acquire()
+                .await
+                .unwrap();
             let (lock, fence) = names(&place, &key, mode);
-            let migration = cluster.begin_migration(&lock, masters[(mode + 1) % masters.len()]).await;
+            let migration = cluster
+                .begin_migration(&lock, masters[(mode + 1) % masters.len()])
+                .await;
             if matches!(gone, Gone::Lock | Gone::Both) {
                 assert!(migration.move_key(&lock).await);
             }
@@ -58,10 +73,12 @@ async fn half_way(lease: Duration, go_on: impl AsyncFn(LockGuard, Gone)) {
             held.push((guard, gone, key, mode, migration));
         }
     }
-    let going_on = held.into_iter().map(async |(guard, gone, key, mode, migration)| {
-        go_on(guard, gone).await;
-        (gone, key, mode, migration)
-    });
+    let going_on = held
+        .into_iter()
+        .map(async |(guard, gone, key, mode, migration)| {
+            go_on(guard, gone).await;
+            (gone, key, mode, migration)
+        });
     for (gone, key, mode, migration) in join_all(going_on).await {
         migration.finish().await;
         let what = format!("mode {mode} is free, {gone:?} gone");
@@ -97,7 +114,9 @@ async fn a_lock_that_others_wait_for_is_given_back_on_its_way_and_they_have_it_w
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
         let (locks, others) = (place.client().await, place.client().await);
-        let [from, to, ..] = cluster.masters().await[..] else { unreachable!() };
+        let [from, to, ..] = cluster.masters().await[..] else {
+            unreachable!()
+        };
         let key = key_at(&cluster, &place, from).await;
         for mode in 0..3 {
             // The last permit.
@@ -107,7 +126,11 @@ async fn a_lock_that_others_wait_for_is_given_back_on_its_way_and_they_have_it_w
                 _ => request(locks, &key, mode),
             };
             let guard = request(&locks).lease(HOUR).acquire().await.unwrap();
-            let waiter = if mode == 2 { request(&others) } else { others.write(key.as_str()) };
+            let waiter = if mode == 2 {
+                request(&others)
+            } else {
+                others.write(key.as_str())
+            };
             let waiting = tokio::spawn(waiter.wait(LONG).acquire());
             let in_line = async || {
                 let found = match mode {
@@ -118,9 +141,16 @@ async fn a_lock_that_others_wait_for_is_given_back_on_its_way_and_they_have_it_w
             };
             eventually("somebody waits", in_line).await;
             let (lock, _) = names(&place, &key, mode);
-            let target = if cluster.owner_of(&lock).await.port() == to.port() { from } else { to };
+            let target = if cluster.owner_of(&lock).await.port() == to.port() {
+                from
+            } else {
+                to
+            };
             let migration = cluster.begin_migration(&lock, target).await;
-            guard.release().await.unwrap_or_else(|error| panic!("mode {mode}: {error}"));
+            guard
+                .release()
+                .await
+                .unwrap_or_else(|error| panic!("mode {mode}: {error}"));
             assert!(!waiting.is_finished());
             migration.finish().await;
             waiting.await.unwrap().unwrap().release().await.unwrap();
@@ -134,8 +164,13 @@ async fn a_lock_on_its_way_is_renewed() {
     let lease = Duration::from_secs(1);
     in_time(half_way(lease, async |guard, gone| {
         let held = guard.held();
-        timeout(lease.mul_f32(1.2), held.lost()).await.expect_err("it is renewed");
-        eventually(&format!("it is held, {gone:?} gone"), async || guard.verify().await.is_ok()).await;
+        timeout(lease.mul_f32(1.2), held.lost())
+            .await
+            .expect_err("it is renewed");
+        eventually(&format!("it is held, {gone:?} gone"), async || {
+            guard.verify().await.is_ok()
+        })
+        .await;
     }))
     .await;
 }
@@ -146,14 +181,24 @@ async fn a_lock_on_its_way_is_not_to_be_had_until_it_is_there() {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
         let locks = place.client().await;
-        let [from, to, ..] = cluster.masters().await[..] else { unreachable!() };
+        let [from, to, ..] = cluster.masters().await[..] else {
+            unreachable!()
+        };
         let key = key_at(&cluster, &place, from).await;
         use_lock(&locks, &key).await;
         let migration = cluster.begin_migration(&lock_name(&place, &key), to).await;
         // Its fence is there, its lock nowhere.
-        let error = locks.exclusive(key.as_str()).no_wait().acquire().await.unwrap_err();
+        let error = locks
+            .exclusive(key.as_str())
+            .no_wait()
+            .acquire()
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
-        assert!(error.to_string().contains("moved to another node"), "{error}");
+        assert!(
+            error.to_string().contains("moved to another node"),
+            "{error}"
+        );
         let waiting = tokio::spawn(begun(locks.exclusive(key.as_str()).wait(LONG).acquire()).await);
         sleep(Duration::from_millis(300)).await;
         assert!(!waiting.is_finished());
@@ -169,11 +214,20 @@ async fn a_held_lock_is_refused_also_when_it_has_gone_ahead() {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
         let (locks, others) = (place.client().await, place.client().await);
-        let [from, to, ..] = cluster.masters().await[..] else { unreachable!() };
+        let [from, to, ..] = cluster.masters().await[..] else {
+            unreachable!()
+        };
         let key = key_at(&cluster, &place, from).await;
         let guard = locks.exclusive(key.as_str()).acquire().await.unwrap();
         let migration = cluster.begin_migration(&lock_name(&place, &key), to).await;
-        let refused = async || others.exclusive(key.as_str()).no_wait().acquire().await.unwrap_err();
+        let refused = async || {
+            others
+                .exclusive(key.as_str())
+                .no_wait()
+                .acquire()
+                .await
+                .unwrap_err()
+        };
         for name in [lock_name(&place, &key), fence_name(&place, &key)] {
             assert_eq!(refused().await.kind(), LockErrorKind::Unavailable);
             migration.move_key(&name).await;
@@ -192,12 +246,19 @@ async fn a_place_in_a_line_on_its_way_is_kept_and_given_up() {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
         let (locks, others) = (place.client().await, place.client().await);
-        let [from, to, ..] = cluster.masters().await[..] else { unreachable!() };
+        let [from, to, ..] = cluster.masters().await[..] else {
+            unreachable!()
+        };
         let key = key_at(&cluster, &place, from).await;
         let guard = locks.exclusive(key.as_str()).acquire().await.unwrap();
         let places = async |count: usize| {
             let what = format!("{count} stand in line");
-            let count = async || locks.inspect(key.as_str()).await.is_ok_and(|found| found.waiters.len() == count);
+            let count = async || {
+                locks
+                    .inspect(key.as_str())
+                    .await
+                    .is_ok_and(|found| found.waiters.len() == count)
+            };
             eventually(&what, count).await;
         };
         let stays = tokio::spawn(others.read(key.as_str()).wait(LONG).acquire());

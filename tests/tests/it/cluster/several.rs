@@ -16,7 +16,13 @@ async fn keys_of_several_nodes_are_taken_all_or_none() {
         let cluster = shared_cluster().await;
         let (locks, others) = (place.client().await, place.client().await);
         let keys = key_of_each(cluster, &place).await;
-        let guard = locks.all(keys.clone()).lease(HOUR).no_wait().acquire().await.unwrap();
+        let guard = locks
+            .all(keys.clone())
+            .lease(HOUR)
+            .no_wait()
+            .acquire()
+            .await
+            .unwrap();
         for key in &keys {
             assert_eq!(locks.inspect(key.as_str()).await.unwrap().holders.len(), 1);
         }
@@ -24,12 +30,26 @@ async fn keys_of_several_nodes_are_taken_all_or_none() {
         all_free(&locks, &keys.each_ref().map(String::as_str)).await;
         for taken in &keys {
             let guard = others.exclusive(taken.as_str()).acquire().await.unwrap();
-            let error = locks.all(keys.clone()).lease(HOUR).no_wait().acquire().await.unwrap_err();
+            let error = locks
+                .all(keys.clone())
+                .lease(HOUR)
+                .no_wait()
+                .acquire()
+                .await
+                .unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::Contended);
             assert_eq!(error.key().unwrap().as_str(), taken.as_str());
             // At once, and not in the background.
             for key in keys.iter().filter(|key| *key != taken) {
-                assert!(locks.inspect(key.as_str()).await.unwrap().holders.is_empty(), "{key}");
+                assert!(
+                    locks
+                        .inspect(key.as_str())
+                        .await
+                        .unwrap()
+                        .holders
+                        .is_empty(),
+                    "{key}"
+                );
             }
             guard.release().await.unwrap();
         }
@@ -46,7 +66,8 @@ async fn requests_for_overlapping_keys_never_meet_and_leave_nothing() {
         let mut tasks = JoinSet::new();
         let clients = [place.client().await, place.client().await];
         for task in 0..12 {
-            let (locks, keys, resources) = (clients[task % 2].clone(), keys.clone(), resources.clone());
+            let (locks, keys, resources) =
+                (clients[task % 2].clone(), keys.clone(), resources.clone());
             tasks.spawn(async move {
                 let (mut granted, mut refused) = (0, 0);
                 for round in 0..30 {
@@ -55,9 +76,13 @@ async fn requests_for_overlapping_keys_never_meet_and_leave_nothing() {
                     match request.acquire().await {
                         Ok(guard) => {
                             granted += 1;
-                            let fences: Vec<_> = guard.fences().map(|(key, fence)| (key.clone(), fence)).collect();
+                            let fences: Vec<_> = guard
+                                .fences()
+                                .map(|(key, fence)| (key.clone(), fence))
+                                .collect();
                             for (key, fence) in fences {
-                                let index = keys.iter().position(|name| name == key.as_str()).unwrap();
+                                let index =
+                                    keys.iter().position(|name| name == key.as_str()).unwrap();
                                 resources[index].increment(fence).await.unwrap();
                             }
                             guard.release().await.unwrap();
@@ -72,7 +97,10 @@ async fn requests_for_overlapping_keys_never_meet_and_leave_nothing() {
         let outcomes = tasks.join_all().await;
         let granted: usize = outcomes.iter().map(|(granted, _)| granted).sum();
         let refused: usize = outcomes.iter().map(|(_, refused)| refused).sum();
-        assert!(granted > 0 && refused > 0, "{granted} granted, {refused} refused");
+        assert!(
+            granted > 0 && refused > 0,
+            "{granted} granted, {refused} refused"
+        );
         for resource in resources.iter() {
             let report = resource.report();
             assert!(report.is_clean() && report.peak <= 1, "{report}");
@@ -98,15 +126,36 @@ async fn a_dead_node_among_several_leaves_the_others_free() {
         let owner = cluster.owner_of(&super::lock_name(&place, &keys[2])).await;
         owner.stop();
         let begun = Instant::now();
-        let error = locks.all(keys.clone()).lease(HOUR).no_wait().acquire().await.unwrap_err();
+        let error = locks
+            .all(keys.clone())
+            .lease(HOUR)
+            .no_wait()
+            .acquire()
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
-        assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
+        assert!(
+            begun.elapsed() < Duration::from_millis(1500),
+            "{:?}",
+            begun.elapsed()
+        );
         let others = place.client().await;
         for key in &keys[..2] {
-            eventually("it is free", async || others.exclusive(key.as_str()).try_acquire().await.unwrap().is_some())
-                .await;
+            eventually("it is free", async || {
+                others
+                    .exclusive(key.as_str())
+                    .try_acquire()
+                    .await
+                    .unwrap()
+                    .is_some()
+            })
+            .await;
         }
-        assert!(begun.elapsed() < Duration::from_secs(5), "at once, and not with the lease: {:?}", begun.elapsed());
+        assert!(
+            begun.elapsed() < Duration::from_secs(5),
+            "at once, and not with the lease: {:?}",
+            begun.elapsed()
+        );
         owner.resume();
     })
     .await;

@@ -30,7 +30,12 @@ impl Struck {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
         let [here, there, _] = key_of_each(&cluster, &place).await;
-        Self { cluster, place, here: [here.clone(), format!("{here}2")], there }
+        Self {
+            cluster,
+            place,
+            here: [here.clone(), format!("{here}2")],
+            there,
+        }
     }
 
     /// Eight processes with four tasks each.
@@ -40,7 +45,11 @@ impl Struck {
             clients.push(self.place.client().await);
         }
         let keys = self.here.iter().chain([&self.there]).cloned();
-        let report = Storm::of(clients).named(keys).lease(LEASE).run(faults).await;
+        let report = Storm::of(clients)
+            .named(keys)
+            .lease(LEASE)
+            .run(faults)
+            .await;
         report.assert_fenced();
         report.assert_service_within(LEASE + BACK);
         report
@@ -123,7 +132,10 @@ async fn planned_failovers_give_no_lock_to_two() {
         // Each once: a node that has just taken over does not give way at once.
         for key in [&struck.here[0], &struck.there] {
             sleep(LEASE).await;
-            let owner = struck.cluster.owner_of(&lock_name(&struck.place, key)).await;
+            let owner = struck
+                .cluster
+                .owner_of(&lock_name(&struck.place, key))
+                .await;
             faults.begin("a replica takes over");
             struck.cluster.failover(owner).await;
             faults.begin("all nodes know it");

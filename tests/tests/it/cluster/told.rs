@@ -17,12 +17,23 @@ const TOLD: Duration = Duration::from_millis(150);
 
 async fn in_line(locks: &LockClient, key: &str, places: usize) {
     let what = format!("{places} places are taken in the line of {key}");
-    eventually(&what, async || locks.inspect(key).await.is_ok_and(|found| found.waiters.len() == places)).await;
+    eventually(&what, async || {
+        locks
+            .inspect(key)
+            .await
+            .is_ok_and(|found| found.waiters.len() == places)
+    })
+    .await;
 }
 
 /// How long a hand-off from one process to another takes, mostly: on a busy machine one may take long for any reason, and a poll may
 /// come by chance. `meanwhile` happens each time that somebody waits.
-async fn hand_off(from: &LockClient, to: &LockClient, key: &str, meanwhile: impl AsyncFn()) -> Duration {
+async fn hand_off(
+    from: &LockClient,
+    to: &LockClient,
+    key: &str,
+    meanwhile: impl AsyncFn(),
+) -> Duration {
     let mut times = Vec::new();
     for _ in 0..5 {
         let guard = from.exclusive(key).wait(LONG).acquire().await.unwrap();
@@ -45,7 +56,9 @@ async fn hand_off(from: &LockClient, to: &LockClient, key: &str, meanwhile: impl
 async fn sent(node: &RedisServer, kind: &str) -> u64 {
     let info: String = node.query(&["CLUSTER", "INFO"]).await;
     let field = format!("cluster_stats_messages_{kind}_sent:");
-    info.lines().find_map(|line| line.strip_prefix(&field)?.trim().parse().ok()).unwrap_or(0)
+    info.lines()
+        .find_map(|line| line.strip_prefix(&field)?.trim().parse().ok())
+        .unwrap_or(0)
 }
 
 #[tokio::test]
@@ -94,11 +107,17 @@ async fn who_waits_is_told_after_the_slot_has_moved_too() {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
         let (locks, others) = (place.client().await, place.client().await);
-        let [first, second, ..] = cluster.masters().await[..] else { unreachable!() };
+        let [first, second, ..] = cluster.masters().await[..] else {
+            unreachable!()
+        };
         let key = key_at(&cluster, &place, first).await;
         let owner = lock_name(&place, &key);
         let migrate = async || {
-            let to = if cluster.owner_of(&owner).await.port() == first.port() { second } else { first };
+            let to = if cluster.owner_of(&owner).await.port() == first.port() {
+                second
+            } else {
+                first
+            };
             cluster.begin_migration(&owner, to).await.finish().await;
         };
         let usual = hand_off(&locks, &others, &key, migrate).await;
@@ -135,12 +154,17 @@ async fn a_slot_has_one_channel_of_a_client_however_many_wait_there_and_none_whe
         for name in &names {
             guards.push(locks.exclusive(name.as_str()).acquire().await.unwrap());
         }
-        let mut waiting: Vec<_> =
-            names.iter().map(|name| tokio::spawn(others.exclusive(name.as_str()).wait(LONG).acquire())).collect();
+        let mut waiting: Vec<_> = names
+            .iter()
+            .map(|name| tokio::spawn(others.exclusive(name.as_str()).wait(LONG).acquire()))
+            .collect();
         for name in &names {
             in_line(&locks, name, 1).await;
         }
-        eventually("the slot is listened to", async || channels(&cluster).await.len() == 1).await;
+        eventually("the slot is listened to", async || {
+            channels(&cluster).await.len() == 1
+        })
+        .await;
         // Longer than a channel outlives those who wait.
         sleep(Duration::from_millis(2500)).await;
         assert_eq!(channels(&cluster).await.len(), 1, "as long as they wait");
@@ -154,7 +178,10 @@ async fn a_slot_has_one_channel_of_a_client_however_many_wait_there_and_none_whe
         nobody_listens(&cluster).await;
         for node in cluster.nodes() {
             let clients: String = node.query(&["CLIENT", "LIST", "TYPE", "pubsub"]).await;
-            assert!(clients.lines().all(|line| line.contains(" ssub=0 ")), "{clients}");
+            assert!(
+                clients.lines().all(|line| line.contains(" ssub=0 ")),
+                "{clients}"
+            );
         }
     })
     .await;
@@ -176,7 +203,10 @@ async fn those_who_give_up_leave_no_channel_behind() {
         // A client that is gone listens to nothing either.
         let guard = locks.exclusive("k").acquire().await.unwrap();
         let waiting = tokio::spawn(others.exclusive("k").wait(LONG).acquire());
-        eventually("it is listened to", async || channels(&cluster).await.len() == 1).await;
+        eventually("it is listened to", async || {
+            channels(&cluster).await.len() == 1
+        })
+        .await;
         waiting.abort();
         drop(others);
         nobody_listens(&cluster).await;

@@ -8,15 +8,31 @@ use super::{Duration, HOUR, permits};
 
 #[tokio::test]
 async fn a_client_of_the_callers_own_is_used_as_it_is() {
-    let server = RedisServer::builder().user("ann", "hunter2", "~* &* +@all").start().await;
+    let server = RedisServer::builder()
+        .user("ann", "hunter2", "~* &* +@all")
+        .start()
+        .await;
     server.command(&["ACL", "SETUSER", "default", "off"]).await;
-    let info = format!("{}/2", server.url_as("ann", "hunter2")).into_connection_info().unwrap();
-    let old_protocol = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
+    let info = format!("{}/2", server.url_as("ann", "hunter2"))
+        .into_connection_info()
+        .unwrap();
+    let old_protocol = info
+        .redis_settings()
+        .clone()
+        .set_protocol(ProtocolVersion::RESP2);
     let client = Client::open(info.set_redis_settings(old_protocol)).unwrap();
-    let locks = LockClient::builder().namespace("mine").redis_client(client.clone()).await.unwrap();
+    let locks = LockClient::builder()
+        .namespace("mine")
+        .redis_client(client.clone())
+        .await
+        .unwrap();
     let guard = locks.exclusive("k").acquire().await.unwrap();
     let mut own = client.get_multiplexed_async_connection().await.unwrap();
-    let exists: i64 = redis::cmd("EXISTS").arg("mine:k").query_async(&mut own).await.unwrap();
+    let exists: i64 = redis::cmd("EXISTS")
+        .arg("mine:k")
+        .query_async(&mut own)
+        .await
+        .unwrap();
     assert_eq!(exists, 1, "the same user and database");
     guard.release().await.unwrap();
 }
@@ -27,8 +43,13 @@ async fn a_unix_socket_will_do() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("redis.sock");
     let socket = socket.to_str().unwrap();
-    let server = RedisServer::builder().arg("--unixsocket", socket).start().await;
-    let locks = LockClient::connect(&format!("unix://{socket}")).await.unwrap();
+    let server = RedisServer::builder()
+        .arg("--unixsocket", socket)
+        .start()
+        .await;
+    let locks = LockClient::connect(&format!("unix://{socket}"))
+        .await
+        .unwrap();
     let guard = locks.exclusive("k").acquire().await.unwrap();
     assert_eq!(server.query::<i64>(&["EXISTS", "lock:k"]).await, 1);
     guard.release().await.unwrap();
@@ -41,14 +62,32 @@ async fn a_client_has_one_connection_and_one_subscription_whatever_it_holds_or_w
     let locks = LockClient::connect(&server.url()).await.unwrap();
     let mut guards = Vec::new();
     for number in 0..100 {
-        guards.push(locks.exclusive(format!("k{number}")).lease(HOUR).acquire().await.unwrap());
-        guards.push(locks.read(format!("r{number}")).lease(HOUR).acquire().await.unwrap());
+        guards.push(
+            locks
+                .exclusive(format!("k{number}"))
+                .lease(HOUR)
+                .acquire()
+                .await
+                .unwrap(),
+        );
+        guards.push(
+            locks
+                .read(format!("r{number}"))
+                .lease(HOUR)
+                .acquire()
+                .await
+                .unwrap(),
+        );
     }
-    let waiting: Vec<_> =
-        (0..50).map(|number| tokio::spawn(locks.write(format!("k{number}")).wait(HOUR).acquire())).collect();
+    let waiting: Vec<_> = (0..50)
+        .map(|number| tokio::spawn(locks.write(format!("k{number}")).wait(HOUR).acquire()))
+        .collect();
     locks.inspect("k0").await.unwrap();
     let list: String = server.query(&["CLIENT", "LIST"]).await;
-    let ours: Vec<_> = list.lines().filter(|line| !line.contains("cmd=client|list")).collect();
+    let ours: Vec<_> = list
+        .lines()
+        .filter(|line| !line.contains("cmd=client|list"))
+        .collect();
     assert_eq!(ours.len(), 1, "{list}");
     // Its own channel, and that of the namespace for revocations.
     assert!(ours[0].contains(" sub=2 psub=0 ssub=0 "), "{list}");
@@ -67,10 +106,38 @@ async fn nothing_that_a_lock_leaves_behind_stays_for_ever() {
     let locks = LockClient::connect(&server.url()).await.unwrap();
     for number in 0..50 {
         let name = format!("k{number}");
-        locks.exclusive(name.as_str()).acquire().await.unwrap().release().await.unwrap();
-        locks.read(name.as_str()).acquire().await.unwrap().release().await.unwrap();
-        locks.permits(name.as_str(), permits(2)).acquire().await.unwrap().release().await.unwrap();
-        drop(locks.write(name.as_str()).min_hold(Duration::from_secs(60)).acquire().await.unwrap());
+        locks
+            .exclusive(name.as_str())
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        locks
+            .read(name.as_str())
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        locks
+            .permits(name.as_str(), permits(2))
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        drop(
+            locks
+                .write(name.as_str())
+                .min_hold(Duration::from_secs(60))
+                .acquire()
+                .await
+                .unwrap(),
+        );
     }
     locks.shutdown().await;
     for key in server.keys("*").await {

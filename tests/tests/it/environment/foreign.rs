@@ -4,10 +4,12 @@ use crate::replies::Replies as _;
 use std::sync::Arc;
 
 use lock_runtime::{
-    Family, FencingToken, LockClient, LockError, LockErrorKind, LockKey, Mode, RevokeReply, RevokeScope,
+    Family, FencingToken, LockClient, LockError, LockErrorKind, LockKey, Mode, RevokeReply,
+    RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, KeyPart, KeyRequest, Next, PollReply, Release, ReleaseReply,
-        RenewReply, Renewal, Store, StoreError, StoreErrorKind, Token, redis::RedisStore,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, KeyPart, KeyRequest, Next, PollReply,
+        Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, StoreErrorKind, Token,
+        redis::RedisStore,
     },
 };
 use lock_tests::{RedisServer, shared_server, unique};
@@ -24,14 +26,20 @@ const DATA: [(&str, &[&str]); 11] = [
     ("set", &["SADD", "", "ann", "bob"]),
     ("hash", &["HSET", "", "ann", "1", "bob", "2"]),
     ("sorted set", &["ZADD", "", "1", "ann", "2", "bob"]),
-    ("sorted set with times", &["ZADD", "", "1700000000000", "ann", "99999999999999", "bob"]),
+    (
+        "sorted set with times",
+        &["ZADD", "", "1700000000000", "ann", "99999999999999", "bob"],
+    ),
     ("sorted set with one member", &["ZADD", "", "0", "ann"]),
     ("places", &["GEOADD", "", "13.4", "52.5", "Berlin"]),
     ("stream", &["XADD", "", "1-1", "who", "ann"]),
 ];
 
 async fn make(server: &RedisServer, command: &[&str], name: &str) -> Vec<u8> {
-    let command: Vec<_> = command.iter().map(|word| if word.is_empty() { name } else { word }).collect();
+    let command: Vec<_> = command
+        .iter()
+        .map(|word| if word.is_empty() { name } else { word })
+        .collect();
     server.command(&command).await;
     dump(server, name).await
 }
@@ -42,7 +50,10 @@ async fn dump(server: &RedisServer, name: &str) -> Vec<u8> {
 
 async fn store() -> (&'static RedisServer, Arc<RedisStore>) {
     let server = shared_server().await;
-    (server, Arc::new(RedisStore::connect(&server.url(), "lock").await.unwrap()))
+    (
+        server,
+        Arc::new(RedisStore::connect(&server.url(), "lock").await.unwrap()),
+    )
 }
 
 fn modes() -> [Mode; 3] {
@@ -58,15 +69,37 @@ async fn try_everything(store: &dyn Store, hold: &Hold) {
     let Hold { key, mode, .. } = hold;
     let request = KeyRequest::new(hold.clone(), HOUR, Instant::now() + HOUR);
     let reply = store.acquire(&request).await.unwrap();
-    assert!(!matches!(reply, AcquireReply::Granted(_) | AcquireReply::Queued { .. } | AcquireReply::Late), "{reply:?}");
+    assert!(
+        !matches!(
+            reply,
+            AcquireReply::Granted(_) | AcquireReply::Queued { .. } | AcquireReply::Late
+        ),
+        "{reply:?}"
+    );
     if mode.family() == Family::Lock {
-        let reply = store.acquire_all(std::slice::from_ref(&request)).await.unwrap();
-        assert!(matches!(reply, AcquireAllReply::Refused { index: 0, .. }), "{reply:?}");
+        let reply = store
+            .acquire_all(std::slice::from_ref(&request))
+            .await
+            .unwrap();
+        assert!(
+            matches!(reply, AcquireAllReply::Refused { index: 0, .. }),
+            "{reply:?}"
+        );
     }
     let reply = store.poll(hold).await;
-    assert!(matches!(reply, Ok(PollReply::Gone)) || foreign(reply.clone()), "{reply:?}");
+    assert!(
+        matches!(reply, Ok(PollReply::Gone)) || foreign(reply.clone()),
+        "{reply:?}"
+    );
     for lease in [Duration::ZERO, HOUR] {
-        assert_eq!(store.renew(&[Renewal::new(hold.clone(), lease)]).await.all().unwrap(), [RenewReply::Gone]);
+        assert_eq!(
+            store
+                .renew(&[Renewal::new(hold.clone(), lease)])
+                .await
+                .all()
+                .unwrap(),
+            [RenewReply::Gone]
+        );
     }
     for release in [
         Release::new(hold.clone()),
@@ -74,13 +107,22 @@ async fn try_everything(store: &dyn Store, hold: &Hold) {
         Release::new(hold.clone()).next(Next::new(Token::random(), HOUR, 0)),
     ] {
         let reply = store.release(&release).await;
-        assert!(matches!(reply, Ok(ReleaseReply::NotHeld)) || foreign(reply.clone()), "{reply:?}");
+        assert!(
+            matches!(reply, Ok(ReleaseReply::NotHeld)) || foreign(reply.clone()),
+            "{reply:?}"
+        );
     }
     let reply = store.convert(hold).await;
-    assert!(matches!(reply, Ok(ConvertReply::NotHeld)) || foreign(reply.clone()), "{reply:?}");
+    assert!(
+        matches!(reply, Ok(ConvertReply::NotHeld)) || foreign(reply.clone()),
+        "{reply:?}"
+    );
     store.abandon(hold).await.unwrap();
     let _ = store.inspect(key, mode.family()).await;
-    let reply = store.revoke(key, mode.family(), RevokeScope::Leased).await.unwrap();
+    let reply = store
+        .revoke(key, mode.family(), RevokeScope::Leased)
+        .await
+        .unwrap();
     assert_ne!(reply, RevokeReply::Revoked);
 }
 
@@ -90,19 +132,30 @@ async fn data_under_a_locks_name_stay_as_they_are() {
     for (what, command) in DATA {
         for mode in modes() {
             let key = LockKey::new(unique("foreign")).unwrap();
-            let prefix = if mode.family() == Family::Permits { "lock:permits:" } else { "lock:" };
+            let prefix = if mode.family() == Family::Permits {
+                "lock:permits:"
+            } else {
+                "lock:"
+            };
             let name = format!("{prefix}{key}");
             let before = make(server, command, &name).await;
             try_everything(&*store, &Hold::new(key.clone(), mode, Token::random())).await;
             assert_eq!(dump(server, &name).await, before, "{what} {mode:?}");
-            assert_eq!(server.query::<i64>(&["PTTL", &name]).await, -1, "{what} {mode:?}");
+            assert_eq!(
+                server.query::<i64>(&["PTTL", &name]).await,
+                -1,
+                "{what} {mode:?}"
+            );
             // With a lifetime it is somebody's just the same; a text is then a lock, as others make them.
             server.command(&["PEXPIRE", &name, "3600000"]).await;
             if server.query::<String>(&["TYPE", &name]).await != "string" {
                 try_everything(&*store, &Hold::new(key.clone(), mode, Token::random())).await;
             }
             assert_eq!(dump(server, &name).await, before, "{what} {mode:?}");
-            assert!(server.keys(&format!("*{key}*")).await.len() == 1, "and nothing was put beside it");
+            assert!(
+                server.keys(&format!("*{key}*")).await.len() == 1,
+                "and nothing was put beside it"
+            );
         }
     }
 }
@@ -116,14 +169,30 @@ async fn data_under_the_name_of_a_fence_stay_as_they_are() {
                 let name = unique("foreign");
                 let name = if tagged { format!("{{{name}}}") } else { name };
                 let key = LockKey::new(name).unwrap();
-                let prefix = if mode.family() == Family::Permits { "lock:permits:" } else { "lock:" };
+                let prefix = if mode.family() == Family::Permits {
+                    "lock:permits:"
+                } else {
+                    "lock:"
+                };
                 let lock = format!("{prefix}{key}");
-                let fence = if tagged { format!("f:{lock}") } else { format!("{{{lock}}}:f") };
+                let fence = if tagged {
+                    format!("f:{lock}")
+                } else {
+                    format!("{{{lock}}}:f")
+                };
                 let before = make(server, command, &fence).await;
                 try_everything(&*store, &Hold::new(key, mode, Token::random())).await;
                 assert_eq!(dump(server, &fence).await, before, "{what} {mode:?}");
-                assert_eq!(server.query::<i64>(&["PTTL", &fence]).await, -1, "{what} {mode:?}");
-                assert_eq!(server.query::<i64>(&["EXISTS", &lock]).await, 0, "{what} {mode:?}");
+                assert_eq!(
+                    server.query::<i64>(&["PTTL", &fence]).await,
+                    -1,
+                    "{what} {mode:?}"
+                );
+                assert_eq!(
+                    server.query::<i64>(&["EXISTS", &lock]).await,
+                    0,
+                    "{what} {mode:?}"
+                );
             }
         }
     }
@@ -133,24 +202,50 @@ async fn data_under_the_name_of_a_fence_stay_as_they_are() {
 async fn data_that_came_under_the_fences_name_later_do_not_keep_the_lock() {
     let (server, store) = store().await;
     for mode in modes() {
-        let hold = Hold::new(LockKey::new(unique("foreign")).unwrap(), mode, Token::random());
+        let hold = Hold::new(
+            LockKey::new(unique("foreign")).unwrap(),
+            mode,
+            Token::random(),
+        );
         let request = KeyRequest::new(hold.clone(), HOUR, Instant::now() + HOUR);
-        assert!(matches!(store.acquire(&request).await.unwrap(), AcquireReply::Granted(_)));
-        let prefix = if mode.family() == Family::Permits { "lock:permits:" } else { "lock:" };
+        assert!(matches!(
+            store.acquire(&request).await.unwrap(),
+            AcquireReply::Granted(_)
+        ));
+        let prefix = if mode.family() == Family::Permits {
+            "lock:permits:"
+        } else {
+            "lock:"
+        };
         let fence = format!("{{{prefix}{}}}:f", hold.key);
         server.command(&["DEL", &fence]).await;
         let before = make(server, &["HSET", "", "ann", "1"], &fence).await;
-        assert_eq!(store.acquire(&request).await.unwrap(), AcquireReply::ForeignKey(KeyPart::Fence));
+        assert_eq!(
+            store.acquire(&request).await.unwrap(),
+            AcquireReply::ForeignKey(KeyPart::Fence)
+        );
         assert!(foreign(store.poll(&hold).await));
         if mode == Mode::Exclusive {
             assert!(foreign(store.convert(&hold).await));
         }
         assert!(matches!(
-            store.renew(&[Renewal::new(hold.clone(), HOUR)]).await.all().unwrap()[0],
+            store
+                .renew(&[Renewal::new(hold.clone(), HOUR)])
+                .await
+                .all()
+                .unwrap()[0],
             RenewReply::Renewed { .. }
         ));
-        assert_eq!(store.release(&Release::new(hold.clone())).await.unwrap(), ReleaseReply::Released);
-        assert_eq!(server.query::<i64>(&["EXISTS", &format!("{prefix}{}", hold.key)]).await, 0);
+        assert_eq!(
+            store.release(&Release::new(hold.clone())).await.unwrap(),
+            ReleaseReply::Released
+        );
+        assert_eq!(
+            server
+                .query::<i64>(&["EXISTS", &format!("{prefix}{}", hold.key)])
+                .await,
+            0
+        );
         assert_eq!(dump(server, &fence).await, before);
     }
 }
@@ -166,22 +261,45 @@ async fn data_under_a_locks_name_are_told_with_the_key_and_the_remedy() {
     }
     let request = || locks.exclusive(name.as_str()).wait(HOUR);
     for refused in [
-        within(Duration::ZERO, request().acquire()).await.unwrap_err(),
-        within(Duration::ZERO, request().read().acquire()).await.unwrap_err(),
-        within(Duration::ZERO, request().permits(permits(2)).acquire()).await.unwrap_err(),
-        within(Duration::ZERO, locks.all([name.as_str()]).no_wait().acquire()).await.unwrap_err(),
-        within(Duration::ZERO, locks.all([name.as_str(), "fine"]).no_wait().acquire()).await.unwrap_err(),
+        within(Duration::ZERO, request().acquire())
+            .await
+            .unwrap_err(),
+        within(Duration::ZERO, request().read().acquire())
+            .await
+            .unwrap_err(),
+        within(Duration::ZERO, request().permits(permits(2)).acquire())
+            .await
+            .unwrap_err(),
+        within(
+            Duration::ZERO,
+            locks.all([name.as_str()]).no_wait().acquire(),
+        )
+        .await
+        .unwrap_err(),
+        within(
+            Duration::ZERO,
+            locks.all([name.as_str(), "fine"]).no_wait().acquire(),
+        )
+        .await
+        .unwrap_err(),
     ] {
         assert_says(&refused, LockErrorKind::ForeignKey, &words);
-        assert!(refused.to_string().contains("another name or namespace"), "{refused}");
+        assert!(
+            refused.to_string().contains("another name or namespace"),
+            "{refused}"
+        );
     }
-    for inspected in
-        [locks.inspect(name.as_str()).await.unwrap_err(), locks.inspect_permits(name.as_str()).await.unwrap_err()]
-    {
+    for inspected in [
+        locks.inspect(name.as_str()).await.unwrap_err(),
+        locks.inspect_permits(name.as_str()).await.unwrap_err(),
+    ] {
         assert_says(&inspected, LockErrorKind::ForeignKey, &words);
     }
     for refused in [
-        locks.revoke(name.as_str(), RevokeScope::AlsoEndless).await.unwrap_err(),
+        locks
+            .revoke(name.as_str(), RevokeScope::AlsoEndless)
+            .await
+            .unwrap_err(),
         locks.revoke_permits(name.as_str()).await.unwrap_err(),
     ] {
         assert_says(&refused, LockErrorKind::ForeignKey, &words);
@@ -191,7 +309,16 @@ async fn data_under_a_locks_name_are_told_with_the_key_and_the_remedy() {
 /// The error names the key in the store, and what a lock keeps in it.
 #[track_caller]
 fn assert_names(error: &LockError, key: &str, kept: &str) {
-    assert_says(error, LockErrorKind::ForeignKey, &[&format!("the key {key}, "), kept, "untouched", "another name"]);
+    assert_says(
+        error,
+        LockErrorKind::ForeignKey,
+        &[
+            &format!("the key {key}, "),
+            kept,
+            "untouched",
+            "another name",
+        ],
+    );
 }
 
 /// The same of an error of the store.
@@ -199,13 +326,26 @@ fn assert_names(error: &LockError, key: &str, kept: &str) {
 fn assert_store_names<T: std::fmt::Debug>(reply: Result<T, StoreError>, key: &str, kept: &str) {
     let error = reply.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::ForeignKey, "{error}");
-    assert!(error.to_string().contains(&format!("the key {key}, ")) && error.to_string().contains(kept), "{error}");
+    assert!(
+        error.to_string().contains(&format!("the key {key}, ")) && error.to_string().contains(kept),
+        "{error}"
+    );
 }
 
 /// The keys of a lock, each with what it keeps.
 fn keys_of(lock: &str, tagged: bool) -> [(String, &'static str); 3] {
-    let beside = |side| if tagged { format!("{side}:{lock}") } else { format!("{{{lock}}}:{side}") };
-    [(lock.to_owned(), "its holder"), (beside("f"), "its latest fencing token"), (beside("q"), "its wait queue")]
+    let beside = |side| {
+        if tagged {
+            format!("{side}:{lock}")
+        } else {
+            format!("{{{lock}}}:{side}")
+        }
+    };
+    [
+        (lock.to_owned(), "its holder"),
+        (beside("f"), "its latest fencing token"),
+        (beside("q"), "its wait queue"),
+    ]
 }
 
 #[tokio::test]
@@ -214,18 +354,35 @@ async fn a_request_names_the_key_that_is_foreign() {
     let locks = LockClient::connect(&server.url()).await.unwrap();
     for tagged in [false, true] {
         for (part, of_permits) in (0..3).flat_map(|part| [(part, false), (part, true)]) {
-            let name = if tagged { format!("{{{}}}", unique("foreign")) } else { unique("foreign") };
+            let name = if tagged {
+                format!("{{{}}}", unique("foreign"))
+            } else {
+                unique("foreign")
+            };
             let name = name.as_str();
             let prefix = if of_permits { "lock:permits:" } else { "lock:" };
             let (key, kept) = &keys_of(&format!("{prefix}{name}"), tagged)[part];
             make(server, DATA[3].1, key).await;
             let (requests, inspected, revoked) = if of_permits {
                 let requests = vec![locks.permits(name, permits(2))];
-                (requests, locks.inspect_permits(name).await, locks.revoke_permits(name).await)
+                (
+                    requests,
+                    locks.inspect_permits(name).await,
+                    locks.revoke_permits(name).await,
+                )
             } else {
                 let all = || locks.all([name.to_owned(), unique("fine")]);
-                let requests = vec![locks.exclusive(name), locks.read(name), all(), all().no_wait()];
-                (requests, locks.inspect(name).await, locks.revoke(name, RevokeScope::AlsoEndless).await)
+                let requests = vec![
+                    locks.exclusive(name),
+                    locks.read(name),
+                    all(),
+                    all().no_wait(),
+                ];
+                (
+                    requests,
+                    locks.inspect(name).await,
+                    locks.revoke(name, RevokeScope::AlsoEndless).await,
+                )
             };
             for request in requests {
                 assert_names(&request.acquire().await.unwrap_err(), key, kept);
@@ -243,31 +400,53 @@ async fn a_request_names_the_key_that_is_foreign() {
 #[tokio::test]
 async fn whoever_waits_or_holds_is_told_which_key_has_become_foreign() {
     let server = shared_server().await;
-    let (locks, store) = (LockClient::connect(&server.url()).await.unwrap(), store().await.1);
+    let (locks, store) = (
+        LockClient::connect(&server.url()).await.unwrap(),
+        store().await.1,
+    );
     for part in 0..3 {
         let name = unique("foreign");
         let (key, kept) = &keys_of(&format!("lock:{name}"), false)[part];
         let _guard = locks.exclusive(name.as_str()).acquire().await.unwrap();
-        let waiting = tokio::spawn(store_client(server).await.exclusive(name.as_str()).wait(HOUR).acquire());
+        let waiting = tokio::spawn(
+            store_client(server)
+                .await
+                .exclusive(name.as_str())
+                .wait(HOUR)
+                .acquire(),
+        );
         crate::place::eventually("it stands in line", async || {
             locks.inspect(name.as_str()).await.unwrap().waiters.len() == 1
         })
         .await;
         server.command(&["DEL", key]).await;
         let before = make(server, DATA[3].1, key).await;
-        let error = within(Duration::from_secs(2), waiting).await.unwrap().unwrap_err();
+        let error = within(Duration::from_secs(2), waiting)
+            .await
+            .unwrap()
+            .unwrap_err();
         assert_names(&error, key, kept);
         assert_eq!(dump(server, key).await, before);
     }
     // A fence that has become foreign, to a writer who wants to go on as a reader, and to one of several servers.
     let name = unique("foreign");
     let (key, kept) = &keys_of(&format!("lock:{name}"), false)[1];
-    let hold = Hold::new(LockKey::new(name.as_str()).unwrap(), Mode::Exclusive, Token::random());
+    let hold = Hold::new(
+        LockKey::new(name.as_str()).unwrap(),
+        Mode::Exclusive,
+        Token::random(),
+    );
     let request = KeyRequest::new(hold.clone(), HOUR, Instant::now() + HOUR);
-    assert!(matches!(store.acquire(&request).await.unwrap(), AcquireReply::Granted(_)));
+    assert!(matches!(
+        store.acquire(&request).await.unwrap(),
+        AcquireReply::Granted(_)
+    ));
     let heir = Hold::new(hold.key.clone(), Mode::Exclusive, Token::random());
     let passing = Release::new(hold.clone()).next(Next::new(heir.token, HOUR, 0));
-    assert!(matches!(store.release(&passing).await.unwrap(), ReleaseReply::Passed(_)));
+    assert!(matches!(
+        store.release(&passing).await.unwrap(),
+        ReleaseReply::Passed(_)
+    ));
     let guard = locks.exclusive(unique("foreign")).acquire().await.unwrap();
     let fence = format!("{{lock:{}}}:f", guard.key());
     for key in [key, &fence] {
@@ -278,7 +457,13 @@ async fn whoever_waits_or_holds_is_told_which_key_has_become_foreign() {
     // A release that is repeated tells how the one stands that it was passed to.
     assert_store_names(store.release(&passing).await, key, kept);
     assert_store_names(store.convert(&heir).await, key, kept);
-    assert_store_names(store.raise(&hold.key, Family::Lock, FencingToken::new(7).unwrap()).await, key, kept);
+    assert_store_names(
+        store
+            .raise(&hold.key, Family::Lock, FencingToken::new(7).unwrap())
+            .await,
+        key,
+        kept,
+    );
 }
 
 async fn store_client(server: &RedisServer) -> LockClient {

@@ -6,7 +6,12 @@ use lock_tests::{shared_server, unique};
 use super::{Duration, HOUR, assert_says, permits, within};
 
 async fn clients() -> [LockClient; 2] {
-    [LockClient::in_memory(), LockClient::connect(&shared_server().await.url()).await.unwrap()]
+    [
+        LockClient::in_memory(),
+        LockClient::connect(&shared_server().await.url())
+            .await
+            .unwrap(),
+    ]
 }
 
 #[tokio::test]
@@ -16,27 +21,53 @@ async fn a_bad_name_is_refused_with_what_is_wrong_with_it() {
         for (name, words) in [
             ("", ["\"\"", "is empty", "order:42"]),
             (&long, ["\"xxxx", "512 bytes", "digest"]),
-            ("line\nbreak", ["line\\nbreak", "control character", "placeholder"]),
+            (
+                "line\nbreak",
+                ["line\\nbreak", "control character", "placeholder"],
+            ),
             ("nul\0", ["nul\\0", "control character", "placeholder"]),
-            ("delete\u{7f}", ["delete\\u{7f}", "control character", "placeholder"]),
-            ("c1\u{85}", ["c1\\u{85}", "control character", "placeholder"]),
+            (
+                "delete\u{7f}",
+                ["delete\\u{7f}", "control character", "placeholder"],
+            ),
+            (
+                "c1\u{85}",
+                ["c1\\u{85}", "control character", "placeholder"],
+            ),
             ("x}y", ["x}y", "hash tag", "{tag}"]),
             ("permits:x", ["permits:x", "reserved", "choose another"]),
         ] {
             let errors = [
                 locks.exclusive(name).acquire().await.unwrap_err(),
                 locks.read(name).no_wait().acquire().await.unwrap_err(),
-                locks.permits(name, permits(2)).try_acquire().await.unwrap_err(),
+                locks
+                    .permits(name, permits(2))
+                    .try_acquire()
+                    .await
+                    .unwrap_err(),
                 locks.all(["fine", name]).acquire().await.unwrap_err(),
-                locks.write(name).run(|_| async { panic!("without the lock") }).await.unwrap_err(),
+                locks
+                    .write(name)
+                    .run(|_| async { panic!("without the lock") })
+                    .await
+                    .unwrap_err(),
                 locks.inspect(name).await.unwrap_err(),
-                locks.revoke(name, RevokeScope::AlsoEndless).await.unwrap_err(),
+                locks
+                    .revoke(name, RevokeScope::AlsoEndless)
+                    .await
+                    .unwrap_err(),
             ];
-            errors.iter().for_each(|error| assert_says(error, LockErrorKind::InvalidKey, &words));
+            errors
+                .iter()
+                .for_each(|error| assert_says(error, LockErrorKind::InvalidKey, &words));
         }
         assert!(locks.inspect("fine").await.unwrap().holders.is_empty());
         let none: [&str; 0] = [];
-        assert_says(&locks.all(none).acquire().await.unwrap_err(), LockErrorKind::InvalidKey, &["at least one"]);
+        assert_says(
+            &locks.all(none).acquire().await.unwrap_err(),
+            LockErrorKind::InvalidKey,
+            &["at least one"],
+        );
     }
 }
 
@@ -44,7 +75,10 @@ async fn a_bad_name_is_refused_with_what_is_wrong_with_it() {
 async fn the_longest_name_is_a_lock() {
     for locks in clients().await {
         let name = format!("{:x<512}", unique("long"));
-        for request in [locks.exclusive(name.as_str()), locks.permits(name.as_str(), permits(2))] {
+        for request in [
+            locks.exclusive(name.as_str()),
+            locks.permits(name.as_str(), permits(2)),
+        ] {
             request.acquire().await.unwrap().release().await.unwrap();
         }
     }
@@ -54,24 +88,56 @@ async fn the_longest_name_is_a_lock() {
 async fn a_lease_out_of_range_is_refused_with_the_range() {
     for locks in clients().await {
         let name = unique("lease");
-        for lease in [Duration::ZERO, Duration::from_millis(99), MAX_LEASE + Duration::from_millis(1), Duration::MAX] {
+        for lease in [
+            Duration::ZERO,
+            Duration::from_millis(99),
+            MAX_LEASE + Duration::from_millis(1),
+            Duration::MAX,
+        ] {
             let words = [name.as_str(), "lease", "100 ms to 24 h"];
-            let error = locks.exclusive(name.as_str()).lease(lease).acquire().await.unwrap_err();
+            let error = locks
+                .exclusive(name.as_str())
+                .lease(lease)
+                .acquire()
+                .await
+                .unwrap_err();
             assert_says(&error, LockErrorKind::InvalidSpec, &words);
             let guard = locks.exclusive(name.as_str()).acquire().await.unwrap();
-            assert_says(&guard.extend(lease).await.unwrap_err(), LockErrorKind::InvalidSpec, &words);
+            assert_says(
+                &guard.extend(lease).await.unwrap_err(),
+                LockErrorKind::InvalidSpec,
+                &words,
+            );
             guard.release().await.unwrap();
         }
-        assert!(locks.inspect(name.as_str()).await.unwrap().holders.is_empty());
+        assert!(
+            locks
+                .inspect(name.as_str())
+                .await
+                .unwrap()
+                .holders
+                .is_empty()
+        );
         for lease in [Duration::from_millis(100), MAX_LEASE] {
-            drop(locks.exclusive(name.as_str()).lease(lease).no_renew().acquire().await.unwrap().release().await);
+            drop(
+                locks
+                    .exclusive(name.as_str())
+                    .lease(lease)
+                    .no_renew()
+                    .acquire()
+                    .await
+                    .unwrap()
+                    .release()
+                    .await,
+            );
         }
     }
 }
 
 #[tokio::test]
 async fn defaults_that_cannot_be_meant_are_refused_before_anything_is_connected() {
-    let builder = LockClient::builder().defaults(LockSpec::exclusive().lease(Duration::from_millis(1)));
+    let builder =
+        LockClient::builder().defaults(LockSpec::exclusive().lease(Duration::from_millis(1)));
     let error = builder.clone().in_memory().unwrap_err();
     assert_says(&error, LockErrorKind::InvalidSpec, &["100 ms to 24 h"]);
     let error = builder.connect("redis://127.0.0.1:1").await.unwrap_err();
@@ -82,16 +148,39 @@ async fn defaults_that_cannot_be_meant_are_refused_before_anything_is_connected(
 async fn another_number_of_permits_is_refused_while_somebody_holds() {
     for locks in clients().await {
         let name = unique("permits");
-        let guard = locks.permits(name.as_str(), permits(3)).acquire().await.unwrap();
+        let guard = locks
+            .permits(name.as_str(), permits(3))
+            .acquire()
+            .await
+            .unwrap();
         for count in [1, 2, 4] {
             let request = locks.permits(name.as_str(), permits(count)).wait(HOUR);
             let error = within(Duration::ZERO, request.acquire()).await.unwrap_err();
-            assert_says(&error, LockErrorKind::ModeMismatch, &[&name, "another number of permits", "the same number"]);
+            assert_says(
+                &error,
+                LockErrorKind::ModeMismatch,
+                &[&name, "another number of permits", "the same number"],
+            );
         }
-        assert_eq!(locks.inspect_permits(name.as_str()).await.unwrap().holders.len(), 1);
+        assert_eq!(
+            locks
+                .inspect_permits(name.as_str())
+                .await
+                .unwrap()
+                .holders
+                .len(),
+            1
+        );
         guard.verify().await.unwrap();
         guard.release().await.unwrap();
-        locks.permits(name.as_str(), permits(2)).acquire().await.unwrap().release().await.unwrap();
+        locks
+            .permits(name.as_str(), permits(2))
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     }
 }
 
@@ -100,14 +189,30 @@ async fn who_does_not_fit_the_mode_a_key_is_held_in_is_told_that_it_is_held() {
     for locks in clients().await {
         let name = unique("mode");
         let reader = locks.read(name.as_str()).acquire().await.unwrap();
-        let error = locks.write(name.as_str()).no_wait().acquire().await.unwrap_err();
+        let error = locks
+            .write(name.as_str())
+            .no_wait()
+            .acquire()
+            .await
+            .unwrap_err();
         assert_says(&error, LockErrorKind::Contended, &[&name, "holds it"]);
         assert!(error.retry_after().is_some());
-        assert_says(&reader.downgrade().await.unwrap_err(), LockErrorKind::ModeMismatch, &[&name, "exclusive"]);
+        assert_says(
+            &reader.downgrade().await.unwrap_err(),
+            LockErrorKind::ModeMismatch,
+            &[&name, "exclusive"],
+        );
 
-        let writer = locks.write(name.as_str()).wait(super::SLACK).acquire().await.unwrap();
+        let writer = locks
+            .write(name.as_str())
+            .wait(super::SLACK)
+            .acquire()
+            .await
+            .unwrap();
         let wait = Duration::from_millis(50);
-        let error = within(wait, locks.read(name.as_str()).wait(wait).acquire()).await.unwrap_err();
+        let error = within(wait, locks.read(name.as_str()).wait(wait).acquire())
+            .await
+            .unwrap_err();
         assert_says(&error, LockErrorKind::WaitTimeout, &[&name, "still held"]);
         writer.release().await.unwrap();
     }
@@ -128,7 +233,10 @@ async fn a_bad_namespace_is_refused_with_the_remedy() {
         let builder = LockClient::builder().namespace(namespace);
         let error = builder.clone().connect(&url).await.unwrap_err();
         assert_says(&error, LockErrorKind::InvalidSpec, &words);
-        let error = builder.redis_client(redis::Client::open(url.as_str()).unwrap()).await.unwrap_err();
+        let error = builder
+            .redis_client(redis::Client::open(url.as_str()).unwrap())
+            .await
+            .unwrap_err();
         assert_says(&error, LockErrorKind::InvalidSpec, &words);
     }
 }
@@ -139,8 +247,19 @@ async fn namespaces_share_no_lock() {
     let name = unique("shared");
     let mut guards = Vec::new();
     for namespace in ["a", "a-b", "a*", "ä ö", "[x]?"] {
-        let locks = LockClient::builder().namespace(namespace).connect(&url).await.unwrap();
-        guards.push(locks.exclusive(name.as_str()).no_wait().acquire().await.unwrap());
+        let locks = LockClient::builder()
+            .namespace(namespace)
+            .connect(&url)
+            .await
+            .unwrap();
+        guards.push(
+            locks
+                .exclusive(name.as_str())
+                .no_wait()
+                .acquire()
+                .await
+                .unwrap(),
+        );
     }
     for guard in guards {
         guard.release().await.unwrap();
@@ -150,13 +269,27 @@ async fn namespaces_share_no_lock() {
 #[tokio::test]
 async fn a_store_in_this_process_is_named_with_and_without_a_colon() {
     for url in ["memory:", "memory://", "memory"] {
-        for connected in [LockClient::connect(url).await, LockClient::builder().connect(url).await] {
+        for connected in [
+            LockClient::connect(url).await,
+            LockClient::builder().connect(url).await,
+        ] {
             let locks = connected.unwrap_or_else(|error| panic!("{url:?}: {error}"));
-            locks.exclusive("k").acquire().await.unwrap().release().await.unwrap();
+            locks
+                .exclusive("k")
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
         }
     }
     let error = LockClient::connect("memory:orders").await.unwrap_err();
-    assert_says(&error, LockErrorKind::InvalidUrl, &["\"memory:\" and nothing else"]);
+    assert_says(
+        &error,
+        LockErrorKind::InvalidUrl,
+        &["\"memory:\" and nothing else"],
+    );
 }
 
 #[tokio::test]
@@ -195,8 +328,13 @@ async fn a_wrong_url_is_refused_with_a_right_one_and_never_with_the_password() {
         "redis+cluster:user:hunter2@127.0.0.1:6379",
         "cluster://user:hunter2@127.0.0.1:6379",
     ] {
-        let error = within(Duration::ZERO, LockClient::connect(url)).await.expect_err(url);
-        assert!(!format!("{error} {error:?}").contains("hunter2"), "{url:?}: {error:?}");
+        let error = within(Duration::ZERO, LockClient::connect(url))
+            .await
+            .expect_err(url);
+        assert!(
+            !format!("{error} {error:?}").contains("hunter2"),
+            "{url:?}: {error:?}"
+        );
         let right = ["redis://user:password@host:6379/0"];
         assert_says(&error, LockErrorKind::InvalidUrl, &right);
     }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use lock_runtime::{
     LockClient, LockKey, Mode, RevokeScope,
-    store::{Hold, KeyRequest, Next, Release, RenewReply, Renewal, Store as _, Token, redis::RedisStore},
+    store::{
+        Hold, KeyRequest, Next, Release, RenewReply, Renewal, Store as _, Token, redis::RedisStore,
+    },
 };
 use lock_tests::{Captured, Proxy, RedisServer, proxy::Direction};
 use tokio::time::Instant;
@@ -28,23 +30,45 @@ async fn every_call_survives_a_server_that_forgot_its_scripts() {
         flush().await;
         store.acquire(&request).await.unwrap();
         flush().await;
-        store.acquire_all(std::slice::from_ref(&request)).await.unwrap();
+        store
+            .acquire_all(std::slice::from_ref(&request))
+            .await
+            .unwrap();
         flush().await;
         store.poll(&hold).await.unwrap();
         flush().await;
         assert!(matches!(
-            store.renew(&[Renewal::new(hold.clone(), HOUR)]).await.all().unwrap()[0],
+            store
+                .renew(&[Renewal::new(hold.clone(), HOUR)])
+                .await
+                .all()
+                .unwrap()[0],
             RenewReply::Renewed { .. }
         ));
         flush().await;
-        store.release(&Release::new(hold.clone()).next(Next::new(next, HOUR, 0))).await.unwrap();
+        store
+            .release(&Release::new(hold.clone()).next(Next::new(next, HOUR, 0)))
+            .await
+            .unwrap();
         flush().await;
         store.convert(&heir).await.unwrap();
         flush().await;
-        assert_eq!(store.inspect(&key, Mode::Shared.family()).await.unwrap().holders.len(), 1, "{round}");
+        assert_eq!(
+            store
+                .inspect(&key, Mode::Shared.family())
+                .await
+                .unwrap()
+                .holders
+                .len(),
+            1,
+            "{round}"
+        );
         flush().await;
         if round == 0 {
-            store.revoke(&key, Mode::Shared.family(), RevokeScope::Leased).await.unwrap();
+            store
+                .revoke(&key, Mode::Shared.family(), RevokeScope::Leased)
+                .await
+                .unwrap();
         } else {
             store.abandon(&reader).await.unwrap();
         }
@@ -57,20 +81,38 @@ async fn a_batch_of_renewals_survives_a_server_that_forgot_its_scripts() {
     let server = RedisServer::start().await;
     let store = RedisStore::connect(&server.url(), "lock").await.unwrap();
     let hold = |number: usize| {
-        let mode = if number.is_multiple_of(2) { Mode::Exclusive } else { Mode::Shared };
-        Hold::new(LockKey::new(format!("k{number}")).unwrap(), mode, Token::random())
+        let mode = if number.is_multiple_of(2) {
+            Mode::Exclusive
+        } else {
+            Mode::Shared
+        };
+        Hold::new(
+            LockKey::new(format!("k{number}")).unwrap(),
+            mode,
+            Token::random(),
+        )
     };
     let holds: Vec<_> = (0..250).map(hold).collect();
     for hold in holds.iter().step_by(3) {
-        store.acquire(&KeyRequest::new(hold.clone(), HOUR, Instant::now() + HOUR)).await.unwrap();
+        store
+            .acquire(&KeyRequest::new(hold.clone(), HOUR, Instant::now() + HOUR))
+            .await
+            .unwrap();
     }
-    let renewals: Vec<_> = holds.iter().map(|hold| Renewal::new(hold.clone(), 2 * HOUR)).collect();
+    let renewals: Vec<_> = holds
+        .iter()
+        .map(|hold| Renewal::new(hold.clone(), 2 * HOUR))
+        .collect();
     for _ in 0..2 {
         server.command(&["SCRIPT", "FLUSH"]).await;
         let replies = store.renew(&renewals).await.all().unwrap();
         assert_eq!(replies.len(), holds.len());
         for (number, reply) in replies.iter().enumerate() {
-            assert_eq!(matches!(reply, RenewReply::Renewed { .. }), number % 3 == 0, "{number}: {reply:?}");
+            assert_eq!(
+                matches!(reply, RenewReply::Renewed { .. }),
+                number % 3 == 0,
+                "{number}: {reply:?}"
+            );
         }
     }
 }
@@ -81,11 +123,16 @@ async fn forgotten_scripts_cost_a_batch_one_more_round_trip_and_not_one_for_each
     let proxy = Proxy::to(&server).await;
     let store = RedisStore::connect(&proxy.url(), "lock").await.unwrap();
     let hold = || Hold::new(LockKey::new("k").unwrap(), Mode::Exclusive, Token::random());
-    let renewals: Vec<_> = std::iter::repeat_with(|| Renewal::new(hold(), HOUR)).take(100).collect();
+    let renewals: Vec<_> = std::iter::repeat_with(|| Renewal::new(hold(), HOUR))
+        .take(100)
+        .collect();
     let on_the_way = Duration::from_millis(50);
     proxy.delay(Direction::ToServer, on_the_way);
     let since = Instant::now();
-    assert_eq!(store.renew(&renewals).await.all().unwrap(), [RenewReply::Gone; 100]);
+    assert_eq!(
+        store.renew(&renewals).await.all().unwrap(),
+        [RenewReply::Gone; 100]
+    );
     assert!(since.elapsed() < 50 * on_the_way, "{:?}", since.elapsed());
 }
 
@@ -95,14 +142,23 @@ async fn a_lock_is_kept_while_scripts_are_forgotten_over_and_over() {
     let traces = Captured::new();
     let _guard = traces.set_default();
     let locks = LockClient::connect(&server.url()).await.unwrap();
-    let guard = locks.exclusive("k").lease(Duration::from_secs(2)).acquire().await.unwrap();
+    let guard = locks
+        .exclusive("k")
+        .lease(Duration::from_secs(2))
+        .acquire()
+        .await
+        .unwrap();
     let until = Instant::now() + Duration::from_secs(3);
     while Instant::now() < until {
         server.command(&["SCRIPT", "FLUSH"]).await;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     guard.release().await.expect("it was renewed all the time");
-    let warnings: Vec<_> = traces.events().into_iter().filter(|event| event.level <= Level::WARN).collect();
+    let warnings: Vec<_> = traces
+        .events()
+        .into_iter()
+        .filter(|event| event.level <= Level::WARN)
+        .collect();
     assert_eq!(warnings, []);
 }
 
@@ -111,8 +167,23 @@ async fn a_restarted_server_learns_the_scripts_again() {
     let server = RedisServer::start().await;
     let locks = LockClient::connect(&server.url()).await.unwrap();
     for _ in 0..2 {
-        locks.read("k").acquire().await.unwrap().release().await.unwrap();
+        locks
+            .read("k")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
         server.restart_empty().await;
-        locks.read("k").wait(super::SLACK).acquire().await.unwrap().release().await.unwrap();
+        locks
+            .read("k")
+            .wait(super::SLACK)
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     }
 }

@@ -44,8 +44,14 @@ async fn a_closed_port_is_unavailable() {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = socket.local_addr().unwrap();
-    let error = within(CONNECT, LockClient::connect(&url_of(address))).await.unwrap_err();
-    assert_says(&error, LockErrorKind::Unavailable, &[&address.to_string(), "refused"]);
+    let error = within(CONNECT, LockClient::connect(&url_of(address)))
+        .await
+        .unwrap_err();
+    assert_says(
+        &error,
+        LockErrorKind::Unavailable,
+        &[&address.to_string(), "refused"],
+    );
     assert!(!error.to_string().contains("hunter2"), "{error}");
     // 15 of the failures seen elsewhere: the cause is not hidden.
     assert!(error.store_error().is_some());
@@ -53,8 +59,17 @@ async fn a_closed_port_is_unavailable() {
 
 #[tokio::test]
 async fn a_host_that_does_not_exist_is_unavailable() {
-    let error = within(CONNECT, LockClient::connect("redis://user:hunter2@no.such.host.invalid")).await.unwrap_err();
-    assert_says(&error, LockErrorKind::Unavailable, &["no.such.host.invalid:6379"]);
+    let error = within(
+        CONNECT,
+        LockClient::connect("redis://user:hunter2@no.such.host.invalid"),
+    )
+    .await
+    .unwrap_err();
+    assert_says(
+        &error,
+        LockErrorKind::Unavailable,
+        &["no.such.host.invalid:6379"],
+    );
     assert!(!error.to_string().contains("hunter2"), "{error}");
 }
 
@@ -62,30 +77,50 @@ async fn a_host_that_does_not_exist_is_unavailable() {
 async fn a_mute_server_is_unavailable_within_the_time_for_connecting() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let error = within(CONNECT, LockClient::connect(&url_of(address))).await.unwrap_err();
-    assert_says(&error, LockErrorKind::Unavailable, &[&address.to_string(), "timed out"]);
+    let error = within(CONNECT, LockClient::connect(&url_of(address)))
+        .await
+        .unwrap_err();
+    assert_says(
+        &error,
+        LockErrorKind::Unavailable,
+        &[&address.to_string(), "timed out"],
+    );
 }
 
 #[tokio::test]
 async fn a_server_of_another_kind_is_not_redis() {
     for (text, unasked) in [
-        (&b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"[..], false),
-        (b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html></html>", false),
+        (
+            &b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"[..],
+            false,
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html></html>",
+            false,
+        ),
         (b"SSH-2.0-OpenSSH_9.2p1\r\n", true),
         (b"220 mail.example.com ESMTP\r\n", true),
         (b"J\0\0\0\n8.0.36\0\x08\0\0\0", true),
         (b"\x15\x03\x01\0\x02\x02\x32", false),
     ] {
         let address = saying(text, unasked).await;
-        let error = within(CONNECT, LockClient::connect(&url_of(address))).await.unwrap_err();
-        assert_says(&error, LockErrorKind::NotRedis, &[&address.to_string(), "host and port", "rediss://"]);
+        let error = within(CONNECT, LockClient::connect(&url_of(address)))
+            .await
+            .unwrap_err();
+        assert_says(
+            &error,
+            LockErrorKind::NotRedis,
+            &[&address.to_string(), "host and port", "rediss://"],
+        );
     }
 }
 
 #[tokio::test]
 async fn a_server_that_hangs_up_is_unavailable() {
     let address = saying(b"", false).await;
-    let error = within(CONNECT, LockClient::connect(&url_of(address))).await.unwrap_err();
+    let error = within(CONNECT, LockClient::connect(&url_of(address)))
+        .await
+        .unwrap_err();
     assert_says(&error, LockErrorKind::Unavailable, &[&address.to_string()]);
 }
 
@@ -98,25 +133,54 @@ async fn a_server_that_asks_for_a_password_says_where_to_put_it() {
         format!("redis://:hunter2@{}", server.addr()),
         format!("redis://nobody:hunter2@{}", server.addr()),
     ] {
-        let error = within(CONNECT, LockClient::connect(&wrong)).await.unwrap_err();
-        assert_says(&error, LockErrorKind::Unauthenticated, &[&server.addr().to_string(), right[0]]);
+        let error = within(CONNECT, LockClient::connect(&wrong))
+            .await
+            .unwrap_err();
+        assert_says(
+            &error,
+            LockErrorKind::Unauthenticated,
+            &[&server.addr().to_string(), right[0]],
+        );
         assert!(!error.to_string().contains("hunter2"), "{error}");
     }
-    let locks = LockClient::connect(&server.url()).await.expect("percent-encoded, it is accepted");
-    locks.exclusive("k").acquire().await.unwrap().release().await.unwrap();
+    let locks = LockClient::connect(&server.url())
+        .await
+        .expect("percent-encoded, it is accepted");
+    locks
+        .exclusive("k")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     assert!(!format!("{locks:?}").contains("pass"), "{locks:?}");
 }
 
 #[tokio::test]
 async fn who_is_no_longer_let_in_is_told_so() {
-    let server = RedisServer::builder().user("ann", "hunter2", "~* &* +@all").start().await;
-    let locks = LockClient::connect(&server.url_as("ann", "hunter2")).await.unwrap();
-    locks.exclusive("k").acquire().await.unwrap().release().await.unwrap();
+    let server = RedisServer::builder()
+        .user("ann", "hunter2", "~* &* +@all")
+        .start()
+        .await;
+    let locks = LockClient::connect(&server.url_as("ann", "hunter2"))
+        .await
+        .unwrap();
+    locks
+        .exclusive("k")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     // Its connections are closed, and new ones refused.
     server.command(&["ACL", "DELUSER", "ann"]).await;
     let wait = Duration::from_millis(300);
     let kind = async || {
-        let error = within(wait, locks.exclusive("k").wait(wait).acquire()).await.unwrap_err();
+        let error = within(wait, locks.exclusive("k").wait(wait).acquire())
+            .await
+            .unwrap_err();
         assert!(!error.to_string().contains("hunter2"), "{error}");
         assert_eq!(error.key().unwrap().as_str(), "k");
         error.kind()
@@ -126,30 +190,75 @@ async fn who_is_no_longer_let_in_is_told_so() {
     if kinds == [LockErrorKind::Unavailable] {
         kinds.push(kind().await);
     }
-    assert_eq!(kinds.last(), Some(&LockErrorKind::Unauthenticated), "{kinds:?}");
-    server.command(&["ACL", "SETUSER", "ann", "on", ">hunter2", "~*", "&*", "+@all"]).await;
-    locks.exclusive("k").wait(super::SLACK).acquire().await.expect("it recovers").release().await.unwrap();
+    assert_eq!(
+        kinds.last(),
+        Some(&LockErrorKind::Unauthenticated),
+        "{kinds:?}"
+    );
+    server
+        .command(&[
+            "ACL", "SETUSER", "ann", "on", ">hunter2", "~*", "&*", "+@all",
+        ])
+        .await;
+    locks
+        .exclusive("k")
+        .wait(super::SLACK)
+        .acquire()
+        .await
+        .expect("it recovers")
+        .release()
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn a_replica_keeps_no_locks() {
     let primary = RedisServer::start().await;
     let replica = RedisServer::builder().replica_of(&primary).start().await;
-    let error = within(CONNECT, LockClient::connect(&replica.url())).await.unwrap_err();
-    assert_says(&error, LockErrorKind::ReadOnly, &[&replica.addr().to_string(), "read-only replica", "its primary"]);
+    let error = within(CONNECT, LockClient::connect(&replica.url()))
+        .await
+        .unwrap_err();
+    assert_says(
+        &error,
+        LockErrorKind::ReadOnly,
+        &[
+            &replica.addr().to_string(),
+            "read-only replica",
+            "its primary",
+        ],
+    );
 }
 
 #[tokio::test]
 async fn a_primary_that_became_a_replica_is_waited_for_and_then_told_of() {
     let server = RedisServer::start().await;
     let locks = LockClient::connect(&server.url()).await.unwrap();
-    locks.exclusive("k").acquire().await.unwrap().release().await.unwrap();
+    locks
+        .exclusive("k")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     server.command(&["REPLICAOF", "127.0.0.1", "1"]).await;
     let wait = Duration::from_millis(200);
-    let error = within(wait, locks.exclusive("k").wait(wait).acquire()).await.unwrap_err();
-    assert_says(&error, LockErrorKind::ReadOnly, &["lock k: ", "read-only replica", "its primary"]);
-    let error = within(Duration::ZERO, locks.all(["k", "l"]).no_wait().acquire()).await.unwrap_err();
-    assert_says(&error, LockErrorKind::ReadOnly, &["lock k: ", "read-only replica", "its primary"]);
+    let error = within(wait, locks.exclusive("k").wait(wait).acquire())
+        .await
+        .unwrap_err();
+    assert_says(
+        &error,
+        LockErrorKind::ReadOnly,
+        &["lock k: ", "read-only replica", "its primary"],
+    );
+    let error = within(Duration::ZERO, locks.all(["k", "l"]).no_wait().acquire())
+        .await
+        .unwrap_err();
+    assert_says(
+        &error,
+        LockErrorKind::ReadOnly,
+        &["lock k: ", "read-only replica", "its primary"],
+    );
     let waiting = tokio::spawn(locks.exclusive("k").wait(super::SLACK).acquire());
     server.command(&["REPLICAOF", "NO", "ONE"]).await;
     waiting.await.unwrap().unwrap().release().await.unwrap();
@@ -165,16 +274,48 @@ async fn no_call_takes_longer_than_the_wait_while_the_server_is_silent() {
     let wait = Duration::from_millis(200);
     let call = Duration::from_millis(500);
     let unavailable = |error: &lock_runtime::LockError, key| {
-        assert_says(error, LockErrorKind::Unavailable, &[key, "no answer within"])
+        assert_says(
+            error,
+            LockErrorKind::Unavailable,
+            &[key, "no answer within"],
+        )
     };
-    unavailable(&within(wait, locks.exclusive("k").wait(wait).acquire()).await.unwrap_err(), "lock k: ");
-    unavailable(&within(call, locks.exclusive("k").no_wait().acquire()).await.unwrap_err(), "lock k: ");
-    unavailable(&within(call, locks.all(["a", "b"]).no_wait().acquire()).await.unwrap_err(), "lock a: ");
-    unavailable(&within(call, locks.inspect("k")).await.unwrap_err(), "lock k: ");
-    unavailable(&within(call, guard.verify()).await.unwrap_err(), "lock held: ");
-    unavailable(&within(call, guard.extend(HOUR)).await.unwrap_err(), "lock held: ");
+    unavailable(
+        &within(wait, locks.exclusive("k").wait(wait).acquire())
+            .await
+            .unwrap_err(),
+        "lock k: ",
+    );
+    unavailable(
+        &within(call, locks.exclusive("k").no_wait().acquire())
+            .await
+            .unwrap_err(),
+        "lock k: ",
+    );
+    unavailable(
+        &within(call, locks.all(["a", "b"]).no_wait().acquire())
+            .await
+            .unwrap_err(),
+        "lock a: ",
+    );
+    unavailable(
+        &within(call, locks.inspect("k")).await.unwrap_err(),
+        "lock k: ",
+    );
+    unavailable(
+        &within(call, guard.verify()).await.unwrap_err(),
+        "lock held: ",
+    );
+    unavailable(
+        &within(call, guard.extend(HOUR)).await.unwrap_err(),
+        "lock held: ",
+    );
     let error = within(call, guard.release()).await.unwrap_err();
-    assert_says(&error, LockErrorKind::ReleaseUnknown, &["lock held: ", "background", "lease"]);
+    assert_says(
+        &error,
+        LockErrorKind::ReleaseUnknown,
+        &["lock held: ", "background", "lease"],
+    );
     within(CONNECT, locks.shutdown()).await;
     server.resume();
 }
@@ -186,18 +327,40 @@ async fn a_database_is_a_world_of_its_own() {
     let url = |db: &str| format!("{}/{db}", server.url());
     let third = LockClient::connect(&url("3")).await.unwrap();
     let guard = third.exclusive(name.as_str()).acquire().await.unwrap();
-    assert_eq!(server.query::<i64>(&["EXISTS", &format!("lock:{name}")]).await, 0);
+    assert_eq!(
+        server
+            .query::<i64>(&["EXISTS", &format!("lock:{name}")])
+            .await,
+        0
+    );
     for db in ["", "0", "4"] {
         let locks = LockClient::connect(&url(db)).await.unwrap();
-        locks.exclusive(name.as_str()).no_wait().acquire().await.unwrap().release().await.unwrap();
+        locks
+            .exclusive(name.as_str())
+            .no_wait()
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     }
     let beside = LockClient::connect(&url("3")).await.unwrap();
-    assert_eq!(beside.inspect(name.as_str()).await.unwrap().holders.len(), 1);
+    assert_eq!(
+        beside.inspect(name.as_str()).await.unwrap().holders.len(),
+        1
+    );
     guard.release().await.unwrap();
 
     // More than it has, and more than any server can have.
     for db in ["1000", "99999999999"] {
-        let error = within(CONNECT, LockClient::connect(&url(db))).await.unwrap_err();
-        assert_says(&error, LockErrorKind::InvalidUrl, &["no database of that number", "/0"]);
+        let error = within(CONNECT, LockClient::connect(&url(db)))
+            .await
+            .unwrap_err();
+        assert_says(
+            &error,
+            LockErrorKind::InvalidUrl,
+            &["no database of that number", "/0"],
+        );
     }
 }

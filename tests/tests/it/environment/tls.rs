@@ -12,10 +12,17 @@ use super::{CONNECT, Duration, access::rules, assert_says, within};
 const WORKER: &str = env!("CARGO_BIN_EXE_lock-worker");
 
 /// A client that trusts the server's authority and shows it a certificate, or none.
-async fn connect(url: &str, ca: &str, client_tls: Option<ClientTlsConfig>) -> Result<LockClient, LockError> {
+async fn connect(
+    url: &str,
+    ca: &str,
+    client_tls: Option<ClientTlsConfig>,
+) -> Result<LockClient, LockError> {
     // It fails only if another test was faster.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let certificates = TlsCertificates { client_tls, root_cert: Some(ca.into()) };
+    let certificates = TlsCertificates {
+        client_tls,
+        root_cert: Some(ca.into()),
+    };
     let client = Client::build_with_tls(url, certificates).unwrap();
     within(CONNECT, LockClient::builder().redis_client(client)).await
 }
@@ -28,7 +35,9 @@ pub(crate) async fn of_a_process(trusted: Option<&Path>, options: &[&str]) -> St
     args.extend([WORKER, "connect"]);
     args.extend(options);
     let mut worker = Worker::spawn("env", &args);
-    let said = within(CONNECT, worker.line()).await.expect("it says how it went");
+    let said = within(CONNECT, worker.line())
+        .await
+        .expect("it says how it went");
     assert!(worker.finish().await.success());
     said
 }
@@ -42,24 +51,46 @@ pub(crate) fn file_of(pem: &str) -> tempfile::NamedTempFile {
 #[tokio::test]
 async fn a_client_with_an_authority_of_its_own_locks_over_tls() {
     let rules = format!("{} +select", rules(&RedisStore::acl_line("lock")).join(" "));
-    let server = RedisServer::builder().tls().user("ann", "hunter2", &rules).start().await;
+    let server = RedisServer::builder()
+        .tls()
+        .user("ann", "hunter2", &rules)
+        .start()
+        .await;
     let url = format!("{}/3", server.tls_url_as("ann", "hunter2"));
     let locks = connect(&url, server.ca_pem(), None).await.unwrap();
-    let guard = locks.exclusive("k").lease(Duration::from_secs(1)).acquire().await.unwrap();
+    let guard = locks
+        .exclusive("k")
+        .lease(Duration::from_secs(1))
+        .acquire()
+        .await
+        .unwrap();
     let held = guard.held();
-    timeout(Duration::from_millis(1500), held.lost()).await.expect_err("it is renewed beyond its lease");
+    timeout(Duration::from_millis(1500), held.lost())
+        .await
+        .expect_err("it is renewed beyond its lease");
     let clients: String = server.query(&["CLIENT", "LIST"]).await;
-    let ours = clients.lines().find(|line| line.contains(" user=ann ")).expect("the one connection of the client");
-    assert!(ours.contains(&format!(" laddr=127.0.0.1:{} ", server.tls_port())), "{ours}");
+    let ours = clients
+        .lines()
+        .find(|line| line.contains(" user=ann "))
+        .expect("the one connection of the client");
+    assert!(
+        ours.contains(&format!(" laddr=127.0.0.1:{} ", server.tls_port())),
+        "{ours}"
+    );
     guard.release().await.unwrap();
     let denied: Vec<redis::Value> = server.query(&["ACL", "LOG"]).await;
-    assert!(denied.is_empty(), "nothing was denied behind our back: {denied:?}");
+    assert!(
+        denied.is_empty(),
+        "nothing was denied behind our back: {denied:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_lost_connection_is_made_again_over_tls() {
     let server = RedisServer::builder().tls().start().await;
-    let locks = connect(&server.tls_url(), server.ca_pem(), None).await.unwrap();
+    let locks = connect(&server.tls_url(), server.ca_pem(), None)
+        .await
+        .unwrap();
     let guard = locks.exclusive("k").acquire().await.unwrap();
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
     guard.verify().await.unwrap();
@@ -68,46 +99,102 @@ async fn a_lost_connection_is_made_again_over_tls() {
 
 #[tokio::test]
 async fn a_server_that_asks_for_a_certificate_gets_the_clients() {
-    let server = RedisServer::builder().tls().arg("--tls-auth-clients", "yes").start().await;
+    let server = RedisServer::builder()
+        .tls()
+        .arg("--tls-auth-clients", "yes")
+        .start()
+        .await;
     let own = server.client_identity();
-    let own = ClientTlsConfig { client_cert: own.certificate.clone().into(), client_key: own.key.clone().into() };
-    let locks = connect(&server.tls_url(), server.ca_pem(), Some(own)).await.unwrap();
-    locks.exclusive("k").acquire().await.unwrap().release().await.unwrap();
-    let error = connect(&server.tls_url(), server.ca_pem(), None).await.unwrap_err();
-    assert_says(&error, LockErrorKind::Unavailable, &["certificate", "client_certificate"]);
+    let own = ClientTlsConfig {
+        client_cert: own.certificate.clone().into(),
+        client_key: own.key.clone().into(),
+    };
+    let locks = connect(&server.tls_url(), server.ca_pem(), Some(own))
+        .await
+        .unwrap();
+    locks
+        .exclusive("k")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let error = connect(&server.tls_url(), server.ca_pem(), None)
+        .await
+        .unwrap_err();
+    assert_says(
+        &error,
+        LockErrorKind::Unavailable,
+        &["certificate", "client_certificate"],
+    );
 }
 
 #[tokio::test]
 async fn a_url_trusts_what_the_system_trusts() {
-    let (server, stranger) = (RedisServer::builder().tls().start().await, RedisServer::builder().tls().start().await);
+    let (server, stranger) = (
+        RedisServer::builder().tls().start().await,
+        RedisServer::builder().tls().start().await,
+    );
     let trusted = file_of(server.ca_pem());
     let url = server.tls_url();
-    assert_eq!(of_a_process(Some(trusted.path()), &[&url]).await, "released");
+    assert_eq!(
+        of_a_process(Some(trusted.path()), &[&url]).await,
+        "released"
+    );
     let others = file_of(stranger.ca_pem());
     for trusted in [None, Some(others.path())] {
         let said = of_a_process(trusted, &[&url]).await;
-        assert!(said.starts_with("unavailable ") && said.contains("certificate"), "{said}");
+        assert!(
+            said.starts_with("unavailable ") && said.contains("certificate"),
+            "{said}"
+        );
         assert!(said.contains("SSL_CERT_FILE"), "{said}");
     }
 }
 
 #[tokio::test]
 async fn a_certificate_for_another_host_is_refused() {
-    let server = RedisServer::builder().tls_for(&["elsewhere.example"]).start().await;
-    let error = connect(&server.tls_url(), server.ca_pem(), None).await.unwrap_err();
-    assert_says(&error, LockErrorKind::Unavailable, &["certificate", "elsewhere.example"]);
+    let server = RedisServer::builder()
+        .tls_for(&["elsewhere.example"])
+        .start()
+        .await;
+    let error = connect(&server.tls_url(), server.ca_pem(), None)
+        .await
+        .unwrap_err();
+    assert_says(
+        &error,
+        LockErrorKind::Unavailable,
+        &["certificate", "elsewhere.example"],
+    );
 }
 
 #[tokio::test]
 async fn tls_to_a_plain_port_and_plain_to_a_tls_port_are_told() {
     let server = RedisServer::builder().tls().start().await;
-    let error = connect(&format!("rediss://{}", server.addr()), server.ca_pem(), None).await.unwrap_err();
-    assert_says(&error, LockErrorKind::Unavailable, &[&server.addr().to_string(), "speak TLS", "redis://"]);
+    let error = connect(
+        &format!("rediss://{}", server.addr()),
+        server.ca_pem(),
+        None,
+    )
+    .await
+    .unwrap_err();
+    assert_says(
+        &error,
+        LockErrorKind::Unavailable,
+        &[&server.addr().to_string(), "speak TLS", "redis://"],
+    );
 
     let address = format!("127.0.0.1:{}", server.tls_port());
-    let error = within(CONNECT, LockClient::connect(&format!("redis://{address}"))).await.unwrap_err();
+    let error = within(CONNECT, LockClient::connect(&format!("redis://{address}")))
+        .await
+        .unwrap_err();
     // The server hangs up, and whether its last words arrive before that is a race.
-    let kind = if error.kind() == LockErrorKind::NotRedis { error.kind() } else { LockErrorKind::Unavailable };
+    let kind = if error.kind() == LockErrorKind::NotRedis {
+        error.kind()
+    } else {
+        LockErrorKind::Unavailable
+    };
     assert_says(&error, kind, &[&address, "asks for TLS (rediss://)"]);
 }
 
@@ -116,6 +203,13 @@ async fn a_process_without_a_crypto_provider_is_told_to_install_one() {
     let server = RedisServer::builder().tls().start().await;
     let trusted = file_of(server.ca_pem());
     let said = of_a_process(Some(trusted.path()), &["--no-provider", &server.tls_url()]).await;
-    assert!(said.starts_with("unavailable ") && said.contains("install_default()"), "{said}");
-    assert_eq!(of_a_process(None, &["--no-provider", &server.url()]).await, "released", "without TLS it needs none");
+    assert!(
+        said.starts_with("unavailable ") && said.contains("install_default()"),
+        "{said}"
+    );
+    assert_eq!(
+        of_a_process(None, &["--no-provider", &server.url()]).await,
+        "released",
+        "without TLS it needs none"
+    );
 }

@@ -60,7 +60,11 @@ pub(super) struct Connected {
 
 impl Connected {
     pub(super) async fn start(http: Http, app: Router) -> Self {
-        Self { server: Server::start(app).await, client: http.client(), version: http.version() }
+        Self {
+            server: Server::start(app).await,
+            client: http.client(),
+            version: http.version(),
+        }
     }
 
     /// A request, sent with what the test adds to it.
@@ -102,13 +106,19 @@ impl Call {
     /// Ends the stream of HTTP/2, or the connection of HTTP/1.1.
     pub(super) async fn hang_up(self) {
         self.0.abort();
-        assert!(self.0.await.unwrap_err().is_cancelled(), "there was a response already");
+        assert!(
+            self.0.await.unwrap_err().is_cancelled(),
+            "there was a response already"
+        );
     }
 }
 
 /// Status and `code` of a problem document.
 pub(super) async fn problem(response: reqwest::Response) -> (u16, String) {
-    assert_eq!(response.headers()["content-type"], "application/problem+json");
+    assert_eq!(
+        response.headers()["content-type"],
+        "application/problem+json"
+    );
     let status = response.status().as_u16();
     let document: Value = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
     assert_eq!(document["status"], status);

@@ -14,12 +14,17 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 const KIB: usize = 1024;
 
 fn runtime() -> runtime::Runtime {
-    runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 /// Allocations of a call, when everything that is made once has been made.
 fn allocations(runtime: &runtime::Runtime, call: impl AsyncFn()) -> u64 {
-    let counted = (0..50).map(|_| allocation_counter::measure(|| runtime.block_on(async { call().await })).count_total);
+    let counted = (0..50).map(|_| {
+        allocation_counter::measure(|| runtime.block_on(async { call().await })).count_total
+    });
     // A table that grows, or a timer, is nothing of the call's.
     counted.min().unwrap()
 }
@@ -30,29 +35,60 @@ fn a_request_allocates_four_times_at_most_beside_what_the_runtime_does() {
     let runtime = runtime();
     let locks = runtime.block_on(async { LockClient::in_memory() });
     let by_hand = allocations(&runtime, async || {
-        let key = lock_runtime::KeyWriter::new().lit("order:").arg(format_args!("{}", 7)).finish();
+        let key = lock_runtime::KeyWriter::new()
+            .lit("order:")
+            .arg(format_args!("{}", 7))
+            .finish();
         locks.exclusive(key).run(async |_| ()).await.unwrap();
     });
-    let service = service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
+    let service =
+        service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
     // Without any extension, so that the lock's is the first: two allocations that no request has which a router has seen.
-    let request = || Request::post("/orders/7").header("order", "7").body(Body::empty()).unwrap();
+    let request = || {
+        Request::post("/orders/7")
+            .header("order", "7")
+            .body(Body::empty())
+            .unwrap()
+    };
     let served = allocations(&runtime, async || drop(service.oneshot(request()).await));
-    let policies = LockPolicies::from_toml_str("routes.\"POST /orders/{id}\" = { key = \"order:{id}\" }").unwrap();
+    let policies =
+        LockPolicies::from_toml_str("routes.\"POST /orders/{id}\" = { key = \"order:{id}\" }")
+            .unwrap();
     let by_policy = PolicyLayer::new(locks.clone(), policies).layer(service);
-    let by_template = LockLayer::new(locks.clone(), "order:{header.order}").unwrap().layer(service);
+    let by_template = LockLayer::new(locks.clone(), "order:{header.order}")
+        .unwrap()
+        .layer(service);
     for (name, locked) in [
-        ("template", allocations(&runtime, async || drop(by_template.clone().oneshot(request()).await))),
-        ("policies", allocations(&runtime, async || drop(by_policy.clone().oneshot(request()).await))),
+        (
+            "template",
+            allocations(&runtime, async || {
+                drop(by_template.clone().oneshot(request()).await)
+            }),
+        ),
+        (
+            "policies",
+            allocations(&runtime, async || {
+                drop(by_policy.clone().oneshot(request()).await)
+            }),
+        ),
     ] {
-        println!("{name}: {locked} allocations, {served} without the layer, {by_hand} of the runtime");
-        assert!(locked <= served + by_hand + LAYER, "{name}: {locked} > {served} + {by_hand} + {LAYER}");
+        println!(
+            "{name}: {locked} allocations, {served} without the layer, {by_hand} of the runtime"
+        );
+        assert!(
+            locked <= served + by_hand + LAYER,
+            "{name}: {locked} > {served} + {by_hand} + {LAYER}"
+        );
     }
 }
 
 /// What so many requests to a service take on the heap, once all of them wait.
 fn growth<S>(requests: usize, service: S) -> usize
 where
-    S: Service<Request<Body>, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static,
+    S: Service<Request<Body>, Response = Response, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + 'static,
 {
     let runtime = runtime();
     let mut waiting = JoinSet::new();
@@ -60,7 +96,8 @@ where
         runtime.block_on(async {
             for _ in 0..requests {
                 let service = service.clone();
-                waiting.spawn(async move { drop(service.oneshot(Request::new(Body::empty())).await) });
+                waiting
+                    .spawn(async move { drop(service.oneshot(Request::new(Body::empty())).await) });
             }
             // One after the other, each is polled once.
             for _ in 0..requests {
@@ -76,11 +113,19 @@ fn ten_thousand_requests_that_wait_take_four_kib_each_at_most() {
     const REQUESTS: usize = 10_000;
     let runtime = runtime();
     let locks = LockClient::in_memory();
-    let _guard = runtime.block_on(locks.exclusive("order").acquire()).unwrap();
-    let endless = || service_fn(async |_: Request<Body>| future::pending::<Result<Response, Infallible>>().await);
+    let _guard = runtime
+        .block_on(locks.exclusive("order").acquire())
+        .unwrap();
+    let endless = || {
+        service_fn(async |_: Request<Body>| future::pending::<Result<Response, Infallible>>().await)
+    };
     let key = lock_tower::key::global("order").unwrap();
     let lock = LockLayer::with_key(locks.clone(), key).wait(Duration::from_secs(600));
-    let locked = growth(REQUESTS, lock.layer(endless()).map_response(|response| response.map(Body::new)));
+    let locked = growth(
+        REQUESTS,
+        lock.layer(endless())
+            .map_response(|response| response.map(Body::new)),
+    );
     let alone = growth(REQUESTS, endless());
     let each = (locked - alone) / REQUESTS;
     println!("{each} bytes for each request that waits");

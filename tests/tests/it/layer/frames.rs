@@ -21,8 +21,13 @@ pub(super) fn data(text: impl Into<Bytes>) -> Frame<Bytes> {
 /// A body of the frames that are sent.
 pub(super) fn body_of() -> (Frames, Body) {
     let (frames, receiver) = mpsc::channel(1);
-    let next = async |mut receiver: mpsc::Receiver<_>| Some((Ok::<_, Infallible>(receiver.recv().await?), receiver));
-    (frames, Body::new(StreamBody::new(stream::unfold(receiver, next))))
+    let next = async |mut receiver: mpsc::Receiver<_>| {
+        Some((Ok::<_, Infallible>(receiver.recv().await?), receiver))
+    };
+    (
+        frames,
+        Body::new(StreamBody::new(stream::unfold(receiver, next))),
+    )
 }
 
 /// A route that answers with such a body.

@@ -18,7 +18,9 @@ const PROMPTLY: Duration = Duration::from_secs(10);
 
 /// A lock for each item, that of the metadata.
 fn items(locks: &LockClient) -> LockLayer {
-    LockLayer::new(locks.clone(), "item:{header.x-item}").unwrap().wait(PROMPTLY)
+    LockLayer::new(locks.clone(), "item:{header.x-item}")
+        .unwrap()
+        .wait(PROMPTLY)
 }
 
 /// Waits until the lock of the item is free.
@@ -28,5 +30,10 @@ async fn freed(locks: &LockClient, item: &str) {
 }
 
 async fn is_free(locks: &LockClient, item: &str) -> bool {
-    locks.inspect(format!("item:{item}")).await.unwrap().holders.is_empty()
+    locks
+        .inspect(format!("item:{item}"))
+        .await
+        .unwrap()
+        .holders
+        .is_empty()
 }

@@ -38,7 +38,10 @@ struct Entry {
 impl Entry {
     #[track_caller]
     fn answer(self, body: impl Into<Body>) {
-        assert!(self.answer.send(body.into()).is_ok(), "the handler waits for it");
+        assert!(
+            self.answer.send(body.into()).is_ok(),
+            "the handler waits for it"
+        );
     }
 }
 
@@ -63,7 +66,9 @@ impl Scene {
 
     async fn with(http: Http, hold: Hold, detach: Option<DetachLayer>) -> Self {
         let store = Watched::new(Arc::new(MemoryStore::new()));
-        let locks = LockClient::builder().max_waiters(WAITERS).with_store(store.clone());
+        let locks = LockClient::builder()
+            .max_waiters(WAITERS)
+            .with_store(store.clone());
         let (entered, entries) = mpsc::unbounded_channel();
         let handler = async move |lock: HeldLock| {
             let (answer, told) = oneshot::channel();
@@ -71,11 +76,24 @@ impl Scene {
             entered.send(Entry { lock, answer, end }).unwrap();
             told.await.unwrap()
         };
-        let lock = LockLayer::new(locks.clone(), "order:{id}").unwrap().wait(LONG).hold(hold);
-        let route = post(handler).layer((option_layer(detach), lock, GlobalConcurrencyLimitLayer::new(1)));
+        let lock = LockLayer::new(locks.clone(), "order:{id}")
+            .unwrap()
+            .wait(LONG)
+            .hold(hold);
+        let route = post(handler).layer((
+            option_layer(detach),
+            lock,
+            GlobalConcurrencyLimitLayer::new(1),
+        ));
         let (app, arrivals) = watched(Router::new().route("/orders/{id}", route));
         let server = Connected::start(http, app).await;
-        Self { store, locks, server, arrivals, entries }
+        Self {
+            store,
+            locks,
+            server,
+            arrivals,
+            entries,
+        }
     }
 
     /// A request that has begun, as far as it got; with the end of its future in the server.
@@ -104,18 +122,34 @@ impl Scene {
         assert!(!entry.lock.is_lost());
         entry.answer("served");
         let response = call.response().await.unwrap();
-        assert_eq!((response.status().as_u16(), response.text().await.unwrap().as_str()), (200, "served"));
+        assert_eq!(
+            (
+                response.status().as_u16(),
+                response.text().await.unwrap().as_str()
+            ),
+            (200, "served")
+        );
     }
 
     async fn ends(mut self) {
-        assert!(self.entries.try_recv().is_err(), "nobody else has been served");
+        assert!(
+            self.entries.try_recv().is_err(),
+            "nobody else has been served"
+        );
         eventually("no holder and no waiter is left", || async {
             let left = self.locks.inspect("order:7").await.unwrap();
             left.holders.is_empty() && left.waiters.is_empty()
         })
         .await;
-        let guard = self.locks.exclusive("order:7").no_wait().acquire().await.unwrap();
-        let waiting = [(); WAITERS].map(|()| begun(self.locks.exclusive("order:7").wait(LONG).acquire()));
+        let guard = self
+            .locks
+            .exclusive("order:7")
+            .no_wait()
+            .acquire()
+            .await
+            .unwrap();
+        let waiting =
+            [(); WAITERS].map(|()| begun(self.locks.exclusive("order:7").wait(LONG).acquire()));
         let waiting = futures_util::future::join_all(waiting).await;
         drop(waiting);
         guard.release().await.unwrap();
@@ -133,5 +167,9 @@ async fn dropped(end: End) {
 
 /// Somebody has begun to wait for a release, and somebody else goes on with it.
 fn is_released_again(asked: &[Asked]) -> bool {
-    asked.iter().filter(|asked| matches!(asked, Asked::Release(_))).count() == 2
+    asked
+        .iter()
+        .filter(|asked| matches!(asked, Asked::Release(_)))
+        .count()
+        == 2
 }

@@ -51,7 +51,9 @@ async fn a_route_has_the_same_key_however_it_is_nested() {
 #[tokio::test]
 async fn a_layer_around_nested_routers_sees_the_parameters_of_all() {
     let inner = Router::new().route("/orders/{id}", named());
-    let app = Router::new().nest("/shops/{shop}", inner).layer(layer("shop:{shop}:{id}"));
+    let app = Router::new()
+        .nest("/shops/{shop}", inner)
+        .layer(layer("shop:{shop}:{id}"));
     let server = Server::start(app).await;
     assert_eq!(server.post("/shops/3/orders/7").await.body, "shop:3:7");
 }
@@ -59,7 +61,9 @@ async fn a_layer_around_nested_routers_sees_the_parameters_of_all() {
 #[tokio::test]
 async fn a_nested_service_is_not_served_without_the_lock_of_its_path() {
     let inner = Router::new().route("/orders/{id}", named());
-    let app = Router::new().nest_service("/shops/{shop}", inner).layer(layer("shop:{shop}"));
+    let app = Router::new()
+        .nest_service("/shops/{shop}", inner)
+        .layer(layer("shop:{shop}"));
     let server = Server::start(app).await;
     assert_eq!(server.post("/shops/3/orders/7").await.body, "shop:3");
 }
@@ -82,21 +86,31 @@ async fn values_cannot_reach_the_key_of_others() {
 
 #[tokio::test]
 async fn parts_of_the_path_and_headers_make_a_key_together() {
-    let app = Router::new().route("/orders/{id}", named().layer(layer("{{t}}:{id}:{header.x-tenant}")));
+    let app = Router::new().route(
+        "/orders/{id}",
+        named().layer(layer("{{t}}:{id}:{header.x-tenant}")),
+    );
     let server = Server::start(app).await;
-    let response = server.post_with("/orders/a%20b", &[("X-Tenant", "acme/eu")]).await;
+    let response = server
+        .post_with("/orders/a%20b", &[("X-Tenant", "acme/eu")])
+        .await;
     assert_eq!(response.body, "{t}:a b:acme%2Feu");
 }
 
 #[tokio::test]
 async fn query_method_and_matched_path_make_a_key() {
     let template = "{method}:{matched_path}:{query.tenant}:{id}";
-    let inner = Router::new().route("/orders/{id}", named()).layer(layer(template));
+    let inner = Router::new()
+        .route("/orders/{id}", named())
+        .layer(layer(template));
     let server = Server::start(Router::new().nest("/api", inner)).await;
     let response = server.post("/api/orders/7?tenant=acme%2Feu").await;
     assert_eq!(response.body, "POST:%2Fapi%2Forders%2F%7Bid%7D:acme%2Feu:7");
     let response = server.post("/api/orders/7").await;
-    assert_eq!((response.status, response.problem().as_str()), (400, "missing_query_parameter"));
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (400, "missing_query_parameter")
+    );
     assert_eq!(server.post("/api/nothing").await.status, 404);
 }
 
@@ -106,12 +120,19 @@ async fn ready_extractors_name_keys() {
     struct Tenant(u64);
     impl IntoTarget for Tenant {
         fn into_target(self) -> Result<Target, KeyError> {
-            Ok(KeyWriter::new().lit("tenant:").arg(format_args!("{}", self.0)).finish()?.into())
+            Ok(KeyWriter::new()
+                .lit("tenant:")
+                .arg(format_args!("{}", self.0))
+                .finish()?
+                .into())
         }
     }
 
     let locks = LockClient::in_memory();
-    let header = LockLayer::with_key(locks.clone(), key::header(HeaderName::from_static("idempotency-key")));
+    let header = LockLayer::with_key(
+        locks.clone(),
+        key::header(HeaderName::from_static("idempotency-key")),
+    );
     let global = LockLayer::with_key(locks.clone(), key::global("migrations").unwrap());
     let tenant = || LockLayer::with_key(locks.clone(), key::from_extension::<Tenant>());
     let app = Router::new()
@@ -120,14 +141,22 @@ async fn ready_extractors_name_keys() {
         .route("/tenant", named().layer((Extension(Tenant(7)), tenant())))
         .route("/stranger", named().layer(tenant()));
     let server = Server::start(app).await;
-    let response = server.post_with("/header", &[("idempotency-key", "4:2")]).await;
+    let response = server
+        .post_with("/header", &[("idempotency-key", "4:2")])
+        .await;
     assert_eq!(response.body, "idempotency-key:4%3A2");
     let response = server.post("/header").await;
-    assert_eq!((response.status, response.problem().as_str()), (400, "missing_header"));
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (400, "missing_header")
+    );
     assert_eq!(server.post("/global").await.body, "migrations");
     assert_eq!(server.post("/tenant").await.body, "tenant:7");
     let response = server.post("/stranger").await;
-    assert_eq!((response.status, response.problem().as_str()), (500, "misconfigured"));
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (500, "misconfigured")
+    );
     assert!(key::global("").is_err());
 }
 
@@ -135,11 +164,14 @@ async fn ready_extractors_name_keys() {
 async fn closures_name_keys() {
     let locks = LockClient::in_memory();
     let key = LockLayer::with_key(locks.clone(), |_: &Request| LockKey::new("one").unwrap());
-    let result = LockLayer::with_key(locks.clone(), |req: &Request| -> Result<LockKey, LockError> {
-        let mut key = KeyWriter::new();
-        key.lit("m:").arg(format_args!("{}", req.method()));
-        key.finish()
-    });
+    let result = LockLayer::with_key(
+        locks.clone(),
+        |req: &Request| -> Result<LockKey, LockError> {
+            let mut key = KeyWriter::new();
+            key.lit("m:").arg(format_args!("{}", req.method()));
+            key.finish()
+        },
+    );
     let target = LockLayer::with_key(locks.clone(), |req: &Request| -> Result<Target, KeyError> {
         match req.method() {
             &Method::POST => Ok(Target::Skip),
@@ -154,8 +186,16 @@ async fn closures_name_keys() {
     for (path, name) in [("/key", "one"), ("/result", "m:POST"), ("/target", "none")] {
         assert_eq!(server.post(path).await.body, name);
     }
-    let response = server.send("GET", "/target", &[]).await.response().await.unwrap();
-    assert_eq!((response.status, response.problem().as_str()), (400, "bad_request"));
+    let response = server
+        .send("GET", "/target", &[])
+        .await
+        .response()
+        .await
+        .unwrap();
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (400, "bad_request")
+    );
     assert!(response.body.contains("only POST"));
 }
 
@@ -163,11 +203,16 @@ async fn closures_name_keys() {
 async fn what_is_skipped_does_not_wait_for_the_lock_of_others() {
     let locks = LockClient::in_memory();
     let _held = locks.exclusive("one").acquire().await.unwrap();
-    let layer = LockLayer::with_key(locks, |req: &Request| match req.headers().contains_key("dry-run") {
-        true => Ok(Target::Skip),
-        false => LockKey::new("one").map(Target::Lock),
+    let layer = LockLayer::with_key(locks, |req: &Request| {
+        match req.headers().contains_key("dry-run") {
+            true => Ok(Target::Skip),
+            false => LockKey::new("one").map(Target::Lock),
+        }
     });
     let server = Server::start(Router::new().route("/", named().layer(layer.no_wait()))).await;
-    assert_eq!(server.post_with("/", &[("dry-run", "yes")]).await.body, "none");
+    assert_eq!(
+        server.post_with("/", &[("dry-run", "yes")]).await.body,
+        "none"
+    );
     assert_eq!(server.post("/").await.status, 409);
 }

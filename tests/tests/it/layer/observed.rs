@@ -28,34 +28,60 @@ struct Counted {
 impl Counted {
     fn here() -> Self {
         let recorder: &'static DebuggingRecorder = Box::leak(Box::default());
-        Self { figures: recorder.snapshotter(), _recording: metrics::set_default_local_recorder(recorder) }
+        Self {
+            figures: recorder.snapshotter(),
+            _recording: metrics::set_default_local_recorder(recorder),
+        }
     }
 
     /// Every figure that has changed since the last time, under its name and labels; of a histogram how many values there were.
     fn since_last(&self) -> BTreeMap<String, f64> {
-        let figures = self.figures.snapshot().into_vec().into_iter().map(|(key, _, _, value)| {
-            let labels: Vec<_> = key.key().labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
-            let value = match value {
-                DebugValue::Counter(count) => count as f64,
-                DebugValue::Gauge(value) => value.into_inner(),
-                DebugValue::Histogram(values) => {
-                    assert!(values.iter().all(|value| (0.0..10.0).contains(&value.into_inner())), "{values:?}");
-                    values.len() as f64
-                }
-            };
-            (format!("{}{{{}}}", key.key().name(), labels.join(",")), value)
-        });
+        let figures = self
+            .figures
+            .snapshot()
+            .into_vec()
+            .into_iter()
+            .map(|(key, _, _, value)| {
+                let labels: Vec<_> = key
+                    .key()
+                    .labels()
+                    .map(|label| format!("{}={}", label.key(), label.value()))
+                    .collect();
+                let value = match value {
+                    DebugValue::Counter(count) => count as f64,
+                    DebugValue::Gauge(value) => value.into_inner(),
+                    DebugValue::Histogram(values) => {
+                        assert!(
+                            values
+                                .iter()
+                                .all(|value| (0.0..10.0).contains(&value.into_inner())),
+                            "{values:?}"
+                        );
+                        values.len() as f64
+                    }
+                };
+                (
+                    format!("{}{{{}}}", key.key().name(), labels.join(",")),
+                    value,
+                )
+            });
         figures.filter(|(_, value)| *value != 0.0).collect()
     }
 
     fn expect(&self, expected: &[(&str, f64)]) {
-        let expected: BTreeMap<_, _> = expected.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        let expected: BTreeMap<_, _> = expected
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), *value))
+            .collect();
         assert_eq!(self.since_last(), expected);
     }
 }
 
 fn layer(locks: &LockClient) -> LockLayer {
-    LockLayer::new(locks.clone(), "order:{id}").unwrap().name("pay").wait(PROMPTLY)
+    LockLayer::new(locks.clone(), "order:{id}")
+        .unwrap()
+        .name("pay")
+        .wait(PROMPTLY)
 }
 
 fn app(layer: LockLayer) -> Router {
@@ -98,16 +124,35 @@ async fn a_refusal_is_counted_by_its_code() {
     let locks = LockClient::in_memory();
     let held = locks.exclusive("order:7").acquire().await.unwrap();
     assert_eq!(pay(&app(layer(&locks).no_wait())).await.status(), 409);
-    counted.expect(&[("lock_acquire_seconds{policy=pay,outcome=contended}", 1.0), CONTENDED]);
-    assert_eq!(pay(&app(layer(&locks).wait(Duration::from_millis(1)))).await.status(), 409);
-    counted.expect(&[("lock_acquire_seconds{policy=pay,outcome=wait_timeout}", 1.0), CONTENDED]);
+    counted.expect(&[
+        ("lock_acquire_seconds{policy=pay,outcome=contended}", 1.0),
+        CONTENDED,
+    ]);
+    assert_eq!(
+        pay(&app(layer(&locks).wait(Duration::from_millis(1))))
+            .await
+            .status(),
+        409
+    );
+    counted.expect(&[
+        ("lock_acquire_seconds{policy=pay,outcome=wait_timeout}", 1.0),
+        CONTENDED,
+    ]);
     held.release().await.unwrap();
 
     // What could not be asked for stands in no line. A route that is not there asks for nothing.
-    assert_eq!(pay(&app(layer(&locks).lease(Duration::ZERO))).await.status(), 500);
+    assert_eq!(
+        pay(&app(layer(&locks).lease(Duration::ZERO)))
+            .await
+            .status(),
+        500
+    );
     counted.expect(&[("lock_acquire_seconds{policy=pay,outcome=invalid_spec}", 1.0)]);
     let nowhere = Request::post("/nowhere").body(Body::empty()).unwrap();
-    let Ok(response) = app(layer(&locks)).layer(layer(&locks)).oneshot(nowhere).await;
+    let Ok(response) = app(layer(&locks))
+        .layer(layer(&locks))
+        .oneshot(nowhere)
+        .await;
     assert_eq!(response.status(), 404);
     counted.expect(&[]);
 }
@@ -164,8 +209,15 @@ async fn a_loss_is_counted_with_its_reason() {
         };
         let app = Router::new().route("/orders/{id}", post(body).layer(layer(&locks).hold(hold)));
         let response = pay(&app).await;
-        assert_eq!(response.into_body().collect().await.is_err(), hold == Hold::Body);
-        counted.expect(&[GRANTED, HELD, ("lock_lost_total{policy=pay,loss=lost_revoked}", 1.0)]);
+        assert_eq!(
+            response.into_body().collect().await.is_err(),
+            hold == Hold::Body
+        );
+        counted.expect(&[
+            GRANTED,
+            HELD,
+            ("lock_lost_total{policy=pay,loss=lost_revoked}", 1.0),
+        ]);
     }
 }
 
@@ -194,7 +246,10 @@ async fn renewals_are_counted_at_the_end_of_a_hold() {
     let app = Router::new().route("/orders/{id}", post(handler).layer(layer));
     assert_eq!(timeout(PROMPTLY, pay(&app)).await.unwrap().status(), 200);
     let figures = counted.since_last();
-    assert!(figures["lock_renewals_total{policy=pay}"] >= 2.0, "{figures:?}");
+    assert!(
+        figures["lock_renewals_total{policy=pay}"] >= 2.0,
+        "{figures:?}"
+    );
 }
 
 #[tokio::test]
@@ -202,7 +257,10 @@ async fn a_request_that_is_served_without_its_lock_is_counted() {
     let counted = Counted::here();
     let redis = RedisServer::start().await;
     let locks = LockClient::connect(&redis.url()).await.unwrap();
-    let app = app(layer(&locks).wait(Duration::from_millis(50)).lease(Duration::from_secs(1)).fail_open());
+    let app = app(layer(&locks)
+        .wait(Duration::from_millis(50))
+        .lease(Duration::from_secs(1))
+        .fail_open());
     assert_eq!(pay(&app).await.status(), 200);
     counted.expect(&[GRANTED, HELD]);
     redis.kill();
@@ -223,7 +281,10 @@ async fn policies_are_counted_by_their_names_and_never_by_key() {
     let layer = PolicyLayer::new(locks.clone(), policies.unwrap());
     let app: Router = Router::new().fallback(async || "found").layer(layer);
     for path in ["/orders/1", "/orders/2", "/x/3", "/y"] {
-        let Ok(response) = app.clone().oneshot(Request::post(path).body(Body::empty()).unwrap()).await;
+        let Ok(response) = app
+            .clone()
+            .oneshot(Request::post(path).body(Body::empty()).unwrap())
+            .await;
         assert_eq!(response.status(), 200);
     }
     counted.expect(&[
@@ -234,13 +295,27 @@ async fn policies_are_counted_by_their_names_and_never_by_key() {
     ]);
 
     // A layer without a name is called by its template, or is unnamed.
-    let plain = LockLayer::new(locks.clone(), "order:{method}").unwrap().permits(NonZeroU32::MIN);
+    let plain = LockLayer::new(locks.clone(), "order:{method}")
+        .unwrap()
+        .permits(NonZeroU32::MIN);
     let by_closure = LockLayer::with_key(locks, lock_tower::key::global("one").unwrap());
-    let twice = Router::new().fallback(async || "found").layer(plain).layer(by_closure);
+    let twice = Router::new()
+        .fallback(async || "found")
+        .layer(plain)
+        .layer(by_closure);
     let Ok(_) = twice.oneshot(order()).await;
     let figures = counted.since_last();
-    let names: Vec<_> = figures.keys().filter(|name| name.starts_with("lock_hold")).collect();
-    assert_eq!(names, ["lock_hold_seconds{policy=order:{method}}", "lock_hold_seconds{policy=unnamed}"]);
+    let names: Vec<_> = figures
+        .keys()
+        .filter(|name| name.starts_with("lock_hold"))
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "lock_hold_seconds{policy=order:{method}}",
+            "lock_hold_seconds{policy=unnamed}"
+        ]
+    );
 }
 
 #[test]
@@ -269,7 +344,10 @@ async fn a_handler_runs_in_a_span_that_says_under_which_lock() {
         };
         Body::from_stream(futures_util::stream::once(line))
     };
-    let app = Router::new().route("/orders/{id}", post(handler).layer(layer(&locks).hold(Hold::Body)));
+    let app = Router::new().route(
+        "/orders/{id}",
+        post(handler).layer(layer(&locks).hold(Hold::Body)),
+    );
     let held = locks.exclusive("order:7").acquire().await.unwrap();
     let mut waiting = Box::pin(pay(&app));
     assert!(poll!(&mut waiting).is_pending());
@@ -281,7 +359,10 @@ async fn a_handler_runs_in_a_span_that_says_under_which_lock() {
         let event = traces.wait_for(|event| event.message == message).await;
         assert_eq!(event.spans, ["lock"]);
         let field = |name| event.span_fields[name].as_str();
-        assert_eq!((field("policy"), field("key"), field("outcome")), ("pay", "order:7", "granted"));
+        assert_eq!(
+            (field("policy"), field("key"), field("outcome")),
+            ("pay", "order:7", "granted")
+        );
         assert!(field("fence").parse::<u64>().unwrap() > next.to_string().parse().unwrap());
         assert!(field("waited_ms").parse::<u64>().is_ok());
     }
@@ -289,9 +370,14 @@ async fn a_handler_runs_in_a_span_that_says_under_which_lock() {
     let _held = locks.exclusive("order:7").acquire().await.unwrap();
     let refused = pay(&self::app(layer(&locks).no_wait())).await;
     assert_eq!(refused.status(), 409);
-    let event = traces.wait_for(|event| event.message == "request refused").await;
+    let event = traces
+        .wait_for(|event| event.message == "request refused")
+        .await;
     assert_eq!(
-        (event.spans.as_slice(), event.span_fields["outcome"].as_str()),
+        (
+            event.spans.as_slice(),
+            event.span_fields["outcome"].as_str()
+        ),
         (&["lock".to_owned()][..], "contended")
     );
 }

@@ -13,7 +13,9 @@ use tower::BoxError;
 use crate::place::LONG;
 
 fn orders(locks: &LockClient) -> LockLayer {
-    LockLayer::new(locks.clone(), "order:{id}").unwrap().wait(LONG)
+    LockLayer::new(locks.clone(), "order:{id}")
+        .unwrap()
+        .wait(LONG)
 }
 
 fn app(route: MethodRouter) -> Router {
@@ -26,5 +28,10 @@ async fn shed(error: BoxError) -> (StatusCode, String) {
 }
 
 async fn is_free_at_once(locks: &LockClient) -> bool {
-    locks.exclusive("order:7").try_acquire().await.unwrap().is_some()
+    locks
+        .exclusive("order:7")
+        .try_acquire()
+        .await
+        .unwrap()
+        .is_some()
 }

@@ -40,7 +40,10 @@ enum Says {
 
 impl Probe {
     fn new() -> Self {
-        Self { polls: 0, says: Arc::default() }
+        Self {
+            polls: 0,
+            says: Arc::default(),
+        }
     }
 
     fn says(&self, says: Says) {
@@ -71,7 +74,10 @@ impl Probe {
 impl Clone for Probe {
     /// Not ready, however ready this one is.
     fn clone(&self) -> Self {
-        Self { polls: 0, says: self.says.clone() }
+        Self {
+            polls: 0,
+            says: self.says.clone(),
+        }
     }
 }
 
@@ -86,7 +92,11 @@ impl Service<u32> for Probe {
 
     fn call(&mut self, req: u32) -> Self::Future {
         self.called();
-        future::ready(if req == 13 { Err("inner".into()) } else { Ok(req) })
+        future::ready(if req == 13 {
+            Err("inner".into())
+        } else {
+            Ok(req)
+        })
     }
 }
 
@@ -104,7 +114,10 @@ impl Service<Request<()>> for Probe {
         self.called();
         let lock = req.extensions().get::<HeldLock>();
         let name = lock.map_or("none".into(), |lock| lock.key().to_string());
-        let body = req.extensions_mut().remove::<Answer>().and_then(|answer| answer.lock().unwrap().take());
+        let body = req
+            .extensions_mut()
+            .remove::<Answer>()
+            .and_then(|answer| answer.lock().unwrap().take());
         future::ready(Ok(Response::new(body.unwrap_or(name.into()))))
     }
 }
@@ -114,17 +127,29 @@ type Answer = Arc<Mutex<Option<Body>>>;
 #[tokio::test]
 async fn a_service_is_called_only_when_it_was_polled_ready() {
     let locks = LockClient::in_memory();
-    let key = |req: &u32| if *req == 0 { Ok(Target::Skip) } else { LockKey::new("one").map(Target::Lock) };
-    let mut service = LockLayer::plain(locks.clone(), key).no_wait().layer(Probe::new());
+    let key = |req: &u32| {
+        if *req == 0 {
+            Ok(Target::Skip)
+        } else {
+            LockKey::new("one").map(Target::Lock)
+        }
+    };
+    let mut service = LockLayer::plain(locks.clone(), key)
+        .no_wait()
+        .layer(Probe::new());
     for req in [0, 1, 2, 0, 3] {
         assert_eq!(service.ready().await.unwrap().call(req).await.unwrap(), req);
     }
     assert!(matches!(service.call(13).await, Err(ServiceError::Inner(error)) if error == "inner"));
     let _held = locks.exclusive("one").acquire().await.unwrap();
-    assert!(matches!(service.call(1).await, Err(ServiceError::Lock(error)) if error.code() == "contended"));
+    assert!(
+        matches!(service.call(1).await, Err(ServiceError::Lock(error)) if error.code() == "contended")
+    );
 }
 
-fn layer(locks: &LockClient) -> LockLayer<impl Fn(&Request<()>) -> Result<Target, lock_tower::KeyError> + Clone> {
+fn layer(
+    locks: &LockClient,
+) -> LockLayer<impl Fn(&Request<()>) -> Result<Target, lock_tower::KeyError> + Clone> {
     LockLayer::with_key(locks.clone(), |req: &Request<()>| match req.uri().path() {
         "/skip" => Ok(Target::Skip),
         path => Ok(LockKey::new(path)?.into()),
@@ -140,12 +165,23 @@ fn request(path: &str) -> Request<()> {
 fn streamed(path: &str) -> (Request<()>, Frames) {
     let (frames, body) = body_of();
     let mut request = request(path);
-    request.extensions_mut().insert::<Answer>(Arc::new(Mutex::new(Some(body))));
+    request
+        .extensions_mut()
+        .insert::<Answer>(Arc::new(Mutex::new(Some(body))));
     (request, frames)
 }
 
 async fn text(response: Response<impl HttpBody<Data = Bytes, Error: fmt::Debug>>) -> String {
-    String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().into()).unwrap()
+    String::from_utf8(
+        response
+            .into_body()
+            .collect()
+            .await
+            .unwrap()
+            .to_bytes()
+            .into(),
+    )
+    .unwrap()
 }
 
 async fn is_free_at_once(locks: &LockClient) -> bool {
@@ -162,7 +198,9 @@ async fn one_service_serves_several_requests_at_a_time() {
         for path in ["/7", "/skip", "/8", "/7", "/skip", "/7"] {
             calls.push(service.ready().await.unwrap().call(request(path)));
         }
-        let texts = calls.into_iter().map(async |call| text(call.await.unwrap()).await);
+        let texts = calls
+            .into_iter()
+            .map(async |call| text(call.await.unwrap()).await);
         let texts = futures_util::future::join_all(texts).await;
         assert_eq!(texts, ["/7", "none", "/8", "/7", "none", "/7"]);
         assert!(is_free_at_once(&locks).await);
@@ -174,12 +212,46 @@ async fn a_body_under_its_lock_keeps_no_service_from_others() {
     let locks = LockClient::in_memory();
     let mut service = layer(&locks).hold(Hold::Body).layer(Probe::new());
     let (first, frames) = streamed("/7");
-    let mut body = service.ready().await.unwrap().call(first).await.unwrap().into_body();
+    let mut body = service
+        .ready()
+        .await
+        .unwrap()
+        .call(first)
+        .await
+        .unwrap()
+        .into_body();
     let second = begun(service.ready().await.unwrap().call(request("/7"))).await;
-    assert_eq!(text(service.ready().await.unwrap().call(request("/8")).await.unwrap()).await, "/8");
-    assert_eq!(text(service.ready().await.unwrap().call(request("/skip")).await.unwrap()).await, "none");
+    assert_eq!(
+        text(
+            service
+                .ready()
+                .await
+                .unwrap()
+                .call(request("/8"))
+                .await
+                .unwrap()
+        )
+        .await,
+        "/8"
+    );
+    assert_eq!(
+        text(
+            service
+                .ready()
+                .await
+                .unwrap()
+                .call(request("/skip"))
+                .await
+                .unwrap()
+        )
+        .await,
+        "none"
+    );
     frames.send(data("a")).await.unwrap();
-    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "a");
+    assert_eq!(
+        body.frame().await.unwrap().unwrap().into_data().unwrap(),
+        "a"
+    );
     assert!(!is_free_at_once(&locks).await);
     drop(frames);
     assert!(body.frame().await.is_none());
@@ -194,14 +266,36 @@ async fn a_service_that_fails_to_be_ready_is_not_called_and_the_lock_is_freed() 
         let mut service = layer(&locks).hold(hold).layer(probe.clone());
         for path in ["/7", "/skip"] {
             probe.says(Says::Failed);
-            let error = service.ready().await.unwrap().call(request(path)).await.unwrap_err();
-            assert_eq!(error, "not ready", "as it is, so that axum's stays `Infallible`");
+            let error = service
+                .ready()
+                .await
+                .unwrap()
+                .call(request(path))
+                .await
+                .unwrap_err();
+            assert_eq!(
+                error, "not ready",
+                "as it is, so that axum's stays `Infallible`"
+            );
             assert!(is_free_at_once(&locks).await, "its release was awaited");
         }
-        assert_eq!(text(service.ready().await.unwrap().call(request("/7")).await.unwrap()).await, "/7");
+        assert_eq!(
+            text(
+                service
+                    .ready()
+                    .await
+                    .unwrap()
+                    .call(request("/7"))
+                    .await
+                    .unwrap()
+            )
+            .await,
+            "/7"
+        );
     }
 
-    let mut plain = LockLayer::plain(locks.clone(), |_: &u32| LockKey::new("/7").unwrap()).layer(probe.clone());
+    let mut plain =
+        LockLayer::plain(locks.clone(), |_: &u32| LockKey::new("/7").unwrap()).layer(probe.clone());
     probe.says(Says::Failed);
     let error = plain.ready().await.unwrap().call(1).await.unwrap_err();
     assert!(matches!(error, ServiceError::Inner(error) if error == "not ready"));
@@ -232,7 +326,19 @@ async fn without_its_store_a_service_is_called_only_when_it_was_polled_ready() {
     let probe = Probe::new();
     for hold in [Hold::Response, Hold::Body] {
         let mut service = closed.clone().hold(hold).fail_open().layer(probe.clone());
-        assert_eq!(text(service.ready().await.unwrap().call(request("/7")).await.unwrap()).await, "/7");
+        assert_eq!(
+            text(
+                service
+                    .ready()
+                    .await
+                    .unwrap()
+                    .call(request("/7"))
+                    .await
+                    .unwrap()
+            )
+            .await,
+            "/7"
+        );
     }
     redis.kill();
     for hold in [Hold::Response, Hold::Body] {
@@ -240,13 +346,27 @@ async fn without_its_store_a_service_is_called_only_when_it_was_polled_ready() {
         let (one, frames) = streamed("/7");
         let calls = [one, request("/7")].map(|request| service.call(request));
         drop(frames);
-        let [one, other] = futures_util::future::join_all(calls).await.try_into().unwrap();
-        assert_eq!((text(one.unwrap()).await.as_str(), text(other.unwrap()).await.as_str()), ("", "none"));
+        let [one, other] = futures_util::future::join_all(calls)
+            .await
+            .try_into()
+            .unwrap();
+        assert_eq!(
+            (
+                text(one.unwrap()).await.as_str(),
+                text(other.unwrap()).await.as_str()
+            ),
+            ("", "none")
+        );
         probe.says(Says::Failed);
         assert_eq!(service.call(request("/7")).await.unwrap_err(), "not ready");
     }
     let refused = closed.layer(probe).oneshot(request("/7")).await.unwrap();
     assert_eq!(refused.status(), 503);
-    let error = locks.exclusive("/7").wait(wait).acquire().await.unwrap_err();
+    let error = locks
+        .exclusive("/7")
+        .wait(wait)
+        .acquire()
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable);
 }

@@ -21,7 +21,9 @@ use super::server::Server;
 const GRPC: &[(&str, &str)] = &[("content-type", "application/grpc+proto")];
 
 fn orders(locks: &LockClient) -> LockLayer {
-    LockLayer::new(locks.clone(), "order:{id}").unwrap().no_wait()
+    LockLayer::new(locks.clone(), "order:{id}")
+        .unwrap()
+        .no_wait()
 }
 
 async fn serve(layer: LockLayer) -> Server {
@@ -47,9 +49,20 @@ async fn a_held_lock_is_a_conflict_that_may_be_tried_again() {
 #[tokio::test]
 async fn nobody_is_asked_to_wait_longer_than_the_holders_lease() {
     let locks = LockClient::in_memory();
-    let _guard = locks.exclusive("order:7").lease(Duration::from_secs(5)).acquire().await.unwrap();
+    let _guard = locks
+        .exclusive("order:7")
+        .lease(Duration::from_secs(5))
+        .acquire()
+        .await
+        .unwrap();
     let server = serve(orders(&locks).retry_after(Duration::from_secs(60))).await;
-    let after: u64 = server.post("/orders/7").await.header("retry-after").unwrap().parse().unwrap();
+    let after: u64 = server
+        .post("/orders/7")
+        .await
+        .header("retry-after")
+        .unwrap()
+        .parse()
+        .unwrap();
     assert!((1..=5).contains(&after), "{after}");
 }
 
@@ -58,16 +71,25 @@ async fn a_server_that_is_full_or_ends_is_unavailable() {
     let locks = LockClient::builder().max_waiters(0).in_memory().unwrap();
     let server = serve(orders(&locks).wait(Duration::from_secs(10))).await;
     let guard = locks.exclusive("order:7").acquire().await.unwrap();
-    let (first, second) = (pin!(server.post("/orders/7")), pin!(server.post("/orders/7")));
+    let (first, second) = (
+        pin!(server.post("/orders/7")),
+        pin!(server.post("/orders/7")),
+    );
     let (response, waiting) = future::select(first, second).await.factor_first();
-    assert_eq!((response.status, response.problem().as_str()), (503, "overloaded"));
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (503, "overloaded")
+    );
     assert_eq!(response.header("retry-after"), Some("1"));
     guard.release().await.unwrap();
     assert_eq!(waiting.await.status, 200);
 
     locks.shutdown().await;
     let response = server.post("/orders/7").await;
-    assert_eq!((response.status, response.problem().as_str()), (503, "shutting_down"));
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (503, "shutting_down")
+    );
     assert_eq!(response.header("retry-after"), None);
 }
 
@@ -76,32 +98,73 @@ async fn a_missing_header_is_named() {
     let layer = LockLayer::new(LockClient::in_memory(), "pay:{header.idempotency-key}").unwrap();
     let server = serve(layer).await;
     let response = server.post("/orders/7").await;
-    assert_eq!((response.status, response.problem().as_str()), (400, "missing_header"));
-    assert!(response.body.contains("idempotency-key"), "{}", response.body);
-    let response = server.post_with("/orders/7", &[("idempotency-key", "1"), ("Idempotency-Key", "2")]).await;
-    assert_eq!((response.status, response.problem().as_str()), (400, "repeated_header"));
-    assert_eq!(server.post_with("/orders/7", &[("Idempotency-Key", "1")]).await.status, 200);
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (400, "missing_header")
+    );
+    assert!(
+        response.body.contains("idempotency-key"),
+        "{}",
+        response.body
+    );
+    let response = server
+        .post_with(
+            "/orders/7",
+            &[("idempotency-key", "1"), ("Idempotency-Key", "2")],
+        )
+        .await;
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (400, "repeated_header")
+    );
+    assert_eq!(
+        server
+            .post_with("/orders/7", &[("Idempotency-Key", "1")])
+            .await
+            .status,
+        200
+    );
 }
 
 #[tokio::test]
 async fn a_value_that_cannot_be_in_a_key_is_the_callers_mistake() {
     let server = serve(orders(&LockClient::in_memory())).await;
     let response = server.post(&format!("/orders/{}", "x".repeat(600))).await;
-    assert_eq!((response.status, response.problem().as_str()), (400, "invalid_key"));
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (400, "invalid_key")
+    );
     let response = server.post("/orders/%FF").await;
-    assert_eq!((response.status, response.problem().as_str()), (400, "bad_request"));
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (400, "bad_request")
+    );
 }
 
 #[tokio::test]
 async fn a_404_stays_a_404() {
     let locks = LockClient::in_memory();
-    let inner = Router::new().route("/{id}", post(async || "paid")).layer(orders(&locks));
-    let app = Router::new().route("/orders/{id}", post(async || "paid")).nest("/nested", inner).layer(orders(&locks));
+    let inner = Router::new()
+        .route("/{id}", post(async || "paid"))
+        .layer(orders(&locks));
+    let app = Router::new()
+        .route("/orders/{id}", post(async || "paid"))
+        .nest("/nested", inner)
+        .layer(orders(&locks));
     let server = Server::start(app).await;
     assert_eq!(server.post("/orders/7").await.status, 200);
     assert_eq!(server.post("/nowhere").await.status, 404);
     assert_eq!(server.post("/nested/a/b").await.status, 404);
-    assert_eq!(server.send("GET", "/orders/7", &[]).await.response().await.unwrap().status, 405);
+    assert_eq!(
+        server
+            .send("GET", "/orders/7", &[])
+            .await
+            .response()
+            .await
+            .unwrap()
+            .status,
+        405
+    );
 }
 
 #[tokio::test]
@@ -111,18 +174,26 @@ async fn a_placeholder_that_the_route_does_not_have_is_our_mistake() {
     let layer = LockLayer::new(LockClient::in_memory(), "order:{order_id}").unwrap();
     let server = serve(layer).await;
     let response = server.post("/orders/7").await;
-    assert_eq!((response.status, response.problem().as_str()), (500, "misconfigured"));
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (500, "misconfigured")
+    );
     assert!(!response.body.contains("order_id"), "{}", response.body);
     let event = traces.wait_for(|event| event.level == Level::ERROR).await;
     let error = event.field("error").unwrap();
-    assert!(error.contains("{order_id}") && error.contains("/orders/{id}"), "{error}");
+    assert!(
+        error.contains("{order_id}") && error.contains("/orders/{id}"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
 async fn a_layer_around_a_finished_router_serves_nothing_without_its_lock() {
     let app: Router = Router::new().route("/orders/{id}", post(async || "paid"));
     let app = orders(&LockClient::in_memory()).layer(app);
-    let request = axum::extract::Request::post("/orders/7").body(axum::body::Body::empty()).unwrap();
+    let request = axum::extract::Request::post("/orders/7")
+        .body(axum::body::Body::empty())
+        .unwrap();
     let response = app.oneshot(request).await.unwrap();
     assert_eq!(response.status(), 500);
 }
@@ -136,7 +207,10 @@ async fn a_grpc_caller_gets_a_status_in_the_headers() {
     assert_eq!((response.status, response.body.as_str()), (200, ""));
     assert_eq!(response.header("content-type"), Some("application/grpc"));
     assert_eq!(response.header("grpc-status"), Some("10"));
-    assert_eq!(response.header("grpc-message"), Some("The resource is in use."));
+    assert_eq!(
+        response.header("grpc-message"),
+        Some("The resource is in use.")
+    );
 }
 
 #[tokio::test]
@@ -146,13 +220,21 @@ async fn a_grpc_caller_waits_no_longer_than_its_own_deadline() {
     let server = serve(orders(&locks).wait(Duration::from_secs(60))).await;
     let deadline = ("grpc-timeout", "50m");
     let response = server.post_with("/orders/7", &[GRPC[0], deadline]).await;
-    assert_eq!(response.header("grpc-status"), Some("4"), "DEADLINE_EXCEEDED: {response:?}");
+    assert_eq!(
+        response.header("grpc-status"),
+        Some("4"),
+        "DEADLINE_EXCEEDED: {response:?}"
+    );
 
     // A longer one changes nothing, and neither does one of a caller who does not speak gRPC.
     let server = serve(orders(&locks).wait(Duration::from_millis(20))).await;
-    let response = server.post_with("/orders/7", &[GRPC[0], ("grpc-timeout", "1M")]).await;
+    let response = server
+        .post_with("/orders/7", &[GRPC[0], ("grpc-timeout", "1M")])
+        .await;
     assert_eq!(response.header("grpc-status"), Some("10"));
-    let response = server.post_with("/orders/7", &[("grpc-timeout", "0n")]).await;
+    let response = server
+        .post_with("/orders/7", &[("grpc-timeout", "0n")])
+        .await;
     assert_eq!(response.problem(), "wait_timeout");
 }
 
@@ -160,12 +242,22 @@ async fn a_grpc_caller_waits_no_longer_than_its_own_deadline() {
 async fn a_grpc_caller_is_answered_before_its_deadline() {
     let locks = LockClient::in_memory();
     let _guard = locks.exclusive("order:7").acquire().await.unwrap();
-    let app =
-        Router::new().route("/orders/{id}", post(async || "paid").layer(orders(&locks).wait(Duration::from_secs(60))));
-    for (text, deadline) in [("1S", Duration::from_secs(1)), ("10m", Duration::from_millis(10))] {
-        let request = Request::post("/orders/7").header(GRPC[0].0, GRPC[0].1).header("grpc-timeout", text);
+    let app = Router::new().route(
+        "/orders/{id}",
+        post(async || "paid").layer(orders(&locks).wait(Duration::from_secs(60))),
+    );
+    for (text, deadline) in [
+        ("1S", Duration::from_secs(1)),
+        ("10m", Duration::from_millis(10)),
+    ] {
+        let request = Request::post("/orders/7")
+            .header(GRPC[0].0, GRPC[0].1)
+            .header("grpc-timeout", text);
         let answer = app.clone().oneshot(request.body(Body::empty()).unwrap());
-        let response = tokio::time::timeout(deadline, answer).await.unwrap().unwrap();
+        let response = tokio::time::timeout(deadline, answer)
+            .await
+            .unwrap()
+            .unwrap();
         assert_eq!(response.headers()["grpc-status"], "4");
     }
 }
@@ -174,37 +266,63 @@ async fn a_grpc_caller_is_answered_before_its_deadline() {
 async fn a_store_out_of_reach_refuses_unless_the_layer_fails_open() {
     let redis = RedisServer::start().await;
     let locks = LockClient::connect(&redis.url()).await.unwrap();
-    let handler = post(async |lock: Option<HeldLock>| if lock.is_some() { "locked" } else { "not locked" });
-    let layer = orders(&locks).lease(Duration::from_secs(1)).wait(Duration::from_millis(100));
+    let handler = post(async |lock: Option<HeldLock>| {
+        if lock.is_some() {
+            "locked"
+        } else {
+            "not locked"
+        }
+    });
+    let layer = orders(&locks)
+        .lease(Duration::from_secs(1))
+        .wait(Duration::from_millis(100));
     let outer = LockLayer::new(LockClient::in_memory(), "tenant:{id}").unwrap();
     let app = Router::new()
         .route("/orders/{id}", handler.clone().layer(layer.clone()))
-        .route("/open/{id}", handler.clone().layer(layer.clone().fail_open()))
+        .route(
+            "/open/{id}",
+            handler.clone().layer(layer.clone().fail_open()),
+        )
         .route("/both/{id}", handler.layer((outer, layer.fail_open())));
     let traces = Captured::new();
     let _collecting = traces.set_default();
     let server = Server::start(app).await;
     assert_eq!(server.post("/open/1").await.body, "locked");
     let guard = locks.exclusive("order:2").acquire().await.unwrap();
-    assert_eq!(server.post("/open/2").await.problem(), "wait_timeout", "held by somebody is not out of reach");
+    assert_eq!(
+        server.post("/open/2").await.problem(),
+        "wait_timeout",
+        "held by somebody is not out of reach"
+    );
     drop(guard);
 
     // Slow is not out of reach, whatever hurry the caller says it is in.
     let held = locks.exclusive("order:4").acquire().await.unwrap();
     redis.command(&["CLIENT", "PAUSE", "200", "ALL"]).await;
-    let response = server.post_with("/open/4", &[GRPC[0], ("grpc-timeout", "1n")]).await;
-    assert_eq!((response.body.as_str(), response.header("grpc-status")), ("", Some("4")));
+    let response = server
+        .post_with("/open/4", &[GRPC[0], ("grpc-timeout", "1n")])
+        .await;
+    assert_eq!(
+        (response.body.as_str(), response.header("grpc-status")),
+        ("", Some("4"))
+    );
     held.release().await.unwrap();
 
     redis.kill();
     let response = server.post("/orders/3").await;
-    assert_eq!((response.status, response.problem().as_str()), (503, "unavailable"));
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (503, "unavailable")
+    );
     for _ in 0..2 {
         assert_eq!(server.post("/open/3").await.body, "not locked");
     }
     // The lock of a layer further out is another one.
     assert_eq!(server.post("/both/3").await.body, "not locked");
-    let warnings = traces.events().into_iter().filter(|event| event.message == "served without its lock");
+    let warnings = traces
+        .events()
+        .into_iter()
+        .filter(|event| event.message == "served without its lock");
     assert_eq!(warnings.count(), 3);
 }
 
@@ -215,7 +333,10 @@ async fn a_problem_has_a_title_whatever_its_status() {
     let layer = orders(&locks).status(Answer::Busy, StatusCode::from_u16(499).unwrap());
     let _held = locks.exclusive("order:7").acquire().await.unwrap();
     let response = serve(layer).await.post("/orders/7").await;
-    assert_eq!((response.status, response.problem().as_str()), (499, "contended"));
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (499, "contended")
+    );
 }
 
 #[tokio::test]
@@ -223,20 +344,34 @@ async fn refusals_can_be_said_in_other_words() {
     let locks = LockClient::in_memory();
     let _guard = locks.exclusive("order:7").acquire().await.unwrap();
     let layer = orders(&locks).on_reject(|refusal: &Refusal<'_>| {
-        Response::builder().status(423).body(Bytes::from(format!("{}!", refusal.code()))).unwrap()
+        Response::builder()
+            .status(423)
+            .body(Bytes::from(format!("{}!", refusal.code())))
+            .unwrap()
     });
-    let server = Server::start(Router::new().route("/orders/{id}", post(async || "paid").layer(layer))).await;
+    let server =
+        Server::start(Router::new().route("/orders/{id}", post(async || "paid").layer(layer)))
+            .await;
     let response = server.post("/orders/7").await;
-    assert_eq!((response.status, response.body.as_str()), (423, "contended!"));
+    assert_eq!(
+        (response.status, response.body.as_str()),
+        (423, "contended!")
+    );
 }
 
 #[tokio::test]
 async fn a_handler_without_a_layer_has_no_lock() {
     let app = Router::new()
         .route("/must", post(async |lock: HeldLock| lock.key().to_string()))
-        .route("/may", post(async |lock: Option<HeldLock>| lock.is_none().to_string().into_response()));
+        .route(
+            "/may",
+            post(async |lock: Option<HeldLock>| lock.is_none().to_string().into_response()),
+        );
     let server = Server::start(app).await;
     let response = server.post("/must").await;
-    assert_eq!((response.status, response.problem().as_str()), (500, "not_locked"));
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (500, "not_locked")
+    );
     assert_eq!(server.post("/may").await.body, "true");
 }

@@ -21,7 +21,9 @@ async fn serve(layer: LockLayer) -> Server {
 }
 
 fn orders(locks: &LockClient) -> LockLayer {
-    LockLayer::new(locks.clone(), "order:{id}").unwrap().no_wait()
+    LockLayer::new(locks.clone(), "order:{id}")
+        .unwrap()
+        .no_wait()
 }
 
 fn status(response: &Response) -> Status {
@@ -31,23 +33,40 @@ fn status(response: &Response) -> Status {
 
 /// The delay it names, if it says that the call may be tried again.
 fn delay(status: &Status) -> Option<Duration> {
-    status.get_details_retry_info().map(|info| info.retry_delay.expect("it says when"))
+    status
+        .get_details_retry_info()
+        .map(|info| info.retry_delay.expect("it says when"))
 }
 
 #[tokio::test]
 async fn a_refusal_says_when_to_try_again() {
     let locks = LockClient::in_memory();
-    let _guard = locks.exclusive("order:7").lease(Duration::from_secs(5)).acquire().await.unwrap();
+    let _guard = locks
+        .exclusive("order:7")
+        .lease(Duration::from_secs(5))
+        .acquire()
+        .await
+        .unwrap();
     let waits = orders(&locks).wait(Duration::from_millis(20));
     let often = orders(&locks).retry_after(Duration::from_millis(250));
     let second = Duration::from_secs(1);
-    for (layer, expected) in [(orders(&locks), second), (waits, second), (often, second / 4)] {
+    for (layer, expected) in [
+        (orders(&locks), second),
+        (waits, second),
+        (often, second / 4),
+    ] {
         let response = serve(layer).await.post_with("/orders/7", &[GRPC]).await;
         let status = status(&response);
-        assert_eq!((status.code(), delay(&status)), (Code::Aborted, Some(expected)));
+        assert_eq!(
+            (status.code(), delay(&status)),
+            (Code::Aborted, Some(expected))
+        );
         let header = response.header("grpc-status-details-bin").unwrap();
         assert!(!header.contains('='), "without padding: {header}");
-        assert_eq!(status.details(), theirs(status.code(), status.message(), expected));
+        assert_eq!(
+            status.details(),
+            theirs(status.code(), status.message(), expected)
+        );
     }
     // No longer than what is left of the holder's lease.
     let seldom = serve(orders(&locks).retry_after(Duration::from_secs(60))).await;
@@ -57,10 +76,16 @@ async fn a_refusal_says_when_to_try_again() {
 
 #[tokio::test]
 async fn a_full_line_may_be_tried_again() {
-    let full = LockClient::builder().max_waiters_in_all(0).in_memory().unwrap();
+    let full = LockClient::builder()
+        .max_waiters_in_all(0)
+        .in_memory()
+        .unwrap();
     let server = serve(orders(&full).wait(Duration::from_secs(10))).await;
     let status = status(&server.post_with("/orders/7", &[GRPC]).await);
-    assert_eq!((status.code(), delay(&status)), (Code::ResourceExhausted, Some(Duration::from_secs(1))));
+    assert_eq!(
+        (status.code(), delay(&status)),
+        (Code::ResourceExhausted, Some(Duration::from_secs(1)))
+    );
 }
 
 #[tokio::test]
@@ -68,33 +93,56 @@ async fn nobody_is_invited_whose_call_is_over() {
     let locks = LockClient::in_memory();
     let _guard = locks.exclusive("order:7").acquire().await.unwrap();
     let server = serve(orders(&locks).wait(Duration::from_secs(60))).await;
-    let late = status(&server.post_with("/orders/7", &[GRPC, ("grpc-timeout", "50m")]).await);
-    assert_eq!((late.code(), late.details()), (Code::DeadlineExceeded, [].as_slice()));
+    let late = status(
+        &server
+            .post_with("/orders/7", &[GRPC, ("grpc-timeout", "50m")])
+            .await,
+    );
+    assert_eq!(
+        (late.code(), late.details()),
+        (Code::DeadlineExceeded, [].as_slice())
+    );
 
     // Its effects may exist.
     let revoked = locks.clone();
     let handler = post(async move || {
-        revoked.revoke("order:8", RevokeScope::Leased).await.unwrap();
+        revoked
+            .revoke("order:8", RevokeScope::Leased)
+            .await
+            .unwrap();
         std::future::pending::<()>().await
     });
-    let server = Server::start(Router::new().route("/orders/{id}", handler.layer(orders(&locks)))).await;
+    let server =
+        Server::start(Router::new().route("/orders/{id}", handler.layer(orders(&locks)))).await;
     let lost = status(&server.post_with("/orders/8", &[GRPC]).await);
-    assert_eq!((lost.code(), lost.details()), (Code::Aborted, [].as_slice()));
+    assert_eq!(
+        (lost.code(), lost.details()),
+        (Code::Aborted, [].as_slice())
+    );
 
     locks.shutdown().await;
     let ended = status(&server.post_with("/orders/8", &[GRPC]).await);
-    assert_eq!((ended.code(), ended.details()), (Code::Unavailable, [].as_slice()));
+    assert_eq!(
+        (ended.code(), ended.details()),
+        (Code::Unavailable, [].as_slice())
+    );
 }
 
 fn details(code: GrpcCode, message: &str, after: Duration) -> Vec<u8> {
     let details = retry_info(code, message, after);
-    assert_eq!(details, theirs(Code::from_i32(code.into()), message, after), "{code:?} {message:?} {after:?}");
+    assert_eq!(
+        details,
+        theirs(Code::from_i32(code.into()), message, after),
+        "{code:?} {message:?} {after:?}"
+    );
     details
 }
 
 /// What the encoder of others makes of it.
 fn theirs(code: Code, message: &str, after: Duration) -> Vec<u8> {
-    Status::with_error_details(code, message, ErrorDetails::with_retry_info(Some(after))).details().to_vec()
+    Status::with_error_details(code, message, ErrorDetails::with_retry_info(Some(after)))
+        .details()
+        .to_vec()
 }
 
 #[test]
@@ -110,7 +158,10 @@ fn the_longest_delay_is_what_the_format_can_say() {
         (Duration::MAX, longest),
     ] {
         let details = details(GrpcCode::Aborted, "m", after);
-        assert_eq!(delay(&Status::with_details(Code::Aborted, "m", details.into())), Some(told));
+        assert_eq!(
+            delay(&Status::with_details(Code::Aborted, "m", details.into())),
+            Some(told)
+        );
     }
 }
 

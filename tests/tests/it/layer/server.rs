@@ -34,8 +34,9 @@ impl Server {
 
     /// A connection on which the request has been sent. Dropping it hangs up.
     pub(super) async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Sent {
-        let mut request =
-            format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: 0\r\n");
+        let mut request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: 0\r\n"
+        );
         for (name, value) in headers {
             request += &format!("{name}: {value}\r\n");
         }
@@ -50,7 +51,11 @@ impl Server {
     }
 
     pub(super) async fn post_with(&self, path: &str, headers: &[(&str, &str)]) -> Response {
-        self.send("POST", path, headers).await.response().await.expect("the server answers")
+        self.send("POST", path, headers)
+            .await
+            .response()
+            .await
+            .expect("the server answers")
     }
 }
 
@@ -72,9 +77,16 @@ impl Sent {
         let status = lines.next()?.split(' ').nth(1)?.parse().unwrap();
         let headers = lines.map(|line| {
             let (name, value) = line.split_once(": ").unwrap();
-            (HeaderName::try_from(name).unwrap(), HeaderValue::try_from(value).unwrap())
+            (
+                HeaderName::try_from(name).unwrap(),
+                HeaderValue::try_from(value).unwrap(),
+            )
         });
-        Some(Response { status, headers: headers.collect(), body: body.to_owned() })
+        Some(Response {
+            status,
+            headers: headers.collect(),
+            body: body.to_owned(),
+        })
     }
 }
 
@@ -92,11 +104,20 @@ impl Response {
 
     /// The `code` of a problem document, whose other fields are checked on the way.
     pub(super) fn problem(&self) -> String {
-        assert_eq!(self.header("content-type"), Some("application/problem+json"), "{self:?}");
+        assert_eq!(
+            self.header("content-type"),
+            Some("application/problem+json"),
+            "{self:?}"
+        );
         let document: serde_json::Value = serde_json::from_str(&self.body).unwrap();
         assert_eq!(document["status"], self.status);
         for field in ["type", "title", "detail"] {
-            assert!(document[field].as_str().is_some_and(|text| !text.is_empty()), "{field}: {document}");
+            assert!(
+                document[field]
+                    .as_str()
+                    .is_some_and(|text| !text.is_empty()),
+                "{field}: {document}"
+            );
         }
         document["code"].as_str().unwrap().to_owned()
     }

@@ -21,7 +21,9 @@ use axum::{
 };
 use lock_runtime::{HeldLock, LockClient, LockError, LockKey, RevokeScope, is_held};
 use lock_tests::FencedResource;
-use lock_tower::{Http, KeyError, KeyExtractor, KeyTemplate, Lock, LockLayer, ResponseFuture, Target};
+use lock_tower::{
+    Http, KeyError, KeyExtractor, KeyTemplate, Lock, LockLayer, ResponseFuture, Target,
+};
 use tokio::sync::{Barrier, mpsc, oneshot};
 use tower::{Layer, Service, ServiceExt};
 
@@ -31,7 +33,9 @@ use super::server::Server;
 const PROMPTLY: Duration = Duration::from_secs(10);
 
 fn orders(locks: &LockClient) -> LockLayer {
-    LockLayer::new(locks.clone(), "order:{id}").unwrap().wait(PROMPTLY)
+    LockLayer::new(locks.clone(), "order:{id}")
+        .unwrap()
+        .wait(PROMPTLY)
 }
 
 #[tokio::test]
@@ -50,7 +54,9 @@ async fn requests_for_one_key_are_served_one_after_another() {
             stale.map_err(|stale| stale.to_string())
         }
     };
-    let server = Server::start(Router::new().route("/orders/{id}", post(handler).layer(orders(&locks)))).await;
+    let server =
+        Server::start(Router::new().route("/orders/{id}", post(handler).layer(orders(&locks))))
+            .await;
 
     let mut sent = Vec::new();
     for _ in 0..REQUESTS {
@@ -68,7 +74,8 @@ async fn requests_for_one_key_are_served_one_after_another() {
 #[tokio::test]
 async fn requests_for_different_keys_are_served_at_the_same_time() {
     let locks = LockClient::in_memory();
-    let server = Server::start(Router::new().route("/orders/{id}", meet(2).layer(orders(&locks)))).await;
+    let server =
+        Server::start(Router::new().route("/orders/{id}", meet(2).layer(orders(&locks)))).await;
     let (one, other) = tokio::join!(server.post("/orders/1"), server.post("/orders/2"));
     assert_eq!((one.status, other.status), (200, 200));
 }
@@ -79,7 +86,10 @@ async fn readers_and_holders_of_permits_are_served_at_the_same_time() {
     let permits = NonZeroU32::new(2).unwrap();
     let app = Router::new()
         .route("/read/{id}", meet(2).layer(orders(&locks).read()))
-        .route("/permits/{id}", meet(2).layer(orders(&locks).permits(permits)));
+        .route(
+            "/permits/{id}",
+            meet(2).layer(orders(&locks).permits(permits)),
+        );
     let server = Server::start(app).await;
     for path in ["/read/1", "/permits/1"] {
         let (one, other) = tokio::join!(server.post(path), server.post(path));
@@ -98,16 +108,31 @@ fn meet(many: usize) -> MethodRouter {
 #[tokio::test]
 async fn the_lock_is_free_when_the_response_is_there() {
     let locks = LockClient::in_memory();
-    let app: Router = Router::new().route("/orders/{id}", post(async || "paid").layer(orders(&locks)));
+    let app: Router =
+        Router::new().route("/orders/{id}", post(async || "paid").layer(orders(&locks)));
     let server = Server::start(app.clone()).await;
     for _ in 0..200 {
         assert_eq!(server.post("/orders/7").await.status, 200);
-        assert!(locks.exclusive("order:7").try_acquire().await.unwrap().is_some());
+        assert!(
+            locks
+                .exclusive("order:7")
+                .try_acquire()
+                .await
+                .unwrap()
+                .is_some()
+        );
 
         // Without a socket in between, nothing else gets to run before the lock is asked for.
         let request = Request::post("/orders/7").body(Body::empty()).unwrap();
         assert_eq!(app.clone().oneshot(request).await.unwrap().status(), 200);
-        assert!(locks.exclusive("order:7").try_acquire().await.unwrap().is_some());
+        assert!(
+            locks
+                .exclusive("order:7")
+                .try_acquire()
+                .await
+                .unwrap()
+                .is_some()
+        );
     }
 }
 
@@ -115,7 +140,12 @@ async fn the_lock_is_free_when_the_response_is_there() {
 struct Dropped(#[expect(dead_code, reason = "its end is what counts")] oneshot::Sender<Infallible>);
 
 /// A handler that never returns, and says when it was entered and when it was dropped.
-fn endless(locks: &LockClient) -> (Router, mpsc::Receiver<(HeldLock, oneshot::Receiver<Infallible>)>) {
+fn endless(
+    locks: &LockClient,
+) -> (
+    Router,
+    mpsc::Receiver<(HeldLock, oneshot::Receiver<Infallible>)>,
+) {
     let (sender, receiver) = mpsc::channel(1);
     let handler = async move |lock: HeldLock| {
         let (ended, end) = oneshot::channel();
@@ -123,7 +153,10 @@ fn endless(locks: &LockClient) -> (Router, mpsc::Receiver<(HeldLock, oneshot::Re
         sender.send((lock, end)).await.unwrap();
         future::pending::<()>().await;
     };
-    (Router::new().route("/orders/{id}", post(handler).layer(orders(locks))), receiver)
+    (
+        Router::new().route("/orders/{id}", post(handler).layer(orders(locks))),
+        receiver,
+    )
 }
 
 #[tokio::test]
@@ -134,11 +167,23 @@ async fn a_client_that_hangs_up_frees_the_lock() {
 
     let sent = server.send("POST", "/orders/7", &[]).await;
     let (lock, end) = entered.recv().await.unwrap();
-    assert!(locks.exclusive("order:7").try_acquire().await.unwrap().is_none());
+    assert!(
+        locks
+            .exclusive("order:7")
+            .try_acquire()
+            .await
+            .unwrap()
+            .is_none()
+    );
     drop(sent);
     assert!(end.await.is_err());
 
-    let next = locks.exclusive("order:7").wait(PROMPTLY).acquire().await.unwrap();
+    let next = locks
+        .exclusive("order:7")
+        .wait(PROMPTLY)
+        .acquire()
+        .await
+        .unwrap();
     assert!(next.fence() > lock.fence());
     assert!(!lock.is_lost());
 }
@@ -175,7 +220,14 @@ async fn a_client_that_hangs_up_in_the_line_gives_up_its_place() {
     drop(sent);
     assert!(end.await.is_err());
     held.release().await.unwrap();
-    assert!(locks.exclusive("order:7").wait(PROMPTLY).acquire().await.is_ok());
+    assert!(
+        locks
+            .exclusive("order:7")
+            .wait(PROMPTLY)
+            .acquire()
+            .await
+            .is_ok()
+    );
     assert_eq!(served.load(Ordering::Relaxed), 0);
 }
 
@@ -183,9 +235,25 @@ async fn a_client_that_hangs_up_in_the_line_gives_up_its_place() {
 async fn a_handler_that_panics_frees_the_lock() {
     let locks = LockClient::in_memory();
     let handler = async |lock: HeldLock| assert!(lock.is_lost(), "as the test wants it");
-    let server = Server::start(Router::new().route("/orders/{id}", post(handler).layer(orders(&locks)))).await;
-    assert!(server.send("POST", "/orders/7", &[]).await.response().await.is_none());
-    assert!(locks.exclusive("order:7").wait(PROMPTLY).acquire().await.is_ok());
+    let server =
+        Server::start(Router::new().route("/orders/{id}", post(handler).layer(orders(&locks))))
+            .await;
+    assert!(
+        server
+            .send("POST", "/orders/7", &[])
+            .await
+            .response()
+            .await
+            .is_none()
+    );
+    assert!(
+        locks
+            .exclusive("order:7")
+            .wait(PROMPTLY)
+            .acquire()
+            .await
+            .is_ok()
+    );
 }
 
 #[tokio::test]
@@ -201,7 +269,10 @@ async fn a_lost_lock_ends_the_handler_and_the_caller_is_told() {
     assert!(lock.is_lost());
 
     let response = sent.response().await.unwrap();
-    assert_eq!((response.status, response.problem().as_str()), (500, "lost_revoked"));
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (500, "lost_revoked")
+    );
     assert_eq!(response.header("retry-after"), None);
 }
 
@@ -212,17 +283,36 @@ async fn a_handler_enters_the_lock_of_its_route_again() {
         let locks = locks.clone();
         async move |Path(id): Path<u32>, lock: HeldLock| -> Result<String, LockError> {
             assert!(is_held(lock.key()));
-            let inner = locks.reentrant(format!("order:{id}")).no_wait().acquire().await?;
+            let inner = locks
+                .reentrant(format!("order:{id}"))
+                .no_wait()
+                .acquire()
+                .await?;
             assert_eq!(inner.fence(), lock.fence());
             inner.release().await?;
             assert!(is_held(lock.key()));
-            locks.exclusive(lock.key()).acquire().await.map(|_| "not reached".into())
+            locks
+                .exclusive(lock.key())
+                .acquire()
+                .await
+                .map(|_| "not reached".into())
         }
     };
-    let server = Server::start(Router::new().route("/orders/{id}", post(again).layer(orders(&locks)))).await;
+    let server =
+        Server::start(Router::new().route("/orders/{id}", post(again).layer(orders(&locks)))).await;
     let response = server.post("/orders/7").await;
-    assert_eq!((response.status, response.problem().as_str()), (500, "would_deadlock"));
-    assert!(locks.exclusive("order:7").try_acquire().await.unwrap().is_some());
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (500, "would_deadlock")
+    );
+    assert!(
+        locks
+            .exclusive("order:7")
+            .try_acquire()
+            .await
+            .unwrap()
+            .is_some()
+    );
 }
 
 #[tokio::test]

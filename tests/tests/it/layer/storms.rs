@@ -33,8 +33,16 @@ type Orders = Arc<[Order]>;
 fn app(locks: LockClient, orders: Orders) -> Router {
     let handler = async move |Path((id, request)): Path<(usize, usize)>, lock: HeldLock| {
         let order = &orders[id];
-        order.resource.increment(lock.fence()).await.map_err(|stale| (StatusCode::CONFLICT, stale.to_string()))?;
-        order.served.lock().unwrap().push((request, lock.fence().number()));
+        order
+            .resource
+            .increment(lock.fence())
+            .await
+            .map_err(|stale| (StatusCode::CONFLICT, stale.to_string()))?;
+        order
+            .served
+            .lock()
+            .unwrap()
+            .push((request, lock.fence().number()));
         Ok::<_, (StatusCode, String)>(())
     };
     let layer = LockLayer::new(locks, "order:{id}").unwrap().wait(LONG);
@@ -71,15 +79,24 @@ async fn storm(http: Http, places: &[LockClient], requests: usize) {
         assert!(report.is_clean() && report.peak == 1, "{report}");
         let of_order = order.served.lock().unwrap();
         assert_eq!(report.value, of_order.len() as u64);
-        assert!(of_order.is_sorted_by(|(_, earlier), (_, later)| earlier < later), "the tokens do not increase");
+        assert!(
+            of_order.is_sorted_by(|(_, earlier), (_, later)| earlier < later),
+            "the tokens do not increase"
+        );
         served.extend(of_order.iter().map(|(request, _)| *request));
     }
     served.sort_unstable();
-    assert!(served.iter().copied().eq(0..requests), "each is served, and once");
+    assert!(
+        served.iter().copied().eq(0..requests),
+        "each is served, and once"
+    );
     for locks in places {
         for id in 0..KEYS {
             let left = locks.inspect(format!("order:{id}")).await.unwrap();
-            assert!(left.holders.is_empty() && left.waiters.is_empty(), "{left:?}");
+            assert!(
+                left.holders.is_empty() && left.waiters.is_empty(),
+                "{left:?}"
+            );
         }
     }
 }
@@ -104,5 +121,10 @@ async fn ten_thousand_requests_are_served_one_by_one_over_http2() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_to_two_servers_on_redis_are_served_one_by_one() {
     let place = Place::redis().await;
-    in_a_while(storm(Http::Two, &[place.client().await, place.client().await], 2_000)).await;
+    in_a_while(storm(
+        Http::Two,
+        &[place.client().await, place.client().await],
+        2_000,
+    ))
+    .await;
 }

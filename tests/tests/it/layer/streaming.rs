@@ -22,7 +22,9 @@ use super::server::{Server, watched};
 const PROMPTLY: Duration = Duration::from_secs(10);
 
 fn layer(locks: &LockClient, hold: Hold) -> LockLayer {
-    LockLayer::new(locks.clone(), "order:{id}").unwrap().hold(hold)
+    LockLayer::new(locks.clone(), "order:{id}")
+        .unwrap()
+        .hold(hold)
 }
 
 async fn is_free(locks: &LockClient) -> bool {
@@ -31,7 +33,15 @@ async fn is_free(locks: &LockClient) -> bool {
 
 /// Waits until the lock is free.
 async fn freed(locks: &LockClient) {
-    locks.exclusive("order:7").wait(PROMPTLY).acquire().await.unwrap().release().await.unwrap();
+    locks
+        .exclusive("order:7")
+        .wait(PROMPTLY)
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
 }
 
 type Frames = mpsc::Sender<Frame<Bytes>>;
@@ -41,7 +51,10 @@ fn data(text: &'static str) -> Frame<Bytes> {
 }
 
 fn trailers() -> Frame<Bytes> {
-    Frame::trailers(HeaderMap::from_iter([(axum::http::HeaderName::from_static("checksum"), 7.into())]))
+    Frame::trailers(HeaderMap::from_iter([(
+        axum::http::HeaderName::from_static("checksum"),
+        7.into(),
+    )]))
 }
 
 /// A route whose body is what the test sends, and ends when the test drops the sender. Whether the lock is held while the body
@@ -54,16 +67,23 @@ fn streaming(locks: &LockClient, hold: Hold) -> (Router, mpsc::UnboundedReceiver
         let body = stream::unfold(body, async |mut body| {
             let frame = body.recv().await?;
             let held = is_held(&LockKey::new("order:7").unwrap());
-            let frame = frame.map_data(|text| format!("{}{}", u8::from(held), String::from_utf8_lossy(&text)).into());
+            let frame = frame.map_data(|text| {
+                format!("{}{}", u8::from(held), String::from_utf8_lossy(&text)).into()
+            });
             Some((Ok::<_, Infallible>(frame), body))
         });
         let mut response = Response::new(Body::new(StreamBody::new(body)));
         if let Some(content_type) = headers.get(CONTENT_TYPE) {
-            response.headers_mut().insert(CONTENT_TYPE, content_type.clone());
+            response
+                .headers_mut()
+                .insert(CONTENT_TYPE, content_type.clone());
         }
         response
     };
-    (Router::new().route("/orders/{id}", post(handler).layer(layer(locks, hold))), receiver)
+    (
+        Router::new().route("/orders/{id}", post(handler).layer(layer(locks, hold))),
+        receiver,
+    )
 }
 
 fn request() -> Request<Body> {
@@ -71,7 +91,9 @@ fn request() -> Request<Body> {
 }
 
 async fn next(body: &mut Body) -> Option<Result<Frame<Bytes>, axum::Error>> {
-    tokio::time::timeout(PROMPTLY, body.frame()).await.expect("the body goes on")
+    tokio::time::timeout(PROMPTLY, body.frame())
+        .await
+        .expect("the body goes on")
 }
 
 #[tokio::test]
@@ -80,17 +102,37 @@ async fn a_body_keeps_the_lock_until_its_last_frame_and_no_longer() {
     let (app, mut entered) = streaming(&locks, Hold::Body);
     let mut body = app.oneshot(request()).await.unwrap().into_body();
     let frames = entered.recv().await.unwrap();
-    assert!(!is_free(&locks).await, "the head is there, and the body is not");
+    assert!(
+        !is_free(&locks).await,
+        "the head is there, and the body is not"
+    );
     frames.send(data("a")).await.unwrap();
-    assert_eq!(next(&mut body).await.unwrap().unwrap().into_data().unwrap(), "1a");
+    assert_eq!(
+        next(&mut body).await.unwrap().unwrap().into_data().unwrap(),
+        "1a"
+    );
     assert!(!is_free(&locks).await);
 
     frames.send(data("b")).await.unwrap();
     frames.send(trailers()).await.unwrap();
-    assert_eq!(next(&mut body).await.unwrap().unwrap().into_data().unwrap(), "1b");
+    assert_eq!(
+        next(&mut body).await.unwrap().unwrap().into_data().unwrap(),
+        "1b"
+    );
     assert!(!is_free(&locks).await, "the trailers are still to come");
-    assert_eq!(next(&mut body).await.unwrap().unwrap().into_trailers().unwrap()["checksum"], "7");
-    assert!(is_free(&locks).await, "the release was awaited before the last frame");
+    assert_eq!(
+        next(&mut body)
+            .await
+            .unwrap()
+            .unwrap()
+            .into_trailers()
+            .unwrap()["checksum"],
+        "7"
+    );
+    assert!(
+        is_free(&locks).await,
+        "the release was awaited before the last frame"
+    );
     assert!(next(&mut body).await.is_none());
 }
 
@@ -110,12 +152,22 @@ async fn a_whole_body_is_sent_when_the_lock_is_free() {
     let locks = LockClient::in_memory();
     for text in ["paid", ""] {
         let route = post(async move || text).layer(layer(&locks, Hold::Body));
-        let response = Router::new().route("/orders/{id}", route).oneshot(request()).await.unwrap();
+        let response = Router::new()
+            .route("/orders/{id}", route)
+            .oneshot(request())
+            .await
+            .unwrap();
         let mut body = response.into_body();
         if !text.is_empty() {
-            assert_eq!(next(&mut body).await.unwrap().unwrap().into_data().unwrap(), text);
+            assert_eq!(
+                next(&mut body).await.unwrap().unwrap().into_data().unwrap(),
+                text
+            );
         }
-        assert!(is_free(&locks).await, "whoever knows the length asks for no more");
+        assert!(
+            is_free(&locks).await,
+            "whoever knows the length asks for no more"
+        );
         drop(body);
     }
 }
@@ -128,7 +180,10 @@ async fn without_being_told_a_body_is_sent_without_the_lock() {
     let frames = entered.recv().await.unwrap();
     assert!(is_free(&locks).await);
     frames.send(data("a")).await.unwrap();
-    assert_eq!(next(&mut body).await.unwrap().unwrap().into_data().unwrap(), "0a");
+    assert_eq!(
+        next(&mut body).await.unwrap().unwrap().into_data().unwrap(),
+        "0a"
+    );
 }
 
 #[tokio::test]
@@ -156,7 +211,10 @@ async fn a_body_whose_lock_is_lost_does_not_end_as_if_it_were_whole() {
     let frames = entered.recv().await.unwrap();
     locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
     let error = next(&mut body).await.unwrap().unwrap_err().into_inner();
-    assert_eq!(error.downcast::<LockError>().unwrap().code(), "lost_revoked");
+    assert_eq!(
+        error.downcast::<LockError>().unwrap().code(),
+        "lost_revoked"
+    );
     assert!(next(&mut body).await.is_none());
     assert!(frames.is_closed(), "the inner body is gone");
 
@@ -167,25 +225,46 @@ async fn a_body_whose_lock_is_lost_does_not_end_as_if_it_were_whole() {
     locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
     let response = sent.response().await.unwrap();
     assert_eq!(response.header("transfer-encoding"), Some("chunked"));
-    assert!(!response.body.contains("\r\n0\r\n"), "{:?} has its last chunk", response.body);
+    assert!(
+        !response.body.contains("\r\n0\r\n"),
+        "{:?} has its last chunk",
+        response.body
+    );
 }
 
 #[tokio::test]
 async fn a_grpc_stream_whose_lock_is_lost_ends_with_a_status() {
     let locks = LockClient::in_memory();
     let (app, mut entered) = streaming(&locks, Hold::Body);
-    let mut body = app.clone().oneshot(grpc(Version::HTTP_2)).await.unwrap().into_body();
+    let mut body = app
+        .clone()
+        .oneshot(grpc(Version::HTTP_2))
+        .await
+        .unwrap()
+        .into_body();
     let frames = entered.recv().await.unwrap();
     frames.send(data("a")).await.unwrap();
     assert!(next(&mut body).await.unwrap().unwrap().is_data());
     locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
-    let trailers = next(&mut body).await.unwrap().unwrap().into_trailers().unwrap();
+    let trailers = next(&mut body)
+        .await
+        .unwrap()
+        .unwrap()
+        .into_trailers()
+        .unwrap();
     assert_eq!(trailers["grpc-status"], "10");
-    assert!(!trailers["grpc-message"].to_str().unwrap().contains("order"), "{trailers:?}");
+    assert!(
+        !trailers["grpc-message"].to_str().unwrap().contains("order"),
+        "{trailers:?}"
+    );
     assert!(next(&mut body).await.is_none());
 
     // Trailers that do not reach the caller would be a clean end.
-    let mut body = app.oneshot(grpc(Version::HTTP_11)).await.unwrap().into_body();
+    let mut body = app
+        .oneshot(grpc(Version::HTTP_11))
+        .await
+        .unwrap()
+        .into_body();
     let _frames = entered.recv().await.unwrap();
     locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
     assert!(next(&mut body).await.unwrap().is_err());
@@ -194,7 +273,9 @@ async fn a_grpc_stream_whose_lock_is_lost_ends_with_a_status() {
 fn grpc(version: Version) -> Request<Body> {
     let mut request = request();
     *request.version_mut() = version;
-    request.headers_mut().insert(CONTENT_TYPE, "application/grpc+proto".parse().unwrap());
+    request
+        .headers_mut()
+        .insert(CONTENT_TYPE, "application/grpc+proto".parse().unwrap());
     request
 }
 
@@ -202,8 +283,15 @@ fn grpc(version: Version) -> Request<Body> {
 async fn a_caller_who_only_says_that_it_speaks_grpc_gets_no_clean_end() {
     let locks = LockClient::in_memory();
     let handler = async || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
-    let app: Router = Router::new().route("/orders/{id}", post(handler).layer(layer(&locks, Hold::Body)));
-    let mut body = app.oneshot(grpc(Version::HTTP_2)).await.unwrap().into_body();
+    let app: Router = Router::new().route(
+        "/orders/{id}",
+        post(handler).layer(layer(&locks, Hold::Body)),
+    );
+    let mut body = app
+        .oneshot(grpc(Version::HTTP_2))
+        .await
+        .unwrap()
+        .into_body();
     locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
     assert!(next(&mut body).await.unwrap().is_err());
 }
@@ -215,25 +303,46 @@ async fn a_loss_in_the_last_moment_is_no_clean_end() {
     let handler = async move || {
         let locks = revoking.clone();
         // The last poll loses the lock, and ends the body.
-        let body = stream::once(async move { locks.revoke("order:7", RevokeScope::Leased).await.unwrap() });
+        let body =
+            stream::once(
+                async move { locks.revoke("order:7", RevokeScope::Leased).await.unwrap() },
+            );
         Body::from_stream(body.filter_map(async |_| None::<Result<Bytes, Infallible>>))
     };
-    let app: Router = Router::new().route("/orders/{id}", post(handler).layer(layer(&locks, Hold::Body)));
+    let app: Router = Router::new().route(
+        "/orders/{id}",
+        post(handler).layer(layer(&locks, Hold::Body)),
+    );
     let mut body = app.oneshot(request()).await.unwrap().into_body();
     let error = next(&mut body).await.unwrap().unwrap_err().into_inner();
-    assert_eq!(error.downcast::<LockError>().unwrap().code(), "lost_revoked");
+    assert_eq!(
+        error.downcast::<LockError>().unwrap().code(),
+        "lost_revoked"
+    );
     assert!(next(&mut body).await.is_none());
 }
 
 #[tokio::test]
 async fn an_error_of_the_body_is_passed_on_and_frees_the_lock() {
     let locks = LockClient::in_memory();
-    let handler =
-        async || Body::from_stream(stream::iter([Ok(Bytes::from_static(b"a")), Err("broken")])).into_response();
-    let app: Router = Router::new().route("/orders/{id}", post(handler).layer(layer(&locks, Hold::Body)));
+    let handler = async || {
+        Body::from_stream(stream::iter([Ok(Bytes::from_static(b"a")), Err("broken")]))
+            .into_response()
+    };
+    let app: Router = Router::new().route(
+        "/orders/{id}",
+        post(handler).layer(layer(&locks, Hold::Body)),
+    );
     let mut body = app.oneshot(request()).await.unwrap().into_body();
     assert!(next(&mut body).await.unwrap().is_ok());
-    assert!(next(&mut body).await.unwrap().unwrap_err().to_string().contains("broken"));
+    assert!(
+        next(&mut body)
+            .await
+            .unwrap()
+            .unwrap_err()
+            .to_string()
+            .contains("broken")
+    );
     assert!(next(&mut body).await.is_none());
     freed(&locks).await;
 }
@@ -242,7 +351,13 @@ async fn an_error_of_the_body_is_passed_on_and_frees_the_lock() {
 type Entry = (HeldLock, oneshot::Sender<()>);
 
 /// A handler that says when it was entered, and ends when it is told.
-fn slow(locks: &LockClient) -> (Router, mpsc::UnboundedReceiver<Entry>, mpsc::UnboundedReceiver<bool>) {
+fn slow(
+    locks: &LockClient,
+) -> (
+    Router,
+    mpsc::UnboundedReceiver<Entry>,
+    mpsc::UnboundedReceiver<bool>,
+) {
     let (entered, entries) = mpsc::unbounded_channel();
     let (ended, ends) = mpsc::unbounded_channel();
     let handler = async move |lock: HeldLock| {
@@ -251,7 +366,10 @@ fn slow(locks: &LockClient) -> (Router, mpsc::UnboundedReceiver<Entry>, mpsc::Un
         told.await.unwrap();
         ended.send(!lock.validity().is_zero()).unwrap();
     };
-    let route = post(handler).layer((DetachLayer::new(), layer(locks, Hold::Response).wait(PROMPTLY)));
+    let route = post(handler).layer((
+        DetachLayer::new(),
+        layer(locks, Hold::Response).wait(PROMPTLY),
+    ));
     (Router::new().route("/orders/{id}", route), entries, ends)
 }
 
@@ -264,7 +382,10 @@ async fn a_detached_handler_finishes_under_its_lock_without_its_caller() {
     let sent = server.send("POST", "/orders/7", &[]).await;
     let (_, go_on) = entries.recv().await.unwrap();
     drop(sent);
-    assert!(arrivals.recv().await.unwrap().await.is_err(), "the server has noticed");
+    assert!(
+        arrivals.recv().await.unwrap().await.is_err(),
+        "the server has noticed"
+    );
     assert!(!is_free(&locks).await);
     go_on.send(()).unwrap();
     assert!(ends.recv().await.unwrap(), "it held the lock to its end");
@@ -289,7 +410,15 @@ async fn a_panic_of_a_detached_handler_is_the_callers() {
     let handler = async |lock: HeldLock| assert!(lock.is_lost(), "as the test wants it");
     let route = post(handler).layer((DetachLayer::new(), layer(&locks, Hold::Response)));
     let app: Router = Router::new().route("/orders/{id}", route);
-    let panic = tokio::spawn(app.oneshot(request())).await.unwrap_err().into_panic();
-    assert!(panic.downcast::<&str>().unwrap().contains("as the test wants it"));
+    let panic = tokio::spawn(app.oneshot(request()))
+        .await
+        .unwrap_err()
+        .into_panic();
+    assert!(
+        panic
+            .downcast::<&str>()
+            .unwrap()
+            .contains("as the test wants it")
+    );
     freed(&locks).await;
 }

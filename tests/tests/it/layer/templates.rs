@@ -12,13 +12,19 @@ use lock_tower::KeyTemplate;
 use proptest::{prelude::*, sample::Index, test_runner::Config};
 
 fn config() -> Config {
-    Config { failure_persistence: None, ..Config::default() }
+    Config {
+        failure_persistence: None,
+        ..Config::default()
+    }
 }
 
 fn corpus() -> Vec<String> {
-    let files = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/templates")).unwrap();
+    let files =
+        fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/templates")).unwrap();
     let texts = files.map(|file| fs::read_to_string(file.unwrap().path()).unwrap());
-    let lines: Vec<_> = texts.flat_map(|text| text.split('\n').map(str::to_owned).collect::<Vec<_>>()).collect();
+    let lines: Vec<_> = texts
+        .flat_map(|text| text.split('\n').map(str::to_owned).collect::<Vec<_>>())
+        .collect();
     assert!(lines.len() > 100, "{} lines", lines.len());
     lines
 }
@@ -35,9 +41,16 @@ fn check(text: &str) -> Result<(), TestCaseError> {
         Err(error) => {
             // The brace that is wrong, or the whole text; in both cases a place at which it can be cut.
             let rest = text.get(error.at()..);
-            prop_assert!(rest.is_some_and(|rest| error.at() == 0 || rest.starts_with(['{', '}'])), "{}", error);
+            prop_assert!(
+                rest.is_some_and(|rest| error.at() == 0 || rest.starts_with(['{', '}'])),
+                "{}",
+                error
+            );
             let message = error.to_string();
-            prop_assert!(message.starts_with(&format!("key template {text:?}, byte {}: ", error.at())), "{message}");
+            prop_assert!(
+                message.starts_with(&format!("key template {text:?}, byte {}: ", error.at())),
+                "{message}"
+            );
             prop_assert!(!message.ends_with(": "), "{message}");
         }
     }
@@ -50,8 +63,15 @@ fn each_text_of_the_corpus_is_taken_or_refused() {
     for line in &lines {
         check(line).unwrap();
     }
-    let taken = lines.iter().filter(|line| KeyTemplate::new(line).is_ok()).count();
-    assert!((30..lines.len() - 30).contains(&taken), "{taken} of {} are taken: the others show little", lines.len());
+    let taken = lines
+        .iter()
+        .filter(|line| KeyTemplate::new(line).is_ok())
+        .count();
+    assert!(
+        (30..lines.len() - 30).contains(&taken),
+        "{taken} of {} are taken: the others show little",
+        lines.len()
+    );
 }
 
 /// A change of a text.
@@ -69,7 +89,8 @@ fn change() -> impl Strategy<Value = Change> {
         (any::<Index>(), piece()).prop_map(|(at, text)| Change::Insert(at, text)),
         (any::<Index>(), 1..4usize).prop_map(|(at, count)| Change::Remove(at, count)),
         (any::<Index>(), 1..4usize).prop_map(|(at, count)| Change::Repeat(at, count)),
-        any::<(Index, Index, Index)>().prop_map(|(at, other, from)| Change::Splice(at, other, from)),
+        any::<(Index, Index, Index)>()
+            .prop_map(|(at, other, from)| Change::Splice(at, other, from)),
     ]
 }
 
@@ -135,9 +156,16 @@ fn a_changed_text_of_the_corpus_is_taken_or_refused() {
     let lines = corpus();
     let cases = (any::<Index>(), proptest::collection::vec(change(), 1..5));
     // A case costs microseconds.
-    let config = Config { cases: config().cases * 20, ..config() };
+    let config = Config {
+        cases: config().cases * 20,
+        ..config()
+    };
     let run = proptest::test_runner::TestRunner::new(config).run(&cases, |(line, changes)| {
-        let text = changes.iter().fold(line.get(&lines).clone(), |text, change| change.apply(&text, &lines));
+        let text = changes
+            .iter()
+            .fold(line.get(&lines).clone(), |text, change| {
+                change.apply(&text, &lines)
+            });
         check(&text)
     });
     run.unwrap();

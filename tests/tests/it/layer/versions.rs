@@ -36,7 +36,9 @@ over_both_versions!(
 );
 
 fn orders(locks: &LockClient) -> LockLayer {
-    LockLayer::new(locks.clone(), "order:{id}").unwrap().wait(LONG)
+    LockLayer::new(locks.clone(), "order:{id}")
+        .unwrap()
+        .wait(LONG)
 }
 
 async fn at_once(locks: &LockClient) -> Option<LockGuard> {
@@ -48,7 +50,12 @@ async fn requests_for_one_key_are_served_one_after_another(http: Http) {
     let stock = Arc::new(FencedResource::new());
     let handler = {
         let stock = stock.clone();
-        async move |lock: HeldLock| stock.increment(lock.fence()).await.map_err(|stale| stale.to_string())
+        async move |lock: HeldLock| {
+            stock
+                .increment(lock.fence())
+                .await
+                .map_err(|stale| stale.to_string())
+        }
     };
     let route = post(handler).layer(orders(&LockClient::in_memory()));
     let server = Arc::new(Connected::start(http, Router::new().route("/orders/{id}", route)).await);
@@ -57,7 +64,13 @@ async fn requests_for_one_key_are_served_one_after_another(http: Http) {
         let server = server.clone();
         requests.spawn(async move { server.post("/orders/7").await.status() });
     }
-    assert!(requests.join_all().await.iter().all(|status| *status == 200));
+    assert!(
+        requests
+            .join_all()
+            .await
+            .iter()
+            .all(|status| *status == 200)
+    );
     let report = stock.report();
     assert!(report.is_clean(), "{report}");
     assert_eq!((report.value, report.peak), (REQUESTS, 1));
@@ -79,9 +92,15 @@ async fn a_request_that_lacks_what_the_key_needs_is_told_so(http: Http) {
     let layer = LockLayer::new(LockClient::in_memory(), "pay:{header.idempotency-key}").unwrap();
     let route = post(async |lock: HeldLock| lock.key().to_string()).layer(layer);
     let server = Connected::start(http, Router::new().route("/pay", route)).await;
-    assert_eq!(problem(server.post("/pay").await).await, (400, "missing_header".into()));
+    assert_eq!(
+        problem(server.post("/pay").await).await,
+        (400, "missing_header".into())
+    );
     let request = server.request("/pay").header("Idempotency-Key", "4:2");
-    assert_eq!(request.send().await.unwrap().text().await.unwrap(), "pay:4%3A2");
+    assert_eq!(
+        request.send().await.unwrap().text().await.unwrap(),
+        "pay:4%3A2"
+    );
 }
 
 async fn the_lock_is_free_when_the_response_has_arrived(http: Http) {
@@ -102,7 +121,11 @@ async fn a_lost_lock_ends_the_handler_and_the_caller_is_told(http: Http) {
         entered.send(lock).unwrap();
         std::future::pending().await
     };
-    let server = Connected::start(http, Router::new().route("/orders/{id}", post(handler).layer(orders(&locks)))).await;
+    let server = Connected::start(
+        http,
+        Router::new().route("/orders/{id}", post(handler).layer(orders(&locks))),
+    )
+    .await;
     let call = server.call("/orders/7");
     let lock: HeldLock = entries.recv().await.unwrap();
     locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
@@ -115,20 +138,32 @@ async fn a_lost_lock_ends_the_handler_and_the_caller_is_told(http: Http) {
 async fn a_handler_that_panics_frees_the_lock(http: Http) {
     let locks = LockClient::in_memory();
     let handler = async |lock: HeldLock| assert!(lock.is_lost(), "as the test wants it");
-    let server = Connected::start(http, Router::new().route("/orders/{id}", post(handler).layer(orders(&locks)))).await;
+    let server = Connected::start(
+        http,
+        Router::new().route("/orders/{id}", post(handler).layer(orders(&locks))),
+    )
+    .await;
     assert!(server.call("/orders/7").response().await.is_err());
     all_free(&locks, &["order:7"]).await;
 }
 
 /// A route whose body is what the test sends, and with a header that says how long it is.
-fn streaming_under(locks: &LockClient, length: Option<u64>) -> (Router, mpsc::UnboundedReceiver<Frames>) {
+fn streaming_under(
+    locks: &LockClient,
+    length: Option<u64>,
+) -> (Router, mpsc::UnboundedReceiver<Frames>) {
     let (route, entries) = streaming();
     let say_length = middleware::map_response(move |mut response: Response| {
-        response.headers_mut().extend(length.map(|length| (CONTENT_LENGTH, length.into())));
+        response
+            .headers_mut()
+            .extend(length.map(|length| (CONTENT_LENGTH, length.into())));
         ready(response)
     });
     let layers = (orders(locks).hold(Hold::Body), say_length);
-    (Router::new().route("/orders/{id}", route.layer(layers)), entries)
+    (
+        Router::new().route("/orders/{id}", route.layer(layers)),
+        entries,
+    )
 }
 
 async fn a_body_is_sent_under_the_lock_to_its_end(http: Http) {
@@ -146,7 +181,10 @@ async fn a_body_is_sent_under_the_lock_to_its_end(http: Http) {
         assert!(at_once(&locks).await.is_none(), "the end is still to come");
         drop(frames);
         assert!(response.bytes().await.unwrap().is_empty());
-        assert!(at_once(&locks).await.is_some(), "the end goes out when the lock is free");
+        assert!(
+            at_once(&locks).await.is_some(),
+            "the end goes out when the lock is free"
+        );
     }
 }
 
@@ -156,8 +194,13 @@ async fn a_client_that_reads_slowly_keeps_the_lock(http: Http) {
     const CHUNK: Bytes = Bytes::from_static(&[7; 64 * 1024]);
     let locks = LockClient::in_memory();
     let layer = orders(&locks).hold(Hold::Body);
-    let handler = async || Body::from_stream(stream::repeat(Ok::<_, Infallible>(CHUNK)).take(CHUNKS));
-    let server = Connected::start(http, Router::new().route("/orders/{id}", post(handler).layer(layer))).await;
+    let handler =
+        async || Body::from_stream(stream::repeat(Ok::<_, Infallible>(CHUNK)).take(CHUNKS));
+    let server = Connected::start(
+        http,
+        Router::new().route("/orders/{id}", post(handler).layer(layer)),
+    )
+    .await;
 
     let mut response = server.post("/orders/7").await;
     let mut read = response.chunk().await.unwrap().unwrap().len();

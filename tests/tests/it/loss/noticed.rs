@@ -24,10 +24,19 @@ async fn expires(guard: LockGuard, silent: Instant, valid: Duration) {
     assert_eq!(error.kind(), LockErrorKind::Lost(Loss::Expired), "{error}");
     assert_eq!(error.key().unwrap().as_str(), "a");
     let after = silent.elapsed();
-    assert!(after + Duration::from_millis(5) >= valid, "lost after {after:?}, but it was valid for {valid:?}");
-    assert!(after < LEASE + Duration::from_secs(5), "lost only after {after:?}");
+    assert!(
+        after + Duration::from_millis(5) >= valid,
+        "lost after {after:?}, but it was valid for {valid:?}"
+    );
+    assert!(
+        after < LEASE + Duration::from_secs(5),
+        "lost only after {after:?}"
+    );
     assert!(guard.is_lost() && guard.validity().is_zero());
-    assert_eq!(guard.release().await.unwrap_err().kind(), LockErrorKind::Lost(Loss::Expired));
+    assert_eq!(
+        guard.release().await.unwrap_err().kind(),
+        LockErrorKind::Lost(Loss::Expired)
+    );
 }
 
 #[tokio::test]
@@ -37,8 +46,14 @@ async fn a_deleted_key_is_noticed_at_the_next_renewal() {
         let (_locks, guard) = hold(&server.url(), LEASE).await;
         server.command(&["DEL", "lock:a"]).await;
         assert_eq!(guard.lost().await.kind(), LockErrorKind::Lost(Loss::Taken));
-        assert_eq!(guard.release().await.unwrap_err().kind(), LockErrorKind::Lost(Loss::Taken));
-        assert!(server.keys("lock:*").await.is_empty(), "a renewal created it anew");
+        assert_eq!(
+            guard.release().await.unwrap_err().kind(),
+            LockErrorKind::Lost(Loss::Taken)
+        );
+        assert!(
+            server.keys("lock:*").await.is_empty(),
+            "a renewal created it anew"
+        );
     })
     .await;
 }
@@ -48,7 +63,9 @@ async fn a_lock_taken_by_another_is_not_taken_back() {
     in_time(async {
         let server = RedisServer::start().await;
         let (_locks, guard) = hold(&server.url(), LEASE).await;
-        server.command(&["SET", "lock:a", "another", "PX", "20000"]).await;
+        server
+            .command(&["SET", "lock:a", "another", "PX", "20000"])
+            .await;
         assert_eq!(guard.lost().await.kind(), LockErrorKind::Lost(Loss::Taken));
         guard.release().await.unwrap_err();
         assert_eq!(server.query::<String>(&["GET", "lock:a"]).await, "another");
@@ -89,10 +106,21 @@ async fn a_silent_network_is_noticed_by_the_own_clock() {
         let (locks, guard) = hold(&proxy.url(), LEASE).await;
         let (silent, valid) = (Instant::now(), guard.validity());
         proxy.black_hole();
-        assert_eq!(guard.verify().await.unwrap_err().kind(), LockErrorKind::Unavailable);
+        assert_eq!(
+            guard.verify().await.unwrap_err().kind(),
+            LockErrorKind::Unavailable
+        );
         expires(guard, silent, valid).await;
         proxy.let_through().await;
-        locks.exclusive("a").wait(LONG).acquire().await.unwrap().release().await.unwrap();
+        locks
+            .exclusive("a")
+            .wait(LONG)
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     })
     .await;
 }
@@ -119,8 +147,15 @@ async fn a_server_that_comes_back_empty_is_noticed_long_before_the_lease_ends() 
         let start = Instant::now();
         server.restart_empty().await;
         assert_eq!(guard.lost().await.kind(), LockErrorKind::Lost(Loss::Taken));
-        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
-        assert_eq!(guard.release().await.unwrap_err().kind(), LockErrorKind::Lost(Loss::Taken));
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "{:?}",
+            start.elapsed()
+        );
+        assert_eq!(
+            guard.release().await.unwrap_err().kind(),
+            LockErrorKind::Lost(Loss::Taken)
+        );
     })
     .await;
 }
@@ -152,7 +187,12 @@ async fn a_body_is_dropped_at_its_await_when_the_lock_is_lost() {
                 sleep(LONG).await;
                 finished.store(true, Ordering::SeqCst);
             };
-            let error = locks.exclusive("a").lease(LEASE).run(body).await.unwrap_err();
+            let error = locks
+                .exclusive("a")
+                .lease(LEASE)
+                .run(body)
+                .await
+                .unwrap_err();
             let expected = if silent { Loss::Expired } else { Loss::Taken };
             assert_eq!(error.kind(), LockErrorKind::Lost(expected));
             assert!(dropped.load(Ordering::SeqCst) && !finished.load(Ordering::SeqCst));
@@ -178,13 +218,27 @@ async fn a_loss_is_told_once_and_to_everybody() {
         // Those that listen no longer are no hindrance.
         drop(guard.lost());
         tokio::task::yield_now().await;
-        locks.revoke("a", lock_runtime::RevokeScope::Leased).await.unwrap();
+        locks
+            .revoke("a", lock_runtime::RevokeScope::Leased)
+            .await
+            .unwrap();
         for error in listeners.join_all().await {
             assert_eq!(error.kind(), LockErrorKind::Lost(Loss::Revoked));
         }
-        assert_eq!(guard.lost().await.kind(), LockErrorKind::Lost(Loss::Revoked), "whoever comes late is told too");
+        assert_eq!(
+            guard.lost().await.kind(),
+            LockErrorKind::Lost(Loss::Revoked),
+            "whoever comes late is told too"
+        );
         guard.release().await.unwrap_err();
-        assert_eq!(traces.events().iter().filter(|event| event.message == "lost").count(), 1);
+        assert_eq!(
+            traces
+                .events()
+                .iter()
+                .filter(|event| event.message == "lost")
+                .count(),
+            1
+        );
     })
     .await;
 }
@@ -193,7 +247,13 @@ async fn a_loss_is_told_once_and_to_everybody() {
 async fn validity_counts_down_and_never_reaches_the_lease_again_without_renewal() {
     let locks = LockClient::in_memory();
     let lease = Duration::from_secs(10);
-    let guard = locks.exclusive("a").lease(lease).no_renew().acquire().await.unwrap();
+    let guard = locks
+        .exclusive("a")
+        .lease(lease)
+        .no_renew()
+        .acquire()
+        .await
+        .unwrap();
     let start = guard.validity();
     assert!(start < lease && start > lease.mul_f64(0.98), "{start:?}");
     advance(Duration::from_secs(3)).await;
@@ -201,6 +261,9 @@ async fn validity_counts_down_and_never_reaches_the_lease_again_without_renewal(
     assert!(!guard.is_lost());
     advance(start - Duration::from_secs(3)).await;
     assert!(guard.validity().is_zero() && guard.is_lost());
-    assert!(locks.inspect("a").await.unwrap().holders.len() == 1, "the holder knows a moment before the store");
+    assert!(
+        locks.inspect("a").await.unwrap().holders.len() == 1,
+        "the holder knows a moment before the store"
+    );
     drop(guard);
 }

@@ -15,12 +15,25 @@ use crate::place::{LONG, Place, in_time};
 const WORKER: &str = env!("CARGO_BIN_EXE_lock-worker");
 
 /// Starts a worker that holds "a", stops it until another holder has written, and tells it to write too.
-async fn stop_and_overtake(place: &Place, resource: &str, how: &[&str]) -> (Worker, RedisFencedResource) {
+async fn stop_and_overtake(
+    place: &Place,
+    resource: &str,
+    how: &[&str],
+) -> (Worker, RedisFencedResource) {
     let url = shared_server().await.url();
     let locks = place.client().await;
     let lease = LEASE.as_millis().to_string();
-    let arguments =
-        ["hold", "--url", &url, "--namespace", place.namespace(), "--resource", resource, "--lease-ms", &lease];
+    let arguments = [
+        "hold",
+        "--url",
+        &url,
+        "--namespace",
+        place.namespace(),
+        "--resource",
+        resource,
+        "--lease-ms",
+        &lease,
+    ];
     let mut worker = Worker::spawn(WORKER, &[&arguments, how].concat());
     let fence: u64 = worker.line().await.unwrap().parse().unwrap();
     // It says so just before it waits, and is to be stopped while it waits.
@@ -43,11 +56,18 @@ async fn a_paused_process_knows_at_once_and_its_late_write_is_refused() {
     in_time(async {
         let (place, resource) = (Place::redis().await, unique("resource"));
         let (mut worker, resource) = stop_and_overtake(&place, &resource, &[]).await;
-        assert_eq!(worker.line().await.as_deref(), Some("lost=true written=false"));
+        assert_eq!(
+            worker.line().await.as_deref(),
+            Some("lost=true written=false")
+        );
         assert_eq!(worker.line().await.as_deref(), Some("lost_expired"));
         assert!(worker.finish().await.success());
         let report = resource.report().await;
-        assert_eq!((report.value, report.violations, report.lost_updates), (1, 1, 0), "{report}");
+        assert_eq!(
+            (report.value, report.violations, report.lost_updates),
+            (1, 1, 0),
+            "{report}"
+        );
     })
     .await;
 }
@@ -57,7 +77,11 @@ async fn a_body_does_not_go_on_after_a_pause() {
     in_time(async {
         let (place, resource) = (Place::redis().await, unique("resource"));
         let (mut worker, resource) = stop_and_overtake(&place, &resource, &["--run"]).await;
-        assert_eq!(worker.line().await.as_deref(), Some("lost_expired"), "the body wrote");
+        assert_eq!(
+            worker.line().await.as_deref(),
+            Some("lost_expired"),
+            "the body wrote"
+        );
         assert!(worker.finish().await.success());
         assert_eq!(resource.report().await.violations, 0);
     })
@@ -80,9 +104,15 @@ async fn a_body_does_not_go_on_when_it_is_woken_too_late() {
             std::thread::sleep(Duration::from_millis(150));
             wake.send(()).unwrap();
         };
-        let request = locks.exclusive("a").lease(Duration::from_millis(100)).no_renew();
+        let request = locks
+            .exclusive("a")
+            .lease(Duration::from_millis(100))
+            .no_renew();
         let (result, ()) = tokio::join!(request.run(body), pause);
-        assert_eq!(result.unwrap_err().kind(), LockErrorKind::Lost(Loss::Expired));
+        assert_eq!(
+            result.unwrap_err().kind(),
+            LockErrorKind::Lost(Loss::Expired)
+        );
         assert!(!went_on.load(Ordering::SeqCst));
     })
     .await;
@@ -102,8 +132,18 @@ async fn a_loss_has_one_reason_whoever_tells_it() {
             std::thread::sleep(end * 3 / 2);
             assert!(guard.is_lost());
             assert_eq!(guard.lost().await.kind(), LockErrorKind::Lost(loss));
-            assert_eq!(guard.release().await.unwrap_err().kind(), LockErrorKind::Lost(loss));
-            locks.exclusive("a").acquire().await.unwrap().release().await.unwrap();
+            assert_eq!(
+                guard.release().await.unwrap_err().kind(),
+                LockErrorKind::Lost(loss)
+            );
+            locks
+                .exclusive("a")
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
         }
     })
     .await;

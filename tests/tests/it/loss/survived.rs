@@ -50,8 +50,22 @@ async fn lost_replies_to_renewals_are_survived() {
         let locks = LockClient::connect(&proxy.url()).await.unwrap();
         let mut guards = Vec::new();
         for key in ["a", "b"] {
-            guards.push(locks.exclusive(key).lease(LEASE * 2).acquire().await.unwrap());
-            guards.push(locks.read(format!("{key} read")).lease(LEASE * 2).acquire().await.unwrap());
+            guards.push(
+                locks
+                    .exclusive(key)
+                    .lease(LEASE * 2)
+                    .acquire()
+                    .await
+                    .unwrap(),
+            );
+            guards.push(
+                locks
+                    .read(format!("{key} read"))
+                    .lease(LEASE * 2)
+                    .acquire()
+                    .await
+                    .unwrap(),
+            );
         }
         for dropped in 1..=3 {
             proxy.drop_reply(DropReply::next().to("EVALSHA"));

@@ -6,8 +6,8 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use lock_runtime::{
     Family, FencingToken, LockKey, Mode, RevokeReply,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyRequest, PollReply, Release,
-        ReleaseReply, RenewReply, Renewal, Store, StoreError, Token,
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyRequest,
+        PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, Token,
     },
 };
 use tokio::time::Instant;
@@ -68,25 +68,44 @@ pub(super) struct Side {
 
 impl Side {
     pub(super) fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, fences: HashMap::new(), remembers: false }
+        Self {
+            store,
+            fences: HashMap::new(),
+            remembers: false,
+        }
     }
 
     /// The store knows the latest fencing token of a key also while nobody holds it.
     pub(super) fn remembering(self) -> Self {
-        Self { remembers: true, ..self }
+        Self {
+            remembers: true,
+            ..self
+        }
     }
 
     /// Asks. An error tells what no store may ever answer.
     pub(super) async fn take(&mut self, step: &Step) -> Result<Answer, String> {
-        self.ask(step).await.unwrap_or_else(|error| Ok(Answer::Failed(error.to_string())))
+        self.ask(step)
+            .await
+            .unwrap_or_else(|error| Ok(Answer::Failed(error.to_string())))
     }
 
     async fn ask(&mut self, step: &Step) -> Result<Result<Answer, String>, StoreError> {
         let store = self.store.clone();
         let deadline = Instant::now() + Duration::from_secs(3600);
         Ok(match step {
-            Step::Acquire { hold, lease, late, queue, spare } => {
-                let deadline = if *late { Instant::now() - Duration::from_secs(5) } else { deadline };
+            Step::Acquire {
+                hold,
+                lease,
+                late,
+                queue,
+                spare,
+            } => {
+                let deadline = if *late {
+                    Instant::now() - Duration::from_secs(5)
+                } else {
+                    deadline
+                };
                 let request = KeyRequest::new(hold.clone(), *lease, deadline).spare(*spare);
                 let request = if *queue { request.queued() } else { request };
                 let reply = store.acquire(&request).await?;
@@ -97,31 +116,51 @@ impl Side {
                 let requests: Vec<_> = holds.iter().map(request).collect();
                 match store.acquire_all(&requests).await? {
                     AcquireAllReply::Granted(grants) if grants.len() == holds.len() => {
-                        let granted = holds.iter().zip(grants).map(|(hold, grant)| self.granted(hold, grant));
+                        let granted = holds
+                            .iter()
+                            .zip(grants)
+                            .map(|(hold, grant)| self.granted(hold, grant));
                         granted.collect::<Result<_, _>>().map(Answer::AllGranted)
                     }
-                    AcquireAllReply::Refused { index, reply } => {
-                        self.acquired(&holds[index], reply).map(|answer| Answer::Refused(index, Box::new(answer)))
-                    }
+                    AcquireAllReply::Refused { index, reply } => self
+                        .acquired(&holds[index], reply)
+                        .map(|answer| Answer::Refused(index, Box::new(answer))),
                     reply => Err(format!("{reply:?}")),
                 }
             }
             Step::Poll(hold) => match store.poll(hold).await? {
                 PollReply::Granted(grant) => self.granted(hold, grant).map(Answer::Granted),
                 PollReply::Gone => Ok(Answer::Gone),
-                PollReply::Queued { counter, holder_ttl } => self.queued(hold, counter, holder_ttl),
+                PollReply::Queued {
+                    counter,
+                    holder_ttl,
+                } => self.queued(hold, counter, holder_ttl),
                 reply => Err(format!("{reply:?}")),
             },
             Step::Renew(renewals) => {
-                let renewals: Vec<_> =
-                    renewals.iter().map(|(hold, lease)| Renewal::new(hold.clone(), *lease)).collect();
+                let renewals: Vec<_> = renewals
+                    .iter()
+                    .map(|(hold, lease)| Renewal::new(hold.clone(), *lease))
+                    .collect();
                 let hours = |reply: RenewReply| match reply {
                     RenewReply::Renewed { ttl } => Some(ttl.into()),
                     _ => None,
                 };
-                Ok(Answer::Renewals(store.renew(&renewals).await.all()?.into_iter().map(hours).collect()))
+                Ok(Answer::Renewals(
+                    store
+                        .renew(&renewals)
+                        .await
+                        .all()?
+                        .into_iter()
+                        .map(hours)
+                        .collect(),
+                ))
             }
-            Step::Release { hold, keep_for, next } => {
+            Step::Release {
+                hold,
+                keep_for,
+                next,
+            } => {
                 let release = Release::new(hold.clone()).keep_for(*keep_for);
                 let release = match next {
                     Some(next) => release.next(*next),
@@ -134,7 +173,13 @@ impl Side {
                         let hold = Hold::new(hold.key.clone(), hold.mode, next.token);
                         self.granted(&hold, grant).map(Answer::Passed)
                     }
-                    (ReleaseReply::Queued { counter, holder_ttl }, Some(_)) => self.queued(hold, counter, holder_ttl),
+                    (
+                        ReleaseReply::Queued {
+                            counter,
+                            holder_ttl,
+                        },
+                        Some(_),
+                    ) => self.queued(hold, counter, holder_ttl),
                     (reply, _) => Err(format!("{reply:?}")),
                 }
             }
@@ -147,8 +192,12 @@ impl Side {
                 reply => Err(format!("{reply:?}")),
             },
             Step::Abandon(hold) => Ok(store.abandon(hold).await.map(|()| Answer::Done)?),
-            Step::Inspect(key, family) => self.inspected(key, *family, store.inspect(key, *family).await?),
-            Step::Revoke(key, family, scope) => Ok(Answer::Revocation(store.revoke(key, *family, *scope).await?)),
+            Step::Inspect(key, family) => {
+                self.inspected(key, *family, store.inspect(key, *family).await?)
+            }
+            Step::Revoke(key, family, scope) => Ok(Answer::Revocation(
+                store.revoke(key, *family, *scope).await?,
+            )),
         })
     }
 
@@ -156,7 +205,10 @@ impl Side {
         Ok(match reply {
             AcquireReply::Granted(grant) => Answer::Granted(self.granted(hold, grant)?),
             AcquireReply::Busy { holder_ttl, .. } => Answer::Busy(holder_ttl.map(Hours::from)),
-            AcquireReply::Queued { counter, holder_ttl } => self.queued(hold, counter, holder_ttl)?,
+            AcquireReply::Queued {
+                counter,
+                holder_ttl,
+            } => self.queued(hold, counter, holder_ttl)?,
             AcquireReply::Late => Answer::Late,
             AcquireReply::ForeignKey(_) => Answer::ForeignKey,
             AcquireReply::ModeMismatch => Answer::ModeMismatch,
@@ -171,7 +223,10 @@ impl Side {
         counter: Option<FencingToken>,
         holder_ttl: Option<Duration>,
     ) -> Result<Answer, String> {
-        let latest = self.fences.get(&(hold.key.clone(), hold.mode.family())).map(|(fence, _)| *fence);
+        let latest = self
+            .fences
+            .get(&(hold.key.clone(), hold.mode.family()))
+            .map(|(fence, _)| *fence);
         if counter < latest {
             return Err(format!("counter {counter:?} after {latest:?}"));
         }
@@ -179,26 +234,58 @@ impl Side {
     }
 
     /// The fencing token of a grant is the largest of its key, or that of an exclusive holder who is told it once more.
-    fn granted(&mut self, hold: &Hold, Grant { fence, ttl, spare, .. }: Grant) -> Result<Granted, String> {
-        let last = FencingToken::new(fence.number() + u64::from(spare)).ok_or("no fencing token")?;
-        let latest = self.fences.insert((hold.key.clone(), hold.mode.family()), (last, hold.token));
+    fn granted(
+        &mut self,
+        hold: &Hold,
+        Grant {
+            fence, ttl, spare, ..
+        }: Grant,
+    ) -> Result<Granted, String> {
+        let last =
+            FencingToken::new(fence.number() + u64::from(spare)).ok_or("no fencing token")?;
+        let latest = self
+            .fences
+            .insert((hold.key.clone(), hold.mode.family()), (last, hold.token));
         let fresh = latest.is_none_or(|(latest, _)| latest < fence);
         let repeated = hold.mode == Mode::Exclusive && latest == Some((fence, hold.token));
         if fresh || repeated {
-            Ok(Granted { fresh, ttl: ttl.into(), spare })
+            Ok(Granted {
+                fresh,
+                ttl: ttl.into(),
+                spare,
+            })
         } else {
             Err(format!("fencing token {fence} after {latest:?}"))
         }
     }
 
-    fn inspected(&self, key: &LockKey, family: Family, found: Inspection) -> Result<Answer, String> {
-        let latest = self.fences.get(&(key.clone(), family)).map(|(fence, _)| *fence);
+    fn inspected(
+        &self,
+        key: &LockKey,
+        family: Family,
+        found: Inspection,
+    ) -> Result<Answer, String> {
+        let latest = self
+            .fences
+            .get(&(key.clone(), family))
+            .map(|(fence, _)| *fence);
         // A lock that was handed over has a token that was not told yet.
         if self.remembers && found.fence < latest {
-            return Err(format!("{:?} is older than the latest fencing token, which is {latest:?}", found.fence));
+            return Err(format!(
+                "{:?} is older than the latest fencing token, which is {latest:?}",
+                found.fence
+            ));
         }
-        let holders = found.holders.iter().map(|holder| (holder.mode, holder.ttl.map(Hours::from))).collect();
-        let waiters = found.waiters.iter().map(|waiter| (waiter.mode, waiter.lease.into())).collect();
+        let holders = found
+            .holders
+            .iter()
+            .map(|holder| (holder.mode, holder.ttl.map(Hours::from)))
+            .collect();
+        let waiters = found
+            .waiters
+            .iter()
+            .map(|waiter| (waiter.mode, waiter.lease.into()))
+            .collect();
         Ok(Answer::Inspected { holders, waiters })
     }
 }

@@ -19,11 +19,24 @@ const TOKENS: usize = 4;
 /// One question to a store.
 #[derive(Clone)]
 pub(super) enum Step {
-    Acquire { hold: Hold, lease: Duration, late: bool, queue: bool, spare: u32 },
-    AcquireAll { holds: Vec<Hold>, lease: Duration },
+    Acquire {
+        hold: Hold,
+        lease: Duration,
+        late: bool,
+        queue: bool,
+        spare: u32,
+    },
+    AcquireAll {
+        holds: Vec<Hold>,
+        lease: Duration,
+    },
     Poll(Hold),
     Renew(Vec<(Hold, Duration)>),
-    Release { hold: Hold, keep_for: Option<Duration>, next: Option<Next> },
+    Release {
+        hold: Hold,
+        keep_for: Option<Duration>,
+        next: Option<Next>,
+    },
     Convert(Hold),
     Abandon(Hold),
     Inspect(LockKey, Family),
@@ -36,7 +49,9 @@ impl Step {
         let short = Some(Duration::from_millis(SHORT_MS));
         match self {
             Self::Acquire { lease, .. } => Some(*lease) == short,
-            Self::Release { keep_for, next, .. } => *keep_for == short || next.map(|next| next.lease) == short,
+            Self::Release { keep_for, next, .. } => {
+                *keep_for == short || next.map(|next| next.lease) == short
+            }
             _ => false,
         }
     }
@@ -74,8 +89,15 @@ impl std::ops::Deref for Told {
 impl Steps {
     pub(super) fn new(seed: u64) -> Self {
         // Names of every shape that has side keys of its own.
-        let keys = [format!("a{seed}"), format!("{{b{seed}}}:x"), format!("c{seed}{{d}}")];
-        let keys = keys.into_iter().map(|name| LockKey::new(name).unwrap()).collect();
+        let keys = [
+            format!("a{seed}"),
+            format!("{{b{seed}}}:x"),
+            format!("c{seed}{{d}}"),
+        ];
+        let keys = keys
+            .into_iter()
+            .map(|name| LockKey::new(name).unwrap())
+            .collect();
         let tokens: Vec<_> = std::iter::repeat_with(Token::random).take(TOKENS).collect();
         Self {
             random: StdRng::seed_from_u64(seed),
@@ -101,19 +123,40 @@ impl Steps {
             self.polls.extend(self.in_line.iter().cloned());
             step
         };
-        Told { step, known: self.known.clone() }
+        Told {
+            step,
+            known: self.known.clone(),
+        }
     }
 
     /// Keeps in mind what was granted.
     pub(super) fn learn(&mut self, step: &Step, answer: Answer) {
         match (step, answer) {
             (Step::Acquire { hold, .. }, Answer::Granted(_)) => self.granted.push(hold.clone()),
-            (Step::AcquireAll { holds, .. }, Answer::AllGranted(_)) => self.granted.extend_from_slice(holds),
-            (Step::Release { hold, next: Some(next), .. }, Answer::Passed(_)) => {
-                self.granted.push(Hold::new(hold.key.clone(), hold.mode, next.token));
+            (Step::AcquireAll { holds, .. }, Answer::AllGranted(_)) => {
+                self.granted.extend_from_slice(holds)
             }
-            (Step::Release { hold, next: Some(next), .. }, Answer::Queued(_)) => {
-                self.in_line.push(Hold::new(hold.key.clone(), hold.mode, next.token));
+            (
+                Step::Release {
+                    hold,
+                    next: Some(next),
+                    ..
+                },
+                Answer::Passed(_),
+            ) => {
+                self.granted
+                    .push(Hold::new(hold.key.clone(), hold.mode, next.token));
+            }
+            (
+                Step::Release {
+                    hold,
+                    next: Some(next),
+                    ..
+                },
+                Answer::Queued(_),
+            ) => {
+                self.in_line
+                    .push(Hold::new(hold.key.clone(), hold.mode, next.token));
             }
             (Step::Acquire { hold, .. }, Answer::Queued(_)) if !self.in_line.contains(hold) => {
                 self.in_line.push(hold.clone());
@@ -126,7 +169,8 @@ impl Steps {
             }
             (Step::Poll(hold), Answer::Gone) => self.in_line.retain(|other| other != hold),
             (Step::Convert(hold), Answer::Converted(_)) => {
-                self.granted.push(Hold::new(hold.key.clone(), Mode::Shared, hold.token));
+                self.granted
+                    .push(Hold::new(hold.key.clone(), Mode::Shared, hold.token));
             }
             _ => {}
         }
@@ -139,12 +183,30 @@ impl Steps {
         match self.random.random_range(0..100) {
             0..26 => {
                 let (queue, spare) = (self.chance(6), self.random.random_range(0..3));
-                Step::Acquire { hold: self.hold(3), lease: self.lease(), late: false, queue, spare }
+                Step::Acquire {
+                    hold: self.hold(3),
+                    lease: self.lease(),
+                    late: false,
+                    queue,
+                    spare,
+                }
             }
-            26..28 => Step::Acquire { hold: self.hold(3), lease: HOUR, late: true, queue: true, spare: 0 },
+            26..28 => Step::Acquire {
+                hold: self.hold(3),
+                lease: HOUR,
+                late: true,
+                queue: true,
+                spare: 0,
+            },
             28..30 => {
                 let short = Duration::from_millis(SHORT_MS);
-                Step::Acquire { hold: self.hold(5), lease: short, late: false, queue: false, spare: 0 }
+                Step::Acquire {
+                    hold: self.hold(5),
+                    lease: short,
+                    late: false,
+                    queue: false,
+                    spare: 0,
+                }
             }
             30..36 => self.acquire_all(),
             36..44 => Step::Poll(self.hold(8)),
@@ -157,7 +219,11 @@ impl Steps {
             80..86 => Step::Abandon(self.hold(7)),
             86..96 => Step::Inspect(self.key(), self.family()),
             _ => {
-                let scope = if self.chance(5) { RevokeScope::Leased } else { RevokeScope::AlsoEndless };
+                let scope = if self.chance(5) {
+                    RevokeScope::Leased
+                } else {
+                    RevokeScope::AlsoEndless
+                };
                 Step::Revoke(self.key(), self.family(), scope)
             }
         }
@@ -171,9 +237,21 @@ impl Steps {
             keys.remove(left_out);
         }
         let token = self.token();
-        let mode = |random: &mut StdRng| if random.random_bool(0.5) { Mode::Exclusive } else { Mode::Shared };
-        let holds = keys.into_iter().map(|key| Hold::new(key, mode(&mut self.random), token)).collect();
-        Step::AcquireAll { holds, lease: self.lease() }
+        let mode = |random: &mut StdRng| {
+            if random.random_bool(0.5) {
+                Mode::Exclusive
+            } else {
+                Mode::Shared
+            }
+        };
+        let holds = keys
+            .into_iter()
+            .map(|key| Hold::new(key, mode(&mut self.random), token))
+            .collect();
+        Step::AcquireAll {
+            holds,
+            lease: self.lease(),
+        }
     }
 
     fn release(&mut self) -> Step {
@@ -183,14 +261,24 @@ impl Steps {
             0..2 => keep_for = Some(self.lease()),
             2 => keep_for = Some(Duration::from_millis(SHORT_MS)),
             3 => keep_for = Some(Duration::ZERO),
-            4..6 => next = Some(Next::new(self.fresh_token(), self.lease(), self.random.random_range(0..3))),
+            4..6 => {
+                next = Some(Next::new(
+                    self.fresh_token(),
+                    self.lease(),
+                    self.random.random_range(0..3),
+                ))
+            }
             6 => next = Some(Next::new(self.token(), self.lease(), 0)),
             _ => {}
         }
         // A token that is passed on to itself, or to one that waits already, has no meaning.
         let waits = |token| self.in_line.iter().any(|hold| hold.token == token);
         next = next.filter(|next| next.token != hold.token && !waits(next.token));
-        Step::Release { hold, keep_for, next }
+        Step::Release {
+            hold,
+            keep_for,
+            next,
+        }
     }
 
     /// With a chance of `granted` in ten one that was granted before.
@@ -210,7 +298,11 @@ impl Steps {
 
     fn key(&mut self) -> LockKey {
         // Most steps are about one key, so that they meet.
-        let index = if self.chance(6) { 0 } else { self.random.random_range(0..KEYS) };
+        let index = if self.chance(6) {
+            0
+        } else {
+            self.random.random_range(0..KEYS)
+        };
         self.keys[index].clone()
     }
 
@@ -238,7 +330,11 @@ impl Steps {
     }
 
     fn family(&mut self) -> Family {
-        if self.chance(6) { Family::Lock } else { Family::Permits }
+        if self.chance(6) {
+            Family::Lock
+        } else {
+            Family::Permits
+        }
     }
 
     fn chance(&mut self, of_ten: u32) -> bool {
@@ -248,24 +344,53 @@ impl Steps {
 
 impl fmt::Display for Told {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let token = |token: &Token| self.known.iter().position(|known| known == token).unwrap_or_default();
+        let token = |token: &Token| {
+            self.known
+                .iter()
+                .position(|known| known == token)
+                .unwrap_or_default()
+        };
         let hold = |hold: &Hold| format!("{} {:?} #{}", hold.key, hold.mode, token(&hold.token));
         match &self.step {
-            Step::Acquire { hold: of, lease, late, queue, spare } => {
-                let how = format!("{}{}", if *late { ", late" } else { "" }, if *queue { ", queued" } else { "" });
+            Step::Acquire {
+                hold: of,
+                lease,
+                late,
+                queue,
+                spare,
+            } => {
+                let how = format!(
+                    "{}{}",
+                    if *late { ", late" } else { "" },
+                    if *queue { ", queued" } else { "" }
+                );
                 write!(f, "acquire {} for {lease:?}{how}, {spare} spare", hold(of))
             }
             Step::AcquireAll { holds, lease } => {
-                write!(f, "acquire all [{}] for {lease:?}", holds.iter().map(hold).collect::<Vec<_>>().join(", "))
+                write!(
+                    f,
+                    "acquire all [{}] for {lease:?}",
+                    holds.iter().map(hold).collect::<Vec<_>>().join(", ")
+                )
             }
             Step::Poll(of) => write!(f, "poll {}", hold(of)),
             Step::Renew(renewals) => {
-                let renewals = renewals.iter().map(|(of, lease)| format!("{} for {lease:?}", hold(of)));
+                let renewals = renewals
+                    .iter()
+                    .map(|(of, lease)| format!("{} for {lease:?}", hold(of)));
                 write!(f, "renew [{}]", renewals.collect::<Vec<_>>().join(", "))
             }
-            Step::Release { hold: of, keep_for, next } => {
+            Step::Release {
+                hold: of,
+                keep_for,
+                next,
+            } => {
                 let next = next.map(|next| (token(&next.token), next.lease, next.spare));
-                write!(f, "release {}, keep for {keep_for:?}, next {next:?}", hold(of))
+                write!(
+                    f,
+                    "release {}, keep for {keep_for:?}, next {next:?}",
+                    hold(of)
+                )
             }
             Step::Convert(of) => write!(f, "convert {}", hold(of)),
             Step::Abandon(of) => write!(f, "abandon {}", hold(of)),

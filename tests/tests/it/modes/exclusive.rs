@@ -27,7 +27,12 @@ async fn tasks_of_two_clients_never_meet(place: Place) {
         let (locks, resource) = (clients[task % 2].clone(), resource.clone());
         tasks.spawn(async move {
             for _ in 0..5 {
-                let guard = locks.exclusive("stock").wait(crate::place::LONG).acquire().await.unwrap();
+                let guard = locks
+                    .exclusive("stock")
+                    .wait(crate::place::LONG)
+                    .acquire()
+                    .await
+                    .unwrap();
                 resource.increment(guard.fence()).await.unwrap();
                 guard.release().await.unwrap();
             }
@@ -35,7 +40,10 @@ async fn tasks_of_two_clients_never_meet(place: Place) {
     }
     tasks.join_all().await;
     let report = resource.report();
-    assert!(report.is_clean() && report.value == 100 && report.peak == 1, "{report}");
+    assert!(
+        report.is_clean() && report.value == 100 && report.peak == 1,
+        "{report}"
+    );
 }
 
 async fn a_lock_in_use_is_contended_for_those_who_do_not_wait(place: Place) {
@@ -47,7 +55,10 @@ async fn a_lock_in_use_is_contended_for_those_who_do_not_wait(place: Place) {
         assert_eq!(error.kind(), LockErrorKind::Contended);
         assert_eq!(error.key().unwrap().as_str(), "a");
         let retry_after = error.retry_after().unwrap();
-        assert!(retry_after <= lock_runtime::DEFAULT_LEASE && !retry_after.is_zero(), "{retry_after:?}");
+        assert!(
+            retry_after <= lock_runtime::DEFAULT_LEASE && !retry_after.is_zero(),
+            "{retry_after:?}"
+        );
     }
     guard.release().await.unwrap();
 }
@@ -58,10 +69,19 @@ async fn a_request_waits_as_long_as_it_said_and_not_longer(place: Place) {
     let wait = Duration::from_millis(300);
     for client in [&locks, &others] {
         let start = tokio::time::Instant::now();
-        let error = client.exclusive("a").wait(wait).acquire().await.unwrap_err();
+        let error = client
+            .exclusive("a")
+            .wait(wait)
+            .acquire()
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::WaitTimeout);
         assert!(start.elapsed() >= wait, "{:?}", start.elapsed());
-        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        assert!(
+            start.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            start.elapsed()
+        );
     }
     guard.release().await.unwrap();
 }
@@ -77,7 +97,14 @@ async fn a_released_lock_is_free_at_once(place: Place) {
 async fn a_dropped_guard_frees_the_lock(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     drop(locks.exclusive("a").acquire().await.unwrap());
-    others.exclusive("a").acquire().await.unwrap().release().await.unwrap();
+    others
+        .exclusive("a")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
 }
 
 async fn every_grant_has_a_larger_fencing_token(place: Place) {
@@ -85,7 +112,11 @@ async fn every_grant_has_a_larger_fencing_token(place: Place) {
     let mut last = None;
     for round in 0..50 {
         let guard = clients[round % 2].exclusive("a").acquire().await.unwrap();
-        assert!(last < Some(guard.fence()), "{last:?} then {}", guard.fence());
+        assert!(
+            last < Some(guard.fence()),
+            "{last:?} then {}",
+            guard.fence()
+        );
         last = Some(guard.fence());
         guard.release().await.unwrap();
     }
@@ -98,7 +129,11 @@ async fn a_lock_released_elsewhere_is_found(place: Place) {
     guard.release().await.unwrap();
     let start = tokio::time::Instant::now();
     waiting.await.unwrap().release().await.unwrap();
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        start.elapsed()
+    );
 }
 
 async fn a_lock_released_here_is_passed_on_at_once(place: Place) {
@@ -112,5 +147,9 @@ async fn a_lock_released_here_is_passed_on_at_once(place: Place) {
     }
     guard.release().await.unwrap();
     // If the line slept until its next look, each turn would take half a second.
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        start.elapsed()
+    );
 }

@@ -28,21 +28,38 @@ async fn renewals_are_counted_for_all_keys(place: Place) {
     let traces = Captured::new();
     let _collecting = traces.set_default();
     let locks = place.client().await;
-    let (one, two) = (locks.exclusive("c").lease(LEASE), locks.all(["a", "b"]).lease(LEASE));
+    let (one, two) = (
+        locks.exclusive("c").lease(LEASE),
+        locks.all(["a", "b"]).lease(LEASE),
+    );
     let (one, two) = (one.acquire().await.unwrap(), two.acquire().await.unwrap());
     assert_eq!((one.renewals(), two.renewals()), (0, 0));
     // Those are no renewals.
     one.verify().await.unwrap();
     two.extend(LEASE).await.unwrap();
-    eventually("each is renewed twice", async || one.renewals() >= 2 && two.renewals() >= 4).await;
+    eventually("each is renewed twice", async || {
+        one.renewals() >= 2 && two.renewals() >= 4
+    })
+    .await;
     let told = |keys: &[&str]| {
-        let renewed = traces.events().into_iter().filter(|event| event.message == "renewed");
-        renewed.filter(|event| keys.contains(&event.field("key").unwrap())).count() as u64
+        let renewed = traces
+            .events()
+            .into_iter()
+            .filter(|event| event.message == "renewed");
+        renewed
+            .filter(|event| keys.contains(&event.field("key").unwrap()))
+            .count() as u64
     };
-    assert_eq!((one.renewals(), two.renewals()), (told(&["c"]), told(&["a", "b"])));
+    assert_eq!(
+        (one.renewals(), two.renewals()),
+        (told(&["c"]), told(&["a", "b"]))
+    );
     let view = two.held();
     two.release().await.unwrap();
-    assert!(view.renewals() >= 4, "the count stays when the lock is gone");
+    assert!(
+        view.renewals() >= 4,
+        "the count stays when the lock is gone"
+    );
     one.release().await.unwrap();
     let again = locks.exclusive("c").acquire().await.unwrap();
     assert_eq!(again.renewals(), 0);
@@ -51,7 +68,13 @@ async fn renewals_are_counted_for_all_keys(place: Place) {
 
 async fn what_is_not_renewed_has_no_renewals(place: Place) {
     let locks = place.client().await;
-    let guard = locks.exclusive("a").lease(LEASE).no_renew().acquire().await.unwrap();
+    let guard = locks
+        .exclusive("a")
+        .lease(LEASE)
+        .no_renew()
+        .acquire()
+        .await
+        .unwrap();
     guard.lost().await;
     assert_eq!(guard.renewals(), 0);
 }
@@ -96,7 +119,10 @@ async fn a_lock_that_somebody_else_holds_is_contended(place: Place) {
     ] {
         let guard = held.acquire().await.unwrap();
         let waiting = tokio::spawn(contended(wanted.clone()));
-        eventually("it stands in line", async || !locks.inspect("a").await.unwrap().waiters.is_empty()).await;
+        eventually("it stands in line", async || {
+            !locks.inspect("a").await.unwrap().waiters.is_empty()
+        })
+        .await;
         guard.release().await.unwrap();
         assert!(waiting.await.unwrap(), "{wanted:?}");
     }
@@ -122,7 +148,10 @@ async fn one_key_of_several_is_enough(place: Place) {
     for held in ["a", "b", "c"] {
         let guard = others.exclusive(held).acquire().await.unwrap();
         let waiting = tokio::spawn(contended(locks.all(["a", "b", "c"])));
-        eventually("it stands in line", async || !locks.inspect(held).await.unwrap().waiters.is_empty()).await;
+        eventually("it stands in line", async || {
+            !locks.inspect(held).await.unwrap().waiters.is_empty()
+        })
+        .await;
         guard.release().await.unwrap();
         assert!(waiting.await.unwrap(), "{held}");
     }
@@ -132,20 +161,35 @@ async fn a_lock_that_is_entered_again_is_not_contended(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let guard = others.exclusive("a").acquire().await.unwrap();
     let waiting = tokio::spawn(locks.reentrant("a").wait(LONG).acquire());
-    eventually("it stands in line", async || !locks.inspect("a").await.unwrap().waiters.is_empty()).await;
+    eventually("it stands in line", async || {
+        !locks.inspect("a").await.unwrap().waiters.is_empty()
+    })
+    .await;
     guard.release().await.unwrap();
     let outer = waiting.await.unwrap().unwrap();
-    outer.scope(async { assert!(!contended(locks.reentrant("a")).await) }).await;
+    outer
+        .scope(async { assert!(!contended(locks.reentrant("a")).await) })
+        .await;
     assert!(was_contended(outer).await);
 }
 
 async fn a_downgraded_lock_is_as_contended_as_before(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
-    let free = locks.write("a").acquire().await.unwrap().downgrade().await.unwrap();
+    let free = locks
+        .write("a")
+        .acquire()
+        .await
+        .unwrap()
+        .downgrade()
+        .await
+        .unwrap();
     assert!(!was_contended(free).await);
     let guard = others.write("a").acquire().await.unwrap();
     let waiting = tokio::spawn(locks.write("a").wait(LONG).acquire());
-    eventually("it stands in line", async || !locks.inspect("a").await.unwrap().waiters.is_empty()).await;
+    eventually("it stands in line", async || {
+        !locks.inspect("a").await.unwrap().waiters.is_empty()
+    })
+    .await;
     guard.release().await.unwrap();
     assert!(was_contended(waiting.await.unwrap().unwrap().downgrade().await.unwrap()).await);
 }
@@ -157,7 +201,10 @@ async fn permits_are_contended_when_all_are_taken(place: Place) {
     assert!(!contended(request(&locks)).await);
     let second = request(&others).acquire().await.unwrap();
     let waiting = tokio::spawn(contended(request(&locks)));
-    eventually("it stands in line", async || !locks.inspect_permits("a").await.unwrap().waiters.is_empty()).await;
+    eventually("it stands in line", async || {
+        !locks.inspect_permits("a").await.unwrap().waiters.is_empty()
+    })
+    .await;
     first.release().await.unwrap();
     assert!(waiting.await.unwrap());
     second.release().await.unwrap();
@@ -167,7 +214,10 @@ async fn permits_are_contended_when_all_are_taken(place: Place) {
 async fn a_lock_that_is_free_only_after_the_first_answer_is_contended() {
     in_time(async {
         let spy = Arc::new(Spy::default());
-        let (locks, others) = (LockClient::with_store(spy.clone()), LockClient::with_store(spy.clone()));
+        let (locks, others) = (
+            LockClient::with_store(spy.clone()),
+            LockClient::with_store(spy.clone()),
+        );
         let permit = |locks: &LockClient| locks.permits("a", 1.try_into().unwrap());
         for (held, wanted) in [
             (others.exclusive("a"), locks.exclusive("a")),

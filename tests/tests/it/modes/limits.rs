@@ -40,7 +40,11 @@ async fn min_hold_keeps_a_lock_that_is_released_early(place: Place) {
             assert!(refused || start.elapsed() >= WHILE, "it was free too soon");
         }
         let guard = others.exclusive("a").wait(LONG).acquire().await.unwrap();
-        assert!(start.elapsed() >= WHILE - Duration::from_millis(5), "{:?}", start.elapsed());
+        assert!(
+            start.elapsed() >= WHILE - Duration::from_millis(5),
+            "{:?}",
+            start.elapsed()
+        );
         guard.release().await.unwrap();
     }
 }
@@ -48,23 +52,52 @@ async fn min_hold_keeps_a_lock_that_is_released_early(place: Place) {
 async fn min_hold_keeps_a_lock_whose_guard_is_dropped(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let start = Instant::now();
-    drop(locks.exclusive("a").min_hold(WHILE).acquire().await.unwrap());
+    drop(
+        locks
+            .exclusive("a")
+            .min_hold(WHILE)
+            .acquire()
+            .await
+            .unwrap(),
+    );
     let guard = others.exclusive("a").wait(LONG).acquire().await.unwrap();
-    assert!(start.elapsed() >= WHILE - Duration::from_millis(5), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() >= WHILE - Duration::from_millis(5),
+        "{:?}",
+        start.elapsed()
+    );
     guard.release().await.unwrap();
 }
 
 async fn min_hold_that_has_passed_keeps_nothing(place: Place) {
     let locks = place.client().await;
-    let guard = locks.exclusive("a").min_hold(WHILE / 8).acquire().await.unwrap();
+    let guard = locks
+        .exclusive("a")
+        .min_hold(WHILE / 8)
+        .acquire()
+        .await
+        .unwrap();
     sleep(WHILE / 4).await;
     guard.release().await.unwrap();
-    locks.exclusive("a").try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
+    locks
+        .exclusive("a")
+        .try_acquire()
+        .await
+        .unwrap()
+        .expect("it is free")
+        .release()
+        .await
+        .unwrap();
 }
 
 async fn a_lock_that_is_kept_is_found_when_it_is_free(place: Place) {
     let locks = place.client().await;
-    let guard = locks.exclusive("a").min_hold(WHILE).acquire().await.unwrap();
+    let guard = locks
+        .exclusive("a")
+        .min_hold(WHILE)
+        .acquire()
+        .await
+        .unwrap();
     let waiting = begun(locks.exclusive("a").wait(LONG).acquire()).await;
     guard.release().await.unwrap();
     let start = Instant::now();
@@ -76,8 +109,10 @@ async fn a_lock_that_is_kept_is_had_as_soon_as_it_is_free(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let kept = Duration::from_millis(300);
     let one = 1.try_into().unwrap();
-    let permits =
-        [(locks.permits("a", one), others.permits("a", one)), (locks.permits("a", one), locks.permits("a", one))];
+    let permits = [
+        (locks.permits("a", one), others.permits("a", one)),
+        (locks.permits("a", one), locks.permits("a", one)),
+    ];
     let permits = permits.into_iter().filter(|_| place.has_permits());
     let modes = [
         (locks.exclusive("a"), others.exclusive("a")),
@@ -95,7 +130,10 @@ async fn a_lock_that_is_kept_is_had_as_soon_as_it_is_free(place: Place) {
         guard.release().await.unwrap();
         let guard = waiting.await.unwrap().unwrap();
         let waited = start.elapsed();
-        assert!(waited >= kept - Duration::from_millis(5) && waited < kept + Duration::from_millis(150), "{waited:?}");
+        assert!(
+            waited >= kept - Duration::from_millis(5) && waited < kept + Duration::from_millis(150),
+            "{waited:?}"
+        );
         guard.release().await.unwrap();
     }
 }
@@ -103,16 +141,33 @@ async fn a_lock_that_is_kept_is_had_as_soon_as_it_is_free(place: Place) {
 async fn max_hold_ends_in_a_loss_and_frees_the_lock(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let start = Instant::now();
-    let guard = locks.exclusive("a").max_hold(WHILE).acquire().await.unwrap();
+    let guard = locks
+        .exclusive("a")
+        .max_hold(WHILE)
+        .acquire()
+        .await
+        .unwrap();
     assert!(guard.validity() <= WHILE);
     let lost = guard.lost().await;
     assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::MaxHold));
-    assert!(start.elapsed() >= WHILE - Duration::from_millis(5), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() >= WHILE - Duration::from_millis(5),
+        "{:?}",
+        start.elapsed()
+    );
     assert!(guard.is_lost() && guard.validity().is_zero());
     // Long before the lease of 30 s.
-    let next = others.exclusive("a").wait(LONG / 2).acquire().await.unwrap();
+    let next = others
+        .exclusive("a")
+        .wait(LONG / 2)
+        .acquire()
+        .await
+        .unwrap();
     assert!(next.fence() > guard.fence());
-    assert_eq!(guard.release().await.unwrap_err().kind(), LockErrorKind::Lost(Loss::MaxHold));
+    assert_eq!(
+        guard.release().await.unwrap_err().kind(),
+        LockErrorKind::Lost(Loss::MaxHold)
+    );
     next.verify().await.unwrap();
     next.release().await.unwrap();
 }
@@ -120,13 +175,34 @@ async fn max_hold_ends_in_a_loss_and_frees_the_lock(place: Place) {
 async fn without_renewal_a_lock_ends_with_its_lease(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let start = Instant::now();
-    let guard = locks.exclusive("a").lease(WHILE).no_renew().acquire().await.unwrap();
+    let guard = locks
+        .exclusive("a")
+        .lease(WHILE)
+        .no_renew()
+        .acquire()
+        .await
+        .unwrap();
     let lost = guard.lost().await;
     assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Expired));
     // By its own clock a moment before the store frees it, and never after.
-    assert!(start.elapsed() >= WHILE - WHILE / 20, "{:?}", start.elapsed());
-    assert_eq!(guard.release().await.unwrap_err().kind(), LockErrorKind::Lost(Loss::Expired));
-    others.exclusive("a").wait(LONG).acquire().await.unwrap().release().await.unwrap();
+    assert!(
+        start.elapsed() >= WHILE - WHILE / 20,
+        "{:?}",
+        start.elapsed()
+    );
+    assert_eq!(
+        guard.release().await.unwrap_err().kind(),
+        LockErrorKind::Lost(Loss::Expired)
+    );
+    others
+        .exclusive("a")
+        .wait(LONG)
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
 }
 
 async fn with_renewal_a_lock_outlives_its_lease(place: Place) {
@@ -137,13 +213,28 @@ async fn with_renewal_a_lock_outlives_its_lease(place: Place) {
         locks.read("b").lease(WHILE).acquire().await.unwrap(),
     ];
     if place.has_permits() {
-        guards.push(locks.permits("c", one).lease(WHILE).acquire().await.unwrap());
+        guards.push(
+            locks
+                .permits("c", one)
+                .lease(WHILE)
+                .acquire()
+                .await
+                .unwrap(),
+        );
     }
     for _ in 0..6 {
         sleep(WHILE / 2).await;
         assert!(others.exclusive("a").try_acquire().await.unwrap().is_none());
         assert!(others.exclusive("b").try_acquire().await.unwrap().is_none());
-        assert!(!place.has_permits() || others.permits("c", one).try_acquire().await.unwrap().is_none());
+        assert!(
+            !place.has_permits()
+                || others
+                    .permits("c", one)
+                    .try_acquire()
+                    .await
+                    .unwrap()
+                    .is_none()
+        );
     }
     for guard in guards {
         assert!(!guard.is_lost());
@@ -153,7 +244,11 @@ async fn with_renewal_a_lock_outlives_its_lease(place: Place) {
 
 async fn extend_keeps_a_lock_for_longer(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
-    for request in [locks.exclusive("a"), locks.read("a"), locks.exclusive("a").no_renew()] {
+    for request in [
+        locks.exclusive("a"),
+        locks.read("a"),
+        locks.exclusive("a").no_renew(),
+    ] {
         let guard = request.lease(WHILE).acquire().await.unwrap();
         guard.extend(WHILE * 20).await.unwrap();
         assert!(guard.validity() > WHILE * 15, "{:?}", guard.validity());
@@ -166,12 +261,21 @@ async fn extend_keeps_a_lock_for_longer(place: Place) {
 
 async fn extend_never_shortens(place: Place) {
     let locks = place.client().await;
-    let permit = place.has_permits().then(|| locks.permits("a", 2.try_into().unwrap()));
-    for request in [locks.exclusive("a"), locks.read("a")].into_iter().chain(permit) {
+    let permit = place
+        .has_permits()
+        .then(|| locks.permits("a", 2.try_into().unwrap()));
+    for request in [locks.exclusive("a"), locks.read("a")]
+        .into_iter()
+        .chain(permit)
+    {
         let guard = request.acquire().await.unwrap();
         guard.extend(Duration::from_millis(100)).await.unwrap();
         guard.verify().await.unwrap();
-        assert!(guard.validity() > Duration::from_secs(20), "{:?}", guard.validity());
+        assert!(
+            guard.validity() > Duration::from_secs(20),
+            "{:?}",
+            guard.validity()
+        );
         guard.release().await.unwrap();
     }
 }
@@ -179,8 +283,15 @@ async fn extend_never_shortens(place: Place) {
 async fn an_extension_out_of_range_is_refused(place: Place) {
     let locks = place.client().await;
     let guard = locks.exclusive("a").acquire().await.unwrap();
-    for lease in [Duration::ZERO, Duration::from_millis(99), lock_runtime::MAX_LEASE + Duration::from_nanos(1)] {
-        assert_eq!(guard.extend(lease).await.unwrap_err().kind(), LockErrorKind::InvalidSpec);
+    for lease in [
+        Duration::ZERO,
+        Duration::from_millis(99),
+        lock_runtime::MAX_LEASE + Duration::from_nanos(1),
+    ] {
+        assert_eq!(
+            guard.extend(lease).await.unwrap_err().kind(),
+            LockErrorKind::InvalidSpec
+        );
     }
     assert!(!guard.is_lost());
     guard.release().await.unwrap();
@@ -191,7 +302,10 @@ async fn verify_asks_the_store(place: Place) {
     let guard = locks.exclusive("a").acquire().await.unwrap();
     guard.verify().await.unwrap();
     // Another process takes it away; nothing here has heard of it.
-    others.revoke("a", lock_runtime::RevokeScope::Leased).await.unwrap();
+    others
+        .revoke("a", lock_runtime::RevokeScope::Leased)
+        .await
+        .unwrap();
     let error = guard.verify().await.unwrap_err();
     assert!(matches!(error.kind(), LockErrorKind::Lost(_)), "{error}");
     assert!(guard.is_lost());
@@ -202,10 +316,22 @@ async fn verify_asks_the_store(place: Place) {
 async fn max_hold_goes_on_in_a_downgraded_lock(place: Place) {
     let locks = place.client().await;
     let start = Instant::now();
-    let writer = locks.write("a").max_hold(WHILE * 2).acquire().await.unwrap();
+    let writer = locks
+        .write("a")
+        .max_hold(WHILE * 2)
+        .acquire()
+        .await
+        .unwrap();
     sleep(WHILE).await;
     let reader = writer.downgrade().await.unwrap();
-    assert_eq!(reader.lost().await.kind(), LockErrorKind::Lost(Loss::MaxHold));
-    assert!(start.elapsed() < WHILE * 2 + LONG / 2, "{:?}", start.elapsed());
+    assert_eq!(
+        reader.lost().await.kind(),
+        LockErrorKind::Lost(Loss::MaxHold)
+    );
+    assert!(
+        start.elapsed() < WHILE * 2 + LONG / 2,
+        "{:?}",
+        start.elapsed()
+    );
     all_free(&locks, &["a"]).await;
 }

@@ -9,8 +9,9 @@ use futures_util::future::BoxFuture;
 use lock_runtime::{
     Family, LockClient, LockGuard, LockKey, RevokeReply, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener, MemoryStore, PollReply,
-        Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, Token,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener,
+        MemoryStore, PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError,
+        Token,
     },
 };
 use lock_tests::Captured;
@@ -69,13 +70,23 @@ async fn nobody_barges_in_while_others_wait(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let guard = others.exclusive("a").acquire().await.unwrap();
     let waiting = tokio::spawn(locks.exclusive("a").wait(LONG).acquire());
-    traces.wait_for(|event| event.message == "waiting for its holder").await;
+    traces
+        .wait_for(|event| event.message == "waiting for its holder")
+        .await;
     guard.release().await.unwrap();
     // The store would grant it now, and the one who waits looks only now and then.
     assert!(locks.exclusive("a").try_acquire().await.unwrap().is_none());
     assert!(locks.all(["a", "b"]).try_acquire().await.unwrap().is_none());
     waiting.await.unwrap().unwrap().release().await.unwrap();
-    locks.exclusive("a").try_acquire().await.unwrap().expect("nobody waits").release().await.unwrap();
+    locks
+        .exclusive("a")
+        .try_acquire()
+        .await
+        .unwrap()
+        .expect("nobody waits")
+        .release()
+        .await
+        .unwrap();
 }
 
 /// PROTOCOL 17 and 1: the next in line goes on under the name of the one before it, unless an answer to that is still out.
@@ -83,7 +94,10 @@ async fn nobody_barges_in_while_others_wait(place: Place) {
 async fn a_place_is_inherited_and_a_token_in_doubt_is_not() {
     in_time(async {
         let spy = Arc::new(Spy::default());
-        let (locks, others) = (LockClient::with_store(spy.clone()), LockClient::with_store(spy.clone()));
+        let (locks, others) = (
+            LockClient::with_store(spy.clone()),
+            LockClient::with_store(spy.clone()),
+        );
         let guard = others.exclusive("a").acquire().await.unwrap();
         spy.take_asked();
 
@@ -93,11 +107,16 @@ async fn a_place_is_inherited_and_a_token_in_doubt_is_not() {
         drop(head);
         let next = tokio::spawn(next);
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert!(spy.take_asked().is_empty(), "the place was inherited, and is kept by polls");
+        assert!(
+            spy.take_asked().is_empty(),
+            "the place was inherited, and is kept by polls"
+        );
         assert_eq!(locks.inspect("a").await.unwrap().waiters.len(), 1);
         next.abort();
-        eventually("the last one gives the place up", async || locks.inspect("a").await.unwrap().waiters.is_empty())
-            .await;
+        eventually("the last one gives the place up", async || {
+            locks.inspect("a").await.unwrap().waiters.is_empty()
+        })
+        .await;
 
         // A head is dropped while the store has its question.
         spy.answers.lock().unwrap().silent = true;
@@ -111,7 +130,10 @@ async fn a_place_is_inherited_and_a_token_in_doubt_is_not() {
         guard.release().await.unwrap();
         let guard = next.await.unwrap().unwrap();
         let asked = spy.take_asked();
-        assert!(!asked.is_empty() && asked.iter().all(|token| !in_doubt.contains(token)), "a name in doubt was used");
+        assert!(
+            !asked.is_empty() && asked.iter().all(|token| !in_doubt.contains(token)),
+            "a name in doubt was used"
+        );
         guard.release().await.unwrap();
     })
     .await;
@@ -139,7 +161,10 @@ impl Spy {
 }
 
 impl Store for Spy {
-    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    fn acquire<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
         let mut answers = self.answers.lock().unwrap();
         answers.asked.push(request.hold.token);
         if answers.silent {
@@ -155,7 +180,10 @@ impl Store for Spy {
         })
     }
 
-    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+    fn acquire_all<'a>(
+        &'a self,
+        requests: &'a [KeyRequest],
+    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
         self.store.acquire_all(requests)
     }
 
@@ -163,11 +191,17 @@ impl Store for Spy {
         self.store.poll(hold)
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+    fn renew<'a>(
+        &'a self,
+        renewals: &'a [Renewal],
+    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
         self.store.renew(renewals)
     }
 
-    fn release<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+    fn release<'a>(
+        &'a self,
+        release: &'a Release,
+    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
         self.store.release(release)
     }
 
@@ -179,7 +213,11 @@ impl Store for Spy {
         self.store.abandon(hold)
     }
 
-    fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+    fn inspect<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
         self.store.inspect(key, family)
     }
 

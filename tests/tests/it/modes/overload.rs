@@ -33,7 +33,14 @@ async fn a_full_line_refuses_at_once(place: Place) {
     assert_eq!(error.kind(), LockErrorKind::Overloaded);
     assert_eq!(error.key().unwrap().as_str(), "a");
     assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());
-    locks.exclusive("b").acquire().await.unwrap().release().await.unwrap();
+    locks
+        .exclusive("b")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     // A place that is given up can be taken.
     drop(waiting.pop());
     waiting.push(begun(locks.exclusive("a").wait(LONG).acquire()).await);
@@ -74,13 +81,25 @@ async fn a_limit_of_none_still_lets_one_ask(place: Place) {
     assert!(request().try_acquire().await.unwrap().is_none());
     guard.release().await.unwrap();
     head.await.unwrap().release().await.unwrap();
-    request().no_wait().acquire().await.unwrap().release().await.unwrap();
+    request()
+        .no_wait()
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
 }
 
 async fn all_lines_together_have_a_limit(place: Place) {
     let others = place.client().await;
-    let locks = place.client_of(LockClient::builder().max_waiters_in_all(3)).await;
-    let guards = [others.exclusive("a").acquire().await.unwrap(), others.exclusive("b").acquire().await.unwrap()];
+    let locks = place
+        .client_of(LockClient::builder().max_waiters_in_all(3))
+        .await;
+    let guards = [
+        others.exclusive("a").acquire().await.unwrap(),
+        others.exclusive("b").acquire().await.unwrap(),
+    ];
     let request = |key: &'static str| locks.exclusive(key).wait(LONG);
     let mut waiting = Vec::new();
     for key in ["a", "a", "b"] {
@@ -90,14 +109,47 @@ async fn all_lines_together_have_a_limit(place: Place) {
     for key in ["a", "b", "c"] {
         let error = overloaded(request(key)).await;
         assert_eq!(error.key().unwrap().as_str(), key);
-        assert!(error.to_string().contains("`LockClientBuilder::max_waiters_in_all`"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("`LockClientBuilder::max_waiters_in_all`"),
+            "{error}"
+        );
     }
     overloaded(locks.all(["c", "d"]).wait(LONG)).await;
-    request("c").no_wait().acquire().await.unwrap().release().await.unwrap();
-    locks.read("c").acquire().await.unwrap().release().await.unwrap();
+    request("c")
+        .no_wait()
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    locks
+        .read("c")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     drop(waiting.pop());
-    request("c").acquire().await.unwrap().release().await.unwrap();
-    locks.all(["c", "d"]).wait(LONG).acquire().await.unwrap().release().await.unwrap();
+    request("c")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    locks
+        .all(["c", "d"])
+        .wait(LONG)
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     for guard in guards {
         guard.release().await.unwrap();
     }
@@ -109,14 +161,18 @@ async fn all_lines_together_have_a_limit(place: Place) {
 async fn after_a_storm_the_limit_lets_exactly_so_many_in(place: Place) {
     const LIMIT: usize = 12;
     const KEYS: [&str; 3] = ["a", "b", "c"];
-    let locks = place.client_of(LockClient::builder().max_waiters_in_all(LIMIT)).await;
+    let locks = place
+        .client_of(LockClient::builder().max_waiters_in_all(LIMIT))
+        .await;
     let mut tasks = JoinSet::new();
     for task in 0..30 {
         let locks = locks.clone();
         tasks.spawn(async move {
             for round in 0..10 {
                 let patience = || Duration::from_micros(rand::random_range(0..5_000));
-                let request = locks.exclusive(KEYS[(task + round) % KEYS.len()]).wait(patience());
+                let request = locks
+                    .exclusive(KEYS[(task + round) % KEYS.len()])
+                    .wait(patience());
                 let (given_up, held) = (patience(), patience());
                 let turn = async {
                     let guard = request.acquire().await;
@@ -146,7 +202,15 @@ async fn after_a_storm_the_limit_lets_exactly_so_many_in(place: Place) {
     }
     let mut waiting = Vec::new();
     for number in 0..LIMIT {
-        waiting.push(begun(locks.exclusive(KEYS[number % KEYS.len()]).wait(LONG).acquire()).await);
+        waiting.push(
+            begun(
+                locks
+                    .exclusive(KEYS[number % KEYS.len()])
+                    .wait(LONG)
+                    .acquire(),
+            )
+            .await,
+        );
     }
     overloaded(locks.exclusive("d").wait(LONG)).await;
     drop(waiting);
@@ -159,12 +223,18 @@ async fn each_family_has_a_line_of_its_own(place: Place) {
     let locks = place.client().await;
     let lock = || locks.exclusive("a").wait(LONG).max_waiters(0);
     let permit = || lock().permits(1.try_into().unwrap());
-    let guards = [lock().acquire().await.unwrap(), permit().acquire().await.unwrap()];
+    let guards = [
+        lock().acquire().await.unwrap(),
+        permit().acquire().await.unwrap(),
+    ];
     let head = begun(lock().acquire()).await;
     overloaded(lock()).await;
     let permit_head = tokio::spawn(permit().acquire());
     // It asks beside the line first.
-    eventually("it stands in line", async || !locks.inspect_permits("a").await.unwrap().waiters.is_empty()).await;
+    eventually("it stands in line", async || {
+        !locks.inspect_permits("a").await.unwrap().waiters.is_empty()
+    })
+    .await;
     overloaded(permit()).await;
     for guard in guards {
         guard.release().await.unwrap();

@@ -23,7 +23,14 @@ async fn readers_overlap_and_keep_writers_out(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let mut readers = Vec::new();
     for client in [&locks, &others, &locks] {
-        readers.push(client.read("a").try_acquire().await.unwrap().expect("readers share"));
+        readers.push(
+            client
+                .read("a")
+                .try_acquire()
+                .await
+                .unwrap()
+                .expect("readers share"),
+        );
         assert!(locks.write("a").try_acquire().await.unwrap().is_none());
         assert!(others.write("a").try_acquire().await.unwrap().is_none());
     }
@@ -31,7 +38,12 @@ async fn readers_overlap_and_keep_writers_out(place: Place) {
         assert!(locks.write("a").try_acquire().await.unwrap().is_none());
         reader.release().await.unwrap();
     }
-    let writer = others.write("a").try_acquire().await.unwrap().expect("the last reader has left");
+    let writer = others
+        .write("a")
+        .try_acquire()
+        .await
+        .unwrap()
+        .expect("the last reader has left");
     assert!(locks.read("a").try_acquire().await.unwrap().is_none());
     writer.release().await.unwrap();
 }
@@ -92,10 +104,23 @@ async fn readers_that_wait_behind_a_writer_get_in_together(place: Place) {
         readers.spawn(begun(locks.read("a").wait(LONG).acquire()).await);
     }
     writer.release().await.unwrap();
-    let guards: Vec<_> = readers.join_all().await.into_iter().map(Result::unwrap).collect();
+    let guards: Vec<_> = readers
+        .join_all()
+        .await
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
     assert_eq!(locks.inspect("a").await.unwrap().holders.len(), 10);
     drop(guards);
-    locks.write("a").wait(LONG).acquire().await.unwrap().release().await.unwrap();
+    locks
+        .write("a")
+        .wait(LONG)
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
 }
 
 async fn a_downgraded_writer_lets_readers_in_and_no_writer(place: Place) {
@@ -107,11 +132,24 @@ async fn a_downgraded_writer_lets_readers_in_and_no_writer(place: Place) {
     assert!(!reader.is_lost() && !reader.validity().is_zero());
     for client in [&locks, &others] {
         assert!(client.write("a").try_acquire().await.unwrap().is_none());
-        client.read("a").try_acquire().await.unwrap().expect("readers join").release().await.unwrap();
+        client
+            .read("a")
+            .try_acquire()
+            .await
+            .unwrap()
+            .expect("readers join")
+            .release()
+            .await
+            .unwrap();
     }
     reader.verify().await.unwrap();
     reader.release().await.unwrap();
-    let writer = others.write("a").try_acquire().await.unwrap().expect("all have left");
+    let writer = others
+        .write("a")
+        .try_acquire()
+        .await
+        .unwrap()
+        .expect("all have left");
     writer.release().await.unwrap();
 }
 
@@ -129,8 +167,14 @@ async fn no_writer_gets_in_while_one_downgrades(place: Place) {
         // Had a writer been between the two, it would hold a token between theirs, and the lock.
         assert!(reader.fence() > fence);
         reader.verify().await.unwrap();
-        assert_eq!(others.inspect("a").await.unwrap().holders[0].mode, Mode::Shared);
-        assert!(writers.try_join_next().is_none(), "a writer got in beside a reader");
+        assert_eq!(
+            others.inspect("a").await.unwrap().holders[0].mode,
+            Mode::Shared
+        );
+        assert!(
+            writers.try_join_next().is_none(),
+            "a writer got in beside a reader"
+        );
         reader.release().await.unwrap();
         while let Some(writer) = writers.join_next().await {
             let writer = writer.unwrap().unwrap();
@@ -143,7 +187,15 @@ async fn no_writer_gets_in_while_one_downgrades(place: Place) {
 async fn a_downgraded_lock_is_renewed(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let lease = Duration::from_millis(900);
-    let reader = locks.write("a").lease(lease).acquire().await.unwrap().downgrade().await.unwrap();
+    let reader = locks
+        .write("a")
+        .lease(lease)
+        .acquire()
+        .await
+        .unwrap()
+        .downgrade()
+        .await
+        .unwrap();
     tokio::time::sleep(lease * 2).await;
     reader.verify().await.unwrap();
     assert!(others.write("a").try_acquire().await.unwrap().is_none());
@@ -153,21 +205,38 @@ async fn a_downgraded_lock_is_renewed(place: Place) {
 async fn what_cannot_be_downgraded_is_released(place: Place) {
     let locks = place.client().await;
     let reader = locks.read("a").acquire().await.unwrap();
-    assert_eq!(reader.downgrade().await.unwrap_err().kind(), LockErrorKind::ModeMismatch);
+    assert_eq!(
+        reader.downgrade().await.unwrap_err().kind(),
+        LockErrorKind::ModeMismatch
+    );
     if place.has_permits() {
-        let permit = locks.permits("a", 2.try_into().unwrap()).acquire().await.unwrap();
-        assert_eq!(permit.downgrade().await.unwrap_err().kind(), LockErrorKind::ModeMismatch);
+        let permit = locks
+            .permits("a", 2.try_into().unwrap())
+            .acquire()
+            .await
+            .unwrap();
+        assert_eq!(
+            permit.downgrade().await.unwrap_err().kind(),
+            LockErrorKind::ModeMismatch
+        );
         let is_free = || async { locks.inspect_permits("a").await.unwrap().holders.is_empty() };
         eventually("the permit is free", is_free).await;
     }
     let both = locks.all(["a", "b"]).acquire().await.unwrap();
-    assert_eq!(both.downgrade().await.unwrap_err().kind(), LockErrorKind::ModeMismatch);
+    assert_eq!(
+        both.downgrade().await.unwrap_err().kind(),
+        LockErrorKind::ModeMismatch
+    );
     all_free(&locks, &["a", "b"]).await;
 
     let writer = locks.write("a").acquire().await.unwrap();
     let again = writer.scope(locks.reentrant("a").acquire()).await.unwrap();
     let error = again.downgrade().await.unwrap_err();
-    assert_eq!(error.kind(), LockErrorKind::ModeMismatch, "the outer guard still writes");
+    assert_eq!(
+        error.kind(),
+        LockErrorKind::ModeMismatch,
+        "the outer guard still writes"
+    );
     writer.verify().await.unwrap();
     writer.release().await.unwrap();
     all_free(&locks, &["a"]).await;

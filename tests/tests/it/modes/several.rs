@@ -18,7 +18,10 @@ on_every_store! {
 
 async fn keys_are_sorted_and_taken_once(place: Place) {
     let locks = place.client().await;
-    for request in [locks.all(["b", "a", "c", "b", "a"]), locks.all(["b", "a", "c", "b"]).no_wait()] {
+    for request in [
+        locks.all(["b", "a", "c", "b", "a"]),
+        locks.all(["b", "a", "c", "b"]).no_wait(),
+    ] {
         let guard = request.acquire().await.unwrap();
         let keys: Vec<&str> = guard.fences().map(|(key, _)| key.as_str()).collect();
         assert_eq!(keys, ["a", "b", "c"]);
@@ -32,7 +35,10 @@ async fn keys_are_sorted_and_taken_once(place: Place) {
         }
     }
     let none: [&str; 0] = [];
-    assert_eq!(locks.all(none).acquire().await.unwrap_err().kind(), LockErrorKind::InvalidKey);
+    assert_eq!(
+        locks.all(none).acquire().await.unwrap_err().kind(),
+        LockErrorKind::InvalidKey
+    );
 }
 
 async fn opposite_orders_never_deadlock(place: Place) {
@@ -43,7 +49,15 @@ async fn opposite_orders_never_deadlock(place: Place) {
         let keys = if task % 4 < 2 { ["a", "b"] } else { ["b", "a"] };
         tasks.spawn(async move {
             for _ in 0..5 {
-                locks.all(keys).wait(LONG).acquire().await.unwrap().release().await.unwrap();
+                locks
+                    .all(keys)
+                    .wait(LONG)
+                    .acquire()
+                    .await
+                    .unwrap()
+                    .release()
+                    .await
+                    .unwrap();
             }
         });
     }
@@ -55,24 +69,56 @@ async fn without_waiting_it_is_all_or_none(place: Place) {
     for held in ["a", "b", "c"] {
         let guard = locks.exclusive(held).acquire().await.unwrap();
         for client in [&locks, &others] {
-            assert!(client.all(["c", "b", "a"]).try_acquire().await.unwrap().is_none());
-            let error = client.all(["c", "b", "a"]).no_wait().acquire().await.unwrap_err();
+            assert!(
+                client
+                    .all(["c", "b", "a"])
+                    .try_acquire()
+                    .await
+                    .unwrap()
+                    .is_none()
+            );
+            let error = client
+                .all(["c", "b", "a"])
+                .no_wait()
+                .acquire()
+                .await
+                .unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::Contended);
-            assert_eq!(error.key().unwrap().as_str(), held, "the key that was not to be had");
+            assert_eq!(
+                error.key().unwrap().as_str(),
+                held,
+                "the key that was not to be had"
+            );
         }
         for key in ["a", "b", "c"].into_iter().filter(|key| *key != held) {
-            assert!(locks.inspect(key).await.unwrap().holders.is_empty(), "{key} was left");
+            assert!(
+                locks.inspect(key).await.unwrap().holders.is_empty(),
+                "{key} was left"
+            );
         }
         guard.release().await.unwrap();
     }
-    others.all(["c", "b", "a"]).try_acquire().await.unwrap().expect("all are free").release().await.unwrap();
+    others
+        .all(["c", "b", "a"])
+        .try_acquire()
+        .await
+        .unwrap()
+        .expect("all are free")
+        .release()
+        .await
+        .unwrap();
 }
 
 async fn a_request_that_waited_in_vain_leaves_no_key(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let guard = locks.exclusive("c").acquire().await.unwrap();
     for client in [&locks, &others] {
-        let error = client.all(["a", "b", "c"]).wait(Duration::from_millis(100)).acquire().await.unwrap_err();
+        let error = client
+            .all(["a", "b", "c"])
+            .wait(Duration::from_millis(100))
+            .acquire()
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::WaitTimeout);
         assert_eq!(error.key().unwrap().as_str(), "c");
         all_free(&locks, &["a", "b"]).await;
@@ -85,9 +131,13 @@ async fn what_is_held_is_renewed_while_the_rest_is_waited_for(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let lease = Duration::from_millis(900);
     let blocker = others.exclusive("b").acquire().await.unwrap();
-    let waiting = tokio::spawn(begun(locks.all(["a", "b"]).lease(lease).wait(LONG).acquire()).await);
+    let waiting =
+        tokio::spawn(begun(locks.all(["a", "b"]).lease(lease).wait(LONG).acquire()).await);
     tokio::time::sleep(lease * 2).await;
-    assert!(others.exclusive("a").try_acquire().await.unwrap().is_none(), "it is held by the one who waits");
+    assert!(
+        others.exclusive("a").try_acquire().await.unwrap().is_none(),
+        "it is held by the one who waits"
+    );
     blocker.release().await.unwrap();
     let guard = waiting.await.unwrap().unwrap();
     guard.verify().await.unwrap();
@@ -97,11 +147,22 @@ async fn what_is_held_is_renewed_while_the_rest_is_waited_for(place: Place) {
 async fn a_lost_key_is_a_lost_guard(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let guard = locks.all(["a", "b", "c"]).acquire().await.unwrap();
-    locks.revoke("b", lock_runtime::RevokeScope::Leased).await.unwrap();
+    locks
+        .revoke("b", lock_runtime::RevokeScope::Leased)
+        .await
+        .unwrap();
     let error = guard.lost().await;
     assert_eq!(error.key().unwrap().as_str(), "b");
     assert!(guard.is_lost() && guard.validity().is_zero());
-    assert_eq!(guard.release().await.unwrap_err().key().unwrap().as_str(), "b");
-    let all = others.all(["a", "b", "c"]).try_acquire().await.unwrap().expect("the others were given back");
+    assert_eq!(
+        guard.release().await.unwrap_err().key().unwrap().as_str(),
+        "b"
+    );
+    let all = others
+        .all(["a", "b", "c"])
+        .try_acquire()
+        .await
+        .unwrap()
+        .expect("the others were given back");
     all.release().await.unwrap();
 }

@@ -29,12 +29,25 @@ async fn new_requests_and_waiting_ones_are_sent_home(place: Place) {
     let start = Instant::now();
     locks.shutdown().await;
     for waiting in waiting {
-        assert_eq!(waiting.await.unwrap_err().kind(), LockErrorKind::ShuttingDown);
+        assert_eq!(
+            waiting.await.unwrap_err().kind(),
+            LockErrorKind::ShuttingDown
+        );
     }
-    for request in [locks.exclusive("b"), locks.exclusive("b").no_wait(), locks.all(["b", "c"]).no_wait()] {
-        assert_eq!(request.acquire().await.unwrap_err().kind(), LockErrorKind::ShuttingDown);
+    for request in [
+        locks.exclusive("b"),
+        locks.exclusive("b").no_wait(),
+        locks.all(["b", "c"]).no_wait(),
+    ] {
+        assert_eq!(
+            request.acquire().await.unwrap_err().kind(),
+            LockErrorKind::ShuttingDown
+        );
     }
-    assert_eq!(locks.exclusive("b").try_acquire().await.unwrap_err().kind(), LockErrorKind::ShuttingDown);
+    assert_eq!(
+        locks.exclusive("b").try_acquire().await.unwrap_err().kind(),
+        LockErrorKind::ShuttingDown
+    );
     assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());
     guard.release().await.unwrap();
 }
@@ -51,7 +64,15 @@ async fn what_was_dropped_is_given_back_before_shutdown_ends(place: Place) {
     drop(asking);
     locks.shutdown().await;
     for key in keys.iter().map(String::as_str).chain(["b"]) {
-        others.exclusive(key).try_acquire().await.unwrap().expect("given back").release().await.unwrap();
+        others
+            .exclusive(key)
+            .try_acquire()
+            .await
+            .unwrap()
+            .expect("given back")
+            .release()
+            .await
+            .unwrap();
     }
 }
 
@@ -64,7 +85,15 @@ async fn guards_in_hand_stay_and_are_renewed(place: Place) {
     guard.verify().await.unwrap();
     assert!(others.exclusive("a").try_acquire().await.unwrap().is_none());
     guard.release().await.unwrap();
-    others.exclusive("a").try_acquire().await.unwrap().expect("released").release().await.unwrap();
+    others
+        .exclusive("a")
+        .try_acquire()
+        .await
+        .unwrap()
+        .expect("released")
+        .release()
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -85,7 +114,12 @@ async fn shutdown_ends_also_when_the_store_is_silent() {
 /// A guard may be dropped where no runtime is, after the one that made it has ended.
 #[test]
 fn a_guard_that_outlives_its_runtime_is_given_back_on_the_next() {
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    };
     let locks = LockClient::in_memory();
     let first = runtime();
     let guard = first.block_on(async { locks.exclusive("a").acquire().await.unwrap() });
@@ -94,7 +128,10 @@ fn a_guard_that_outlives_its_runtime_is_given_back_on_the_next() {
     runtime().block_on(in_time(async {
         let start = Instant::now();
         locks.shutdown().await;
-        assert!(start.elapsed() < Duration::from_secs(2), "nobody was there to give it back");
+        assert!(
+            start.elapsed() < Duration::from_secs(2),
+            "nobody was there to give it back"
+        );
         assert!(locks.inspect("a").await.unwrap().holders.is_empty());
     }));
 }
@@ -104,17 +141,32 @@ fn a_guard_that_outlives_its_runtime_is_given_back_on_the_next() {
 fn a_guard_that_outlives_its_runtime_is_renewed_on_the_next() {
     for threads in [false, true] {
         let runtime = || match threads {
-            true => tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap(),
-            false => tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),
+            true => tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .unwrap(),
+            false => tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap(),
         };
         let lease = Duration::from_secs(1);
         let locks = LockClient::in_memory();
         let first = runtime();
-        let guard = first.block_on(async { locks.exclusive("a").lease(lease).acquire().await.unwrap() });
+        let guard =
+            first.block_on(async { locks.exclusive("a").lease(lease).acquire().await.unwrap() });
         drop(first);
         runtime().block_on(in_time(async {
             // Any lease brings the background task back.
-            locks.exclusive("b").acquire().await.unwrap().release().await.unwrap();
+            locks
+                .exclusive("b")
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
             sleep(lease * 2).await;
             guard.verify().await.unwrap();
             guard.release().await.unwrap();

@@ -39,10 +39,19 @@ async fn who_waits_gets_the_lock_right_after_a_dead_holders_lease() {
                     // One that lives, and is in nobody's way.
                     granted(&*store, &beside(&hold.key, dead), HOUR).await;
                 }
-                let guard = timeout(LONG, request(&locks, &hold.key, waiting).wait(LONG).acquire()).await;
+                let guard = timeout(
+                    LONG,
+                    request(&locks, &hold.key, waiting).wait(LONG).acquire(),
+                )
+                .await;
                 let waited = since.elapsed();
-                let guard = guard.unwrap().unwrap_or_else(|error| panic!("{dead:?} {waiting:?}: {error}"));
-                assert!(waited >= LEASE.mul_f32(0.9), "{dead:?} {waiting:?}: {waited:?}");
+                let guard = guard
+                    .unwrap()
+                    .unwrap_or_else(|error| panic!("{dead:?} {waiting:?}: {error}"));
+                assert!(
+                    waited >= LEASE.mul_f32(0.9),
+                    "{dead:?} {waiting:?}: {waited:?}"
+                );
                 assert!(waited < LONG / 4, "{dead:?} {waiting:?}: {waited:?}");
                 guard.release().await.unwrap();
             });
@@ -55,13 +64,20 @@ async fn who_waits_gets_the_lock_right_after_a_dead_holders_lease() {
 #[tokio::test]
 async fn all_who_wait_behind_a_dead_holder_get_their_turn() {
     let url = shared_server().await.url();
-    let fleet = [LockClient::connect(&url).await.unwrap(), LockClient::connect(&url).await.unwrap()];
+    let fleet = [
+        LockClient::connect(&url).await.unwrap(),
+        LockClient::connect(&url).await.unwrap(),
+    ];
     let hold = fresh_hold(Mode::Exclusive);
     let store = super::redis_on(shared_server().await).await;
     granted(&*store, &hold, LEASE).await;
     let mut waiters = tokio::task::JoinSet::new();
     for number in 0..30 {
-        let mode = if number % 3 == 0 { Mode::Shared } else { Mode::Exclusive };
+        let mode = if number % 3 == 0 {
+            Mode::Shared
+        } else {
+            Mode::Exclusive
+        };
         let request = request(&fleet[number % 2], &hold.key, mode).wait(LONG);
         waiters.spawn(async move { request.acquire().await.unwrap().release().await.unwrap() });
     }
@@ -78,12 +94,24 @@ async fn a_crashed_reader_does_not_outlive_the_living() {
         granted(&*store, &alive, HOUR).await;
         let writer = beside(&dead.key, Mode::Exclusive);
         until_one_is_left(&*store, &dead).await;
-        assert!(matches!(acquire(&*store, &writer, HOUR).await, AcquireReply::Busy { .. }), "one is alive: {store:?}");
-        store.release(&lock_runtime::store::Release::new(alive)).await.unwrap();
+        assert!(
+            matches!(
+                acquire(&*store, &writer, HOUR).await,
+                AcquireReply::Busy { .. }
+            ),
+            "one is alive: {store:?}"
+        );
+        store
+            .release(&lock_runtime::store::Release::new(alive))
+            .await
+            .unwrap();
         granted(&*store, &writer, HOUR).await;
     }
 }
 
 async fn until_one_is_left(store: &dyn Store, hold: &super::Hold) {
-    super::eventually("the dead one falls out", async || super::inspect(store, hold).await.holders.len() == 1).await;
+    super::eventually("the dead one falls out", async || {
+        super::inspect(store, hold).await.holders.len() == 1
+    })
+    .await;
 }

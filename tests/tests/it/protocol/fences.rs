@@ -8,10 +8,16 @@ use lock_runtime::{
 };
 use lock_tests::{RedisServer, shared_server};
 
-use super::{HOUR, Hold, MODES, beside, both, fence_name, fresh_hold, granted, lock_name, member, micros, redis_on};
+use super::{
+    HOUR, Hold, MODES, beside, both, fence_name, fresh_hold, granted, lock_name, member, micros,
+    redis_on,
+};
 
 async fn release(store: &dyn Store, hold: &Hold) {
-    assert_eq!(store.release(&Release::new(hold.clone())).await.unwrap(), ReleaseReply::Released);
+    assert_eq!(
+        store.release(&Release::new(hold.clone())).await.unwrap(),
+        ReleaseReply::Released
+    );
 }
 
 // Rule 24: `tostring` would write 1.795e+15.
@@ -22,9 +28,14 @@ async fn a_fencing_token_is_written_to_the_last_digit() {
     for mode in MODES {
         let hold = fresh_hold(mode);
         let grant = granted(&*store, &hold, HOUR).await;
-        assert_eq!(server.query::<String>(&["GET", &fence_name(&hold)]).await, grant.fence.to_string());
+        assert_eq!(
+            server.query::<String>(&["GET", &fence_name(&hold)]).await,
+            grant.fence.to_string()
+        );
         if mode != Mode::Exclusive {
-            let expiry: String = server.query(&["ZSCORE", &lock_name(&hold), &member(&hold)]).await;
+            let expiry: String = server
+                .query(&["ZSCORE", &lock_name(&hold), &member(&hold)])
+                .await;
             let left = expiry.parse::<u64>().expect("all digits") - micros(server).await / 1000;
             assert!((3_540_000..=3_600_000).contains(&left), "{left}");
         }
@@ -32,9 +43,17 @@ async fn a_fencing_token_is_written_to_the_last_digit() {
     // A counter ahead of the clock: the next is the one after it, not a rounded one.
     for latest in [5_000_000_000_000_000_u64, 9_007_199_254_740_000] {
         let hold = fresh_hold(Mode::Exclusive);
-        server.command(&["SET", &fence_name(&hold), &latest.to_string()]).await;
-        assert_eq!(granted(&*store, &hold, HOUR).await.fence.number(), latest + 1);
-        assert_eq!(server.query::<String>(&["GET", &fence_name(&hold)]).await, (latest + 1).to_string());
+        server
+            .command(&["SET", &fence_name(&hold), &latest.to_string()])
+            .await;
+        assert_eq!(
+            granted(&*store, &hold, HOUR).await.fence.number(),
+            latest + 1
+        );
+        assert_eq!(
+            server.query::<String>(&["GET", &fence_name(&hold)]).await,
+            (latest + 1).to_string()
+        );
     }
 }
 
@@ -51,8 +70,14 @@ async fn fencing_tokens_grow_when_their_counter_is_lost_or_lags_behind() {
                 let hold = beside(&key, mode);
                 let before = micros(server).await;
                 let fence = granted(&*store, &hold, HOUR).await.fence.number();
-                assert!(fence > latest, "{mode:?} {counter:?}: {fence} after {latest}");
-                assert!(fence >= before && fence <= micros(server).await, "it is the server's time");
+                assert!(
+                    fence > latest,
+                    "{mode:?} {counter:?}: {fence} after {latest}"
+                );
+                assert!(
+                    fence >= before && fence <= micros(server).await,
+                    "it is the server's time"
+                );
                 latest = fence;
                 release(&*store, &hold).await;
             }
@@ -73,10 +98,16 @@ async fn fencing_tokens_grow_when_the_clock_goes_back() {
     for mode in MODES {
         let key = fresh_hold(mode).key;
         let ahead = micros(server).await + 3_600_000_000;
-        server.command(&["SET", &fence_name(&beside(&key, mode)), &ahead.to_string()]).await;
+        server
+            .command(&["SET", &fence_name(&beside(&key, mode)), &ahead.to_string()])
+            .await;
         for step in 1..4 {
             let hold = beside(&key, mode);
-            assert_eq!(granted(&*store, &hold, HOUR).await.fence.number(), ahead + step, "{mode:?}");
+            assert_eq!(
+                granted(&*store, &hold, HOUR).await.fence.number(),
+                ahead + step,
+                "{mode:?}"
+            );
             release(&*store, &hold).await;
         }
     }
@@ -117,7 +148,10 @@ async fn a_counter_lives_for_a_day_after_each_grant() {
     release(&*store, &reader).await;
     granted(&*store, &writer, HOUR).await;
     refreshed("the next grant").await;
-    store.release(&Release::new(writer).next(Next::new(heir.token, HOUR, 0))).await.unwrap();
+    store
+        .release(&Release::new(writer).next(Next::new(heir.token, HOUR, 0)))
+        .await
+        .unwrap();
     refreshed("passing on").await;
     release(&*store, &heir).await;
     let left = server.keys(&format!("*{}*", heir.key)).await;
@@ -138,7 +172,11 @@ async fn every_grant_carries_a_larger_fencing_token() {
         for _ in 0..20 {
             let next = Token::random();
             let ReleaseReply::Passed(grant) = store
-                .release(&Release::new(writer.clone()).next(Next::new(next, Duration::from_secs(60), 0)))
+                .release(&Release::new(writer.clone()).next(Next::new(
+                    next,
+                    Duration::from_secs(60),
+                    0,
+                )))
                 .await
                 .unwrap()
             else {
@@ -147,7 +185,9 @@ async fn every_grant_carries_a_larger_fencing_token() {
             larger(grant);
             writer.token = next;
         }
-        let ConvertReply::Converted(grant) = store.convert(&writer).await.unwrap() else { panic!("{store:?}") };
+        let ConvertReply::Converted(grant) = store.convert(&writer).await.unwrap() else {
+            panic!("{store:?}")
+        };
         larger(grant);
         let readers: Vec<_> = (0..5).map(|_| beside(&writer.key, Mode::Shared)).collect();
         for reader in &readers {
@@ -155,7 +195,9 @@ async fn every_grant_carries_a_larger_fencing_token() {
         }
         for reader in &readers {
             // A reader is told a larger one, as another may have had the counter's.
-            let PollReply::Granted(grant) = store.poll(reader).await.unwrap() else { panic!("{store:?}") };
+            let PollReply::Granted(grant) = store.poll(reader).await.unwrap() else {
+                panic!("{store:?}")
+            };
             larger(grant);
         }
     }

@@ -20,7 +20,11 @@ const HOUR: Duration = super::HOUR;
 const MINUTE: Duration = Duration::from_secs(60);
 
 async fn renew(store: &dyn Store, hold: &Hold, lease: Duration) -> RenewReply {
-    store.renew(&[Renewal::new(hold.clone(), lease)]).await.all().unwrap()[0]
+    store
+        .renew(&[Renewal::new(hold.clone(), lease)])
+        .await
+        .all()
+        .unwrap()[0]
 }
 
 // Rule 11.
@@ -31,7 +35,9 @@ async fn a_shorter_renewal_does_not_shorten_a_lease() {
             let hold = fresh_hold(mode);
             granted(&*store, &hold, HOUR).await;
             for lease in [MINUTE, Duration::ZERO] {
-                let RenewReply::Renewed { ttl } = renew(&*store, &hold, lease).await else { panic!("gone") };
+                let RenewReply::Renewed { ttl } = renew(&*store, &hold, lease).await else {
+                    panic!("gone")
+                };
                 assert!(ttl > HOUR / 2, "{mode:?}: {ttl:?}");
             }
             assert!(inspect(&*store, &hold).await.holders[0].ttl > Some(HOUR / 2));
@@ -53,7 +59,10 @@ async fn a_set_lives_as_long_as_its_longest_holder() {
         assert!(left().await > 1_800_000, "{mode:?}");
         renew(&*store, &short, MINUTE * 2).await;
         assert!(left().await > 1_800_000, "{mode:?}");
-        store.release(&Release::new(short.clone()).keep_for(Some(MINUTE))).await.unwrap();
+        store
+            .release(&Release::new(short.clone()).keep_for(Some(MINUTE)))
+            .await
+            .unwrap();
         assert!(left().await > 1_800_000, "{mode:?}");
         store.release(&Release::new(long.clone())).await.unwrap();
         assert!(left().await <= 120_000, "and no longer than that");
@@ -73,12 +82,27 @@ async fn a_renewal_after_an_extension_leaves_it_as_long() {
             Mode::Permits(permits) => locks.permits(&hold.key, permits),
             _ => locks.exclusive(&hold.key),
         };
-        let guard = request.lease(Duration::from_millis(1_500)).acquire().await.unwrap();
+        let guard = request
+            .lease(Duration::from_millis(1_500))
+            .acquire()
+            .await
+            .unwrap();
         guard.extend(HOUR).await.unwrap();
         // The first is the extension itself.
-        store.wait_for(|asked| asked.iter().filter(|asked| matches!(asked, Asked::Renew(_))).count() >= 3).await;
+        store
+            .wait_for(|asked| {
+                asked
+                    .iter()
+                    .filter(|asked| matches!(asked, Asked::Renew(_)))
+                    .count()
+                    >= 3
+            })
+            .await;
         guard.verify().await.unwrap();
-        assert!(server.query::<i64>(&["PTTL", &lock_name(&hold)]).await > 1_800_000, "{mode:?}");
+        assert!(
+            server.query::<i64>(&["PTTL", &lock_name(&hold)]).await > 1_800_000,
+            "{mode:?}"
+        );
         assert!(guard.validity() > HOUR / 2);
         guard.release().await.unwrap();
     }
@@ -94,8 +118,16 @@ async fn a_renewal_of_nothing_creates_nothing() {
         assert_eq!(renew(&*store, &hold, HOUR).await, RenewReply::Gone);
         granted(&*store, &hold, HOUR).await;
         server.command(&["DEL", &lock_name(&hold)]).await;
-        assert_eq!(renew(&*store, &hold, HOUR).await, RenewReply::Gone, "{mode:?}");
-        assert_eq!(server.query::<i64>(&["EXISTS", &lock_name(&hold)]).await, 0, "{mode:?}");
+        assert_eq!(
+            renew(&*store, &hold, HOUR).await,
+            RenewReply::Gone,
+            "{mode:?}"
+        );
+        assert_eq!(
+            server.query::<i64>(&["EXISTS", &lock_name(&hold)]).await,
+            0,
+            "{mode:?}"
+        );
     }
 }
 
@@ -110,9 +142,18 @@ async fn an_expired_holder_is_not_revived_by_its_renewal() {
         granted(&*store, &crashed, HOUR).await;
         granted(&*store, &alive, HOUR).await;
         let past = (micros(server).await / 1000 - 1).to_string();
-        server.command(&["ZADD", &lock_name(&crashed), "XX", &past, &member(&crashed)]).await;
-        assert_eq!(renew(&*store, &crashed, HOUR).await, RenewReply::Gone, "{mode:?}");
-        assert!(matches!(renew(&*store, &alive, 2 * HOUR).await, RenewReply::Renewed { .. }));
+        server
+            .command(&["ZADD", &lock_name(&crashed), "XX", &past, &member(&crashed)])
+            .await;
+        assert_eq!(
+            renew(&*store, &crashed, HOUR).await,
+            RenewReply::Gone,
+            "{mode:?}"
+        );
+        assert!(matches!(
+            renew(&*store, &alive, 2 * HOUR).await,
+            RenewReply::Renewed { .. }
+        ));
         // 13 of the failures seen elsewhere: the living keep no dead one alive.
         assert_eq!(inspect(&*store, &alive).await.holders.len(), 1, "{mode:?}");
     }
@@ -129,7 +170,12 @@ async fn no_renewal_is_sent_after_the_release() {
         let locks = locks.clone();
         holders.spawn(async move {
             let lease = Duration::from_millis(100);
-            let guard = locks.exclusive(format!("k{number}")).lease(lease).acquire().await.unwrap();
+            let guard = locks
+                .exclusive(format!("k{number}"))
+                .lease(lease)
+                .acquire()
+                .await
+                .unwrap();
             tokio::time::sleep(Duration::from_millis(7 * (number / 4))).await;
             match number % 4 {
                 0 => drop(guard),
@@ -142,9 +188,19 @@ async fn no_renewal_is_sent_after_the_release() {
     tokio::time::sleep(Duration::from_secs(1)).await;
 
     let asked = store.asked();
-    assert!(asked.iter().filter(|asked| matches!(asked, Asked::Renew(_))).count() > 200, "leases were renewed");
+    assert!(
+        asked
+            .iter()
+            .filter(|asked| matches!(asked, Asked::Renew(_)))
+            .count()
+            > 200,
+        "leases were renewed"
+    );
     for token in store.tokens() {
-        let released = asked.iter().position(|asked| *asked == Asked::Release(token)).expect("all are released");
+        let released = asked
+            .iter()
+            .position(|asked| *asked == Asked::Release(token))
+            .expect("all are released");
         assert!(!asked[released..].contains(&Asked::Renew(token)));
     }
 }
@@ -164,7 +220,12 @@ async fn the_server_sees_nothing_of_a_lock_after_its_release() {
         let locks = locks.clone();
         holders.spawn(async move {
             let lease = Duration::from_millis(900);
-            let guard = locks.exclusive(format!("k{number}.")).lease(lease).acquire().await.unwrap();
+            let guard = locks
+                .exclusive(format!("k{number}."))
+                .lease(lease)
+                .acquire()
+                .await
+                .unwrap();
             // At every phase of the first renewal.
             tokio::time::sleep(Duration::from_millis(250 + 3 * number)).await;
             // On a busy machine the lease may have run out, or the answer may be late: then it is said once more.
@@ -178,8 +239,14 @@ async fn the_server_sees_nothing_of_a_lock_after_its_release() {
     for number in released.into_iter().flatten() {
         let name = format!("\"lock:k{number}.\"");
         let about: Vec<_> = lines.iter().filter(|line| line.contains(&name)).collect();
-        renewed += about.iter().filter(|line| line.contains("\"PEXPIRE\"")).count();
-        let end = about.iter().position(|line| line.contains("lua] \"DEL\"")).expect("it was released");
+        renewed += about
+            .iter()
+            .filter(|line| line.contains("\"PEXPIRE\""))
+            .count();
+        let end = about
+            .iter()
+            .position(|line| line.contains("lua] \"DEL\""))
+            .expect("it was released");
         assert_eq!(about[end + 1..], [""; 0], "{about:#?}");
     }
     assert!(renewed > 0, "leases were renewed");

@@ -34,10 +34,23 @@ async fn a_late_acquire_does_nothing() {
         sleep_until(deadline + Duration::from_millis(50)).await;
         server.resume();
     };
-    let (one, shared, all, ()) =
-        tokio::join!(store.acquire(&one), store.acquire(&shared), store.acquire_all(&all), resume);
-    assert_eq!((one.unwrap(), shared.unwrap()), (AcquireReply::Late, AcquireReply::Late));
-    assert_eq!(all.unwrap(), AcquireAllReply::Refused { index: 0, reply: AcquireReply::Late });
+    let (one, shared, all, ()) = tokio::join!(
+        store.acquire(&one),
+        store.acquire(&shared),
+        store.acquire_all(&all),
+        resume
+    );
+    assert_eq!(
+        (one.unwrap(), shared.unwrap()),
+        (AcquireReply::Late, AcquireReply::Late)
+    );
+    assert_eq!(
+        all.unwrap(),
+        AcquireAllReply::Refused {
+            index: 0,
+            reply: AcquireReply::Late
+        }
+    );
     assert_eq!(server.keys("*").await, [""; 0]);
 }
 
@@ -48,15 +61,37 @@ async fn no_acquire_may_be_executed_a_second_after_its_call_timeout() {
     let locks = LockClient::with_store(store.clone());
     for (lease, call_timeout) in [(HOUR, 500), (Duration::from_millis(600), 100)] {
         let before = store.asked().len();
-        locks.exclusive("k").lease(lease).acquire().await.unwrap().release().await.unwrap();
-        locks.all(["k", "l"]).lease(lease).no_wait().acquire().await.unwrap().release().await.unwrap();
+        locks
+            .exclusive("k")
+            .lease(lease)
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        locks
+            .all(["k", "l"])
+            .lease(lease)
+            .no_wait()
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
         let ahead = |asked: &Asked| match asked {
             Asked::Acquire { sent, deadline, .. } => Some(*deadline - *sent),
             _ => None,
         };
         let ahead: Vec<_> = store.asked()[before..].iter().filter_map(ahead).collect();
         assert_eq!(ahead.len(), 3);
-        assert!(ahead.iter().all(|ahead| *ahead <= Duration::from_millis(call_timeout + 1000)), "{ahead:?}");
+        assert!(
+            ahead
+                .iter()
+                .all(|ahead| *ahead <= Duration::from_millis(call_timeout + 1000)),
+            "{ahead:?}"
+        );
     }
 }
 
@@ -69,7 +104,10 @@ async fn a_straggler_that_its_abandon_has_overtaken_is_abandoned_once_more_after
         store.next_acquire(Fate::OvertakenByItsAbandon);
         let request = locks.exclusive("k").lease(HOUR);
         if several {
-            let guard = request.acquire().await.expect("who waits gets it, long before the lease is over");
+            let guard = request
+                .acquire()
+                .await
+                .expect("who waits gets it, long before the lease is over");
             guard.verify().await.unwrap();
         } else {
             let error = request.no_wait().acquire().await.unwrap_err();
@@ -78,7 +116,11 @@ async fn a_straggler_that_its_abandon_has_overtaken_is_abandoned_once_more_after
             assert!(is_free(&*store, &key("k")).await);
         }
         let straggler = store.tokens()[0];
-        let abandoned = store.asked().iter().filter(|asked| **asked == Asked::Abandon(straggler)).count();
+        let abandoned = store
+            .asked()
+            .iter()
+            .filter(|asked| **asked == Asked::Abandon(straggler))
+            .count();
         assert!(abandoned >= 2, "{abandoned}");
     }
 }
@@ -90,12 +132,22 @@ async fn an_abandon_without_an_answer_is_repeated() {
     let locks = LockClient::with_store(store.clone());
     store.next_acquire(Fate::Unanswered);
     store.lose_abandons(5);
-    locks.exclusive("k").lease(HOUR).no_wait().acquire().await.unwrap_err();
+    locks
+        .exclusive("k")
+        .lease(HOUR)
+        .no_wait()
+        .acquire()
+        .await
+        .unwrap_err();
     let since = Instant::now();
     while !is_free(&*store, &key("k")).await {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    assert!(since.elapsed() < Duration::from_secs(60), "{:?}", since.elapsed());
+    assert!(
+        since.elapsed() < Duration::from_secs(60),
+        "{:?}",
+        since.elapsed()
+    );
 }
 
 // Rule 8, and 3 of the failures seen elsewhere.
@@ -107,19 +159,39 @@ async fn lost_answers_leave_no_key() {
     let name = unique("lost");
     // It is asked twice, and what abandons the first token may come between.
     proxy.drop_reply(DropReply::next().to("EVALSHA").times(3));
-    let error = locks.exclusive(name.as_str()).lease(HOUR).no_wait().acquire().await.unwrap_err();
+    let error = locks
+        .exclusive(name.as_str())
+        .lease(HOUR)
+        .no_wait()
+        .acquire()
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
     proxy.let_through().await;
-    eventually("the lock is given up", async || server.query::<i64>(&["EXISTS", &format!("lock:{name}")]).await == 0)
-        .await;
+    eventually("the lock is given up", async || {
+        server
+            .query::<i64>(&["EXISTS", &format!("lock:{name}")])
+            .await
+            == 0
+    })
+    .await;
 
     // The same with several keys, where a part of them would do as much harm.
     let names = [unique("lost"), unique("lost")];
     proxy.drop_reply(DropReply::next().to("EVALSHA").times(5));
-    locks.all(names.iter().map(String::as_str)).lease(HOUR).no_wait().acquire().await.unwrap_err();
+    locks
+        .all(names.iter().map(String::as_str))
+        .lease(HOUR)
+        .no_wait()
+        .acquire()
+        .await
+        .unwrap_err();
     proxy.let_through().await;
     for name in names.map(|name| format!("lock:{name}")) {
-        eventually("all are given up", async || server.query::<i64>(&["EXISTS", &name]).await == 0).await;
+        eventually("all are given up", async || {
+            server.query::<i64>(&["EXISTS", &name]).await == 0
+        })
+        .await;
     }
 }
 
@@ -132,14 +204,32 @@ async fn who_waits_gets_the_lock_in_spite_of_lost_answers() {
     for mode in ["write", "read"] {
         proxy.drop_reply(DropReply::next().to("EVALSHA").times(3));
         let name = unique("lost");
-        let request = if mode == "read" { locks.read(name.as_str()) } else { locks.write(name.as_str()) };
-        let guard = timeout(LONG, request.lease(HOUR).wait(LONG).acquire()).await.unwrap().unwrap();
+        let request = if mode == "read" {
+            locks.read(name.as_str())
+        } else {
+            locks.write(name.as_str())
+        };
+        let guard = timeout(LONG, request.lease(HOUR).wait(LONG).acquire())
+            .await
+            .unwrap()
+            .unwrap();
         proxy.let_through().await;
         guard.verify().await.unwrap();
-        eventually("one holder is left", async || locks.inspect(name.as_str()).await.unwrap().holders.len() == 1).await;
+        eventually("one holder is left", async || {
+            locks.inspect(name.as_str()).await.unwrap().holders.len() == 1
+        })
+        .await;
         guard.release().await.unwrap();
         // A straggler, if any were left, would be given up by now.
-        locks.write(name.as_str()).wait(LONG).acquire().await.unwrap().release().await.unwrap();
+        locks
+            .write(name.as_str())
+            .wait(LONG)
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     }
     assert!(proxy.dropped_replies() >= 2);
 }
@@ -153,13 +243,28 @@ async fn a_question_that_is_repeated_after_a_lost_answer_is_one() {
     for mode in ["write", "read"] {
         let name = unique("repeated");
         proxy.drop_reply(DropReply::next().to("EVALSHA"));
-        let request = if mode == "read" { locks.read(name.as_str()) } else { locks.write(name.as_str()) };
-        let guard = timeout(LONG, request.wait(LONG).acquire()).await.unwrap().unwrap();
+        let request = if mode == "read" {
+            locks.read(name.as_str())
+        } else {
+            locks.write(name.as_str())
+        };
+        let guard = timeout(LONG, request.wait(LONG).acquire())
+            .await
+            .unwrap()
+            .unwrap();
         let holders = async || locks.inspect(name.as_str()).await.unwrap().holders;
         eventually("one holder is left", async || holders().await.len() == 1).await;
         assert!(Some(guard.validity()) < holders().await[0].ttl, "{mode}");
         guard.release().await.unwrap();
-        assert!(locks.inspect(name.as_str()).await.unwrap().holders.is_empty(), "{mode}");
+        assert!(
+            locks
+                .inspect(name.as_str())
+                .await
+                .unwrap()
+                .holders
+                .is_empty(),
+            "{mode}"
+        );
     }
 }
 
@@ -174,11 +279,26 @@ async fn a_token_is_sent_in_one_request_only() {
     proxy.drop_reply(DropReply::next().to("EVALSHA"));
     let _ = locks.exclusive(name.as_str()).no_wait().acquire().await;
     proxy.drop_reply(DropReply::next().to("EVALSHA"));
-    locks.exclusive(name.as_str()).wait(LONG).acquire().await.unwrap().release().await.unwrap();
+    locks
+        .exclusive(name.as_str())
+        .wait(LONG)
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     let lines = monitor.lines_so_far(server).await;
     // Of all scripts only that of an acquire begins with a deadline, in microseconds.
-    let requests = lines.iter().map(|line| words(line)).filter(|words| words.contains(&&*format!("lock:{name}")));
-    let requests = requests.filter(|words| words.get(6).is_some_and(|deadline| deadline.parse::<u64>().is_ok()));
+    let requests = lines
+        .iter()
+        .map(|line| words(line))
+        .filter(|words| words.contains(&&*format!("lock:{name}")));
+    let requests = requests.filter(|words| {
+        words
+            .get(6)
+            .is_some_and(|deadline| deadline.parse::<u64>().is_ok())
+    });
     let mut tokens: Vec<_> = requests.map(|words| words[9].to_owned()).collect();
     assert!(tokens.len() >= 4, "{lines:?}");
     tokens.sort_unstable();
@@ -196,13 +316,24 @@ async fn a_delayed_acquire_leaves_no_key() {
         let locks = warm_client(&proxy.url()).await;
         let name = unique("delayed");
         proxy.delay(Direction::ToServer, Duration::from_millis(delay));
-        let error = locks.exclusive(name.as_str()).lease(HOUR).no_wait().acquire().await.unwrap_err();
+        let error = locks
+            .exclusive(name.as_str())
+            .lease(HOUR)
+            .no_wait()
+            .acquire()
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
         proxy.let_through().await;
         // Behind all that is on its way.
         tokio::time::timeout(LONG, locks.shutdown()).await.unwrap();
-        eventually("nobody holds it", async || server.query::<i64>(&["EXISTS", &format!("lock:{name}")]).await == 0)
-            .await;
+        eventually("nobody holds it", async || {
+            server
+                .query::<i64>(&["EXISTS", &format!("lock:{name}")])
+                .await
+                == 0
+        })
+        .await;
     }
 }
 
@@ -215,7 +346,11 @@ async fn an_acquire_that_a_stopped_server_finds_later_leaves_no_key() {
     let wait = Duration::from_millis(700);
     let (one, permit, several) = tokio::join!(
         locks.exclusive("one").lease(HOUR).wait(wait).acquire(),
-        locks.permits("permit", 2.try_into().unwrap()).lease(HOUR).wait(wait).acquire(),
+        locks
+            .permits("permit", 2.try_into().unwrap())
+            .lease(HOUR)
+            .wait(wait)
+            .acquire(),
         locks.all(["a", "b"]).lease(HOUR).wait(wait).acquire(),
     );
     for error in [one.unwrap_err(), permit.unwrap_err(), several.unwrap_err()] {

@@ -27,7 +27,11 @@ impl Monitor {
         server.command(&["ECHO", &end]).await;
         loop {
             let mut line = String::new();
-            assert_ne!(stream.read_line(&mut line).await.unwrap(), 0, "the server has gone");
+            assert_ne!(
+                stream.read_line(&mut line).await.unwrap(),
+                0,
+                "the server has gone"
+            );
             if line.contains(&end) {
                 return lines.clone();
             }
@@ -39,5 +43,9 @@ impl Monitor {
 /// The words of a line, without the quotes.
 pub(super) fn words(line: &str) -> Vec<&str> {
     let command = line.split_once("] ").map_or("", |(_, command)| command);
-    command.trim_end().trim_matches('"').split("\" \"").collect()
+    command
+        .trim_end()
+        .trim_matches('"')
+        .split("\" \"")
+        .collect()
 }

@@ -25,43 +25,78 @@ async fn live(store: &dyn Store, key: &LockKey) {
             store.abandon(&waiter).await.unwrap();
         }
         assert!(matches!(
-            store.renew(&[Renewal::new(hold.clone(), 2 * HOUR)]).await.all().unwrap()[0],
+            store
+                .renew(&[Renewal::new(hold.clone(), 2 * HOUR)])
+                .await
+                .all()
+                .unwrap()[0],
             RenewReply::Renewed { .. }
         ));
         store.poll(&hold).await.unwrap();
         assert_eq!(inspect(store, &hold).await.holders.len(), 1);
         let heir = beside(key, mode);
-        let reply = store.release(&Release::new(hold.clone()).next(Next::new(heir.token, HOUR, 0))).await.unwrap();
+        let reply = store
+            .release(&Release::new(hold.clone()).next(Next::new(heir.token, HOUR, 0)))
+            .await
+            .unwrap();
         if mode == Mode::Exclusive {
             assert!(matches!(reply, ReleaseReply::Passed(_)));
             store.convert(&heir).await.unwrap();
-            store.abandon(&Hold::new(key.clone(), Mode::Shared, heir.token)).await.unwrap();
+            store
+                .abandon(&Hold::new(key.clone(), Mode::Shared, heir.token))
+                .await
+                .unwrap();
         }
         granted(store, &beside(key, mode), HOUR).await;
-        let revoked = store.revoke(key, mode.family(), RevokeScope::Leased).await.unwrap();
+        let revoked = store
+            .revoke(key, mode.family(), RevokeScope::Leased)
+            .await
+            .unwrap();
         assert_eq!(revoked, RevokeReply::Revoked);
     }
 }
 
-const NAMES: [&str; 8] = ["order:42", "{a}", "x{a}y", "x{a}{b}", "a{b", "{{a}", "a{b}}", "f:x"];
+const NAMES: [&str; 8] = [
+    "order:42", "{a}", "x{a}y", "x{a}{b}", "a{b", "{{a}", "a{b}}", "f:x",
+];
 
 // Rule 22, and 12 of the failures seen elsewhere.
 #[tokio::test]
 async fn the_keys_of_a_lock_lie_in_one_slot_of_a_cluster() {
-    let server = RedisServer::builder().args(["--cluster-enabled", "yes"]).start().await;
-    server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).await;
-    let is_up = async || server.query::<String>(&["CLUSTER", "INFO"]).await.contains("cluster_state:ok");
+    let server = RedisServer::builder()
+        .args(["--cluster-enabled", "yes"])
+        .start()
+        .await;
+    server
+        .command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"])
+        .await;
+    let is_up = async || {
+        server
+            .query::<String>(&["CLUSTER", "INFO"])
+            .await
+            .contains("cluster_state:ok")
+    };
     eventually("the cluster is up", is_up).await;
     let apart = ["MSET", "a", "1", "b", "2"];
-    let error = server.try_command(&apart).await.expect_err("it is a cluster");
-    assert!(error.to_string().contains("CrossSlot") || error.to_string().contains("CROSSSLOT"), "{error}");
+    let error = server
+        .try_command(&apart)
+        .await
+        .expect_err("it is a cluster");
+    assert!(
+        error.to_string().contains("CrossSlot") || error.to_string().contains("CROSSSLOT"),
+        "{error}"
+    );
     let store = redis_on(&server).await;
     for name in NAMES {
         live(&*store, &super::key(name)).await;
     }
     // Where no side key could share the slot, the name is refused.
     for name in ["x}y", "x{}y", "{}", "}"] {
-        assert_eq!(LockKey::new(name).unwrap_err().kind(), LockErrorKind::InvalidKey, "{name}");
+        assert_eq!(
+            LockKey::new(name).unwrap_err().kind(),
+            LockErrorKind::InvalidKey,
+            "{name}"
+        );
     }
 }
 
@@ -81,7 +116,10 @@ async fn every_key_that_a_script_touches_is_declared() {
         match words[0] {
             "EVALSHA" | "EVAL" => {
                 let keys: usize = words[2].parse().unwrap();
-                declared = words[3..3 + keys].iter().map(|key| (*key).to_owned()).collect();
+                declared = words[3..3 + keys]
+                    .iter()
+                    .map(|key| (*key).to_owned())
+                    .collect();
                 if declared.len() == 1 {
                     continue;
                 }
@@ -91,7 +129,10 @@ async fn every_key_that_a_script_touches_is_declared() {
             _ => {
                 assert!(line.contains("lua]"), "{line}");
                 touched += 1;
-                assert!(declared.iter().any(|key| key == words[1]), "{declared:?}: {line}");
+                assert!(
+                    declared.iter().any(|key| key == words[1]),
+                    "{declared:?}: {line}"
+                );
             }
         }
     }
@@ -103,8 +144,13 @@ async fn every_key_that_a_script_touches_is_declared() {
 async fn locks_of_different_names_never_meet() {
     let store = redis_on(shared_server().await).await;
     let name = lock_tests::unique("x");
-    let names =
-        [name.clone(), format!("{{{name}}}"), format!("{{{name}}}:f"), format!("f:{name}"), format!("q:{name}")];
+    let names = [
+        name.clone(),
+        format!("{{{name}}}"),
+        format!("{{{name}}}:f"),
+        format!("f:{name}"),
+        format!("q:{name}"),
+    ];
     let mut holds = Vec::new();
     for name in &names {
         for mode in [Mode::Exclusive, super::TWO_PERMITS] {
@@ -116,7 +162,11 @@ async fn locks_of_different_names_never_meet() {
     }
     for hold in &holds {
         assert_eq!(inspect(&*store, hold).await.holders.len(), 1, "{hold:?}");
-        assert_eq!(store.release(&Release::new(hold.clone())).await.unwrap(), ReleaseReply::Released, "{hold:?}");
+        assert_eq!(
+            store.release(&Release::new(hold.clone())).await.unwrap(),
+            ReleaseReply::Released,
+            "{hold:?}"
+        );
     }
 }
 
@@ -128,14 +178,30 @@ async fn a_leaderboard_under_a_locks_name_stays_whole() {
     for mode in MODES {
         let hold = fresh_hold(mode);
         let name = lock_name(&hold);
-        server.command(&["ZADD", &name, "1", "ann", "2", "bob"]).await;
-        assert_eq!(acquire(&*store, &hold, HOUR).await, AcquireReply::ForeignKey(KeyPart::Lock));
-        let revoked = store.revoke(&hold.key, mode.family(), RevokeScope::AlsoEndless).await.unwrap();
+        server
+            .command(&["ZADD", &name, "1", "ann", "2", "bob"])
+            .await;
+        assert_eq!(
+            acquire(&*store, &hold, HOUR).await,
+            AcquireReply::ForeignKey(KeyPart::Lock)
+        );
+        let revoked = store
+            .revoke(&hold.key, mode.family(), RevokeScope::AlsoEndless)
+            .await
+            .unwrap();
         assert_eq!(revoked, RevokeReply::ForeignKey);
-        assert_eq!(server.query::<Vec<String>>(&["ZRANGE", &name, "0", "-1"]).await, ["ann", "bob"]);
+        assert_eq!(
+            server
+                .query::<Vec<String>>(&["ZRANGE", &name, "0", "-1"])
+                .await,
+            ["ann", "bob"]
+        );
         // One that ends, but not with its last member, is no lock either.
         server.command(&["PEXPIRE", &name, "3600000"]).await;
-        assert_eq!(acquire(&*store, &hold, HOUR).await, AcquireReply::ForeignKey(KeyPart::Lock));
+        assert_eq!(
+            acquire(&*store, &hold, HOUR).await,
+            AcquireReply::ForeignKey(KeyPart::Lock)
+        );
         assert_eq!(server.query::<i64>(&["ZCARD", &name]).await, 2);
     }
 }
@@ -146,14 +212,25 @@ async fn a_lock_without_an_end_is_busy_and_revoked_only_when_that_is_meant() {
     let server = shared_server().await;
     let store = redis_on(server).await;
     let hold = fresh_hold(Mode::Exclusive);
-    server.command(&["SET", &lock_name(&hold), "somebody"]).await;
+    server
+        .command(&["SET", &lock_name(&hold), "somebody"])
+        .await;
     for mode in [Mode::Exclusive, Mode::Shared] {
         let reply = acquire(&*store, &beside(&hold.key, mode), HOUR).await;
-        assert_eq!(reply, AcquireReply::Busy { holder_ttl: None, has_waiters: false });
+        assert_eq!(
+            reply,
+            AcquireReply::Busy {
+                holder_ttl: None,
+                has_waiters: false
+            }
+        );
     }
     let revoke = async |scope| store.revoke(&hold.key, Family::Lock, scope).await.unwrap();
     assert_eq!(revoke(RevokeScope::Leased).await, RevokeReply::Endless);
-    assert_eq!(server.query::<String>(&["GET", &lock_name(&hold)]).await, "somebody");
+    assert_eq!(
+        server.query::<String>(&["GET", &lock_name(&hold)]).await,
+        "somebody"
+    );
     assert_eq!(revoke(RevokeScope::AlsoEndless).await, RevokeReply::Revoked);
     granted(&*store, &hold, HOUR).await;
 }

@@ -21,12 +21,26 @@ async fn a_release_compares_the_token() {
                 Release::new(stranger.clone()).keep_for(Some(HOUR)),
                 Release::new(stranger.clone()).next(Next::new(stranger.token, HOUR, 0)),
             ] {
-                assert_eq!(store.release(&release).await.unwrap(), ReleaseReply::NotHeld, "{mode:?} {store:?}");
+                assert_eq!(
+                    store.release(&release).await.unwrap(),
+                    ReleaseReply::NotHeld,
+                    "{mode:?} {store:?}"
+                );
             }
             store.abandon(&stranger).await.unwrap();
-            assert_eq!(inspect(&*store, &holder).await.holders.len(), 1, "{mode:?} {store:?}");
-            assert_eq!(store.release(&Release::new(holder.clone())).await.unwrap(), ReleaseReply::Released);
-            assert_eq!(store.release(&Release::new(holder)).await.unwrap(), ReleaseReply::NotHeld);
+            assert_eq!(
+                inspect(&*store, &holder).await.holders.len(),
+                1,
+                "{mode:?} {store:?}"
+            );
+            assert_eq!(
+                store.release(&Release::new(holder.clone())).await.unwrap(),
+                ReleaseReply::Released
+            );
+            assert_eq!(
+                store.release(&Release::new(holder)).await.unwrap(),
+                ReleaseReply::NotHeld
+            );
         }
     }
 }
@@ -39,7 +53,9 @@ async fn a_guard_whose_lock_was_taken_leaves_the_new_holder_alone() {
     let name = unique("taken");
     let lock = format!("lock:{name}");
     let guard = locks.exclusive(name.as_str()).acquire().await.unwrap();
-    server.command(&["SET", &lock, "somebody", "PX", "3600000"]).await;
+    server
+        .command(&["SET", &lock, "somebody", "PX", "3600000"])
+        .await;
     let error = guard.release().await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Lost(Loss::Taken));
     assert!(error.to_string().contains(&name), "{error}");
@@ -52,7 +68,10 @@ async fn a_guard_whose_lock_was_taken_leaves_the_new_holder_alone() {
 async fn a_release_without_an_answer_is_unknown_and_its_retry_frees_nobody_else() {
     let server = shared_server().await;
     let proxy = Proxy::to(server).await;
-    let (locks, others) = (warm_client(&proxy.url()).await, warm_client(&server.url()).await);
+    let (locks, others) = (
+        warm_client(&proxy.url()).await,
+        warm_client(&server.url()).await,
+    );
     let name = unique("unknown");
     let guard = locks.exclusive(name.as_str()).acquire().await.unwrap();
     proxy.drop_reply(DropReply::next().to("EVALSHA"));
@@ -60,7 +79,12 @@ async fn a_release_without_an_answer_is_unknown_and_its_retry_frees_nobody_else(
     assert_eq!(error.kind(), LockErrorKind::ReleaseUnknown);
     assert!(error.to_string().contains(&name), "{error}");
     // It was executed, so the next one has the lock before the retry comes.
-    let next = others.exclusive(name.as_str()).no_wait().acquire().await.unwrap();
+    let next = others
+        .exclusive(name.as_str())
+        .no_wait()
+        .acquire()
+        .await
+        .unwrap();
     locks.shutdown().await;
     next.verify().await.unwrap();
     next.release().await.unwrap();
@@ -76,18 +100,32 @@ async fn whatever_is_repeated_is_done_once() {
         granted(&*store, &writer, HOUR).await;
         for _ in 0..2 {
             store.convert(&writer).await.unwrap();
-            assert_eq!(inspect(&*store, &writer).await.holders.len(), 1, "{store:?}");
+            assert_eq!(
+                inspect(&*store, &writer).await.holders.len(),
+                1,
+                "{store:?}"
+            );
         }
-        assert_eq!(store.release(&Release::new(reader)).await.unwrap(), ReleaseReply::Released);
+        assert_eq!(
+            store.release(&Release::new(reader)).await.unwrap(),
+            ReleaseReply::Released
+        );
         assert!(super::is_free(&*store, &writer.key).await, "{store:?}");
 
         let kept = fresh_hold(lock_runtime::Mode::Shared);
         granted(&*store, &kept, HOUR).await;
         let release = Release::new(kept.clone()).keep_for(Some(HOUR));
         for _ in 0..2 {
-            assert_eq!(store.release(&release).await.unwrap(), ReleaseReply::Released);
+            assert_eq!(
+                store.release(&release).await.unwrap(),
+                ReleaseReply::Released
+            );
             store.abandon(&kept).await.unwrap();
-            assert_eq!(inspect(&*store, &kept).await.holders.len(), 1, "it is kept for nobody: {store:?}");
+            assert_eq!(
+                inspect(&*store, &kept).await.holders.len(),
+                1,
+                "it is kept for nobody: {store:?}"
+            );
         }
     }
 }

@@ -7,7 +7,12 @@ use tokio::time::{Duration, timeout};
 use super::{HOUR, LONG, eventually};
 
 async fn clients() -> [LockClient; 2] {
-    [LockClient::in_memory(), LockClient::connect(&shared_server().await.url()).await.unwrap()]
+    [
+        LockClient::in_memory(),
+        LockClient::connect(&shared_server().await.url())
+            .await
+            .unwrap(),
+    ]
 }
 
 #[tokio::test]
@@ -24,7 +29,11 @@ async fn opposite_orders_do_not_wait_for_each_other() {
             let (locks, wait) = (locks.clone(), number % 4 != 0);
             tasks.spawn(async move {
                 let request = locks.all(names.iter().map(String::as_str));
-                let request = if wait { request.wait(LONG) } else { request.no_wait() };
+                let request = if wait {
+                    request.wait(LONG)
+                } else {
+                    request.no_wait()
+                };
                 match request.acquire().await {
                     Ok(guard) => {
                         let fences: Vec<_> = guard.fences().map(|(key, _)| key.clone()).collect();
@@ -40,7 +49,10 @@ async fn opposite_orders_do_not_wait_for_each_other() {
             });
         }
         let served = timeout(LONG, tasks.join_all()).await.unwrap();
-        assert!(served.into_iter().filter(|served| *served).count() >= 45, "all who wait");
+        assert!(
+            served.into_iter().filter(|served| *served).count() >= 45,
+            "all who wait"
+        );
     }
 }
 
@@ -53,12 +65,25 @@ async fn of_several_keys_all_are_held_or_none() {
         let is_free = async |name: &str| locks.inspect(name).await.unwrap().holders.is_empty();
 
         let error = request().no_wait().acquire().await.unwrap_err();
-        assert_eq!((error.kind(), error.key().unwrap().as_str()), (LockErrorKind::Contended, b.as_str()));
+        assert_eq!(
+            (error.kind(), error.key().unwrap().as_str()),
+            (LockErrorKind::Contended, b.as_str())
+        );
         assert!(is_free(&a).await && is_free(&c).await);
 
-        let error = request().wait(Duration::from_millis(100)).acquire().await.unwrap_err();
-        assert_eq!((error.kind(), error.key().unwrap().as_str()), (LockErrorKind::WaitTimeout, b.as_str()));
-        eventually("those before it are given back", async || is_free(&a).await && is_free(&c).await).await;
+        let error = request()
+            .wait(Duration::from_millis(100))
+            .acquire()
+            .await
+            .unwrap_err();
+        assert_eq!(
+            (error.kind(), error.key().unwrap().as_str()),
+            (LockErrorKind::WaitTimeout, b.as_str())
+        );
+        eventually("those before it are given back", async || {
+            is_free(&a).await && is_free(&c).await
+        })
+        .await;
 
         holder.release().await.unwrap();
         let guard = request().no_wait().acquire().await.unwrap();

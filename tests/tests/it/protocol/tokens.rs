@@ -10,8 +10,8 @@ use lock_runtime::{
 use lock_tests::shared_server;
 
 use super::{
-    Duration, HOUR, Hold, Instant, acquire, both, fresh_hold, granted, inspect, is_free, key, lock_name, member,
-    micros, redis_on,
+    Duration, HOUR, Hold, Instant, acquire, both, fresh_hold, granted, inspect, is_free, key,
+    lock_name, member, micros, redis_on,
     watched::{Asked, Fate, Watched},
 };
 
@@ -28,10 +28,16 @@ async fn a_retry_after_a_lost_answer_takes_a_fresh_token() {
     store.next_acquire(Fate::Unanswered);
     let since = Instant::now();
     let guard = locks.exclusive("k").lease(HOUR).acquire().await.unwrap();
-    assert!(since.elapsed() < Duration::from_secs(5), "the lost grant is given up and not waited for");
+    assert!(
+        since.elapsed() < Duration::from_secs(5),
+        "the lost grant is given up and not waited for"
+    );
 
     let tokens = store.tokens();
-    assert!(tokens.len() > 1 && tokens[1..].iter().all(|token| *token != tokens[0]), "{tokens:?}");
+    assert!(
+        tokens.len() > 1 && tokens[1..].iter().all(|token| *token != tokens[0]),
+        "{tokens:?}"
+    );
     assert!(store.asked().contains(&Asked::Abandon(tokens[0])));
     guard.verify().await.unwrap();
 }
@@ -42,7 +48,13 @@ async fn an_answer_to_a_token_that_was_given_up_is_not_believed() {
     let store = Watched::new(Arc::new(MemoryStore::new()));
     let locks = LockClient::with_store(store.clone());
     store.next_acquire(Fate::AnsweredAfter(Duration::from_secs(1)));
-    let error = locks.exclusive("k").lease(HOUR).no_wait().acquire().await.unwrap_err();
+    let error = locks
+        .exclusive("k")
+        .lease(HOUR)
+        .no_wait()
+        .acquire()
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable);
     let other = LockClient::with_store(store.clone());
     let guard = other.exclusive("k").acquire().await.unwrap();
@@ -58,15 +70,35 @@ async fn a_lock_that_was_passed_on_no_longer_knows_its_old_token() {
         let heir = Hold::new(old.key.clone(), old.mode, Token::random());
         granted(&*store, &old, HOUR).await;
         let release = Release::new(old.clone()).next(Next::new(heir.token, HOUR, 0));
-        let ReleaseReply::Passed(grant) = store.release(&release).await.unwrap() else { panic!("{store:?}") };
+        let ReleaseReply::Passed(grant) = store.release(&release).await.unwrap() else {
+            panic!("{store:?}")
+        };
 
-        assert_eq!(store.renew(&[Renewal::new(old.clone(), HOUR)]).await.all().unwrap(), [RenewReply::Gone]);
-        assert_eq!(store.release(&Release::new(old.clone())).await.unwrap(), ReleaseReply::NotHeld);
+        assert_eq!(
+            store
+                .renew(&[Renewal::new(old.clone(), HOUR)])
+                .await
+                .all()
+                .unwrap(),
+            [RenewReply::Gone]
+        );
+        assert_eq!(
+            store.release(&Release::new(old.clone())).await.unwrap(),
+            ReleaseReply::NotHeld
+        );
         store.abandon(&old).await.unwrap();
-        let ReleaseReply::Passed(again) = store.release(&release).await.unwrap() else { panic!("{store:?}") };
-        assert_eq!(grant.fence, again.fence, "a repeated release finds that it was executed");
+        let ReleaseReply::Passed(again) = store.release(&release).await.unwrap() else {
+            panic!("{store:?}")
+        };
+        assert_eq!(
+            grant.fence, again.fence,
+            "a repeated release finds that it was executed"
+        );
         assert!(!is_free(&*store, &heir.key).await);
-        assert_eq!(store.release(&Release::new(heir)).await.unwrap(), ReleaseReply::Released);
+        assert_eq!(
+            store.release(&Release::new(heir)).await.unwrap(),
+            ReleaseReply::Released
+        );
     }
 }
 
@@ -88,7 +120,13 @@ async fn a_grant_with_little_left_is_valid_for_that_only() {
     let locks = LockClient::with_store(store.clone());
     let left = Duration::from_secs(2);
     store.next_acquire(Fate::GrantedFor(left));
-    let guard = locks.exclusive("k").lease(HOUR).no_renew().acquire().await.unwrap();
+    let guard = locks
+        .exclusive("k")
+        .lease(HOUR)
+        .no_renew()
+        .acquire()
+        .await
+        .unwrap();
     assert_eq!(guard.validity(), left - drift(left));
 }
 
@@ -98,7 +136,13 @@ async fn a_grant_that_is_over_when_it_arrives_is_none() {
     let store = Watched::new(Arc::new(MemoryStore::new()));
     let locks = LockClient::with_store(store.clone());
     store.next_acquire(Fate::GrantedFor(Duration::from_millis(1)));
-    let error = locks.exclusive("k").lease(HOUR).no_wait().acquire().await.unwrap_err();
+    let error = locks
+        .exclusive("k")
+        .lease(HOUR)
+        .no_wait()
+        .acquire()
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable);
     locks.shutdown().await;
     assert!(is_free(&*store, &key("k")).await);
@@ -117,16 +161,28 @@ async fn a_repeated_acquire_gets_what_is_left_of_its_own_grant() {
         let name = lock_name(&hold);
         if mode != Mode::Exclusive {
             let expiry = micros(server).await / 1000 + 60_000;
-            server.command(&["ZADD", &name, "XX", &expiry.to_string(), &member(&hold)]).await;
+            server
+                .command(&["ZADD", &name, "XX", &expiry.to_string(), &member(&hold)])
+                .await;
         }
         server.command(&["PEXPIRE", &name, "60000"]).await;
         let again = granted(&*store, &hold, HOUR).await;
-        assert!(again.ttl <= minute && again.ttl > minute / 2, "{mode:?}: {again:?}");
+        assert!(
+            again.ttl <= minute && again.ttl > minute / 2,
+            "{mode:?}: {again:?}"
+        );
         assert!(again.fence == first.fence || mode != Mode::Exclusive && again.fence > first.fence);
-        assert_eq!(inspect(&*store, &hold).await.holders.len(), 1, "a repeated request counts once");
+        assert_eq!(
+            inspect(&*store, &hold).await.holders.len(),
+            1,
+            "a repeated request counts once"
+        );
         if mode == Mode::Exclusive {
             let other = super::beside(&hold.key, mode);
-            assert!(matches!(acquire(&*store, &other, HOUR).await, super::AcquireReply::Busy { .. }));
+            assert!(matches!(
+                acquire(&*store, &other, HOUR).await,
+                super::AcquireReply::Busy { .. }
+            ));
         }
     }
 }

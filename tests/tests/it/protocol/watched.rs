@@ -11,8 +11,9 @@ use std::{
 use lock_runtime::{
     Family, LockKey, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyRequest, Listener, PollReply, Release,
-        ReleaseReply, RenewReply, Renewal, Store, StoreError, StoreErrorKind, Token,
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyRequest, Listener,
+        PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, StoreErrorKind,
+        Token,
     },
 };
 use tokio::{
@@ -25,7 +26,11 @@ type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 
 /// What was asked, when it was asked.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Asked {
-    Acquire { token: Token, sent: Instant, deadline: Instant },
+    Acquire {
+        token: Token,
+        sent: Instant,
+        deadline: Instant,
+    },
     Renew(Token),
     Release(Token),
     Abandon(Token),
@@ -99,7 +104,13 @@ impl Watched {
 
     /// The requests to acquire so far: their tokens.
     pub(crate) fn tokens(&self) -> Vec<Token> {
-        let token = |asked: &Asked| if let Asked::Acquire { token, .. } = asked { Some(*token) } else { None };
+        let token = |asked: &Asked| {
+            if let Asked::Acquire { token, .. } = asked {
+                Some(*token)
+            } else {
+                None
+            }
+        };
         self.asked().iter().filter_map(token).collect()
     }
 
@@ -138,7 +149,10 @@ impl Watched {
         };
         if let Some(request) = straggler {
             let reply = self.behind.acquire(&request).await?;
-            assert!(matches!(reply, AcquireReply::Granted(_)), "it holds for nobody now: {reply:?}");
+            assert!(
+                matches!(reply, AcquireReply::Granted(_)),
+                "it holds for nobody now: {reply:?}"
+            );
         }
         Ok(())
     }
@@ -152,7 +166,11 @@ impl Store for Watched {
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Reply<'a, AcquireReply> {
         Box::pin(async move {
             let (token, deadline) = (request.hold.token, request.deadline);
-            self.note(Asked::Acquire { token, sent: Instant::now(), deadline });
+            self.note(Asked::Acquire {
+                token,
+                sent: Instant::now(),
+                deadline,
+            });
             let fate = lock(&self.fates).pop_front();
             match fate {
                 None => self.behind.acquire(request).await,
@@ -162,7 +180,9 @@ impl Store for Watched {
                     reply
                 }
                 Some(Fate::GrantedFor(ttl)) => Ok(match self.behind.acquire(request).await? {
-                    AcquireReply::Granted(grant) => AcquireReply::Granted(Grant::new(grant.fence, ttl)),
+                    AcquireReply::Granted(grant) => {
+                        AcquireReply::Granted(Grant::new(grant.fence, ttl))
+                    }
                     reply => reply,
                 }),
                 Some(Fate::Unanswered) => {
@@ -180,11 +200,19 @@ impl Store for Watched {
     fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Reply<'a, AcquireAllReply> {
         Box::pin(async move {
             for KeyRequest { hold, deadline, .. } in requests {
-                self.note(Asked::Acquire { token: hold.token, sent: Instant::now(), deadline: *deadline });
+                self.note(Asked::Acquire {
+                    token: hold.token,
+                    sent: Instant::now(),
+                    deadline: *deadline,
+                });
             }
             let fate = lock(&self.fates).pop_front();
             let reply = self.behind.acquire_all(requests).await;
-            if fate.is_some() { pending().await } else { reply }
+            if fate.is_some() {
+                pending().await
+            } else {
+                reply
+            }
         })
     }
 
@@ -197,7 +225,9 @@ impl Store for Watched {
         renewals: &'a [Renewal],
     ) -> futures_util::future::BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
         Box::pin(async move {
-            renewals.iter().for_each(|renewal| self.note(Asked::Renew(renewal.hold.token)));
+            renewals
+                .iter()
+                .for_each(|renewal| self.note(Asked::Renew(renewal.hold.token)));
             let replies = self.behind.renew(renewals).await;
             let time = *lock(&self.slow_renewals);
             if !time.is_zero() {
@@ -211,7 +241,11 @@ impl Store for Watched {
         Box::pin(async move {
             self.note(Asked::Release(release.hold.token));
             // The sender is here: it cannot be gone.
-            let _ = self.stopped_releases.subscribe().wait_for(|stopped| !stopped).await;
+            let _ = self
+                .stopped_releases
+                .subscribe()
+                .wait_for(|stopped| !stopped)
+                .await;
             self.behind.release(release).await
         })
     }

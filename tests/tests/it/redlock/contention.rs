@@ -8,7 +8,10 @@ use std::{
 use futures_util::future::join_all;
 use lock_runtime::{
     LockClient, LockErrorKind, LockKey, LockRequest, Mode,
-    store::{AcquireReply, Hold, IfBusy, KeyRequest, MemoryStore, QuorumStore, Store, Token, redis::RedisStore},
+    store::{
+        AcquireReply, Hold, IfBusy, KeyRequest, MemoryStore, QuorumStore, Store, Token,
+        redis::RedisStore,
+    },
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -22,7 +25,9 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// Which of `servers` keeps the wait queue of a key: FNV-1a of the key.
 fn queue_node(key: &str, servers: usize) -> usize {
-    let hash = key.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let hash = key.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    });
     hash as usize % servers
 }
 
@@ -35,7 +40,10 @@ impl Stores {
     }
 
     fn client(&self) -> LockClient {
-        let servers = self.0.iter().map(|store| (String::from("store"), store.clone() as Arc<dyn Store>));
+        let servers = self
+            .0
+            .iter()
+            .map(|store| (String::from("store"), store.clone() as Arc<dyn Store>));
         LockClient::with_store(Arc::new(QuorumStore::new(servers, LONGEST_LEASE).unwrap()))
     }
 
@@ -58,13 +66,23 @@ async fn stand_in_line(store: &dyn Store, key: &str) {
 }
 
 /// The modes of a dead vote and of a request that it may hold up.
-const MODES: [(Mode, Mode); 3] =
-    [(Mode::Exclusive, Mode::Exclusive), (Mode::Exclusive, Mode::Shared), (Mode::Shared, Mode::Exclusive)];
+const MODES: [(Mode, Mode); 3] = [
+    (Mode::Exclusive, Mode::Exclusive),
+    (Mode::Exclusive, Mode::Shared),
+    (Mode::Shared, Mode::Exclusive),
+];
 
 fn request(locks: &LockClient, key: &str, mode: Mode, wait: Option<Duration>) -> LockRequest {
-    let request = if mode == Mode::Shared { locks.read(key) } else { locks.write(key) };
+    let request = if mode == Mode::Shared {
+        locks.read(key)
+    } else {
+        locks.write(key)
+    };
     let request = request.lease(LONGEST_LEASE);
-    wait.map_or_else(|| request.clone().no_wait(), |wait| request.clone().wait(wait))
+    wait.map_or_else(
+        || request.clone().no_wait(),
+        |wait| request.clone().wait(wait),
+    )
 }
 
 #[tokio::test(start_paused = true)]
@@ -92,7 +110,10 @@ async fn a_dead_vote_holds_no_request_with_a_short_lease_up() {
     for (dead, mode) in MODES {
         let stores = Stores::new();
         stores.plant("a", dead).await;
-        let guard = request(&stores.client(), "a", mode, None).lease(Duration::from_millis(500)).acquire().await;
+        let guard = request(&stores.client(), "a", mode, None)
+            .lease(Duration::from_millis(500))
+            .acquire()
+            .await;
         assert!(guard.is_ok(), "{mode:?} behind {dead:?}: {guard:?}");
     }
 }
@@ -102,7 +123,9 @@ async fn a_reader_that_does_not_wait_is_refused_behind_a_writer_that_waits() {
     let stores = Stores::new();
     stores.plant("a", Mode::Exclusive).await;
     stand_in_line(&*stores.0[queue_node("a", 5)], "a").await;
-    let refused = request(&stores.client(), "a", Mode::Shared, None).acquire().await;
+    let refused = request(&stores.client(), "a", Mode::Shared, None)
+        .acquire()
+        .await;
     assert_eq!(refused.unwrap_err().kind(), LockErrorKind::Contended);
 }
 
@@ -124,7 +147,10 @@ async fn a_dead_vote_holds_no_request_up() {
             }
             // Without a second look a request that does not wait is refused.
             let guard = request(&locks, "a", mode, wait).acquire().await;
-            assert!(guard.is_ok(), "{mode:?} behind {dead:?}, {wait:?}: {guard:?}");
+            assert!(
+                guard.is_ok(),
+                "{mode:?} behind {dead:?}, {wait:?}: {guard:?}"
+            );
             drop(guard.unwrap().release().await);
             node.command(&["DEL", &name]).await;
             let free = || async { locks.inspect("a").await.unwrap().holders.is_empty() };
@@ -139,15 +165,31 @@ async fn an_heir_that_died_before_it_asked_the_others_holds_no_waiter_up() {
     for after in (0..60).map(|step| Duration::from_millis(29) * step) {
         let stores = Stores::new();
         let (holder, locks) = (stores.client(), stores.client());
-        let guard = holder.exclusive("a").lease(LONGEST_LEASE).acquire().await.unwrap();
+        let guard = holder
+            .exclusive("a")
+            .lease(LONGEST_LEASE)
+            .acquire()
+            .await
+            .unwrap();
         stand_in_line(&*stores.0[queue_node("a", 5)], "a").await;
-        let mut waiting = begun(locks.exclusive("a").lease(LONGEST_LEASE).wait(LONG).acquire()).await;
+        let mut waiting = begun(
+            locks
+                .exclusive("a")
+                .lease(LONGEST_LEASE)
+                .wait(LONG)
+                .acquire(),
+        )
+        .await;
         assert!(timeout(after, &mut waiting).await.is_err());
         let since = Instant::now();
         guard.release().await.unwrap();
         let guard = waiting.await;
         assert!(guard.is_ok());
-        assert!(since.elapsed() < SOON, "released after {after:?}, granted {:?} later", since.elapsed());
+        assert!(
+            since.elapsed() < SOON,
+            "released after {after:?}, granted {:?} later",
+            since.elapsed()
+        );
     }
 }
 
@@ -158,15 +200,32 @@ async fn an_heir_that_died_before_it_asked_the_others_holds_no_waiter_up_at_serv
     let url = servers.all()[queue_node("a", 5)].url();
     let line = RedisStore::connect(&url, &servers.namespace).await.unwrap();
     for after in [10, 300, 900].map(Duration::from_millis) {
-        let guard = holder.exclusive("a").lease(LONGEST_LEASE).wait(LONG).acquire().await.unwrap();
+        let guard = holder
+            .exclusive("a")
+            .lease(LONGEST_LEASE)
+            .wait(LONG)
+            .acquire()
+            .await
+            .unwrap();
         stand_in_line(&line, "a").await;
-        let mut waiting = begun(locks.exclusive("a").lease(LONGEST_LEASE).wait(LONG).acquire()).await;
+        let mut waiting = begun(
+            locks
+                .exclusive("a")
+                .lease(LONGEST_LEASE)
+                .wait(LONG)
+                .acquire(),
+        )
+        .await;
         assert!(timeout(after, &mut waiting).await.is_err());
         let since = Instant::now();
         guard.release().await.unwrap();
         let next = waiting.await.unwrap();
         // Without a look at the others it is granted when the dead one's vote ends, or after 0.8 s.
-        assert!(since.elapsed() < SOON * 2, "released after {after:?}, granted {:?} later", since.elapsed());
+        assert!(
+            since.elapsed() < SOON * 2,
+            "released after {after:?}, granted {:?} later",
+            since.elapsed()
+        );
         next.release().await.unwrap();
         sleep(LONGEST_LEASE).await;
     }
@@ -180,9 +239,14 @@ async fn of_two_requests_for_the_same_locks_one_is_granted() {
     let clients = servers.clients_of_three(2).await;
     let mut refused = 0;
     for _ in 0..200 {
-        let requests =
-            clients.iter().map(|locks| tokio::spawn(locks.all(KEYS).lease(LONGEST_LEASE).no_wait().acquire()));
-        let outcomes: Vec<_> = join_all(requests).await.into_iter().map(Result::unwrap).collect();
+        let requests = clients
+            .iter()
+            .map(|locks| tokio::spawn(locks.all(KEYS).lease(LONGEST_LEASE).no_wait().acquire()));
+        let outcomes: Vec<_> = join_all(requests)
+            .await
+            .into_iter()
+            .map(Result::unwrap)
+            .collect();
         refused += usize::from(outcomes.iter().all(Result::is_err));
         for outcome in outcomes {
             match outcome {

@@ -20,19 +20,50 @@ fn url(servers: &[RedisServer]) -> String {
 #[tokio::test]
 async fn a_new_server_votes_when_no_lock_can_be_forgotten_any_more() {
     let servers = RedisServer::builder().start_all(3).await;
-    let builder = || LockClient::builder().namespace(unique("ns")).longest_lease(LONGEST_LEASE);
+    let builder = || {
+        LockClient::builder()
+            .namespace(unique("ns"))
+            .longest_lease(LONGEST_LEASE)
+    };
     let locks = builder().connect(&url(&servers)).await.unwrap();
     let since = Instant::now();
-    let error = locks.exclusive("a").lease(LONGEST_LEASE).no_wait().acquire().await.unwrap_err();
+    let error = locks
+        .exclusive("a")
+        .lease(LONGEST_LEASE)
+        .no_wait()
+        .acquire()
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable);
-    assert!(error.to_string().contains("may have forgotten a lock: it votes in"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("may have forgotten a lock: it votes in"),
+        "{error}"
+    );
     // Whoever waits has it then.
-    let guard = locks.exclusive("a").lease(LONGEST_LEASE).wait(LONG).acquire().await.unwrap();
-    assert!(since.elapsed() >= LONGEST_LEASE / 2 && since.elapsed() < QUARANTINE * 2, "{:?}", since.elapsed());
+    let guard = locks
+        .exclusive("a")
+        .lease(LONGEST_LEASE)
+        .wait(LONG)
+        .acquire()
+        .await
+        .unwrap();
+    assert!(
+        since.elapsed() >= LONGEST_LEASE / 2 && since.elapsed() < QUARANTINE * 2,
+        "{:?}",
+        since.elapsed()
+    );
     guard.release().await.unwrap();
     // In a namespace that it has not seen a server cannot know whether its data were deleted.
     let locks = builder().connect(&url(&servers)).await.unwrap();
-    let error = locks.exclusive("a").lease(LONGEST_LEASE).no_wait().acquire().await.unwrap_err();
+    let error = locks
+        .exclusive("a")
+        .lease(LONGEST_LEASE)
+        .no_wait()
+        .acquire()
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable);
 }
 
@@ -44,15 +75,36 @@ async fn two_that_do_not_answer_are_found_later() {
     b.stop();
     let since = Instant::now();
     let locks = servers.client().await;
-    assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
-    locks.exclusive("a").lease(LONGEST_LEASE).acquire().await.unwrap().release().await.unwrap();
+    assert!(
+        since.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        since.elapsed()
+    );
+    locks
+        .exclusive("a")
+        .lease(LONGEST_LEASE)
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     a.restart_empty().await;
     b.resume();
     sleep(QUARANTINE).await;
     let [.., d, e] = servers.all();
     d.kill();
     e.kill();
-    locks.exclusive("a").lease(LONGEST_LEASE).wait(LONG).acquire().await.unwrap().release().await.unwrap();
+    locks
+        .exclusive("a")
+        .lease(LONGEST_LEASE)
+        .wait(LONG)
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -65,8 +117,14 @@ async fn too_few_that_answer_are_told_one_by_one() {
     assert_eq!(error.kind(), LockErrorKind::Unavailable);
     let text = error.to_string();
     assert!(text.contains("2 of 3 servers are needed"), "{text}");
-    assert!(text.contains("Connection refused") && text.contains("timed out"), "{text}");
-    assert!(text.contains(&format!("{}: answers", servers[2].addr())), "{text}");
+    assert!(
+        text.contains("Connection refused") && text.contains("timed out"),
+        "{text}"
+    );
+    assert!(
+        text.contains(&format!("{}: answers", servers[2].addr())),
+        "{text}"
+    );
 }
 
 #[tokio::test]
@@ -77,17 +135,28 @@ async fn a_server_that_cannot_keep_locks_is_named() {
     let wrong = list(secret.url().replace("secret", "wrong"));
     let error = LockClient::connect(&wrong).await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unauthenticated);
-    assert!(error.to_string().contains(&secret.addr().to_string()), "{error}");
+    assert!(
+        error.to_string().contains(&secret.addr().to_string()),
+        "{error}"
+    );
 
     let other = RedisServer::start().await;
-    let error = LockClient::connect(&list(format!("{}/1000", other.url()))).await.unwrap_err();
+    let error = LockClient::connect(&list(format!("{}/1000", other.url())))
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{error}");
-    assert!(error.to_string().contains(&other.addr().to_string()), "{error}");
+    assert!(
+        error.to_string().contains(&other.addr().to_string()),
+        "{error}"
+    );
 
     let replica = RedisServer::builder().replica_of(&servers[0]).start().await;
     let error = LockClient::connect(&list(replica.url())).await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::ReadOnly);
-    assert!(error.to_string().contains(&replica.addr().to_string()), "{error}");
+    assert!(
+        error.to_string().contains(&replica.addr().to_string()),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -98,7 +167,12 @@ async fn one_server_has_one_vote() {
         let urls = format!("redlock:{},{},{third}", servers[0].url(), servers[1].url());
         let error = LockClient::connect(&urls).await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{error}");
-        assert!(error.to_string().contains("the same server, which would have two votes"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("the same server, which would have two votes"),
+            "{error}"
+        );
     }
 }
 
@@ -107,22 +181,50 @@ async fn an_even_number_of_servers_is_refused_with_the_reason() {
     for urls in [&["redis://a", "redis://b"][..], &["redis://a"; 4], &[]] {
         let error = LockClient::builder().redlock(urls).await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
-        assert!(error.to_string().contains("three or five") || error.to_string().contains("odd number"), "{error}");
+        assert!(
+            error.to_string().contains("three or five") || error.to_string().contains("odd number"),
+            "{error}"
+        );
     }
-    let error = LockClient::builder().longest_lease(Duration::ZERO).redlock(["redis://a"; 3]).await.unwrap_err();
+    let error = LockClient::builder()
+        .longest_lease(Duration::ZERO)
+        .redlock(["redis://a"; 3])
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
 }
 
 #[tokio::test]
 async fn the_line_of_the_readme_suffices() {
     let namespace = unique("ns");
-    let line = RedisStore::acl_line(&namespace).replace("<user>", "app").replace("<password>", "secret");
+    let line = RedisStore::acl_line(&namespace)
+        .replace("<user>", "app")
+        .replace("<password>", "secret");
     let rules = line.strip_prefix("ACL SETUSER app on >secret ").unwrap();
-    let servers = RedisServer::builder().user("app", "secret", rules).start_all(3).await;
-    let urls: Vec<_> = servers.iter().map(|server| server.url_as("app", "secret")).collect();
-    let builder = || LockClient::builder().namespace(&namespace).longest_lease(LONGEST_LEASE);
-    let (locks, others) = (builder().redlock(&urls).await.unwrap(), builder().redlock(&urls).await.unwrap());
-    let guard = locks.exclusive("a").lease(LONGEST_LEASE).wait(LONG).acquire().await.unwrap();
+    let servers = RedisServer::builder()
+        .user("app", "secret", rules)
+        .start_all(3)
+        .await;
+    let urls: Vec<_> = servers
+        .iter()
+        .map(|server| server.url_as("app", "secret"))
+        .collect();
+    let builder = || {
+        LockClient::builder()
+            .namespace(&namespace)
+            .longest_lease(LONGEST_LEASE)
+    };
+    let (locks, others) = (
+        builder().redlock(&urls).await.unwrap(),
+        builder().redlock(&urls).await.unwrap(),
+    );
+    let guard = locks
+        .exclusive("a")
+        .lease(LONGEST_LEASE)
+        .wait(LONG)
+        .acquire()
+        .await
+        .unwrap();
     let waiting = tokio::spawn(others.read("a").lease(LONGEST_LEASE).wait(LONG).acquire());
     sleep(LONGEST_LEASE).await;
     guard.downgrade().await.unwrap().release().await.unwrap();
@@ -138,30 +240,58 @@ async fn five_with_tls(namespace: &str) -> Vec<RedisServer> {
     // It fails only if another test was faster.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let line = RedisStore::acl_line(namespace);
-    RedisServer::builder().tls().user("ann", "hunter2", &rules(&line).join(" ")).start_all(5).await
+    RedisServer::builder()
+        .tls()
+        .user("ann", "hunter2", &rules(&line).join(" "))
+        .start_all(5)
+        .await
 }
 
 fn trusting(namespace: &str, authority: &str) -> LockClientBuilder {
-    LockClient::builder().namespace(namespace).longest_lease(LONGEST_LEASE).root_certificate(authority)
+    LockClient::builder()
+        .namespace(namespace)
+        .longest_lease(LONGEST_LEASE)
+        .root_certificate(authority)
 }
 
 #[tokio::test]
 async fn a_majority_is_reached_over_tls_by_a_user_of_the_documented_line() {
     let namespace = unique("ns");
     let servers = five_with_tls(&namespace).await;
-    let urls: Vec<_> = servers.iter().map(|server| server.tls_url_as("ann", "hunter2")).collect();
+    let urls: Vec<_> = servers
+        .iter()
+        .map(|server| server.tls_url_as("ann", "hunter2"))
+        .collect();
     let builder = trusting(&namespace, servers[0].ca_pem());
     let locks = builder.clone().redlock(&urls).await.unwrap();
     // The URL says the same.
-    let others = builder.connect(&format!("redlock:{}", urls.join(","))).await.unwrap();
-    let guard = locks.exclusive("a").lease(LONGEST_LEASE).wait(LONG).acquire().await.unwrap();
+    let others = builder
+        .connect(&format!("redlock:{}", urls.join(",")))
+        .await
+        .unwrap();
+    let guard = locks
+        .exclusive("a")
+        .lease(LONGEST_LEASE)
+        .wait(LONG)
+        .acquire()
+        .await
+        .unwrap();
     // Each is told and voted for over TLS, and a connection that is lost is made again over TLS.
-    let waiting = tokio::spawn(others.exclusive("a").lease(LONGEST_LEASE).wait(LONG).acquire());
+    let waiting = tokio::spawn(
+        others
+            .exclusive("a")
+            .lease(LONGEST_LEASE)
+            .wait(LONG)
+            .acquire(),
+    );
     for server in &servers {
         server.command(&["CLIENT", "KILL", "USER", "ann"]).await;
     }
     eventually("it stands in line", async || {
-        locks.inspect("a").await.is_ok_and(|found| found.holders.len() == 1 && found.waiters.len() == 1)
+        locks
+            .inspect("a")
+            .await
+            .is_ok_and(|found| found.holders.len() == 1 && found.waiters.len() == 1)
     })
     .await;
     guard.verify().await.unwrap();
@@ -169,11 +299,20 @@ async fn a_majority_is_reached_over_tls_by_a_user_of_the_documented_line() {
     waiting.await.unwrap().unwrap().release().await.unwrap();
     for server in &servers {
         let clients: String = server.query(&["CLIENT", "LIST"]).await;
-        let ours: Vec<_> = clients.lines().filter(|line| line.contains(" user=ann ")).collect();
+        let ours: Vec<_> = clients
+            .lines()
+            .filter(|line| line.contains(" user=ann "))
+            .collect();
         let port = format!(" laddr=127.0.0.1:{} ", server.tls_port());
-        assert!(!ours.is_empty() && ours.iter().all(|line| line.contains(&port)), "{clients}");
+        assert!(
+            !ours.is_empty() && ours.iter().all(|line| line.contains(&port)),
+            "{clients}"
+        );
         let denied: Vec<redis::Value> = server.query(&["ACL", "LOG"]).await;
-        assert!(denied.is_empty(), "nothing was denied behind our back: {denied:?}");
+        assert!(
+            denied.is_empty(),
+            "nothing was denied behind our back: {denied:?}"
+        );
     }
 }
 
@@ -184,17 +323,34 @@ async fn a_server_that_is_not_trusted_does_not_vote() {
     let (servers, strangers) = tokio::join!(five_with_tls(&namespace), five_with_tls(&namespace));
     let urls = |trusted: usize| -> Vec<_> {
         let servers = servers[..trusted].iter().chain(&strangers[trusted..]);
-        servers.map(|server| server.tls_url_as("ann", "hunter2")).collect()
+        servers
+            .map(|server| server.tls_url_as("ann", "hunter2"))
+            .collect()
     };
     let builder = || trusting(&namespace, servers[0].ca_pem());
     let locks = builder().redlock(urls(3)).await.unwrap();
-    locks.exclusive("a").lease(LONGEST_LEASE).wait(LONG).acquire().await.unwrap().release().await.unwrap();
+    locks
+        .exclusive("a")
+        .lease(LONGEST_LEASE)
+        .wait(LONG)
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     let error = builder().redlock(urls(2)).await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
     let text = error.to_string();
-    assert!(text.contains("3 of 5 servers are needed") && text.contains("certificate"), "{text}");
+    assert!(
+        text.contains("3 of 5 servers are needed") && text.contains("certificate"),
+        "{text}"
+    );
     for stranger in &strangers[2..] {
-        assert!(text.contains(&format!("127.0.0.1:{}", stranger.tls_port())), "{text}");
+        assert!(
+            text.contains(&format!("127.0.0.1:{}", stranger.tls_port())),
+            "{text}"
+        );
     }
     assert!(!text.contains("hunter2"), "{text}");
 }

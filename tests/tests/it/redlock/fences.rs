@@ -12,7 +12,12 @@ use super::{LONGEST_LEASE, Servers};
 use crate::place::{LONG, Place, on_every_store};
 
 async fn token(locks: &LockClient) -> u64 {
-    let guard = locks.exclusive("a").lease(LONGEST_LEASE).acquire().await.unwrap();
+    let guard = locks
+        .exclusive("a")
+        .lease(LONGEST_LEASE)
+        .acquire()
+        .await
+        .unwrap();
     let token = guard.fence().number();
     guard.release().await.unwrap();
     token
@@ -23,7 +28,11 @@ async fn token(locks: &LockClient) -> u64 {
 async fn tokens_grow_whichever_servers_agree() {
     let servers = Servers::shared().await;
     let proxies = servers.proxies().await;
-    let [locks, others] = servers.clients_through(&proxies, 2).await.try_into().unwrap();
+    let [locks, others] = servers
+        .clients_through(&proxies, 2)
+        .await
+        .try_into()
+        .unwrap();
     let mut last = 0;
     for round in 0..10_usize {
         let away = [round % 5, (round * 3 + 1) % 5];
@@ -55,14 +64,25 @@ async fn a_number_that_only_one_server_knew_is_written_back() {
         away.iter().for_each(|server| server.resume());
         ahead.stop();
         // From a client that has not seen it, and a server that has.
-        let kept = join_all(servers.all().iter().filter(|server| server.port() != ahead.port()).map(|server| async {
-            match server.command(&["GET", &fence]).await {
-                Value::BulkString(number) => String::from_utf8(number).unwrap().parse::<u64>().unwrap(),
-                other => panic!("{other:?}"),
-            }
-        }));
+        let kept = join_all(
+            servers
+                .all()
+                .iter()
+                .filter(|server| server.port() != ahead.port())
+                .map(|server| async {
+                    match server.command(&["GET", &fence]).await {
+                        Value::BulkString(number) => {
+                            String::from_utf8(number).unwrap().parse::<u64>().unwrap()
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                }),
+        );
         let kept = kept.await;
-        assert!(kept.iter().filter(|number| **number >= with_it).count() >= 2, "{with_it}: {kept:?}");
+        assert!(
+            kept.iter().filter(|number| **number >= with_it).count() >= 2,
+            "{with_it}: {kept:?}"
+        );
         let without_it = token(&servers.client().await).await;
         assert!(without_it > with_it, "{without_it} after {with_it}");
         ahead.resume();
@@ -88,19 +108,34 @@ async fn tokens_of<Fut>(clients: &[LockClient], grants: impl Fn(LockClient) -> F
 where
     Fut: Future<Output = Vec<u64>> + Send + 'static,
 {
-    let tasks: JoinSet<_> = clients.iter().flat_map(|locks| [locks; 4]).map(|locks| grants(locks.clone())).collect();
+    let tasks: JoinSet<_> = clients
+        .iter()
+        .flat_map(|locks| [locks; 4])
+        .map(|locks| grants(locks.clone()))
+        .collect();
     tasks.join_all().await.concat()
 }
 
 fn assert_unique(tokens: &[u64]) {
     let others = tokens.len() - tokens.iter().collect::<HashSet<_>>().len();
-    assert_eq!(others, 0, "grants of {} that have the token of another one", tokens.len());
+    assert_eq!(
+        others,
+        0,
+        "grants of {} that have the token of another one",
+        tokens.len()
+    );
 }
 
 async fn read(locks: LockClient) -> Vec<u64> {
     let mut tokens = Vec::new();
     for _ in 0..150 {
-        let guard = locks.read("a").lease(LONGEST_LEASE).wait(LONG).acquire().await.unwrap();
+        let guard = locks
+            .read("a")
+            .lease(LONGEST_LEASE)
+            .wait(LONG)
+            .acquire()
+            .await
+            .unwrap();
         tokens.push(guard.fence().number());
         // It may not be confirmed in time on a machine that does much else.
         drop(guard.release().await);
@@ -111,7 +146,13 @@ async fn read(locks: LockClient) -> Vec<u64> {
 async fn write_and_read(locks: LockClient) -> Vec<u64> {
     let mut tokens = Vec::new();
     for _ in 0..60 {
-        let guard = locks.write("a").lease(LONGEST_LEASE).wait(LONG).acquire().await.unwrap();
+        let guard = locks
+            .write("a")
+            .lease(LONGEST_LEASE)
+            .wait(LONG)
+            .acquire()
+            .await
+            .unwrap();
         tokens.push(guard.fence().number());
         if let Ok(guard) = guard.downgrade().await {
             tokens.push(guard.fence().number());

@@ -18,7 +18,10 @@ impl Servers {
     /// Nothing of a lock is left on any server that runs but its fence.
     async fn nothing_left(&self) {
         for server in self.all().iter().filter(|server| server.is_running()) {
-            for pattern in [format!("{}:*", self.namespace), format!("{{{}:*}}:q", self.namespace)] {
+            for pattern in [
+                format!("{}:*", self.namespace),
+                format!("{{{}:*}}:q", self.namespace),
+            ] {
                 let what = format!("no {pattern} is left on {}", server.port());
                 eventually(&what, || async { server.keys(&pattern).await.is_empty() }).await;
             }
@@ -37,10 +40,20 @@ async fn a_lock_outlives_two_servers_and_not_three() {
     sleep(LEASE * 2).await;
     guard.verify().await.unwrap();
     let others = servers.client().await;
-    assert!(others.exclusive("a").lease(LEASE).try_acquire().await.unwrap().is_none());
+    assert!(
+        others
+            .exclusive("a")
+            .lease(LEASE)
+            .try_acquire()
+            .await
+            .unwrap()
+            .is_none()
+    );
 
     c.kill();
-    let lost = timeout(LEASE + AT_ONCE, guard.lost()).await.expect("it notices by itself");
+    let lost = timeout(LEASE + AT_ONCE, guard.lost())
+        .await
+        .expect("it notices by itself");
     assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Expired));
 }
 
@@ -69,7 +82,13 @@ async fn servers_that_forgot_a_lock_give_it_to_nobody_else() {
     let before = join_all(servers.all()[..3].iter().map(RedisServer::save_snapshot)).await;
     for way in ["empty", "with an old snapshot", "its data deleted"] {
         servers.vote().await;
-        let guard = locks.exclusive("a").lease(LEASE).no_renew().acquire().await.unwrap();
+        let guard = locks
+            .exclusive("a")
+            .lease(LEASE)
+            .no_renew()
+            .acquire()
+            .await
+            .unwrap();
         let forget = async |(server, before): (&RedisServer, _)| match way {
             "empty" => server.restart_empty().await,
             "its data deleted" => drop(server.command(&["FLUSHALL"]).await),
@@ -97,17 +116,31 @@ async fn too_few_servers_are_told_one_by_one() {
     b.kill();
     c.stop();
     for wait in [Duration::ZERO, Duration::from_millis(300)] {
-        let error = locks.exclusive("a").lease(LEASE).wait(wait).acquire().await.unwrap_err();
+        let error = locks
+            .exclusive("a")
+            .lease(LEASE)
+            .wait(wait)
+            .acquire()
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
         let text = error.to_string();
         assert!(text.contains("3 of 5 servers are needed"), "{text}");
         for server in servers.all() {
             assert!(text.contains(&server.addr().to_string()), "{text}");
         }
-        assert!(text.contains(&format!("{}: granted it", d.addr())), "{text}");
+        assert!(
+            text.contains(&format!("{}: granted it", d.addr())),
+            "{text}"
+        );
     }
     c.resume();
-    in_time(locks.exclusive("a").lease(LEASE).wait(LONG).acquire()).await.unwrap().release().await.unwrap();
+    in_time(locks.exclusive("a").lease(LEASE).wait(LONG).acquire())
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     servers.nothing_left().await;
 }
 
@@ -121,11 +154,28 @@ async fn votes_that_others_have_are_contention() {
     b.kill();
     let held = format!("{}:a", servers.namespace);
     c.command(&["SET", &held, "somebody", "PX", "600"]).await;
-    let error = locks.exclusive("a").lease(LEASE).no_wait().acquire().await.unwrap_err();
+    let error = locks
+        .exclusive("a")
+        .lease(LEASE)
+        .no_wait()
+        .acquire()
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Contended, "{error}");
-    let error = locks.exclusive("a").lease(LEASE).wait(Duration::from_millis(200)).acquire().await.unwrap_err();
+    let error = locks
+        .exclusive("a")
+        .lease(LEASE)
+        .wait(Duration::from_millis(200))
+        .acquire()
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::WaitTimeout, "{error}");
-    in_time(locks.exclusive("a").lease(LEASE).wait(LONG).acquire()).await.unwrap().release().await.unwrap();
+    in_time(locks.exclusive("a").lease(LEASE).wait(LONG).acquire())
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     servers.nothing_left().await;
 }
 
@@ -137,7 +187,11 @@ async fn an_answer_that_is_lost_leaves_no_vote_behind() {
     let locks = servers.clients_through(&proxies, 1).await.remove(0);
     for silently in [false, true] {
         for index in 0..=proxies.len() {
-            for proxy in proxies.iter().enumerate().filter(|(this, _)| index == 5 || index == *this).map(|(_, one)| one)
+            for proxy in proxies
+                .iter()
+                .enumerate()
+                .filter(|(this, _)| index == 5 || index == *this)
+                .map(|(_, one)| one)
             {
                 let lost = DropReply::next().to("EVALSHA");
                 proxy.drop_reply(if silently { lost.silently() } else { lost });
@@ -187,7 +241,10 @@ async fn whoever_waits_is_told() {
         let guard = locks.exclusive("a").lease(LEASE).acquire().await.unwrap();
         let mut waiting = begun(others.exclusive("a").lease(LEASE).wait(LONG).acquire()).await;
         let in_line = async {
-            eventually("it is in line", || async { !locks.inspect("a").await.unwrap().waiters.is_empty() }).await;
+            eventually("it is in line", || async {
+                !locks.inspect("a").await.unwrap().waiters.is_empty()
+            })
+            .await;
         };
         tokio::select! {
             guard = &mut waiting => panic!("{guard:?}"),
@@ -211,7 +268,12 @@ async fn a_dead_server_is_not_waited_for() {
         let mut slow = 0;
         for number in 0..40 {
             let since = Instant::now();
-            let guard = locks.exclusive(format!("{number}")).lease(LEASE).acquire().await.unwrap();
+            let guard = locks
+                .exclusive(format!("{number}"))
+                .lease(LEASE)
+                .acquire()
+                .await
+                .unwrap();
             guard.release().await.unwrap();
             slow += usize::from(since.elapsed() > LEASE / 20);
         }
@@ -225,14 +287,30 @@ async fn a_dead_server_is_not_waited_for() {
 async fn what_a_majority_cannot_promise_is_refused() {
     let servers = Servers::shared().await;
     let locks = servers.client().await;
-    let error = locks.permits("a", 2.try_into().unwrap()).lease(LEASE).acquire().await.unwrap_err();
+    let error = locks
+        .permits("a", 2.try_into().unwrap())
+        .lease(LEASE)
+        .acquire()
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::InvalidSpec, "{error}");
-    assert!(error.to_string().contains("use one server for permits"), "{error}");
-    let error = locks.exclusive("a").lease(LEASE * 2).acquire().await.unwrap_err();
+    assert!(
+        error.to_string().contains("use one server for permits"),
+        "{error}"
+    );
+    let error = locks
+        .exclusive("a")
+        .lease(LEASE * 2)
+        .acquire()
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::InvalidSpec, "{error}");
     assert!(error.to_string().contains("longest_lease"), "{error}");
     let guard = locks.exclusive("a").lease(LEASE).acquire().await.unwrap();
-    assert_eq!(guard.extend(LEASE * 2).await.unwrap_err().kind(), LockErrorKind::InvalidSpec);
+    assert_eq!(
+        guard.extend(LEASE * 2).await.unwrap_err().kind(),
+        LockErrorKind::InvalidSpec
+    );
     guard.verify().await.unwrap();
     guard.release().await.unwrap();
 }
@@ -245,11 +323,26 @@ async fn a_lock_is_revoked_at_all_servers() {
     let seen = others.inspect("a").await.unwrap();
     assert_eq!(seen.holders.len(), 1);
     assert!(seen.fence.unwrap() >= guard.fence());
-    assert_eq!(others.revoke("a", RevokeScope::Leased).await.unwrap(), RevokeReply::Revoked);
+    assert_eq!(
+        others.revoke("a", RevokeScope::Leased).await.unwrap(),
+        RevokeReply::Revoked
+    );
     let lost = timeout(AT_ONCE, guard.lost()).await.expect("it is told");
     assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Revoked));
-    assert_eq!(others.revoke("a", RevokeScope::Leased).await.unwrap(), RevokeReply::NotHeld);
-    others.exclusive("a").lease(LEASE).no_wait().acquire().await.unwrap().release().await.unwrap();
+    assert_eq!(
+        others.revoke("a", RevokeScope::Leased).await.unwrap(),
+        RevokeReply::NotHeld
+    );
+    others
+        .exclusive("a")
+        .lease(LEASE)
+        .no_wait()
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     servers.nothing_left().await;
 }
 
@@ -258,10 +351,19 @@ async fn a_client_that_is_shut_down_leaves_no_vote() {
     let servers = Servers::shared().await;
     for number in 0..10 {
         let locks = servers.client().await;
-        drop(locks.exclusive(format!("{number}")).lease(LEASE).acquire().await.unwrap());
+        drop(
+            locks
+                .exclusive(format!("{number}"))
+                .lease(LEASE)
+                .acquire()
+                .await
+                .unwrap(),
+        );
         locks.shutdown().await;
         let locks = format!("{}:*", servers.namespace);
-        let left = join_all(servers.all().iter().map(|server| server.keys(&locks))).await.concat();
+        let left = join_all(servers.all().iter().map(|server| server.keys(&locks)))
+            .await
+            .concat();
         assert_eq!(left, Vec::<String>::new());
     }
 }

@@ -85,7 +85,12 @@ async fn servers_that_come_back_with_an_old_snapshot_give_no_lock_to_two() {
             let snapshots = join_all(pair.iter().map(RedisServer::save_snapshot)).await;
             sleep(LEASE).await;
             faults.begin("two come back with what they had before");
-            join_all(pair.iter().zip(&snapshots).map(|(server, snapshot)| server.restart_from(snapshot))).await;
+            join_all(
+                pair.iter()
+                    .zip(&snapshots)
+                    .map(|(server, snapshot)| server.restart_from(snapshot)),
+            )
+            .await;
             sleep(QUARANTINE).await;
         }
     })
@@ -162,21 +167,24 @@ async fn connections_that_break_give_no_lock_to_two() {
     let servers = Servers::shared().await;
     let proxies = servers.proxies().await;
     let clients: Vec<LockClient> = servers.clients_through(&proxies, 8).await;
-    let report = Storm::of(clients).with_readers().lease(LEASE).run(async |faults| {
-        // On a busy machine the next ones break before the last ones are made again, and then there is no majority.
-        faults.outage("connections break, and replies are lost");
-        for round in 0..40 {
-            let proxy = &proxies[round % proxies.len()];
-            if round % 3 == 0 {
-                proxy.cut();
-            } else {
-                proxy.drop_next_reply();
+    let report = Storm::of(clients)
+        .with_readers()
+        .lease(LEASE)
+        .run(async |faults| {
+            // On a busy machine the next ones break before the last ones are made again, and then there is no majority.
+            faults.outage("connections break, and replies are lost");
+            for round in 0..40 {
+                let proxy = &proxies[round % proxies.len()];
+                if round % 3 == 0 {
+                    proxy.cut();
+                } else {
+                    proxy.drop_next_reply();
+                }
+                sleep(Duration::from_millis(rand::random_range(0..200))).await;
             }
-            sleep(Duration::from_millis(rand::random_range(0..200))).await;
-        }
-        faults.begin("they hold again");
-        sleep(LEASE).await;
-    });
+            faults.begin("they hold again");
+            sleep(LEASE).await;
+        });
     let report = report.await;
     report.assert_fenced();
     report.assert_exclusive();

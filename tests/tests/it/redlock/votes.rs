@@ -14,9 +14,9 @@ use futures_util::{future::BoxFuture, poll};
 use lock_runtime::{
     Family, FencingToken, LockClient, LockErrorKind, LockKey, Mode, RevokeReply, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyPart, KeyRequest, Listener,
-        MemoryStore, PollReply, QuorumStore, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError,
-        StoreErrorKind, Token,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyPart, KeyRequest,
+        Listener, MemoryStore, PollReply, QuorumStore, RaiseReply, Release, ReleaseReply,
+        RenewReply, Renewal, Store, StoreError, StoreErrorKind, Token,
     },
 };
 use tokio::time::{Instant, sleep};
@@ -69,7 +69,12 @@ impl Server {
     }
 
     async fn holders(&self) -> usize {
-        self.store().inspect(&key(), Family::Lock).await.unwrap().holders.len()
+        self.store()
+            .inspect(&key(), Family::Lock)
+            .await
+            .unwrap()
+            .holders
+            .len()
     }
 }
 
@@ -85,7 +90,11 @@ impl Store for Server {
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Reply<'a, AcquireReply> {
         Box::pin(async {
             let store = self.reached().await?;
-            if is(&self.foreign) { Ok(AcquireReply::ForeignKey(KeyPart::Lock)) } else { store.acquire(request).await }
+            if is(&self.foreign) {
+                Ok(AcquireReply::ForeignKey(KeyPart::Lock))
+            } else {
+                store.acquire(request).await
+            }
         })
     }
 
@@ -97,7 +106,10 @@ impl Store for Server {
         Box::pin(async { self.reached().await?.poll(hold).await })
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+    fn renew<'a>(
+        &'a self,
+        renewals: &'a [Renewal],
+    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
         Box::pin(async {
             match self.reached().await {
                 Ok(store) => store.renew(renewals).await,
@@ -118,7 +130,12 @@ impl Store for Server {
         Box::pin(async { self.reached().await?.abandon(hold).await })
     }
 
-    fn raise<'a>(&'a self, key: &'a LockKey, family: Family, fence: FencingToken) -> Reply<'a, RaiseReply> {
+    fn raise<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+        fence: FencingToken,
+    ) -> Reply<'a, RaiseReply> {
         Box::pin(async move {
             let store = self.reached().await?;
             if is(&self.stubborn) {
@@ -132,7 +149,12 @@ impl Store for Server {
         Box::pin(async move { self.reached().await?.inspect(key, family).await })
     }
 
-    fn revoke<'a>(&'a self, key: &'a LockKey, family: Family, scope: RevokeScope) -> Reply<'a, RevokeReply> {
+    fn revoke<'a>(
+        &'a self,
+        key: &'a LockKey,
+        family: Family,
+        scope: RevokeScope,
+    ) -> Reply<'a, RevokeReply> {
         Box::pin(async move { self.reached().await?.revoke(key, family, scope).await })
     }
 
@@ -154,10 +176,14 @@ impl Servers {
     fn quorum(&self) -> QuorumStore {
         let Self(servers) = self;
         // FNV-1a of the name, as all clients find it.
-        let hash = KEY.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+        let hash = KEY.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        });
         let mut listed = servers.clone();
         listed.rotate_right(hash as usize % servers.len());
-        let named = listed.into_iter().map(|server| (String::from("server"), server as Arc<dyn Store>));
+        let named = listed
+            .into_iter()
+            .map(|server| (String::from("server"), server as Arc<dyn Store>));
         QuorumStore::new(named, LEASE).unwrap()
     }
 
@@ -187,7 +213,11 @@ fn hold() -> Hold {
 }
 
 fn request(hold: &Hold, lease: Duration) -> KeyRequest {
-    KeyRequest::new(hold.clone(), lease, Instant::now() + Duration::from_millis(1500))
+    KeyRequest::new(
+        hold.clone(),
+        lease,
+        Instant::now() + Duration::from_millis(1500),
+    )
 }
 
 /// PROTOCOL 1: the abandon of a refused request is said again after its deadline, when the same client holds the lock.
@@ -208,8 +238,16 @@ async fn what_a_refused_request_has_given_up_frees_no_later_grant() {
     let guard = waiting.await.unwrap().unwrap();
     sleep(Duration::from_secs(4)).await;
     set(&other.down, false);
-    other.store().revoke(&key(), Family::Lock, RevokeScope::Leased).await.unwrap();
-    let next = third.exclusive(KEY).wait(Duration::from_secs(2)).acquire().await;
+    other
+        .store()
+        .revoke(&key(), Family::Lock, RevokeScope::Leased)
+        .await
+        .unwrap();
+    let next = third
+        .exclusive(KEY)
+        .wait(Duration::from_secs(2))
+        .acquire()
+        .await;
     assert!(next.is_err() && !guard.is_lost(), "two holders");
 }
 
@@ -218,16 +256,33 @@ async fn what_a_refused_request_has_given_up_frees_no_later_grant() {
 async fn a_holder_that_still_stands_in_a_line_gets_that_vote_too() {
     let servers = Servers::start(3);
     let [_, soon, late] = servers.each();
-    for (server, lease) in [(soon, Duration::from_millis(100)), (late, Duration::from_secs(8))] {
-        server.store().acquire(&request(&hold(), lease)).await.unwrap();
+    for (server, lease) in [
+        (soon, Duration::from_millis(100)),
+        (late, Duration::from_secs(8)),
+    ] {
+        server
+            .store()
+            .acquire(&request(&hold(), lease))
+            .await
+            .unwrap();
     }
-    let guard = servers.client().exclusive(KEY).wait(LEASE).acquire().await.unwrap();
+    let guard = servers
+        .client()
+        .exclusive(KEY)
+        .wait(LEASE)
+        .acquire()
+        .await
+        .unwrap();
     sleep(LEASE * 2).await;
     assert_eq!(servers.holders().await, [1, 1, 1]);
     soon.forget_everything();
     sleep(LEASE).await;
     assert!(!guard.is_lost());
-    assert_eq!(servers.holders().await, [1, 1, 1], "it votes for the holder again");
+    assert_eq!(
+        servers.holders().await,
+        [1, 1, 1],
+        "it votes for the holder again"
+    );
 }
 
 /// PROTOCOL 28: a block of tokens counts only if a majority knows its end.
@@ -238,24 +293,48 @@ async fn the_tokens_of_a_block_are_known_to_a_majority() {
     servers.0.iter().for_each(|server| set(&server.mute, true));
     let [holder, waiter, last] = [(); 3].map(|()| servers.quorum());
     let (held, waiting, next) = (hold(), hold(), hold());
-    assert!(matches!(holder.acquire(&request(&held, LEASE)).await, Ok(AcquireReply::Granted(_))));
+    assert!(matches!(
+        holder.acquire(&request(&held, LEASE)).await,
+        Ok(AcquireReply::Granted(_))
+    ));
     // The line node's numbers are far ahead, so the others have to be told.
-    let Some(fence) = line.store().inspect(&key(), Family::Lock).await.unwrap().fence else { panic!("it is held") };
+    let Some(fence) = line
+        .store()
+        .inspect(&key(), Family::Lock)
+        .await
+        .unwrap()
+        .fence
+    else {
+        panic!("it is held")
+    };
     let ahead = FencingToken::new(fence.number() + 5_000_000).unwrap();
-    line.store().raise(&key(), Family::Lock, ahead).await.unwrap();
+    line.store()
+        .raise(&key(), Family::Lock, ahead)
+        .await
+        .unwrap();
     let mut queued = request(&waiting, LEASE).spare(32);
     queued.if_busy = IfBusy::Queue;
-    assert!(matches!(waiter.acquire(&queued).await, Ok(AcquireReply::Queued { .. })));
+    assert!(matches!(
+        waiter.acquire(&queued).await,
+        Ok(AcquireReply::Queued { .. })
+    ));
     holder.release(&Release::new(held)).await.unwrap();
     sleep(Duration::from_millis(10)).await;
     set(&third.stubborn, true);
-    let Ok(PollReply::Granted(grant)) = waiter.poll(&waiting).await else { panic!("it is its turn") };
+    let Ok(PollReply::Granted(grant)) = waiter.poll(&waiting).await else {
+        panic!("it is its turn")
+    };
     waiter.release(&Release::new(waiting)).await.unwrap();
     sleep(Duration::from_millis(10)).await;
     set(&second.down, true);
     set(&third.stubborn, false);
-    let Ok(AcquireReply::Granted(later)) = last.acquire(&request(&next, LEASE)).await else { panic!("it is free") };
-    assert!(later.fence.number() > grant.fence.number() + u64::from(grant.spare), "{later:?} after {grant:?}");
+    let Ok(AcquireReply::Granted(later)) = last.acquire(&request(&next, LEASE)).await else {
+        panic!("it is free")
+    };
+    assert!(
+        later.fence.number() > grant.fence.number() + u64::from(grant.spare),
+        "{later:?} after {grant:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -267,7 +346,11 @@ async fn a_line_node_that_falls_silent_at_the_end_of_a_wait_makes_it_no_outage()
         let waiting = tokio::spawn(locks.exclusive(KEY).wait(wait).acquire());
         sleep(wait - Duration::from_millis(120)).await;
         set(&servers.0[0].silent, true);
-        assert_eq!(waiting.await.unwrap().unwrap_err().kind(), LockErrorKind::WaitTimeout, "{wait:?}");
+        assert_eq!(
+            waiting.await.unwrap().unwrap_err().kind(),
+            LockErrorKind::WaitTimeout,
+            "{wait:?}"
+        );
         set(&servers.0[0].silent, false);
         sleep(Duration::from_secs(2)).await;
     }
@@ -280,12 +363,19 @@ async fn no_vote_is_asked_for_once_it_is_given_back() {
     let [first, second, third] = servers.each();
     let (store, hold) = (servers.quorum(), hold());
     let renewals = [Renewal::new(hold.clone(), LEASE)];
-    assert!(matches!(store.acquire(&request(&hold, LEASE)).await, Ok(AcquireReply::Granted(_))));
+    assert!(matches!(
+        store.acquire(&request(&hold, LEASE)).await,
+        Ok(AcquireReply::Granted(_))
+    ));
     sleep(Duration::from_millis(10)).await;
     third.forget_everything();
     store.renew(&renewals).await;
     sleep(Duration::from_millis(10)).await;
-    assert_eq!(servers.holders().await, [1, 1, 0], "it has only been noticed");
+    assert_eq!(
+        servers.holders().await,
+        [1, 1, 0],
+        "it has only been noticed"
+    );
     first.late.store(20, Ordering::Relaxed);
     second.late.store(20, Ordering::Relaxed);
     let release = Release::new(hold);
@@ -300,7 +390,13 @@ async fn no_vote_is_asked_for_once_it_is_given_back() {
 #[tokio::test(start_paused = true)]
 async fn an_extended_vote_is_given_back_however_long_that_takes() {
     let servers = Servers::start(3);
-    let guard = servers.client().exclusive(KEY).lease(Duration::from_secs(1)).acquire().await.unwrap();
+    let guard = servers
+        .client()
+        .exclusive(KEY)
+        .lease(Duration::from_secs(1))
+        .acquire()
+        .await
+        .unwrap();
     sleep(Duration::from_millis(10)).await;
     guard.extend(Duration::from_secs(25)).await.unwrap();
     sleep(Duration::from_millis(10)).await;
@@ -327,7 +423,11 @@ async fn what_lies_at_one_server_is_not_the_lock() {
         guard.release().await.unwrap();
         waiting.await.unwrap().unwrap().release().await.unwrap();
         // At so many that no majority is left it is.
-        servers.0.iter().take(3).for_each(|server| set(&server.foreign, true));
+        servers
+            .0
+            .iter()
+            .take(3)
+            .for_each(|server| set(&server.foreign, true));
         let error = locks.exclusive(KEY).no_wait().acquire().await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::ForeignKey, "{place}: {error}");
     }

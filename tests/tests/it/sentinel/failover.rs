@@ -34,30 +34,53 @@ impl Busy {
         let (holder, waiter) = (client(set, namespace).await, client(set, namespace).await);
         let guard = holder.exclusive("k").lease(LEASE).acquire().await.unwrap();
         let waiting = tokio::spawn(async move {
-            let guard = waiter.exclusive("k").lease(LEASE).wait(LONG).acquire().await.unwrap();
+            let guard = waiter
+                .exclusive("k")
+                .lease(LEASE)
+                .wait(LONG)
+                .acquire()
+                .await
+                .unwrap();
             // Its client lives as long as the guard is held here.
             guard.verify().await.map(|()| guard).unwrap()
         });
         let waits = || async { !holder.inspect("k").await.unwrap().waiters.is_empty() };
         eventually("somebody waits", waits).await;
         copied(set).await;
-        Self { holder, guard, waiting }
+        Self {
+            holder,
+            guard,
+            waiting,
+        }
     }
 
     /// There is a new primary: the holder has its lock or knows that it lost it, and whoever waits gets it afterwards.
     async fn end(self, since: Instant, new: &RedisServer, namespace: &str) {
-        let Self { holder, guard, waiting } = self;
+        let Self {
+            holder,
+            guard,
+            waiting,
+        } = self;
         loop {
             match guard.verify().await {
                 Ok(()) => {
                     guard.release().await.unwrap();
                     break;
                 }
-                Err(error) if error.kind() == LockErrorKind::Unavailable && since.elapsed() < LEASE + BACK => {
+                Err(error)
+                    if error.kind() == LockErrorKind::Unavailable
+                        && since.elapsed() < LEASE + BACK =>
+                {
                     sleep(Duration::from_millis(20)).await;
                 }
                 Err(error) => {
-                    assert!(matches!(error.kind(), LockErrorKind::Lost(Loss::Taken | Loss::Expired)), "{error}");
+                    assert!(
+                        matches!(
+                            error.kind(),
+                            LockErrorKind::Lost(Loss::Taken | Loss::Expired)
+                        ),
+                        "{error}"
+                    );
                     break;
                 }
             }
@@ -65,7 +88,14 @@ impl Busy {
         let next = waiting.await.unwrap();
         assert!(since.elapsed() < LEASE + BACK, "{:?}", since.elapsed());
         next.release().await.unwrap();
-        holder.exclusive("k").acquire().await.unwrap().release().await.unwrap();
+        holder
+            .exclusive("k")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
         no_key_left(new, namespace).await;
     }
 }
@@ -112,7 +142,14 @@ async fn a_primary_that_hangs_is_left_once_another_is_named() {
         old.resume();
         set.settled().await;
         let locks = client(&set, &ns).await;
-        locks.exclusive("k").acquire().await.unwrap().release().await.unwrap();
+        locks
+            .exclusive("k")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     })
     .await;
 }
@@ -129,9 +166,19 @@ async fn a_client_that_is_made_during_a_failover_waits_for_its_end() {
         let waiting = tokio::spawn(locks.exclusive("k").wait(LONG).acquire());
         let since = Instant::now();
         if let Err(error) = LockClient::connect(&super::url_of(set.sentinels())).await {
-            assert!(matches!(error.kind(), LockErrorKind::Unavailable | LockErrorKind::ReadOnly), "{error}");
+            assert!(
+                matches!(
+                    error.kind(),
+                    LockErrorKind::Unavailable | LockErrorKind::ReadOnly
+                ),
+                "{error}"
+            );
         }
-        assert!(since.elapsed() < Duration::from_secs(3), "{:?}", since.elapsed());
+        assert!(
+            since.elapsed() < Duration::from_secs(3),
+            "{:?}",
+            since.elapsed()
+        );
         set.new_master(old).await;
         client(&set, "late").await;
         waiting.await.unwrap().unwrap().release().await.unwrap();
@@ -151,24 +198,48 @@ impl Pair {
     async fn start() -> Self {
         let (old, new) = (RedisServer::start().await, RedisServer::start().await);
         let sentinels = Fake::three(&View::of(old.addr(), 5)).await;
-        let locks = LockClient::connect(&fake::url_of(&sentinels)).await.unwrap();
-        locks.exclusive("warm").acquire().await.unwrap().release().await.unwrap();
-        Self { old, new, sentinels, locks }
+        let locks = LockClient::connect(&fake::url_of(&sentinels))
+            .await
+            .unwrap();
+        locks
+            .exclusive("warm")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        Self {
+            old,
+            new,
+            sentinels,
+            locks,
+        }
     }
 }
 
 #[tokio::test]
 async fn a_demoted_primary_that_keeps_its_connections_is_left_with_its_first_refusal() {
     in_time(async {
-        let Pair { old, new, sentinels, locks } = Pair::start().await;
+        let Pair {
+            old,
+            new,
+            sentinels,
+            locks,
+        } = Pair::start().await;
         let guard = locks.exclusive("held").lease(HOUR).acquire().await.unwrap();
-        sentinels.iter().for_each(|sentinel| sentinel.believe(&View::of(new.addr(), 6)));
-        old.command(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]).await;
+        sentinels
+            .iter()
+            .for_each(|sentinel| sentinel.believe(&View::of(new.addr(), 6)));
+        old.command(&["REPLICAOF", "127.0.0.1", &new.port().to_string()])
+            .await;
         // Refused at most once, which tells it.
         let guard_there = locks.exclusive("k").wait(LONG).acquire().await.unwrap();
         assert_eq!(new.query::<i64>(&["EXISTS", "lock:k"]).await, 1);
         // Who holds hears of the lost connection and asks: nothing of the lock is there, and an hour's lease is long.
-        let lost = timeout(BACK, guard.held().lost()).await.expect("it is told soon");
+        let lost = timeout(BACK, guard.held().lost())
+            .await
+            .expect("it is told soon");
         assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Taken));
         guard_there.release().await.unwrap();
     })
@@ -178,15 +249,24 @@ async fn a_demoted_primary_that_keeps_its_connections_is_left_with_its_first_ref
 #[tokio::test]
 async fn a_primary_that_is_replaced_and_does_not_know_is_left_as_soon_as_a_sentinel_tells() {
     in_time(async {
-        let Pair { old, new, sentinels, locks } = Pair::start().await;
+        let Pair {
+            old,
+            new,
+            sentinels,
+            locks,
+        } = Pair::start().await;
         let guard = locks.exclusive("held").lease(HOUR).acquire().await.unwrap();
         eventually("everybody is listened to", || async {
-            sentinels.iter().all(|sentinel| sentinel.switch(&View::of(old.addr(), 5)) == 1)
+            sentinels
+                .iter()
+                .all(|sentinel| sentinel.switch(&View::of(old.addr(), 5)) == 1)
         })
         .await;
         // One of them knows before the others do, and the old one still takes writes.
         sentinels[2].switch(&View::of(new.addr(), 6));
-        let lost = timeout(BACK, guard.held().lost()).await.expect("it is told soon");
+        let lost = timeout(BACK, guard.held().lost())
+            .await
+            .expect("it is told soon");
         assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Taken));
         let guard = locks.exclusive("k").wait(LONG).acquire().await.unwrap();
         assert_eq!(new.query::<i64>(&["EXISTS", "lock:k"]).await, 1);
@@ -199,12 +279,21 @@ async fn a_primary_that_is_replaced_and_does_not_know_is_left_as_soon_as_a_senti
 #[tokio::test]
 async fn a_switch_that_nobody_heard_of_is_found_when_a_sentinel_is_there_again() {
     in_time(async {
-        let Pair { old: _old, new, sentinels, locks } = Pair::start().await;
+        let Pair {
+            old: _old,
+            new,
+            sentinels,
+            locks,
+        } = Pair::start().await;
         let guard = locks.exclusive("held").lease(HOUR).acquire().await.unwrap();
         // They believe it before anybody is listened to, or after: it is asked for behind the subscription.
-        sentinels.iter().for_each(|sentinel| sentinel.believe(&View::of(new.addr(), 6)));
+        sentinels
+            .iter()
+            .for_each(|sentinel| sentinel.believe(&View::of(new.addr(), 6)));
         sentinels.iter().for_each(Fake::hang_up);
-        let lost = timeout(LONG, guard.held().lost()).await.expect("it is told");
+        let lost = timeout(LONG, guard.held().lost())
+            .await
+            .expect("it is told");
         assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Taken));
     })
     .await;
@@ -213,12 +302,21 @@ async fn a_switch_that_nobody_heard_of_is_found_when_a_sentinel_is_there_again()
 #[tokio::test]
 async fn a_client_that_is_gone_listens_to_nobody() {
     in_time(async {
-        let Pair { old, new: _new, sentinels, locks } = Pair::start().await;
+        let Pair {
+            old,
+            new: _new,
+            sentinels,
+            locks,
+        } = Pair::start().await;
         let listeners = |count| {
             let (view, sentinels) = (View::of(old.addr(), 5), &sentinels);
             move || {
                 let view = view.clone();
-                async move { sentinels.iter().all(|sentinel| sentinel.switch(&view) == count) }
+                async move {
+                    sentinels
+                        .iter()
+                        .all(|sentinel| sentinel.switch(&view) == count)
+                }
             }
         };
         eventually("everybody is listened to", listeners(1)).await;
@@ -240,7 +338,12 @@ async fn replicated_grants_come_back_as_soon_as_the_new_primary_has_a_replica() 
         let (granted, mut grants) = mpsc::unbounded_channel();
         let asking = tokio::spawn(async move {
             for number in 0.. {
-                let acquired = locks.exclusive(format!("k{number}")).lease(LEASE).no_wait().acquire().await;
+                let acquired = locks
+                    .exclusive(format!("k{number}"))
+                    .lease(LEASE)
+                    .no_wait()
+                    .acquire()
+                    .await;
                 if acquired.is_ok() && granted.send(Instant::now()).is_err() {
                     break;
                 }
@@ -252,12 +355,24 @@ async fn replicated_grants_come_back_as_soon_as_the_new_primary_has_a_replica() 
         let new = set.new_master(old).await;
         let mut primary = new.connection().await.unwrap();
         let mut copy = redis::pipe();
-        copy.cmd("SET").arg("copied").arg(1).cmd("WAIT").arg(1).arg(20);
+        copy.cmd("SET")
+            .arg("copied")
+            .arg(1)
+            .cmd("WAIT")
+            .arg(1)
+            .arg(20);
         while copy.query_async::<((), i64)>(&mut primary).await.unwrap().1 < 1 {}
         let copied = Instant::now();
         while grants.recv().await.unwrap() < copied {}
-        println!("granted {:?} after the new primary had a replica", copied.elapsed());
-        assert!(copied.elapsed() < Duration::from_millis(800), "{:?}", copied.elapsed());
+        println!(
+            "granted {:?} after the new primary had a replica",
+            copied.elapsed()
+        );
+        assert!(
+            copied.elapsed() < Duration::from_millis(800),
+            "{:?}",
+            copied.elapsed()
+        );
         drop(grants);
         asking.await.unwrap();
     })

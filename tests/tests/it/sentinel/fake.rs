@@ -24,7 +24,11 @@ pub(super) struct View {
 impl View {
     pub(super) fn of(primary: SocketAddr, epoch: u64) -> Self {
         let primary = (primary.ip().to_string(), primary.port());
-        Self { watched: primary.clone(), primary, epoch }
+        Self {
+            watched: primary.clone(),
+            primary,
+            epoch,
+        }
     }
 }
 
@@ -40,11 +44,18 @@ impl Fake {
     pub(super) async fn start(view: View) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (view, news, hang_up) = (Arc::new(Mutex::new(view)), broadcast::Sender::new(16), broadcast::Sender::new(1));
+        let (view, news, hang_up) = (
+            Arc::new(Mutex::new(view)),
+            broadcast::Sender::new(16),
+            broadcast::Sender::new(1),
+        );
         let (shared, sender, end) = (view.clone(), news.clone(), hang_up.clone());
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (served, mut end) = (serve(stream, shared.clone(), sender.clone()), end.subscribe());
+                let (served, mut end) = (
+                    serve(stream, shared.clone(), sender.clone()),
+                    end.subscribe(),
+                );
                 tokio::spawn(async move {
                     tokio::select! {
                         () = served => {}
@@ -53,12 +64,21 @@ impl Fake {
                 });
             }
         });
-        Self { address, view, news, hang_up }
+        Self {
+            address,
+            view,
+            news,
+            hang_up,
+        }
     }
 
     /// Three of them who agree.
     pub(super) async fn three(view: &View) -> [Self; 3] {
-        [Self::start(view.clone()).await, Self::start(view.clone()).await, Self::start(view.clone()).await]
+        [
+            Self::start(view.clone()).await,
+            Self::start(view.clone()).await,
+            Self::start(view.clone()).await,
+        ]
     }
 
     /// Believes something else from now on, and tells nobody.
@@ -70,7 +90,9 @@ impl Fake {
     pub(super) fn switch(&self, view: &View) -> usize {
         let old = std::mem::replace(&mut *self.view.lock().unwrap(), view.clone());
         let ((from, from_port), (to, to_port)) = (old.primary, &view.primary);
-        self.news.send(format!("mymaster {from} {from_port} {to} {to_port}")).unwrap_or(0)
+        self.news
+            .send(format!("mymaster {from} {from_port} {to} {to_port}"))
+            .unwrap_or(0)
     }
 }
 
@@ -83,7 +105,10 @@ impl Fake {
 
 /// The URL of them all.
 pub(super) fn url_of(sentinels: &[Fake]) -> String {
-    let hosts: Vec<_> = sentinels.iter().map(|sentinel| sentinel.address.to_string()).collect();
+    let hosts: Vec<_> = sentinels
+        .iter()
+        .map(|sentinel| sentinel.address.to_string())
+        .collect();
     format!("redis+sentinel://{}/mymaster", hosts.join(","))
 }
 

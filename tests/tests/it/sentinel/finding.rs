@@ -17,7 +17,11 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// It keeps locks, on the node that it should.
 async fn locks_at(locks: &LockClient, namespace: &str, node: &RedisServer) {
     let guard = locks.exclusive("found").acquire().await.unwrap();
-    assert_eq!(node.query::<i64>(&["EXISTS", &format!("{namespace}:found")]).await, 1);
+    assert_eq!(
+        node.query::<i64>(&["EXISTS", &format!("{namespace}:found")])
+            .await,
+        1
+    );
     guard.release().await.unwrap();
 }
 
@@ -39,9 +43,15 @@ async fn the_primary_is_found_by_one_url_or_by_one_for_each() {
         let ns = namespace();
         locks_at(&client(set, &ns).await, &ns, set.master().await).await;
         let primary = format!("redis://{}/0", SentinelSet::SERVICE);
-        let locks = builder(&ns).sentinel(&primary, set.sentinel_urls()).await.unwrap();
+        let locks = builder(&ns)
+            .sentinel(&primary, set.sentinel_urls())
+            .await
+            .unwrap();
         locks_at(&locks, &ns, set.master().await).await;
-        assert!(format!("{locks:?}").contains(&set.sentinels()[2].addr().to_string()), "{locks:?}");
+        assert!(
+            format!("{locks:?}").contains(&set.sentinels()[2].addr().to_string()),
+            "{locks:?}"
+        );
     })
     .await;
 }
@@ -52,10 +62,19 @@ async fn a_database_that_the_primary_does_not_have_is_an_error_of_the_url() {
         let set = shared_sentinels().await;
         let primary = format!("redis://{}/1000", SentinelSet::SERVICE);
         for error in [
-            LockClient::connect(&url_with(set.sentinels(), "", "/1000")).await.unwrap_err(),
-            LockClient::builder().sentinel(&primary, set.sentinel_urls()).await.unwrap_err(),
+            LockClient::connect(&url_with(set.sentinels(), "", "/1000"))
+                .await
+                .unwrap_err(),
+            LockClient::builder()
+                .sentinel(&primary, set.sentinel_urls())
+                .await
+                .unwrap_err(),
         ] {
-            assert_says(&error, LockErrorKind::InvalidUrl, &["no database of that number", "/0"]);
+            assert_says(
+                &error,
+                LockErrorKind::InvalidUrl,
+                &["no database of that number", "/0"],
+            );
         }
     })
     .await;
@@ -75,13 +94,26 @@ async fn a_stopped_or_dead_sentinel_delays_nothing() {
         first.kill();
         second.kill();
         let took = fastest(&set).await;
-        assert!(took < PATIENCE / 2, "nobody waits for who has refused: {took:?}");
+        assert!(
+            took < PATIENCE / 2,
+            "nobody waits for who has refused: {took:?}"
+        );
         third.kill();
         let since = Instant::now();
-        let error = LockClient::connect(&url_with(set.sentinels(), ":hunter2@", "")).await.unwrap_err();
+        let error = LockClient::connect(&url_with(set.sentinels(), ":hunter2@", ""))
+            .await
+            .unwrap_err();
         assert!(since.elapsed() < Duration::from_secs(3));
-        let addresses: Vec<_> = set.sentinels().iter().map(|sentinel| format!("{}: ", sentinel.addr())).collect();
-        let words: Vec<_> = addresses.iter().map(String::as_str).chain(["\"locks\"", "refused"]).collect();
+        let addresses: Vec<_> = set
+            .sentinels()
+            .iter()
+            .map(|sentinel| format!("{}: ", sentinel.addr()))
+            .collect();
+        let words: Vec<_> = addresses
+            .iter()
+            .map(String::as_str)
+            .chain(["\"locks\"", "refused"])
+            .collect();
         assert_says(&error, LockErrorKind::Unavailable, &words);
         assert!(!error.to_string().contains("hunter2"), "{error}");
     })
@@ -97,7 +129,11 @@ async fn a_silent_sentinel_is_told_of_when_nobody_answers() {
         let since = Instant::now();
         let error = LockClient::connect(&url).await.unwrap_err();
         assert!(since.elapsed() < Duration::from_secs(3));
-        assert_says(&error, LockErrorKind::Unavailable, &[&proxy.addr().to_string(), "no answer within 500.0ms"]);
+        assert_says(
+            &error,
+            LockErrorKind::Unavailable,
+            &[&proxy.addr().to_string(), "no answer within 500.0ms"],
+        );
     })
     .await;
 }
@@ -109,7 +145,11 @@ async fn a_name_that_no_sentinel_knows_is_told() {
         let url = url_of(set.sentinels()).replace(&format!("/{}", SentinelSet::SERVICE), "/other");
         let error = LockClient::connect(&url).await.unwrap_err();
         let address = set.sentinels()[1].addr().to_string();
-        assert_says(&error, LockErrorKind::Unavailable, &["\"other\"", &address, "no such primary"]);
+        assert_says(
+            &error,
+            LockErrorKind::Unavailable,
+            &["\"other\"", &address, "no such primary"],
+        );
     })
     .await;
 }
@@ -120,10 +160,18 @@ async fn a_server_that_is_no_sentinel_is_told_and_a_sentinel_that_is_taken_for_a
         let server = shared_server().await;
         let url = format!("redis+sentinel://{}/mymaster", server.addr());
         let error = LockClient::connect(&url).await.unwrap_err();
-        assert_says(&error, LockErrorKind::NotRedis, &[&server.addr().to_string(), "no Sentinel", "26379"]);
+        assert_says(
+            &error,
+            LockErrorKind::NotRedis,
+            &[&server.addr().to_string(), "no Sentinel", "26379"],
+        );
         let sentinel = &shared_sentinels().await.sentinels()[0];
         let error = LockClient::connect(&sentinel.url()).await.unwrap_err();
-        assert_says(&error, LockErrorKind::NotRedis, &["a Sentinel", "redis+sentinel://"]);
+        assert_says(
+            &error,
+            LockErrorKind::NotRedis,
+            &["a Sentinel", "redis+sentinel://"],
+        );
     })
     .await;
 }
@@ -136,7 +184,14 @@ async fn a_sentinel_that_is_behind_is_outvoted() {
         let sentinels = Fake::three(&View::of(new.addr(), 6)).await;
         sentinels[0].believe(&View::of(old.addr(), 5));
         for _ in 0..10 {
-            locks_at(&LockClient::connect(&fake::url_of(&sentinels)).await.unwrap(), "lock", &new).await;
+            locks_at(
+                &LockClient::connect(&fake::url_of(&sentinels))
+                    .await
+                    .unwrap(),
+                "lock",
+                &new,
+            )
+            .await;
         }
         assert_eq!(old.keys("*").await, [""; 0]);
     })
@@ -149,8 +204,19 @@ async fn the_sentinel_that_leads_a_failover_is_not_taken_at_its_first_word() {
         let (old, new) = (RedisServer::start().await, RedisServer::start().await);
         // It has promoted the new one, and goes on watching the old one until the other replicas follow.
         let watched = View::of(old.addr(), 6).primary;
-        let sentinels = [Fake::start(View { watched, ..View::of(new.addr(), 6) }).await];
-        locks_at(&LockClient::connect(&fake::url_of(&sentinels)).await.unwrap(), "lock", &new).await;
+        let sentinels = [Fake::start(View {
+            watched,
+            ..View::of(new.addr(), 6)
+        })
+        .await];
+        locks_at(
+            &LockClient::connect(&fake::url_of(&sentinels))
+                .await
+                .unwrap(),
+            "lock",
+            &new,
+        )
+        .await;
     })
     .await;
 }
@@ -162,7 +228,14 @@ async fn a_primary_may_be_named_by_its_host_name() {
         let mut view = View::of(server.addr(), 1);
         view.primary.0 = "localhost".into();
         let sentinels = [Fake::start(view).await];
-        locks_at(&LockClient::connect(&fake::url_of(&sentinels)).await.unwrap(), "lock", &server).await;
+        locks_at(
+            &LockClient::connect(&fake::url_of(&sentinels))
+                .await
+                .unwrap(),
+            "lock",
+            &server,
+        )
+        .await;
     })
     .await;
 }
@@ -173,12 +246,16 @@ async fn sentinels_that_change_their_mind_while_connecting_are_asked_again() {
         let primary = RedisServer::start().await;
         let replica = RedisServer::builder().replica_of(&primary).start().await;
         let sentinels = Fake::three(&View::of(replica.addr(), 5)).await;
-        let error = LockClient::connect(&fake::url_of(&sentinels)).await.unwrap_err();
+        let error = LockClient::connect(&fake::url_of(&sentinels))
+            .await
+            .unwrap_err();
         assert_says(&error, LockErrorKind::ReadOnly, &["read-only replica"]);
         let url = fake::url_of(&sentinels);
         let connecting = tokio::spawn(async move { LockClient::connect(&url).await });
         tokio::time::sleep(Duration::from_millis(50)).await;
-        sentinels.iter().for_each(|sentinel| sentinel.believe(&View::of(primary.addr(), 6)));
+        sentinels
+            .iter()
+            .for_each(|sentinel| sentinel.believe(&View::of(primary.addr(), 6)));
         locks_at(&connecting.await.unwrap().unwrap(), "lock", &primary).await;
     })
     .await;
@@ -189,18 +266,40 @@ async fn a_wrong_url_is_refused_with_a_right_one() {
     for (url, words) in [
         (
             "redis+sentinel://:hunter2@10.0.0.1:26379",
-            ["name of the primary", "redis+sentinel://user:password@host1:26379"],
+            [
+                "name of the primary",
+                "redis+sentinel://user:password@host1:26379",
+            ],
         ),
-        ("redis+sentinel://:hunter2@/mymaster", ["a host is missing", "/mymaster/0"]),
-        ("redis+sentinel://:hunter2@a/mymaster/-1", ["negative", "/mymaster/0"]),
-        ("redis+sentinel://:hunter2@a/mymaster?password=hunter2", ["sentinel_password", "/mymaster/0"]),
-        ("sentinel://:hunter2@a/mymaster", ["redis+sentinel://", "redis://"]),
+        (
+            "redis+sentinel://:hunter2@/mymaster",
+            ["a host is missing", "/mymaster/0"],
+        ),
+        (
+            "redis+sentinel://:hunter2@a/mymaster/-1",
+            ["negative", "/mymaster/0"],
+        ),
+        (
+            "redis+sentinel://:hunter2@a/mymaster?password=hunter2",
+            ["sentinel_password", "/mymaster/0"],
+        ),
+        (
+            "sentinel://:hunter2@a/mymaster",
+            ["redis+sentinel://", "redis://"],
+        ),
     ] {
         let error = LockClient::connect(url).await.unwrap_err();
         assert_says(&error, LockErrorKind::InvalidUrl, &words);
         assert!(!error.to_string().contains("hunter2"), "{error}");
     }
     let none: [&str; 0] = [];
-    let error = LockClient::builder().sentinel("redis://mymaster", none).await.unwrap_err();
-    assert_says(&error, LockErrorKind::InvalidUrl, &["there is none", "redis://user:password@host:26379"]);
+    let error = LockClient::builder()
+        .sentinel("redis://mymaster", none)
+        .await
+        .unwrap_err();
+    assert_says(
+        &error,
+        LockErrorKind::InvalidUrl,
+        &["there is none", "redis://user:password@host:26379"],
+    );
 }

@@ -37,25 +37,45 @@ impl Pair {
         let builder = builder(&namespace).min_replicas(count(1), REPLICATED);
         let locks = builder.connect(&primary.url()).await.unwrap();
         // The scripts are known from now on.
-        locks.exclusive("warm").acquire().await.unwrap().release().await.unwrap();
-        Self { primary, replica, namespace, locks }
+        locks
+            .exclusive("warm")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        Self {
+            primary,
+            replica,
+            namespace,
+            locks,
+        }
     }
 
     /// Another process, which does not wait for replicas.
     async fn careless(&self) -> LockClient {
-        builder(&self.namespace).connect(&self.primary.url()).await.unwrap()
+        builder(&self.namespace)
+            .connect(&self.primary.url())
+            .await
+            .unwrap()
     }
 
     /// Is the lock there, on the replica?
     async fn copied(&self, key: &str) -> bool {
-        self.replica.query::<i64>(&["EXISTS", &format!("{}:{key}", self.namespace)]).await == 1
+        self.replica
+            .query::<i64>(&["EXISTS", &format!("{}:{key}", self.namespace)])
+            .await
+            == 1
     }
 }
 
 /// How often replicas were waited for.
 async fn waits(server: &RedisServer) -> u64 {
     let stats: String = server.query(&["INFO", "commandstats"]).await;
-    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_wait:calls="));
+    let calls = stats
+        .lines()
+        .find_map(|line| line.strip_prefix("cmdstat_wait:calls="));
     calls.map_or(0, |calls| calls.split(',').next().unwrap().parse().unwrap())
 }
 
@@ -79,8 +99,19 @@ async fn a_grant_is_on_its_replica_when_it_is_told() {
             assert!(pair.copied("k").await || pair.copied("permits:k").await);
             guard.release().await.unwrap();
         }
-        let reader = pair.locks.write("k").acquire().await.unwrap().downgrade().await.unwrap();
-        let kind: String = pair.replica.query(&["TYPE", &format!("{}:k", pair.namespace)]).await;
+        let reader = pair
+            .locks
+            .write("k")
+            .acquire()
+            .await
+            .unwrap()
+            .downgrade()
+            .await
+            .unwrap();
+        let kind: String = pair
+            .replica
+            .query(&["TYPE", &format!("{}:k", pair.namespace)])
+            .await;
         assert_eq!(kind, "zset");
         reader.release().await.unwrap();
         no_key_left(&pair.primary, &pair.namespace).await;
@@ -95,7 +126,11 @@ async fn without_replicas_nothing_is_granted_and_nothing_is_left() {
         pair.replica.stop();
         for request in each_way(&pair.locks) {
             let error = request.no_wait().acquire().await.unwrap_err();
-            assert_says(&error, LockErrorKind::Unavailable, &["lock k: ", "0 of 1 replicas", "100ms"]);
+            assert_says(
+                &error,
+                LockErrorKind::Unavailable,
+                &["lock k: ", "0 of 1 replicas", "100ms"],
+            );
         }
         let wait = Duration::from_millis(300);
         for request in [pair.locks.exclusive("k"), pair.locks.read("k")] {
@@ -107,7 +142,15 @@ async fn without_replicas_nothing_is_granted_and_nothing_is_left() {
         no_key_left(&pair.primary, &pair.namespace).await;
         all_free(&pair.careless().await, &["k", "l"]).await;
         pair.replica.resume();
-        pair.locks.exclusive("k").wait(LONG).acquire().await.unwrap().release().await.unwrap();
+        pair.locks
+            .exclusive("k")
+            .wait(LONG)
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     })
     .await;
 }
@@ -118,7 +161,9 @@ async fn who_waits_has_the_lock_when_the_replicas_are_back() {
         let pair = Pair::start().await;
         pair.replica.stop();
         let mut waiting = pair.locks.exclusive("k").wait(LONG).acquire();
-        timeout(WHILE, &mut waiting).await.expect_err("the replica does not have it");
+        timeout(WHILE, &mut waiting)
+            .await
+            .expect_err("the replica does not have it");
         pair.replica.resume();
         let guard = waiting.await.unwrap();
         assert!(pair.copied("k").await);
@@ -143,7 +188,9 @@ async fn a_lock_that_is_handed_over_waits_for_its_replicas_as_well() {
             }
             pair.replica.stop();
             guard.release().await.unwrap();
-            timeout(WHILE, &mut waiting).await.expect_err("the replica does not have it");
+            timeout(WHILE, &mut waiting)
+                .await
+                .expect_err("the replica does not have it");
             pair.replica.resume();
             let guard = waiting.await.unwrap();
             eventually("it is on the replica", || pair.copied("k")).await;
@@ -188,13 +235,17 @@ async fn a_lock_that_is_taken_up_again_waits_for_its_replicas_as_well() {
         let mut waiting = Box::pin(pair.locks.exclusive("k").wait(LONG).acquire());
         // Before the head of the line has asked the store, and after the time for passing on.
         sleep(Duration::from_millis(45)).await;
-        timeout(Duration::from_millis(1), &mut waiting).await.expect_err("it is held");
+        timeout(Duration::from_millis(1), &mut waiting)
+            .await
+            .expect_err("it is held");
         sleep(Duration::from_millis(10)).await;
         pair.replica.stop();
         let since = Instant::now();
         guard.release().await.expect("it was given back");
         assert!(since.elapsed() < WHILE);
-        timeout(WHILE, &mut waiting).await.expect_err("the replica does not have it");
+        timeout(WHILE, &mut waiting)
+            .await
+            .expect_err("the replica does not have it");
         pair.replica.resume();
         waiting.await.unwrap().release().await.unwrap();
         no_key_left(&pair.primary, &pair.namespace).await;
@@ -209,7 +260,11 @@ async fn a_writer_that_the_replicas_do_not_know_as_a_reader_is_neither() {
         let guard = pair.locks.write("k").acquire().await.unwrap();
         pair.replica.stop();
         let error = guard.downgrade().await.unwrap_err();
-        assert_says(&error, LockErrorKind::Unavailable, &["lock k: ", "0 of 1 replicas"]);
+        assert_says(
+            &error,
+            LockErrorKind::Unavailable,
+            &["lock k: ", "0 of 1 replicas"],
+        );
         no_key_left(&pair.primary, &pair.namespace).await;
         pair.replica.resume();
     })
@@ -222,7 +277,9 @@ async fn a_lock_that_is_passed_on_in_this_process_asks_no_replicas() {
         const MANY: usize = 100;
         let pair = Pair::start().await;
         let before = waits(&pair.primary).await;
-        let mut passing: JoinSet<_> = (0..MANY).map(|_| pair.locks.exclusive("k").wait(LONG).acquire()).collect();
+        let mut passing: JoinSet<_> = (0..MANY)
+            .map(|_| pair.locks.exclusive("k").wait(LONG).acquire())
+            .collect();
         let mut latest = None;
         while let Some(guard) = passing.join_next().await {
             let guard = guard.unwrap().unwrap();
@@ -240,9 +297,17 @@ async fn renewals_wait_for_no_replica() {
     in_time(async {
         let pair = Pair::start().await;
         let lease = Duration::from_millis(600);
-        let guard = pair.locks.exclusive("k").lease(lease).acquire().await.unwrap();
+        let guard = pair
+            .locks
+            .exclusive("k")
+            .lease(lease)
+            .acquire()
+            .await
+            .unwrap();
         pair.replica.stop();
-        timeout(lease * 3, guard.held().lost()).await.expect_err("it is renewed");
+        timeout(lease * 3, guard.held().lost())
+            .await
+            .expect_err("it is renewed");
         guard.release().await.unwrap();
         pair.replica.resume();
     })
@@ -255,16 +320,27 @@ async fn many_grants_share_one_more_connection_and_few_waits() {
         const MANY: usize = 300;
         let pair = Pair::start().await;
         let connections = async || -> usize {
-            let list: String = pair.primary.query(&["CLIENT", "LIST", "TYPE", "normal"]).await;
+            let list: String = pair
+                .primary
+                .query(&["CLIENT", "LIST", "TYPE", "normal"])
+                .await;
             list.lines().count()
         };
         let pushed = async || -> usize {
-            let list: String = pair.primary.query(&["CLIENT", "LIST", "TYPE", "pubsub"]).await;
+            let list: String = pair
+                .primary
+                .query(&["CLIENT", "LIST", "TYPE", "pubsub"])
+                .await;
             list.lines().count()
         };
-        let before = (waits(&pair.primary).await, connections().await, pushed().await);
-        let mut acquiring: JoinSet<_> =
-            (0..MANY).map(|i| pair.locks.exclusive(format!("k{i}")).lease(HOUR).acquire()).collect();
+        let before = (
+            waits(&pair.primary).await,
+            connections().await,
+            pushed().await,
+        );
+        let mut acquiring: JoinSet<_> = (0..MANY)
+            .map(|i| pair.locks.exclusive(format!("k{i}")).lease(HOUR).acquire())
+            .collect();
         let mut guards = Vec::new();
         while let Some(guard) = acquiring.join_next().await {
             guards.push(guard.unwrap().unwrap());
@@ -285,12 +361,29 @@ async fn a_lost_connection_for_waiting_is_made_again() {
     in_time(async {
         let pair = Pair::start().await;
         for _ in 0..3 {
-            pair.primary.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+            pair.primary
+                .command(&["CLIENT", "KILL", "TYPE", "normal"])
+                .await;
             pair.primary.command(&["SCRIPT", "FLUSH"]).await;
-            pair.locks.exclusive("k").acquire().await.unwrap().release().await.unwrap();
+            pair.locks
+                .exclusive("k")
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
         }
         pair.primary.restart_empty().await;
-        pair.locks.exclusive("k").wait(LONG).acquire().await.unwrap().release().await.unwrap();
+        pair.locks
+            .exclusive("k")
+            .wait(LONG)
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     })
     .await;
 }
@@ -303,7 +396,12 @@ async fn too_few_replicas_are_warned_of_when_connecting() {
         let _guard = traces.set_default();
         let builder = LockClient::builder().min_replicas(count(1), REPLICATED);
         let locks = builder.connect(&server.url()).await.unwrap();
-        assert!(traces.events().iter().any(|event| event.message.contains("too few replicas")));
+        assert!(
+            traces
+                .events()
+                .iter()
+                .any(|event| event.message.contains("too few replicas"))
+        );
         let error = locks.exclusive("k").no_wait().acquire().await.unwrap_err();
         assert_says(&error, LockErrorKind::Unavailable, &["0 of 1 replicas"]);
         no_key_left(&server, "lock").await;
@@ -315,7 +413,11 @@ async fn too_few_replicas_are_warned_of_when_connecting() {
 async fn the_url_of_sentinels_says_how_many_replicas() {
     in_time(async {
         let set = SentinelSet::start().await;
-        let connect = async |behind: &str| LockClient::connect(&url_with(set.sentinels(), "", behind)).await.unwrap();
+        let connect = async |behind: &str| {
+            LockClient::connect(&url_with(set.sentinels(), "", behind))
+                .await
+                .unwrap()
+        };
         let two = connect("?min_replicas=2&replica_timeout=200ms").await;
         let guard = two.exclusive("k").acquire().await.unwrap();
         for replica in set.replicas().await {
@@ -325,9 +427,20 @@ async fn the_url_of_sentinels_says_how_many_replicas() {
         // A stopped one is missing; its Sentinels leave the primary where it is.
         set.replicas().await[0].stop();
         let error = two.exclusive("k").no_wait().acquire().await.unwrap_err();
-        assert_says(&error, LockErrorKind::Unavailable, &["1 of 2 replicas", "200ms"]);
+        assert_says(
+            &error,
+            LockErrorKind::Unavailable,
+            &["1 of 2 replicas", "200ms"],
+        );
         let one = connect("?min_replicas=1").await;
-        one.exclusive("k").wait(LONG).acquire().await.unwrap().release().await.unwrap();
+        one.exclusive("k")
+            .wait(LONG)
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     })
     .await;
 }
@@ -336,9 +449,20 @@ async fn the_url_of_sentinels_says_how_many_replicas() {
 async fn a_store_without_replicas_refuses_to_wait_for_them_and_so_does_nobody_know_how_long() {
     let waiting = |timeout| LockClient::builder().min_replicas(count(1), timeout);
     let error = waiting(REPLICATED).in_memory().unwrap_err();
-    assert_says(&error, LockErrorKind::InvalidSpec, &["min_replicas", "replicas"]);
+    assert_says(
+        &error,
+        LockErrorKind::InvalidSpec,
+        &["min_replicas", "replicas"],
+    );
     for timeout in [Duration::ZERO, Duration::from_secs(1)] {
-        let error = waiting(timeout).connect("redis://127.0.0.1:1").await.unwrap_err();
-        assert_says(&error, LockErrorKind::InvalidSpec, &["min_replicas", "1 ms to 400 ms"]);
+        let error = waiting(timeout)
+            .connect("redis://127.0.0.1:1")
+            .await
+            .unwrap_err();
+        assert_says(
+            &error,
+            LockErrorKind::InvalidSpec,
+            &["min_replicas", "1 ms to 400 ms"],
+        );
     }
 }

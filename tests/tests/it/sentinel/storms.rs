@@ -27,7 +27,11 @@ async fn storm(set: &SentinelSet, replicas: u32, faults: impl AsyncFn(&Faults)) 
     let mut clients: Vec<LockClient> = Vec::new();
     for _ in 0..8 {
         let builder = builder(&namespace);
-        let builder = if replicas == 0 { builder } else { builder.min_replicas(count(replicas), REPLICATED) };
+        let builder = if replicas == 0 {
+            builder
+        } else {
+            builder.min_replicas(count(replicas), REPLICATED)
+        };
         clients.push(builder.connect(&url_of(set.sentinels())).await.unwrap());
     }
     copied(set).await;
@@ -39,7 +43,10 @@ async fn storm(set: &SentinelSet, replicas: u32, faults: impl AsyncFn(&Faults)) 
 
 /// From now on somebody else is the primary, whoever follows it.
 async fn replaced(set: &SentinelSet, old: &RedisServer) {
-    eventually("another primary is named", async || set.master().await.port() != old.port()).await;
+    eventually("another primary is named", async || {
+        set.master().await.port() != old.port()
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -121,7 +128,9 @@ async fn planned_failovers_are_fenced() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn planned_failovers_with_all_replicas_asked_give_no_lock_to_two() {
     let set = SentinelSet::start().await;
-    storm(&set, 2, planned_failovers(&set)).await.assert_exclusive();
+    storm(&set, 2, planned_failovers(&set))
+        .await
+        .assert_exclusive();
 }
 
 fn planned_failovers(set: &SentinelSet) -> impl AsyncFn(&Faults) {

@@ -82,13 +82,24 @@ struct Site {
 impl Site {
     /// One server, or several of which a majority has to agree. Nothing that one of them has answered is lost in a restart.
     async fn start(servers: usize, workers: Vec<String>) -> Self {
-        let builder = RedisServer::builder().arg("--appendonly", "yes").arg("--appendfsync", "always");
-        let servers = builder.arg("--auto-aof-rewrite-percentage", "0").start_all(servers).await;
+        let builder = RedisServer::builder()
+            .arg("--appendonly", "yes")
+            .arg("--appendfsync", "always");
+        let servers = builder
+            .arg("--auto-aof-rewrite-percentage", "0")
+            .start_all(servers)
+            .await;
         let mut proxies = Vec::new();
         for _ in 0..CLIENTS + workers.len() {
             proxies.push(join_all(servers.iter().map(Proxy::to)).await);
         }
-        let site = Self { servers, proxies, shared: None, namespace: unique("ns"), workers };
+        let site = Self {
+            servers,
+            proxies,
+            shared: None,
+            namespace: unique("ns"),
+            workers,
+        };
         site.serve().await;
         site
     }
@@ -96,7 +107,13 @@ impl Site {
     /// A store of several tests, where processes fail alone.
     fn shared(url: String) -> Self {
         let workers = vec![WORKER.to_owned(); WORKERS];
-        Self { servers: Vec::new(), proxies: Vec::new(), shared: Some(url), namespace: unique("ns"), workers }
+        Self {
+            servers: Vec::new(),
+            proxies: Vec::new(),
+            shared: Some(url),
+            namespace: unique("ns"),
+            workers,
+        }
     }
 
     fn urls(&self, client: usize) -> Vec<String> {
@@ -118,7 +135,13 @@ impl Site {
     /// Waits until new servers vote.
     async fn serve(&self) {
         let locks = self.client(0).await;
-        let votes = async || match locks.exclusive("vote").lease(LEASE).no_wait().acquire().await {
+        let votes = async || match locks
+            .exclusive("vote")
+            .lease(LEASE)
+            .no_wait()
+            .acquire()
+            .await
+        {
             Ok(guard) => guard.release().await.is_ok(),
             Err(_) => false,
         };
@@ -135,27 +158,44 @@ impl Site {
             let text = |time: Duration| time.as_millis().to_string();
             let mut arguments = vec!["storm".to_owned()];
             let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
-            self.urls(CLIENTS + number).into_iter().for_each(|url| option("--url", url));
+            self.urls(CLIENTS + number)
+                .into_iter()
+                .for_each(|url| option("--url", url));
             option("--namespace", self.namespace.clone());
             option("--longest-lease-ms", text(LONGEST_LEASE));
             option("--lease-ms", text(LEASE));
             option("--tasks", TASKS.to_string());
-            Place { path: path.clone(), arguments }
+            Place {
+                path: path.clone(),
+                arguments,
+            }
         };
         self.workers.iter().enumerate().map(place).collect()
     }
 
     fn name(&self) -> String {
         match &self.shared {
-            Some(url) => url.split_once(':').map_or(url.clone(), |(scheme, _)| scheme.to_owned()),
+            Some(url) => url
+                .split_once(':')
+                .map_or(url.clone(), |(scheme, _)| scheme.to_owned()),
             None => format!("{} servers", self.servers.len()),
         }
     }
 
     async fn storm(&self) -> Report {
         let clients = join_all((0..CLIENTS).map(|client| self.client(client))).await;
-        let (seed, records, log, begin) = (seed(), Records::default(), Faults::default(), Instant::now());
-        let plan = Plan { tasks: TASKS, lease: LEASE, permits: self.servers.len() <= 1, seed };
+        let (seed, records, log, begin) = (
+            seed(),
+            Records::default(),
+            Faults::default(),
+            Instant::now(),
+        );
+        let plan = Plan {
+            tasks: TASKS,
+            lease: LEASE,
+            permits: self.servers.len() <= 1,
+            seed,
+        };
         let working = plan.start(&clients, &records.log());
         let processes = Processes::start_all(self.places(), seed, records.clone());
         let struck = Struck {
@@ -173,9 +213,11 @@ impl Site {
             sleep(CALM).await;
             struck.strike_for(STRUCK, seed.wrapping_add(round)).await;
         }
-        let (killed, ()) = timeout(LONG, async { tokio::join!(processes.finish(), working.finish()) })
-            .await
-            .expect("a process of the storm hangs");
+        let (killed, ()) = timeout(LONG, async {
+            tokio::join!(processes.finish(), working.finish())
+        })
+        .await
+        .expect("a process of the storm hangs");
         join_all(clients.iter().map(LockClient::shutdown)).await;
         let chronicle = Chronicle::new(records.take(), killed, log.into_inner(), LEASE);
         let report = Report::new(self.name(), &chronicle, begin.elapsed(), seed);
@@ -220,7 +262,11 @@ impl Report {
             seed,
             length,
             grants: chronicle.grants(),
-            codes: chronicle.codes().into_iter().map(|(code, count)| (code.to_owned(), count)).collect(),
+            codes: chronicle
+                .codes()
+                .into_iter()
+                .map(|(code, count)| (code.to_owned(), count))
+                .collect(),
             gaps: chronicle.gaps(),
             tokens: chronicle.token_violations(),
             overlaps: chronicle.overlaps(),
@@ -231,7 +277,10 @@ impl Report {
     /// Whatever failed, tokens order the holders.
     fn assert_fenced(&self) {
         self.assert_ordered();
-        assert!(self.tokens.shared_by_readers.is_empty(), "readers share a token\n{self}");
+        assert!(
+            self.tokens.shared_by_readers.is_empty(),
+            "readers share a token\n{self}"
+        );
     }
 
     /// The same, but readers may share a token.
@@ -247,8 +296,15 @@ impl Report {
 
     /// No lock was free while it was waited for.
     fn assert_served(&self) {
-        let idle: Vec<_> = self.gaps.iter().filter(|gap| gap.length > gap.allowed).collect();
-        assert!(idle.is_empty(), "a lock was free and waited for: {idle:?}\n{self}");
+        let idle: Vec<_> = self
+            .gaps
+            .iter()
+            .filter(|gap| gap.length > gap.allowed)
+            .collect();
+        assert!(
+            idle.is_empty(),
+            "a lock was free and waited for: {idle:?}\n{self}"
+        );
     }
 
     /// Every request was answered in its time.
@@ -266,18 +322,42 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { store, length, seed, grants, .. } = self;
-        write!(f, "storm of {length:.1?} on {store} with {SEED}={seed}: {grants} grants")?;
-        self.codes.iter().try_for_each(|(code, count)| write!(f, ", {count} {code}"))?;
+        let Self {
+            store,
+            length,
+            seed,
+            grants,
+            ..
+        } = self;
+        write!(
+            f,
+            "storm of {length:.1?} on {store} with {SEED}={seed}: {grants} grants"
+        )?;
+        self.codes
+            .iter()
+            .try_for_each(|(code, count)| write!(f, ", {count} {code}"))?;
         for gap in &self.gaps {
-            let Gap { key, permits, length, allowed, explained_by, .. } = gap;
+            let Gap {
+                key,
+                permits,
+                length,
+                allowed,
+                explained_by,
+                ..
+            } = gap;
             let lock = if *permits { "permits" } else { "lock" };
-            write!(f, "\n  {lock} {key} was free and waited for {length:.1?} of {allowed:.1?} allowed")?;
+            write!(
+                f,
+                "\n  {lock} {key} was free and waited for {length:.1?} of {allowed:.1?} allowed"
+            )?;
             if let Some(last) = explained_by.last() {
                 write!(f, ", after {} faults, the last: {last}", explained_by.len())?;
             }
         }
-        let TokenViolations { shared_by_readers, others } = &self.tokens;
+        let TokenViolations {
+            shared_by_readers,
+            others,
+        } = &self.tokens;
         for (what, found) in [
             ("shared tokens", shared_by_readers),
             ("tokens", others),
@@ -285,7 +365,10 @@ impl fmt::Display for Report {
             ("late", &self.late),
         ] {
             write!(f, "\n  {what}: {}", found.len())?;
-            found.iter().take(5).try_for_each(|line| write!(f, "\n    {line}"))?;
+            found
+                .iter()
+                .take(5)
+                .try_for_each(|line| write!(f, "\n    {line}"))?;
         }
         Ok(())
     }
@@ -294,12 +377,15 @@ impl fmt::Display for Report {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_memory() {
     let store = Arc::new(MemoryStore::new());
-    let clients: Vec<_> = (0..CLIENTS + WORKERS).map(|_| LockClient::with_store(store.clone())).collect();
+    let clients: Vec<_> = (0..CLIENTS + WORKERS)
+        .map(|_| LockClient::with_store(store.clone()))
+        .collect();
     let report = storm_of(&clients, (CALM + STRUCK) / 2 * times_as_long() as u32).await;
     report.assert_all();
     for key in KEYS {
         let free = async || {
-            let (lock, permits) = tokio::join!(clients[0].inspect(key), clients[0].inspect_permits(key));
+            let (lock, permits) =
+                tokio::join!(clients[0].inspect(key), clients[0].inspect_permits(key));
             let is_empty = |found: Inspection| found.holders.is_empty() && found.waiters.is_empty();
             is_empty(lock.unwrap()) && is_empty(permits.unwrap())
         };
@@ -310,7 +396,12 @@ async fn in_memory() {
 /// Clients of this process alone, and nothing fails.
 async fn storm_of(clients: &[LockClient], length: Duration) -> Report {
     let (seed, records, begin) = (seed(), Records::default(), Instant::now());
-    let plan = Plan { tasks: 3 * TASKS, lease: LEASE, permits: true, seed };
+    let plan = Plan {
+        tasks: 3 * TASKS,
+        lease: LEASE,
+        permits: true,
+        seed,
+    };
     let working = plan.start(clients, &records.log());
     sleep(length).await;
     timeout(LONG, working.finish()).await.expect("a task hangs");
@@ -340,8 +431,15 @@ async fn on_servers_and_processes_that_fail() {
 
 async fn on_a_primary_that_sentinels_name() {
     let set = shared_sentinels().await;
-    let sentinels = set.sentinels().each_ref().map(|sentinel| sentinel.addr().to_string());
-    let site = Site::shared(format!("redis+sentinel://{}/{}", sentinels.join(","), SentinelSet::SERVICE));
+    let sentinels = set
+        .sentinels()
+        .each_ref()
+        .map(|sentinel| sentinel.addr().to_string());
+    let site = Site::shared(format!(
+        "redis+sentinel://{}/{}",
+        sentinels.join(","),
+        SentinelSet::SERVICE
+    ));
     site.storm().await.assert_all();
     site.assert_nothing_left_at([set.master().await]).await;
 }
@@ -367,7 +465,15 @@ async fn clients_of_two_builds_exclude_each_other_and_keep_tokens_in_order() {
         return;
     };
     for servers in [1, 3] {
-        let site = Site::start(servers, [WORKER, &old].repeat(WORKERS).into_iter().map(str::to_owned).collect()).await;
+        let site = Site::start(
+            servers,
+            [WORKER, &old]
+                .repeat(WORKERS)
+                .into_iter()
+                .map(str::to_owned)
+                .collect(),
+        )
+        .await;
         let report = site.storm().await;
         // Readers of other builds may share a token that a majority has agreed on.
         if servers == 1 {

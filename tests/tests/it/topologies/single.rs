@@ -26,15 +26,17 @@ pub(crate) async fn clients(server: &RedisServer, count: usize) -> Vec<LockClien
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_stops_for_a_moment_lets_nobody_meet() {
     let server = RedisServer::start().await;
-    let storm = Storm::of(clients(&server, 8).await).lease(LEASE).run(async |faults| {
-        for _ in 0..2 {
-            sleep(LEASE).await;
-            faults.begin("the server stops for half a lease");
-            server.stop();
-            sleep(LEASE / 2).await;
-            server.resume();
-        }
-    });
+    let storm = Storm::of(clients(&server, 8).await)
+        .lease(LEASE)
+        .run(async |faults| {
+            for _ in 0..2 {
+                sleep(LEASE).await;
+                faults.begin("the server stops for half a lease");
+                server.stop();
+                sleep(LEASE / 2).await;
+                server.resume();
+            }
+        });
     let report = storm.await;
     report.assert_fenced();
     report.assert_service_within(LEASE + RECONNECT);
@@ -43,14 +45,16 @@ async fn a_server_that_stops_for_a_moment_lets_nobody_meet() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_forgets_everything_is_fenced() {
     let server = RedisServer::start().await;
-    let storm = Storm::of(clients(&server, 8).await).lease(LEASE).run(async |faults| {
-        for _ in 0..2 {
-            sleep(LEASE).await;
-            faults.begin("the server is killed, and comes back empty");
-            server.restart_empty().await;
-            sleep(LEASE).await;
-        }
-    });
+    let storm = Storm::of(clients(&server, 8).await)
+        .lease(LEASE)
+        .run(async |faults| {
+            for _ in 0..2 {
+                sleep(LEASE).await;
+                faults.begin("the server is killed, and comes back empty");
+                server.restart_empty().await;
+                sleep(LEASE).await;
+            }
+        });
     let report = storm.await;
     // Whoever was inside meets the next: it is allowed to happen, and it is counted.
     report.assert_fenced();

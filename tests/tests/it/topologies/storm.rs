@@ -64,8 +64,14 @@ pub(crate) struct Storm {
 impl Storm {
     /// Each client is a process of its own to the store: four tasks work with each, on three keys, with a lease of a second.
     pub(crate) fn of(clients: Vec<LockClient>) -> Self {
-        let storm =
-            Self { clients, tasks: 4, keys: Vec::new(), lease: Duration::from_secs(1), round: ROUND, readers: false };
+        let storm = Self {
+            clients,
+            tasks: 4,
+            keys: Vec::new(),
+            lease: Duration::from_secs(1),
+            round: ROUND,
+            readers: false,
+        };
         storm.keys(3)
     }
 
@@ -80,7 +86,10 @@ impl Storm {
 
     /// Keys with these names, where it matters which.
     pub(crate) fn named(self, keys: impl IntoIterator<Item = String>) -> Self {
-        Self { keys: keys.into_iter().collect(), ..self }
+        Self {
+            keys: keys.into_iter().collect(),
+            ..self
+        }
     }
 
     pub(crate) fn lease(self, lease: Duration) -> Self {
@@ -94,7 +103,10 @@ impl Storm {
 
     /// One in three comes to read, and the others are writers of the same lock.
     pub(crate) fn with_readers(self) -> Self {
-        Self { readers: true, ..self }
+        Self {
+            readers: true,
+            ..self
+        }
     }
 
     /// Lets all work while `faults` runs, prints what was seen and returns it.
@@ -106,9 +118,22 @@ impl Storm {
         let over = Arc::new(AtomicBool::new(false));
         let begin = Instant::now();
         let mut workers = JoinSet::new();
-        for client in self.clients.iter().flat_map(|client| vec![client; self.tasks]) {
+        for client in self
+            .clients
+            .iter()
+            .flat_map(|client| vec![client; self.tasks])
+        {
             let (locks, keys, over) = (client.clone(), keys.clone(), over.clone());
-            workers.spawn(Worker { locks, keys, over, lease: self.lease, readers: self.readers }.work());
+            workers.spawn(
+                Worker {
+                    locks,
+                    keys,
+                    over,
+                    lease: self.lease,
+                    readers: self.readers,
+                }
+                .work(),
+            );
         }
 
         let log = Faults::default();
@@ -127,7 +152,11 @@ impl Storm {
         }
         let end = Instant::now();
         over.store(true, Ordering::Relaxed);
-        let errors = timeout(LONG, workers.join_all()).await.expect("a worker hangs").into_iter().flatten();
+        let errors = timeout(LONG, workers.join_all())
+            .await
+            .expect("a worker hangs")
+            .into_iter()
+            .flatten();
         let report = Report::new(begin..end, log.begun.into_inner().unwrap(), &keys, errors);
         println!("{report}");
         report
@@ -165,6 +194,10 @@ impl Faults {
     }
 
     fn add(&self, name: &str, out: Out) {
-        self.begun.lock().unwrap().push(Fault { name: name.to_owned(), at: Instant::now(), out });
+        self.begun.lock().unwrap().push(Fault {
+            name: name.to_owned(),
+            at: Instant::now(),
+            out,
+        });
     }
 }

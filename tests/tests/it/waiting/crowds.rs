@@ -66,7 +66,11 @@ async fn four_clients(place: &Place) -> Vec<LockClient> {
 
 /// Processes that come again and again for so long. Nobody gets an error but `refusals`, nobody hangs, and nobody meets
 /// whom it must not meet.
-async fn crowd(clients: Vec<LockClient>, length: Duration, refusals: &'static [LockErrorKind]) -> Turns {
+async fn crowd(
+    clients: Vec<LockClient>,
+    length: Duration,
+    refusals: &'static [LockErrorKind],
+) -> Turns {
     let resource = Arc::new(FencedResource::new());
     let until = Instant::now() + length * u32::try_from(times_as_long()).unwrap();
     let mut tasks = JoinSet::new();
@@ -76,8 +80,14 @@ async fn crowd(clients: Vec<LockClient>, length: Duration, refusals: &'static [L
         }
     }
     let mut turns = Turns::default();
-    while let Some(done) = timeout(until - Instant::now() + LONG, tasks.join_next()).await.expect("somebody hangs") {
-        turns.iter_mut().zip(done.unwrap()).for_each(|(all, these)| *all += these);
+    while let Some(done) = timeout(until - Instant::now() + LONG, tasks.join_next())
+        .await
+        .expect("somebody hangs")
+    {
+        turns
+            .iter_mut()
+            .zip(done.unwrap())
+            .for_each(|(all, these)| *all += these);
     }
     let report = resource.report();
     assert!(report.is_clean(), "{report}");
@@ -95,7 +105,11 @@ async fn work(
     while Instant::now() < until {
         let kind = rand::random_range(0..turns.len());
         let patience = Duration::from_micros(rand::random_range(0..60_000));
-        let patience = if rand::random_bool(0.3) { patience } else { LONG };
+        let patience = if rand::random_bool(0.3) {
+            patience
+        } else {
+            LONG
+        };
         match timeout(patience, turn(&locks, &resource, kind)).await {
             Ok(Ok(())) => turns[kind] += 1,
             Ok(Err(error)) => assert!(refusals.contains(&error.kind()), "{kind}: {error}"),
@@ -124,7 +138,10 @@ async fn turn(locks: &LockClient, resource: &FencedResource, kind: usize) -> Res
             guard.release().await
         }
         1 => {
-            let guard = patient(locks.exclusive("a")).strict_order().acquire().await?;
+            let guard = patient(locks.exclusive("a"))
+                .strict_order()
+                .acquire()
+                .await?;
             write(guard.fence().number()).await;
             drop(guard);
             Ok(())
@@ -139,11 +156,21 @@ async fn turn(locks: &LockClient, resource: &FencedResource, kind: usize) -> Res
         }
         4 => {
             let guard = patient(locks.all(["a", "b"])).no_renew().acquire().await?;
-            let fence = guard.fences().find(|(key, _)| key.as_str() == "a").unwrap().1;
+            let fence = guard
+                .fences()
+                .find(|(key, _)| key.as_str() == "a")
+                .unwrap()
+                .1;
             write(fence.number()).await;
             guard.release().await
         }
-        _ => match locks.exclusive("a").lease(LEASE).wait(stay * 100).acquire().await {
+        _ => match locks
+            .exclusive("a")
+            .lease(LEASE)
+            .wait(stay * 100)
+            .acquire()
+            .await
+        {
             Ok(guard) => {
                 write(guard.fence().number()).await;
                 guard.release().await

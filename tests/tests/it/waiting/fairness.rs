@@ -73,7 +73,13 @@ async fn the_readers_of_a_process_come_in_together_although_writers_wait(place: 
         let (writers, turns) = (writers.clone(), turns.clone());
         writing.spawn(async move {
             loop {
-                let guard = writers.write("a").strict_order().wait(LONG).acquire().await.unwrap();
+                let guard = writers
+                    .write("a")
+                    .strict_order()
+                    .wait(LONG)
+                    .acquire()
+                    .await
+                    .unwrap();
                 turns.fetch_add(1, Ordering::Relaxed);
                 sleep(Duration::from_millis(5)).await;
                 guard.release().await.unwrap();
@@ -94,7 +100,10 @@ async fn the_readers_of_a_process_come_in_together_although_writers_wait(place: 
     reading.join_all().await;
     // One at a time, they would see as many.
     let turns = turns.load(Ordering::Relaxed);
-    assert!(turns < READERS / 4, "{turns} writers came between {READERS} readers");
+    assert!(
+        turns < READERS / 4,
+        "{turns} writers came between {READERS} readers"
+    );
     writing.shutdown().await;
     nothing_left(&place, &["a"]).await;
 }
@@ -127,7 +136,10 @@ async fn a_process_with_many_who_wait_lets_another_have_its_turn(place: Place) {
     while tasks.try_join_next().is_some() {
         served += 1;
     }
-    assert!(0 < served && served < MANY * 3 / 4, "{served} were served before the other process");
+    assert!(
+        0 < served && served < MANY * 3 / 4,
+        "{served} were served before the other process"
+    );
     drop(tasks);
     nothing_left(&place, &["a"]).await;
 }

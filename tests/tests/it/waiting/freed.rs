@@ -65,8 +65,17 @@ struct Scene {
 
 impl Scene {
     async fn at(place: &Place) -> Self {
-        let [here, there, elsewhere] = [place.client().await, place.client().await, place.client().await];
-        Self { here, there, elsewhere, dead: place.store().await }
+        let [here, there, elsewhere] = [
+            place.client().await,
+            place.client().await,
+            place.client().await,
+        ];
+        Self {
+            here,
+            there,
+            elsewhere,
+            dead: place.store().await,
+        }
     }
 
     /// Waits in `there`, and stands in the queue behind `before` entries.
@@ -82,7 +91,8 @@ impl Scene {
         }));
         if key.starts_with("permits") {
             let what = format!("{before} entries and one more");
-            let waits = async || self.here.inspect_permits(key).await.unwrap().waiters.len() > before;
+            let waits =
+                async || self.here.inspect_permits(key).await.unwrap().waiters.len() > before;
             eventually(&what, waits).await;
         } else {
             in_line(&self.here, key, before + 1).await;
@@ -118,7 +128,10 @@ impl Waiting {
         let (granted, guard) = self.granted_by(free).await;
         let early = free.saturating_duration_since(granted);
         // A store counts whole milliseconds, and the test notes the instant after the reply.
-        assert!(early < Duration::from_millis(150), "granted {early:?} before the lock was free");
+        assert!(
+            early < Duration::from_millis(150),
+            "granted {early:?} before the lock was free"
+        );
         guard
     }
 
@@ -149,7 +162,8 @@ async fn released(guard: LockGuard) {
 
 async fn a_release_grants_at_once(place: Place) {
     let scene = Scene::at(&place).await;
-    let holders: [fn(&LockClient) -> LockRequest; 2] = [|locks| locks.exclusive(KEY), |locks| locks.read(KEY)];
+    let holders: [fn(&LockClient) -> LockRequest; 2] =
+        [|locks| locks.exclusive(KEY), |locks| locks.read(KEY)];
     for holder in holders {
         let guard = acquired(holder(&scene.here)).await;
         let waiting = scene.waits(scene.there.exclusive(KEY), 0).await;
@@ -161,7 +175,8 @@ async fn a_release_grants_at_once(place: Place) {
 
 async fn a_dropped_guard_grants_at_once(place: Place) {
     let scene = Scene::at(&place).await;
-    let holders: [fn(&LockClient) -> LockRequest; 2] = [|locks| locks.exclusive(KEY), |locks| locks.read(KEY)];
+    let holders: [fn(&LockClient) -> LockRequest; 2] =
+        [|locks| locks.exclusive(KEY), |locks| locks.read(KEY)];
     for holder in holders {
         let guard = acquired(holder(&scene.here)).await;
         let waiting = scene.waits(scene.there.exclusive(KEY), 0).await;
@@ -208,12 +223,17 @@ async fn a_downgrade_grants_readers_at_once(place: Place) {
 
 async fn a_revocation_grants_at_once(place: Place) {
     let scene = Scene::at(&place).await;
-    let holders: [fn(&LockClient) -> LockRequest; 2] = [|locks| locks.exclusive(KEY), |locks| locks.read(KEY)];
+    let holders: [fn(&LockClient) -> LockRequest; 2] =
+        [|locks| locks.exclusive(KEY), |locks| locks.read(KEY)];
     for holder in holders {
         let guards = [acquired(holder(&scene.here)).await];
         let waiting = scene.waits(scene.there.exclusive(KEY), 0).await;
         let free = Instant::now();
-        scene.elsewhere.revoke(KEY, RevokeScope::Leased).await.unwrap();
+        scene
+            .elsewhere
+            .revoke(KEY, RevokeScope::Leased)
+            .await
+            .unwrap();
         released(waiting.granted_at(free).await).await;
         drop(guards);
     }
@@ -246,8 +266,19 @@ async fn a_reader_stays_behind_a_writer_that_waits(place: Place) {
     let waiting = scene.waits(scene.elsewhere.read(KEY), 1).await;
     // Long enough for the looks that a reader of a majority takes at the other servers.
     sleep(LONG / 10).await;
-    assert!(!waiting.0.is_finished(), "a reader that came later has the lock");
-    assert!(scene.elsewhere.read(KEY).try_acquire().await.unwrap().is_none());
+    assert!(
+        !waiting.0.is_finished(),
+        "a reader that came later has the lock"
+    );
+    assert!(
+        scene
+            .elsewhere
+            .read(KEY)
+            .try_acquire()
+            .await
+            .unwrap()
+            .is_none()
+    );
     let free = Instant::now();
     released(reader).await;
     released(writer.granted_at(free).await).await;
@@ -355,14 +386,21 @@ fn permits(key: impl fmt::Display) -> String {
 async fn a_returned_permit_grants_at_once(place: Place) {
     let scene = Scene::at(&place).await;
     let key = permits(KEY);
-    let guards = [acquired(scene.here.permits(&*key, two())).await, acquired(scene.here.permits(&*key, two())).await];
-    let waiting = scene.waits_for(scene.there.permits(&*key, two()), &key, 0).await;
+    let guards = [
+        acquired(scene.here.permits(&*key, two())).await,
+        acquired(scene.here.permits(&*key, two())).await,
+    ];
+    let waiting = scene
+        .waits_for(scene.there.permits(&*key, two()), &key, 0)
+        .await;
     let [first, second] = guards;
     let free = Instant::now();
     released(first).await;
     released(waiting.granted_at(free).await).await;
     let third = acquired(scene.here.permits(&*key, two())).await;
-    let waiting = scene.waits_for(scene.there.permits(&*key, two()), &key, 0).await;
+    let waiting = scene
+        .waits_for(scene.there.permits(&*key, two()), &key, 0)
+        .await;
     let free = Instant::now();
     scene.elsewhere.revoke_permits(&*key).await.unwrap();
     released(waiting.granted_at(free).await).await;
@@ -375,7 +413,9 @@ async fn a_reservation_of_a_permit_ends_on_time(place: Place) {
     let living = acquired(scene.here.permits(&*key, two())).await;
     let free = Instant::now() + RESERVED;
     let first = acquired(scene.elsewhere.permits(&*key, two()).min_hold(RESERVED)).await;
-    let waiting = scene.waits_for(scene.there.permits(&*key, two()), &key, 0).await;
+    let waiting = scene
+        .waits_for(scene.there.permits(&*key, two()), &key, 0)
+        .await;
     released(first).await;
     released(waiting.granted_at(free).await).await;
     released(living).await;
@@ -385,9 +425,15 @@ async fn the_lease_of_a_dead_permit_holder_ends_on_time_after_a_release(place: P
     let scene = Scene::at(&place).await;
     let key = permits(KEY);
     let living = acquired(scene.here.permits(&*key, two())).await;
-    let free = scene.dies_holding(&key, Mode::Permits(two()), RESERVED).await;
-    let waiting = scene.waits_for(scene.there.permits(&*key, two()), &key, 0).await;
-    let next = scene.waits_for(scene.elsewhere.permits(&*key, two()), &key, 1).await;
+    let free = scene
+        .dies_holding(&key, Mode::Permits(two()), RESERVED)
+        .await;
+    let waiting = scene
+        .waits_for(scene.there.permits(&*key, two()), &key, 0)
+        .await;
+    let next = scene
+        .waits_for(scene.elsewhere.permits(&*key, two()), &key, 1)
+        .await;
     let at_once = Instant::now();
     released(living).await;
     let second = waiting.granted_at(at_once).await;
@@ -402,7 +448,11 @@ async fn a_dead_waiter_for_a_permit_is_passed_over_on_time(place: Place) {
     for key in KEYS.map(permits) {
         held.push(acquired(scene.here.permits(&*key, one)).await);
         scene.dies_waiting(&key, Mode::Permits(one), RESERVED).await;
-        waiting.push(scene.waits_for(scene.there.permits(&*key, one), &key, 1).await);
+        waiting.push(
+            scene
+                .waits_for(scene.there.permits(&*key, one), &key, 1)
+                .await,
+        );
     }
     // The dead waiters are passed over by then.
     sleep(STALE + RESERVED).await;
@@ -419,11 +469,23 @@ async fn a_release_that_meets_a_withdrawn_queue_entry_costs_a_round_trip() {
     const ONE_WAY: Duration = Duration::from_millis(100);
     in_time(async {
         let place = Place::redis().await;
-        let Place::Redis { url, namespace } = &place else { unreachable!("it is on Redis") };
+        let Place::Redis { url, namespace } = &place else {
+            unreachable!("it is on Redis")
+        };
         let proxy = Proxy::to_url(url).await;
-        let far = Place::Redis { url: proxy.url(), namespace: namespace.clone() };
+        let far = Place::Redis {
+            url: proxy.url(),
+            namespace: namespace.clone(),
+        };
         let (here, there) = (place.client().await, far.client().await);
-        there.exclusive("warm").acquire().await.unwrap().release().await.unwrap();
+        there
+            .exclusive("warm")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
         proxy.delay(ToServer, ONE_WAY);
         proxy.delay(ToClient, ONE_WAY);
         for pause in (0..=4).map(|quarters| ONE_WAY * quarters / 2) {

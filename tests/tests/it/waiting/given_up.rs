@@ -59,7 +59,11 @@ impl Line<'_> {
         for (process, (client, size)) in self.clients.iter().zip(self.sizes).enumerate() {
             for _ in 0..*size {
                 let request = client.exclusive(&key).wait(LONG);
-                let request = if self.strict { request.strict_order() } else { request };
+                let request = if self.strict {
+                    request.strict_order()
+                } else {
+                    request
+                };
                 waiting.push(begun(request.acquire()).await);
                 whose.push((process, whose.len()));
             }
@@ -102,7 +106,9 @@ impl Line<'_> {
             in_line(self.locks, &key, 0).await;
             all_free(self.locks, &[&key]).await;
         };
-        timeout(AT_ONCE, free).await.unwrap_or_else(|_| panic!("{key}: somebody is not served, or something is left"));
+        timeout(AT_ONCE, free)
+            .await
+            .unwrap_or_else(|_| panic!("{key}: somebody is not served, or something is left"));
         let mut order_of: Vec<Vec<usize>> = vec![Vec::new(); self.sizes.len()];
         let mut first = None;
         while let Some(((process, number), later)) = order.recv().await {
@@ -114,8 +120,14 @@ impl Line<'_> {
         // The place of the one that gave up is the next one's in its process.
         assert_eq!(first, whose.first().map(|(_, number)| *number), "{key}");
         for (process, order) in order_of.iter().enumerate() {
-            let expected = whose.iter().filter(|(of, _)| *of == process).map(|(_, number)| number);
-            assert!(order.iter().eq(expected), "{key}: {process} was served as {order:?}");
+            let expected = whose
+                .iter()
+                .filter(|(of, _)| *of == process)
+                .map(|(_, number)| number);
+            assert!(
+                order.iter().eq(expected),
+                "{key}: {process} was served as {order:?}"
+            );
         }
     }
 }
@@ -127,9 +139,18 @@ async fn without_each(place: &Place, sizes: &[usize]) {
         clients.push(place.client().await);
     }
     for strict in [false, true] {
-        let line = Line { locks: &locks, clients: &clients, sizes, strict };
+        let line = Line {
+            locks: &locks,
+            clients: &clients,
+            sizes,
+            strict,
+        };
         for victim in 0..sizes.iter().sum() {
-            for moment in [Moment::BeforeTheGrant, Moment::AtTheGrant, Moment::AfterThePush] {
+            for moment in [
+                Moment::BeforeTheGrant,
+                Moment::AtTheGrant,
+                Moment::AfterThePush,
+            ] {
                 line.without(victim, moment).await;
             }
         }
@@ -174,11 +195,24 @@ async fn a_hand_back_that_is_given_up_serves_those_who_wait(place: Place) {
         Place::Redis { url, .. } if url.contains("+cluster") => (place.clone(), None),
         Place::Redis { url, namespace } => {
             let proxy = Proxy::to_url(url).await;
-            (Place::Redis { url: proxy.url(), namespace: namespace.clone() }, Some(proxy))
+            (
+                Place::Redis {
+                    url: proxy.url(),
+                    namespace: namespace.clone(),
+                },
+                Some(proxy),
+            )
         }
     };
     let (locks, others) = (here.client().await, place.client().await);
-    locks.exclusive("a").acquire().await.unwrap().release().await.unwrap();
+    locks
+        .exclusive("a")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     if let Some(proxy) = &proxy {
         proxy.delay(ToServer, Duration::from_millis(2));
         proxy.delay(ToClient, Duration::from_millis(2));
@@ -196,8 +230,13 @@ async fn a_hand_back_that_is_given_up_serves_those_who_wait(place: Place) {
             waiting.push(begun(locks.exclusive(&key).wait(LONG).acquire()).await);
             let done = polled(guard.release(), polls, until_woken).await.is_some();
             let served = futures_util::future::join_all(waiting.into_iter().map(pass_through));
-            let fences = timeout(AT_ONCE, served).await.unwrap_or_else(|_| panic!("{key}: somebody is not served"));
-            assert!(fences.iter().rev().take(2).rev().is_sorted(), "{key}: {fences:?}");
+            let fences = timeout(AT_ONCE, served)
+                .await
+                .unwrap_or_else(|_| panic!("{key}: somebody is not served"));
+            assert!(
+                fences.iter().rev().take(2).rev().is_sorted(),
+                "{key}: {fences:?}"
+            );
             if done {
                 break;
             }

@@ -23,7 +23,11 @@ on_every_store! {
     permits_are_served_one_by_one,
 }
 
-async fn served_in_order(place: &Place, requests: &[&dyn Fn(&LockClient) -> LockRequest], modes: &[Mode]) {
+async fn served_in_order(
+    place: &Place,
+    requests: &[&dyn Fn(&LockClient) -> LockRequest],
+    modes: &[Mode],
+) {
     let locks = place.client().await;
     let guard = locks.exclusive("a").acquire().await.unwrap();
     let (served, mut order) = mpsc::unbounded_channel();
@@ -44,9 +48,23 @@ async fn served_in_order(place: &Place, requests: &[&dyn Fn(&LockClient) -> Lock
     // For longer than anybody may be silent.
     sleep(Duration::from_millis(1600)).await;
     let waiters = locks.inspect("a").await.unwrap().waiters;
-    assert!(waiters.iter().map(|waiter| waiter.lease).eq(leases), "{waiters:?}");
-    assert!(waiters.iter().map(|waiter| waiter.mode).eq(modes.iter().copied()), "{waiters:?}");
-    assert!(waiters.iter().all(|waiter| waiter.silent < Duration::from_millis(1500)), "{waiters:?}");
+    assert!(
+        waiters.iter().map(|waiter| waiter.lease).eq(leases),
+        "{waiters:?}"
+    );
+    assert!(
+        waiters
+            .iter()
+            .map(|waiter| waiter.mode)
+            .eq(modes.iter().copied()),
+        "{waiters:?}"
+    );
+    assert!(
+        waiters
+            .iter()
+            .all(|waiter| waiter.silent < Duration::from_millis(1500)),
+        "{waiters:?}"
+    );
 
     let mut last = guard.fence();
     guard.release().await.unwrap();
@@ -63,15 +81,32 @@ async fn served_in_order(place: &Place, requests: &[&dyn Fn(&LockClient) -> Lock
 async fn processes_are_served_in_the_order_they_came(place: Place) {
     let write = |locks: &LockClient| locks.exclusive("a");
     let read = |locks: &LockClient| locks.read("a");
-    let modes = [Mode::Exclusive, Mode::Exclusive, Mode::Shared, Mode::Exclusive, Mode::Shared, Mode::Exclusive];
-    served_in_order(&place, &[&write, &write, &read, &write, &read, &write], &modes).await;
+    let modes = [
+        Mode::Exclusive,
+        Mode::Exclusive,
+        Mode::Shared,
+        Mode::Exclusive,
+        Mode::Shared,
+        Mode::Exclusive,
+    ];
+    served_in_order(
+        &place,
+        &[&write, &write, &read, &write, &read, &write],
+        &modes,
+    )
+    .await;
 }
 
 async fn a_request_that_takes_no_pass_stands_in_line_as_any_other(place: Place) {
     let write = |locks: &LockClient| locks.exclusive("a");
     let strict = |locks: &LockClient| locks.exclusive("a").strict_order();
     let fixed = |locks: &LockClient| locks.exclusive("a").no_renew();
-    served_in_order(&place, &[&strict, &write, &fixed, &strict, &strict, &write], &[Mode::Exclusive; 6]).await;
+    served_in_order(
+        &place,
+        &[&strict, &write, &fixed, &strict, &strict, &write],
+        &[Mode::Exclusive; 6],
+    )
+    .await;
 }
 
 async fn readers_come_in_together_after_a_writer(place: Place) {
@@ -81,7 +116,8 @@ async fn readers_come_in_together_after_a_writer(place: Place) {
         let mut fastest = LONG;
         for attempt in 0..3 {
             let key = format!("{in_each} {attempt}");
-            fastest = fastest.min(readers_come_in(&place, &locks, &key, in_each, a_writer_follows).await);
+            fastest =
+                fastest.min(readers_come_in(&place, &locks, &key, in_each, a_writer_follows).await);
         }
         assert!(fastest < TOLD, "{fastest:?}");
     }
@@ -146,8 +182,20 @@ async fn readers_who_keep_coming_do_not_starve_a_writer(place: Place) {
     for _ in 0..5 {
         // There is always somebody inside, and nobody who came later comes in before.
         let asked = Instant::now();
-        locks.write("a").wait(LONG).acquire().await.unwrap().release().await.unwrap();
-        assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+        locks
+            .write("a")
+            .wait(LONG)
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        assert!(
+            asked.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            asked.elapsed()
+        );
     }
     readers.shutdown().await;
     nothing_left(&place, &["a"]).await;
@@ -204,9 +252,12 @@ async fn in_strict_order_processes_take_turns() {
             for process in 0..2 {
                 let client = place.client().await;
                 for _ in 0..TURNS {
-                    let acquire = begun(client.exclusive("a").strict_order().wait(LONG).acquire()).await;
+                    let acquire =
+                        begun(client.exclusive("a").strict_order().wait(LONG).acquire()).await;
                     let served = served.clone();
-                    tasks.spawn(async move { served.send((process, acquire.await.unwrap())).unwrap() });
+                    tasks.spawn(
+                        async move { served.send((process, acquire.await.unwrap())).unwrap() },
+                    );
                 }
                 in_line(&locks, "a", process + 1).await;
             }
@@ -238,7 +289,8 @@ async fn in_strict_order_nothing_is_passed_on() {
         for process in 1..=2 {
             let client = place.client().await;
             for _ in 0..20 {
-                waiting.push(begun(client.exclusive("a").strict_order().wait(LONG).acquire()).await);
+                waiting
+                    .push(begun(client.exclusive("a").strict_order().wait(LONG).acquire()).await);
             }
             driven(&mut waiting, in_line(&locks, "a", process)).await;
         }

@@ -34,24 +34,49 @@ async fn a_request_that_does_not_wait_gets_the_error_of_the_store() {
         server.stop();
         let mut waiting = Vec::new();
         for name in ["a", "job", "route"] {
-            waiting.push(tokio::spawn(begun(locks.exclusive(name).wait(LONG).acquire()).await));
-            traces.wait_for(|event| event.message == "waiting for the store" && event.fields["key"] == name).await;
+            waiting.push(tokio::spawn(
+                begun(locks.exclusive(name).wait(LONG).acquire()).await,
+            ));
+            traces
+                .wait_for(|event| {
+                    event.message == "waiting for the store" && event.fields["key"] == name
+                })
+                .await;
         }
 
         let a = || locks.exclusive("a");
         for result in [
             a().try_acquire().await.map(|guard| guard.is_some()),
-            locks.read("a").try_acquire().await.map(|guard| guard.is_some()),
+            locks
+                .read("a")
+                .try_acquire()
+                .await
+                .map(|guard| guard.is_some()),
             a().no_wait().acquire().await.map(|_| true),
-            locks.all(["a", "b"]).try_acquire().await.map(|guard| guard.is_some()),
-            locks.all(["a", "b"]).no_wait().acquire().await.map(|_| true),
+            locks
+                .all(["a", "b"])
+                .try_acquire()
+                .await
+                .map(|guard| guard.is_some()),
+            locks
+                .all(["a", "b"])
+                .no_wait()
+                .acquire()
+                .await
+                .map(|_| true),
             a().no_wait().run(async |_| true).await,
         ] {
             assert_eq!(result.unwrap_err().kind(), LockErrorKind::Unavailable);
         }
         let skipped = locks.scope(job()).await;
-        assert_eq!(skipped.expect_err("the job is not skipped").kind(), LockErrorKind::Unavailable);
-        let response = app.oneshot(Request::get("/").body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(
+            skipped.expect_err("the job is not skipped").kind(),
+            LockErrorKind::Unavailable
+        );
+        let response = app
+            .oneshot(Request::get("/").body(Body::empty()).unwrap())
+            .await
+            .unwrap();
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
 
         server.resume();

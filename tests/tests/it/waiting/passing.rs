@@ -11,7 +11,9 @@ use tokio::{
     time::sleep,
 };
 
-use super::{LONG, Place, SOON, driven, in_line, may_hand_back, nothing_left, pass_through, passes};
+use super::{
+    LONG, Place, SOON, driven, in_line, may_hand_back, nothing_left, pass_through, passes,
+};
 use crate::place::{begun, eventually, in_time, no_key_left, on_every_store};
 
 on_every_store! {
@@ -37,8 +39,12 @@ async fn two_hundred_who_wait_here_cost_the_store_few_releases() {
         let server = RedisServer::start().await;
         let scripts = async || {
             let info: String = server.query(&["INFO", "commandstats"]).await;
-            let calls = info.lines().filter_map(|line| line.strip_prefix("cmdstat_eval")?.split_once(":calls="));
-            calls.map(|(_, calls)| calls.split(',').next().unwrap().parse::<u64>().unwrap()).sum::<u64>()
+            let calls = info
+                .lines()
+                .filter_map(|line| line.strip_prefix("cmdstat_eval")?.split_once(":calls="));
+            calls
+                .map(|(_, calls)| calls.split(',').next().unwrap().parse::<u64>().unwrap())
+                .sum::<u64>()
         };
         let locks = LockClient::connect(&server.url()).await.unwrap();
         let guard = locks.exclusive("a").acquire().await.unwrap();
@@ -84,7 +90,10 @@ async fn a_pass_that_is_not_taken_goes_to_the_next(place: Place) {
     drop(waiting.remove(0));
     drop(waiting.remove(0));
     let fences = join_all(waiting.into_iter().map(pass_through)).await;
-    assert!(fences[0] > fence.number() && fences[1] > fences[0], "{fences:?} after {fence}");
+    assert!(
+        fences[0] > fence.number() && fences[1] > fences[0],
+        "{fences:?} after {fence}"
+    );
     assert!(passes(&traces) > 0);
     nothing_left(&place, &["a"]).await;
 }
@@ -146,12 +155,17 @@ async fn a_lock_is_passed_on_to_the_same_wish_only(place: Place) {
             let has_its_terms = async || {
                 let holder = locks.inspect(&key).await.unwrap().holders[0];
                 let read = format!("{asked:?}").contains("Shared");
-                (holder.mode == lock_runtime::Mode::Shared) == read && (number != 2 || holder.ttl.unwrap() > LONG)
+                (holder.mode == lock_runtime::Mode::Shared) == read
+                    && (number != 2 || holder.ttl.unwrap() > LONG)
             };
             eventually("it is held as was asked for", has_its_terms).await;
             guard.release().await.unwrap();
         }
-        assert_eq!(passed > 0, *same, "wish {number} was met {passed} times by passing on");
+        assert_eq!(
+            passed > 0,
+            *same,
+            "wish {number} was met {passed} times by passing on"
+        );
     }
     nothing_left(&place, &[]).await;
 }
@@ -173,7 +187,10 @@ async fn who_has_passed_a_lock_on_has_released_it(place: Place) {
     let next = waiting.await.unwrap();
 
     assert_eq!(held.validity(), Duration::ZERO);
-    assert_eq!(held.verify().await.unwrap_err().kind(), LockErrorKind::Lost(Loss::Taken));
+    assert_eq!(
+        held.verify().await.unwrap_err().kind(),
+        LockErrorKind::Lost(Loss::Taken)
+    );
     assert!(next.fence() > held.fence());
     // What still runs in the frame of the one before is a stranger.
     go_on.send(()).unwrap();
@@ -189,7 +206,11 @@ async fn a_grant_that_nobody_renews_lasts_from_the_start(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     for mode in ["exclusive", "read"] {
         let guard = others.exclusive(mode).acquire().await.unwrap();
-        let request = if mode == "read" { locks.read(mode) } else { locks.exclusive(mode) };
+        let request = if mode == "read" {
+            locks.read(mode)
+        } else {
+            locks.exclusive(mode)
+        };
         let waiting = tokio::spawn(request.no_renew().lease(LONG).wait(LONG).acquire());
         in_line(&others, mode, 1).await;
         guard.release().await.unwrap();
@@ -224,7 +245,10 @@ async fn max_hold_begins_anew_with_each_pass() {
         assert!(!third.is_lost());
         third.verify().await.unwrap();
         sleep(Duration::from_millis(40)).await;
-        assert_eq!(third.lost().await.kind(), LockErrorKind::Lost(Loss::MaxHold));
+        assert_eq!(
+            third.lost().await.kind(),
+            LockErrorKind::Lost(Loss::MaxHold)
+        );
         drop(third);
         assert!(locks.inspect("a").await.unwrap().holders.is_empty());
     })
@@ -241,7 +265,12 @@ async fn a_lock_whose_lease_is_nearly_over_is_not_passed_on() {
             let store = Arc::<MemoryStore>::default();
             let place = Place::Memory(store);
             let (locks, others) = (place.client().await, place.client().await);
-            let request = || locks.exclusive("a").lease(Duration::from_secs(1)).wait(LONG);
+            let request = || {
+                locks
+                    .exclusive("a")
+                    .lease(Duration::from_secs(1))
+                    .wait(LONG)
+            };
             let guard = request().acquire().await.unwrap();
             let mut waiting = Vec::new();
             for _ in 0..3 {
@@ -277,20 +306,34 @@ async fn no_lock_is_passed_on_under_a_reserved_token_after_the_connection_broke(
         let locks = LockClient::connect(&proxy.url()).await.unwrap();
         let others = LockClient::connect(&server.url()).await.unwrap();
         let mut operator = server.connection().await.unwrap();
-        others.exclusive("warm").acquire().await.unwrap().release().await.unwrap();
+        others
+            .exclusive("warm")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
         // On a busy machine a round may take longer than the 50 ms for which a lock is passed on.
         for key in (0..20).map(|round| format!("k{round}")) {
             let guard = may_pass(&locks, &key).await;
             let waiting = tokio::spawn(begun(locks.exclusive(&key).wait(LONG).acquire()).await);
             proxy.cut();
-            let _: () = redis::cmd("FLUSHALL").query_async(&mut operator).await.unwrap();
+            let _: () = redis::cmd("FLUSHALL")
+                .query_async(&mut operator)
+                .await
+                .unwrap();
             let other = others.exclusive(&key).acquire().await.unwrap();
             // Whether it still held the lock is not known.
             let _ = guard.release().await;
             let fence = other.fence();
             other.release().await.unwrap();
             let next = waiting.await.unwrap().unwrap();
-            assert!(next.fence() > fence, "{} was granted after {fence}", next.fence());
+            assert!(
+                next.fence() > fence,
+                "{} was granted after {fence}",
+                next.fence()
+            );
             next.release().await.unwrap();
         }
     })

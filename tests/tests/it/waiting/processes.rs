@@ -30,13 +30,30 @@ impl Fleet {
     async fn new() -> Self {
         let (place, name) = (Place::redis().await, unique("resource"));
         let resource = RedisFencedResource::open(&shared_server().await.url(), &name).await;
-        Self { locks: place.client().await, place, name, resource, workers: Vec::new() }
+        Self {
+            locks: place.client().await,
+            place,
+            name,
+            resource,
+            workers: Vec::new(),
+        }
     }
 
     async fn start(&self, task: &str, lease: Duration, how: &[&str]) -> Worker {
         let (url, lease) = (shared_server().await.url(), lease.as_millis().to_string());
-        let arguments = [task, "--url", &url, "--namespace", self.place.namespace(), "--resource", &self.name];
-        Worker::spawn(WORKER, &[&arguments, &["--lease-ms", &lease][..], how].concat())
+        let arguments = [
+            task,
+            "--url",
+            &url,
+            "--namespace",
+            self.place.namespace(),
+            "--resource",
+            &self.name,
+        ];
+        Worker::spawn(
+            WORKER,
+            &[&arguments, &["--lease-ms", &lease][..], how].concat(),
+        )
     }
 
     /// One more process in line for "a".
@@ -50,7 +67,10 @@ impl Fleet {
     /// Waits until a process was served, and returns its fencing token.
     async fn served(worker: &mut Worker) -> u64 {
         let fence = worker.line().await.expect("it waits").parse().unwrap();
-        assert_eq!(worker.line().await.as_deref(), Some("written=true released"));
+        assert_eq!(
+            worker.line().await.as_deref(),
+            Some("written=true released")
+        );
         fence
     }
 
@@ -71,7 +91,16 @@ async fn real_processes_are_served_in_the_order_they_came() {
         let mut fleet = Fleet::new().await;
         let guard = fleet.locks.exclusive("a").acquire().await.unwrap();
         for number in 0..5 {
-            fleet.waiter(LONG, if number % 2 == 0 { &[] } else { &["--strict-order"] }).await;
+            fleet
+                .waiter(
+                    LONG,
+                    if number % 2 == 0 {
+                        &[]
+                    } else {
+                        &["--strict-order"]
+                    },
+                )
+                .await;
         }
         let mut last = guard.fence().number();
         guard.release().await.unwrap();
@@ -121,7 +150,11 @@ async fn a_stopped_process_is_granted(lease: Duration) {
     let released = Instant::now();
     guard.release().await.unwrap();
     let granted = fleet.locks.inspect("a").await.unwrap();
-    assert_eq!((granted.holders.len(), granted.waiters.len()), (1, 1), "{granted:?}");
+    assert_eq!(
+        (granted.holders.len(), granted.waiters.len()),
+        (1, 1),
+        "{granted:?}"
+    );
     let living = Fleet::served(&mut fleet.workers[1]).await;
     let back = released.elapsed();
     assert!(back < lease.min(SHORT) + Duration::from_secs(1), "{back:?}");
@@ -140,7 +173,10 @@ async fn a_stopped_process_is_granted(lease: Duration) {
 #[tokio::test]
 async fn a_grant_to_a_stopped_process_comes_back() {
     in_time(async {
-        tokio::join!(a_stopped_process_is_granted(Duration::from_secs(1)), a_stopped_process_is_granted(LONG),);
+        tokio::join!(
+            a_stopped_process_is_granted(Duration::from_secs(1)),
+            a_stopped_process_is_granted(LONG),
+        );
     })
     .await;
 }
@@ -158,7 +194,9 @@ async fn the_end_of_a_dead_holders_lease_wakes_those_who_wait() {
         sleep(Duration::from_millis(1200)).await;
         holder.kill().await;
         let killed = Instant::now();
-        let left = fleet.locks.inspect("a").await.unwrap().holders[0].ttl.unwrap();
+        let left = fleet.locks.inspect("a").await.unwrap().holders[0]
+            .ttl
+            .unwrap();
         assert!(left <= Duration::from_secs(1));
         let first = Fleet::served(&mut fleet.workers[0]).await;
         let late = killed.elapsed().saturating_sub(left);
@@ -179,10 +217,16 @@ async fn whoever_waits_asks_when_the_holders_lease_ends() {
         for lease in [150, 1250, 2450].map(Duration::from_millis) {
             let dead = Hold::new(LockKey::new("a").unwrap(), Mode::Exclusive, Token::random());
             let deadline = Instant::now() + LONG;
-            store.acquire(&KeyRequest::new(dead, lease, deadline)).await.unwrap();
+            store
+                .acquire(&KeyRequest::new(dead, lease, deadline))
+                .await
+                .unwrap();
             let begin = Instant::now();
             let guard = locks.exclusive("a").wait(LONG).acquire().await.unwrap();
-            let late = begin.elapsed().checked_sub(lease).expect("not before the end of the lease");
+            let late = begin
+                .elapsed()
+                .checked_sub(lease)
+                .expect("not before the end of the lease");
             assert!(late < Duration::from_millis(10), "{late:?}");
             guard.release().await.unwrap();
         }

@@ -40,7 +40,11 @@ async fn who_is_not_told_is_served_within_a_poll() {
         let mut clients = Vec::new();
         proxy.drop_messages();
         for number in 0..4 {
-            let client = LockClient::builder().namespace(place.namespace()).connect(&proxy.url()).await.unwrap();
+            let client = LockClient::builder()
+                .namespace(place.namespace())
+                .connect(&proxy.url())
+                .await
+                .unwrap();
             // Two of the processes have two who wait.
             for _ in 0..=number % 2 {
                 tasks.spawn(begun(client.exclusive("a").strict_order().wait(LONG).acquire()).await);
@@ -54,12 +58,20 @@ async fn who_is_not_told_is_served_within_a_poll() {
             let released = Instant::now();
             guard.take().unwrap().release().await.unwrap();
             let next = tasks.join_next().await.unwrap().unwrap().unwrap();
-            assert!(released.elapsed() < Duration::from_secs(2), "{served}: {:?}", released.elapsed());
+            assert!(
+                released.elapsed() < Duration::from_secs(2),
+                "{served}: {:?}",
+                released.elapsed()
+            );
             resource.increment(next.fence()).await.unwrap();
             guard = Some(next);
         }
         guard.take().unwrap().release().await.unwrap();
-        assert!(proxy.dropped_messages() >= 4, "{}", proxy.dropped_messages());
+        assert!(
+            proxy.dropped_messages() >= 4,
+            "{}",
+            proxy.dropped_messages()
+        );
         let report = resource.report();
         assert!(report.is_clean() && report.value == 7, "{report}");
         proxy.let_through().await;
@@ -77,7 +89,11 @@ async fn a_grant_while_the_connection_is_down_is_found_when_it_is_back() {
         let place = Place::redis().await;
         let proxy = Proxy::to(shared_server().await).await;
         let locks = place.client().await;
-        let client = LockClient::builder().namespace(place.namespace()).connect(&proxy.url()).await.unwrap();
+        let client = LockClient::builder()
+            .namespace(place.namespace())
+            .connect(&proxy.url())
+            .await
+            .unwrap();
         let mut fastest = LONG;
         for attempt in 0..4 {
             let key = attempt.to_string();
@@ -166,7 +182,9 @@ async fn a_hundred_who_wait_outlive_a_server_that_kills_connections() {
         let server = RedisServer::start().await;
         let kill = async || {
             for kind in ["pubsub", "normal"] {
-                server.command(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).await;
+                server
+                    .command(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"])
+                    .await;
             }
         };
         a_hundred_wait_while(&server, &server.url(), kill).await;

@@ -32,13 +32,20 @@ async fn a_client_that_is_shut_down_leaves_no_place_in_line(place: Place) {
     let waiting = tokio::spawn(two.exclusive("a").wait(LONG).acquire());
     in_line(&one, "a", 1).await;
     two.shutdown().await;
-    assert!(one.inspect("a").await.unwrap().waiters.is_empty(), "the next release would go to nobody");
+    assert!(
+        one.inspect("a").await.unwrap().waiters.is_empty(),
+        "the next release would go to nobody"
+    );
     waiting.await.unwrap().unwrap_err();
     guard.release().await.unwrap();
 }
 
 fn runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+    Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 #[test]
@@ -47,7 +54,16 @@ fn who_waits_goes_on_when_the_runtime_of_the_one_before_has_ended() {
     let server = Arc::new(second.block_on(RedisServer::start()));
     let locks = second.block_on(LockClient::connect(&server.url())).unwrap();
     // So that the background work of the client is done on the first runtime.
-    first.block_on(async { locks.exclusive("elsewhere").acquire().await.unwrap().release().await.unwrap() });
+    first.block_on(async {
+        locks
+            .exclusive("elsewhere")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap()
+    });
     // The second stands behind the first when that one is granted its lock, so the lock is handed back for it.
     server.stop();
     let request = || locks.exclusive("a").lease(LEASE).wait(PATIENCE);
@@ -64,7 +80,10 @@ fn who_waits_goes_on_when_the_runtime_of_the_one_before_has_ended() {
     second.block_on(leaving).unwrap();
     drop(first);
     server.resume();
-    let guard = second.block_on(waiting).unwrap().expect("nobody else wants it");
+    let guard = second
+        .block_on(waiting)
+        .unwrap()
+        .expect("nobody else wants it");
     second.block_on(guard.release()).unwrap();
 }
 
@@ -75,13 +94,23 @@ async fn who_waits_goes_on_when_a_release_is_forgotten() {
         let locks = LockClient::connect(&server.url()).await.unwrap();
         server.stop();
         // What was never sent ends with its lease.
-        let request = || locks.exclusive("a").lease(Duration::from_secs(1)).wait(PATIENCE);
+        let request = || {
+            locks
+                .exclusive("a")
+                .lease(Duration::from_secs(1))
+                .wait(PATIENCE)
+        };
         let (acquire, stops) = (request().acquire(), server.clone());
         let leaving = tokio::spawn(async move {
             let guard = acquire.await.unwrap();
             stops.stop();
             let mut release = Box::pin(guard.release());
-            assert!(release.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            assert!(
+                release
+                    .as_mut()
+                    .poll(&mut Context::from_waker(Waker::noop()))
+                    .is_pending()
+            );
             std::mem::forget(release);
         });
         sleep(MOMENT).await;
@@ -90,7 +119,13 @@ async fn who_waits_goes_on_when_a_release_is_forgotten() {
         server.resume();
         leaving.await.unwrap();
         server.resume();
-        waiting.await.unwrap().expect("nobody else wants it").release().await.unwrap();
+        waiting
+            .await
+            .unwrap()
+            .expect("nobody else wants it")
+            .release()
+            .await
+            .unwrap();
     })
     .await;
 }
@@ -107,7 +142,11 @@ async fn the_second_of_several_keys_is_asked_for_as_if_it_were_the_first() {
         sleep(Duration::from_secs(3)).await;
         guard.release().await.unwrap();
         both.await.unwrap().unwrap().release().await.unwrap();
-        let late = traces.events().iter().filter(|event| event.message == "waiting for the store").count();
+        let late = traces
+            .events()
+            .iter()
+            .filter(|event| event.message == "waiting for the store")
+            .count();
         assert_eq!(late, 0, "a request was too late when it was made");
     })
     .await;

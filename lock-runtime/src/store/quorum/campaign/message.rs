@@ -38,7 +38,10 @@ pub(crate) type Calls = PerNode<(usize, Say)>;
 
 /// What is to be done next.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "it is looked at where it is made")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is looked at where it is made"
+)]
 pub(crate) enum Next {
     Send(Calls),
     /// Wait for the next reply, at most until then.
@@ -52,7 +55,11 @@ pub(crate) enum Next {
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// It is held until then, by a majority.
-    Granted { fence: FencingToken, until: Instant, spare: u32 },
+    Granted {
+        fence: FencingToken,
+        until: Instant,
+        spare: u32,
+    },
     /// It waits in line.
     InLine { holder_ttl: Option<Duration> },
     /// Somebody else has it, or it cannot be had.

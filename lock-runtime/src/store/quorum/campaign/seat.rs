@@ -27,7 +27,14 @@ pub(super) struct Seat {
 
 impl Seat {
     pub(super) fn new(token: Token) -> Self {
-        Self { token, standing: Standing::Outside, pushed: None, straggler_until: None, as_of: None, word: Word::None }
+        Self {
+            token,
+            standing: Standing::Outside,
+            pushed: None,
+            straggler_until: None,
+            as_of: None,
+            word: Word::None,
+        }
     }
 
     pub(super) fn vote(&self) -> Option<Vote> {
@@ -61,7 +68,11 @@ pub(super) struct Vote {
 
 impl Vote {
     pub(super) fn new(grant: Grant, sent: Instant) -> Self {
-        Self { fence: grant.fence, end: grant.fence.later(grant.spare), until: sent + grant.ttl }
+        Self {
+            fence: grant.fence,
+            end: grant.fence.later(grant.spare),
+            until: sent + grant.ttl,
+        }
     }
 }
 
@@ -79,7 +90,8 @@ impl Obstacle {
     /// writer that is before this reader in the queue has polled, which puts off the end.
     pub(super) fn may_be(&self, other: &Self, mode: Mode) -> bool {
         // While a writer waits the counter stays as it is.
-        let same_counter = mode != Mode::Shared && self.counter.is_some() && self.counter == other.counter;
+        let same_counter =
+            mode != Mode::Shared && self.counter.is_some() && self.counter == other.counter;
         same_counter
             || match (self.ends, other.ends) {
                 (Some((from, to)), Some((other_from, other_to))) => {

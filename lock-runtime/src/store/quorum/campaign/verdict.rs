@@ -25,7 +25,10 @@ impl Campaign {
     }
 
     pub(super) fn awaited(&self) -> usize {
-        self.seats.iter().filter(|seat| matches!(seat.word, Word::Awaited)).count()
+        self.seats
+            .iter()
+            .filter(|seat| matches!(seat.word, Word::Awaited))
+            .count()
     }
 
     /// What is to be done now.
@@ -56,7 +59,9 @@ impl Campaign {
             Some(Word::Vote) => self.become_head(deadline),
             Some(Word::InLine { holder_ttl, .. }) => {
                 let stands_still = self.stands_still(now);
-                if stands_still && now >= self.look_at || now - self.asked_all_at >= LOOKS_ROUND_EVERY {
+                if stands_still && now >= self.look_at
+                    || now - self.asked_all_at >= LOOKS_ROUND_EVERY
+                {
                     self.phase = Phase::All;
                     self.asked_all_at = now;
                     self.look_pause = (self.look_pause * 2).min(LOOKS_ROUND_EVERY);
@@ -66,20 +71,31 @@ impl Campaign {
                     self.waits_in_line(holder_ttl, now)
                 }
             }
-            Some(Word::Refused(reply @ AcquireReply::Busy { .. })) => self.give_up(Outcome::Refused(reply)),
+            Some(Word::Refused(reply @ AcquireReply::Busy { .. })) => {
+                self.give_up(Outcome::Refused(reply))
+            }
             // Votes alone decide; the next question goes by another line.
             Some(Word::Failed(_) | Word::Refused(_)) if !self.polls => {
                 self.phase = Phase::All;
                 self.ask_others(deadline)
             }
-            Some(Word::Gone | Word::Failed(_) | Word::Refused(_) | Word::None) | None => self.give_up(Outcome::Gone),
+            Some(Word::Gone | Word::Failed(_) | Word::Refused(_) | Word::None) | None => {
+                self.give_up(Outcome::Gone)
+            }
         }
     }
 
     /// All but the line node are to vote, without standing in line where they do not yet.
     pub(super) fn ask_others(&mut self, deadline: Instant) -> Next {
-        let others: PerNode<_> = (0..self.seats.len()).filter(|node| Some(*node) != self.line).collect();
-        Next::Send(others.into_iter().map(|node| self.count(node, IfBusy::Refuse, deadline)).collect())
+        let others: PerNode<_> = (0..self.seats.len())
+            .filter(|node| Some(*node) != self.line)
+            .collect();
+        Next::Send(
+            others
+                .into_iter()
+                .map(|node| self.count(node, IfBusy::Refuse, deadline))
+                .collect(),
+        )
     }
 
     pub(super) fn next_of_all(&mut self, deadline: Instant, now: Instant) -> Next {
@@ -90,9 +106,15 @@ impl Campaign {
             return match line {
                 Some(Word::Awaited) => {
                     let until = majority_at + grace(majority_at - self.since);
-                    if now < until { Next::Wait(Some(until)) } else { self.won(now) }
+                    if now < until {
+                        Next::Wait(Some(until))
+                    } else {
+                        self.won(now)
+                    }
                 }
-                Some(Word::InLine { .. } | Word::Refused(AcquireReply::Busy { .. })) => self.free_but_for_line(now),
+                Some(Word::InLine { .. } | Word::Refused(AcquireReply::Busy { .. })) => {
+                    self.free_but_for_line(now)
+                }
                 _ => self.won(now),
             };
         }
@@ -103,9 +125,17 @@ impl Campaign {
         match line {
             Some(Word::Vote) if self.if_busy == IfBusy::Queue && self.is_beaten() => {
                 self.phase = Phase::Head;
-                let refused = |seat: &Seat| matches!(seat.word, Word::Refused(AcquireReply::Busy { .. }));
-                let again: PerNode<_> = (0..self.seats.len()).filter(|node| refused(&self.seats[*node])).collect();
-                Next::Send(again.into_iter().map(|node| self.ask(node, IfBusy::Queue, deadline)).collect())
+                let refused =
+                    |seat: &Seat| matches!(seat.word, Word::Refused(AcquireReply::Busy { .. }));
+                let again: PerNode<_> = (0..self.seats.len())
+                    .filter(|node| refused(&self.seats[*node]))
+                    .collect();
+                Next::Send(
+                    again
+                        .into_iter()
+                        .map(|node| self.ask(node, IfBusy::Queue, deadline))
+                        .collect(),
+                )
             }
             Some(Word::InLine { .. }) => self.yield_to_line(now),
             _ if self.is_beaten() => {
@@ -130,19 +160,34 @@ impl Campaign {
         }
         let since = *self.headless_since.get_or_insert(now);
         // As long as nobody else can have a majority, somebody has to step back.
-        let waits = self.seats.iter().filter(|seat| seat.standing == Standing::InLine).count();
-        let patience = if waits >= self.majority() { self.patience.beaten } else { self.patience.split };
+        let waits = self
+            .seats
+            .iter()
+            .filter(|seat| seat.standing == Standing::InLine)
+            .count();
+        let patience = if waits >= self.majority() {
+            self.patience.beaten
+        } else {
+            self.patience.split
+        };
         match (since + patience).checked_duration_since(now) {
             Some(left) if !left.is_zero() && (votes > 0 || waits > 0) => {
                 // Some of the votes that others have may end before.
                 let holder_ttl = self.free_in().map_or(left, |ends| ends.min(left));
-                self.over(Outcome::InLine { holder_ttl: Some(holder_ttl) })
+                self.over(Outcome::InLine {
+                    holder_ttl: Some(holder_ttl),
+                })
             }
             _ => self.give_up(Outcome::Gone),
         }
     }
 
-    pub(super) fn next_of_writing(&mut self, fence: FencingToken, now: Instant, beyond: Beyond<'_>) -> Next {
+    pub(super) fn next_of_writing(
+        &mut self,
+        fence: FencingToken,
+        now: Instant,
+        beyond: Beyond<'_>,
+    ) -> Next {
         let (agreed, awaited) = (self.agreed(fence), self.awaited());
         if agreed >= self.majority() {
             return self.agree(fence, now);
@@ -153,7 +198,9 @@ impl Campaign {
         // Others have taken the number, or a larger one. A new one is larger than all that those
         // know who vote.
         match self.votes().map(|vote| vote.end).max() {
-            Some(end) if self.hold.mode != Mode::Exclusive && self.votes().count() >= self.majority() => {
+            Some(end)
+                if self.hold.mode != Mode::Exclusive && self.votes().count() >= self.majority() =>
+            {
                 self.agree(beyond(end), now)
             }
             _ => self.give_up(Outcome::Unreachable),
@@ -164,15 +211,24 @@ impl Campaign {
     pub(super) fn become_head(&mut self, deadline: Instant) -> Next {
         self.phase = Phase::Head;
         let line = self.line;
-        let others: PerNode<_> = (0..self.seats.len()).filter(|node| Some(*node) != line).collect();
-        Next::Send(others.into_iter().map(|node| self.recount(node, deadline)).collect())
+        let others: PerNode<_> = (0..self.seats.len())
+            .filter(|node| Some(*node) != line)
+            .collect();
+        Next::Send(
+            others
+                .into_iter()
+                .map(|node| self.recount(node, deadline))
+                .collect(),
+        )
     }
 
     /// A majority has voted.
     pub(super) fn won(&mut self, now: Instant) -> Next {
         let largest = self.votes().map(|vote| vote.fence).max();
         // It is told again, with the number that it was told with.
-        let Some(fence) = largest.max(self.fence) else { return self.give_up(Outcome::Unreachable) };
+        let Some(fence) = largest.max(self.fence) else {
+            return self.give_up(Outcome::Unreachable);
+        };
         self.agree(fence, now)
     }
 
@@ -194,7 +250,11 @@ impl Campaign {
         let is_known = is_known || self.broken == Some(Broken::NoWriteBack);
         let is_given = vote.fence == fence || self.hold.mode == Mode::Exclusive;
         #[cfg(test)]
-        let is_given = is_given || matches!(self.broken, Some(Broken::NoWriteBack | Broken::CountsWhatOthersHave));
+        let is_given = is_given
+            || matches!(
+                self.broken,
+                Some(Broken::NoWriteBack | Broken::CountsWhatOthersHave)
+            );
         is_known && is_given
     }
 
@@ -205,7 +265,10 @@ impl Campaign {
     /// Has that fencing token, or writes it to those that have another number.
     fn agree(&mut self, fence: FencingToken, now: Instant) -> Next {
         let is_for = |vote: &Vote| self.is_for(vote, fence);
-        let agreed = nth_largest(self.votes().filter(is_for).map(|vote| vote.until), self.majority());
+        let agreed = nth_largest(
+            self.votes().filter(is_for).map(|vote| vote.until),
+            self.majority(),
+        );
         let kept = nth_largest(self.votes().map(|vote| vote.until), self.majority());
         match (agreed, kept) {
             (Some(until), _) if until > now => return self.granted(fence, until),
@@ -214,17 +277,32 @@ impl Campaign {
         }
         self.phase = Phase::Writing(fence);
         let end = fence.later(self.spare_left());
-        let others = |node: &usize| self.seats[*node].vote().is_some_and(|vote| !self.is_for(&vote, fence));
+        let others = |node: &usize| {
+            self.seats[*node]
+                .vote()
+                .is_some_and(|vote| !self.is_for(&vote, fence))
+        };
         let others: PerNode<_> = (0..self.seats.len()).filter(others).collect();
-        others.iter().for_each(|node| self.seats[*node].word = Word::Awaited);
-        Next::Send(others.into_iter().map(|node| (node, Say::Raise(end))).collect())
+        others
+            .iter()
+            .for_each(|node| self.seats[*node].word = Word::Awaited);
+        Next::Send(
+            others
+                .into_iter()
+                .map(|node| (node, Say::Raise(end)))
+                .collect(),
+        )
     }
 
     pub(super) fn granted(&mut self, fence: FencingToken, until: Instant) -> Next {
         let spare = self.spare_left();
         self.fence = Some(fence);
         self.headless_since = None;
-        self.over(Outcome::Granted { fence, until, spare })
+        self.over(Outcome::Granted {
+            fence,
+            until,
+            spare,
+        })
     }
 
     /// What is told again has been given out before.
@@ -239,18 +317,28 @@ impl Campaign {
 
     /// Have enough servers answered for a majority, and somebody else holds it, or has a claim?
     pub(super) fn is_beaten(&self) -> bool {
-        let answers =
-            |seat: &&Seat| matches!(seat.word, Word::Vote | Word::InLine { .. } | Word::Refused(_) | Word::Gone);
+        let answers = |seat: &&Seat| {
+            matches!(
+                seat.word,
+                Word::Vote | Word::InLine { .. } | Word::Refused(_) | Word::Gone
+            )
+        };
         self.seats.iter().filter(answers).count() >= self.majority()
     }
 
     /// What to tell a request that is refused: what it can do something about comes first.
     pub(super) fn refusal(&self) -> AcquireReply {
-        let (mut busy, mut has_waiters, mut late, mut unfit) = (false, false, false, PerNode::new());
+        let (mut busy, mut has_waiters, mut late, mut unfit) =
+            (false, false, false, PerNode::new());
         for seat in &self.seats {
             match seat.word {
-                Word::Refused(reply @ (AcquireReply::ForeignKey(_) | AcquireReply::ModeMismatch)) => unfit.push(reply),
-                Word::Refused(AcquireReply::Busy { has_waiters: waited_for, .. }) => {
+                Word::Refused(
+                    reply @ (AcquireReply::ForeignKey(_) | AcquireReply::ModeMismatch),
+                ) => unfit.push(reply),
+                Word::Refused(AcquireReply::Busy {
+                    has_waiters: waited_for,
+                    ..
+                }) => {
                     (busy, has_waiters) = (true, has_waiters || waited_for);
                 }
                 Word::InLine { .. } => busy = true,
@@ -265,14 +353,18 @@ impl Campaign {
         if !busy && late {
             return AcquireReply::Late;
         }
-        AcquireReply::Busy { holder_ttl: self.free_in(), has_waiters }
+        AcquireReply::Busy {
+            holder_ttl: self.free_in(),
+            has_waiters,
+        }
     }
 
     /// How long until enough of the votes for others have ended for a majority, if none is given
     /// back before. `None` if that is not known.
     fn free_in(&self) -> Option<Duration> {
         let ttl = |seat: &Seat| match seat.word {
-            Word::Refused(AcquireReply::Busy { holder_ttl, .. }) | Word::InLine { holder_ttl, .. } => Some(holder_ttl),
+            Word::Refused(AcquireReply::Busy { holder_ttl, .. })
+            | Word::InLine { holder_ttl, .. } => Some(holder_ttl),
             _ => None,
         };
         let mut ttls: PerNode<Option<Duration>> = self.seats.iter().filter_map(ttl).collect();
@@ -285,7 +377,10 @@ impl Campaign {
     fn obstacle(&self, now: Instant) -> Option<Obstacle> {
         let seat = &self.seats[self.line?];
         let (counter, holder_ttl) = match seat.word {
-            Word::InLine { counter, holder_ttl } => (counter, holder_ttl),
+            Word::InLine {
+                counter,
+                holder_ttl,
+            } => (counter, holder_ttl),
             Word::Refused(AcquireReply::Busy { holder_ttl, .. }) => (None, holder_ttl),
             _ => return None,
         };
@@ -299,8 +394,9 @@ impl Campaign {
     fn stands_still(&mut self, now: Instant) -> bool {
         let obstacle = self.obstacle(now);
         let before = std::mem::replace(&mut self.obstacle, obstacle);
-        let stands_still =
-            before.zip(obstacle).is_some_and(|(before, obstacle)| before.may_be(&obstacle, self.hold.mode));
+        let stands_still = before
+            .zip(obstacle)
+            .is_some_and(|(before, obstacle)| before.may_be(&obstacle, self.hold.mode));
         if !stands_still {
             self.was_free = None;
             self.look_pause = self.patience.line;
@@ -325,11 +421,14 @@ impl Campaign {
         }
         let pause = match self.line_word() {
             // A request that waits is granted the lock before one that does not.
-            Some(Word::Refused(AcquireReply::Busy { has_waiters: true, .. })) => return self.yield_to_line(now),
+            Some(Word::Refused(AcquireReply::Busy {
+                has_waiters: true, ..
+            })) => return self.yield_to_line(now),
             // There is to be time for a second look.
-            _ if self.if_busy == IfBusy::Refuse => {
-                self.patience.split.min(self.answer_by.saturating_duration_since(now) / 3)
-            }
+            _ if self.if_busy == IfBusy::Refuse => self
+                .patience
+                .split
+                .min(self.answer_by.saturating_duration_since(now) / 3),
             // A writer may be in front, which polls in the meantime if it lives.
             _ if self.hold.mode == Mode::Shared => self.patience.line * 3,
             _ => self.patience.split,
@@ -350,16 +449,23 @@ impl Campaign {
     /// Waits in the line node's line. Asks again before long, or it would not know when the lock
     /// was given on there; and in time for the next look.
     fn waits_in_line(&mut self, holder_ttl: Option<Duration>, now: Instant) -> Next {
-        let again_in = self.look_at.saturating_duration_since(now).min(self.patience.line);
+        let again_in = self
+            .look_at
+            .saturating_duration_since(now)
+            .min(self.patience.line);
         let holder_ttl = holder_ttl.map_or(again_in, |ttl| ttl.min(again_in));
-        self.over(Outcome::InLine { holder_ttl: Some(holder_ttl) })
+        self.over(Outcome::InLine {
+            holder_ttl: Some(holder_ttl),
+        })
     }
 
     /// Gives up what the other servers hold, and waits in the line node's line; or, without a place there, is refused.
     pub(super) fn yield_to_line(&mut self, now: Instant) -> Next {
         self.stands_still(now);
         let word = self.line_word().cloned();
-        let waits = self.line.filter(|line| self.seats[*line].standing == Standing::InLine);
+        let waits = self
+            .line
+            .filter(|line| self.seats[*line].standing == Standing::InLine);
         let refusal = self.refusal();
         for node in (0..self.seats.len()).filter(|node| Some(*node) != waits) {
             self.leave(node);
@@ -383,7 +489,9 @@ impl Campaign {
                 Word::None => "was not asked".to_owned(),
                 Word::Awaited => "has not answered yet".to_owned(),
                 Word::Vote => "granted it".to_owned(),
-                Word::InLine { .. } | Word::Refused(AcquireReply::Busy { .. }) => "is held by somebody else".to_owned(),
+                Word::InLine { .. } | Word::Refused(AcquireReply::Busy { .. }) => {
+                    "is held by somebody else".to_owned()
+                }
                 Word::Refused(AcquireReply::Late) => "came to it too late".to_owned(),
                 Word::Refused(_) => "holds something else under that name".to_owned(),
                 Word::Gone => "does not know it any more".to_owned(),

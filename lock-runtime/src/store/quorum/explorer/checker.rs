@@ -73,7 +73,10 @@ pub(super) struct Checker {
 impl Checker {
     pub(super) fn report(&mut self, wrong: Wrong, what: impl FnOnce() -> String) {
         if self.only.is_none_or(|only| only == wrong) && self.found.is_none() {
-            self.found = Some(Violation { wrong, what: what() });
+            self.found = Some(Violation {
+                wrong,
+                what: what(),
+            });
         }
     }
 
@@ -94,15 +97,27 @@ impl Checker {
     /// for. A writer's is larger than all that were handed out before, and a reader's than all of
     /// writers.
     fn began(&mut self, sim: &Sim, hold: &Hold, fence: FencingToken) {
-        let lock = sim.keys.iter().position(|key| *key == hold.key).unwrap_or_default();
-        self.fences.resize_with(self.fences.len().max(lock + 1), Fences::default);
+        let lock = sim
+            .keys
+            .iter()
+            .position(|key| *key == hold.key)
+            .unwrap_or_default();
+        self.fences
+            .resize_with(self.fences.len().max(lock + 1), Fences::default);
         let Fences { all, exclusive } = &mut self.fences[lock];
         let asked_at = sim.introduced_at(hold.token);
         let is_writer = hold.mode == Mode::Exclusive;
-        let comes_after = |(_, at): &&(FencingToken, Instant)| is_writer || asked_at.is_none_or(|asked| *at < asked);
+        let comes_after = |(_, at): &&(FencingToken, Instant)| {
+            is_writer || asked_at.is_none_or(|asked| *at < asked)
+        };
         let wrong = if all.iter().any(|(other, _)| *other == fence) {
             Some("the fencing token of another grant")
-        } else if all.iter().filter(comes_after).any(|(other, _)| *other > fence) || *exclusive > Some(fence) {
+        } else if all
+            .iter()
+            .filter(comes_after)
+            .any(|(other, _)| *other > fence)
+            || *exclusive > Some(fence)
+        {
             Some("a fencing token out of order")
         } else {
             None
@@ -112,7 +127,9 @@ impl Checker {
             *exclusive = (*exclusive).max(Some(fence));
         }
         if let Some(wrong) = wrong {
-            self.report(Wrong::Fence, || format!("{} has {wrong}", sim.name(hold.token)));
+            self.report(Wrong::Fence, || {
+                format!("{} has {wrong}", sim.name(hold.token))
+            });
         }
     }
 
@@ -121,20 +138,36 @@ impl Checker {
         self.dead.retain(|dead| dead.until > now);
         let living = clients.iter().flat_map(|client| {
             let local = client.clock.at(now);
-            client.holders.values().filter(move |holder| !holder.lease.validity(local).is_zero()).map(|one| &one.hold)
+            client
+                .holders
+                .values()
+                .filter(move |holder| !holder.lease.validity(local).is_zero())
+                .map(|one| &one.hold)
         });
-        let all: smallvec::SmallVec<[&Hold; 8]> = living.chain(self.dead.iter().map(|dead| &dead.hold)).collect();
+        let all: smallvec::SmallVec<[&Hold; 8]> = living
+            .chain(self.dead.iter().map(|dead| &dead.hold))
+            .collect();
         let mut two = None;
         for (index, hold) in all.iter().enumerate() {
             let excludes = |other: &&&Hold| {
-                other.key == hold.key && (other.mode == Mode::Exclusive || hold.mode == Mode::Exclusive)
+                other.key == hold.key
+                    && (other.mode == Mode::Exclusive || hold.mode == Mode::Exclusive)
             };
-            two = two.or_else(|| all[..index].iter().find(excludes).map(|other| (hold.token, other.token)));
+            two = two.or_else(|| {
+                all[..index]
+                    .iter()
+                    .find(excludes)
+                    .map(|other| (hold.token, other.token))
+            });
         }
         drop(all);
         if let Some((one, other)) = two {
             self.report(Wrong::TwoHolders, || {
-                format!("{} and {} are held at the same time", sim.name(one), sim.name(other))
+                format!(
+                    "{} and {} are held at the same time",
+                    sim.name(one),
+                    sim.name(other)
+                )
             });
         }
     }
@@ -145,37 +178,64 @@ impl Checker {
             let local = client.now(sim);
             for holder in client.holders.values() {
                 let validity = holder.lease.validity(local);
-                let Some(campaign) = client.campaign(holder.hold.token).filter(|_| !validity.is_zero()) else {
+                let Some(campaign) = client
+                    .campaign(holder.hold.token)
+                    .filter(|_| !validity.is_zero())
+                else {
                     continue;
                 };
                 let until = client.clock.when(local + validity);
                 let keeps = |(server, token): (usize, _)| {
                     let name = Hold::new(holder.hold.key.clone(), holder.hold.mode, token);
-                    let Server { clock, lost_data_at, .. } = &servers[server];
+                    let Server {
+                        clock,
+                        lost_data_at,
+                        ..
+                    } = &servers[server];
                     let kept = servers[server].table().held_until(&name, clock.at(sim.now));
-                    let forgot = lost_data_at.is_some_and(|at| at >= holder.since - sim.longest_lease);
+                    let forgot =
+                        lost_data_at.is_some_and(|at| at >= holder.since - sim.longest_lease);
                     forgot || kept.is_some_and(|kept| Clock::when(*clock, kept) >= until)
                 };
-                if campaign.known().filter(|known| keeps(*known)).count() < majority(servers.len()) {
+                if campaign.known().filter(|known| keeps(*known)).count() < majority(servers.len())
+                {
                     let name = sim.name(holder.hold.token);
-                    self.report(Wrong::NotHeld, || format!("{name} is not held by a majority until {until:?}"));
+                    self.report(Wrong::NotHeld, || {
+                        format!("{name} is not held by a majority until {until:?}")
+                    });
                 }
             }
         }
     }
 
     /// After a server has executed something: everything it keeps is somebody's, unless its client is dead.
-    pub(super) fn owners(&mut self, sim: &Sim, clients: &[Client], number: usize, server: &Server, at_the_end: bool) {
+    pub(super) fn owners(
+        &mut self,
+        sim: &Sim,
+        clients: &[Client],
+        number: usize,
+        server: &Server,
+        at_the_end: bool,
+    ) {
         let now = server.clock.at(sim.now);
         for key in &sim.keys {
             for (token, mode) in server.table().tokens(key, Family::Lock, now) {
-                let Some(who) = sim.whose(token) else { continue };
+                let Some(who) = sim.whose(token) else {
+                    continue;
+                };
                 let Who { client, life } = who;
                 let client = &clients[client];
-                if client.who.life == life && !client.owns(number, token) && !sim.is_excused(token) {
-                    let wrong = if at_the_end { Wrong::Leak } else { Wrong::Orphan };
+                if client.who.life == life && !client.owns(number, token) && !sim.is_excused(token)
+                {
+                    let wrong = if at_the_end {
+                        Wrong::Leak
+                    } else {
+                        Wrong::Orphan
+                    };
                     let place = if mode.is_some() { "held" } else { "in line" };
-                    self.report(wrong, || format!("{} is {place} at s{number} for nobody", sim.name(token)));
+                    self.report(wrong, || {
+                        format!("{} is {place} at s{number} for nobody", sim.name(token))
+                    });
                 }
             }
         }

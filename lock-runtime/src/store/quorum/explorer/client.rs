@@ -76,12 +76,20 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(who: Who, clock: Clock, ahead: i64, servers: usize, nothing: &Arc<dyn Store>) -> Self {
+    pub(super) fn new(
+        who: Who,
+        clock: Clock,
+        ahead: i64,
+        servers: usize,
+        nothing: &Arc<dyn Store>,
+    ) -> Self {
         Self {
             who,
             clock,
             ahead,
-            nodes: (0..servers).map(|server| Arc::new(Node::new(format!("s{server}"), nothing.clone()))).collect(),
+            nodes: (0..servers)
+                .map(|server| Arc::new(Node::new(format!("s{server}"), nothing.clone())))
+                .collect(),
             links: (0..servers).map(|_| Link::default()).collect(),
             proposals: Proposals::default(),
             contended: Contended::default(),
@@ -121,20 +129,27 @@ impl Client {
     }
 
     pub(super) fn campaign(&self, token: Token) -> Option<&Campaign> {
-        self.campaigns.iter().find(|campaign| campaign.hold().token.stem() == token.stem())
+        self.campaigns
+            .iter()
+            .find(|campaign| campaign.hold().token.stem() == token.stem())
     }
 
     pub(super) fn campaign_mut(&mut self, token: Token) -> Option<&mut Campaign> {
-        self.campaigns.iter_mut().find(|campaign| campaign.hold().token.stem() == token.stem())
+        self.campaigns
+            .iter_mut()
+            .find(|campaign| campaign.hold().token.stem() == token.stem())
     }
 
     pub(super) fn forget(&mut self, token: Token) {
-        self.campaigns.retain(|campaign| campaign.hold().token.stem() != token.stem());
+        self.campaigns
+            .retain(|campaign| campaign.hold().token.stem() != token.stem());
     }
 
     /// What came of a call.
     pub(super) fn done(&mut self, sim: &mut Sim, id: Call, result: Result<Reply, StoreError>) {
-        let Some(call) = self.calls.remove(&id) else { return };
+        let Some(call) = self.calls.remove(&id) else {
+            return;
+        };
         if let Err(error) = &result {
             say!(sim, "{} #{id} failed: {error}", self.who);
         }
@@ -147,7 +162,9 @@ impl Client {
                 self.lead_heard(sim, lead, call.server, led, raised, result);
             }
             Purpose::Ask(ask) => self.ask_heard(sim, ask, call.server, result),
-            Purpose::Release(ask, left, lease) => self.release_heard(sim, ask, left, lease, call.request, result),
+            Purpose::Release(ask, left, lease) => {
+                self.release_heard(sim, ask, left, lease, call.request, result)
+            }
             Purpose::GiveUp(number) => self.said(sim, number, call.sent, result),
         }
     }
@@ -163,7 +180,12 @@ impl Client {
             Purpose::Ask(ask) => ask == number,
             Purpose::Release(..) | Purpose::GiveUp(_) => false,
         };
-        let calls: Vec<_> = self.calls.iter().filter(|(_, call)| of_it(call)).map(|(id, _)| *id).collect();
+        let calls: Vec<_> = self
+            .calls
+            .iter()
+            .filter(|(_, call)| of_it(call))
+            .map(|(id, _)| *id)
+            .collect();
         calls.into_iter().for_each(|id| self.drop_call(sim, id));
     }
 
@@ -187,8 +209,15 @@ impl Client {
 
     /// A server pushed a grant: what `Inner::told` does.
     pub(super) fn pushed(&mut self, sim: &mut Sim, server: usize, hold: &Hold, grant: Grant) {
-        say!(sim, "{} hears of a push for {}", self.who, sim.name(hold.token));
-        let Some(campaign) = self.campaign_mut(hold.token) else { return };
+        say!(
+            sim,
+            "{} hears of a push for {}",
+            self.who,
+            sim.name(hold.token)
+        );
+        let Some(campaign) = self.campaign_mut(hold.token) else {
+            return;
+        };
         if campaign.pushed(server, hold.token, grant) {
             let now = self.now(sim);
             self.call_waiting(sim, &hold.key, |line| line.ask_by(now));
@@ -223,9 +252,17 @@ impl Client {
 
     /// What it still has to do, or has forgotten to forget.
     pub(super) fn unrest(&self, sim: &Sim) -> Option<String> {
-        let campaigns: Vec<_> = self.campaigns.iter().map(|campaign| sim.name(campaign.hold().token)).collect();
-        let (users, holders, releases, giving_up) =
-            (self.users.len(), self.holders.len(), self.releases.len(), self.giving_up.len());
+        let campaigns: Vec<_> = self
+            .campaigns
+            .iter()
+            .map(|campaign| sim.name(campaign.hold().token))
+            .collect();
+        let (users, holders, releases, giving_up) = (
+            self.users.len(),
+            self.holders.len(),
+            self.releases.len(),
+            self.giving_up.len(),
+        );
         (users + holders + releases + giving_up + campaigns.len() > 0).then(|| {
             format!("{users} users, {holders} holders, {releases} releases, {giving_up} names given up, campaigns {campaigns:?}")
         })

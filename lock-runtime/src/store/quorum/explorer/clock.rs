@@ -21,13 +21,25 @@ impl Clock {
 
     /// What it shows.
     pub(super) fn at(self, now: Instant) -> Instant {
-        self.start + scaled(now - self.start, MILLION + u128::from(self.fast), MILLION, 0)
+        self.start
+            + scaled(
+                now - self.start,
+                MILLION + u128::from(self.fast),
+                MILLION,
+                0,
+            )
     }
 
     /// When it shows that.
     pub(super) fn when(self, local: Instant) -> Instant {
         let rate = MILLION + u128::from(self.fast);
-        self.start + scaled(local.saturating_duration_since(self.start), MILLION, rate, rate - 1)
+        self.start
+            + scaled(
+                local.saturating_duration_since(self.start),
+                MILLION,
+                rate,
+                rate - 1,
+            )
     }
 
     /// Microseconds that it has counted.

@@ -48,7 +48,9 @@ impl Client {
     pub(super) fn give_up(&mut self, sim: &mut Sim, left: &Left, hold: &Hold, lease: Duration) {
         let now = self.now(sim);
         let id = sim.number();
-        let straggler_until = left.straggler_until.filter(|_| !sim.is_broken(Broken::AbandonsOnce));
+        let straggler_until = left
+            .straggler_until
+            .filter(|_| !sim.is_broken(Broken::AbandonsOnce));
         let giving_up = GivingUp {
             server: left.node,
             hold: Hold::new(hold.key.clone(), hold.mode, left.token),
@@ -65,10 +67,16 @@ impl Client {
 
     fn say(&mut self, sim: &mut Sim, id: u32) {
         let now = self.now(sim);
-        let Some(giving_up) = self.giving_up.get_mut(&id) else { return };
+        let Some(giving_up) = self.giving_up.get_mut(&id) else {
+            return;
+        };
         giving_up.plan += 1;
-        let (server, hold, until, plan) =
-            (giving_up.server, giving_up.hold.clone(), now + giving_up.patience, giving_up.plan);
+        let (server, hold, until, plan) = (
+            giving_up.server,
+            giving_up.hold.clone(),
+            now + giving_up.patience,
+            giving_up.plan,
+        );
         let call = self.call(sim, server, Request::Abandon(hold), Purpose::GiveUp(id));
         if let Some(giving_up) = self.giving_up.get_mut(&id) {
             giving_up.call = Some(call);
@@ -77,10 +85,19 @@ impl Client {
     }
 
     pub(super) fn give_up_timer(&mut self, sim: &mut Sim, id: u32, plan: u32) {
-        let Some(giving_up) = self.giving_up.get_mut(&id).filter(|giving_up| giving_up.plan == plan) else { return };
+        let Some(giving_up) = self
+            .giving_up
+            .get_mut(&id)
+            .filter(|giving_up| giving_up.plan == plan)
+        else {
+            return;
+        };
         match giving_up.call.take() {
             Some(call) => {
-                let (sent, patience) = (self.calls.get(&call).map(|call| call.sent), giving_up.patience);
+                let (sent, patience) = (
+                    self.calls.get(&call).map(|call| call.sent),
+                    giving_up.patience,
+                );
                 self.drop_call(sim, call);
                 let sent = sent.unwrap_or_else(|| self.now(sim));
                 self.said(sim, id, sent, Err(StoreError::timed_out(patience)));
@@ -89,15 +106,27 @@ impl Client {
         }
     }
 
-    pub(super) fn said(&mut self, sim: &mut Sim, id: u32, sent: Instant, said: Result<Reply, StoreError>) {
+    pub(super) fn said(
+        &mut self,
+        sim: &mut Sim,
+        id: u32,
+        sent: Instant,
+        said: Result<Reply, StoreError>,
+    ) {
         let now = self.now(sim);
-        let Some(giving_up) = self.giving_up.get_mut(&id) else { return };
+        let Some(giving_up) = self.giving_up.get_mut(&id) else {
+            return;
+        };
         giving_up.call = None;
         giving_up.plan += 1;
         let plan = giving_up.plan;
         match (said, giving_up.straggler_until) {
             (Ok(_), Some(deadline)) if sent <= deadline => {
-                self.timer_at(sim, deadline + Duration::from_millis(1), Timer::GiveUp(id, plan));
+                self.timer_at(
+                    sim,
+                    deadline + Duration::from_millis(1),
+                    Timer::GiveUp(id, plan),
+                );
             }
             (Err(_), _) if now < giving_up.ends => {
                 let pause = giving_up.pause.mul_f64(0.5 + 0.5 * sim.dice.fraction());
@@ -106,7 +135,12 @@ impl Client {
             }
             (said, _) => {
                 if said.is_err() {
-                    say!(sim, "{} leaves {} to its lease", self.who, sim.name(giving_up.hold.token));
+                    say!(
+                        sim,
+                        "{} leaves {} to its lease",
+                        self.who,
+                        sim.name(giving_up.hold.token)
+                    );
                     sim.excuse(giving_up.hold.token);
                 }
                 self.giving_up.remove(&id);

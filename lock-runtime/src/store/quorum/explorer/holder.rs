@@ -33,19 +33,35 @@ pub(super) struct Holder {
 
 /// With nothing taken off for clocks that do not run alike, that would be a validity of `ttl`.
 fn undrifted(sim: &Sim, ttl: Duration) -> Duration {
-    if sim.is_broken(Broken::NoDrift) { (ttl + Duration::from_millis(2)).mul_f64(1.0 / 0.99) } else { ttl }
+    if sim.is_broken(Broken::NoDrift) {
+        (ttl + Duration::from_millis(2)).mul_f64(1.0 / 0.99)
+    } else {
+        ttl
+    }
 }
 
 impl Client {
     /// A lease for a grant; none without validity.
-    pub(super) fn start(&self, sim: &mut Sim, arrival: Arrival, grant: Grant, sent: Instant) -> Option<Lease> {
+    pub(super) fn start(
+        &self,
+        sim: &mut Sim,
+        arrival: Arrival,
+        grant: Grant,
+        sent: Instant,
+    ) -> Option<Lease> {
         let ttl = undrifted(sim, grant.ttl);
         let lease = Lease::granted(arrival.lease, arrival.renew, sent, ttl, sim.dice.fraction());
         (!lease.validity(self.now(sim)).is_zero()).then_some(lease)
     }
 
     /// The same for a grant out of the line, which is short. `None`: it is to be confirmed first.
-    pub(super) fn handed_over(&self, sim: &mut Sim, arrival: Arrival, grant: Grant, as_of: Instant) -> Option<Lease> {
+    pub(super) fn handed_over(
+        &self,
+        sim: &mut Sim,
+        arrival: Arrival,
+        grant: Grant,
+        as_of: Instant,
+    ) -> Option<Lease> {
         let (now, length) = (self.now(sim), arrival.lease);
         if !arrival.renew {
             return None;
@@ -57,24 +73,56 @@ impl Client {
     }
 
     /// The guard is handed out.
-    pub(super) fn begin(&mut self, sim: &mut Sim, arrival: Arrival, hold: Hold, grant: Grant, lease: Lease) {
+    pub(super) fn begin(
+        &mut self,
+        sim: &mut Sim,
+        arrival: Arrival,
+        hold: Hold,
+        grant: Grant,
+        lease: Lease,
+    ) {
         let (id, now) = (sim.number(), self.now(sim));
         let lease = lease.held_since(now, None);
         let (name, validity) = (sim.name(hold.token), lease.validity(now));
         let fence = super::message::short(grant.fence);
-        say!(sim, "{} h{id} HOLDS {:?} as {name}, fence ..{fence}, valid for {validity:?}", self.who, hold.key);
+        say!(
+            sim,
+            "{} h{id} HOLDS {:?} as {name}, fence ..{fence}, valid for {validity:?}",
+            self.who,
+            hold.key
+        );
         sim.look = true;
-        sim.began.push(Began { hold: hold.clone(), fence: grant.fence });
-        let hold_for = if sim.quiet { arrival.hold_for.min(super::HOLD_AT_LAST) } else { arrival.hold_for };
+        sim.began.push(Began {
+            hold: hold.clone(),
+            fence: grant.fence,
+        });
+        let hold_for = if sim.quiet {
+            arrival.hold_for.min(super::HOLD_AT_LAST)
+        } else {
+            arrival.hold_for
+        };
         sim.after(hold_for, Event::Timer(self.who, Timer::Done(id)));
         let (renewal, earlier, since) = (None, None, sim.now);
-        self.holders.insert(id, Holder { arrival, hold, lease, since, renewal, earlier, plan: 0 });
+        self.holders.insert(
+            id,
+            Holder {
+                arrival,
+                hold,
+                lease,
+                since,
+                renewal,
+                earlier,
+                plan: 0,
+            },
+        );
         self.plan(sim, id);
     }
 
     /// The driver looks at the lease when it is due.
     pub(super) fn plan(&mut self, sim: &mut Sim, id: u32) {
-        let Some(holder) = self.holders.get_mut(&id) else { return };
+        let Some(holder) = self.holders.get_mut(&id) else {
+            return;
+        };
         holder.plan += 1;
         let (due, plan) = (holder.lease.next_due(), holder.plan);
         self.timer_at(sim, due, Timer::Lease(id, plan));
@@ -82,14 +130,24 @@ impl Client {
 
     pub(super) fn lease_due(&mut self, sim: &mut Sim, id: u32, plan: u32) {
         let now = self.now(sim);
-        let Some(holder) = self.holders.get_mut(&id).filter(|holder| holder.plan == plan) else { return };
+        let Some(holder) = self
+            .holders
+            .get_mut(&id)
+            .filter(|holder| holder.plan == plan)
+        else {
+            return;
+        };
         match holder.lease.due(now) {
             Some(Due::Lost(loss)) => {
                 say!(sim, "{} h{id}: {loss:?}", self.who);
                 return self.lose(sim, id);
             }
             Some(Due::Renew) => {
-                let (token, length, earlier) = (holder.hold.token, holder.lease.length(), holder.earlier.take());
+                let (token, length, earlier) = (
+                    holder.hold.token,
+                    holder.lease.length(),
+                    holder.earlier.take(),
+                );
                 let renewal = self.renew(sim, Asker::Holder(id), token, earlier);
                 if let (Some(holder), Some(renewal)) = (self.holders.get_mut(&id), renewal) {
                     holder.renewal = Some(renewal);
@@ -103,7 +161,13 @@ impl Client {
 
     pub(super) fn renewal_over(&mut self, sim: &mut Sim, id: u32, renewal: u32) {
         let now = self.now(sim);
-        let Some(holder) = self.holders.get_mut(&id).filter(|holder| holder.renewal == Some(renewal)) else { return };
+        let Some(holder) = self
+            .holders
+            .get_mut(&id)
+            .filter(|holder| holder.renewal == Some(renewal))
+        else {
+            return;
+        };
         holder.renewal = None;
         holder.lease.renewal_failed(now);
         self.drop_ask(sim, renewal);
@@ -120,7 +184,9 @@ impl Client {
     ) {
         let now = self.now(sim);
         let jitter = sim.dice.fraction();
-        let Some(holder) = self.holders.get_mut(&id) else { return };
+        let Some(holder) = self.holders.get_mut(&id) else {
+            return;
+        };
         (holder.renewal, holder.earlier) = (None, earlier);
         match reply {
             Some(RenewReply::Renewed { ttl }) => {
@@ -135,8 +201,15 @@ impl Client {
 
     /// The token is given up, as the servers may not know yet (PROTOCOL 9).
     fn lose(&mut self, sim: &mut Sim, id: u32) {
-        let Some(holder) = self.holders.remove(&id) else { return };
-        say!(sim, "{} h{id} has lost {}", self.who, sim.name(holder.hold.token));
+        let Some(holder) = self.holders.remove(&id) else {
+            return;
+        };
+        say!(
+            sim,
+            "{} h{id} has lost {}",
+            self.who,
+            sim.name(holder.hold.token)
+        );
         self.abandon(sim, holder.hold.token);
         self.again(sim, holder.arrival);
     }
@@ -150,8 +223,15 @@ impl Client {
             Some(holder) if holder.lease.loss(now).is_some() => return self.lose(sim, id),
             Some(_) => {}
         }
-        let Some(holder) = self.holders.remove(&id) else { return };
-        say!(sim, "{} h{id} is done with {}", self.who, sim.name(holder.hold.token));
+        let Some(holder) = self.holders.remove(&id) else {
+            return;
+        };
+        say!(
+            sim,
+            "{} h{id} is done with {}",
+            self.who,
+            sim.name(holder.hold.token)
+        );
         self.release(sim, holder.hold.token, holder.lease.length());
         self.again(sim, holder.arrival);
     }

@@ -81,10 +81,27 @@ impl Client {
         Some(self.lead(sim, user, token, deadline, calls, true))
     }
 
-    fn lead(&mut self, sim: &mut Sim, user: u32, token: Token, deadline: Instant, calls: Calls, polls: bool) -> u32 {
+    fn lead(
+        &mut self,
+        sim: &mut Sim,
+        user: u32,
+        token: Token,
+        deadline: Instant,
+        calls: Calls,
+        polls: bool,
+    ) -> u32 {
         let (now, id) = (self.now(sim), sim.number());
-        let lead =
-            Lead { user, token, began: now, sent: now, deadline, silent_at: now, polls, plan: 0, is_awaited: true };
+        let lead = Lead {
+            user,
+            token,
+            began: now,
+            sent: now,
+            deadline,
+            silent_at: now,
+            polls,
+            plan: 0,
+            is_awaited: true,
+        };
         self.leads.insert(id, lead);
         self.leave(sim, token);
         self.lead_send(sim, id, calls);
@@ -95,10 +112,18 @@ impl Client {
 
     fn lead_send(&mut self, sim: &mut Sim, id: u32, calls: Calls) {
         let now = self.now(sim);
-        let Some(lead) = self.leads.get_mut(&id) else { return };
+        let Some(lead) = self.leads.get_mut(&id) else {
+            return;
+        };
         let (token, deadline) = (lead.token, lead.deadline);
         lead.sent = now;
-        let Some(campaign) = self.campaigns.iter().find(|campaign| campaign.hold().token == token) else { return };
+        let Some(campaign) = self
+            .campaigns
+            .iter()
+            .find(|campaign| campaign.hold().token == token)
+        else {
+            return;
+        };
         lead.silent_at = now + node_timeout(campaign.lease());
         let (hold, lease, round) = (campaign.hold().clone(), campaign.lease(), campaign.round());
         let drawn = campaign.drawn();
@@ -107,13 +132,28 @@ impl Client {
         let well = self.nodes.iter().filter(|node| node.is_well(now)).count();
         let spares = well >= majority(self.nodes.len());
         for (server, say) in calls {
-            let admitted = if spares { self.nodes[server].admits(now) } else { Ok(()) };
-            let held_at = self.campaign(token).and_then(|campaign| campaign.held_at(server));
+            let admitted = if spares {
+                self.nodes[server].admits(now)
+            } else {
+                Ok(())
+            };
+            let held_at = self
+                .campaign(token)
+                .and_then(|campaign| campaign.held_at(server));
             let named = |token| Hold::new(hold.key.clone(), hold.mode, token);
             let (name, request) = match say {
                 Say::Acquire(name, if_busy) => {
-                    let (hold, deadline_there, marker) = (named(name), self.clock.when(deadline), None);
-                    let acquire = Acquire { hold, lease, if_busy, proposal, deadline: 0, deadline_there, marker };
+                    let (hold, deadline_there, marker) =
+                        (named(name), self.clock.when(deadline), None);
+                    let acquire = Acquire {
+                        hold,
+                        lease,
+                        if_busy,
+                        proposal,
+                        deadline: 0,
+                        deadline_there,
+                        marker,
+                    };
                     (name, Request::Acquire(acquire))
                 }
                 Say::Poll(name) => (name, Request::Poll(named(name))),
@@ -123,7 +163,13 @@ impl Client {
                     (held_at.unwrap_or(token), Request::Raise(fence, marker))
                 }
             };
-            let led = Led { token: name, round, sent: now, deadline, asked_again: false };
+            let led = Led {
+                token: name,
+                round,
+                sent: now,
+                deadline,
+                asked_again: false,
+            };
             if let Err(error) = admitted {
                 if let Some(campaign) = self.campaign_mut(token) {
                     campaign.heard(server, name, round, Heard::Failed(error), now);
@@ -169,9 +215,15 @@ impl Client {
         let round_trip = self.round_trip;
         let beyond = |fence| Proposals::beyond(fence, micros, round_trip, jitter);
         loop {
-            let Some(lead) = self.leads.get_mut(&id) else { return };
+            let Some(lead) = self.leads.get_mut(&id) else {
+                return;
+            };
             let (token, silent_at) = (lead.token, lead.silent_at);
-            let Some(campaign) = self.campaigns.iter_mut().find(|campaign| campaign.hold().token == token) else {
+            let Some(campaign) = self
+                .campaigns
+                .iter_mut()
+                .find(|campaign| campaign.hold().token == token)
+            else {
                 return;
             };
             let patience = node_timeout(campaign.lease());
@@ -194,7 +246,9 @@ impl Client {
     }
 
     fn lead_plan(&mut self, sim: &mut Sim, id: u32, until: Instant, is_awaited: bool) {
-        let Some(lead) = self.leads.get_mut(&id) else { return };
+        let Some(lead) = self.leads.get_mut(&id) else {
+            return;
+        };
         (lead.plan, lead.is_awaited) = (lead.plan + 1, is_awaited);
         let plan = lead.plan;
         self.timer_at(sim, until, Timer::Lead(id, plan));
@@ -202,7 +256,9 @@ impl Client {
 
     pub(super) fn lead_timer(&mut self, sim: &mut Sim, id: u32, plan: u32) {
         let now = self.now(sim);
-        let Some(lead) = self.leads.get(&id).filter(|lead| lead.plan == plan) else { return };
+        let Some(lead) = self.leads.get(&id).filter(|lead| lead.plan == plan) else {
+            return;
+        };
         let (token, silent_at, is_awaited) = (lead.token, lead.silent_at, lead.is_awaited);
         if is_awaited
             && silent_at <= now
@@ -218,10 +274,17 @@ impl Client {
 
     fn led(&mut self, sim: &mut Sim, id: u32, outcome: Outcome) {
         let now = self.now(sim);
-        let Some(lead) = self.leads.remove(&id) else { return };
+        let Some(lead) = self.leads.remove(&id) else {
+            return;
+        };
         self.finish(sim, id);
         say!(sim, "{} u{} has {outcome:?}", self.who, lead.user);
-        let Some(key) = self.campaign(lead.token).map(|campaign| campaign.hold().key.clone()) else { return };
+        let Some(key) = self
+            .campaign(lead.token)
+            .map(|campaign| campaign.hold().key.clone())
+        else {
+            return;
+        };
         let mut granted = |fence, until: Instant| {
             self.proposals_seen(fence);
             self.round_trip = (self.round_trip * 7 + (now - lead.began)) / 8;
@@ -238,16 +301,25 @@ impl Client {
             }
             (Outcome::InLine { holder_ttl }, false) => {
                 self.contended.note(&key, now);
-                Answer::Acquire(AcquireReply::Queued { counter: None, holder_ttl })
+                Answer::Acquire(AcquireReply::Queued {
+                    counter: None,
+                    holder_ttl,
+                })
             }
-            (Outcome::InLine { holder_ttl }, true) => Answer::Poll(PollReply::Queued { counter: None, holder_ttl }),
+            (Outcome::InLine { holder_ttl }, true) => Answer::Poll(PollReply::Queued {
+                counter: None,
+                holder_ttl,
+            }),
             (Outcome::Refused(reply), false) => {
                 self.forget(lead.token);
                 Answer::Acquire(reply)
             }
             (Outcome::Gone, false) => {
                 self.forget(lead.token);
-                Answer::Acquire(AcquireReply::Busy { holder_ttl: None, has_waiters: false })
+                Answer::Acquire(AcquireReply::Busy {
+                    holder_ttl: None,
+                    has_waiters: false,
+                })
             }
             (Outcome::Refused(_) | Outcome::Gone, true) => {
                 self.forget(lead.token);
@@ -271,7 +343,9 @@ impl Client {
 
     /// Gives up names that a campaign does not use any more.
     fn leave(&mut self, sim: &mut Sim, token: Token) {
-        let Some(campaign) = self.campaign_mut(token) else { return };
+        let Some(campaign) = self.campaign_mut(token) else {
+            return;
+        };
         let left = campaign.take_left();
         if left.is_empty() {
             return;
@@ -285,7 +359,9 @@ impl Client {
     /// Gives up all names of an acquisition.
     pub(super) fn abandon(&mut self, sim: &mut Sim, token: Token) {
         let who = self.who;
-        let Some(campaign) = self.campaign_mut(token) else { return };
+        let Some(campaign) = self.campaign_mut(token) else {
+            return;
+        };
         say!(sim, "{who} abandons {}", sim.name(token));
         campaign.leave_all();
         self.leave(sim, token);
@@ -294,6 +370,14 @@ impl Client {
 }
 
 /// The acquire of a user.
-pub(super) fn request(hold: Hold, lease: Duration, if_busy: IfBusy, deadline: Instant) -> KeyRequest {
-    KeyRequest { if_busy, ..KeyRequest::new(hold, lease, deadline) }
+pub(super) fn request(
+    hold: Hold,
+    lease: Duration,
+    if_busy: IfBusy,
+    deadline: Instant,
+) -> KeyRequest {
+    KeyRequest {
+        if_busy,
+        ..KeyRequest::new(hold, lease, deadline)
+    }
 }

@@ -67,27 +67,57 @@ pub(super) enum Repeat {
 }
 
 fn broken(why: &str) -> StoreError {
-    StoreError::new(StoreErrorKind::Unavailable, io::Error::other(why).to_string())
+    StoreError::new(
+        StoreErrorKind::Unavailable,
+        io::Error::other(why).to_string(),
+    )
 }
 
 impl Client {
-    pub(super) fn call(&mut self, sim: &mut Sim, server: usize, request: Request, purpose: Purpose) -> Call {
+    pub(super) fn call(
+        &mut self,
+        sim: &mut Sim,
+        server: usize,
+        request: Request,
+        purpose: Purpose,
+    ) -> Call {
         let id = sim.number();
-        let repeat = if request.is_repeated() { Repeat::Once } else { Repeat::Never };
+        let repeat = if request.is_repeated() {
+            Repeat::Once
+        } else {
+            Repeat::Never
+        };
         let sent = self.now(sim);
-        self.calls.insert(id, Calling { server, request, purpose, conn: None, repeat, sent });
+        self.calls.insert(
+            id,
+            Calling {
+                server,
+                request,
+                purpose,
+                conn: None,
+                repeat,
+                sent,
+            },
+        );
         self.transmit(sim, id);
         id
     }
 
     fn transmit(&mut self, sim: &mut Sim, id: Call) {
         let now = self.now(sim);
-        let Some(call) = self.calls.get_mut(&id) else { return };
+        let Some(call) = self.calls.get_mut(&id) else {
+            return;
+        };
         let link = &mut self.links[call.server];
         match &mut link.state {
             State::Over => {
                 let conn = sim.connection(self.who, call.server);
-                link.state = State::Connecting { conn, sent: now, is_second: false, waiting: vec![id] };
+                link.state = State::Connecting {
+                    conn,
+                    sent: now,
+                    is_second: false,
+                    waiting: vec![id],
+                };
                 self.greet(sim, conn);
             }
             State::Connecting { waiting, .. } => waiting.push(id),
@@ -111,27 +141,50 @@ impl Client {
         let now = self.now(sim);
         let server = sim.connections[conn].server;
         let link = &mut self.links[server];
-        let State::Connecting { conn: expected, sent, waiting, .. } = &mut link.state else { return };
+        let State::Connecting {
+            conn: expected,
+            sent,
+            waiting,
+            ..
+        } = &mut link.state
+        else {
+            return;
+        };
         if *expected != conn {
             return;
         }
-        let Greeted { micros, mut uptime, marker, mut with_data } = greeted;
+        let Greeted {
+            micros,
+            mut uptime,
+            marker,
+            mut with_data,
+        } = greeted;
         if sim.is_broken(Broken::MarkerOnly) {
             uptime = LONG;
         }
         if sim.is_broken(Broken::UptimeOnly) {
             with_data = LONG;
         }
-        let clock = link.clock.get_or_insert_with(|| ServerClock::new(micros, now));
+        let clock = link
+            .clock
+            .get_or_insert_with(|| ServerClock::new(micros, now));
         clock.observe(micros, *sent, now);
-        let tenure = Tenure::new(sim.longest_lease, uptime, with_data, marker.to_string(), *sent);
+        let tenure = Tenure::new(
+            sim.longest_lease,
+            uptime,
+            with_data,
+            marker.to_string(),
+            *sent,
+        );
         if let Some(left) = tenure.keeps_away(now) {
             say!(sim, "{}: s{server} does not vote for {left:?}", self.who);
         }
         link.marker = Some(marker);
         let waiting = std::mem::take(waiting);
         link.state = State::Up(conn, tenure);
-        waiting.into_iter().for_each(|call| self.transmit_late(sim, call));
+        waiting
+            .into_iter()
+            .for_each(|call| self.transmit_late(sim, call));
     }
 
     /// A call that has waited for the connection. Before the first one the server's time was not known.
@@ -142,7 +195,9 @@ impl Client {
 
     /// What a server is told of its own.
     fn complete(&mut self, sim: &Sim, id: Call) {
-        let Some(call) = self.calls.get_mut(&id) else { return };
+        let Some(call) = self.calls.get_mut(&id) else {
+            return;
+        };
         let link = &self.links[call.server];
         if let (Request::Acquire(acquire), Purpose::Lead(_, led), Some(clock)) =
             (&mut call.request, &call.purpose, &link.clock)
@@ -154,10 +209,26 @@ impl Client {
     }
 
     /// An acquire is asked with what is known of the server at first.
-    pub(super) fn acquire(&mut self, sim: &mut Sim, server: usize, request: Request, purpose: Purpose) {
+    pub(super) fn acquire(
+        &mut self,
+        sim: &mut Sim,
+        server: usize,
+        request: Request,
+        purpose: Purpose,
+    ) {
         let id = sim.number();
         let sent = self.now(sim);
-        self.calls.insert(id, Calling { server, request, purpose, conn: None, repeat: Repeat::Never, sent });
+        self.calls.insert(
+            id,
+            Calling {
+                server,
+                request,
+                purpose,
+                conn: None,
+                repeat: Repeat::Never,
+                sent,
+            },
+        );
         self.complete(sim, id);
         self.transmit(sim, id);
     }
@@ -166,7 +237,15 @@ impl Client {
     pub(super) fn attempt_over(&mut self, sim: &mut Sim, conn: Conn) {
         let server = sim.connections[conn].server;
         let link = &mut self.links[server];
-        let State::Connecting { conn: expected, is_second, waiting, .. } = &mut link.state else { return };
+        let State::Connecting {
+            conn: expected,
+            is_second,
+            waiting,
+            ..
+        } = &mut link.state
+        else {
+            return;
+        };
         if *expected != conn {
             return;
         }
@@ -178,14 +257,23 @@ impl Client {
         let waiting = std::mem::take(waiting);
         link.state = State::Over;
         for id in waiting {
-            let repeated = self.calls.get(&id).is_some_and(|call| call.repeat == Repeat::Done);
-            self.done(sim, id, Err(broken("cannot connect").with_unsent(!repeated)));
+            let repeated = self
+                .calls
+                .get(&id)
+                .is_some_and(|call| call.repeat == Repeat::Done);
+            self.done(
+                sim,
+                id,
+                Err(broken("cannot connect").with_unsent(!repeated)),
+            );
         }
     }
 
     pub(super) fn redial(&mut self, sim: &mut Sim, server: usize, failed: Conn) {
         let now = self.now(sim);
-        let State::Connecting { conn, sent, .. } = &mut self.links[server].state else { return };
+        let State::Connecting { conn, sent, .. } = &mut self.links[server].state else {
+            return;
+        };
         if *conn == failed {
             (*conn, *sent) = (sim.connection(self.who, server), now);
             let conn = *conn;
@@ -197,7 +285,12 @@ impl Client {
         let server = sim.connections[conn].server;
         self.attempt_over(sim, conn);
         let on_it = |call: &Calling| call.server == server && call.conn == Some(conn);
-        let calls: Vec<_> = self.calls.iter().filter(|(_, call)| on_it(call)).map(|(id, _)| *id).collect();
+        let calls: Vec<_> = self
+            .calls
+            .iter()
+            .filter(|(_, call)| on_it(call))
+            .map(|(id, _)| *id)
+            .collect();
         self.end(sim, server, conn);
         for id in calls {
             match self.calls.get_mut(&id) {
@@ -222,8 +315,15 @@ impl Client {
     }
 
     pub(super) fn failed(&mut self, sim: &mut Sim, id: Call, error: StoreError) {
-        let repeated = self.calls.get(&id).is_some_and(|call| call.repeat == Repeat::Done);
-        let error = if repeated { error.with_unsent(false) } else { error };
+        let repeated = self
+            .calls
+            .get(&id)
+            .is_some_and(|call| call.repeat == Repeat::Done);
+        let error = if repeated {
+            error.with_unsent(false)
+        } else {
+            error
+        };
         self.done(sim, id, Err(error));
     }
 
@@ -232,25 +332,37 @@ impl Client {
         if let Reply::Greeted(greeted) = reply {
             return self.greeted(sim, conn, greeted);
         }
-        let Some(call) = self.calls.get_mut(&id).filter(|call| call.conn == Some(conn)) else { return };
+        let Some(call) = self
+            .calls
+            .get_mut(&id)
+            .filter(|call| call.conn == Some(conn))
+        else {
+            return;
+        };
         let link = &mut self.links[server];
         if matches!(link.state, State::Up(current, _) if current == conn) {
             link.silent_since = None;
         }
-        if let (Reply::Acquire(_, micros) | Reply::Strange(micros), Some(clock)) = (reply, &link.clock) {
+        if let (Reply::Acquire(_, micros) | Reply::Strange(micros), Some(clock)) =
+            (reply, &link.clock)
+        {
             clock.observe(micros, call.sent, now);
         }
         match (reply, &mut call.purpose, &mut call.request) {
             // Its clock is not what it was believed to be: once more.
-            (Reply::Acquire(AcquireReply::Late, _), Purpose::Lead(_, led), Request::Acquire(acquire))
-                if !led.asked_again && led.deadline > now =>
-            {
+            (
+                Reply::Acquire(AcquireReply::Late, _),
+                Purpose::Lead(_, led),
+                Request::Acquire(acquire),
+            ) if !led.asked_again && led.deadline > now => {
                 acquire.deadline = 0;
                 led.asked_again = true;
                 call.conn = None;
                 self.transmit_late(sim, id);
             }
-            (Reply::Strange(_), ..) if sim.is_broken(Broken::UptimeOnly) => unreachable!("no marker was asked for"),
+            (Reply::Strange(_), ..) if sim.is_broken(Broken::UptimeOnly) => {
+                unreachable!("no marker was asked for")
+            }
             (Reply::Strange(_), ..) => {
                 self.end_current(sim, server);
                 self.done(sim, id, Err(lost_its_data()));
@@ -268,11 +380,15 @@ impl Client {
     /// Nobody waits for an answer any more. After a long silence the connection is given up.
     pub(super) fn drop_call(&mut self, sim: &mut Sim, id: Call) {
         let now = self.now(sim);
-        let Some(call) = self.calls.remove(&id) else { return };
+        let Some(call) = self.calls.remove(&id) else {
+            return;
+        };
         let link = &mut self.links[call.server];
         if let State::Up(conn, _) = link.state
             && call.conn == Some(conn)
-            && link.silent_since.is_some_and(|since| now - since >= SILENCE)
+            && link
+                .silent_since
+                .is_some_and(|since| now - since >= SILENCE)
         {
             self.end(sim, call.server, conn);
         }

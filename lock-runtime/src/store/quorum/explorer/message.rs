@@ -6,7 +6,9 @@ use tokio::time::Instant;
 
 use crate::{
     fence::FencingToken,
-    store::{AcquireReply, Grant, Hold, IfBusy, PollReply, RaiseReply, ReleaseReply, RenewReply, Token},
+    store::{
+        AcquireReply, Grant, Hold, IfBusy, PollReply, RaiseReply, ReleaseReply, RenewReply, Token,
+    },
 };
 
 /// The number of a call; 0 where nobody waits for the reply.
@@ -40,18 +42,26 @@ pub(super) struct Acquire {
 impl Request {
     /// Is somebody told on its reply that a lock is held?
     pub(super) fn votes(&self) -> bool {
-        matches!(self, Self::Acquire(_) | Self::Poll(_) | Self::Renew(..) | Self::Raise(..))
+        matches!(
+            self,
+            Self::Acquire(_) | Self::Poll(_) | Self::Renew(..) | Self::Raise(..)
+        )
     }
 
     /// Is it said once more when the connection breaks?
     pub(super) fn is_repeated(&self) -> bool {
-        matches!(self, Self::Poll(_) | Self::Renew(..) | Self::Abandon(_) | Self::Raise(..))
+        matches!(
+            self,
+            Self::Poll(_) | Self::Renew(..) | Self::Abandon(_) | Self::Raise(..)
+        )
     }
 
     pub(super) fn hold(&self) -> Option<&Hold> {
         match self {
             Self::Acquire(acquire) => Some(&acquire.hold),
-            Self::Poll(hold) | Self::Renew(hold, _) | Self::Release(hold) | Self::Abandon(hold) => Some(hold),
+            Self::Poll(hold) | Self::Renew(hold, _) | Self::Release(hold) | Self::Abandon(hold) => {
+                Some(hold)
+            }
             Self::Greet | Self::Raise(..) => None,
         }
     }
@@ -85,7 +95,12 @@ impl super::sim::Sim {
             Request::Greet => "greets".into(),
             Request::Acquire(acquire) => {
                 let proposal = short(acquire.proposal);
-                format!("acquire {} {:?} {:?} ..{proposal}", name(&acquire.hold), acquire.if_busy, acquire.lease)
+                format!(
+                    "acquire {} {:?} {:?} ..{proposal}",
+                    name(&acquire.hold),
+                    acquire.if_busy,
+                    acquire.lease
+                )
             }
             Request::Poll(hold) => format!("poll {}", name(hold)),
             Request::Renew(hold, _) => format!("renew {}", name(hold)),
@@ -101,9 +116,8 @@ impl super::sim::Sim {
 
     pub(super) fn show_reply(&self, reply: &Reply) -> String {
         match reply {
-            Reply::Acquire(AcquireReply::Granted(grant), _) | Reply::Poll(PollReply::Granted(grant)) => {
-                self.show_grant(grant)
-            }
+            Reply::Acquire(AcquireReply::Granted(grant), _)
+            | Reply::Poll(PollReply::Granted(grant)) => self.show_grant(grant),
             Reply::Acquire(reply, _) => format!("{reply:?}"),
             Reply::Poll(reply) => format!("{reply:?}"),
             Reply::Renew(reply) => format!("{reply:?}"),
@@ -121,6 +135,8 @@ pub(super) fn short(fence: FencingToken) -> u64 {
 /// What the names of an acquisition begin with, and the number of the name.
 pub(super) fn parts(token: Token) -> (u128, u64) {
     let hex = token.to_hex();
-    let end = std::str::from_utf8(&hex[28..]).ok().and_then(|end| u64::from_str_radix(end, 16).ok());
+    let end = std::str::from_utf8(&hex[28..])
+        .ok()
+        .and_then(|end| u64::from_str_radix(end, 16).ok());
     (token.stem(), end.unwrap_or_default())
 }

@@ -9,12 +9,24 @@ const SCHEDULES: u64 = 20_000;
 
 /// Explores without the rule until somebody comes to that harm.
 fn is_found(broken: Broken, wrong: Wrong) {
-    let found = (0..SCHEDULES).find(|seed| World::random(*seed, Some(broken), false).run(Some(wrong)).is_err());
-    let Some(seed) = found else { panic!("{broken:?}: nothing found in {SCHEDULES} schedules") };
+    let found = (0..SCHEDULES).find(|seed| {
+        World::random(*seed, Some(broken), false)
+            .run(Some(wrong))
+            .is_err()
+    });
+    let Some(seed) = found else {
+        panic!("{broken:?}: nothing found in {SCHEDULES} schedules")
+    };
     // Shown with `--nocapture`.
     let mut world = World::random(seed, Some(broken), true);
-    let violation = world.run(Some(wrong)).err().map_or_else(String::new, |violation| violation.to_string());
-    println!("{broken:?} with seed {seed}: {violation}\n{}", world.trace());
+    let violation = world
+        .run(Some(wrong))
+        .err()
+        .map_or_else(String::new, |violation| violation.to_string());
+    println!(
+        "{broken:?} with seed {seed}: {violation}\n{}",
+        world.trace()
+    );
 }
 
 #[test]

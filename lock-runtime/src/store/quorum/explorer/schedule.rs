@@ -77,7 +77,10 @@ impl Schedule {
     pub(super) fn random(dice: &mut Dice) -> Self {
         let millis = Duration::from_millis;
         let short = dice.one_of(&[300, 300, 1000, 2000, 4000]);
-        let leases = [millis(short), millis(dice.one_of(&[short, short, short, 1000, 5000]))];
+        let leases = [
+            millis(short),
+            millis(dice.one_of(&[short, short, short, 1000, 5000])),
+        ];
         let longest_lease = leases[0].max(leases[1]);
         let horizon = (leases[0] * dice.one_of(&[1, 2, 2, 4])).clamp(millis(600), millis(6000));
         // Replies come when they are hardly waited for any more.
@@ -90,18 +93,29 @@ impl Schedule {
             longest: dice.one_of(&[millis(20), leases[0] / 10, leases[0] / 2, leases[0] * 2]),
         };
         if is_sluggish {
-            network = Network { late: 300, longest: leases[0] / 10, ..network };
+            network = Network {
+                late: 300,
+                longest: leases[0] / 10,
+                ..network
+            };
         }
         let count = dice.one_of(&[3, 3, 3, 5]);
         let clients = 2 + dice.below(3);
         let locks = if dice.chance(50) { 2 } else { 1 };
         let mixed = dice.chance(250);
-        let holds = [millis(4), dice.one_of(&[millis(20), leases[0] / 2, leases[0] * 2])];
+        let holds = [
+            millis(4),
+            dice.one_of(&[millis(20), leases[0] / 2, leases[0] * 2]),
+        ];
         let arrival = |dice: &mut Dice, number: usize| Arrival {
             number,
             client: number % clients,
             lock: dice.below(locks),
-            mode: if mixed { dice.one_of(&[Mode::Exclusive, Mode::Shared]) } else { Mode::Exclusive },
+            mode: if mixed {
+                dice.one_of(&[Mode::Exclusive, Mode::Shared])
+            } else {
+                Mode::Exclusive
+            },
             lease: dice.one_of(&leases),
             renew: !dice.chance(100),
             wait: (!dice.chance(150)).then(|| horizon / 8 + dice.up_to(horizon * 2)),
@@ -110,7 +124,9 @@ impl Schedule {
                 dice.up_to(longest)
             },
             cancel_after: dice.chance(150).then(|| dice.up_to(horizon / 4)),
-            again: dice.chance(700).then(|| millis(1) + dice.up_to(horizon / 4)),
+            again: dice
+                .chance(700)
+                .then(|| millis(1) + dice.up_to(horizon / 4)),
             times: 3,
         };
         let arrivals: Vec<_> = (0..clients).map(|number| arrival(dice, number)).collect();
@@ -119,15 +135,24 @@ impl Schedule {
         let mut actions: Vec<_> = arrivals
             .iter()
             .map(|arrival| {
-                let when = if dice.chance(400) { dice.up_to(horizon) } else { rush + dice.up_to(millis(5)) };
+                let when = if dice.chance(400) {
+                    dice.up_to(horizon)
+                } else {
+                    rush + dice.up_to(millis(5))
+                };
                 (when.min(horizon), Action::Arrive(arrival.number))
             })
             .collect();
         // A number that is forgotten must be smaller than any clock when its servers vote again.
         let forgets = dice.chance(500);
-        let (apart, jumps) = if forgets { (longest_lease / 4, false) } else { (millis(300_000), true) };
+        let (apart, jumps) = if forgets {
+            (longest_lease / 4, false)
+        } else {
+            (millis(300_000), true)
+        };
         for _ in 0..dice.one_of(&[0, 1, 2, 3, 5]) {
-            let (when, server, client) = (dice.up_to(horizon), dice.below(count), dice.below(clients));
+            let (when, server, client) =
+                (dice.up_to(horizon), dice.below(count), dice.below(clients));
             let pause = dice.up_to(horizon);
             let left = |dice: &mut Dice| dice.one_of(&[Left::All, Left::Saved, Left::Nothing]);
             actions.push((
@@ -149,21 +174,49 @@ impl Schedule {
         }
         // All servers are restarted, one after the other.
         if forgets && dice.chance(400) {
-            let (when, pause) = (dice.up_to(horizon), leases[0] / dice.one_of(&[4, 16, 64]) as u32);
+            let (when, pause) = (
+                dice.up_to(horizon),
+                leases[0] / dice.one_of(&[4, 16, 64]) as u32,
+            );
             let left = dice.one_of(&[Left::All, Left::Saved, Left::Saved, Left::Nothing]);
             for server in 0..count {
-                actions.push((when + pause * server as u32, Action::Restart(server, pause / 4, left)));
+                actions.push((
+                    when + pause * server as u32,
+                    Action::Restart(server, pause / 4, left),
+                ));
             }
         }
         let fast = |dice: &mut Dice| dice.one_of(&[0, 0, 1_000, 5_000, 10_000]);
-        let of_servers = if forgets { longest_lease / 4 } else { millis(5000) };
-        let servers = (0..count).map(|_| (fast(dice), ahead(dice, of_servers))).collect();
+        let of_servers = if forgets {
+            longest_lease / 4
+        } else {
+            millis(5000)
+        };
+        let servers = (0..count)
+            .map(|_| (fast(dice), ahead(dice, of_servers)))
+            .collect();
         let of_clients = if dice.chance(500) { millis(2) } else { apart };
-        let clients = (0..clients).map(|_| (fast(dice), ahead(dice, of_clients))).collect();
+        let clients = (0..clients)
+            .map(|_| (fast(dice), ahead(dice, of_clients)))
+            .collect();
         actions.push((horizon, Action::Quiet));
         // The quarantine; a dead holder's lease; a dead waiter's grant; the pause of one who gives up; a turn.
-        let bound = longest_lease * 2 + millis(1000) + millis(3000) + network.longest + millis(5500) + millis(5000);
-        Self { servers, clients, locks, longest_lease, network, arrivals, actions, bound }
+        let bound = longest_lease * 2
+            + millis(1000)
+            + millis(3000)
+            + network.longest
+            + millis(5500)
+            + millis(5000);
+        Self {
+            servers,
+            clients,
+            locks,
+            longest_lease,
+            network,
+            arrivals,
+            actions,
+            bound,
+        }
     }
 }
 

@@ -38,11 +38,19 @@ struct Data {
 
 impl Data {
     fn none(start: Instant, epoch: u64) -> Self {
-        Self { table: Table::default(), fences: Fences::since(start, epoch), marker: None }
+        Self {
+            table: Table::default(),
+            fences: Fences::since(start, epoch),
+            marker: None,
+        }
     }
 
     fn save(&self) -> Self {
-        Self { table: self.table.clone(), fences: self.fences.saved(), marker: self.marker }
+        Self {
+            table: self.table.clone(),
+            fences: self.fences.saved(),
+            marker: self.marker,
+        }
     }
 }
 
@@ -102,7 +110,9 @@ impl Server {
         self.up = false;
         self.life += 1;
         for conn in 0..sim.connections.len() {
-            if sim.connections[conn].server == self.number && sim.connections[conn].life == Some(self.life - 1) {
+            if sim.connections[conn].server == self.number
+                && sim.connections[conn].life == Some(self.life - 1)
+            {
                 let soon = sim.dice.up_to(Duration::from_millis(2));
                 sim.after(soon, Event::Broken(conn));
             }
@@ -122,7 +132,12 @@ impl Server {
         }
         let now = self.clock.at(sim.now);
         for key in sim.keys.clone() {
-            for (token, _) in self.data.table.tokens(&key, crate::spec::Family::Lock, now).collect::<Vec<_>>() {
+            for (token, _) in self
+                .data
+                .table
+                .tokens(&key, crate::spec::Family::Lock, now)
+                .collect::<Vec<_>>()
+            {
                 sim.excuse(token);
             }
         }
@@ -139,7 +154,11 @@ impl Server {
     pub(super) fn execute(&mut self, sim: &mut Sim, conn: Conn, call: Call, request: &Request) {
         let (now, micros) = (self.clock.at(sim.now), self.micros(sim.now));
         let caller = request.hold().map(|hold| hold.token).filter(|_| call != 0);
-        let Data { table, fences, marker } = &mut self.data;
+        let Data {
+            table,
+            fences,
+            marker,
+        } = &mut self.data;
         let mut step = Step::new(now, fences, caller);
         let reply = match request {
             Request::Greet => {
@@ -150,32 +169,61 @@ impl Server {
                 self.ears.retain(|(ear, _)| ear.client != who.client);
                 self.ears.push((who, conn));
                 sim.connections[conn].life = Some(self.life);
-                Reply::Greeted(Greeted { micros, uptime: Duration::from_secs(seconds), marker: name, with_data })
+                Reply::Greeted(Greeted {
+                    micros,
+                    uptime: Duration::from_secs(seconds),
+                    marker: name,
+                    with_data,
+                })
             }
             Request::Acquire(Acquire { deadline, .. }) if micros > *deadline => {
                 Reply::Acquire(crate::store::AcquireReply::Late, micros)
             }
-            Request::Acquire(acquire) if acquire.marker.is_some() && acquire.marker != marker.map(|(name, _)| name) => {
+            Request::Acquire(acquire)
+                if acquire.marker.is_some() && acquire.marker != marker.map(|(name, _)| name) =>
+            {
                 Reply::Strange(micros)
             }
-            Request::Acquire(Acquire { hold, lease, if_busy, proposal, deadline_there, .. }) => {
+            Request::Acquire(Acquire {
+                hold,
+                lease,
+                if_busy,
+                proposal,
+                deadline_there,
+                ..
+            }) => {
                 // While nothing was heard of the server its clock went its own way.
                 if sim.now > *deadline_there {
                     sim.excuse(hold.token);
                 }
                 // It is not late.
                 let request = KeyRequest::new(hold.clone(), *lease, now).proposal(Some(*proposal));
-                Reply::Acquire(table.acquire(&KeyRequest { if_busy: *if_busy, ..request }, &mut step), micros)
+                Reply::Acquire(
+                    table.acquire(
+                        &KeyRequest {
+                            if_busy: *if_busy,
+                            ..request
+                        },
+                        &mut step,
+                    ),
+                    micros,
+                )
             }
             Request::Poll(hold) => Reply::Poll(table.poll(hold, &mut step)),
-            Request::Renew(hold, lease) => Reply::Renew(table.renew(&Renewal::new(hold.clone(), *lease), now)),
-            Request::Release(hold) => Reply::Release(table.release(&Release::new(hold.clone()), &mut step)),
+            Request::Renew(hold, lease) => {
+                Reply::Renew(table.renew(&Renewal::new(hold.clone(), *lease), now))
+            }
+            Request::Release(hold) => {
+                Reply::Release(table.release(&Release::new(hold.clone()), &mut step))
+            }
             Request::Abandon(hold) => {
                 sim.look = true;
                 table.abandon(hold, &mut step);
                 Reply::Abandoned
             }
-            Request::Raise(_, expected) if expected.is_some() && *expected != marker.map(|(name, _)| name) => {
+            Request::Raise(_, expected)
+                if expected.is_some() && *expected != marker.map(|(name, _)| name) =>
+            {
                 Reply::Strange(micros)
             }
             Request::Raise(fence, _) => Reply::Raise(fences.raise(*fence)),
@@ -184,7 +232,12 @@ impl Server {
         sim.reply(conn, call, reply);
         for (hold, grant) in handed_over {
             let whose = sim.whose(hold.token);
-            if let Some((_, conn)) = self.ears.iter().find(|(ear, _)| Some(*ear) == whose).copied() {
+            if let Some((_, conn)) = self
+                .ears
+                .iter()
+                .find(|(ear, _)| Some(*ear) == whose)
+                .copied()
+            {
                 sim.push(conn, hold, grant);
             }
         }

@@ -146,7 +146,8 @@ impl Sim {
 
     pub(super) fn at(&mut self, when: Instant, event: Event) {
         self.numbers += 1;
-        self.events.insert((when.max(self.now), self.numbers), event);
+        self.events
+            .insert((when.max(self.now), self.numbers), event);
     }
 
     pub(super) fn after(&mut self, pause: Duration, event: Event) {
@@ -161,7 +162,13 @@ impl Sim {
 
     pub(super) fn connection(&mut self, who: Who, server: usize) -> Conn {
         let (arrives, returns) = (self.now, self.now);
-        self.connections.push(Connection { who, server, life: None, arrives, returns });
+        self.connections.push(Connection {
+            who,
+            server,
+            life: None,
+            arrives,
+            returns,
+        });
         self.connections.len() - 1
     }
 
@@ -169,7 +176,12 @@ impl Sim {
     pub(super) fn send(&mut self, conn: Conn, call: Call, request: Request) {
         let fate = self.travel(conn, false);
         let Connection { who, server, .. } = self.connections[conn];
-        say!(self, "{who} to s{server} #{call} {}{}", self.show(&request), self.fate(fate));
+        say!(
+            self,
+            "{who} to s{server} #{call} {}{}",
+            self.show(&request),
+            self.fate(fate)
+        );
         let is_doubled = !self.quiet && self.dice.chance(self.network.doubled);
         if is_doubled && !matches!(request, Request::Acquire(_) | Request::Greet) {
             let late = self.dice.up_to(self.network.longest);
@@ -186,7 +198,12 @@ impl Sim {
         }
         let fate = self.travel(conn, true);
         let Connection { who, server, .. } = self.connections[conn];
-        say!(self, "    s{server} to {who} #{call} {}{}", self.show_reply(&reply), self.fate(fate));
+        say!(
+            self,
+            "    s{server} to {who} #{call} {}{}",
+            self.show_reply(&reply),
+            self.fate(fate)
+        );
         if let Some(when) = fate {
             self.at(when, Event::Replied(conn, call, reply));
         }
@@ -196,7 +213,12 @@ impl Sim {
         let fate = self.travel(conn, true);
         let Connection { who, server, .. } = self.connections[conn];
         let name = self.name(hold.token);
-        say!(self, "    s{server} pushes {name} to {who}: {}{}", self.show_grant(&grant), self.fate(fate));
+        say!(
+            self,
+            "    s{server} pushes {name} to {who}: {}{}",
+            self.show_grant(&grant),
+            self.fate(fate)
+        );
         if let Some(when) = fate {
             self.at(when, Event::Pushed(conn, hold, grant));
         }
@@ -204,7 +226,13 @@ impl Sim {
 
     /// When something arrives that is sent now, if it does.
     fn travel(&mut self, conn: Conn, returns: bool) -> Option<Instant> {
-        let Connection { who, server, arrives, returns: returned, .. } = self.connections[conn];
+        let Connection {
+            who,
+            server,
+            arrives,
+            returns: returned,
+            ..
+        } = self.connections[conn];
         let mut sent = self.now;
         let mut longest = AT_LAST;
         if !self.quiet {
@@ -220,7 +248,11 @@ impl Sim {
             if self.dice.chance(self.network.lost) {
                 return None;
             }
-            longest = if self.dice.chance(self.network.late) { self.network.longest } else { SHORT };
+            longest = if self.dice.chance(self.network.late) {
+                self.network.longest
+            } else {
+                SHORT
+            };
             if self.dice.chance(self.network.breaks) {
                 let soon = self.dice.up_to(longest);
                 self.after(soon, Event::Broken(conn));
@@ -228,7 +260,11 @@ impl Sim {
         }
         let when = (sent + self.dice.up_to(longest)).max(if returns { returned } else { arrives });
         let connection = &mut self.connections[conn];
-        *if returns { &mut connection.returns } else { &mut connection.arrives } = when;
+        *if returns {
+            &mut connection.returns
+        } else {
+            &mut connection.arrives
+        } = when;
         Some(when)
     }
 
@@ -247,7 +283,10 @@ impl Sim {
     }
 
     fn stem(&self, token: Token) -> Option<&(u128, u64, Who, Instant)> {
-        self.stems.iter().rev().find(|(stem, ..)| *stem == token.stem())
+        self.stems
+            .iter()
+            .rev()
+            .find(|(stem, ..)| *stem == token.stem())
     }
 
     pub(super) fn excuse(&mut self, token: Token) {
@@ -262,7 +301,10 @@ impl Sim {
     pub(super) fn name(&self, token: Token) -> String {
         let (stem, number) = parts(token);
         match self.stems.iter().position(|(known, ..)| *known == stem) {
-            Some(place) => format!("t{place}.{}", (number as u16).wrapping_sub(self.stems[place].1 as u16)),
+            Some(place) => format!(
+                "t{place}.{}",
+                (number as u16).wrapping_sub(self.stems[place].1 as u16)
+            ),
             None => "t?".into(),
         }
     }

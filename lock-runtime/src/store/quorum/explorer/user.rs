@@ -61,9 +61,23 @@ impl Client {
     pub(super) fn arrive(&mut self, sim: &mut Sim, arrival: Arrival) {
         let (id, now) = (sim.number(), self.now(sim));
         let until = arrival.wait.map(|wait| now + wait);
-        let Arrival { lock, mode, wait, .. } = arrival;
-        say!(sim, "{} u{id} wants {:?} {mode:?}, waits {wait:?}", self.who, sim.keys[lock]);
-        let user = User { arrival, until, line: Line::default(), ticket: None, state: State::Waiting, wait: 0 };
+        let Arrival {
+            lock, mode, wait, ..
+        } = arrival;
+        say!(
+            sim,
+            "{} u{id} wants {:?} {mode:?}, waits {wait:?}",
+            self.who,
+            sim.keys[lock]
+        );
+        let user = User {
+            arrival,
+            until,
+            line: Line::default(),
+            ticket: None,
+            state: State::Waiting,
+            wait: 0,
+        };
         self.users.insert(id, user);
         if let Some(pause) = arrival.cancel_after {
             sim.after(pause, Event::Timer(self.who, Timer::Cancel(id)));
@@ -75,26 +89,46 @@ impl Client {
     }
 
     fn enter(&mut self, sim: &mut Sim, id: u32) {
-        let Some(user) = self.users.get_mut(&id) else { return };
+        let Some(user) = self.users.get_mut(&id) else {
+            return;
+        };
         // Nobody else waits in this line to whom it could be passed on.
-        let wish = Wish { mode: user.arrival.mode, lease: user.arrival.lease, passing: false };
+        let wish = Wish {
+            mode: user.arrival.mode,
+            lease: user.arrival.lease,
+            passing: false,
+        };
         user.ticket = user.line.enter(wish, 1);
         self.go(sim, id);
     }
 
     fn ask(&mut self, sim: &mut Sim, id: u32, token: Token, if_busy: IfBusy) {
         let now = self.now(sim);
-        let Some(user) = self.users.get(&id) else { return };
-        let Arrival { lock, mode, lease, .. } = user.arrival;
+        let Some(user) = self.users.get(&id) else {
+            return;
+        };
+        let Arrival {
+            lock, mode, lease, ..
+        } = user.arrival;
         let patience = user.patience(now);
         let hold = Hold::new(sim.keys[lock].clone(), mode, token);
-        let lead = self.lead_acquire(sim, id, request(hold, lease, if_busy, now + patience + STRAGGLE));
-        let state = if if_busy == IfBusy::Queue { State::Asking(lead, token) } else { State::Beside(lead, token) };
+        let lead = self.lead_acquire(
+            sim,
+            id,
+            request(hold, lease, if_busy, now + patience + STRAGGLE),
+        );
+        let state = if if_busy == IfBusy::Queue {
+            State::Asking(lead, token)
+        } else {
+            State::Beside(lead, token)
+        };
         self.waits_for(sim, id, state, now + patience);
     }
 
     fn waits_for(&mut self, sim: &mut Sim, id: u32, state: State, until: Instant) {
-        let Some(user) = self.users.get_mut(&id) else { return };
+        let Some(user) = self.users.get_mut(&id) else {
+            return;
+        };
         user.state = state;
         user.wait += 1;
         let wait = user.wait;
@@ -102,16 +136,27 @@ impl Client {
     }
 
     /// There is news for those who wait for a lock.
-    pub(super) fn call_waiting(&mut self, sim: &mut Sim, key: &LockKey, news: impl Fn(&mut Line) -> Option<Waker>) {
+    pub(super) fn call_waiting(
+        &mut self,
+        sim: &mut Sim,
+        key: &LockKey,
+        news: impl Fn(&mut Line) -> Option<Waker>,
+    ) {
         let ids: Vec<_> = self.users.keys().copied().collect();
         for id in ids {
-            let Some(user) = self.users.get_mut(&id).filter(|user| sim.keys[user.arrival.lock] == *key) else {
+            let Some(user) = self
+                .users
+                .get_mut(&id)
+                .filter(|user| sim.keys[user.arrival.lock] == *key)
+            else {
                 continue;
             };
             news(&mut user.line);
             let cx = Context::from_waker(Waker::noop());
             match user.state {
-                State::Waiting if user.ticket.is_some() && user.line.poll_news(&cx).is_ready() => self.go_on(sim, id),
+                State::Waiting if user.ticket.is_some() && user.line.poll_news(&cx).is_ready() => {
+                    self.go_on(sim, id)
+                }
                 State::Polling(lead, _) if user.line.poll_news(&cx).is_ready() => {
                     self.drop_lead(sim, lead);
                     self.go_on(sim, id);
@@ -124,7 +169,9 @@ impl Client {
     /// The wait of a user is over, for a call or for the time to ask.
     pub(super) fn wait_over(&mut self, sim: &mut Sim, id: u32, wait: u32) {
         let now = self.now(sim);
-        let Some(user) = self.users.get(&id).filter(|user| user.wait == wait) else { return };
+        let Some(user) = self.users.get(&id).filter(|user| user.wait == wait) else {
+            return;
+        };
         let silence = || Answer::Unreachable(StoreError::timed_out(Duration::ZERO));
         match user.state {
             State::Waiting => self.go_on(sim, id),
@@ -153,7 +200,9 @@ impl Client {
         let now = self.now(sim);
         let jitter = sim.dice.fraction();
         loop {
-            let Some(user) = self.users.get_mut(&id) else { return };
+            let Some(user) = self.users.get_mut(&id) else {
+                return;
+            };
             let cx = Context::from_waker(Waker::noop());
             match user.line.next(now) {
                 Next::Ask(token, _) => return self.ask(sim, id, token, IfBusy::Queue),
@@ -163,7 +212,14 @@ impl Client {
                     }
                     let patience = user.patience(now);
                     match self.lead_poll(sim, id, token) {
-                        Some(lead) => return self.waits_for(sim, id, State::Polling(lead, token), now + patience),
+                        Some(lead) => {
+                            return self.waits_for(
+                                sim,
+                                id,
+                                State::Polling(lead, token),
+                                now + patience,
+                            );
+                        }
                         None => self.with_line(id, |line| line.gone(token, now)),
                     }
                 }
@@ -190,23 +246,38 @@ impl Client {
         }
     }
 
-    pub(super) fn user_answered(&mut self, sim: &mut Sim, id: u32, lead: u32, sent: Instant, answer: Answer) {
+    pub(super) fn user_answered(
+        &mut self,
+        sim: &mut Sim,
+        id: u32,
+        lead: u32,
+        sent: Instant,
+        answer: Answer,
+    ) {
         let (now, jitter) = (self.now(sim), sim.dice.fraction());
-        let Some(user) = self.users.get_mut(&id) else { return };
+        let Some(user) = self.users.get_mut(&id) else {
+            return;
+        };
         let (state, arrival) = (user.state, user.arrival);
         match (state, answer) {
             (State::Beside(own, token) | State::Asking(own, token), answer) if own == lead => {
                 let is_beside = matches!(state, State::Beside(..));
                 let error = match answer {
-                    Answer::Acquire(AcquireReply::Granted(grant)) => match self.start(sim, arrival, grant, sent) {
-                        Some(lease) => return self.served(sim, id, token, grant, lease),
-                        None => {
-                            self.abandon(sim, token);
-                            Some(StoreError::timed_out(Duration::ZERO))
+                    Answer::Acquire(AcquireReply::Granted(grant)) => {
+                        match self.start(sim, arrival, grant, sent) {
+                            Some(lease) => return self.served(sim, id, token, grant, lease),
+                            None => {
+                                self.abandon(sim, token);
+                                Some(StoreError::timed_out(Duration::ZERO))
+                            }
                         }
-                    },
-                    Answer::Acquire(AcquireReply::Queued { counter, holder_ttl }) => {
-                        user.line.queued(token, sent, counter, holder_ttl, now, jitter);
+                    }
+                    Answer::Acquire(AcquireReply::Queued {
+                        counter,
+                        holder_ttl,
+                    }) => {
+                        user.line
+                            .queued(token, sent, counter, holder_ttl, now, jitter);
                         None
                     }
                     Answer::Acquire(AcquireReply::Busy { holder_ttl, .. }) => {
@@ -234,8 +305,12 @@ impl Client {
                         None => self.confirm(sim, id, token, grant),
                     };
                 }
-                Answer::Poll(PollReply::Queued { counter, holder_ttl }) => {
-                    user.line.queued(token, sent, counter, holder_ttl, now, jitter);
+                Answer::Poll(PollReply::Queued {
+                    counter,
+                    holder_ttl,
+                }) => {
+                    user.line
+                        .queued(token, sent, counter, holder_ttl, now, jitter);
                 }
                 Answer::Poll(PollReply::Gone) => user.line.gone(token, now),
                 Answer::Unreachable(error) => user.line.unanswered(token, &error, now, jitter),
@@ -255,9 +330,17 @@ impl Client {
 
     fn confirm(&mut self, sim: &mut Sim, id: u32, token: Token, grant: Grant) {
         let now = self.now(sim);
-        let patience = self.users.get(&id).map_or(Duration::ZERO, |user| user.patience(now));
+        let patience = self
+            .users
+            .get(&id)
+            .map_or(Duration::ZERO, |user| user.patience(now));
         match self.renew(sim, Asker::User(id), token, None) {
-            Some(ask) => self.waits_for(sim, id, State::Confirming(ask, token, grant), now + patience),
+            Some(ask) => self.waits_for(
+                sim,
+                id,
+                State::Confirming(ask, token, grant),
+                now + patience,
+            ),
             None => {
                 self.with_line(id, |line| line.gone(token, now));
                 self.go(sim, id);
@@ -265,10 +348,20 @@ impl Client {
         }
     }
 
-    pub(super) fn confirmed(&mut self, sim: &mut Sim, id: u32, sent: Instant, reply: Option<RenewReply>) {
+    pub(super) fn confirmed(
+        &mut self,
+        sim: &mut Sim,
+        id: u32,
+        sent: Instant,
+        reply: Option<RenewReply>,
+    ) {
         let (now, jitter) = (self.now(sim), sim.dice.fraction());
-        let Some(user) = self.users.get_mut(&id) else { return };
-        let (State::Confirming(_, token, grant), arrival) = (user.state, user.arrival) else { return };
+        let Some(user) = self.users.get_mut(&id) else {
+            return;
+        };
+        let (State::Confirming(_, token, grant), arrival) = (user.state, user.arrival) else {
+            return;
+        };
         match reply {
             Some(RenewReply::Renewed { ttl }) => {
                 let grant = Grant { ttl, ..grant };
@@ -282,14 +375,23 @@ impl Client {
                 user.line.gone(token, now);
                 self.abandon(sim, token);
             }
-            None => user.line.unanswered(token, &StoreError::timed_out(Duration::ZERO), now, jitter),
+            None => {
+                user.line
+                    .unanswered(token, &StoreError::timed_out(Duration::ZERO), now, jitter)
+            }
         }
         self.go_on(sim, id);
     }
 
     fn served(&mut self, sim: &mut Sim, id: u32, token: Token, grant: Grant, lease: Lease) {
-        let Some(user) = self.users.remove(&id) else { return };
-        let hold = Hold::new(sim.keys[user.arrival.lock].clone(), user.arrival.mode, token);
+        let Some(user) = self.users.remove(&id) else {
+            return;
+        };
+        let hold = Hold::new(
+            sim.keys[user.arrival.lock].clone(),
+            user.arrival.mode,
+            token,
+        );
         self.begin(sim, user.arrival, hold, grant, lease);
     }
 
@@ -304,7 +406,9 @@ impl Client {
     fn give_up_waiting(&mut self, sim: &mut Sim, id: u32) {
         let now = self.now(sim);
         let jitter = sim.dice.fraction();
-        let Some(mut user) = self.users.remove(&id) else { return };
+        let Some(mut user) = self.users.remove(&id) else {
+            return;
+        };
         say!(sim, "{} u{id} leaves", self.who);
         match user.state {
             State::Waiting => {}
@@ -330,7 +434,10 @@ impl Client {
             && arrival.times > 0
             && !sim.quiet
         {
-            sim.after(pause, Event::Action(super::schedule::Action::Arrive(arrival.number)));
+            sim.after(
+                pause,
+                Event::Action(super::schedule::Action::Arrive(arrival.number)),
+            );
         }
     }
 }

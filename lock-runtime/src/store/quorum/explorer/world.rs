@@ -50,23 +50,60 @@ impl World {
         Self::new(schedule, dice, broken, traced)
     }
 
-    pub(super) fn new(schedule: Schedule, dice: Dice, broken: Option<Broken>, traced: bool) -> Self {
-        let Schedule { servers, clients, locks, longest_lease, network, arrivals, actions, bound } = schedule;
+    pub(super) fn new(
+        schedule: Schedule,
+        dice: Dice,
+        broken: Option<Broken>,
+        traced: bool,
+    ) -> Self {
+        let Schedule {
+            servers,
+            clients,
+            locks,
+            longest_lease,
+            network,
+            arrivals,
+            actions,
+            bound,
+        } = schedule;
         let mut sim = Sim::new(dice, network, broken, traced);
-        sim.keys = ["a", "b"].into_iter().take(locks).filter_map(|name| LockKey::new(name).ok()).collect();
+        sim.keys = ["a", "b"]
+            .into_iter()
+            .take(locks)
+            .filter_map(|name| LockKey::new(name).ok())
+            .collect();
         sim.longest_lease = longest_lease;
-        say!(sim, "servers {servers:?}, clients {clients:?}, {longest_lease:?}, {network:?}");
+        say!(
+            sim,
+            "servers {servers:?}, clients {clients:?}, {longest_lease:?}, {network:?}"
+        );
         for (when, action) in actions {
             sim.after(when, Event::Action(action));
         }
         let count = servers.len();
         let client = |(client, (fast, ahead)): (usize, (u32, i64))| {
-            Client::new(Who { client, life: 0 }, Clock::new(sim.start, fast), ahead, count, nothing())
+            Client::new(
+                Who { client, life: 0 },
+                Clock::new(sim.start, fast),
+                ahead,
+                count,
+                nothing(),
+            )
         };
         let clients = clients.into_iter().enumerate().map(client).collect();
-        let server = |(number, (fast, ahead)): (usize, (u32, i64))| Server::new(number, sim.start, fast, ahead);
+        let server = |(number, (fast, ahead)): (usize, (u32, i64))| {
+            Server::new(number, sim.start, fast, ahead)
+        };
         let servers = servers.into_iter().enumerate().map(server).collect();
-        Self { sim, servers, clients, arrivals, checker: Checker::default(), bound, served_by: None }
+        Self {
+            sim,
+            servers,
+            clients,
+            arrivals,
+            checker: Checker::default(),
+            bound,
+            served_by: None,
+        }
     }
 
     pub(super) fn trace(&mut self) -> String {
@@ -77,10 +114,13 @@ impl World {
     pub(super) fn run(&mut self, only: Option<Wrong>) -> Result<(), Violation> {
         self.checker.only = only;
         for _ in 0..MOST_EVENTS {
-            let Some(event) = self.sim.next() else { return self.end() };
+            let Some(event) = self.sim.next() else {
+                return self.end();
+            };
             self.happens(event);
             if std::mem::take(&mut self.sim.look) {
-                self.checker.look(&mut self.sim, &self.clients, &self.servers);
+                self.checker
+                    .look(&mut self.sim, &self.clients, &self.servers);
             }
             if self.served_by.is_some_and(|by| self.sim.now > by) {
                 self.served_by = None;
@@ -90,13 +130,18 @@ impl World {
                 return Err(violation);
             }
         }
-        Err(Violation { wrong: Wrong::Stuck, what: "the run does not end".into() })
+        Err(Violation {
+            wrong: Wrong::Stuck,
+            what: "the run does not end".into(),
+        })
     }
 
     fn nobody_waits(&mut self) {
         for client in &self.clients {
             if let Some(user) = client.users.keys().next() {
-                self.checker.report(Wrong::Stuck, || format!("{} u{user} still waits", client.who));
+                self.checker.report(Wrong::Stuck, || {
+                    format!("{} u{user} still waits", client.who)
+                });
             }
         }
     }
@@ -105,11 +150,13 @@ impl World {
     fn end(&mut self) -> Result<(), Violation> {
         self.nobody_waits();
         for (number, server) in self.servers.iter().enumerate() {
-            self.checker.owners(&self.sim, &self.clients, number, server, true);
+            self.checker
+                .owners(&self.sim, &self.clients, number, server, true);
         }
         for client in &self.clients {
             if let Some(left) = client.unrest(&self.sim) {
-                self.checker.report(Wrong::Leak, || format!("{} has left: {left}", client.who));
+                self.checker
+                    .report(Wrong::Leak, || format!("{} has left: {left}", client.who));
             }
         }
         self.checker.found().map_or(Ok(()), Err)
@@ -139,17 +186,29 @@ impl World {
                 let (_, number) = self.ends(conn);
                 let (server, life) = (&mut self.servers[number], self.sim.connections[conn].life);
                 if server.stalls_until > self.sim.now {
-                    return self.sim.at(server.stalls_until, Event::AtServer(conn, call, request));
+                    return self
+                        .sim
+                        .at(server.stalls_until, Event::AtServer(conn, call, request));
                 }
-                let stands = life.map_or(matches!(request, Request::Greet), |life| life == server.life);
+                let stands = life.map_or(matches!(request, Request::Greet), |life| {
+                    life == server.life
+                });
                 if !server.up || !stands {
                     // It is told that nobody is there.
-                    return self.sim.after(Duration::from_micros(200), Event::Broken(conn));
+                    return self
+                        .sim
+                        .after(Duration::from_micros(200), Event::Broken(conn));
                 }
                 server.execute(&mut self.sim, conn, call, &request);
                 // What is left for nobody is in somebody's way.
                 if let Request::Acquire(_) = request {
-                    self.checker.owners(&self.sim, &self.clients, number, &self.servers[number], false);
+                    self.checker.owners(
+                        &self.sim,
+                        &self.clients,
+                        number,
+                        &self.servers[number],
+                        false,
+                    );
                 }
             }
             Event::Replied(conn, call, reply) => {
@@ -228,7 +287,11 @@ impl World {
                 self.servers[server].stalls_until = sim.now + pause;
             }
             Action::Part(client, server, pause) => {
-                say!(sim, "{} and s{server} are parted for {pause:?}", self.clients[client].who);
+                say!(
+                    sim,
+                    "{} and s{server} are parted for {pause:?}",
+                    self.clients[client].who
+                );
                 sim.parted.push((client, server, sim.now + pause));
             }
             Action::Quiet => self.quiet(),
@@ -239,14 +302,28 @@ impl World {
         let client = &mut self.clients[number];
         let Who { life, .. } = client.who;
         say!(self.sim, "{} crashes", client.who);
-        let who = Who { client: number, life: life + 1 };
-        let next = Client::new(who, client.clock, client.ahead, self.servers.len(), nothing());
+        let who = Who {
+            client: number,
+            life: life + 1,
+        };
+        let next = Client::new(
+            who,
+            client.clock,
+            client.ahead,
+            self.servers.len(),
+            nothing(),
+        );
         let dead = std::mem::replace(client, next);
         let local = dead.now(&self.sim);
-        self.checker.dead.extend(dead.holders.into_values().map(|holder| {
-            let until = dead.clock.when(local + holder.lease.validity(local));
-            Dead { hold: holder.hold, until }
-        }));
+        self.checker
+            .dead
+            .extend(dead.holders.into_values().map(|holder| {
+                let until = dead.clock.when(local + holder.lease.validity(local));
+                Dead {
+                    hold: holder.hold,
+                    until,
+                }
+            }));
         // Whoever starts it again lets its requests in, too.
         for event in dead.stopped.into_iter().flatten() {
             if let Event::Action(_) = event {
@@ -257,7 +334,9 @@ impl World {
 
     /// What has waited for a stopped client reaches it in any order.
     fn go_on(&mut self, client: usize) {
-        let Some(waiting) = self.clients[client].stopped.take() else { return };
+        let Some(waiting) = self.clients[client].stopped.take() else {
+            return;
+        };
         say!(self.sim, "{} goes on", self.clients[client].who);
         for event in waiting {
             let pause = self.sim.dice.up_to(Duration::from_micros(100));
@@ -280,7 +359,10 @@ impl World {
             }
             let done: Vec<_> = client.holders.keys().copied().collect();
             for holder in done {
-                self.sim.after(super::HOLD_AT_LAST, Event::Timer(client.who, Timer::Done(holder)));
+                self.sim.after(
+                    super::HOLD_AT_LAST,
+                    Event::Timer(client.who, Timer::Done(holder)),
+                );
             }
         }
         self.served_by = Some(self.sim.now + self.bound);

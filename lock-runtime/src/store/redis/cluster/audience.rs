@@ -82,18 +82,27 @@ impl Audience {
             empty_since: None,
         });
         seat.empty_since = None;
-        let waiting = Waiting { key: hold.key.clone(), family: hold.mode.family(), heard: now };
+        let waiting = Waiting {
+            key: hold.key.clone(),
+            family: hold.mode.family(),
+            heard: now,
+        };
         seat.waiting.insert(hold.token, waiting);
         if seat.standing.node() == Some(node) {
             return Todo::default();
         }
         let before = std::mem::replace(&mut seat.standing, Standing::Asked(node.clone()));
-        Todo { subscribe: true, unsubscribe: before.node().cloned() }
+        Todo {
+            subscribe: true,
+            unsubscribe: before.node().cloned(),
+        }
     }
 
     /// `token` does not wait any more. Says whether the slot has become empty by that.
     pub(super) fn leaves(&mut self, slot: Slot, token: Token, now: Instant) -> bool {
-        let Some(seat) = self.seats.get_mut(&slot) else { return false };
+        let Some(seat) = self.seats.get_mut(&slot) else {
+            return false;
+        };
         let emptied = seat.waiting.remove(&token).is_some() && seat.waiting.is_empty();
         if emptied {
             seat.empty_since = Some(now);
@@ -112,7 +121,11 @@ impl Audience {
     }
 
     fn stands(&mut self, slot: Slot, node: &Address, standing: Standing) -> Vec<Wanted> {
-        match self.seats.get_mut(&slot).filter(|seat| seat.standing.node() == Some(node)) {
+        match self
+            .seats
+            .get_mut(&slot)
+            .filter(|seat| seat.standing.node() == Some(node))
+        {
             Some(seat) => {
                 seat.standing = standing;
                 seat.wanted().collect()
@@ -126,14 +139,22 @@ impl Audience {
         if let Some(seat) = self.seats.get_mut(&slot)
             && seat.standing == Standing::Asked(node.clone())
         {
-            seat.standing = if forbidden { Standing::Refused(node.clone()) } else { Standing::Out };
+            seat.standing = if forbidden {
+                Standing::Refused(node.clone())
+            } else {
+                Standing::Out
+            };
         }
     }
 
     /// Nothing is heard from `node` any more. Those who wait there are to ask.
     pub(super) fn lost(&mut self, node: &Address) -> Vec<Wanted> {
         let mut wanted = Vec::new();
-        for seat in self.seats.values_mut().filter(|seat| seat.standing.node() == Some(node)) {
+        for seat in self
+            .seats
+            .values_mut()
+            .filter(|seat| seat.standing.node() == Some(node))
+        {
             seat.standing = Standing::Out;
             wanted.extend(seat.wanted());
         }
@@ -144,11 +165,14 @@ impl Audience {
     pub(super) fn sweep(&mut self, now: Instant) -> Vec<(Slot, Address)> {
         let mut left = Vec::new();
         self.seats.retain(|slot, seat| {
-            seat.waiting.retain(|_, waiting| now.saturating_duration_since(waiting.heard) < FORGOTTEN);
+            seat.waiting
+                .retain(|_, waiting| now.saturating_duration_since(waiting.heard) < FORGOTTEN);
             if seat.waiting.is_empty() && seat.empty_since.is_none() {
                 seat.empty_since = Some(now);
             }
-            let over = seat.empty_since.is_some_and(|since| now.saturating_duration_since(since) >= LINGER);
+            let over = seat
+                .empty_since
+                .is_some_and(|since| now.saturating_duration_since(since) >= LINGER);
             if over {
                 left.extend(seat.standing.node().map(|node| (*slot, node.clone())));
             }
@@ -159,13 +183,17 @@ impl Audience {
 
     /// Is any channel listened to at `node`, or to be?
     pub(super) fn listens_at(&self, node: &Address) -> bool {
-        self.seats.values().any(|seat| seat.standing.node() == Some(node))
+        self.seats
+            .values()
+            .any(|seat| seat.standing.node() == Some(node))
     }
 }
 
 impl Seat {
     fn wanted(&self) -> impl Iterator<Item = Wanted> {
-        self.waiting.values().map(|waiting| (waiting.key.clone(), waiting.family))
+        self.waiting
+            .values()
+            .map(|waiting| (waiting.key.clone(), waiting.family))
     }
 }
 
@@ -189,17 +217,34 @@ mod tests {
     }
 
     fn subscribe() -> Todo {
-        Todo { subscribe: true, unsubscribe: None }
+        Todo {
+            subscribe: true,
+            unsubscribe: None,
+        }
     }
 
     #[test]
     fn a_slot_is_subscribed_to_once_however_many_wait() {
         let (mut audience, now) = (Audience::default(), Instant::now());
         assert_eq!(audience.waits(SLOT, &hold(), &node("a"), now), subscribe());
-        assert_eq!(audience.waits(SLOT, &hold(), &node("a"), now), Todo::default(), "it is under way");
-        assert_eq!(audience.subscribed(SLOT, &node("a")).len(), 2, "what was told before is asked for");
-        assert_eq!(audience.waits(SLOT, &hold(), &node("a"), now), Todo::default());
-        assert_eq!(audience.waits(SLOT + 1, &hold(), &node("a"), now), subscribe());
+        assert_eq!(
+            audience.waits(SLOT, &hold(), &node("a"), now),
+            Todo::default(),
+            "it is under way"
+        );
+        assert_eq!(
+            audience.subscribed(SLOT, &node("a")).len(),
+            2,
+            "what was told before is asked for"
+        );
+        assert_eq!(
+            audience.waits(SLOT, &hold(), &node("a"), now),
+            Todo::default()
+        );
+        assert_eq!(
+            audience.waits(SLOT + 1, &hold(), &node("a"), now),
+            subscribe()
+        );
     }
 
     #[test]
@@ -211,10 +256,20 @@ mod tests {
         audience.subscribed(SLOT, &node("a"));
         assert!(!audience.leaves(SLOT, first.token, now));
         assert!(audience.leaves(SLOT, second.token, now));
-        assert!(!audience.leaves(SLOT, second.token, now), "it has left already");
+        assert!(
+            !audience.leaves(SLOT, second.token, now),
+            "it has left already"
+        );
         assert!(audience.sweep(now + LINGER / 2).is_empty());
-        assert_eq!(audience.waits(SLOT, &first, &node("a"), now + LINGER / 2), Todo::default(), "it is still heard");
-        assert!(audience.sweep(now + LINGER).is_empty(), "somebody waits again");
+        assert_eq!(
+            audience.waits(SLOT, &first, &node("a"), now + LINGER / 2),
+            Todo::default(),
+            "it is still heard"
+        );
+        assert!(
+            audience.sweep(now + LINGER).is_empty(),
+            "somebody waits again"
+        );
         assert!(audience.leaves(SLOT, first.token, now + LINGER));
         assert_eq!(audience.sweep(now + 2 * LINGER), [(SLOT, node("a"))]);
         assert!(audience.is_empty());
@@ -225,7 +280,10 @@ mod tests {
         let (mut audience, now) = (Audience::default(), Instant::now());
         audience.waits(SLOT, &hold(), &node("a"), now);
         assert!(audience.sweep(now + FORGOTTEN).is_empty());
-        assert_eq!(audience.sweep(now + FORGOTTEN + LINGER), [(SLOT, node("a"))]);
+        assert_eq!(
+            audience.sweep(now + FORGOTTEN + LINGER),
+            [(SLOT, node("a"))]
+        );
     }
 
     #[test]
@@ -235,9 +293,15 @@ mod tests {
         audience.waits(SLOT, &waiter, &node("a"), now);
         audience.subscribed(SLOT, &node("a"));
         let (a, b) = (node("a"), node("b"));
-        let moved = Todo { subscribe: true, unsubscribe: Some(node("a")) };
+        let moved = Todo {
+            subscribe: true,
+            unsubscribe: Some(node("a")),
+        };
         assert_eq!(audience.waits(SLOT, &waiter, &b, now), moved);
-        assert!(audience.unsubscribed(SLOT, &a).is_empty(), "of no interest any more");
+        assert!(
+            audience.unsubscribed(SLOT, &a).is_empty(),
+            "of no interest any more"
+        );
         assert!(audience.lost(&a).is_empty());
         assert_eq!(audience.subscribed(SLOT, &b), wanted());
         assert!(audience.listens_at(&b) && !audience.listens_at(&a));
@@ -248,7 +312,9 @@ mod tests {
         let (mut audience, now) = (Audience::default(), Instant::now());
         let waiter = hold();
         let a = node("a");
-        for lose in [Audience::lost, |audience: &mut Audience, node: &Address| audience.unsubscribed(SLOT, node)] {
+        for lose in [Audience::lost, |audience: &mut Audience, node: &Address| {
+            audience.unsubscribed(SLOT, node)
+        }] {
             assert_eq!(audience.waits(SLOT, &waiter, &a, now), subscribe());
             audience.subscribed(SLOT, &a);
             assert_eq!(lose(&mut audience, &a), wanted());
@@ -264,8 +330,15 @@ mod tests {
         let waiter = hold();
         audience.waits(SLOT, &waiter, &node("a"), now);
         audience.failed(SLOT, &node("a"), true);
-        assert_eq!(audience.waits(SLOT, &waiter, &node("a"), now), Todo::default());
+        assert_eq!(
+            audience.waits(SLOT, &waiter, &node("a"), now),
+            Todo::default()
+        );
         audience.lost(&node("a"));
-        assert_eq!(audience.waits(SLOT, &waiter, &node("a"), now), subscribe(), "another connection may be let in");
+        assert_eq!(
+            audience.waits(SLOT, &waiter, &node("a"), now),
+            subscribe(),
+            "another connection may be let in"
+        );
     }
 }

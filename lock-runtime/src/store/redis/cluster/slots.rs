@@ -61,7 +61,10 @@ pub(super) struct Address {
 
 impl Address {
     pub(super) fn new(host: &str, port: u16) -> Self {
-        Self { host: host.into(), port }
+        Self {
+            host: host.into(),
+            port,
+        }
     }
 
     /// `host:port` as a redirection names it. An empty host is that of the node which `asked` names, as it is for a cluster whose nodes do
@@ -72,7 +75,10 @@ impl Address {
         let port = port.parse().ok()?;
         match host {
             "?" => None,
-            "" => Some(Self { host: asked.host.clone(), port }),
+            "" => Some(Self {
+                host: asked.host.clone(),
+                port,
+            }),
             host => Some(Self::new(host, port)),
         }
     }
@@ -81,7 +87,11 @@ impl Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port } = self;
-        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+        if host.contains(':') {
+            write!(f, "[{host}]:{port}")
+        } else {
+            write!(f, "{host}:{port}")
+        }
     }
 }
 
@@ -142,17 +152,26 @@ const NOBODY: u16 = u16::MAX;
 
 impl Slots {
     pub(super) fn empty() -> Self {
-        Self { owners: vec![NOBODY; usize::from(SLOTS)], members: Vec::new() }
+        Self {
+            owners: vec![NOBODY; usize::from(SLOTS)],
+            members: Vec::new(),
+        }
     }
 
     /// The reply of the node `asked` to `CLUSTER SLOTS`: a range of slots, its primary, then its replicas, for each range. `None` if it is
     /// something else, or says nothing of any slot.
     pub(super) fn parse(reply: &Value, asked: &Address) -> Option<Self> {
-        let Value::Array(ranges) = reply else { return None };
+        let Value::Array(ranges) = reply else {
+            return None;
+        };
         let mut slots = Self::empty();
         for range in ranges {
-            let Value::Array(parts) = range else { return None };
-            let [Value::Int(first), Value::Int(last), nodes @ ..] = parts.as_slice() else { return None };
+            let Value::Array(parts) = range else {
+                return None;
+            };
+            let [Value::Int(first), Value::Int(last), nodes @ ..] = parts.as_slice() else {
+                return None;
+            };
             let range = u16::try_from(*first).ok()?..=u16::try_from(*last).ok()?;
             let mut nodes = nodes.iter().map(|node| address_of(node, asked));
             if let Some(owner) = nodes.next()? {
@@ -166,10 +185,14 @@ impl Slots {
     }
 
     fn member(&mut self, address: Address) -> u16 {
-        let known = self.members.iter().position(|member| *member == address).unwrap_or_else(|| {
-            self.members.push(address);
-            self.members.len() - 1
-        });
+        let known = self
+            .members
+            .iter()
+            .position(|member| *member == address)
+            .unwrap_or_else(|| {
+                self.members.push(address);
+                self.members.len() - 1
+            });
         // A cluster has a thousand nodes at most.
         u16::try_from(known).unwrap_or(NOBODY)
     }
@@ -190,19 +213,27 @@ impl Slots {
 
     /// Who keeps the slot.
     pub(super) fn owner(&self, slot: Slot) -> Option<&Address> {
-        self.members.get(usize::from(*self.owners.get(usize::from(slot))?))
+        self.members
+            .get(usize::from(*self.owners.get(usize::from(slot))?))
     }
 
     /// The place of the owner among the members: a number that the keys of one node share.
     pub(super) fn owner_number(&self, slot: Slot) -> u64 {
-        self.owners.get(usize::from(slot)).copied().unwrap_or(NOBODY).into()
+        self.owners
+            .get(usize::from(slot))
+            .copied()
+            .unwrap_or(NOBODY)
+            .into()
     }
 
     /// All who keep any slot.
     pub(super) fn owners(&self) -> HashSet<&Address> {
         let mut places = self.owners.clone();
         places.dedup();
-        places.into_iter().filter_map(|place| self.members.get(usize::from(place))).collect()
+        places
+            .into_iter()
+            .filter_map(|place| self.members.get(usize::from(place)))
+            .collect()
     }
 
     /// Does every slot have the same owner?
@@ -217,20 +248,29 @@ impl Slots {
 
 impl fmt::Debug for Slots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slots").field("members", &self.members).finish_non_exhaustive()
+        f.debug_struct("Slots")
+            .field("members", &self.members)
+            .finish_non_exhaustive()
     }
 }
 
 /// A node of a reply to `CLUSTER SLOTS`: host, port, and from Redis 7 on its id and other names. `None` if it does not say how it is
 /// reached.
 fn address_of(node: &Value, asked: &Address) -> Option<Address> {
-    let Value::Array(parts) = node else { return None };
-    let [host, Value::Int(port), rest @ ..] = parts.as_slice() else { return None };
+    let Value::Array(parts) = node else {
+        return None;
+    };
+    let [host, Value::Int(port), rest @ ..] = parts.as_slice() else {
+        return None;
+    };
     let port = u16::try_from(*port).ok()?;
     match text(host) {
         // It was to be announced by name, and has none.
         Some("?") => Some(Address::new(ip_of(rest.get(1)?)?, port)),
-        Some("") | None => Some(Address { host: asked.host.clone(), port }),
+        Some("") | None => Some(Address {
+            host: asked.host.clone(),
+            port,
+        }),
         Some(host) => Some(Address::new(host, port)),
     }
 }
@@ -238,10 +278,14 @@ fn address_of(node: &Value, asked: &Address) -> Option<Address> {
 /// The value beside `ip` among a node's other names.
 fn ip_of(names: &Value) -> Option<&str> {
     match names {
-        Value::Map(names) => names.iter().find(|(name, _)| text(name) == Some("ip")).and_then(|(_, ip)| text(ip)),
-        Value::Array(names) => {
-            names.chunks_exact(2).find(|pair| text(&pair[0]) == Some("ip")).and_then(|pair| text(&pair[1]))
-        }
+        Value::Map(names) => names
+            .iter()
+            .find(|(name, _)| text(name) == Some("ip"))
+            .and_then(|(_, ip)| text(ip)),
+        Value::Array(names) => names
+            .chunks_exact(2)
+            .find(|pair| text(&pair[0]) == Some("ip"))
+            .and_then(|pair| text(&pair[1])),
         _ => None,
     }
 }
@@ -265,15 +309,27 @@ mod tests {
     }
 
     fn node(host: Value, port: i64) -> Value {
-        Value::Array(vec![host, Value::Int(port), bulk("id"), Value::Array(vec![])])
+        Value::Array(vec![
+            host,
+            Value::Int(port),
+            bulk("id"),
+            Value::Array(vec![]),
+        ])
     }
 
     fn range(first: i64, last: i64, nodes: impl IntoIterator<Item = Value>) -> Value {
-        Value::Array([Value::Int(first), Value::Int(last)].into_iter().chain(nodes).collect())
+        Value::Array(
+            [Value::Int(first), Value::Int(last)]
+                .into_iter()
+                .chain(nodes)
+                .collect(),
+        )
     }
 
     fn error(text: &str) -> ServerError {
-        let Ok(Value::ServerError(error)) = redis::parse_redis_value(format!("-{text}\r\n").as_bytes()) else {
+        let Ok(Value::ServerError(error)) =
+            redis::parse_redis_value(format!("-{text}\r\n").as_bytes())
+        else {
             panic!("{text}")
         };
         error
@@ -285,11 +341,20 @@ mod tests {
 
     #[test]
     fn keys_lie_in_the_slots_of_the_specification() {
-        for (key, slot) in [("123456789", 0x31c3), ("foo", 12182), ("{foo}bar", 12182), ("a{foo}{bar}", 12182)] {
+        for (key, slot) in [
+            ("123456789", 0x31c3),
+            ("foo", 12182),
+            ("{foo}bar", 12182),
+            ("a{foo}{bar}", 12182),
+        ] {
             assert_eq!(slot_of(key.as_bytes()), slot, "{key}");
         }
         for whole in ["foo{}{bar}", "{}", "a{b", "a}b"] {
-            assert_eq!(slot_of(whole.as_bytes()), State::<XMODEM>::calculate(whole.as_bytes()) % SLOTS, "{whole}");
+            assert_eq!(
+                slot_of(whole.as_bytes()),
+                State::<XMODEM>::calculate(whole.as_bytes()) % SLOTS,
+                "{whole}"
+            );
         }
         assert_eq!(slot_of(b"foo{{bar}}zap"), slot_of(b"{bar"));
     }
@@ -297,7 +362,10 @@ mod tests {
     #[test]
     fn each_slot_has_a_number() {
         for slot in 0..SLOTS {
-            assert_eq!(slot_of(format!("ns:random:{{{}}}", number_in(slot)).as_bytes()), slot);
+            assert_eq!(
+                slot_of(format!("ns:random:{{{}}}", number_in(slot)).as_bytes()),
+                slot
+            );
         }
     }
 
@@ -308,17 +376,29 @@ mod tests {
             range(100, 16383, [node(bulk("::1"), 3)]),
         ]);
         let slots = Slots::parse(&reply, &asked()).unwrap();
-        for (slot, owner) in [(0, "a:1"), (99, "a:1"), (100, "[::1]:3"), (16383, "[::1]:3")] {
+        for (slot, owner) in [
+            (0, "a:1"),
+            (99, "a:1"),
+            (100, "[::1]:3"),
+            (16383, "[::1]:3"),
+        ] {
             assert_eq!(slots.owner(slot).unwrap().to_string(), owner);
         }
         assert_eq!(slots.members().len(), 3, "with the replica");
-        assert_eq!(slots.owners(), [&Address::new("a", 1), &Address::new("::1", 3)].into());
+        assert_eq!(
+            slots.owners(),
+            [&Address::new("a", 1), &Address::new("::1", 3)].into()
+        );
         assert_ne!(slots.owner_number(0), slots.owner_number(100));
     }
 
     #[test]
     fn a_slot_without_an_owner_has_none() {
-        let slots = Slots::parse(&Value::Array(vec![range(5, 9, [node(bulk("a"), 1)])]), &asked()).unwrap();
+        let slots = Slots::parse(
+            &Value::Array(vec![range(5, 9, [node(bulk("a"), 1)])]),
+            &asked(),
+        )
+        .unwrap();
         assert_eq!((slots.owner(4), slots.owner(10)), (None, None));
         assert_eq!(slots.owner(5), Some(&Address::new("a", 1)));
     }
@@ -326,7 +406,8 @@ mod tests {
     #[test]
     fn a_node_without_a_name_is_where_the_one_that_was_asked_is() {
         for host in [bulk(""), Value::Nil] {
-            let slots = Slots::parse(&Value::Array(vec![range(0, 9, [node(host, 7)])]), &asked()).unwrap();
+            let slots =
+                Slots::parse(&Value::Array(vec![range(0, 9, [node(host, 7)])]), &asked()).unwrap();
             assert_eq!(slots.owner(0), Some(&Address::new("asked", 7)));
         }
     }
@@ -334,7 +415,12 @@ mod tests {
     #[test]
     fn a_node_that_only_lacks_its_name_is_reached_by_its_address() {
         let names = [
-            Value::Array(vec![bulk("hostname"), bulk(""), bulk("ip"), bulk("10.0.0.1")]),
+            Value::Array(vec![
+                bulk("hostname"),
+                bulk(""),
+                bulk("ip"),
+                bulk("10.0.0.1"),
+            ]),
             Value::Map(vec![(bulk("ip"), bulk("10.0.0.1"))]),
         ];
         for names in names {
@@ -362,7 +448,11 @@ mod tests {
 
     #[test]
     fn a_moved_slot_has_its_new_owner_and_its_neighbours_keep_theirs() {
-        let mut slots = Slots::parse(&Value::Array(vec![range(0, 99, [node(bulk("a"), 1)])]), &asked()).unwrap();
+        let mut slots = Slots::parse(
+            &Value::Array(vec![range(0, 99, [node(bulk("a"), 1)])]),
+            &asked(),
+        )
+        .unwrap();
         slots.moved(50, Address::new("b", 2));
         assert_eq!(slots.owner(50), Some(&Address::new("b", 2)));
         for slot in [49, 51] {
@@ -379,17 +469,30 @@ mod tests {
             ("MOVED 7 b:2 extra", Some(Moved(7, Some(b())))),
             ("MOVED 7 :2", Some(Moved(7, Some(Address::new("asked", 2))))),
             ("MOVED 7 ?:2", Some(Moved(7, None))),
-            ("MOVED 7 ::1:2", Some(Moved(7, Some(Address::new("::1", 2))))),
+            (
+                "MOVED 7 ::1:2",
+                Some(Moved(7, Some(Address::new("::1", 2)))),
+            ),
             ("MOVED 16384 b:2", None),
             ("MOVED", None),
             ("ASK 7 b:2", Some(Ask(b()))),
             ("ASK 7 ?:2", None),
-            ("TRYAGAIN Multiple keys request during rehashing of slot", Some(TryAgain)),
-            ("ERR Script attempted to access a non local key in a cluster node script: f_1", Some(HalfWay)),
+            (
+                "TRYAGAIN Multiple keys request during rehashing of slot",
+                Some(TryAgain),
+            ),
+            (
+                "ERR Script attempted to access a non local key in a cluster node script: f_1",
+                Some(HalfWay),
+            ),
             ("CLUSTERDOWN The cluster is down", Some(Down)),
             ("NOSCRIPT No matching script.", None),
         ] {
-            assert_eq!(Redirection::parse(&error(text), &asked()), expected, "{text}");
+            assert_eq!(
+                Redirection::parse(&error(text), &asked()),
+                expected,
+                "{text}"
+            );
         }
     }
 

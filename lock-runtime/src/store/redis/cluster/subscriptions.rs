@@ -65,7 +65,10 @@ struct Ear {
 impl Subscriptions {
     /// `dial` tells whom to tell.
     pub(super) fn new(dial: Dial) -> Self {
-        Self { dial, desk: Mutex::default() }
+        Self {
+            dial,
+            desk: Mutex::default(),
+        }
     }
 
     /// The channel of a slot.
@@ -74,14 +77,28 @@ impl Subscriptions {
     }
 
     /// `hold` stands in line, as the node says that keeps the slot and is reached by `client`.
-    pub(super) fn waits(self: &Arc<Self>, slot: Slot, hold: &Hold, node: &Address, client: &Client) {
+    pub(super) fn waits(
+        self: &Arc<Self>,
+        slot: Slot,
+        hold: &Hold,
+        node: &Address,
+        client: &Client,
+    ) {
         // Outside of a runtime nobody can listen.
-        let Ok(runtime) = Handle::try_current() else { return };
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
         let mut desk = lock(&self.desk);
         let todo = desk.audience.waits(slot, hold, node, Instant::now());
-        let before = todo.unsubscribe.and_then(|node| desk.ears.get(&node).cloned());
-        let ear =
-            todo.subscribe.then(|| desk.ears.entry(node.clone()).or_insert_with(|| Ear::new(node, client)).clone());
+        let before = todo
+            .unsubscribe
+            .and_then(|node| desk.ears.get(&node).cloned());
+        let ear = todo.subscribe.then(|| {
+            desk.ears
+                .entry(node.clone())
+                .or_insert_with(|| Ear::new(node, client))
+                .clone()
+        });
         let sweep = !std::mem::replace(&mut desk.swept, true);
         drop(desk);
         // Not under the lock: a runtime that is shutting down drops a new task on the spot.
@@ -94,7 +111,10 @@ impl Subscriptions {
             runtime.spawn(async move { this.subscribe(slot, &ear).await });
         }
         if sweep {
-            let sweeper = Sweeper { all: Arc::downgrade(self), done: false };
+            let sweeper = Sweeper {
+                all: Arc::downgrade(self),
+                done: false,
+            };
             runtime.spawn(sweeper.run());
         }
     }
@@ -110,16 +130,26 @@ impl Subscriptions {
     async fn subscribe(self: Arc<Self>, slot: Slot, ear: &Arc<Ear>) {
         let mut command = redis::cmd("SSUBSCRIBE");
         command.arg(self.channel(slot));
-        let answer = async { ear.connection(&self).await?.req_packed_command(&command).await };
+        let answer = async {
+            ear.connection(&self)
+                .await?
+                .req_packed_command(&command)
+                .await
+        };
         match timeout(PATIENCE, answer).await {
             Ok(Ok(Value::ServerError(refusal))) => {
                 let refusal = error::refused(&refusal, &self.dial.acl);
                 // Of a server before 7.0 too, which does not know the command.
-                let forbidden = matches!(refusal.kind(), StoreErrorKind::Forbidden | StoreErrorKind::NotRedis);
+                let forbidden = matches!(
+                    refusal.kind(),
+                    StoreErrorKind::Forbidden | StoreErrorKind::NotRedis
+                );
                 if forbidden {
                     self.dial.warn_of_silence(&refusal);
                 }
-                lock(&self.desk).audience.failed(slot, &ear.address, forbidden);
+                lock(&self.desk)
+                    .audience
+                    .failed(slot, &ear.address, forbidden);
             }
             // Where it stands, that has been told already; this may be the word on another subscription.
             Ok(Ok(_)) => lock(&self.desk).audience.failed(slot, &ear.address, false),
@@ -136,8 +166,12 @@ impl Subscriptions {
             _ => None,
         };
         let wanted = match push.kind {
-            PushKind::SSubscribe => slot().map(|slot| lock(&self.desk).audience.subscribed(slot, &ear.address)),
-            PushKind::SUnsubscribe => slot().map(|slot| lock(&self.desk).audience.unsubscribed(slot, &ear.address)),
+            PushKind::SSubscribe => {
+                slot().map(|slot| lock(&self.desk).audience.subscribed(slot, &ear.address))
+            }
+            PushKind::SUnsubscribe => {
+                slot().map(|slot| lock(&self.desk).audience.unsubscribed(slot, &ear.address))
+            }
             PushKind::Disconnection => return self.lost(ear),
             _ => return self.dial.pushes.take(push),
         };
@@ -155,7 +189,11 @@ impl Subscriptions {
 
     fn forget(&self, ear: &Arc<Ear>) -> Vec<Wanted> {
         let mut desk = lock(&self.desk);
-        if desk.ears.get(&ear.address).is_none_or(|current| !Arc::ptr_eq(current, ear)) {
+        if desk
+            .ears
+            .get(&ear.address)
+            .is_none_or(|current| !Arc::ptr_eq(current, ear))
+        {
             return Vec::new();
         }
         desk.ears.remove(&ear.address);
@@ -165,7 +203,11 @@ impl Subscriptions {
     /// Has those ask who wait.
     fn call(&self, wanted: Vec<Wanted>) {
         for (key, family) in wanted {
-            self.dial.pushes.listeners().tell(&StoreEvent::Kept { key, family, ttl: Duration::ZERO });
+            self.dial.pushes.listeners().tell(&StoreEvent::Kept {
+                key,
+                family,
+                ttl: Duration::ZERO,
+            });
         }
     }
 
@@ -173,9 +215,15 @@ impl Subscriptions {
     fn sweep(&self) -> Option<Vec<(Slot, Arc<Ear>)>> {
         let mut desk = lock(&self.desk);
         let left = desk.audience.sweep(Instant::now());
-        let Desk { audience, ears, swept } = &mut *desk;
+        let Desk {
+            audience,
+            ears,
+            swept,
+        } = &mut *desk;
         // Closed once the desk is free: their end is told here.
-        let _closed: Vec<_> = ears.extract_if(|node, _| !audience.listens_at(node)).collect();
+        let _closed: Vec<_> = ears
+            .extract_if(|node, _| !audience.listens_at(node))
+            .collect();
         *swept = !audience.is_empty();
         let open = |(slot, node)| Some((slot, ears.get(&node)?.clone()));
         let left = swept.then(|| left.into_iter().filter_map(open).collect());
@@ -187,12 +235,23 @@ impl Subscriptions {
 impl Ear {
     fn new(address: &Address, client: &Client) -> Arc<Self> {
         let (address, client) = (address.clone(), client.clone());
-        Arc::new(Self { address, client, connection: OnceCell::new(), stood: AtomicBool::new(false) })
+        Arc::new(Self {
+            address,
+            client,
+            connection: OnceCell::new(),
+            stood: AtomicBool::new(false),
+        })
     }
 
-    async fn connection(self: &Arc<Self>, all: &Arc<Subscriptions>) -> Result<MultiplexedConnection, RedisError> {
+    async fn connection(
+        self: &Arc<Self>,
+        all: &Arc<Subscriptions>,
+    ) -> Result<MultiplexedConnection, RedisError> {
         let connect = async || {
-            let reader = Reader { all: Arc::downgrade(all), ear: Arc::downgrade(self) };
+            let reader = Reader {
+                all: Arc::downgrade(all),
+                ear: Arc::downgrade(self),
+            };
             let config = AsyncConnectionConfig::new()
                 .set_connection_timeout(Some(PATIENCE))
                 .set_response_timeout(None)
@@ -200,7 +259,10 @@ impl Ear {
                     reader.take(&push);
                     Ok::<_, redis::aio::SendError>(())
                 });
-            let connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
+            let connection = self
+                .client
+                .get_multiplexed_async_connection_with_config(&config)
+                .await?;
             self.stood.store(true, Ordering::Release);
             Ok(connection)
         };
@@ -209,7 +271,9 @@ impl Ear {
 
     /// If there is a connection.
     async fn unsubscribe(&self, channel: &str) {
-        let Some(mut connection) = self.connection.get().cloned() else { return };
+        let Some(mut connection) = self.connection.get().cloned() else {
+            return;
+        };
         let mut command = redis::cmd("SUNSUBSCRIBE");
         command.arg(channel);
         // That it stands no longer is told by a message.
@@ -249,7 +313,9 @@ impl Sweeper {
     async fn run(mut self) {
         loop {
             sleep(LINGER).await;
-            let Some(all) = self.all.upgrade() else { return };
+            let Some(all) = self.all.upgrade() else {
+                return;
+            };
             let Some(left) = all.sweep() else {
                 self.done = true;
                 return;

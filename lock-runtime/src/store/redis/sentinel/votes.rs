@@ -40,7 +40,9 @@ impl fmt::Display for Named {
 
 impl Votes {
     pub(super) fn new(sentinels: usize) -> Self {
-        Self { answers: (0..sentinels).map(|_| None).collect() }
+        Self {
+            answers: (0..sentinels).map(|_| None).collect(),
+        }
     }
 
     /// Whether that decides it, whatever the others may say.
@@ -60,7 +62,9 @@ impl Votes {
     /// `heard` is what one of them has told unasked a moment ago, when the others may not have known yet.
     pub(super) fn elected<'a>(&'a self, heard: Option<&'a Named>) -> Option<&'a Named> {
         let votes = |named: &Named| self.named().filter(|other| *other == named).count();
-        self.named().chain(heard).max_by_key(|named| (named.epoch, votes(named)))
+        self.named()
+            .chain(heard)
+            .max_by_key(|named| (named.epoch, votes(named)))
     }
 
     /// What each of them said.
@@ -75,7 +79,11 @@ impl Votes {
             _ => StoreErrorKind::Unavailable,
         });
         let first = kinds.next().unwrap_or(StoreErrorKind::Unavailable);
-        if kinds.all(|kind| kind == first) { first } else { StoreErrorKind::Unavailable }
+        if kinds.all(|kind| kind == first) {
+            first
+        } else {
+            StoreErrorKind::Unavailable
+        }
     }
 }
 
@@ -84,7 +92,11 @@ mod tests {
     use super::*;
 
     fn named(host: &str, epoch: u64) -> Answer {
-        Answer::Named(Named { host: host.into(), port: 6379, epoch })
+        Answer::Named(Named {
+            host: host.into(),
+            port: 6379,
+            epoch,
+        })
     }
 
     fn failed(kind: StoreErrorKind) -> Answer {
@@ -106,14 +118,22 @@ mod tests {
         assert!(!votes.take(1, failed(StoreErrorKind::Unavailable)));
         assert!(!votes.take(2, named("a", 1)));
         assert!(!votes.take(3, named("a", 1)));
-        assert_eq!(votes.elected(None).unwrap().host, "a", "when nobody is left to ask");
+        assert_eq!(
+            votes.elected(None).unwrap().host,
+            "a",
+            "when nobody is left to ask"
+        );
         assert!(votes.take(4, named("b", 2)));
         assert_eq!(votes.elected(None).unwrap().host, "b");
     }
 
     #[test]
     fn what_one_has_told_just_now_counts_until_the_others_know() {
-        let heard = |epoch| Named { host: "heard".into(), port: 6379, epoch };
+        let heard = |epoch| Named {
+            host: "heard".into(),
+            port: 6379,
+            epoch,
+        };
         let mut votes = Votes::new(3);
         assert_eq!(votes.elected(Some(&heard(0))).unwrap().host, "heard");
         votes.take(0, named("a", 4));
@@ -125,7 +145,11 @@ mod tests {
 
     #[test]
     fn only_a_later_configuration_with_another_address_replaces_a_primary() {
-        let named = |host: &str, epoch| Named { host: host.into(), port: 6379, epoch };
+        let named = |host: &str, epoch| Named {
+            host: host.into(),
+            port: 6379,
+            epoch,
+        };
         assert!(named("b", 2).replaces(&named("a", 1)));
         for other in [named("a", 2), named("b", 1), named("b", 0)] {
             assert!(!other.replaces(&named("a", 1)), "{other:?}");
@@ -148,7 +172,10 @@ mod tests {
         use StoreErrorKind::*;
         for (answers, kind) in [
             ([Answer::Unknown, Answer::Unknown], Unavailable),
-            ([failed(Unauthenticated), failed(Unauthenticated)], Unauthenticated),
+            (
+                [failed(Unauthenticated), failed(Unauthenticated)],
+                Unauthenticated,
+            ),
             ([failed(Unauthenticated), failed(Unavailable)], Unavailable),
             ([failed(Forbidden), Answer::Unknown], Unavailable),
         ] {

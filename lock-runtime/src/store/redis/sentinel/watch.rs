@@ -30,9 +30,14 @@ impl Sentinels {
     ) -> AbortHandle {
         let sentinels = self.clone();
         let watching = tokio::spawn(async move {
-            let mut each: FuturesUnordered<_> =
-                sentinels.sentinels.iter().map(|sentinel| sentinels.successor(&current, sentinel)).collect();
-            let Some(named) = each.next().await else { return };
+            let mut each: FuturesUnordered<_> = sentinels
+                .sentinels
+                .iter()
+                .map(|sentinel| sentinels.successor(&current, sentinel))
+                .collect();
+            let Some(named) = each.next().await else {
+                return;
+            };
             tracing::info!(primary = %named, before = %current, name = sentinels.name, "the Sentinels name another primary");
             // The next connection is made with the help of Sentinels that may not know yet.
             *lock(&sentinels.heard) = Some((named, Instant::now()));
@@ -75,7 +80,10 @@ impl Sentinels {
             }
             loop {
                 let message: String = messages.next().await?.get_payload().unwrap_or_default();
-                if message.strip_prefix(&self.name).is_some_and(|rest| rest.starts_with(' ')) {
+                if message
+                    .strip_prefix(&self.name)
+                    .is_some_and(|rest| rest.starts_with(' '))
+                {
                     break;
                 }
             }

@@ -16,10 +16,16 @@ struct Order {
     shop: &'static str,
 }
 
-const ORDER: Order = Order { id: 7, shop: "north" };
+const ORDER: Order = Order {
+    id: 7,
+    shop: "north",
+};
 
 #[distributed_lock(key = "order:{id}")]
-async fn handler(Path(id): Path<u64>, Query(_page): Query<Vec<(String, String)>>) -> Result<u64, LockError> {
+async fn handler(
+    Path(id): Path<u64>,
+    Query(_page): Query<Vec<(String, String)>>,
+) -> Result<u64, LockError> {
     visit("order:7").await;
     Ok(id)
 }
@@ -38,7 +44,11 @@ async fn patterns(
 }
 
 #[distributed_lock(key = "order:{id}")]
-async fn mutable(mut id: u64, mut names: Vec<String>, counter: &mut u64) -> Result<Vec<String>, LockError> {
+async fn mutable(
+    mut id: u64,
+    mut names: Vec<String>,
+    counter: &mut u64,
+) -> Result<Vec<String>, LockError> {
     visit("order:7").await;
     id += 1;
     *counter += id;
@@ -55,13 +65,21 @@ async fn moved(order: Order, name: String) -> Result<(Order, String), LockError>
 }
 
 #[distributed_lock(key = "order:{id}")]
-async fn borrowed<'a>(id: &u64, name: &'a str, rest: &'a [&str]) -> Result<(&'a str, usize), LockError> {
+async fn borrowed<'a>(
+    id: &u64,
+    name: &'a str,
+    rest: &'a [&str],
+) -> Result<(&'a str, usize), LockError> {
     visit("order:7").await;
     Ok((name, rest.len() + *id as usize))
 }
 
 #[distributed_lock(key = "{prefix}:{id}")]
-async fn generic<T, U, const N: usize>(id: T, prefix: U, rest: [u8; N]) -> Result<(T, usize), LockError>
+async fn generic<T, U, const N: usize>(
+    id: T,
+    prefix: U,
+    rest: [u8; N],
+) -> Result<(T, usize), LockError>
 where
     T: Display + Clone + Send + Sync,
     for<'a> &'a U: Sized,
@@ -78,13 +96,19 @@ async fn constant<const N: u64>() -> Result<u64, LockError> {
 }
 
 #[distributed_lock(key = "order:{id}")]
-async fn impl_trait(id: impl Display + Send, run: impl AsyncFn(u64) -> u64) -> Result<u64, LockError> {
+async fn impl_trait(
+    id: impl Display + Send,
+    run: impl AsyncFn(u64) -> u64,
+) -> Result<u64, LockError> {
     visit("order:7").await;
     Ok(run(id.to_string().len() as u64).await)
 }
 
 #[distributed_lock(key = "order:{id}")]
-async fn dynamic(id: Arc<dyn Display + Send + Sync>, run: &mut dyn FnMut()) -> Result<(), LockError> {
+async fn dynamic(
+    id: Arc<dyn Display + Send + Sync>,
+    run: &mut dyn FnMut(),
+) -> Result<(), LockError> {
     visit("order:7").await;
     run();
     Ok(())
@@ -116,7 +140,9 @@ async fn names_of_the_expansion(
 }
 
 #[distributed_lock(key("order:{}:{}", parse(id)?, later(id).await))]
-async fn question_mark_in_the_key(id: &str) -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
+async fn question_mark_in_the_key(
+    id: &str,
+) -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
     visit("order:7:7").await;
     Ok(parse(id)?)
 }
@@ -132,7 +158,10 @@ async fn later(id: &str) -> &str {
 
 #[tokio::test(start_paused = true)]
 async fn patterns_of_extractors() {
-    assert_excludes("order:7", async || handler(Path(7), Query(Vec::new())).await).await;
+    assert_excludes("order:7", async || {
+        handler(Path(7), Query(Vec::new())).await
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -156,7 +185,10 @@ async fn mutable_arguments() {
 
 #[tokio::test(start_paused = true)]
 async fn arguments_that_the_body_moves() {
-    assert_excludes("order:7", async || moved(ORDER, "a".into()).await.map(|(order, _)| order.shop)).await;
+    assert_excludes("order:7", async || {
+        moved(ORDER, "a".into()).await.map(|(order, _)| order.shop)
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -196,7 +228,10 @@ async fn arguments_with_attributes() {
 #[tokio::test(start_paused = true)]
 async fn arguments_with_names_of_the_expansion() {
     assert_excludes("7:x", async || {
-        assert_eq!(names_of_the_expansion(7, 1, 1, 1, 1, 1, 1, 1, "x").await?, 14);
+        assert_eq!(
+            names_of_the_expansion(7, 1, 1, 1, 1, 1, 1, 1, "x").await?,
+            14
+        );
         Ok::<_, LockError>(())
     })
     .await;
@@ -206,7 +241,12 @@ async fn arguments_with_names_of_the_expansion() {
 async fn a_key_that_may_fail_and_wait() {
     assert_excludes("order:7:7", async || question_mark_in_the_key("7").await).await;
     super::with_client(async |_| {
-        assert!(question_mark_in_the_key("x").await.unwrap_err().is::<std::num::ParseIntError>());
+        assert!(
+            question_mark_in_the_key("x")
+                .await
+                .unwrap_err()
+                .is::<std::num::ParseIntError>()
+        );
     })
     .await;
 }

@@ -47,7 +47,13 @@ static LOCKS: LazyLock<LockClient> = LazyLock::new(LockClient::in_memory);
 #[tokio::test]
 async fn a_test_may_be_locked() -> Result<(), LockError> {
     assert!(lock_runtime::is_held(&lock_runtime::LockKey::new("test")?));
-    assert!(LOCKS.exclusive("test").try_acquire().await.is_err_and(|error| error.code() == "would_deadlock"));
+    assert!(
+        LOCKS
+            .exclusive("test")
+            .try_acquire()
+            .await
+            .is_err_and(|error| error.code() == "would_deadlock")
+    );
     Ok(())
 }
 
@@ -88,7 +94,10 @@ async fn inner_attributes(id: u64) -> Result<u64, LockError> {
 #[distributed_lock(key = "shop:{shop}", guard = at_shop)]
 async fn twice(id: u64, shop: u64) -> Result<u64, LockError> {
     visit("order:7").await;
-    assert_eq!((order.key().as_str(), at_shop.key().as_str()), ("order:7", "shop:1"));
+    assert_eq!(
+        (order.key().as_str(), at_shop.key().as_str()),
+        ("order:7", "shop:1")
+    );
     Ok(id)
 }
 
@@ -154,9 +163,13 @@ mod strict {
     #[tokio::test(start_paused = true)]
     async fn no_lint_sees_the_expansion() {
         assert_excludes_with("order:7", async |locks| {
-            let jobs = Jobs { locks: locks.clone() };
+            let jobs = Jobs {
+                locks: locks.clone(),
+            };
             jobs.skipped().await;
-            jobs.all(7).await?.ok_or_else(|| std::io::Error::other("somebody else holds it"))
+            jobs.all(7)
+                .await?
+                .ok_or_else(|| std::io::Error::other("somebody else holds it"))
         })
         .await;
     }
@@ -175,7 +188,9 @@ async fn instrument_above_and_below() {
 /// The body was in the span as often as it ran.
 fn assert_spans(traces: &Captured, span: &str, times: usize) {
     let events = traces.events();
-    let inside = events.iter().filter(|event| event.message == "paid" && event.spans == [span]);
+    let inside = events
+        .iter()
+        .filter(|event| event.message == "paid" && event.spans == [span]);
     assert_eq!(inside.count(), times, "{events:?}");
 }
 

@@ -126,16 +126,30 @@ async fn a_future_is_send_if_the_body_is() {
 async fn a_body_keeps_its_lines() {
     assert_excludes("where", async || line().await).await;
     super::ROOM
-        .scope(super::Room::default(), super::with_client(async |_| assert_eq!(line().await.unwrap(), LINE)))
+        .scope(
+            super::Room::default(),
+            super::with_client(async |_| assert_eq!(line().await.unwrap(), LINE)),
+        )
         .await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_body_that_panics_gives_its_lock_back() {
     super::with_client(async |locks| {
-        let panic = futures_util::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(panics())).await;
-        assert_eq!(*panic.unwrap_err().downcast::<&str>().unwrap(), "as it likes");
-        locks.exclusive("where").acquire().await.unwrap().release().await.unwrap();
+        let panic =
+            futures_util::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(panics())).await;
+        assert_eq!(
+            *panic.unwrap_err().downcast::<&str>().unwrap(),
+            "as it likes"
+        );
+        locks
+            .exclusive("where")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     })
     .await;
 }

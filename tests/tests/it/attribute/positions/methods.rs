@@ -78,7 +78,10 @@ impl Order {
         Self: Sized,
     {
         visit("order:7").await;
-        Ok(Self { id, ..Self::default() })
+        Ok(Self {
+            id,
+            ..Self::default()
+        })
     }
 }
 
@@ -111,7 +114,10 @@ async fn receivers_by_reference() {
     let order = Order { id: 7, paid: 0 };
     assert_excludes("order:7", async || order.by_reference().await).await;
     assert_excludes("order:7", async || order.typed().await).await;
-    assert_excludes("order:7", async || Rc::new(order.clone()).by_rc_reference().await).await;
+    assert_excludes("order:7", async || {
+        Rc::new(order.clone()).by_rc_reference().await
+    })
+    .await;
     assert_excludes("order:7", async || {
         let mut order = order.clone();
         assert_eq!(order.by_mutable_reference().await?.paid, 1);
@@ -136,7 +142,10 @@ async fn associated_functions() {
 #[tokio::test(start_paused = true)]
 async fn methods_of_generic_types_with_a_client_of_their_own() {
     assert_excludes_with("order:7", async |locks| {
-        let service = Service::<u8> { locks: locks.clone(), store: PhantomData };
+        let service = Service::<u8> {
+            locks: locks.clone(),
+            store: PhantomData,
+        };
         service.own_client().await
     })
     .await;

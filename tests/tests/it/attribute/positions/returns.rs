@@ -49,7 +49,10 @@ async fn boxed(id: u64) -> Result<u64, Box<dyn Error>> {
 }
 
 #[distributed_lock(key = "order:{id}")]
-async fn opaque<'a>(id: u64, name: &'a str) -> Result<impl Iterator<Item = impl Display> + use<'a>, LockError> {
+async fn opaque<'a>(
+    id: u64,
+    name: &'a str,
+) -> Result<impl Iterator<Item = impl Display> + use<'a>, LockError> {
     visit("order:7").await;
     Ok(name.chars().take(id as usize))
 }
@@ -106,7 +109,10 @@ async fn own_type(id: u64) -> Answer {
 async fn results_under_an_alias() {
     assert_excludes("order:7", async || io_result(7).await).await;
     assert_excludes("order:7", async || anyhow_result(7).await).await;
-    assert_excludes("order:7", async || alias(7).await.map_err(|PayError::Lock(error)| error)).await;
+    assert_excludes("order:7", async || {
+        alias(7).await.map_err(|PayError::Lock(error)| error)
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -117,7 +123,13 @@ async fn boxed_errors() {
 #[tokio::test(start_paused = true)]
 async fn impl_trait_in_a_result() {
     assert_excludes("order:7", async || {
-        assert_eq!(opaque(7, "abc").await?.map(|c| c.to_string()).collect::<String>(), "abc");
+        assert_eq!(
+            opaque(7, "abc")
+                .await?
+                .map(|c| c.to_string())
+                .collect::<String>(),
+            "abc"
+        );
         Ok::<_, LockError>(())
     })
     .await;
@@ -138,7 +150,11 @@ async fn early_returns_and_question_marks() {
 async fn responses() {
     assert_excludes("order:7", async || {
         let response = response(7).await;
-        if response.status() == StatusCode::OK { Ok(()) } else { Err(response.status()) }
+        if response.status() == StatusCode::OK {
+            Ok(())
+        } else {
+            Err(response.status())
+        }
     })
     .await;
 }

@@ -176,24 +176,43 @@ async fn native_methods() {
 #[tokio::test(start_paused = true)]
 async fn methods_of_async_trait() {
     assert_excludes_with("order:7", async |locks| {
-        let service: Box<dyn Dynamic> = Box::new(Service { locks: locks.clone(), id: 7 });
+        let service: Box<dyn Dynamic> = Box::new(Service {
+            locks: locks.clone(),
+            id: 7,
+        });
         let call = service.by_reference(7);
         assert!(is_send!(call));
         call.await
     })
     .await;
     assert_excludes_with("order:7:a", async |locks| {
-        let mut service = Service { locks: locks.clone(), id: 7 };
+        let mut service = Service {
+            locks: locks.clone(),
+            id: 7,
+        };
         assert_eq!(service.by_mutable_reference("a").await?, 8);
         Ok::<_, LockError>(())
     })
     .await;
     assert_excludes_with("order:7:7", async |locks| {
-        Arc::new(Service { locks: locks.clone(), id: 7 }).by_arc(Path(7), 0).await
+        Arc::new(Service {
+            locks: locks.clone(),
+            id: 7,
+        })
+        .by_arc(Path(7), 0)
+        .await
     })
     .await;
     assert_excludes_with("order:7:8", async |locks| {
-        assert_eq!(Service { locks: locks.clone(), id: 7 }.patterns((7, 8), vec![1]).await?, 16);
+        assert_eq!(
+            Service {
+                locks: locks.clone(),
+                id: 7
+            }
+            .patterns((7, 8), vec![1])
+            .await?,
+            16
+        );
         Ok::<_, anyhow::Error>(())
     })
     .await;
@@ -201,13 +220,24 @@ async fn methods_of_async_trait() {
 
 #[tokio::test(start_paused = true)]
 async fn default_methods_of_async_trait() {
-    assert_excludes_with("order:north:7", async |locks| Service { locks: locks.clone(), id: 7 }.default(7).await).await;
+    assert_excludes_with("order:north:7", async |locks| {
+        Service {
+            locks: locks.clone(),
+            id: 7,
+        }
+        .default(7)
+        .await
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn methods_of_async_trait_that_return_nothing() {
     super::with_client(async |locks| {
-        let service = Service { locks: locks.clone(), id: 7 };
+        let service = Service {
+            locks: locks.clone(),
+            id: 7,
+        };
         let room = super::Room::default();
         let visits = super::ROOM.scope(room, async {
             tokio::join!(service.nothing(), service.nothing());
@@ -220,7 +250,15 @@ async fn methods_of_async_trait_that_return_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn methods_of_async_trait_that_are_not_send() {
-    assert_excludes_with("order:7", async |locks| Service { locks: locks.clone(), id: 7 }.pay(7, "paid").await).await;
+    assert_excludes_with("order:7", async |locks| {
+        Service {
+            locks: locks.clone(),
+            id: 7,
+        }
+        .pay(7, "paid")
+        .await
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -206,19 +206,30 @@ pub(super) fn case() -> BoxedStrategy<Case> {
         keys(),
         option::weighted(0.1, any::<bool>()),
         option::weighted(0.15, name()),
-        option::weighted(0.1, select(&["::lock_runtime", "lock_runtime", "crate::support::elsewhere"][..])),
+        option::weighted(
+            0.1,
+            select(
+                &[
+                    "::lock_runtime",
+                    "lock_runtime",
+                    "crate::support::elsewhere",
+                ][..],
+            ),
+        ),
         any::<bool>(),
     )
-        .prop_map(|(function, receiver, arguments, keys, global, guard, runtime, key_last)| Case {
-            function,
-            receiver,
-            arguments,
-            keys,
-            global,
-            guard,
-            runtime,
-            key_last,
-        })
+        .prop_map(
+            |(function, receiver, arguments, keys, global, guard, runtime, key_last)| Case {
+                function,
+                receiver,
+                arguments,
+                keys,
+                global,
+                guard,
+                runtime,
+                key_last,
+            },
+        )
         .boxed()
 }
 
@@ -264,15 +275,17 @@ const TAKEN: [&str; 22] = [
 ];
 /// Names that are written in more than one way, or that somebody takes for something else.
 const ODD: [&str; 24] = [
-    "_x", "__", "_1", "r#type", "r#match", "r#async", "r#fn", "r#gen", "r#try", "r#id", "r#union", "auto", "raw",
-    "größe", "é", "e\u{301}", "ñandú", "имя", "名前", "ß", "Größe", "X", "String", "Result",
+    "_x", "__", "_1", "r#type", "r#match", "r#async", "r#fn", "r#gen", "r#try", "r#id", "r#union",
+    "auto", "raw", "größe", "é", "e\u{301}", "ñandú", "имя", "名前", "ß", "Größe", "X", "String",
+    "Result",
 ];
 /// Words that can be no name.
 const KEYWORDS: [&str; 52] = [
-    "abstract", "as", "async", "await", "become", "box", "break", "const", "continue", "crate", "do", "dyn", "else",
-    "enum", "extern", "false", "final", "fn", "for", "gen", "if", "impl", "in", "let", "loop", "macro", "match", "mod",
-    "move", "mut", "override", "priv", "pub", "ref", "return", "self", "static", "struct", "super", "trait", "true",
-    "try", "type", "typeof", "unsafe", "unsized", "use", "virtual", "where", "while", "yield", "_",
+    "abstract", "as", "async", "await", "become", "box", "break", "const", "continue", "crate",
+    "do", "dyn", "else", "enum", "extern", "false", "final", "fn", "for", "gen", "if", "impl",
+    "in", "let", "loop", "macro", "match", "mod", "move", "mut", "override", "priv", "pub", "ref",
+    "return", "self", "static", "struct", "super", "trait", "true", "try", "type", "typeof",
+    "unsafe", "unsized", "use", "virtual", "where", "while", "yield", "_",
 ];
 
 fn name() -> impl Strategy<Value = String> {
@@ -298,11 +311,16 @@ fn pattern() -> impl Strategy<Value = Pattern> {
     ];
     let inner = leaf.prop_recursive(3, 6, 2, |inner| {
         prop_oneof![
-            (vec(inner.clone(), 0..3), any::<bool>()).prop_map(|(items, rest)| Pattern::Tuple { items, rest }),
+            (vec(inner.clone(), 0..3), any::<bool>())
+                .prop_map(|(items, rest)| Pattern::Tuple { items, rest }),
             (vec((any::<bool>(), inner.clone()), 0..3), any::<bool>())
                 .prop_map(|(items, rest)| Pattern::Fields { items, rest }),
-            inner.clone().prop_map(|inner| Pattern::Wrapper(inner.into())),
-            inner.clone().prop_map(|inner| Pattern::Reference(inner.into())),
+            inner
+                .clone()
+                .prop_map(|inner| Pattern::Wrapper(inner.into())),
+            inner
+                .clone()
+                .prop_map(|inner| Pattern::Reference(inner.into())),
             inner.prop_map(|inner| Pattern::Borrowed(inner.into())),
         ]
     });
@@ -374,8 +392,18 @@ fn template() -> impl Strategy<Value = Template> {
         1 => Just(Style::Raw),
         1 => any::<Index>().prop_map(Style::Continued),
     ];
-    (parts, option::of(vec(value(), 0..4)), style, prop::bool::weighted(0.85))
-        .prop_map(|(parts, values, style, fits)| Template { parts, values, style, fits })
+    (
+        parts,
+        option::of(vec(value(), 0..4)),
+        style,
+        prop::bool::weighted(0.85),
+    )
+        .prop_map(|(parts, values, style, fits)| Template {
+            parts,
+            values,
+            style,
+            fits,
+        })
 }
 
 fn part() -> impl Strategy<Value = Part> {
@@ -388,8 +416,15 @@ fn part() -> impl Strategy<Value = Part> {
 
 /// A string with one brace or one hole in it that is wrong.
 fn broken() -> impl Strategy<Value = Vec<Part>> {
-    let parts = vec(prop_oneof![text().prop_map(Part::Text), hole().prop_map(Part::Hole)], 0..3);
-    let wrong = select(&["{", "}", "{{}", "{}}", "{id", "{ ", "{id:", "{:", "{:>", "{id:>5", "}{", "{{{", "}}}"][..]);
+    let parts = vec(
+        prop_oneof![text().prop_map(Part::Text), hole().prop_map(Part::Hole)],
+        0..3,
+    );
+    let wrong = select(
+        &[
+            "{", "}", "{{}", "{}}", "{id", "{ ", "{id:", "{:", "{:>", "{id:>5", "}{", "{{{", "}}}",
+        ][..],
+    );
     (parts, wrong, any::<Index>()).prop_map(|(mut parts, wrong, at)| {
         parts.insert(at.index(parts.len() + 1), Part::Raw(wrong.into()));
         parts
@@ -399,8 +434,9 @@ fn broken() -> impl Strategy<Value = Vec<Part>> {
 /// A token of a string that may be a format string or not. None of them takes a width from an argument.
 fn soup() -> impl Strategy<Value = Part> {
     const TOKENS: [&str; 39] = [
-        "{", "}", "{", "}", "{{", "}}", "{{", "}}", "{}", ":", ":", "?", "<", "^", ">", "+", "-", "#", "0", "1", "5",
-        ".", ".3", "x", "X", "e", "b", "o", " ", "\t", "\n", "\u{a0}", "\u{200e}", "!", "'", "\"", "é", "→", "_",
+        "{", "}", "{", "}", "{{", "}}", "{{", "}}", "{}", ":", ":", "?", "<", "^", ">", "+", "-",
+        "#", "0", "1", "5", ".", ".3", "x", "X", "e", "b", "o", " ", "\t", "\n", "\u{a0}",
+        "\u{200e}", "!", "'", "\"", "é", "→", "_",
     ];
     prop_oneof![
         5 => select(&TOKENS[..]).prop_map(|token| Part::Raw(token.into())),
@@ -429,7 +465,11 @@ fn any_text() -> impl Strategy<Value = String> {
 
 /// The marks of the reference are not to be found in what it marks.
 fn unmarked(char: char) -> char {
-    if matches!(char, '\u{E000}' | '\u{E001}') { 'm' } else { char }
+    if matches!(char, '\u{E000}' | '\u{E001}') {
+        'm'
+    } else {
+        char
+    }
 }
 
 fn hole() -> impl Strategy<Value = Hole> {
@@ -472,16 +512,24 @@ fn hole() -> impl Strategy<Value = Hole> {
         1 => word.prop_map(Target::Word),
     ];
     let space = || prop_oneof![40 => Just(""), 1 => select(&[" ", "\t", "\n", "\u{a0}", "\u{200e}", "\u{3000}"][..])];
-    (target, spec(), [space(), space(), space()]).prop_map(|(target, spec, space)| Hole { target, spec, space })
+    (target, spec(), [space(), space(), space()]).prop_map(|(target, spec, space)| Hole {
+        target,
+        spec,
+        space,
+    })
 }
 
 fn spec() -> impl Strategy<Value = Spec> {
     const ANY: [&str; 20] = [
-        ":>8", ":<12", ":^5", ":*^9", ":.3", ":>8.3", ":04", ":0>3", ":→^7", ": >5", ":5", ":.0", ":>", ":-", ":}>4",
-        ":{<4", ":\">4", "::>4", ":$>4", ":.^4",
+        ":>8", ":<12", ":^5", ":*^9", ":.3", ":>8.3", ":04", ":0>3", ":→^7", ": >5", ":5", ":.0",
+        ":>", ":-", ":}>4", ":{<4", ":\">4", "::>4", ":$>4", ":.^4",
     ];
-    const NUMBER: [&str; 11] = [":x", ":#x", ":X", ":b", ":#010b", ":o", ":+", ":+05", ":#06x", ":08.3", ":e"];
-    const DEBUG: [&str; 9] = [":?", ":#?", ":>8?", ":.3?", ":x?", ":#X?", ":02x?", ": <9?", ":0?"];
+    const NUMBER: [&str; 11] = [
+        ":x", ":#x", ":X", ":b", ":#010b", ":o", ":+", ":+05", ":#06x", ":08.3", ":e",
+    ];
+    const DEBUG: [&str; 9] = [
+        ":?", ":#?", ":>8?", ":.3?", ":x?", ":#X?", ":02x?", ": <9?", ":0?",
+    ];
     const COUNTED: [&str; 6] = [":1$", ":id$", ":.*", ":.id$", ":>1$.3", ":$>1$"];
     const ODD: [&str; 21] = [
         ":",
@@ -548,7 +596,11 @@ fn value() -> impl Strategy<Value = Value> {
         2 => val().prop_map(Form::Of),
     ];
     let name = prop_oneof![8 => name(), 1 => select(&KEYWORDS[..]).prop_map(String::from)];
-    (option::weighted(0.3, name), form, any::<Index>()).prop_map(|(name, form, of)| Value { name, form, of })
+    (option::weighted(0.3, name), form, any::<Index>()).prop_map(|(name, form, of)| Value {
+        name,
+        form,
+        of,
+    })
 }
 
 fn expression() -> impl Strategy<Value = Expression> {
@@ -564,5 +616,9 @@ fn expression() -> impl Strategy<Value = Expression> {
         "crate::support::ready(%).await",
         "crate::support::fine(%)?",
     ];
-    (select(&FORMS[..]), any::<Index>(), any_text()).prop_map(|(form, of, text)| Expression { form, of, text })
+    (select(&FORMS[..]), any::<Index>(), any_text()).prop_map(|(form, of, text)| Expression {
+        form,
+        of,
+        text,
+    })
 }

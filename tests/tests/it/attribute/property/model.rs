@@ -23,7 +23,10 @@ pub(super) enum Expected {
     /// as `format!` is refused.
     Refused { codes: BTreeSet<String> },
     /// The body runs, under these keys and with these arguments.
-    Runs { keys: Vec<String>, arguments: Vec<String> },
+    Runs {
+        keys: Vec<String>,
+        arguments: Vec<String>,
+    },
     /// The call gives `InvalidKey`.
     InvalidKey,
 }
@@ -37,11 +40,17 @@ enum Piece {
 
 /// What has to become of a case whose `format!` is refused.
 pub(super) fn of_refused(written: &Written, complaints: &[Complaint]) -> Result<Expected, String> {
-    let codes: BTreeSet<&str> = complaints.iter().filter_map(|complaint| complaint.code.as_deref()).collect();
+    let codes: BTreeSet<&str> = complaints
+        .iter()
+        .filter_map(|complaint| complaint.code.as_deref())
+        .collect();
     let expected: BTreeSet<&str> = ["E0277", "E0308", "E0423", "E0424", "E0425"].into();
     let from_arguments = templates(written).any(|template| template.counted);
     if !codes.is_subset(&expected) || (codes.contains("E0308") && !from_arguments) {
-        let rendered: String = complaints.iter().map(|complaint| complaint.rendered.as_str()).collect();
+        let rendered: String = complaints
+            .iter()
+            .map(|complaint| complaint.rendered.as_str())
+            .collect();
         return Err(format!("the reference should compile:\n{rendered}"));
     }
     // A name that is no argument is refused by the attribute, which can say more of it. It leaves alone what begins like a
@@ -54,13 +63,24 @@ pub(super) fn of_refused(written: &Written, complaints: &[Complaint]) -> Result<
         let name = complaint.message.split('`').nth(1).unwrap_or_default();
         name.starts_with(|first: char| first == '_' || first.is_lowercase())
     });
-    let mut codes: BTreeSet<String> = codes.iter().filter(|code| **code == "E0277").map(ToString::to_string).collect();
+    let mut codes: BTreeSet<String> = codes
+        .iter()
+        .filter(|code| **code == "E0277")
+        .map(ToString::to_string)
+        .collect();
     if !unknown.is_empty() && (written.hides_arguments() || !of_the_attribute) {
-        codes.extend(unknown.iter().filter_map(|complaint| complaint.code.clone()));
+        codes.extend(
+            unknown
+                .iter()
+                .filter_map(|complaint| complaint.code.clone()),
+        );
         // Of a placeholder beside it: a single `format!` is not looked at any further.
         codes.insert("E0277".into());
     }
-    if complaints.iter().any(|complaint| complaint.message.starts_with("invalid format string")) {
+    if complaints
+        .iter()
+        .any(|complaint| complaint.message.starts_with("invalid format string"))
+    {
         // As above.
         codes.extend(["E0277", "E0423", "E0425"].map(String::from));
     }
@@ -69,10 +89,17 @@ pub(super) fn of_refused(written: &Written, complaints: &[Complaint]) -> Result<
 
 /// What has to become of a case whose `format!` has given this.
 pub(super) fn of_printed(written: &Written, printed: &[(char, String)]) -> Expected {
-    let tagged = |wanted: char| printed.iter().filter(move |(tag, _)| *tag == wanted).map(|(_, text)| text);
+    let tagged = |wanted: char| {
+        printed
+            .iter()
+            .filter(move |(tag, _)| *tag == wanted)
+            .map(|(_, text)| text)
+    };
     let pieces: Vec<Vec<Piece>> = tagged('k').map(|text| pieces(text)).collect();
     if refused_of_itself(written, &pieces) {
-        return Expected::Refused { codes: BTreeSet::new() };
+        return Expected::Refused {
+            codes: BTreeSet::new(),
+        };
     }
     let named = pieces.iter().map(|pieces| name(pieces));
     let expressions = tagged('e').map(|text| LockKey::new(text.as_str()));
@@ -88,13 +115,23 @@ pub(super) fn of_printed(written: &Written, printed: &[(char, String)]) -> Expec
 
 /// What the attribute does not let pass though `format!` does.
 fn refused_of_itself(written: &Written, keys: &[Vec<Piece>]) -> bool {
-    let constant = keys.iter().any(|pieces| pieces.iter().all(|piece| matches!(piece, Piece::Text(_))));
-    let misplaced = if written.global { !keys.is_empty() && !constant } else { constant };
+    let constant = keys
+        .iter()
+        .any(|pieces| pieces.iter().all(|piece| matches!(piece, Piece::Text(_))));
+    let misplaced = if written.global {
+        !keys.is_empty() && !constant
+    } else {
+        constant
+    };
     misplaced
         || written.guard_hides_an_argument()
         || (written.form == KeysForm::Several && written.keys.is_empty())
-        || written.keys.iter().any(|key| matches!(key, WrittenKey::Literal(_)))
-        || templates(written).any(|template| template.text.is_empty() || template.counted || template.named_by_place)
+        || written
+            .keys
+            .iter()
+            .any(|key| matches!(key, WrittenKey::Literal(_)))
+        || templates(written)
+            .any(|template| template.text.is_empty() || template.counted || template.named_by_place)
         || keys.iter().any(|pieces| is_never_a_key(pieces))
 }
 
@@ -111,8 +148,20 @@ fn is_never_a_key(pieces: &[Piece]) -> bool {
         Piece::Text(text) => Some(text.as_str()),
         Piece::Value(_) => None,
     });
-    let any: String = pieces.iter().map(|piece| if let Piece::Text(text) = piece { text } else { "v" }).collect();
-    let tag = any.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or("", |(tag, _)| tag);
+    let any: String = pieces
+        .iter()
+        .map(|piece| {
+            if let Piece::Text(text) = piece {
+                text
+            } else {
+                "v"
+            }
+        })
+        .collect();
+    let tag = any
+        .split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'))
+        .map_or("", |(tag, _)| tag);
     texts.map(str::len).sum::<usize>() > MAX_KEY_BYTES
         || any.contains(char::is_control)
         || (any.contains('}') && tag.is_empty())
@@ -160,7 +209,11 @@ fn pieces(marked: &str) -> Vec<Piece> {
 #[test]
 fn text_and_values_are_told_apart_by_their_marks() {
     let marked = format!("a{OPEN}1{OPEN}2{CLOSE}{CLOSE}{OPEN}{CLOSE}b:");
-    let expected =
-        [Piece::Text("a".into()), Piece::Value("12".into()), Piece::Value("".into()), Piece::Text("b:".into())];
+    let expected = [
+        Piece::Text("a".into()),
+        Piece::Value("12".into()),
+        Piece::Value("".into()),
+        Piece::Text("b:".into()),
+    ];
     assert_eq!(pieces(&marked), expected);
 }

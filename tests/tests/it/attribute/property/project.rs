@@ -57,8 +57,14 @@ impl Project {
         let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("attribute-property");
         let mut rustc = libraries(&scratch).await;
         // The cases leave things unused on purpose.
-        rustc.extend(["--edition=2024", "--cap-lints=allow", "--error-format=json"].map(OsString::from));
-        Self { directory: tempfile::tempdir_in(&scratch).unwrap(), rustc, support }
+        rustc.extend(
+            ["--edition=2024", "--cap-lints=allow", "--error-format=json"].map(OsString::from),
+        );
+        Self {
+            directory: tempfile::tempdir_in(&scratch).unwrap(),
+            rustc,
+            support,
+        }
     }
 
     /// Compiles the files, leaves out those that are refused, and runs the others. Every file has a function
@@ -71,8 +77,11 @@ impl Project {
         }
         let mut found = Found::default();
         loop {
-            let left: BTreeSet<usize> =
-                files.keys().copied().filter(|number| !found.refused.contains_key(number)).collect();
+            let left: BTreeSet<usize> = files
+                .keys()
+                .copied()
+                .filter(|number| !found.refused.contains_key(number))
+                .collect();
             if left.is_empty() {
                 return found;
             }
@@ -85,11 +94,18 @@ impl Project {
         }
     }
 
-    async fn compile(&self, program: Program, cases: &BTreeSet<usize>) -> BTreeMap<usize, Vec<Complaint>> {
+    async fn compile(
+        &self,
+        program: Program,
+        cases: &BTreeSet<usize>,
+    ) -> BTreeMap<usize, Vec<Complaint>> {
         let directory = self.directory.path();
         fs::write(directory.join("main.rs"), main(program, cases)).unwrap();
         let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
-        rustc.args(&self.rustc).args(["main.rs", "-o", "cases"]).current_dir(directory);
+        rustc
+            .args(&self.rustc)
+            .args(["main.rs", "-o", "cases"])
+            .current_dir(directory);
         if program == Program::Reference {
             rustc.args(["--cfg", "reference"]);
         }
@@ -101,16 +117,29 @@ impl Project {
                 panic!("rustc says something else than diagnostics:\n{stderr}");
             };
             let level = diagnostic["level"].as_str().unwrap_or_default();
-            let spans = diagnostic["spans"].as_array().map(Vec::as_slice).unwrap_or_default();
-            let message = diagnostic["message"].as_str().unwrap_or_default().to_owned();
+            let spans = diagnostic["spans"]
+                .as_array()
+                .map(Vec::as_slice)
+                .unwrap_or_default();
+            let message = diagnostic["message"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned();
             // "aborting due to 3 previous errors", "for more information about this error"
-            if !level.starts_with("error") || (spans.is_empty() && message.starts_with("aborting due to")) {
+            if !level.starts_with("error")
+                || (spans.is_empty() && message.starts_with("aborting due to"))
+            {
                 continue;
             }
-            let rendered = diagnostic["rendered"].as_str().unwrap_or_default().to_owned();
+            let rendered = diagnostic["rendered"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned();
             let primary = spans.iter().filter(|span| span["is_primary"] == true);
             let places: Vec<_> = primary.filter_map(place).collect();
-            let [(case, _), ..] = places[..] else { panic!("an error of no case:\n{rendered}") };
+            let [(case, _), ..] = places[..] else {
+                panic!("an error of no case:\n{rendered}")
+            };
             complaints.entry(case).or_default().push(Complaint {
                 code: diagnostic["code"]["code"].as_str().map(String::from),
                 message,
@@ -118,7 +147,12 @@ impl Project {
                 rendered,
             });
         }
-        assert_eq!(output.status.success(), complaints.is_empty(), "rustc: {}\n{stderr}", output.status);
+        assert_eq!(
+            output.status.success(),
+            complaints.is_empty(),
+            "rustc: {}\n{stderr}",
+            output.status
+        );
         complaints
     }
 
@@ -128,16 +162,29 @@ impl Project {
         let stdout = String::from_utf8_lossy(&output.stdout);
         let stderr = String::from_utf8_lossy(&output.stderr);
         let last = stdout.lines().last().unwrap_or_default();
-        assert!(output.status.success(), "{}, after {last}:\n{stderr}", output.status);
-        let lines = stdout.lines().filter_map(|line| line.strip_prefix("< case_"));
+        assert!(
+            output.status.success(),
+            "{}, after {last}:\n{stderr}",
+            output.status
+        );
+        let lines = stdout
+            .lines()
+            .filter_map(|line| line.strip_prefix("< case_"));
         lines
             .map(|line| {
                 let mut words = line.split(' ');
-                let case = words.next().and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{line}"));
+                let case = words
+                    .next()
+                    .and_then(|number| number.parse().ok())
+                    .unwrap_or_else(|| panic!("{line}"));
                 let fields = words.map(|word| {
                     let (tag, hex) = word.split_at(1);
-                    let bytes = (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap());
-                    (tag.chars().next().unwrap_or_default(), String::from_utf8(bytes.collect()).unwrap())
+                    let bytes = (0..hex.len() / 2)
+                        .map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap());
+                    (
+                        tag.chars().next().unwrap_or_default(),
+                        String::from_utf8(bytes.collect()).unwrap(),
+                    )
                 });
                 (case, fields.collect())
             })
@@ -150,21 +197,37 @@ fn file_name(case: usize) -> String {
 }
 
 fn main(program: Program, cases: &BTreeSet<usize>) -> String {
-    let modules: String = cases.iter().map(|case| format!("mod case_{case};\n")).collect();
+    let modules: String = cases
+        .iter()
+        .map(|case| format!("mod case_{case};\n"))
+        .collect();
     let calls = cases.iter().map(|case| {
-        let keys = if program == Program::Locked { format!("case_{case}::KEYS, ") } else { String::new() };
+        let keys = if program == Program::Locked {
+            format!("case_{case}::KEYS, ")
+        } else {
+            String::new()
+        };
         format!("        (\"case_{case}\", {keys}case_{case}::call_of_the_case),\n")
     });
-    format!("mod support;\n{modules}\nfn main() {{\n    support::run(&[\n{}    ]);\n}}\n", calls.collect::<String>())
+    format!(
+        "mod support;\n{modules}\nfn main() {{\n    support::run(&[\n{}    ]);\n}}\n",
+        calls.collect::<String>()
+    )
 }
 
 /// The case that a span lies in, and where. What stands in a macro of somebody else belongs to the call of it.
 fn place(span: &Value) -> Option<(usize, std::ops::Range<usize>)> {
     let file = span["file_name"].as_str()?;
-    let case = file.strip_prefix("case_").and_then(|rest| rest.strip_suffix(".rs"));
+    let case = file
+        .strip_prefix("case_")
+        .and_then(|rest| rest.strip_suffix(".rs"));
     match case.and_then(|number| number.parse().ok()) {
         Some(case) => {
-            let byte = |name: &str| span[name].as_u64().and_then(|byte| usize::try_from(byte).ok());
+            let byte = |name: &str| {
+                span[name]
+                    .as_u64()
+                    .and_then(|byte| usize::try_from(byte).ok())
+            };
             Some((case, byte("byte_start")?..byte("byte_end")?))
         }
         None => place(&span["expansion"]["span"]),
@@ -189,23 +252,41 @@ async fn libraries(scratch: &Path) -> Vec<OsString> {
         fs::write(project.join(file), text).unwrap();
     }
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-    cargo.args(["build", "--offline", "--message-format=json"]).current_dir(&project);
+    cargo
+        .args(["build", "--offline", "--message-format=json"])
+        .current_dir(&project);
     cargo.env("CARGO_TARGET_DIR", scratch.join("target"));
     // rustc gets none for the cases; what they ask for, coverage say, has to be asked for everywhere.
-    cargo.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
+    cargo
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS");
     let output = ended(&mut cargo, "the build of lock-runtime").await;
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 
     let mut directories = BTreeSet::new();
     let mut arguments: Vec<OsString> = Vec::new();
     let stdout = String::from_utf8_lossy(&output.stdout);
-    let messages = stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let messages = stdout
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
     for message in messages.filter(|message| message["reason"] == "compiler-artifact") {
-        let files = message["filenames"].as_array().into_iter().flatten().filter_map(Value::as_str).map(PathBuf::from);
+        let files = message["filenames"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .map(PathBuf::from);
         for file in files {
             directories.extend(file.parent().map(Path::to_owned));
             let name = message["target"]["name"].as_str().unwrap_or_default();
-            if matches!(name, "lock_runtime" | "tokio") && file.extension().is_some_and(|extension| extension == "rlib")
+            if matches!(name, "lock_runtime" | "tokio")
+                && file
+                    .extension()
+                    .is_some_and(|extension| extension == "rlib")
             {
                 let mut found = OsString::from(format!("{name}="));
                 found.push(file);

@@ -7,7 +7,11 @@ use super::written::{Binding, KeysForm, Written, WrittenKey, WrittenTemplate, Wr
 impl Written {
     /// The function with `format!`, which gives the keys between marks, and what it sees of its arguments.
     pub(super) fn reference(&self) -> String {
-        let keys: String = self.keys.iter().map(|key| format!("    {}\n", self.marked(key))).collect();
+        let keys: String = self
+            .keys
+            .iter()
+            .map(|key| format!("    {}\n", self.marked(key)))
+            .collect();
         let body = format!(
             "    let mut seen_by_the_case = crate::support::Seen::new();\n{keys}    {}\n    Ok(seen_by_the_case)\n",
             self.sees()
@@ -21,14 +25,18 @@ impl Written {
     pub(super) fn locked(&self, keys: &[String]) -> (String, Range<usize>) {
         let attribute = self.attribute();
         let guard = self.guard.as_ref().filter(|_| !keys.is_empty());
-        let guard = guard.map(|guard| format!("    seen_by_the_case.push(crate::support::guarded({guard}));\n"));
+        let guard = guard
+            .map(|guard| format!("    seen_by_the_case.push(crate::support::guarded({guard}));\n"));
         let body = format!(
             "    let mut seen_by_the_case = crate::support::held(KEYS);\n{}    {}\n    Ok(seen_by_the_case)\n",
             guard.unwrap_or_default(),
             self.sees()
         );
-        let source =
-            format!("pub const KEYS: &[&str] = &{keys:?};\n{}{}", self.function(&attribute, &body), self.call());
+        let source = format!(
+            "pub const KEYS: &[&str] = &{keys:?};\n{}{}",
+            self.function(&attribute, &body),
+            self.call()
+        );
         let start = source.find(&attribute).unwrap_or_default();
         (source, start..start + attribute.len())
     }
@@ -36,11 +44,21 @@ impl Written {
     fn attribute(&self) -> String {
         let keys: Vec<String> = self.keys.iter().map(WrittenKey::in_the_attribute).collect();
         let key = match (self.form, &self.keys[..]) {
-            (KeysForm::One, [WrittenKey::Template(WrittenTemplate { values: Some(_), .. })]) => keys.concat(),
+            (
+                KeysForm::One,
+                [
+                    WrittenKey::Template(WrittenTemplate {
+                        values: Some(_), ..
+                    }),
+                ],
+            ) => keys.concat(),
             (KeysForm::One, _) => format!("key = {}", keys.concat()),
             (KeysForm::Several, _) => format!("keys({})", keys.join(", ")),
             (KeysForm::Expr, _) => {
-                let keys: String = keys.iter().map(|key| format!("String::from({key}), ")).collect();
+                let keys: String = keys
+                    .iter()
+                    .map(|key| format!("String::from({key}), "))
+                    .collect();
                 format!("keys = Vec::<String>::from([{keys}])")
             }
         };
@@ -53,13 +71,20 @@ impl Written {
     }
 
     fn function(&self, attribute: &str, body: &str) -> String {
-        let receiver = self.receiver.map(|receiver| format!("{receiver}, ")).unwrap_or_default();
+        let receiver = self
+            .receiver
+            .map(|receiver| format!("{receiver}, "))
+            .unwrap_or_default();
         let function = format!(
             "{attribute}\npub async fn {}({receiver}{}) -> Result<crate::support::Seen, crate::support::Failure> {{\n{body}}}\n",
             self.function,
             self.parameters.join(", ")
         );
-        let import = if attribute.is_empty() { "" } else { "use lock_runtime::distributed_lock;\n" };
+        let import = if attribute.is_empty() {
+            ""
+        } else {
+            "use lock_runtime::distributed_lock;\n"
+        };
         let structs = &self.structs;
         let function = match self.receiver {
             None => function,
@@ -95,15 +120,25 @@ impl Written {
     /// A statement that writes down the key as `format!` gives it.
     fn marked(&self, key: &WrittenKey) -> String {
         let template = match key {
-            WrittenKey::Expr(expr) => return format!("seen_by_the_case.push(('e', String::from({expr})));"),
+            WrittenKey::Expr(expr) => {
+                return format!("seen_by_the_case.push(('e', String::from({expr})));");
+            }
             WrittenKey::Literal(_) => return String::new(),
             WrittenKey::Template(template) => template,
         };
         let values = template.values.as_deref().unwrap_or_default();
-        let scrutinee: String = values.iter().map(|value| format!("&({}), ", value.expr)).collect();
-        let bound: String = (0..values.len()).map(|number| format!("reference_value_{number}, ")).collect();
-        let shadows: String =
-            self.bindings.iter().map(|Binding { name, .. }| format!("let {name} = Marked(&{name}); ")).collect();
+        let scrutinee: String = values
+            .iter()
+            .map(|value| format!("&({}), ", value.expr))
+            .collect();
+        let bound: String = (0..values.len())
+            .map(|number| format!("reference_value_{number}, "))
+            .collect();
+        let shadows: String = self
+            .bindings
+            .iter()
+            .map(|Binding { name, .. }| format!("let {name} = Marked(&{name}); "))
+            .collect();
         let arguments: String = values
             .iter()
             .zip(0..)
@@ -126,11 +161,15 @@ impl WrittenKey {
             Self::Literal(literal) => return (*literal).into(),
             Self::Template(template) => template,
         };
-        let Some(values) = &template.values else { return template.literal.clone() };
-        let values = values.iter().map(|WrittenValue { name, expr, .. }| match name {
-            Some(name) => format!(", {name} = {expr}"),
-            None => format!(", {expr}"),
-        });
+        let Some(values) = &template.values else {
+            return template.literal.clone();
+        };
+        let values = values
+            .iter()
+            .map(|WrittenValue { name, expr, .. }| match name {
+                Some(name) => format!(", {name} = {expr}"),
+                None => format!(", {expr}"),
+            });
         format!("key({}{})", template.literal, values.collect::<String>())
     }
 }

@@ -6,7 +6,8 @@ use std::collections::HashSet;
 use proptest::sample::Index;
 
 use super::cases::{
-    Case, Expression, Form, Hole, How, Key, Keys, Leaf, Part, Pattern, Spec, Style, Target, Template, Val, Value,
+    Case, Expression, Form, Hole, How, Key, Keys, Leaf, Part, Pattern, Spec, Style, Target,
+    Template, Val, Value,
 };
 
 /// A case, written.
@@ -86,14 +87,21 @@ impl Written {
     }
 
     pub(super) fn guard_hides_an_argument(&self) -> bool {
-        let is_it = |guard: &String| self.bindings.iter().any(|binding| plain(&binding.name) == plain(guard));
+        let is_it = |guard: &String| {
+            self.bindings
+                .iter()
+                .any(|binding| plain(&binding.name) == plain(guard))
+        };
         self.guard.as_ref().is_some_and(is_it)
     }
 }
 
 impl Case {
     pub(super) fn written(&self) -> Written {
-        let mut scope = Scope { method: self.receiver.is_some(), ..Scope::default() };
+        let mut scope = Scope {
+            method: self.receiver.is_some(),
+            ..Scope::default()
+        };
         let mut parameters = Vec::new();
         let mut given = Vec::new();
         for pattern in &self.arguments {
@@ -103,10 +111,16 @@ impl Case {
         }
         let (form, keys) = match &self.keys {
             Keys::One(key) => (KeysForm::One, vec![scope.key(key)]),
-            Keys::Several(keys) => (KeysForm::Several, keys.iter().map(|key| scope.key(key)).collect()),
-            Keys::Expr(keys) => {
-                (KeysForm::Expr, keys.iter().map(|key| WrittenKey::Expr(scope.expression(key))).collect())
-            }
+            Keys::Several(keys) => (
+                KeysForm::Several,
+                keys.iter().map(|key| scope.key(key)).collect(),
+            ),
+            Keys::Expr(keys) => (
+                KeysForm::Expr,
+                keys.iter()
+                    .map(|key| WrittenKey::Expr(scope.expression(key)))
+                    .collect(),
+            ),
         };
         Written {
             function: self.function.clone(),
@@ -119,7 +133,10 @@ impl Case {
             keys,
             // Nobody can tell that it hides an argument which is hidden already.
             guard: self.guard.clone().filter(|guard| {
-                !scope.bindings.iter().any(|binding| binding.hidden && plain(&binding.name) == plain(guard))
+                !scope
+                    .bindings
+                    .iter()
+                    .any(|binding| binding.hidden && plain(&binding.name) == plain(guard))
             }),
             runtime: self.runtime,
             key_last: self.key_last,
@@ -170,9 +187,16 @@ impl Scope {
     fn bind(&mut self, name: &str, kind: Kind) -> String {
         let free = |name: &String| !self.names.contains(&plain(name));
         let others = (0..).map(|number| format!("other_{number}"));
-        let name = std::iter::once(name.to_owned()).chain(others).find(free).unwrap_or_default();
+        let name = std::iter::once(name.to_owned())
+            .chain(others)
+            .find(free)
+            .unwrap_or_default();
         self.names.insert(plain(&name));
-        self.bindings.push(Binding { name: name.clone(), kind, hidden: false });
+        self.bindings.push(Binding {
+            name: name.clone(),
+            kind,
+            hidden: false,
+        });
         name
     }
 
@@ -184,15 +208,26 @@ impl Scope {
             }
             Pattern::Wild(value) => {
                 let (value, ty, _) = literal(value, mode);
-                Parameter { pattern: "_".into(), ty, value }
+                Parameter {
+                    pattern: "_".into(),
+                    ty,
+                    value,
+                }
             }
             Pattern::Tuple { items, rest } => {
                 let mut items: Vec<_> = items.iter().map(|item| self.pattern(item, mode)).collect();
                 if *rest {
-                    items.push(Parameter { pattern: "..".into(), ty: "u64".into(), value: "0".into() });
+                    items.push(Parameter {
+                        pattern: "..".into(),
+                        ty: "u64".into(),
+                        value: "0".into(),
+                    });
                 }
                 let all = |part: fn(&Parameter) -> &str| {
-                    items.iter().map(|item| format!("{}, ", part(item))).collect::<String>()
+                    items
+                        .iter()
+                        .map(|item| format!("{}, ", part(item)))
+                        .collect::<String>()
                 };
                 Parameter {
                     pattern: format!("({})", all(|item| &item.pattern)),
@@ -210,23 +245,44 @@ impl Scope {
             }
             Pattern::Fields { items, rest } => self.fields(items, *rest, mode),
             Pattern::Reference(inner) => {
-                let inside = if mode == Mode::Default { mode } else { Mode::Shared };
+                let inside = if mode == Mode::Default {
+                    mode
+                } else {
+                    Mode::Shared
+                };
                 let Parameter { pattern, ty, value } = self.pattern(inner, inside);
                 let pattern = match mode {
                     Mode::Default => pattern,
                     // `&mut x` would be a pattern of another kind.
-                    _ if pattern.starts_with("mut ") || pattern.contains('@') => format!("&({pattern})"),
+                    _ if pattern.starts_with("mut ") || pattern.contains('@') => {
+                        format!("&({pattern})")
+                    }
                     _ => format!("&{pattern}"),
                 };
-                Parameter { pattern, ty: format!("&{ty}"), value: format!("&{value}") }
+                Parameter {
+                    pattern,
+                    ty: format!("&{ty}"),
+                    value: format!("&{value}"),
+                }
             }
             Pattern::Borrowed(inner) => {
                 let Parameter { pattern, ty, value } = self.pattern(inner, Mode::Default);
-                Parameter { pattern, ty: format!("&{ty}"), value: format!("&{value}") }
+                Parameter {
+                    pattern,
+                    ty: format!("&{ty}"),
+                    value: format!("&{value}"),
+                }
             }
             Pattern::Array { items, rest } => self.array(items, rest.as_ref(), mode),
             Pattern::Either(leaf) => {
-                let leaf = Leaf { how: if leaf.how == How::Macro { How::Plain } else { leaf.how }, ..leaf.clone() };
+                let leaf = Leaf {
+                    how: if leaf.how == How::Macro {
+                        How::Plain
+                    } else {
+                        leaf.how
+                    },
+                    ..leaf.clone()
+                };
                 let (_, Parameter { pattern, ty, value }) = self.leaf(&leaf, mode, false);
                 Parameter {
                     pattern: format!("(Ok({pattern}) | Err({pattern}))"),
@@ -236,7 +292,11 @@ impl Scope {
             }
             Pattern::Whole(name) => {
                 let name = self.bind(name, Kind::Debug);
-                Parameter { pattern: format!("{name} @ (_, _)"), ty: "(u64, char)".into(), value: "(7, 'c')".into() }
+                Parameter {
+                    pattern: format!("{name} @ (_, _)"),
+                    ty: "(u64, char)".into(),
+                    value: "(7, 'c')".into(),
+                }
             }
         }
     }
@@ -247,7 +307,11 @@ impl Scope {
         let name = self.bind(&leaf.name, kind);
         let pattern = match (leaf.how, mode) {
             (How::Macro, _) if alone => {
-                self.bindings.iter_mut().last().into_iter().for_each(|binding| binding.hidden = true);
+                self.bindings
+                    .iter_mut()
+                    .last()
+                    .into_iter()
+                    .for_each(|binding| binding.hidden = true);
                 format!("crate::support::hidden!({name})")
             }
             (How::At, _) => format!("{name} @ _"),
@@ -289,9 +353,19 @@ impl Scope {
         }
         // Those within this one are declared by now.
         let number = self.structs.matches("struct").count();
-        let generics: Vec<_> = declared.iter().map(|(generic, _)| generic.as_str()).collect();
-        let fields: Vec<_> = declared.iter().map(|(generic, field)| format!("{field}: {generic}")).collect();
-        self.structs += &format!("pub struct Fields{number}<{}> {{ {} }}\n", generics.join(", "), fields.join(", "));
+        let generics: Vec<_> = declared
+            .iter()
+            .map(|(generic, _)| generic.as_str())
+            .collect();
+        let fields: Vec<_> = declared
+            .iter()
+            .map(|(generic, field)| format!("{field}: {generic}"))
+            .collect();
+        self.structs += &format!(
+            "pub struct Fields{number}<{}> {{ {} }}\n",
+            generics.join(", "),
+            fields.join(", ")
+        );
         Parameter {
             pattern: format!("Fields{number} {{ {} }}", patterns.join(", ")),
             ty: format!("Fields{number}<{}>", types.join(", ")),
@@ -299,12 +373,28 @@ impl Scope {
         }
     }
 
-    fn array(&mut self, items: &[Option<Leaf>], rest: Option<&Option<String>>, mode: Mode) -> Parameter {
+    fn array(
+        &mut self,
+        items: &[Option<Leaf>],
+        rest: Option<&Option<String>>,
+        mode: Mode,
+    ) -> Parameter {
         let mut patterns: Vec<String> = Vec::new();
         for item in items {
             patterns.push(match item {
                 None => "_".into(),
-                Some(leaf) => self.leaf(&Leaf { value: Val::Number(3), ..leaf.clone() }, mode, true).1.pattern,
+                Some(leaf) => {
+                    self.leaf(
+                        &Leaf {
+                            value: Val::Number(3),
+                            ..leaf.clone()
+                        },
+                        mode,
+                        true,
+                    )
+                    .1
+                    .pattern
+                }
             });
         }
         let mut length = items.len();
@@ -335,15 +425,26 @@ impl Scope {
     }
 
     fn expression(&self, expression: &Expression) -> String {
-        let argument = self.binding(&expression.of).map_or("COUNT", |binding| &binding.name);
+        let argument = self
+            .binding(&expression.of)
+            .map_or("COUNT", |binding| &binding.name);
         // The text last: it may contain what stands for the other.
-        expression.form.replace('@', argument).replace('%', &format!("{:?}", expression.text))
+        expression
+            .form
+            .replace('@', argument)
+            .replace('%', &format!("{:?}", expression.text))
     }
 
     fn template(&mut self, template: &Template) -> WrittenTemplate {
-        let whole = !template.parts.iter().any(|part| matches!(part, Part::Raw(_) | Part::Name(_)));
+        let whole = !template
+            .parts
+            .iter()
+            .any(|part| matches!(part, Part::Raw(_) | Part::Name(_)));
         let fits = template.fits && whole;
-        let values = template.values.as_ref().map(|values| self.values(values, fits, whole));
+        let values = template
+            .values
+            .as_ref()
+            .map(|values| self.values(values, fits, whole));
         let mut given = Given::new(values.as_deref().unwrap_or_default(), fits);
         let mut text = String::new();
         let mut bytes = 0;
@@ -352,7 +453,9 @@ impl Scope {
                 Part::UpTo(length) => text += &"x".repeat(length.saturating_sub(bytes)),
                 Part::Text(plain) => text += &plain.replace('{', "{{").replace('}', "}}"),
                 Part::Raw(raw) => text += raw,
-                Part::Name(of) => text += self.binding(of).map_or("a", |binding| word(&binding.name)),
+                Part::Name(of) => {
+                    text += self.binding(of).map_or("a", |binding| word(&binding.name))
+                }
                 Part::Hole(hole) => text += &self.hole(hole, &mut given),
             }
             bytes = match part {
@@ -367,13 +470,37 @@ impl Scope {
                 text += "k";
             }
         }
-        let Given { holes, counted, named_by_place, .. } = given;
+        let Given {
+            holes,
+            counted,
+            named_by_place,
+            ..
+        } = given;
         self.constant |= holes == 0 && !text.is_empty();
-        WrittenTemplate { literal: template.style.literal(&text), text, values, counted, named_by_place }
+        WrittenTemplate {
+            literal: template.style.literal(&text),
+            text,
+            values,
+            counted,
+            named_by_place,
+        }
     }
 
-    fn hole(&self, Hole { target, spec, space }: &Hole, given: &mut Given<'_>) -> String {
-        let Given { values, positional, fits, .. } = *given;
+    fn hole(
+        &self,
+        Hole {
+            target,
+            spec,
+            space,
+        }: &Hole,
+        given: &mut Given<'_>,
+    ) -> String {
+        let Given {
+            values,
+            positional,
+            fits,
+            ..
+        } = *given;
         let named = values[positional..].len();
         // Where a value is missing, an argument is as good; where there is none either, a constant.
         let (name, kind) = match target {
@@ -397,13 +524,25 @@ impl Scope {
                 }
             }
             Target::Word(name) => {
-                let bound = self.bindings.iter().find(|binding| plain(&binding.name) == plain(name));
-                (name.clone(), bound.map_or(Kind::Text, |binding| binding.kind))
+                let bound = self
+                    .bindings
+                    .iter()
+                    .find(|binding| plain(&binding.name) == plain(name));
+                (
+                    name.clone(),
+                    bound.map_or(Kind::Text, |binding| binding.kind),
+                )
             }
         };
         given.holes += 1;
         given.counted |= !fits && matches!(spec, Spec::Counted(_));
-        format!("{{{}{name}{}{}{}}}", space[0], space[1], spec.fitted(kind, fits), space[2])
+        format!(
+            "{{{}{name}{}{}{}}}",
+            space[0],
+            space[1],
+            spec.fitted(kind, fits),
+            space[2]
+        )
     }
 
     /// The values after a string. If they are to fit, each name is there once, and those with names come last.
@@ -411,7 +550,9 @@ impl Scope {
         let mut taken = HashSet::new();
         let value = |Value { name, form, of }: &Value| {
             let (expr, kind) = self.value(form, self.binding(of));
-            let name = name.clone().filter(|name| names && (taken.insert(plain(name)) || !fits));
+            let name = name
+                .clone()
+                .filter(|name| names && (taken.insert(plain(name)) || !fits));
             WrittenValue { name, expr, kind }
         };
         let mut written: Vec<_> = values.iter().map(value).collect();
@@ -422,7 +563,9 @@ impl Scope {
     }
 
     fn value(&self, form: &Form, of: Option<&Binding>) -> (String, Kind) {
-        let (name, kind) = of.map_or(("COUNT", Kind::Number), |binding| (&binding.name, binding.kind));
+        let (name, kind) = of.map_or(("COUNT", Kind::Number), |binding| {
+            (&binding.name, binding.kind)
+        });
         match form {
             Form::Plain => (name.into(), kind),
             Form::Borrowed => (format!("&{name}"), kind),
@@ -433,7 +576,9 @@ impl Scope {
             Form::Try => (format!("crate::support::fine(&{name})?"), kind),
             Form::Block => (format!("{{ let inner = &{name}; inner }}"), kind),
             Form::Compare => (format!("{name} == {name}"), Kind::Text),
-            Form::Text(text) if text.starts_with("self") && !self.method => ("COUNT".into(), Kind::Number),
+            Form::Text(text) if text.starts_with("self") && !self.method => {
+                ("COUNT".into(), Kind::Number)
+            }
             Form::Text(text) => ((*text).into(), Kind::Text),
             Form::Of(value) => {
                 let (value, _, kind) = literal(value, Mode::Owned);
@@ -472,7 +617,9 @@ impl<'a> Given<'a> {
 
     /// Uses the value of this number, if there is one.
     fn by_place(&mut self, number: usize) -> Kind {
-        let Some(value) = self.values.get(number) else { return Kind::Text };
+        let Some(value) = self.values.get(number) else {
+            return Kind::Text;
+        };
         self.used[number] = true;
         self.named_by_place |= value.name.is_some();
         value.kind
@@ -483,7 +630,11 @@ impl<'a> Given<'a> {
         let unused = (0..self.values.len()).filter(|number| !self.used[*number]);
         let written = unused.map(|number| {
             let value = &self.values[number];
-            let name = if value.name.is_some() { value.called().to_owned() } else { number.to_string() };
+            let name = if value.name.is_some() {
+                value.called().to_owned()
+            } else {
+                number.to_string()
+            };
             format!("/{{{name}{}}}", Spec::Any("").fitted(value.kind, true))
         });
         let written: String = written.collect();
@@ -506,8 +657,14 @@ fn literal(value: &Val, mode: Mode) -> (String, String, Kind) {
         Val::Negative(number) => (format!("({number}_i64)"), "i64".into(), Kind::Number),
         Val::Float(number) => (format!("({number:?}_f64)"), "f64".into(), Kind::Text),
         Val::Char(char) => (format!("{char:?}"), "char".into(), Kind::Text),
-        Val::Owned(text) if mode != Mode::Shared => (format!("String::from({text:?})"), "String".into(), Kind::Text),
-        Val::Str(text) | Val::Owned(text) => (format!("{text:?}"), "&'static str".into(), Kind::Text),
+        Val::Owned(text) if mode != Mode::Shared => (
+            format!("String::from({text:?})"),
+            "String".into(),
+            Kind::Text,
+        ),
+        Val::Str(text) | Val::Owned(text) => {
+            (format!("{text:?}"), "&'static str".into(), Kind::Text)
+        }
     }
 }
 
@@ -531,16 +688,28 @@ impl Style {
             // A raw string has no way to say a carriage return.
             Self::Raw if text.contains('\r') => format!("{text:?}"),
             Self::Raw => {
-                let hashes = "#".repeat(text.split('"').skip(1).map(leading_hashes).max().unwrap_or(0) + 1);
+                let hashes = "#".repeat(
+                    text.split('"')
+                        .skip(1)
+                        .map(leading_hashes)
+                        .max()
+                        .unwrap_or(0)
+                        + 1,
+                );
                 format!("r{hashes}\"{text}\"{hashes}")
             }
             Self::Continued(at) => {
                 let chars: Vec<char> = text.chars().collect();
                 let at = at.index(chars.len() + 1);
-                let [before, after]: [String; 2] = [&chars[..at], &chars[at..]].map(|part| part.iter().collect());
+                let [before, after]: [String; 2] =
+                    [&chars[..at], &chars[at..]].map(|part| part.iter().collect());
                 // What follows the line's end is skipped as long as it is blank.
                 let blank = after.chars().next().is_some_and(char::is_whitespace);
-                let after = if blank { after.escape_unicode().to_string() } else { after.escape_default().to_string() };
+                let after = if blank {
+                    after.escape_unicode().to_string()
+                } else {
+                    after.escape_default().to_string()
+                };
                 format!("\"{}\\\n        {after}\"", before.escape_default())
             }
         }

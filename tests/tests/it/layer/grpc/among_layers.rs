@@ -16,7 +16,15 @@ use crate::place::{eventually, in_time};
 const SHORTLY: Duration = Duration::from_millis(200);
 
 async fn line_is(locks: &LockClient, item: &str, waiting: usize) {
-    let is_so = || async { locks.inspect(format!("item:{item}")).await.unwrap().waiters.len() == waiting };
+    let is_so = || async {
+        locks
+            .inspect(format!("item:{item}"))
+            .await
+            .unwrap()
+            .waiters
+            .len()
+            == waiting
+    };
     eventually(&format!("{waiting} wait"), is_so).await;
 }
 
@@ -25,10 +33,18 @@ async fn line_is(locks: &LockClient, item: &str, waiting: usize) {
 async fn tonics_time_out_outside_ends_the_wait_for_the_lock() {
     let locks = LockClient::in_memory();
     let (service, mut entries) = hall();
-    let server = Server::builder().timeout(SHORTLY).layer(items(&locks)).add_service(service);
+    let server = Server::builder()
+        .timeout(SHORTLY)
+        .layer(items(&locks))
+        .add_service(service);
     let server = Served::by(|incoming| server.serve_with_incoming(incoming));
     let held = locks.exclusive("item:bolt").acquire().await.unwrap();
-    let status = server.client().await.reserve(pieces("bolt")).await.unwrap_err();
+    let status = server
+        .client()
+        .await
+        .reserve(pieces("bolt"))
+        .await
+        .unwrap_err();
     assert_eq!(status.code(), Code::Cancelled, "{status:?}");
     line_is(&locks, "bolt", 0).await;
     held.release().await.unwrap();
@@ -40,7 +56,10 @@ async fn tonics_time_out_outside_ends_the_wait_for_the_lock() {
 async fn tonics_time_out_outside_ends_the_handler_and_frees_its_lock() {
     let locks = LockClient::in_memory();
     let (service, mut entries) = hall();
-    let server = Server::builder().timeout(SHORTLY).layer(items(&locks)).add_service(service);
+    let server = Server::builder()
+        .timeout(SHORTLY)
+        .layer(items(&locks))
+        .add_service(service);
     let server = Served::by(|incoming| server.serve_with_incoming(incoming));
     let mut client = server.client().await;
     let mut entry = loop {
@@ -66,7 +85,10 @@ async fn a_caller_waits_no_longer_than_its_own_deadline() {
     let mut hurried = pieces("bolt");
     hurried.set_timeout(SHORTLY);
     let status = server.client().await.reserve(hurried).await.unwrap_err();
-    assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
+    assert!(
+        matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled),
+        "{status:?}"
+    );
     line_is(&locks, "bolt", 0).await;
     held.release().await.unwrap();
     freed(&locks, "bolt").await;
@@ -79,10 +101,15 @@ async fn a_wait_that_the_callers_deadline_ends_is_deadline_exceeded() {
     let locks = LockClient::in_memory();
     let (service, mut entries) = hall();
     let hurry = MapRequestLayer::new(|mut request: http::Request<Body>| {
-        request.headers_mut().insert("grpc-timeout", "50m".parse().unwrap());
+        request
+            .headers_mut()
+            .insert("grpc-timeout", "50m".parse().unwrap());
         request
     });
-    let server = Server::builder().layer(hurry).layer(items(&locks)).add_service(service);
+    let server = Server::builder()
+        .layer(hurry)
+        .layer(items(&locks))
+        .add_service(service);
     let server = Served::by(|incoming| server.serve_with_incoming(incoming));
     let held = locks.exclusive("item:bolt").acquire().await.unwrap();
     let client = server.client().await;
@@ -104,7 +131,10 @@ async fn a_wait_that_the_callers_deadline_ends_is_deadline_exceeded() {
 async fn a_call_that_waits_for_its_lock_takes_no_place_of_a_limit_inside() {
     let locks = LockClient::in_memory();
     let (service, mut entries) = hall();
-    let server = Server::builder().layer(items(&locks)).layer(ConcurrencyLimitLayer::new(1)).add_service(service);
+    let server = Server::builder()
+        .layer(items(&locks))
+        .layer(ConcurrencyLimitLayer::new(1))
+        .add_service(service);
     let server = Served::by(|incoming| server.serve_with_incoming(incoming));
     let client = server.client().await;
     let held = locks.exclusive("item:bolt").acquire().await.unwrap();
@@ -124,7 +154,10 @@ async fn a_call_that_waits_for_its_lock_takes_no_place_of_a_limit_inside() {
 async fn tonics_limit_of_a_connection_leaves_the_others_alone() {
     let locks = LockClient::in_memory();
     let (service, mut entries) = hall();
-    let server = Server::builder().concurrency_limit_per_connection(1).layer(items(&locks)).add_service(service);
+    let server = Server::builder()
+        .concurrency_limit_per_connection(1)
+        .layer(items(&locks))
+        .add_service(service);
     let server = Served::by(|incoming| server.serve_with_incoming(incoming));
     let (client, other) = (server.client().await, server.client().await);
     let held = locks.exclusive("item:bolt").acquire().await.unwrap();

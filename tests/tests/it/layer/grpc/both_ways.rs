@@ -21,13 +21,19 @@ use crate::place::in_time;
 
 /// Says what it hears.
 fn echo(locks: &LockClient) -> Served {
-    let echo = |request: Request<Streaming<Item>>| async { Ok::<_, Status>(Response::new(request.into_inner())) };
+    let echo = |request: Request<Streaming<Item>>| async {
+        Ok::<_, Status>(Response::new(request.into_inner()))
+    };
     let service = service_fn(move |request: http::Request<Body>| async move {
         let mut grpc = tonic::server::Grpc::new(ProstCodec::default());
         Ok::<_, Infallible>(grpc.streaming(service_fn(echo), request).await)
     });
     let lock = items(locks).hold(Hold::Body);
-    Served::by(|incoming| Server::builder().layer(lock).serve_with_incoming(service, incoming))
+    Served::by(|incoming| {
+        Server::builder()
+            .layer(lock)
+            .serve_with_incoming(service, incoming)
+    })
 }
 
 async fn call(server: &Served) -> (mpsc::Sender<Item>, Streaming<Item>) {
@@ -36,12 +42,19 @@ async fn call(server: &Served) -> (mpsc::Sender<Item>, Streaming<Item>) {
     client.ready().await.unwrap();
     let path = PathAndQuery::from_static("/test.Echo/Echo");
     let codec = ProstCodec::<Item, Item>::default();
-    let heard = client.streaming(of("bolt", ReceiverStream::new(said)), path, codec).await.unwrap();
+    let heard = client
+        .streaming(of("bolt", ReceiverStream::new(said)), path, codec)
+        .await
+        .unwrap();
     (say, heard.into_inner())
 }
 
 async fn says(say: &mpsc::Sender<Item>, heard: &mut Streaming<Item>, text: &str) {
-    say.send(Item { item: text.to_owned() }).await.unwrap();
+    say.send(Item {
+        item: text.to_owned(),
+    })
+    .await
+    .unwrap();
     assert_eq!(in_time(heard.message()).await.unwrap().unwrap().item, text);
 }
 
@@ -65,8 +78,14 @@ async fn a_lost_lock_ends_a_call_both_ways() {
     let server = echo(&locks);
     let (say, mut heard) = call(&server).await;
     says(&say, &mut heard, "one").await;
-    locks.revoke("item:bolt", RevokeScope::Leased).await.unwrap();
-    assert_eq!(in_time(heard.message()).await.unwrap_err().code(), Code::Aborted);
+    locks
+        .revoke("item:bolt", RevokeScope::Leased)
+        .await
+        .unwrap();
+    assert_eq!(
+        in_time(heard.message()).await.unwrap_err().code(),
+        Code::Aborted
+    );
     in_time(say.closed()).await;
 }
 

@@ -61,15 +61,27 @@ pub(super) fn hall() -> (Service, Entries) {
 }
 
 /// The same with a `Release` that does something.
-pub(super) fn hall_with<F>(releasing: impl Fn(HeldLock) -> F + Send + Sync + 'static) -> (Service, Entries)
+pub(super) fn hall_with<F>(
+    releasing: impl Fn(HeldLock) -> F + Send + Sync + 'static,
+) -> (Service, Entries)
 where
     F: Future<Output = Result<(), Status>> + Send + 'static,
 {
     let (reserving, reserves) = mpsc::unbounded_channel();
     let (counting, counts) = mpsc::unbounded_channel();
     let releasing: Releasing = Arc::new(move |held| Box::pin(releasing(held)));
-    let hall = Hall { reserving, counting, releasing };
-    (InventoryServer::new(hall), Entries { reserving: reserves, counting: counts })
+    let hall = Hall {
+        reserving,
+        counting,
+        releasing,
+    };
+    (
+        InventoryServer::new(hall),
+        Entries {
+            reserving: reserves,
+            counting: counts,
+        },
+    )
 }
 
 impl Entries {
@@ -91,20 +103,41 @@ impl Entries {
 impl Inventory for Hall {
     async fn reserve(&self, request: Request<Pieces>) -> Result<Response<Quantity>, Status> {
         let (answer, told) = oneshot::channel();
-        self.reserving.send(Reserving { held: request.extensions().get().cloned(), answer }).unwrap();
-        told.await.unwrap().map(|()| Response::new(Quantity::default()))
+        self.reserving
+            .send(Reserving {
+                held: request.extensions().get().cloned(),
+                answer,
+            })
+            .unwrap();
+        told.await
+            .unwrap()
+            .map(|()| Response::new(Quantity::default()))
     }
 
     async fn release(&self, request: Request<Pieces>) -> Result<Response<Quantity>, Status> {
-        let held = request.extensions().get().cloned().ok_or_else(|| Status::internal("no lock"))?;
-        (self.releasing)(held).await.map(|()| Response::new(Quantity::default()))
+        let held = request
+            .extensions()
+            .get()
+            .cloned()
+            .ok_or_else(|| Status::internal("no lock"))?;
+        (self.releasing)(held)
+            .await
+            .map(|()| Response::new(Quantity::default()))
     }
 
     type CountStockStream = ReceiverStream<Result<Place, Status>>;
 
-    async fn count_stock(&self, request: Request<Item>) -> Result<Response<Self::CountStockStream>, Status> {
+    async fn count_stock(
+        &self,
+        request: Request<Item>,
+    ) -> Result<Response<Self::CountStockStream>, Status> {
         let (places, told) = mpsc::channel(1);
-        self.counting.send(Counting { held: request.extensions().get().cloned(), places }).unwrap();
+        self.counting
+            .send(Counting {
+                held: request.extensions().get().cloned(),
+                places,
+            })
+            .unwrap();
         Ok(Response::new(ReceiverStream::new(told)))
     }
 }
@@ -118,17 +151,27 @@ pub(super) struct Served {
 impl Served {
     /// `service` under `lock`, as an application would have it.
     pub(super) fn under(lock: LockLayer, service: Service) -> Self {
-        Self::by(move |incoming| Server::builder().layer(lock).add_service(service).serve_with_incoming(incoming))
+        Self::by(move |incoming| {
+            Server::builder()
+                .layer(lock)
+                .add_service(service)
+                .serve_with_incoming(incoming)
+        })
     }
 
     pub(super) fn by<F>(serve: impl FnOnce(TcpIncoming) -> F) -> Self
     where
         F: Future<Output = Result<(), Error>> + Send + 'static,
     {
-        let incoming = TcpIncoming::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap().with_nodelay(Some(true));
+        let incoming = TcpIncoming::bind((Ipv4Addr::LOCALHOST, 0).into())
+            .unwrap()
+            .with_nodelay(Some(true));
         let url = format!("http://{}", incoming.local_addr().unwrap());
         let serving = serve(incoming);
-        Self { url, task: tokio::spawn(async { serving.await.unwrap() }) }
+        Self {
+            url,
+            task: tokio::spawn(async { serving.await.unwrap() }),
+        }
     }
 
     /// A connection of its own.
@@ -137,7 +180,11 @@ impl Served {
     }
 
     pub(super) async fn channel(&self) -> Channel {
-        Channel::from_shared(self.url.clone()).unwrap().connect().await.unwrap()
+        Channel::from_shared(self.url.clone())
+            .unwrap()
+            .connect()
+            .await
+            .unwrap()
     }
 }
 
@@ -148,16 +195,29 @@ impl Drop for Served {
 }
 
 pub(super) fn item(item: &'static str) -> Request<Item> {
-    of(item, Item { item: item.to_owned() })
+    of(
+        item,
+        Item {
+            item: item.to_owned(),
+        },
+    )
 }
 
 pub(super) fn pieces(item: &'static str) -> Request<Pieces> {
-    of(item, Pieces { item: item.to_owned(), quantity: 1 })
+    of(
+        item,
+        Pieces {
+            item: item.to_owned(),
+            quantity: 1,
+        },
+    )
 }
 
 pub(super) fn of<T>(item: &'static str, message: T) -> Request<T> {
     let mut request = Request::new(message);
-    request.metadata_mut().insert("x-item", MetadataValue::from_static(item));
+    request
+        .metadata_mut()
+        .insert("x-item", MetadataValue::from_static(item));
     request
 }
 

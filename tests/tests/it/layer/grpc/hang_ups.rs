@@ -31,7 +31,10 @@ impl Way {
     /// Gives up `call`, which is of this client.
     async fn hang_up<T>(self, call: JoinHandle<T>, client: Client) -> Option<Client> {
         call.abort();
-        assert!(call.await.is_err_and(|error| error.is_cancelled()), "it was answered");
+        assert!(
+            call.await.is_err_and(|error| error.is_cancelled()),
+            "it was answered"
+        );
         match self {
             Self::Resets => Some(client),
             Self::Disconnects => None,
@@ -43,7 +46,10 @@ impl Way {
 type Gone = oneshot::Receiver<Infallible>;
 
 /// `request`, which is told of when it has begun to wait.
-async fn watched<F: Future<Output: Debug>>(requests: mpsc::UnboundedSender<Gone>, request: F) -> F::Output {
+async fn watched<F: Future<Output: Debug>>(
+    requests: mpsc::UnboundedSender<Gone>,
+    request: F,
+) -> F::Output {
     let request = begun(request).await;
     let (_alive, gone) = oneshot::channel();
     requests.send(gone).unwrap();
@@ -57,7 +63,10 @@ async fn a_caller_that_hangs_up_in_the_line_gives_up_its_place() {
         let (service, mut entries) = hall();
         let (waiting, mut requests) = mpsc::unbounded_channel();
         let watch = MapFutureLayer::new(move |request| watched(waiting.clone(), request));
-        let server = Server::builder().layer(watch).layer(items(&locks)).add_service(service);
+        let server = Server::builder()
+            .layer(watch)
+            .layer(items(&locks))
+            .add_service(service);
         let server = Served::by(|incoming| server.serve_with_incoming(incoming));
         let held = locks.exclusive("item:bolt").acquire().await.unwrap();
         let client = server.client().await;
@@ -121,7 +130,11 @@ async fn a_detached_handler_finishes_under_its_lock_without_its_caller() {
         let (service, mut entries) = hall();
         let (waiting, mut requests) = mpsc::unbounded_channel();
         let watch = MapFutureLayer::new(move |request| watched(waiting.clone(), request));
-        let server = Server::builder().layer(watch).layer(DetachLayer::new()).layer(items(&locks)).add_service(service);
+        let server = Server::builder()
+            .layer(watch)
+            .layer(DetachLayer::new())
+            .layer(items(&locks))
+            .add_service(service);
         let server = Served::by(|incoming| server.serve_with_incoming(incoming));
         let client = server.client().await;
         let call = reserve(&client, "bolt");

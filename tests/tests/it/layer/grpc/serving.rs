@@ -4,8 +4,12 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use http::uri::PathAndQuery;
-use lock_examples::inventory::{Item, inventory_client::InventoryClient, inventory_server::InventoryServer};
-use lock_runtime::{FencingToken, HeldLock, LockClient, LockError, LockKey, distributed_lock, is_held};
+use lock_examples::inventory::{
+    Item, inventory_client::InventoryClient, inventory_server::InventoryServer,
+};
+use lock_runtime::{
+    FencingToken, HeldLock, LockClient, LockError, LockKey, distributed_lock, is_held,
+};
 use lock_tests::FencedResource;
 use lock_tower::{Hold, LockLayer};
 use tonic::{
@@ -33,7 +37,12 @@ async fn calls_for_one_key_are_served_one_after_another() {
             let stock = stock.clone();
             move |held: HeldLock| {
                 let stock = stock.clone();
-                async move { stock.increment(held.fence()).await.map_err(|stale| Status::internal(stale.to_string())) }
+                async move {
+                    stock
+                        .increment(held.fence())
+                        .await
+                        .map_err(|stale| Status::internal(stale.to_string()))
+                }
             }
         };
         let (service, _entries) = hall_with(increment);
@@ -81,9 +90,23 @@ async fn the_lock_is_free_when_the_answer_is_there() {
         let mut client = server.client().await;
         for _ in 0..100 {
             client.release(pieces("bolt")).await.unwrap();
-            assert!(locks.exclusive("item:bolt").try_acquire().await.unwrap().is_some());
+            assert!(
+                locks
+                    .exclusive("item:bolt")
+                    .try_acquire()
+                    .await
+                    .unwrap()
+                    .is_some()
+            );
             here.release(pieces("bolt")).await.unwrap();
-            assert!(locks.exclusive("item:bolt").try_acquire().await.unwrap().is_some());
+            assert!(
+                locks
+                    .exclusive("item:bolt")
+                    .try_acquire()
+                    .await
+                    .unwrap()
+                    .is_some()
+            );
         }
     }
 }
@@ -91,7 +114,12 @@ async fn the_lock_is_free_when_the_answer_is_there() {
 #[distributed_lock(key = "item:{item}", reentrant, no_wait, client = locks)]
 async fn inside(locks: &LockClient, item: &str) -> Result<FencingToken, LockError> {
     assert!(is_held(&LockKey::new(format!("item:{item}"))?));
-    Ok(locks.reentrant(format!("item:{item}")).no_wait().acquire().await?.fence())
+    Ok(locks
+        .reentrant(format!("item:{item}"))
+        .no_wait()
+        .acquire()
+        .await?
+        .fence())
 }
 
 #[tokio::test]
@@ -119,16 +147,25 @@ async fn a_handler_enters_the_lock_of_its_call_again() {
 #[tokio::test]
 async fn service_and_method_make_a_key() {
     let locks = LockClient::in_memory();
-    let lock = LockLayer::new(locks.clone(), "{grpc.service}:{grpc.method}").unwrap().wait(PROMPTLY).hold(Hold::Body);
+    let lock = LockLayer::new(locks.clone(), "{grpc.service}:{grpc.method}")
+        .unwrap()
+        .wait(PROMPTLY)
+        .hold(Hold::Body);
     let (service, mut entries) = hall();
     let server = Served::under(lock, service);
     let mut client = server.client().await;
     let reserving = reserve(&client, "bolt");
     let entry = entries.reserve().await;
-    assert_eq!(entry.held.unwrap().key().as_str(), "inventory.v1.Inventory:Reserve");
+    assert_eq!(
+        entry.held.unwrap().key().as_str(),
+        "inventory.v1.Inventory:Reserve"
+    );
     // Another method has another lock, whatever the item.
     let places = client.count_stock(item("bolt")).await.unwrap();
-    assert_eq!(entries.count().await.held.unwrap().key().as_str(), "inventory.v1.Inventory:CountStock");
+    assert_eq!(
+        entries.count().await.held.unwrap().key().as_str(),
+        "inventory.v1.Inventory:CountStock"
+    );
     drop(places);
     entry.answer.send(Ok(())).unwrap();
     reserving.await.unwrap().unwrap();
@@ -139,15 +176,28 @@ async fn a_layer_goes_around_one_service_and_not_the_others() {
     let locks = LockClient::in_memory();
     let lock = items(&locks).no_wait();
     let (service, _entries) = hall();
-    let around_one = ServiceBuilder::new().layer(lock.clone()).named_layer(service.clone());
+    let around_one = ServiceBuilder::new()
+        .layer(lock.clone())
+        .named_layer(service.clone());
     let routes = Routes::new(lock.named_layer(service));
     let _held = locks.exclusive("item:bolt").acquire().await.unwrap();
     for server in [
-        Served::by(|incoming| Server::builder().add_service(around_one).serve_with_incoming(incoming)),
-        Served::by(|incoming| Server::builder().add_routes(routes).serve_with_incoming(incoming)),
+        Served::by(|incoming| {
+            Server::builder()
+                .add_service(around_one)
+                .serve_with_incoming(incoming)
+        }),
+        Served::by(|incoming| {
+            Server::builder()
+                .add_routes(routes)
+                .serve_with_incoming(incoming)
+        }),
     ] {
         let mut client = server.client().await;
-        assert_eq!(client.release(pieces("bolt")).await.unwrap_err().code(), Code::Aborted);
+        assert_eq!(
+            client.release(pieces("bolt")).await.unwrap_err().code(),
+            Code::Aborted
+        );
         client.release(pieces("nut")).await.unwrap();
         // What is not of the service never meets its lock.
         let mut stranger = tonic::client::Grpc::new(server.channel().await);
@@ -163,11 +213,18 @@ async fn a_layer_goes_around_one_service_and_not_the_others() {
 async fn a_service_under_its_lock_is_served_by_a_router_of_axum() {
     let locks = LockClient::in_memory();
     let (service, _entries) = hall();
-    let router = Routes::new(service).into_axum_router().layer(items(&locks).no_wait());
-    let server = Served::by(|incoming| Server::builder().serve_with_incoming(Routes::from(router), incoming));
+    let router = Routes::new(service)
+        .into_axum_router()
+        .layer(items(&locks).no_wait());
+    let server = Served::by(|incoming| {
+        Server::builder().serve_with_incoming(Routes::from(router), incoming)
+    });
     let mut client = server.client().await;
     let held = locks.exclusive("item:bolt").acquire().await.unwrap();
-    assert_eq!(client.release(pieces("bolt")).await.unwrap_err().code(), Code::Aborted);
+    assert_eq!(
+        client.release(pieces("bolt")).await.unwrap_err().code(),
+        Code::Aborted
+    );
     held.release().await.unwrap();
     client.release(pieces("bolt")).await.unwrap();
 }
@@ -175,8 +232,11 @@ async fn a_service_under_its_lock_is_served_by_a_router_of_axum() {
 /// The triplet fits tonic's bounds with nothing boxed: this compiles.
 #[test]
 fn a_locked_service_is_one_that_tonic_serves() {
-    fn is_served<S: tonic::codegen::Service<http::Request<tonic::body::Body>> + Clone + Send + Sync + 'static>(_: &S)
-    where
+    fn is_served<
+        S: tonic::codegen::Service<http::Request<tonic::body::Body>> + Clone + Send + Sync + 'static,
+    >(
+        _: &S,
+    ) where
         S::Response: axum::response::IntoResponse,
         S::Future: Send + 'static,
     {

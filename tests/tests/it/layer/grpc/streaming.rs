@@ -19,16 +19,27 @@ fn streams(locks: &LockClient) -> LockLayer {
 
 /// A stream that has begun.
 async fn begin(server: &Served, entries: &mut Entries) -> (Streaming<Place>, Counting) {
-    let places = server.client().await.count_stock(item("bolt")).await.unwrap().into_inner();
+    let places = server
+        .client()
+        .await
+        .count_stock(item("bolt"))
+        .await
+        .unwrap()
+        .into_inner();
     (places, entries.count().await)
 }
 
 fn place(name: impl Into<String>) -> Result<Place, Status> {
-    Ok(Place { name: name.into(), quantity: 0 })
+    Ok(Place {
+        name: name.into(),
+        quantity: 0,
+    })
 }
 
 async fn next(places: &mut Streaming<Place>) -> Result<Option<String>, Status> {
-    let message = tokio::time::timeout(PROMPTLY, places.message()).await.expect("the stream goes on");
+    let message = tokio::time::timeout(PROMPTLY, places.message())
+        .await
+        .expect("the stream goes on");
     message.map(|place| place.map(|place| place.name))
 }
 
@@ -47,7 +58,10 @@ async fn a_stream_keeps_the_lock_until_its_trailers() {
     }
     drop(counting.places);
     assert_eq!(next(&mut places).await.unwrap(), None);
-    assert!(is_free(&locks, "bolt").await, "the release was awaited before the trailers");
+    assert!(
+        is_free(&locks, "bolt").await,
+        "the release was awaited before the trailers"
+    );
 }
 
 #[tokio::test]
@@ -56,10 +70,20 @@ async fn a_stream_that_fails_frees_the_lock_and_says_why() {
     let (service, mut entries) = hall();
     let server = Served::under(streams(&locks), service);
     let (mut places, counting) = begin(&server, &mut entries).await;
-    counting.places.send(Err(Status::data_loss("a box is gone"))).await.unwrap();
+    counting
+        .places
+        .send(Err(Status::data_loss("a box is gone")))
+        .await
+        .unwrap();
     let status = next(&mut places).await.unwrap_err();
-    assert_eq!((status.code(), status.message()), (Code::DataLoss, "a box is gone"));
-    assert!(is_free(&locks, "bolt").await, "the release was awaited before the trailers");
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::DataLoss, "a box is gone")
+    );
+    assert!(
+        is_free(&locks, "bolt").await,
+        "the release was awaited before the trailers"
+    );
 }
 
 #[tokio::test]
@@ -111,13 +135,26 @@ async fn a_stream_whose_lock_is_lost_ends_with_aborted_and_never_cleanly() {
             counting.places.send(place("shelf")).await.unwrap();
             assert_eq!(next(&mut places).await.unwrap().unwrap(), "shelf");
         }
-        locks.revoke("item:bolt", RevokeScope::Leased).await.unwrap();
+        locks
+            .revoke("item:bolt", RevokeScope::Leased)
+            .await
+            .unwrap();
         let status = next(&mut places).await.unwrap_err();
         assert_eq!(status.code(), Code::Aborted, "{status:?}");
-        assert!(status.message().contains("may have had effects") && !status.message().contains("bolt"), "{status:?}");
-        assert!(status.get_details_retry_info().is_none(), "nobody is invited to do it twice: {status:?}");
+        assert!(
+            status.message().contains("may have had effects") && !status.message().contains("bolt"),
+            "{status:?}"
+        );
+        assert!(
+            status.get_details_retry_info().is_none(),
+            "nobody is invited to do it twice: {status:?}"
+        );
         in_time(counting.places.closed()).await;
-        assert_eq!(next(&mut places).await.unwrap_or_default(), None, "nothing comes after it");
+        assert_eq!(
+            next(&mut places).await.unwrap_or_default(),
+            None,
+            "nothing comes after it"
+        );
         freed(&locks, "bolt").await;
     }
 }

@@ -57,7 +57,10 @@ async fn before_the_trailers_the_lock_is_freed(http: Http) {
     frames.send(data("all")).await.unwrap();
     assert_eq!(response.chunk().await.unwrap().unwrap(), "all");
     scene.store.stop_releases(true);
-    frames.send(Frame::trailers(HeaderMap::from_iter([(ETAG, 7.into())]))).await.unwrap();
+    frames
+        .send(Frame::trailers(HeaderMap::from_iter([(ETAG, 7.into())])))
+        .await
+        .unwrap();
     // The trailers have been taken, and wait for the release.
     frames.closed().await;
     drop(response);

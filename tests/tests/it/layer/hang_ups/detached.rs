@@ -56,7 +56,12 @@ async fn in_the_handler_it_goes_on_under_its_lock(http: Http) {
         let (behind, _) = scene.call("/orders/7").await;
         call.hang_up().await;
         dropped(end).await;
-        assert!(entry.end.try_recv().is_err_and(|error| error == tokio::sync::oneshot::error::TryRecvError::Empty));
+        assert!(
+            entry
+                .end
+                .try_recv()
+                .is_err_and(|error| error == tokio::sync::oneshot::error::TryRecvError::Empty)
+        );
         assert!(!entry.lock.is_lost() && scene.is_held("order:7").await);
         let (_frames, body) = body_of();
         entry.answer(body);
@@ -69,7 +74,10 @@ async fn a_release_that_is_under_way_goes_on(http: Http) {
     scene.store.stop_releases(true);
     let (call, end) = scene.call("/orders/7").await;
     scene.entered().await.answer("paid");
-    scene.store.wait_for(|asked| matches!(asked.last(), Some(Asked::Release(_)))).await;
+    scene
+        .store
+        .wait_for(|asked| matches!(asked.last(), Some(Asked::Release(_))))
+        .await;
     let (behind, _) = scene.call("/orders/7").await;
     call.hang_up().await;
     dropped(end).await;

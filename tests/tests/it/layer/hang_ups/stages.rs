@@ -54,12 +54,19 @@ async fn in_the_handler_the_lock_is_freed(http: Http) {
 }
 
 async fn a_release_that_is_under_way_goes_on(http: Http) {
-    for (hold, body) in [(Hold::Response, "paid"), (Hold::Body, "paid"), (Hold::Body, "")] {
+    for (hold, body) in [
+        (Hold::Response, "paid"),
+        (Hold::Body, "paid"),
+        (Hold::Body, ""),
+    ] {
         let mut scene = Scene::of(http, hold).await;
         scene.store.stop_releases(true);
         let (call, end) = scene.call("/orders/7").await;
         scene.entered().await.answer(body);
-        scene.store.wait_for(|asked| matches!(asked.last(), Some(Asked::Release(_)))).await;
+        scene
+            .store
+            .wait_for(|asked| matches!(asked.last(), Some(Asked::Release(_))))
+            .await;
         let (behind, _) = scene.call("/orders/7").await;
         match (hold, body) {
             // The head is there, and the only frame of the body waits for the release.

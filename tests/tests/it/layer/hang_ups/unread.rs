@@ -14,12 +14,16 @@ over_both_versions!(a_small_body_hides_no_hang_up);
 
 /// A body that never ends, and is more than anything keeps that nobody reads.
 fn endless() -> reqwest::Body {
-    reqwest::Body::wrap_stream(stream::repeat(Ok::<_, Infallible>(Bytes::from_static(&[7; 64 * 1024]))))
+    reqwest::Body::wrap_stream(stream::repeat(Ok::<_, Infallible>(Bytes::from_static(
+        &[7; 64 * 1024],
+    ))))
 }
 
 async fn a_small_body_hides_no_hang_up(http: Http) {
     let mut scene = Scene::of(http, Hold::Response).await;
-    let call = scene.server.call_with(scene.server.request("/orders/7").body("small"));
+    let call = scene
+        .server
+        .call_with(scene.server.request("/orders/7").body("small"));
     let end = scene.arrivals.recv().await.unwrap();
     let entry = scene.entered().await;
     call.hang_up().await;
@@ -31,7 +35,9 @@ async fn a_small_body_hides_no_hang_up(http: Http) {
 #[tokio::test]
 async fn over_http2_a_large_one_hides_none_either() {
     let mut scene = Scene::of(Http::Two, Hold::Response).await;
-    let call = scene.server.call_with(scene.server.request("/orders/7").body(endless()));
+    let call = scene
+        .server
+        .call_with(scene.server.request("/orders/7").body(endless()));
     let end = scene.arrivals.recv().await.unwrap();
     let entry = scene.entered().await;
     call.hang_up().await;
@@ -44,7 +50,9 @@ async fn over_http2_a_large_one_hides_none_either() {
 #[tokio::test]
 async fn over_http1_a_large_one_hides_the_hang_up_and_the_handler_ends_under_its_lock() {
     let mut scene = Scene::of(Http::One, Hold::Response).await;
-    let call = scene.server.call_with(scene.server.request("/orders/7").body(endless()));
+    let call = scene
+        .server
+        .call_with(scene.server.request("/orders/7").body(endless()));
     let end = scene.arrivals.recv().await.unwrap();
     let mut entry = scene.entered().await;
     call.hang_up().await;

@@ -20,17 +20,28 @@ type Layered<'a> = &'a dyn Fn(MethodRouter) -> MethodRouter;
 async fn is_seen_through(http: Http, locks: &LockClient, layered: Layered<'_>) {
     let (route, mut entries) = streaming();
     let server = Connected::start(http, app(layered(route))).await;
-    let ask = || server.request("/orders/7").header("accept-encoding", "gzip").send();
+    let ask = || {
+        server
+            .request("/orders/7")
+            .header("accept-encoding", "gzip")
+            .send()
+    };
 
     let response = ask().await.unwrap();
     let frames = entries.recv().await.unwrap();
     frames.send(data("some text ".repeat(100))).await.unwrap();
     // It is taken when the next one fits in.
-    frames.send(data("and some more ".repeat(100))).await.unwrap();
+    frames
+        .send(data("and some more ".repeat(100)))
+        .await
+        .unwrap();
     assert!(!is_free_at_once(locks).await, "the end is still to come");
     drop(frames);
     assert!(!response.bytes().await.unwrap().is_empty());
-    assert!(is_free_at_once(locks).await, "the end goes out when the lock is free");
+    assert!(
+        is_free_at_once(locks).await,
+        "the end goes out when the lock is free"
+    );
 
     let response = ask().await.unwrap();
     let frames = entries.recv().await.unwrap();
@@ -52,7 +63,13 @@ async fn a_trace_outside_or_within_changes_nothing() {
     let lock = || orders(&locks).hold(Hold::Body);
     let outside = |route: MethodRouter| route.layer((TraceLayer::new_for_http(), lock()));
     let within = |route: MethodRouter| route.layer((lock(), TraceLayer::new_for_http()));
-    let both = |route: MethodRouter| route.layer((TraceLayer::new_for_http(), lock(), TraceLayer::new_for_http()));
+    let both = |route: MethodRouter| {
+        route.layer((
+            TraceLayer::new_for_http(),
+            lock(),
+            TraceLayer::new_for_http(),
+        ))
+    };
     for layered in [&outside as Layered<'_>, &within, &both] {
         for http in [Http::One, Http::Two] {
             is_seen_through(http, &locks, layered).await;
@@ -72,8 +89,16 @@ async fn a_compressed_body_is_sent_under_the_lock() {
     }
     let (route, mut entries) = streaming();
     let server = Connected::start(Http::One, app(layered(route))).await;
-    let response = server.request("/orders/7").header("accept-encoding", "gzip").send().await.unwrap();
+    let response = server
+        .request("/orders/7")
+        .header("accept-encoding", "gzip")
+        .send()
+        .await
+        .unwrap();
     assert_eq!(response.headers()["content-encoding"], "gzip");
     drop(entries.recv().await.unwrap());
-    assert!(response.bytes().await.unwrap().starts_with(&[0x1f, 0x8b]), "it is gzip");
+    assert!(
+        response.bytes().await.unwrap().starts_with(&[0x1f, 0x8b]),
+        "it is gzip"
+    );
 }

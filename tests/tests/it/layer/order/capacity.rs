@@ -53,7 +53,11 @@ async fn a_limit_within_counts_none_that_wait_and_one_outside_does() {
     let within = post(async || "served").layer((errors(), orders(&locks), limit()));
     assert_eq!(beside_a_hot_key(within, &locks).await, 200);
     let outside = post(async || "served").layer((errors(), limit(), orders(&locks)));
-    assert_eq!(beside_a_hot_key(outside, &locks).await, 507, "a hot key uses up all places");
+    assert_eq!(
+        beside_a_hot_key(outside, &locks).await,
+        507,
+        "a hot key uses up all places"
+    );
 }
 
 /// A handler that tells when it was entered, and ends when it is told.
@@ -72,11 +76,19 @@ async fn within_the_lock_load_is_shed_and_the_lock_freed() {
     let locks = LockClient::in_memory();
     let (route, mut entries) = slow();
     let limit = (LoadShedLayer::new(), GlobalConcurrencyLimitLayer::new(1));
-    let server = Server::start(app(route.layer((HandleErrorLayer::new(shed), orders(&locks), limit)))).await;
+    let server = Server::start(app(route.layer((
+        HandleErrorLayer::new(shed),
+        orders(&locks),
+        limit,
+    ))))
+    .await;
     let first = server.send("POST", "/orders/1", &[]).await;
     let go_on = entries.recv().await.unwrap();
     let response = server.post("/orders/7").await;
-    assert_eq!((response.status, response.body.as_str()), (507, "service overloaded"));
+    assert_eq!(
+        (response.status, response.body.as_str()),
+        (507, "service overloaded")
+    );
     assert!(is_free_at_once(&locks).await);
     go_on.send(()).unwrap();
     assert_eq!(first.response().await.unwrap().status, 200);
@@ -88,14 +100,23 @@ async fn what_is_always_ready_is_never_shed() {
     let locks = LockClient::in_memory();
     let limit = GlobalConcurrencyLimitLayer::new(1);
     let outside = |route: MethodRouter| {
-        route.layer((HandleErrorLayer::new(shed), LoadShedLayer::new(), orders(&locks), limit.clone()))
+        route.layer((
+            HandleErrorLayer::new(shed),
+            LoadShedLayer::new(),
+            orders(&locks),
+            limit.clone(),
+        ))
     };
     let one_by_one = |route: MethodRouter| {
         let limited: MethodRouter = route.layer(limit.clone());
-        let shedding: MethodRouter = limited.layer((HandleErrorLayer::new(shed), LoadShedLayer::new()));
+        let shedding: MethodRouter =
+            limited.layer((HandleErrorLayer::new(shed), LoadShedLayer::new()));
         shedding.layer(orders(&locks))
     };
-    for layered in [&outside as &dyn Fn(MethodRouter) -> MethodRouter, &one_by_one] {
+    for layered in [
+        &outside as &dyn Fn(MethodRouter) -> MethodRouter,
+        &one_by_one,
+    ] {
         let (route, mut entries) = slow();
         let (app, mut arrivals) = watched(app(layered(route)));
         let server = Server::start(app).await;
@@ -118,7 +139,10 @@ async fn a_limit_that_is_not_global_is_one_for_each_connection() {
         let locks = LockClient::in_memory();
         let barrier = Arc::new(Barrier::new(2));
         let meet = post(async move || barrier.wait().await.is_leader().to_string());
-        let server = Server::start(app(meet.layer((orders(&locks), ConcurrencyLimitLayer::new(1))))).await;
+        let server = Server::start(app(
+            meet.layer((orders(&locks), ConcurrencyLimitLayer::new(1)))
+        ))
+        .await;
         let (one, other) = tokio::join!(server.post("/orders/1"), server.post("/orders/2"));
         assert_eq!((one.status, other.status), (200, 200));
     })
@@ -151,9 +175,19 @@ async fn behind_and_before_a_buffer_requests_are_served_one_after_another() {
             let server = server.clone();
             requests.spawn(async move { server.post("/orders/7").await.status() });
         }
-        assert_eq!(server.post("/orders/8").await.status(), 200, "who waits for another lock is in nobody's way");
+        assert_eq!(
+            server.post("/orders/8").await.status(),
+            200,
+            "who waits for another lock is in nobody's way"
+        );
         held.release().await.unwrap();
-        assert!(requests.join_all().await.iter().all(|status| *status == 200));
+        assert!(
+            requests
+                .join_all()
+                .await
+                .iter()
+                .all(|status| *status == 200)
+        );
         let report = stock.report();
         assert!(report.is_clean(), "{report}");
         assert_eq!((report.value, report.peak), (REQUESTS, 1));

@@ -73,7 +73,10 @@ async fn outside_it_strikes_in_the_handler_and_the_lock_is_freed() {
     let (route, mut entries) = endless();
     let server = Server::start(app(route.layer((soon(), orders(&locks))))).await;
     assert_eq!(server.post("/orders/7").await.status, 408);
-    assert!(entries.recv().await.unwrap().await.is_err(), "the handler is gone");
+    assert!(
+        entries.recv().await.unwrap().await.is_err(),
+        "the handler is gone"
+    );
     all_free(&locks, &["order:7"]).await;
 }
 
@@ -96,18 +99,28 @@ async fn within_it_strikes_in_the_handler_and_the_release_is_awaited() {
 #[tokio::test]
 async fn within_its_error_is_passed_on_when_the_lock_is_free() {
     let locks = LockClient::in_memory();
-    let never = tower::timeout::TimeoutLayer::new(SOON).layer(service_fn(|_: ()| pending::<Result<(), BoxError>>()));
-    let service = LockLayer::plain(locks.clone(), |_: &()| LockKey::new("order:7").unwrap()).layer(never);
+    let never = tower::timeout::TimeoutLayer::new(SOON)
+        .layer(service_fn(|_: ()| pending::<Result<(), BoxError>>()));
+    let service =
+        LockLayer::plain(locks.clone(), |_: &()| LockKey::new("order:7").unwrap()).layer(never);
     let error = service.oneshot(()).await.unwrap_err();
-    assert!(matches!(error, ServiceError::Inner(error) if error.is::<tower::timeout::error::Elapsed>()));
+    assert!(
+        matches!(error, ServiceError::Inner(error) if error.is::<tower::timeout::error::Elapsed>())
+    );
     assert!(is_free_at_once(&locks).await);
 }
 
 /// A request while another one takes up all of the capacity; with a clock that is as fast as it can be.
-async fn while_the_capacity_is_taken(route: MethodRouter, locks: &LockClient) -> Option<StatusCode> {
+async fn while_the_capacity_is_taken(
+    route: MethodRouter,
+    locks: &LockClient,
+) -> Option<StatusCode> {
     let app: Router = Router::new().route("/orders/{id}", route);
     let request = Request::post("/orders/7").body(Body::empty()).unwrap();
-    let response = timeout(LONG, app.oneshot(request)).await.ok().map(|response| response.unwrap().status());
+    let response = timeout(LONG, app.oneshot(request))
+        .await
+        .ok()
+        .map(|response| response.unwrap().status());
     all_free(locks, &["order:7"]).await;
     response
 }
@@ -130,7 +143,10 @@ async fn the_wait_for_capacity_is_bounded_by_what_is_called_before_it_begins() {
     let limited: MethodRouter = served().layer(limit);
     let hurried: MethodRouter = limited.layer(soon());
     let one_by_one = hurried.layer(orders(&locks));
-    assert_eq!(while_the_capacity_is_taken(one_by_one, &locks).await, struck);
+    assert_eq!(
+        while_the_capacity_is_taken(one_by_one, &locks).await,
+        struck
+    );
 }
 
 #[tokio::test]

@@ -12,12 +12,20 @@ const SEVERAL: [&str; 3] = ["many_mistakes.toml", "route_twice.toml", "yaml.toml
 #[test]
 fn every_mistake_is_told_as_the_corpus_says() {
     let update = env::var_os("UPDATE").is_some();
-    let mut files: Vec<_> = fs::read_dir(CORPUS).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<_> = fs::read_dir(CORPUS)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     files.sort();
     let mut wrong = Vec::new();
-    for file in files.iter().filter(|file| file.extension().is_some_and(|ending| ending == "toml")) {
+    for file in files
+        .iter()
+        .filter(|file| file.extension().is_some_and(|ending| ending == "toml"))
+    {
         let text = fs::read_to_string(file).unwrap();
-        let told = LockPolicies::from_toml_str(&text).err().map(|error| format!("{error}\n"));
+        let told = LockPolicies::from_toml_str(&text)
+            .err()
+            .map(|error| format!("{error}\n"));
         let beside = file.with_extension("txt");
         if update {
             match &told {
@@ -27,14 +35,24 @@ fn every_mistake_is_told_as_the_corpus_says() {
         }
         let expected = fs::read_to_string(&beside).ok();
         if told != expected {
-            wrong.push(format!("{}\n  is told {told:?}\n  and not {expected:?}", file.display()));
+            wrong.push(format!(
+                "{}\n  is told {told:?}\n  and not {expected:?}",
+                file.display()
+            ));
         }
         let mistakes = told.map_or(0, |told| told.lines().count());
         if mistakes > 1 && !SEVERAL.iter().any(|several| file.ends_with(several)) {
-            wrong.push(format!("{}\n  is told {mistakes} things of one mistake", file.display()));
+            wrong.push(format!(
+                "{}\n  is told {mistakes} things of one mistake",
+                file.display()
+            ));
         }
     }
-    assert!(wrong.is_empty(), "UPDATE=1 takes these for right:\n{}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "UPDATE=1 takes these for right:\n{}",
+        wrong.join("\n")
+    );
     assert!(
         files
             .iter()
@@ -47,5 +65,8 @@ fn every_mistake_is_told_as_the_corpus_says() {
 fn the_readme_shows_the_file_of_the_example() {
     let readme = include_str!("../../../../../README.md");
     let example = include_str!("../../../../../examples/src/bin/orders/locks.toml");
-    assert!(readme.contains(&format!("```toml\n{example}```\n")), "the README's policies are not those of `orders`");
+    assert!(
+        readme.contains(&format!("```toml\n{example}```\n")),
+        "the README's policies are not those of `orders`"
+    );
 }

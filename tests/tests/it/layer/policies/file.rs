@@ -22,7 +22,13 @@ pub(super) struct Route {
     pub(super) parts: Vec<Part>,
 }
 
-pub(super) const METHODS: [Method; 5] = [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::DELETE];
+pub(super) const METHODS: [Method; 5] = [
+    Method::GET,
+    Method::HEAD,
+    Method::POST,
+    Method::PUT,
+    Method::DELETE,
+];
 
 impl Route {
     /// The path with its parameters called `p0` and so on; braces are doubled.
@@ -42,7 +48,11 @@ impl Route {
 
     /// The names of its parameters.
     pub(super) fn params(&self) -> Vec<String> {
-        let params = self.parts.iter().enumerate().filter(|(_, part)| !matches!(part, Part::Text(_)));
+        let params = self
+            .parts
+            .iter()
+            .enumerate()
+            .filter(|(_, part)| !matches!(part, Part::Text(_)));
         params.map(|(index, _)| format!("p{index}")).collect()
     }
 
@@ -65,16 +75,25 @@ impl Route {
 
     /// Does the path fit? Only a last parameter must not be empty.
     fn fits(&self, path: &str) -> bool {
-        let Some(path) = path.strip_prefix('/') else { return false };
+        let Some(path) = path.strip_prefix('/') else {
+            return false;
+        };
         let segments: Vec<_> = path.split('/').collect();
         for (index, part) in self.parts.iter().enumerate() {
-            let Some(segment) = segments.get(index) else { return false };
+            let Some(segment) = segments.get(index) else {
+                return false;
+            };
             let last = index + 1 == segments.len();
             let fits = match part {
                 Part::Text(text) => segment == text,
-                Part::Param(before) => segment.strip_prefix(before).is_some_and(|value| !(last && value.is_empty())),
+                Part::Param(before) => segment
+                    .strip_prefix(before)
+                    .is_some_and(|value| !(last && value.is_empty())),
                 Part::Rest(before) => {
-                    return segments[index..].join("/").strip_prefix(before).is_some_and(|rest| !rest.is_empty());
+                    return segments[index..]
+                        .join("/")
+                        .strip_prefix(before)
+                        .is_some_and(|rest| !rest.is_empty());
                 }
             };
             if !fits {
@@ -90,17 +109,25 @@ impl Route {
             Part::Text(_) => usize::MAX,
             Part::Param(before) | Part::Rest(before) => before.len(),
         };
-        let differing = self.parts.iter().zip(&other.parts).find(|(part, other)| part != other);
+        let differing = self
+            .parts
+            .iter()
+            .zip(&other.parts)
+            .find(|(part, other)| part != other);
         differing.is_some_and(|(part, other)| literal(part) > literal(other))
     }
 
     /// Could no router tell the two apart by their paths alone?
     fn contradicts(&self, other: &Self) -> bool {
-        let differing = self.parts.iter().zip(&other.parts).find(|(part, other)| part != other);
+        let differing = self
+            .parts
+            .iter()
+            .zip(&other.parts)
+            .find(|(part, other)| part != other);
         match differing {
-            Some((Part::Param(before), Part::Rest(other)) | (Part::Rest(before), Part::Param(other))) => {
-                before == other
-            }
+            Some(
+                (Part::Param(before), Part::Rest(other)) | (Part::Rest(before), Part::Param(other)),
+            ) => before == other,
             _ => false,
         }
     }
@@ -108,7 +135,10 @@ impl Route {
 
 /// Which of the routes a request is of.
 pub(super) fn meant(routes: &[Route], method: &Method, path: &str) -> Option<usize> {
-    let fitting = routes.iter().enumerate().filter(|(_, route)| route.fits(path));
+    let fitting = routes
+        .iter()
+        .enumerate()
+        .filter(|(_, route)| route.fits(path));
     let ranked = fitting.filter_map(|(index, route)| Some((route.rank(method)?, index)));
     ranked
         .reduce(|best, next| {
@@ -123,8 +153,9 @@ pub(super) fn meant(routes: &[Route], method: &Method, path: &str) -> Option<usi
 }
 
 /// Texts that could be taken for one another.
-const TEXTS: [&str; 15] =
-    ["a", "ab", "abc", "a-", "b", "export", "%61", "a%2Fb", "%2F", ".", "..", "", "{a}", "a.b", "~"];
+const TEXTS: [&str; 15] = [
+    "a", "ab", "abc", "a-", "b", "export", "%61", "a%2Fb", "%2F", ".", "..", "", "{a}", "a.b", "~",
+];
 
 fn part() -> impl Strategy<Value = Part> {
     prop_oneof![
@@ -140,26 +171,41 @@ fn route() -> impl Strategy<Value = Route> {
         1 => proptest::sample::subsequence(METHODS.to_vec(), 2..4),
     ];
     let rest = prop::option::weighted(0.25, select(vec!["", "", "a", "a-"]).prop_map(Part::Rest));
-    (methods, proptest::collection::vec(part(), 1..4), rest).prop_map(|(methods, mut parts, rest)| {
-        parts.extend(rest);
-        Route { methods, parts }
-    })
+    (methods, proptest::collection::vec(part(), 1..4), rest).prop_map(
+        |(methods, mut parts, rest)| {
+            parts.extend(rest);
+            Route { methods, parts }
+        },
+    )
 }
 
 /// Routes of one file. None contradicts another.
 pub(super) fn routes() -> impl Strategy<Value = Vec<Route>> {
-    proptest::collection::vec((route(), any::<prop::sample::Index>(), any::<bool>()), 1..10).prop_map(|many| {
+    proptest::collection::vec(
+        (route(), any::<prop::sample::Index>(), any::<bool>()),
+        1..10,
+    )
+    .prop_map(|many| {
         let mut routes: Vec<Route> = Vec::new();
         for (mut route, of, again) in many {
             // The same path for another method is what services are made of.
             if again && !routes.is_empty() {
-                route.parts.clone_from(&routes[of.index(routes.len())].parts);
+                route
+                    .parts
+                    .clone_from(&routes[of.index(routes.len())].parts);
             }
             let taken = |other: &Route| {
-                let same = other.methods.iter().any(|method| route.methods.contains(method));
-                other.parts == route.parts && (same || other.methods.is_empty() && route.methods.is_empty())
+                let same = other
+                    .methods
+                    .iter()
+                    .any(|method| route.methods.contains(method));
+                other.parts == route.parts
+                    && (same || other.methods.is_empty() && route.methods.is_empty())
             };
-            if !routes.iter().any(|other| taken(other) || other.contradicts(&route)) {
+            if !routes
+                .iter()
+                .any(|other| taken(other) || other.contradicts(&route))
+            {
                 routes.push(route);
             }
         }
@@ -169,23 +215,47 @@ pub(super) fn routes() -> impl Strategy<Value = Vec<Route>> {
 
 /// A path that somebody asks for, mostly one that fits a route, or nearly.
 pub(super) fn path(routes: &[Route]) -> impl Strategy<Value = String> + use<> {
-    let segment =
-        || select([&TEXTS[..], &["7", "a-7", "a7", "abx", "%41", "%252F", "a:b", "%00", "{}", "x%2F..", "A"]].concat());
-    let filled = (select(routes.to_vec()), proptest::collection::vec(segment(), 8)).prop_map(move |(route, values)| {
-        let segments = route.parts.iter().zip(&values).map(|(part, value)| match part {
-            Part::Text(text) => (*text).to_owned(),
-            Part::Param(before) => format!("{before}{value}"),
-            Part::Rest(before) => format!("{before}{value}/{}", values[7]),
+    let segment = || {
+        select(
+            [
+                &TEXTS[..],
+                &[
+                    "7", "a-7", "a7", "abx", "%41", "%252F", "a:b", "%00", "{}", "x%2F..", "A",
+                ],
+            ]
+            .concat(),
+        )
+    };
+    let filled = (
+        select(routes.to_vec()),
+        proptest::collection::vec(segment(), 8),
+    )
+        .prop_map(move |(route, values)| {
+            let segments = route
+                .parts
+                .iter()
+                .zip(&values)
+                .map(|(part, value)| match part {
+                    Part::Text(text) => (*text).to_owned(),
+                    Part::Param(before) => format!("{before}{value}"),
+                    Part::Rest(before) => format!("{before}{value}/{}", values[7]),
+                });
+            segments
+                .map(|segment| format!("/{segment}"))
+                .collect::<String>()
         });
-        segments.map(|segment| format!("/{segment}")).collect::<String>()
-    });
-    let any = proptest::collection::vec(segment(), 1..5).prop_map(|segments| format!("/{}", segments.join("/")));
+    let any = proptest::collection::vec(segment(), 1..5)
+        .prop_map(|segments| format!("/{}", segments.join("/")));
     let twisted = (filled, 0..8_u8, segment()).prop_map(|(path, twist, segment)| match twist {
         0 => path + "/",
         1 => path.replacen('/', "//", 1),
         2 => format!("{path}/{segment}"),
-        3 => path.rsplit_once('/').map_or("/".into(), |(before, _)| format!("{before}/{segment}")),
-        4 => path.rsplit_once('/').map_or("/".into(), |(before, _)| before.to_owned() + "/"),
+        3 => path
+            .rsplit_once('/')
+            .map_or("/".into(), |(before, _)| format!("{before}/{segment}")),
+        4 => path
+            .rsplit_once('/')
+            .map_or("/".into(), |(before, _)| before.to_owned() + "/"),
         _ => path,
     });
     prop_oneof![4 => twisted, 1 => any]
@@ -193,7 +263,13 @@ pub(super) fn path(routes: &[Route]) -> impl Strategy<Value = String> + use<> {
 
 pub(super) fn method() -> impl Strategy<Value = Method> {
     let unknown = Method::from_bytes(b"PURGE").unwrap();
-    select([&METHODS[..], &[Method::OPTIONS, Method::PATCH, Method::CONNECT, unknown]].concat())
+    select(
+        [
+            &METHODS[..],
+            &[Method::OPTIONS, Method::PATCH, Method::CONNECT, unknown],
+        ]
+        .concat(),
+    )
 }
 
 /// As a basic string of TOML.

@@ -91,7 +91,8 @@ fn said() -> impl Strategy<Value = Said> {
 
 impl Said {
     fn written(&self) -> String {
-        let seconds = |field: &str, said: Option<u64>| said.map(|said| format!("{field} = \"{said}s\"\n"));
+        let seconds =
+            |field: &str, said: Option<u64>| said.map(|said| format!("{field} = \"{said}s\"\n"));
         let flag = |field: &str, said: Option<bool>| said.map(|said| format!("{field} = {said}\n"));
         let wait = match self.wait {
             Some(None) => Some("no_wait = true\n".to_owned()),
@@ -99,8 +100,9 @@ impl Said {
             None => None,
         };
         let statuses = ROWS.iter().zip(self.statuses);
-        let statuses: Vec<_> =
-            statuses.filter_map(|((row, _), said)| said.map(|status| format!("{row} = {status}"))).collect();
+        let statuses: Vec<_> = statuses
+            .filter_map(|((row, _), said)| said.map(|status| format!("{row} = {status}")))
+            .collect();
         let lines = [
             seconds("lease", self.lease),
             wait,
@@ -113,8 +115,18 @@ impl Said {
             flag("no_renew", self.no_renew),
             seconds("min_hold", self.min_hold),
             seconds("max_hold", self.max_hold),
-            self.max_waiters.map(|most| format!("max_waiters = {most}\n")),
-            self.hold.map(|hold| format!("hold = {:?}\n", if hold == Hold::Body { "body" } else { "response" })),
+            self.max_waiters
+                .map(|most| format!("max_waiters = {most}\n")),
+            self.hold.map(|hold| {
+                format!(
+                    "hold = {:?}\n",
+                    if hold == Hold::Body {
+                        "body"
+                    } else {
+                        "response"
+                    }
+                )
+            }),
             seconds("retry_after", self.retry_after),
             flag("fail_open", self.fail_open),
             (!statuses.is_empty()).then(|| format!("status = {{ {} }}\n", statuses.join(", "))),
@@ -143,13 +155,25 @@ fn policy(name: &str, all: &[&Said]) -> Policy {
         None => spec.wait(Duration::from_secs(2)),
     };
     if let Some(reentrant) = first(all, |said| said.reentrant) {
-        spec = if reentrant { spec.reentrant() } else { spec.no_reentrant() };
+        spec = if reentrant {
+            spec.reentrant()
+        } else {
+            spec.no_reentrant()
+        };
     }
     if let Some(strict) = first(all, |said| said.strict_order) {
-        spec = if strict { spec.strict_order() } else { spec.no_strict_order() };
+        spec = if strict {
+            spec.strict_order()
+        } else {
+            spec.no_strict_order()
+        };
     }
     if let Some(no_renew) = first(all, |said| said.no_renew) {
-        spec = if no_renew { spec.no_renew() } else { spec.renew() };
+        spec = if no_renew {
+            spec.no_renew()
+        } else {
+            spec.renew()
+        };
     }
     if let Some(min_hold) = seconds(|said| said.min_hold) {
         spec = spec.min_hold(min_hold);

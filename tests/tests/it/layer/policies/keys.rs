@@ -49,12 +49,15 @@ struct Values {
 
 fn key() -> impl Strategy<Value = Key> {
     let between = select(vec!["", "", ":", "/", "-", "x", "%", "{{", "%.", "%2F"]);
-    let beside = proptest::sample::subsequence(vec![Beside::Header, Beside::Query, Beside::Method], 0..=3);
-    (any::<bool>(), proptest::collection::vec(between, 8), beside).prop_map(|(by_path, between, beside)| Key {
-        by_path,
-        between,
-        beside,
-    })
+    let beside =
+        proptest::sample::subsequence(vec![Beside::Header, Beside::Query, Beside::Method], 0..=3);
+    (any::<bool>(), proptest::collection::vec(between, 8), beside).prop_map(
+        |(by_path, between, beside)| Key {
+            by_path,
+            between,
+            beside,
+        },
+    )
 }
 
 /// Values that could be taken for others, or for what is between them.
@@ -69,18 +72,28 @@ fn values() -> impl Strategy<Value = Values> {
     // A header cannot begin or end with a blank, nor have what is no text.
     let header = "[1x:/%.{}-]{1,3}";
     let method = select(vec![Method::GET, Method::POST, Method::HEAD]);
-    (proptest::collection::vec(value(), 5), header, value(), method).prop_map(|(path, header, query, method)| Values {
-        path,
+    (
+        proptest::collection::vec(value(), 5),
         header,
-        query,
+        value(),
         method,
-    })
+    )
+        .prop_map(|(path, header, query, method)| Values {
+            path,
+            header,
+            query,
+            method,
+        })
 }
 
 impl Key {
     /// The template, and the places that it has: by the names of the path's parameters, then what is beside.
     fn template(&self, number: usize, route: &Route) -> String {
-        let mut template = if self.by_path { "{matched_path}:".to_owned() } else { format!("r{number}:") };
+        let mut template = if self.by_path {
+            "{matched_path}:".to_owned()
+        } else {
+            format!("r{number}:")
+        };
         let mut between = self.between.iter();
         let params = route.params().into_iter();
         let beside = self.beside.iter().map(|beside| match beside {
@@ -101,7 +114,11 @@ impl Key {
             Beside::Query => values.query.clone(),
             Beside::Method => values.method.to_string(),
         });
-        values.path[..route.params().len()].iter().cloned().chain(beside).collect()
+        values.path[..route.params().len()]
+            .iter()
+            .cloned()
+            .chain(beside)
+            .collect()
     }
 
     /// The same key by the writer.
@@ -113,7 +130,9 @@ impl Key {
             writer.lit(&format!("r{number}:"));
         }
         for (between, value) in self.between.iter().zip(self.of(route, values)) {
-            writer.lit(&between.replace("{{", "{")).arg(format_args!("{value}"));
+            writer
+                .lit(&between.replace("{{", "{"))
+                .arg(format_args!("{value}"));
         }
         writer.finish().unwrap()
     }
@@ -130,7 +149,10 @@ fn request(route: &Route, values: &Values, encoded: &'static AsciiSet) -> Reques
         match part {
             Part::Text(text) => path += &format!("/{text}"),
             Part::Param(before) | Part::Rest(before) => {
-                path += &format!("/{before}{}", utf8_percent_encode(value.next().unwrap(), encoded));
+                path += &format!(
+                    "/{before}{}",
+                    utf8_percent_encode(value.next().unwrap(), encoded)
+                );
             }
         }
     }
@@ -146,7 +168,11 @@ fn request(route: &Route, values: &Values, encoded: &'static AsciiSet) -> Reques
 /// The lock that a layer has taken for a request.
 async fn locked(app: &Router, request: Request) -> Option<LockKey> {
     let response: Response = app.clone().oneshot(request).await.unwrap();
-    response.extensions().get::<Option<LockKey>>().cloned().flatten()
+    response
+        .extensions()
+        .get::<Option<LockKey>>()
+        .cloned()
+        .flatten()
 }
 
 proptest! {
@@ -239,18 +265,29 @@ proptest! {
 /// The handler and the policy read the path alike: what is locked is what is worked on.
 #[tokio::test]
 async fn a_handler_is_told_the_values_that_its_lock_has() {
-    let policies = LockPolicies::from_toml_str(r#"routes."/a/{x}/{*rest}" = { key = "{x}:{rest}" }"#).unwrap();
+    let policies =
+        LockPolicies::from_toml_str(r#"routes."/a/{x}/{*rest}" = { key = "{x}:{rest}" }"#).unwrap();
     let handler = async |Path((x, rest)): Path<(String, String)>, lock: HeldLock| {
         let mut key = KeyWriter::new();
-        key.arg(format_args!("{x}")).lit(":").arg(format_args!("{rest}"));
+        key.arg(format_args!("{x}"))
+            .lit(":")
+            .arg(format_args!("{rest}"));
         assert_eq!(*lock.key(), key.finish().unwrap());
         Extension(Some(lock.key().clone()))
     };
     let app = Router::new().route("/a/{x}/{*rest}", routing::any(handler));
     let app = app.layer(PolicyLayer::new(LockClient::in_memory(), policies));
-    for path in
-        ["/a/1/2", "/a/%31/2", "/a/1%2F2/3", "/a//x", "/a/%2F/%2F", "/a/./../b", "/a/+/%20", "/a/%25/%2525", "/a/1//"]
-    {
+    for path in [
+        "/a/1/2",
+        "/a/%31/2",
+        "/a/1%2F2/3",
+        "/a//x",
+        "/a/%2F/%2F",
+        "/a/./../b",
+        "/a/+/%20",
+        "/a/%25/%2525",
+        "/a/1//",
+    ] {
         let request = Request::post(path).body(Body::empty()).unwrap();
         assert!(locked(&app, request).await.is_some(), "{path}");
     }

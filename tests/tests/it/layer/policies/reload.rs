@@ -28,7 +28,9 @@ async fn who_waits_and_who_holds_goes_on_under_the_policy_that_it_began_with() {
     let locks = LockClient::in_memory();
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("locks.toml");
-    let write = |says: &str| std::fs::write(&file, format!("routes.'/orders/{{id}}' = {{ {says} }}")).unwrap();
+    let write = |says: &str| {
+        std::fs::write(&file, format!("routes.'/orders/{{id}}' = {{ {says} }}")).unwrap()
+    };
     write("key = 'order:{id}', wait = '1h', hold = 'response'");
     let policies = LockPolicies::from_file(&file).unwrap();
     let (entered, leave) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
@@ -49,19 +51,31 @@ async fn who_waits_and_who_holds_goes_on_under_the_policy_that_it_began_with() {
     let waits = server.send("POST", "/orders/7", &[]).await;
     // Whoever comes on a connection of its own comes in any order, so the line is asked whether it stands there.
     let stands = async {
-        let probe = || locks.exclusive("order:7").max_waiters(0).wait(Duration::from_millis(1));
+        let probe = || {
+            locks
+                .exclusive("order:7")
+                .max_waiters(0)
+                .wait(Duration::from_millis(1))
+        };
         while !matches!(probe().acquire().await, Err(error) if error.code() == "overloaded") {}
     };
     timeout(PROMPTLY, stands).await.expect("it waits");
 
     write("key = 'order:{id}', no_wait = true, status = { busy = 423 }");
     policies.reload().unwrap();
-    let response = timeout(PROMPTLY, server.post("/orders/7")).await.expect("it does not wait any more");
-    assert_eq!((response.status, response.problem().as_str()), (423, "contended"));
+    let response = timeout(PROMPTLY, server.post("/orders/7"))
+        .await
+        .expect("it does not wait any more");
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (423, "contended")
+    );
     write("skip = true");
     policies.reload().unwrap();
     let skipped = server.send("POST", "/orders/7", &[]).await;
-    timeout(PROMPTLY, enters()).await.expect("it does not ask for the lock");
+    timeout(PROMPTLY, enters())
+        .await
+        .expect("it does not ask for the lock");
     leave.add_permits(3);
     assert_eq!(skipped.response().await.unwrap().body, "none");
     assert_eq!(holds.response().await.unwrap().body, "order:7");
@@ -88,8 +102,15 @@ async fn no_request_that_comes_after_a_reload_is_served_as_before() {
 async fn a_storm_with_reloads_in_it_loses_none() {
     const REQUESTS: usize = 400;
     let text = |number: usize| {
-        let extra = ["hold = 'body'", "mode = 'write'", "max_waiters = 1000", "lease = '20s'"][number % 4];
-        format!("routes.'/orders/{{id}}' = {{ name = 'v{number}', key = 'order:{{id}}', wait = '1h', {extra} }}")
+        let extra = [
+            "hold = 'body'",
+            "mode = 'write'",
+            "max_waiters = 1000",
+            "lease = '20s'",
+        ][number % 4];
+        format!(
+            "routes.'/orders/{{id}}' = {{ name = 'v{number}', key = 'order:{{id}}', wait = '1h', {extra} }}"
+        )
     };
     let policies = LockPolicies::from_toml_str(&text(0)).unwrap();
     let inside = Arc::new(AtomicUsize::new(0));

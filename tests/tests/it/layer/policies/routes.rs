@@ -24,12 +24,19 @@ type App = BoxCloneSyncService<Request, Response, Infallible>;
 
 /// A file in which each route locks its own name, or is skipped.
 fn file(prefix: &str, routes: &[Route], skipped: &[bool]) -> LockPolicies {
-    let lines = routes.iter().zip(skipped).enumerate().map(|(index, (route, skipped))| {
-        let written = route.written().replacen('/', &format!("{prefix}/"), 1);
-        let says =
-            if *skipped { "skip = true".into() } else { format!("name = 'r{index}', key = 'r{index}', global = true") };
-        format!("routes.{} = {{ {says} }}\n", quoted(&written))
-    });
+    let lines = routes
+        .iter()
+        .zip(skipped)
+        .enumerate()
+        .map(|(index, (route, skipped))| {
+            let written = route.written().replacen('/', &format!("{prefix}/"), 1);
+            let says = if *skipped {
+                "skip = true".into()
+            } else {
+                format!("name = 'r{index}', key = 'r{index}', global = true")
+            };
+            format!("routes.{} = {{ {says} }}\n", quoted(&written))
+        });
     let text: String = lines.collect();
     LockPolicies::from_toml_str(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
@@ -79,7 +86,10 @@ fn handlers(routes: &[Route], of: &[usize]) -> MethodRouter {
     let mut handlers = MethodRouter::new();
     for index in of.iter().copied() {
         let handler = async move |lock: Option<HeldLock>| {
-            Extension(Served { route: index, key: lock.map(|lock| lock.key().to_string()) })
+            Extension(Served {
+                route: index,
+                key: lock.map(|lock| lock.key().to_string()),
+            })
         };
         handlers = match &routes[index].methods[..] {
             [] => handlers.merge(routing::any(handler)),
@@ -110,7 +120,10 @@ fn router(
     each: impl Fn(MethodRouter) -> MethodRouter,
     with: impl Fn(usize) -> bool,
 ) -> Router {
-    let paths = paths(routes).into_iter().enumerate().filter(|(number, _)| with(*number));
+    let paths = paths(routes)
+        .into_iter()
+        .enumerate()
+        .filter(|(number, _)| with(*number));
     paths.fold(Router::new(), |router, (_, (path, of))| {
         router.route(&format!("{below}{path}"), each(handlers(routes, &of)))
     })
@@ -137,18 +150,58 @@ fn apps(routes: &[Route], lock: &PolicyLayer) -> Vec<(&'static str, App)> {
         ("layer", service(flat().layer(lock.clone()))),
         ("route_layer", service(flat().route_layer(lock.clone()))),
         ("around the finished router", boxed(lock.layer(flat()))),
-        ("in a ServiceBuilder", boxed(ServiceBuilder::new().layer(lock.clone()).service(flat()))),
-        ("on each path", service(router(routes, "/n", |handlers| handlers.layer(lock.clone()), all))),
-        ("nested, outside", service(Router::new().nest("/n", inner()).layer(lock.clone()))),
-        ("nested, inside", service(Router::new().nest("/n", inner().layer(lock.clone())))),
-        ("nested, around", boxed(lock.layer(Router::new().nest("/n", inner())))),
-        ("nested service, outside", service(Router::new().nest_service("/n", inner()).layer(lock.clone()))),
-        ("nested service, inside", service(Router::new().nest_service("/n", inner().layer(lock.clone())))),
-        ("nested service, around", boxed(lock.layer(Router::new().nest_service("/n", lock.clone().layer(inner()))))),
-        ("nested service of a layer", service(Router::new().nest_service("/n", lock.layer(inner())))),
+        (
+            "in a ServiceBuilder",
+            boxed(ServiceBuilder::new().layer(lock.clone()).service(flat())),
+        ),
+        (
+            "on each path",
+            service(router(
+                routes,
+                "/n",
+                |handlers| handlers.layer(lock.clone()),
+                all,
+            )),
+        ),
+        (
+            "nested, outside",
+            service(Router::new().nest("/n", inner()).layer(lock.clone())),
+        ),
+        (
+            "nested, inside",
+            service(Router::new().nest("/n", inner().layer(lock.clone()))),
+        ),
+        (
+            "nested, around",
+            boxed(lock.layer(Router::new().nest("/n", inner()))),
+        ),
+        (
+            "nested service, outside",
+            service(
+                Router::new()
+                    .nest_service("/n", inner())
+                    .layer(lock.clone()),
+            ),
+        ),
+        (
+            "nested service, inside",
+            service(Router::new().nest_service("/n", inner().layer(lock.clone()))),
+        ),
+        (
+            "nested service, around",
+            boxed(lock.layer(Router::new().nest_service("/n", lock.clone().layer(inner())))),
+        ),
+        (
+            "nested service of a layer",
+            service(Router::new().nest_service("/n", lock.layer(inner()))),
+        ),
         (
             "merged",
-            service(router(routes, "/n", plain, even).merge(router(routes, "/n", plain, odd)).layer(lock.clone())),
+            service(
+                router(routes, "/n", plain, even)
+                    .merge(router(routes, "/n", plain, odd))
+                    .layer(lock.clone()),
+            ),
         ),
         (
             "merged, each by itself",
@@ -158,15 +211,28 @@ fn apps(routes: &[Route], lock: &PolicyLayer) -> Vec<(&'static str, App)> {
                     .merge(router(routes, "/n", plain, odd).layer(lock.clone())),
             ),
         ),
-        ("fallback service", service(Router::new().fallback_service(flat().layer(lock.clone())))),
-        ("fallback service, outside", service(Router::new().fallback_service(flat()).layer(lock.clone()))),
-        ("fallback", service(flat().fallback(async || "404").layer(lock.clone()))),
+        (
+            "fallback service",
+            service(Router::new().fallback_service(flat().layer(lock.clone()))),
+        ),
+        (
+            "fallback service, outside",
+            service(Router::new().fallback_service(flat()).layer(lock.clone())),
+        ),
+        (
+            "fallback",
+            service(flat().fallback(async || "404").layer(lock.clone())),
+        ),
     ]
 }
 
 /// Who has served the request, and under which lock.
 async fn asked(app: &App, method: &Method, path: &str) -> Option<Served> {
-    let request = Request::builder().method(method).uri(path.parse::<Uri>().unwrap()).body(Body::empty()).unwrap();
+    let request = Request::builder()
+        .method(method)
+        .uri(path.parse::<Uri>().unwrap())
+        .body(Body::empty())
+        .unwrap();
     let response = app.clone().oneshot(request).await.unwrap();
     response.extensions().get().cloned()
 }

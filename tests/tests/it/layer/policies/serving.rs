@@ -65,15 +65,27 @@ async fn a_refusal_has_the_status_of_its_policy() {
         ("/many/7", 429, "Too Many Requests", "7"),
     ] {
         let response = server.post(path).await;
-        assert_eq!((response.status, response.problem().as_str()), (status, "contended"));
-        assert_eq!((title(&response).as_str(), response.header("retry-after")), (phrase, Some(after)));
+        assert_eq!(
+            (response.status, response.problem().as_str()),
+            (status, "contended")
+        );
+        assert_eq!(
+            (title(&response).as_str(), response.header("retry-after")),
+            (phrase, Some(after))
+        );
         // gRPC is told the same as ever.
         let response = server.post_with(path, GRPC).await;
-        assert_eq!((response.status, response.header("grpc-status")), (200, Some("10")));
+        assert_eq!(
+            (response.status, response.header("grpc-status")),
+            (200, Some("10"))
+        );
     }
     // Its policy has been found, though not its lock.
     let response = server.post("/tenant/7").await;
-    assert_eq!((response.status, response.problem().as_str()), (422, "missing_header"));
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (422, "missing_header")
+    );
 }
 
 #[tokio::test]
@@ -90,14 +102,21 @@ async fn who_does_not_wait_and_who_is_one_too_many_is_told_at_once() {
     "#;
     let server = serve(&locks, text).await;
     let held = locks.exclusive("order:7").acquire().await.unwrap();
-    let response = timeout(PROMPTLY, server.post("/not/7")).await.expect("it is refused at once");
+    let response = timeout(PROMPTLY, server.post("/not/7"))
+        .await
+        .expect("it is refused at once");
     assert_eq!(response.problem(), "contended");
     assert_eq!(server.post("/short/7").await.problem(), "wait_timeout");
     // One may wait, the other is one too many.
     let (first, second) = (pin!(server.post("/waits/7")), pin!(server.post("/waits/7")));
-    let refused = timeout(PROMPTLY, future::select(first, second)).await.expect("one is refused at once");
+    let refused = timeout(PROMPTLY, future::select(first, second))
+        .await
+        .expect("one is refused at once");
     let (response, waiting) = refused.factor_first();
-    assert_eq!((response.status, response.problem().as_str()), (503, "overloaded"));
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (503, "overloaded")
+    );
     // Of another key there is nobody yet.
     assert_eq!(server.post("/waits/8").await.body, "order:8");
     held.release().await.unwrap();
@@ -130,14 +149,25 @@ async fn readers_and_permits_are_served_together() {
         .layer(layer(&locks, text));
     let server = Server::start(app).await;
     for path in ["/read/7", "/permits/7"] {
-        let (one, other) = (server.send("POST", path, &[]).await, server.send("POST", path, &[]).await);
+        let (one, other) = (
+            server.send("POST", path, &[]).await,
+            server.send("POST", path, &[]).await,
+        );
         // Both are in the handler, and nobody writes meanwhile.
-        timeout(PROMPTLY, both.wait()).await.expect("they are served together");
+        timeout(PROMPTLY, both.wait())
+            .await
+            .expect("they are served together");
         if path == "/read/7" {
             assert_eq!(server.post("/write/7").await.problem(), "contended");
         }
         leave.notify_waiters();
-        assert_eq!((one.response().await.unwrap().status, other.response().await.unwrap().status), (200, 200));
+        assert_eq!(
+            (
+                one.response().await.unwrap().status,
+                other.response().await.unwrap().status
+            ),
+            (200, 200)
+        );
     }
     assert_eq!(server.post("/write/7").await.body, "written");
 }
@@ -172,10 +202,26 @@ async fn a_lock_that_is_held_for_the_body_is_held_until_its_last_frame() {
     for (path, is_held) in [("/body/7", true), ("/response/7", false)] {
         let sent = server.send("GET", path, &[]).await;
         half.notified().await;
-        assert_eq!(locks.exclusive("report:7").try_acquire().await.unwrap().is_none(), is_held, "{path}");
+        assert_eq!(
+            locks
+                .exclusive("report:7")
+                .try_acquire()
+                .await
+                .unwrap()
+                .is_none(),
+            is_held,
+            "{path}"
+        );
         rest.notify_one();
         assert!(sent.response().await.unwrap().body.contains("second"));
-        assert!(locks.exclusive("report:7").wait(PROMPTLY).acquire().await.is_ok());
+        assert!(
+            locks
+                .exclusive("report:7")
+                .wait(PROMPTLY)
+                .acquire()
+                .await
+                .is_ok()
+        );
     }
 }
 
@@ -202,9 +248,15 @@ async fn a_policy_that_fails_open_serves_without_the_store_and_others_do_not() {
     redis.kill();
     assert_eq!(server.post("/open/7").await.body, "none");
     let response = server.post("/shut/7").await;
-    assert_eq!((response.status, response.problem().as_str()), (503, "unavailable"));
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (503, "unavailable")
+    );
     let response = server.post("/again/7").await;
-    assert_eq!((response.status, title(&response).as_str()), (502, "Bad Gateway"));
+    assert_eq!(
+        (response.status, title(&response).as_str()),
+        (502, "Bad Gateway")
+    );
 }
 
 #[tokio::test]
@@ -227,8 +279,18 @@ async fn a_reentrant_policy_enters_the_lock_of_a_layer_further_out() {
     let server = Server::start(app).await;
     assert_eq!(server.post("/again/7").await.body, "order:7");
     let response = server.post("/once/7").await;
-    assert_eq!((response.status, response.problem().as_str()), (500, "would_deadlock"));
-    assert!(locks.exclusive("order:7").try_acquire().await.unwrap().is_some());
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (500, "would_deadlock")
+    );
+    assert!(
+        locks
+            .exclusive("order:7")
+            .try_acquire()
+            .await
+            .unwrap()
+            .is_some()
+    );
 }
 
 #[tokio::test]
@@ -244,14 +306,28 @@ async fn a_refusal_in_other_words_knows_the_policy() {
     "#;
     let layer = layer(&locks, text).on_reject(|refusal: &Refusal<'_>| {
         let body = Bytes::from(format!("{}: {}", refusal.policy().name(), refusal.code()));
-        HttpResponse::builder().status(refusal.status()).body(body).unwrap()
+        HttpResponse::builder()
+            .status(refusal.status())
+            .body(body)
+            .unwrap()
     });
     let server = Server::start(Router::new().fallback(named).layer(layer)).await;
     let _held = locks.exclusive("order:7").acquire().await.unwrap();
     let response = server.post("/orders/7").await;
-    assert_eq!((response.status, response.body.as_str()), (423, "pay: contended"));
-    let response = server.send("PUT", "/orders/7", &[]).await.response().await.unwrap();
-    assert_eq!((response.status, response.body.as_str()), (423, "/orders/{id}: contended"));
+    assert_eq!(
+        (response.status, response.body.as_str()),
+        (423, "pay: contended")
+    );
+    let response = server
+        .send("PUT", "/orders/7", &[])
+        .await
+        .response()
+        .await
+        .unwrap();
+    assert_eq!(
+        (response.status, response.body.as_str()),
+        (423, "/orders/{id}: contended")
+    );
 }
 
 #[tokio::test]
@@ -263,12 +339,20 @@ async fn a_lock_ends_when_its_policy_says() {
         "/long/{id}" = { key = "order:{id}", min_hold = "1h", no_wait = true }
     "#;
     let app = Router::new()
-        .route("/short/{id}", post(async || std::future::pending::<()>().await))
+        .route(
+            "/short/{id}",
+            post(async || std::future::pending::<()>().await),
+        )
         .route("/long/{id}", post(named))
         .layer(layer(&locks, text));
     let server = Server::start(app).await;
-    let response = timeout(PROMPTLY, server.post("/short/7")).await.expect("the lock ends");
-    assert_eq!((response.status, response.problem().as_str()), (504, "lost_max_hold"));
+    let response = timeout(PROMPTLY, server.post("/short/7"))
+        .await
+        .expect("the lock ends");
+    assert_eq!(
+        (response.status, response.problem().as_str()),
+        (504, "lost_max_hold")
+    );
     assert_eq!(server.post("/long/7").await.body, "order:7");
     assert_eq!(server.post("/long/7").await.problem(), "contended");
 }
@@ -284,17 +368,39 @@ async fn a_method_of_grpc_has_its_policy() {
         "/shop.Inventory/{method}" = { key = "{grpc.service}:{grpc.method}" }
         "/shop.Inventory/Watch" = { skip = true }
     "#;
-    let app = Router::new().route("/shop.Inventory/{method}", any(named)).layer(layer(&locks, text));
+    let app = Router::new()
+        .route("/shop.Inventory/{method}", any(named))
+        .layer(layer(&locks, text));
     let server = Server::start(app).await;
     let item = [GRPC[0], ("x-item", "42")];
-    assert_eq!(server.post_with("/shop.Inventory/Reserve", &item).await.body, "item:42");
-    assert_eq!(server.post_with("/shop.Inventory/Release", GRPC).await.body, "shop.Inventory:Release");
-    assert_eq!(server.post_with("/shop.Inventory/Watch", GRPC).await.body, "none");
+    assert_eq!(
+        server
+            .post_with("/shop.Inventory/Reserve", &item)
+            .await
+            .body,
+        "item:42"
+    );
+    assert_eq!(
+        server.post_with("/shop.Inventory/Release", GRPC).await.body,
+        "shop.Inventory:Release"
+    );
+    assert_eq!(
+        server.post_with("/shop.Inventory/Watch", GRPC).await.body,
+        "none"
+    );
     let response = server.post_with("/shop.Inventory/Reserve", GRPC).await;
-    assert_eq!((response.status, response.header("grpc-status")), (200, Some("3")), "INVALID_ARGUMENT");
+    assert_eq!(
+        (response.status, response.header("grpc-status")),
+        (200, Some("3")),
+        "INVALID_ARGUMENT"
+    );
     let _held = locks.exclusive("item:42").acquire().await.unwrap();
     let response = server.post_with("/shop.Inventory/Reserve", &item).await;
-    assert_eq!((response.status, response.header("grpc-status")), (200, Some("10")), "ABORTED");
+    assert_eq!(
+        (response.status, response.header("grpc-status")),
+        (200, Some("10")),
+        "ABORTED"
+    );
 }
 
 /// One path in many ways, as it comes over the wire, below a router that is nested in every way.
@@ -310,12 +416,18 @@ async fn no_way_to_write_a_path_gets_to_a_locked_handler_without_its_lock() {
     let locks = LockClient::in_memory();
     let lock = layer(&locks, text);
     let told = async |lock: Option<HeldLock>| [("x-lock", named(lock).await)];
-    let inner =
-        || Router::new().route("/orders/{id}", get(told)).route("/files/{*rest}", any(told)).route("/", get(told));
+    let inner = || {
+        Router::new()
+            .route("/orders/{id}", get(told))
+            .route("/files/{*rest}", any(told))
+            .route("/", get(told))
+    };
     let apps = [
         Router::new().nest("/api", inner()).layer(lock.clone()),
         Router::new().nest("/api", inner().layer(lock.clone())),
-        Router::new().nest_service("/api", inner()).layer(lock.clone()),
+        Router::new()
+            .nest_service("/api", inner())
+            .layer(lock.clone()),
         Router::new().nest_service("/api", inner().layer(lock.clone())),
         Router::new().nest_service("/api", lock.layer(inner())),
         Router::new().fallback_service(lock.layer(Router::new().nest("/api", inner()))),
@@ -365,11 +477,22 @@ async fn no_way_to_write_a_path_gets_to_a_locked_handler_without_its_lock() {
         let server = Server::start(app).await;
         for method in ["GET", "HEAD", "POST", "OPTIONS", "PURGE"] {
             for path in paths {
-                let Some(response) = server.send(method, path, &[]).await.response().await else { continue };
-                assert_ne!(response.header("x-lock"), Some("none"), "{method} {path}: {response:?}");
+                let Some(response) = server.send(method, path, &[]).await.response().await else {
+                    continue;
+                };
+                assert_ne!(
+                    response.header("x-lock"),
+                    Some("none"),
+                    "{method} {path}: {response:?}"
+                );
             }
         }
-        let response = server.send("GET", "/api/orders/%37", &[]).await.response().await.unwrap();
+        let response = server
+            .send("GET", "/api/orders/%37", &[])
+            .await
+            .response()
+            .await
+            .unwrap();
         assert_eq!(response.header("x-lock"), Some("order:7"));
     }
 }

@@ -141,9 +141,13 @@ const NASTY: &[&str] = &[
 
 /// The corpus, good and bad.
 static FILES: LazyLock<Vec<String>> = LazyLock::new(|| {
-    let files = fs::read_dir(CORPUS).unwrap().map(|entry| entry.unwrap().path());
+    let files = fs::read_dir(CORPUS)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
     let texts = files.filter(|file| file.extension().is_some_and(|ending| ending == "toml"));
-    let mut texts: Vec<_> = texts.map(|file| fs::read_to_string(file).unwrap()).collect();
+    let mut texts: Vec<_> = texts
+        .map(|file| fs::read_to_string(file).unwrap())
+        .collect();
     texts.sort();
     texts.push(include_str!("../../../../../examples/src/bin/orders/locks.toml").to_owned());
     texts
@@ -219,8 +223,15 @@ fn is_taken_or_told(text: &str) {
     let before = served.find(&Method::GET, "/served").unwrap();
     match LockPolicies::from_toml_str(text) {
         Ok(policies) => {
-            for path in ["", "*", "/", "/a", "/a/7", "/a-7/", "/{}", "/é", "//", "/served"] {
-                for method in [Method::GET, Method::HEAD, Method::POST, Method::from_bytes(b"PURGE").unwrap()] {
+            for path in [
+                "", "*", "/", "/a", "/a/7", "/a-7/", "/{}", "/é", "//", "/served",
+            ] {
+                for method in [
+                    Method::GET,
+                    Method::HEAD,
+                    Method::POST,
+                    Method::from_bytes(b"PURGE").unwrap(),
+                ] {
                     policies.find(&method, path);
                 }
             }
@@ -230,18 +241,30 @@ fn is_taken_or_told(text: &str) {
             let mistakes = error.all();
             assert!(!mistakes.is_empty(), "{text:?}");
             assert_eq!(error.to_string().lines().count(), mistakes.len(), "{error}");
-            assert!(mistakes.is_sorted_by_key(|mistake| (mistake.line, mistake.column)), "{error}");
+            assert!(
+                mistakes.is_sorted_by_key(|mistake| (mistake.line, mistake.column)),
+                "{error}"
+            );
             let lines: Vec<_> = text.split('\n').collect();
             for mistake in mistakes {
-                assert!((1..=lines.len()).contains(&mistake.line), "{mistake:?} of {text:?}");
+                assert!(
+                    (1..=lines.len()).contains(&mistake.line),
+                    "{mistake:?} of {text:?}"
+                );
                 // What is missing at the end of a line is one after it.
                 let columns = 1..=lines[mistake.line - 1].chars().count() + 1;
                 assert!(columns.contains(&mistake.column), "{mistake:?} of {text:?}");
-                assert!(!mistake.message.is_empty() && !mistake.message.contains(char::is_control), "{mistake:?}");
+                assert!(
+                    !mistake.message.is_empty() && !mistake.message.contains(char::is_control),
+                    "{mistake:?}"
+                );
             }
             assert!(served.replace(text).is_err());
             let after = served.find(&Method::GET, "/served").unwrap();
-            assert!(Arc::ptr_eq(&before, &after), "a bad text has changed something: {text:?}");
+            assert!(
+                Arc::ptr_eq(&before, &after),
+                "a bad text has changed something: {text:?}"
+            );
         }
     }
 }
@@ -303,7 +326,14 @@ fn depth_and_length_are_no_reason_to_fall() {
         ("é", ""),
     ] {
         let nested = open.repeat(many) + &close.repeat(many);
-        for before in ["", "[", "a = ", "[routes.\"/a\"]\nkey = ", "[routes.\"/a\"]\nstatus = ", "[routes.\"/a\"]\n"] {
+        for before in [
+            "",
+            "[",
+            "a = ",
+            "[routes.\"/a\"]\nkey = ",
+            "[routes.\"/a\"]\nstatus = ",
+            "[routes.\"/a\"]\n",
+        ] {
             is_taken_or_told(&format!("{before}{nested}"));
         }
     }
@@ -311,7 +341,9 @@ fn depth_and_length_are_no_reason_to_fall() {
     is_taken_or_told(&format!("[routes.\"/{long}\"]\nkey = \"{{header.x}}\""));
     is_taken_or_told(&format!("[routes.\"/a\"]\nkey = \"{long}{{header.x}}\""));
     for params in [24, 25, 26, 27, 100] {
-        let path: String = (0..params).map(|number| format!("/{{p{number}}}")).collect();
+        let path: String = (0..params)
+            .map(|number| format!("/{{p{number}}}"))
+            .collect();
         is_taken_or_told(&format!("[routes.\"{path}\"]\nkey = \"{{p0}}\""));
         is_taken_or_told(&format!("[routes.\"{path}/{{*rest}}\"]\nkey = \"{{p0}}\""));
     }
@@ -319,7 +351,10 @@ fn depth_and_length_are_no_reason_to_fall() {
 
 #[test]
 fn a_byte_order_mark_and_other_line_ends_change_nothing() {
-    for file in FILES.iter().filter(|file| LockPolicies::from_toml_str(file).is_ok()) {
+    for file in FILES
+        .iter()
+        .filter(|file| LockPolicies::from_toml_str(file).is_ok())
+    {
         for text in [format!("\u{feff}{file}"), file.replace('\n', "\r\n")] {
             LockPolicies::from_toml_str(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
         }

@@ -25,7 +25,10 @@ use super::{
 };
 
 fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 /// Answers with the name of the lock it is served under.
@@ -34,12 +37,20 @@ async fn named(lock: Option<HeldLock>) -> String {
 }
 
 async fn said(response: Response) -> String {
-    String::from_utf8(to_bytes(response.into_body(), usize::MAX).await.unwrap().into()).unwrap()
+    String::from_utf8(
+        to_bytes(response.into_body(), usize::MAX)
+            .await
+            .unwrap()
+            .into(),
+    )
+    .unwrap()
 }
 
 /// The key under which a route with the template serves the values, encoded in one of many ways; or the code of the refusal.
 async fn served(locks: &LockClient, written: &Written, choices: &[u8]) -> Result<String, String> {
-    let layer = LockLayer::new(locks.clone(), &written.template()).unwrap().no_wait();
+    let layer = LockLayer::new(locks.clone(), &written.template())
+        .unwrap()
+        .no_wait();
     let app: Router = Router::new().route(&written.route(), any_method(named).layer(layer));
     let response = app.oneshot(written.request(choices)).await.unwrap();
     match response.status().as_u16() {
@@ -54,20 +65,31 @@ async fn served(locks: &LockClient, written: &Written, choices: &[u8]) -> Result
 
 /// Templates that can be read; the others are not asked for a request.
 fn readable() -> impl Strategy<Value = Written> {
-    written().prop_filter("a template that can be read", |written| KeyTemplate::new(&written.template()).is_ok())
+    written().prop_filter("a template that can be read", |written| {
+        KeyTemplate::new(&written.template()).is_ok()
+    })
 }
 
 #[test]
 fn the_same_values_give_the_same_key_however_they_are_encoded() {
     let (runtime, locks) = (runtime(), LockClient::in_memory());
-    let run = TestRunner::new(config()).run(&(readable(), vec(vec(any::<u8>(), 1..40), 3)), |(written, encodings)| {
-        // The writer of the macro: a value that fills up the reserved beginning is refused by both.
-        let expected = written.key().map(|key| key.to_string()).map_err(|error| error.code().to_owned());
-        for choices in encodings {
-            prop_assert_eq!(&runtime.block_on(served(&locks, &written, &choices)), &expected);
-        }
-        Ok(())
-    });
+    let run = TestRunner::new(config()).run(
+        &(readable(), vec(vec(any::<u8>(), 1..40), 3)),
+        |(written, encodings)| {
+            // The writer of the macro: a value that fills up the reserved beginning is refused by both.
+            let expected = written
+                .key()
+                .map(|key| key.to_string())
+                .map_err(|error| error.code().to_owned());
+            for choices in encodings {
+                prop_assert_eq!(
+                    &runtime.block_on(served(&locks, &written, &choices)),
+                    &expected
+                );
+            }
+            Ok(())
+        },
+    );
     run.unwrap();
 }
 
@@ -78,10 +100,20 @@ fn what_does_not_read_the_same_has_another_key() {
         let mut keys: HashMap<String, (Vec<Token>, Written)> = HashMap::new();
         let mut readings: HashMap<Vec<Token>, String> = HashMap::new();
         for written in many {
-            let Ok(key) = runtime.block_on(served(&locks, &written, &[0])) else { continue };
+            let Ok(key) = runtime.block_on(served(&locks, &written, &[0])) else {
+                continue;
+            };
             let reading = written.reading();
-            if let Some((other, of)) = keys.insert(key.clone(), (reading.clone(), written.clone())) {
-                prop_assert_eq!(&other, &reading, "{} is the key of {:?} and {:?}", key, of, written);
+            if let Some((other, of)) = keys.insert(key.clone(), (reading.clone(), written.clone()))
+            {
+                prop_assert_eq!(
+                    &other,
+                    &reading,
+                    "{} is the key of {:?} and {:?}",
+                    key,
+                    of,
+                    written
+                );
             }
             if let Some(other) = readings.insert(reading, key.clone()) {
                 prop_assert_eq!(other, key, "{:?} reads as another", written);
@@ -118,11 +150,20 @@ fn different_values_of_one_template_have_different_keys() {
 #[test]
 fn no_value_leaves_the_place_that_the_text_has_for_it() {
     let (runtime, locks) = (runtime(), LockClient::in_memory());
-    let marks = |text: &str| text.chars().filter(|c| matches!(c, ':' | '/' | '{' | '}')).collect::<String>();
+    let marks = |text: &str| {
+        text.chars()
+            .filter(|c| matches!(c, ':' | '/' | '{' | '}'))
+            .collect::<String>()
+    };
     let run = TestRunner::new(config()).run(&readable(), |written| {
-        let Ok(key) = runtime.block_on(served(&locks, &written, &[0])) else { return Ok(()) };
+        let Ok(key) = runtime.block_on(served(&locks, &written, &[0])) else {
+            return Ok(());
+        };
         // Segments, the hash tag, the namespace and the family are where the text puts them.
-        let of_text = written.with_values(&["x"; 5].map(String::from)).key().unwrap();
+        let of_text = written
+            .with_values(&["x"; 5].map(String::from))
+            .key()
+            .unwrap();
         prop_assert_eq!(marks(&key), marks(of_text.as_str()));
         prop_assert!(!key.starts_with("permits:"));
         prop_assert!(!key.contains(char::is_control));
@@ -136,9 +177,16 @@ fn no_value_leaves_the_place_that_the_text_has_for_it() {
 #[test]
 fn a_key_is_never_longer_than_a_key_may_be() {
     let (runtime, locks) = (runtime(), LockClient::in_memory());
-    let cases = (readable(), vec((value(), 1..400usize), 5), vec(any::<u8>(), 1..40));
+    let cases = (
+        readable(),
+        vec((value(), 1..400usize), 5),
+        vec(any::<u8>(), 1..40),
+    );
     let run = TestRunner::new(config()).run(&cases, |(written, values, choices)| {
-        let values: Vec<_> = values.iter().map(|(value, times)| value.repeat(*times)).collect();
+        let values: Vec<_> = values
+            .iter()
+            .map(|(value, times)| value.repeat(*times))
+            .collect();
         let written = written.with_values(&values);
         let long = written.key();
         match runtime.block_on(served(&locks, &written, &choices)) {
@@ -172,7 +220,10 @@ const TEMPLATES: &[&str] = &[
 ];
 
 fn arbitrary_request() -> impl Strategy<Value = Request<()>> {
-    let method = prop_oneof!["(GET|POST|HEAD|OPTIONS|CONNECT|TRACE)", "[A-Za-z0-9!#$%&'*+.^_`|~-]{1,20}"];
+    let method = prop_oneof![
+        "(GET|POST|HEAD|OPTIONS|CONNECT|TRACE)",
+        "[A-Za-z0-9!#$%&'*+.^_`|~-]{1,20}"
+    ];
     let uri = prop_oneof![
         4 => "/[a-z.%0-9A-F+&=:/?\u{e9}-]{0,30}",
         2 => "/(shop\\.Orders|[a-z_.]{0,5}|%[0-9A-F]{2})/[A-Za-z_%0-9]{0,6}(/[a-z]{0,3}){0,2}(\\?a=[a-z%+0-9A-F=&]{0,12})?",
@@ -186,16 +237,21 @@ fn arbitrary_request() -> impl Strategy<Value = Request<()>> {
         "[0-9]{0,10}[HMSmun]?".prop_map(String::into_bytes),
         vec(any::<u8>(), 0..20),
     ];
-    (method, uri, vec((name, bytes), 0..4)).prop_filter_map("a request that http takes", |(method, uri, headers)| {
-        let mut request = Request::new(());
-        *request.method_mut() = Method::from_bytes(method.as_bytes()).ok()?;
-        *request.uri_mut() = Uri::try_from(uri).ok()?;
-        for (name, value) in headers {
-            let value = HeaderValue::from_bytes(&value).ok()?;
-            request.headers_mut().append(HeaderName::from_static(name), value);
-        }
-        Some(request)
-    })
+    (method, uri, vec((name, bytes), 0..4)).prop_filter_map(
+        "a request that http takes",
+        |(method, uri, headers)| {
+            let mut request = Request::new(());
+            *request.method_mut() = Method::from_bytes(method.as_bytes()).ok()?;
+            *request.uri_mut() = Uri::try_from(uri).ok()?;
+            for (name, value) in headers {
+                let value = HeaderValue::from_bytes(&value).ok()?;
+                request
+                    .headers_mut()
+                    .append(HeaderName::from_static(name), value);
+            }
+            Some(request)
+        },
+    )
 }
 
 #[test]
@@ -204,26 +260,38 @@ fn any_request_is_served_or_refused() {
     let apps: Vec<(&str, Router)> = TEMPLATES
         .iter()
         .map(|template| {
-            let layer = LockLayer::new(LockClient::in_memory(), template).unwrap().no_wait();
+            let layer = LockLayer::new(LockClient::in_memory(), template)
+                .unwrap()
+                .no_wait();
             let routes = Router::new()
                 .route("/", any_method(named))
                 .route("/{a}", any_method(named))
                 .route("/{a}/{b}", any_method(named))
                 .route("/w/{*rest}", any_method(named));
-            let app = routes.clone().nest("/nested/{a}", routes.clone()).nest_service("/hidden/{a}", routes);
+            let app = routes
+                .clone()
+                .nest("/nested/{a}", routes.clone())
+                .nest_service("/hidden/{a}", routes);
             (*template, app.fallback(named).layer(layer))
         })
         .collect();
     // All apps answer each request.
-    let config = Config { cases: config().cases * 2, ..config() };
+    let config = Config {
+        cases: config().cases * 2,
+        ..config()
+    };
     let run = TestRunner::new(config).run(&arbitrary_request(), |request| {
         for (template, app) in &apps {
-            let routed = runtime.block_on(app.clone().oneshot(request.clone().map(|()| Body::empty()))).unwrap();
+            let routed = runtime
+                .block_on(app.clone().oneshot(request.clone().map(|()| Body::empty())))
+                .unwrap();
             // 500 is for a route that lacks what the template has.
             let can_be = [200, 400, 500].contains(&routed.status().as_u16());
             prop_assert!(can_be, "{template}: {routed:?}");
             // Where no router has seen it, too.
-            let _ = KeyTemplate::new(template).unwrap().target(&mut request.clone());
+            let _ = KeyTemplate::new(template)
+                .unwrap()
+                .target(&mut request.clone());
         }
         Ok(())
     });

@@ -41,7 +41,9 @@ impl Written {
         let mut template = String::new();
         for (number, part) in self.0.iter().enumerate() {
             let _ = match part {
-                Part::Text(text) => write!(template, "{}", text.replace('{', "{{").replace('}', "}}")),
+                Part::Text(text) => {
+                    write!(template, "{}", text.replace('{', "{{").replace('}', "}}"))
+                }
                 Part::Value(Source::Path, _) => write!(template, "{{v{number}}}"),
                 Part::Value(Source::Header, _) => write!(template, "{{header.v{number}}}"),
                 Part::Value(Source::Query, _) => write!(template, "{{query.v{number}}}"),
@@ -56,12 +58,21 @@ impl Written {
             Part::Value(Source::Path, _) => Some(format!("/{{v{number}}}")),
             _ => None,
         };
-        format!("/r{}", self.0.iter().enumerate().filter_map(of_path).collect::<String>())
+        format!(
+            "/r{}",
+            self.0
+                .iter()
+                .enumerate()
+                .filter_map(of_path)
+                .collect::<String>()
+        )
     }
 
     /// A request with the values; `choices` decides what is percent-encoded that need not be.
     pub(super) fn request(&self, choices: &[u8]) -> Request<Body> {
-        let mut encoder = Encoder { choices: choices.iter().copied().cycle() };
+        let mut encoder = Encoder {
+            choices: choices.iter().copied().cycle(),
+        };
         let (mut path, mut query) = ("/r".to_owned(), String::from("?other=1"));
         let mut request = Request::post("/");
         for (number, part) in self.0.iter().enumerate() {
@@ -107,7 +118,13 @@ impl Written {
                 Part::Text(text) => {
                     assert!(!text.contains('%'));
                     open &= !text.contains([':', '/']);
-                    let of_text = |c| if matches!(c, ':' | '/' | '{' | '}') { Token::Mark(c) } else { Token::Char(c) };
+                    let of_text = |c| {
+                        if matches!(c, ':' | '/' | '{' | '}') {
+                            Token::Mark(c)
+                        } else {
+                            Token::Char(c)
+                        }
+                    };
                     reading.extend(text.chars().map(of_text));
                 }
                 Part::Value(_, value) => {
@@ -129,7 +146,9 @@ impl Written {
     pub(super) fn with_values(&self, values: &[String]) -> Self {
         let mut values = values.iter();
         let with = |part: &Part| match part {
-            Part::Value(source, old) => Part::Value(*source, fit(*source, values.next().unwrap_or(old))),
+            Part::Value(source, old) => {
+                Part::Value(*source, fit(*source, values.next().unwrap_or(old)))
+            }
             text => text.clone(),
         };
         Self(self.0.iter().map(with).collect())
@@ -141,7 +160,10 @@ fn fit(source: Source, value: &str) -> String {
     if source != Source::Header {
         return value.to_owned();
     }
-    let value: String = value.chars().filter(|c| !c.is_control() || matches!(c, '\u{80}'..='\u{9f}')).collect();
+    let value: String = value
+        .chars()
+        .filter(|c| !c.is_control() || matches!(c, '\u{80}'..='\u{9f}'))
+        .collect();
     if value.is_empty() { "-".into() } else { value }
 }
 
@@ -180,6 +202,7 @@ pub(super) fn value() -> impl Strategy<Value = String> {
 
 pub(super) fn written() -> impl Strategy<Value = Written> {
     let source = proptest::sample::select(&[Source::Path, Source::Header, Source::Query][..]);
-    let placed = (source, value()).prop_map(|(source, value)| Part::Value(source, fit(source, &value)));
+    let placed =
+        (source, value()).prop_map(|(source, value)| Part::Value(source, fit(source, &value)));
     vec(prop_oneof![text().prop_map(Part::Text), placed], 1..5).prop_map(Written)
 }

@@ -80,14 +80,19 @@ impl Request {
             "lost_expired" | "lost_max_hold" => lost.at,
             _ => lost.valid_at,
         });
-        let end = [lost, self.leaving].into_iter().flatten().fold(valid_until, Nanos::min);
+        let end = [lost, self.leaving]
+            .into_iter()
+            .flatten()
+            .fold(valid_until, Nanos::min);
         Some(granted..end.max(granted))
     }
 
     /// From when to when its lock is not free: while it is claimed or reserved, and where that is not known.
     fn occupies(&self) -> Option<Range<Nanos>> {
         let unknown = self.ask.keys.len() > 1 || self.ask.kind == Kind::Downgraded;
-        let Some(claim) = self.claim() else { return unknown.then(|| self.asked..self.answered.unwrap_or(Nanos::MAX)) };
+        let Some(claim) = self.claim() else {
+            return unknown.then(|| self.asked..self.answered.unwrap_or(Nanos::MAX));
+        };
         let from = if unknown { self.asked } else { claim.start };
         Some(from..claim.end.max(claim.start + self.ask.min_hold))
     }
@@ -146,11 +151,21 @@ impl Chronicle {
         }
         requests.sort_by_key(|request| request.asked);
         stalls.sort_by_key(|(_, stall)| stall.start);
-        Self { requests, stalls, killed, faults, lease: in_nanos(lease), zero: (Instant::now(), nanos()) }
+        Self {
+            requests,
+            stalls,
+            killed,
+            faults,
+            lease: in_nanos(lease),
+            zero: (Instant::now(), nanos()),
+        }
     }
 
     pub(super) fn grants(&self) -> usize {
-        self.requests.iter().filter(|request| !request.fences.is_empty()).count()
+        self.requests
+            .iter()
+            .filter(|request| !request.fences.is_empty())
+            .count()
     }
 
     /// How often requests and releases ended in which way, and how often locks were lost.
@@ -159,7 +174,10 @@ impl Chronicle {
         for request in &self.requests {
             let lost = request.lost.as_ref().map(|lost| &lost.code);
             let codes = [request.refused.as_ref(), lost, request.released.as_ref()];
-            codes.into_iter().flatten().for_each(|code| *counts.entry(code.as_str()).or_default() += 1);
+            codes
+                .into_iter()
+                .flatten()
+                .for_each(|code| *counts.entry(code.as_str()).or_default() += 1);
         }
         counts
     }
@@ -168,7 +186,9 @@ impl Chronicle {
     fn by_lock(&self) -> BTreeMap<Lock, Vec<&Request>> {
         let mut locks: BTreeMap<Lock, Vec<&Request>> = BTreeMap::new();
         for request in &self.requests {
-            request.locks().for_each(|lock| locks.entry(lock).or_default().push(request));
+            request
+                .locks()
+                .for_each(|lock| locks.entry(lock).or_default().push(request));
         }
         locks
     }
@@ -183,37 +203,68 @@ impl Chronicle {
         for (lock, requests) in self.by_lock() {
             let mut history = History::default();
             for request in requests {
-                let index = request.ask.keys.iter().position(|key| *key == lock.0).expect("one of its keys");
-                let (Some(&token), Some(granted_at)) = (request.fences.get(index), request.answered) else { continue };
-                let (asked_at, granted_at) = (self.instant(request.asked), self.instant(granted_at));
-                history.add(Grant { asked_at, granted_at, token });
+                let index = request
+                    .ask
+                    .keys
+                    .iter()
+                    .position(|key| *key == lock.0)
+                    .expect("one of its keys");
+                let (Some(&token), Some(granted_at)) =
+                    (request.fences.get(index), request.answered)
+                else {
+                    continue;
+                };
+                let (asked_at, granted_at) =
+                    (self.instant(request.asked), self.instant(granted_at));
+                history.add(Grant {
+                    asked_at,
+                    granted_at,
+                    token,
+                });
                 for entered in request.entered.iter().filter(|&&entered| entered != token) {
-                    let entered = format!("{lock:?}: a guard with token {token} was entered again with {entered}");
+                    let entered = format!(
+                        "{lock:?}: a guard with token {token} was entered again with {entered}"
+                    );
                     violations.others.push(entered);
                 }
             }
             for violation in history.violations() {
                 let holders = match violation {
                     Violation::Twice(token) => self.holders_of(&lock, token),
-                    Violation::Back { earlier, later } => {
-                        [self.holders_of(&lock, earlier), self.holders_of(&lock, later)].concat()
-                    }
+                    Violation::Back { earlier, later } => [
+                        self.holders_of(&lock, earlier),
+                        self.holders_of(&lock, later),
+                    ]
+                    .concat(),
                 };
                 let twice = matches!(violation, Violation::Twice(_));
                 let shared = twice && holders.iter().all(|holder| holder.reads());
                 let holders: Vec<_> = holders
                     .iter()
-                    .map(|holder| (holder.process, holder.ask.kind, holder.asked, holder.answered))
+                    .map(|holder| {
+                        (
+                            holder.process,
+                            holder.ask.kind,
+                            holder.asked,
+                            holder.answered,
+                        )
+                    })
                     .collect();
                 let text = format!("{lock:?}: {violation}: {holders:?}");
-                if shared { violations.shared_by_readers.push(text) } else { violations.others.push(text) }
+                if shared {
+                    violations.shared_by_readers.push(text)
+                } else {
+                    violations.others.push(text)
+                }
             }
         }
         violations
     }
 
     fn holders_of(&self, lock: &Lock, token: u64) -> Vec<&Request> {
-        let has = |request: &&Request| request.fences.contains(&token) && request.locks().any(|own| own == *lock);
+        let has = |request: &&Request| {
+            request.fences.contains(&token) && request.locks().any(|own| own == *lock)
+        };
         self.requests.iter().filter(has).collect()
     }
 
@@ -221,14 +272,17 @@ impl Chronicle {
     pub(super) fn overlaps(&self) -> Vec<String> {
         let mut overlaps = Vec::new();
         for (lock, requests) in self.by_lock() {
-            let claims = requests.into_iter().filter_map(|request| Some((request.claim()?, request)));
+            let claims = requests
+                .into_iter()
+                .filter_map(|request| Some((request.claim()?, request)));
             let mut claims: Vec<_> = claims.collect();
             claims.sort_by_key(|(claim, _)| claim.start);
             let mut active: Vec<(Range<Nanos>, &Request)> = Vec::new();
             for (claim, request) in claims {
                 active.retain(|(other, _)| other.end > claim.start);
                 let others = active.iter().filter(|(other, holder)| {
-                    (!request.reads() || !holder.reads()) && !self.loses_within(claim.start..claim.end.min(other.end))
+                    (!request.reads() || !holder.reads())
+                        && !self.loses_within(claim.start..claim.end.min(other.end))
                 });
                 let others: Vec<_> = others.collect();
                 let room = if lock.1 { PERMITS as usize - 1 } else { 0 };
@@ -249,21 +303,33 @@ impl Chronicle {
     /// A lease after the loss of its data, everything that the store had granted has ended.
     fn loses_within(&self, time: Range<Nanos>) -> bool {
         let losses = self.faults.iter().filter(|fault| fault.loses);
-        losses.into_iter().any(|loss| meets(&(loss.time.start..loss.time.end + self.lease), &time))
+        losses
+            .into_iter()
+            .any(|loss| meets(&(loss.time.start..loss.time.end + self.lease), &time))
     }
 
     /// Requests that were answered later than they were ready to wait.
     pub(super) fn late_answers(&self) -> Vec<String> {
         // One that does not wait may ask twice.
-        let call = |lease| in_nanos((Duration::from_nanos(lease) / 6).min(Duration::from_millis(500)));
+        let call =
+            |lease| in_nanos((Duration::from_nanos(lease) / 6).min(Duration::from_millis(500)));
         let mut late = Vec::new();
-        for request in self.requests.iter().filter(|request| request.ask.kind != Kind::Downgraded) {
-            let (Some(answered), false) = (request.answered, request.refused.as_deref() == Some(Event::DROPPED)) else {
+        for request in self
+            .requests
+            .iter()
+            .filter(|request| request.ask.kind != Kind::Downgraded)
+        {
+            let (Some(answered), false) = (
+                request.answered,
+                request.refused.as_deref() == Some(Event::DROPPED),
+            ) else {
                 continue;
             };
             let took = answered - request.asked;
             let allowed = request.ask.wait.unwrap_or(2 * call(request.ask.lease)) + in_nanos(LATE);
-            if took > allowed && took > allowed + self.stalled(request.asked..answered, Some(request.process)) {
+            if took > allowed
+                && took > allowed + self.stalled(request.asked..answered, Some(request.process))
+            {
                 let times = [took, allowed].map(Duration::from_nanos);
                 late.push(format!("answered after {times:.1?} allowed: {request:?}"));
             }
@@ -273,15 +339,27 @@ impl Chronicle {
 
     /// How long processes did not run within `time`: one, or all together.
     fn stalled(&self, time: Range<Nanos>, process: Option<usize>) -> Nanos {
-        let end = self.stalls.partition_point(|(_, stall)| stall.start < time.end);
-        let of = self.stalls[..end].iter().filter(|(stalled, _)| process.is_none_or(|process| process == *stalled));
-        of.map(|(_, stall)| stall.end.min(time.end).saturating_sub(stall.start.max(time.start))).sum()
+        let end = self
+            .stalls
+            .partition_point(|(_, stall)| stall.start < time.end);
+        let of = self.stalls[..end]
+            .iter()
+            .filter(|(stalled, _)| process.is_none_or(|process| process == *stalled));
+        of.map(|(_, stall)| {
+            stall
+                .end
+                .min(time.end)
+                .saturating_sub(stall.start.max(time.start))
+        })
+        .sum()
     }
 
     /// When a request of a live process waited for one lock.
     fn waits(&self, request: &Request) -> Option<Range<Nanos>> {
         let waits = request.ask.wait.is_some() && request.ask.keys.len() == 1;
-        let end = request.answered.or_else(|| self.killed.get(&request.process).copied());
+        let end = request
+            .answered
+            .or_else(|| self.killed.get(&request.process).copied());
         waits.then(|| request.asked..end.unwrap_or(Nanos::MAX))
     }
 
@@ -292,19 +370,34 @@ impl Chronicle {
         for (lock, requests) in self.by_lock() {
             let room = if lock.1 { PERMITS as usize } else { 1 };
             let mut waiting: Vec<Range<Nanos>> = Vec::new();
-            let mut coming = requests.iter().filter_map(|request| self.waits(request)).peekable();
+            let mut coming = requests
+                .iter()
+                .filter_map(|request| self.waits(request))
+                .peekable();
             let mut found: Vec<Gap> = Vec::new();
-            for free in free_times(requests.iter().filter_map(|request| request.occupies()), room) {
+            for free in free_times(
+                requests.iter().filter_map(|request| request.occupies()),
+                room,
+            ) {
                 while let Some(wait) = coming.next_if(|wait| wait.start < free.end) {
                     waiting.push(wait);
                 }
                 waiting.retain(|wait| wait.end > free.start);
-                let within = |wait: &Range<Nanos>| wait.start.max(free.start)..wait.end.min(free.end);
-                let longest = waiting.iter().map(within).max_by_key(|time| time.end.saturating_sub(time.start));
-                found.extend(longest.filter(|time| !time.is_empty()).map(|time| self.gap(&lock, time)));
+                let within =
+                    |wait: &Range<Nanos>| wait.start.max(free.start)..wait.end.min(free.end);
+                let longest = waiting
+                    .iter()
+                    .map(within)
+                    .max_by_key(|time| time.end.saturating_sub(time.start));
+                found.extend(
+                    longest
+                        .filter(|time| !time.is_empty())
+                        .map(|time| self.gap(&lock, time)),
+                );
             }
             // The longest of those that nothing explains, and the longest of all.
-            let (explained, plain): (Vec<_>, Vec<_>) = found.into_iter().partition(|gap| gap.allowed > HANDOVER);
+            let (explained, plain): (Vec<_>, Vec<_>) =
+                found.into_iter().partition(|gap| gap.allowed > HANDOVER);
             let longest = |gaps: Vec<Gap>| gaps.into_iter().max_by_key(|gap| gap.length);
             gaps.extend([longest(plain), longest(explained)].into_iter().flatten());
         }
@@ -324,19 +417,35 @@ impl Chronicle {
     /// something fails or not later than a lease and `RECOVERY` after it.
     fn gap(&self, lock: &Lock, time: Range<Nanos>) -> Gap {
         let after = self.lease + in_nanos(RECOVERY);
-        let lasting = |fault: &&Fault| meets(&(fault.time.start..fault.time.end.saturating_add(after)), &time);
+        let lasting = |fault: &&Fault| {
+            meets(
+                &(fault.time.start..fault.time.end.saturating_add(after)),
+                &time,
+            )
+        };
         let faults: Vec<_> = self.faults.iter().filter(lasting).collect();
         let allowed = if faults.is_empty() {
             HANDOVER
         } else {
             let well_times = free_times(faults.iter().map(|fault| fault.time.clone()), 1);
-            let well = well_times.iter().map(|well| well.end.min(time.end).saturating_sub(well.start.max(time.start)));
+            let well = well_times.iter().map(|well| {
+                well.end
+                    .min(time.end)
+                    .saturating_sub(well.start.max(time.start))
+            });
             Duration::from_nanos(time.end - time.start - well.sum::<Nanos>() + after)
         };
         let length = time.end - time.start;
         let length = Duration::from_nanos(length.saturating_sub(self.stalled(time.clone(), None)));
         let explained_by = faults.iter().map(|fault| fault.name.clone()).collect();
-        Gap { key: lock.0.clone(), permits: lock.1, time, length, allowed, explained_by }
+        Gap {
+            key: lock.0.clone(),
+            permits: lock.1,
+            time,
+            length,
+            allowed,
+            explained_by,
+        }
     }
 }
 
@@ -364,12 +473,16 @@ impl Request {
                 self.held.push((at, at + validity));
             }
             Event::Held { validity } => self.held.push((at, at + validity)),
-            Event::Lost { code, valid_at } => _ = self.lost.get_or_insert(Lost { at, code, valid_at }),
+            Event::Lost { code, valid_at } => {
+                _ = self.lost.get_or_insert(Lost { at, code, valid_at })
+            }
             Event::Entered { fence } => self.entered.push(fence),
             Event::Leaving => self.leaving = Some(at),
             Event::Released { code } => self.released = Some(code),
             Event::Refused { code } => (self.answered, self.refused) = (Some(at), Some(code)),
-            Event::Asked(_) | Event::Stalled { .. } => unreachable!("they begin a request, or belong to none"),
+            Event::Asked(_) | Event::Stalled { .. } => {
+                unreachable!("they begin a request, or belong to none")
+            }
         }
     }
 }
@@ -380,7 +493,9 @@ fn meets(one: &Range<Nanos>, other: &Range<Nanos>) -> bool {
 
 /// When fewer than `room` of `occupied` last.
 fn free_times(occupied: impl Iterator<Item = Range<Nanos>>, room: usize) -> Vec<Range<Nanos>> {
-    let mut changes: Vec<(Nanos, bool)> = occupied.flat_map(|time| [(time.start, true), (time.end, false)]).collect();
+    let mut changes: Vec<(Nanos, bool)> = occupied
+        .flat_map(|time| [(time.start, true), (time.end, false)])
+        .collect();
     // Where one ends as another begins, there is no time between them.
     changes.sort_by_key(|(at, begins)| (*at, !begins));
     let (mut inside, mut free_since, mut free) = (0_usize, Some(0), Vec::new());

@@ -36,7 +36,11 @@ pub(super) struct Faults(Mutex<Vec<Fault>>);
 
 impl Faults {
     fn ended(&self, name: String, since: Nanos, loses: bool) {
-        self.0.lock().unwrap().push(Fault { name, time: since..nanos(), loses });
+        self.0.lock().unwrap().push(Fault {
+            name,
+            time: since..nanos(),
+            loses,
+        });
     }
 
     pub(super) fn into_inner(self) -> Vec<Fault> {
@@ -78,8 +82,14 @@ impl Struck<'_> {
     /// Lets servers, the network and processes fail for as long as `time`; in the end nothing fails any more.
     pub(super) async fn strike_for(&self, time: Duration, seed: u64) {
         let until = Instant::now() + time;
-        let (wire, processes) = (StdRng::seed_from_u64(seed), StdRng::seed_from_u64(seed.wrapping_add(1)));
-        tokio::join!(self.strike_servers(until, wire), self.strike_processes(until, processes));
+        let (wire, processes) = (
+            StdRng::seed_from_u64(seed),
+            StdRng::seed_from_u64(seed.wrapping_add(1)),
+        );
+        tokio::join!(
+            self.strike_servers(until, wire),
+            self.strike_processes(until, processes)
+        );
     }
 
     async fn strike_servers(&self, until: Instant, mut random: StdRng) {
@@ -104,7 +114,11 @@ impl Struck<'_> {
                 stays_until = Instant::now() + self.quarantine;
             }
             let loses = matches!(strike, Strike::RestartEmpty) && !several;
-            self.log.ended(format!("{strike:?} server {server}, client {client}"), since, loses);
+            self.log.ended(
+                format!("{strike:?} server {server}, client {client}"),
+                since,
+                loses,
+            );
             sleep(PAUSE.mul_f64(random.random())).await;
         }
     }
@@ -119,7 +133,9 @@ impl Struck<'_> {
                 }
             }
             Strike::LoseReplies => proxy.drop_reply(DropReply::next().times(3)),
-            Strike::LoseRepliesSilently => proxy.drop_reply(DropReply::next().to("EVALSHA").silently()),
+            Strike::LoseRepliesSilently => {
+                proxy.drop_reply(DropReply::next().to("EVALSHA").silently())
+            }
             Strike::NoReplies => proxy.drop_all_replies(),
             Strike::BlackHole => proxy.black_hole(),
             Strike::Stop => server.stop(),
@@ -158,12 +174,14 @@ impl Struck<'_> {
                 self.processes.stop(index);
                 sleep(lasts).await;
                 self.processes.resume(index);
-                self.log.ended(format!("stop of worker {index}"), since, false);
+                self.log
+                    .ended(format!("stop of worker {index}"), since, false);
             } else {
                 self.processes.kill(index).await;
                 sleep(lasts / 3).await;
                 self.processes.start(index);
-                self.log.ended(format!("kill of worker {index}"), since, false);
+                self.log
+                    .ended(format!("kill of worker {index}"), since, false);
             }
         }
     }

@@ -28,20 +28,42 @@ struct Written {
 
 impl Written {
     fn say(&mut self, at: u64, event: Event) {
-        self.records.push((self.process, Record { at: at * MILLI, request: self.requests, event }));
+        self.records.push((
+            self.process,
+            Record {
+                at: at * MILLI,
+                request: self.requests,
+                event,
+            },
+        ));
     }
 
     fn ask_as(&mut self, kind: Kind, keys: &[&str], wait: Option<u64>, at: u64) {
         self.requests += 1;
         let keys = keys.iter().map(|&key| key.to_owned()).collect();
         let (wait, lease) = (wait.map(|wait| wait * MILLI), in_nanos(LEASE));
-        self.say(at, Event::Asked(Ask { kind, keys, wait, lease, min_hold: 0 }));
+        self.say(
+            at,
+            Event::Asked(Ask {
+                kind,
+                keys,
+                wait,
+                lease,
+                min_hold: 0,
+            }),
+        );
     }
 
     /// A request that waits for a second, and is answered after a millisecond.
     fn grant(&mut self, kind: Kind, at: u64, fence: u64, validity: u64) {
         self.ask_as(kind, &["a"], Some(1000), at - 1);
-        self.say(at, Event::Granted { fences: vec![fence], validity: validity * MILLI });
+        self.say(
+            at,
+            Event::Granted {
+                fences: vec![fence],
+                validity: validity * MILLI,
+            },
+        );
     }
 
     /// The same, and it is released.
@@ -52,11 +74,20 @@ impl Written {
 
     fn wait(&mut self, time: Range<u64>) {
         self.ask_as(Kind::Exclusive, &["a"], Some(10_000), time.start);
-        self.say(time.end, Event::Refused { code: "wait_timeout".to_owned() });
+        self.say(
+            time.end,
+            Event::Refused {
+                code: "wait_timeout".to_owned(),
+            },
+        );
     }
 
     fn fault(&mut self, time: Range<u64>, loses: bool) {
-        self.faults.push(Fault { name: "a fault".to_owned(), time: time.start * MILLI..time.end * MILLI, loses });
+        self.faults.push(Fault {
+            name: "a fault".to_owned(),
+            time: time.start * MILLI..time.end * MILLI,
+            loses,
+        });
     }
 
     fn chronicle(self) -> Chronicle {
@@ -80,7 +111,14 @@ fn holders_in_turn_and_readers_together_are_right() {
         written.hold(Kind::Permit, 20..100, 2);
         written.hold(Kind::Exclusive, 60..70, 9);
     });
-    assert_eq!((chronicle.token_violations(), chronicle.overlaps(), chronicle.late_answers()), Default::default());
+    assert_eq!(
+        (
+            chronicle.token_violations(),
+            chronicle.overlaps(),
+            chronicle.late_answers()
+        ),
+        Default::default()
+    );
     assert!(chronicle.gaps().iter().all(|gap| gap.length <= HANDOVER));
 }
 
@@ -98,10 +136,17 @@ fn a_token_that_two_readers_share_or_that_goes_back_is_noticed() {
             written.hold(Kind::Permit, 10..20, first);
             written.hold(kind, 30..40, second);
         });
-        let TokenViolations { shared_by_readers, others } = chronicle.token_violations();
+        let TokenViolations {
+            shared_by_readers,
+            others,
+        } = chronicle.token_violations();
         let shared = kind == Kind::Shared && first == second;
         let counts = (usize::from(shared), usize::from(!shared));
-        assert_eq!((shared_by_readers.len(), others.len()), counts, "{kind:?} {second} after {first}");
+        assert_eq!(
+            (shared_by_readers.len(), others.len()),
+            counts,
+            "{kind:?} {second} after {first}"
+        );
     }
 }
 
@@ -120,22 +165,31 @@ fn a_guard_that_enters_with_another_token_is_noticed() {
 #[test]
 fn claims_that_overlap_are_noticed() {
     let overlaps = |write: &dyn Fn(&mut Written)| written(write).overlaps().len();
-    for (one, other) in
-        [(Kind::Exclusive, Kind::Exclusive), (Kind::Exclusive, Kind::Shared), (Kind::Downgraded, Kind::Exclusive)]
-    {
+    for (one, other) in [
+        (Kind::Exclusive, Kind::Exclusive),
+        (Kind::Exclusive, Kind::Shared),
+        (Kind::Downgraded, Kind::Exclusive),
+    ] {
         let meet = |written: &mut Written| {
             written.hold(one, 10..30, 1);
             written.hold(other, 29..40, 2);
         };
         assert_eq!(overlaps(&meet), 1, "{one:?} {other:?}");
     }
-    let three_permits =
-        |written: &mut Written| (1..=3).for_each(|permit| written.hold(Kind::Permit, 10 + permit..30, permit));
+    let three_permits = |written: &mut Written| {
+        (1..=3).for_each(|permit| written.hold(Kind::Permit, 10 + permit..30, permit))
+    };
     assert_eq!(overlaps(&three_permits), 1);
     // Of one of several keys.
     let several = |written: &mut Written| {
         written.ask_as(Kind::Exclusive, &["0", "a"], None, 1);
-        written.say(2, Event::Granted { fences: vec![1, 2], validity: 1000 * MILLI });
+        written.say(
+            2,
+            Event::Granted {
+                fences: vec![1, 2],
+                validity: 1000 * MILLI,
+            },
+        );
         written.hold(Kind::Shared, 10..20, 3);
     };
     assert_eq!(overlaps(&several), 1);
@@ -149,7 +203,13 @@ fn claims_that_overlap_are_noticed() {
     // One that was stopped has counted on it until its validity ended.
     let stopped = |written: &mut Written| {
         written.grant(Kind::Exclusive, 10, 1, 500);
-        written.say(900, Event::Lost { code: "lost_expired".to_owned(), valid_at: 11 * MILLI });
+        written.say(
+            900,
+            Event::Lost {
+                code: "lost_expired".to_owned(),
+                valid_at: 11 * MILLI,
+            },
+        );
         written.process = 1;
         written.hold(Kind::Exclusive, 400..410, 2);
     };
@@ -168,12 +228,26 @@ fn a_claim_ends_with_its_validity_its_release_or_the_news_of_its_loss() {
         chronicle.overlaps().len()
     };
     assert_eq!((next_at(509, &|_| {}), next_at(510, &|_| {})), (1, 0));
-    let renewed = |written: &mut Written| written.say(300, Event::Held { validity: 500 * MILLI });
+    let renewed = |written: &mut Written| {
+        written.say(
+            300,
+            Event::Held {
+                validity: 500 * MILLI,
+            },
+        )
+    };
     assert_eq!((next_at(799, &renewed), next_at(800, &renewed)), (1, 0));
     let released = |written: &mut Written| written.say(100, Event::Leaving);
     assert_eq!((next_at(99, &released), next_at(100, &released)), (1, 0));
-    let taken =
-        |written: &mut Written| written.say(60, Event::Lost { code: "lost_taken".to_owned(), valid_at: 50 * MILLI });
+    let taken = |written: &mut Written| {
+        written.say(
+            60,
+            Event::Lost {
+                code: "lost_taken".to_owned(),
+                valid_at: 50 * MILLI,
+            },
+        )
+    };
     assert_eq!((next_at(49, &taken), next_at(50, &taken)), (1, 0));
 }
 
@@ -189,13 +263,21 @@ fn a_loss_of_data_excuses_overlaps_for_a_lease() {
         chronicle.overlaps().len()
     };
     assert_eq!((overlaps(150, true), overlaps(150, false)), (0, 1));
-    assert_eq!((overlaps(199 + lease, true), overlaps(200 + lease, true)), (0, 1));
+    assert_eq!(
+        (overlaps(199 + lease, true), overlaps(200 + lease, true)),
+        (0, 1)
+    );
 }
 
 /// The longest, and whether it is longer than allowed.
 fn idle(chronicle: &Chronicle) -> (u64, bool) {
     let gap = chronicle.gaps().into_iter().max_by_key(|gap| gap.length);
-    gap.map_or((0, false), |Gap { length, allowed, .. }| (in_nanos(length) / MILLI, length > allowed))
+    gap.map_or(
+        (0, false),
+        |Gap {
+             length, allowed, ..
+         }| (in_nanos(length) / MILLI, length > allowed),
+    )
 }
 
 #[test]
@@ -212,8 +294,14 @@ fn a_lock_that_is_free_and_waited_for_is_noticed() {
     assert_eq!(scene(&|_| {}), (1, false), "only the request itself waited");
     assert_eq!(scene(&|written| written.wait(50..300)), (200, false));
     assert_eq!(scene(&|written| written.wait(50..400)), (300, true));
-    assert_eq!(scene(&|written| written.wait(200..400)), (200, false), "it counts from the request");
-    let relay = |written: &mut Written| (0..4).for_each(|part| written.wait(100 + 100 * part..200 + 100 * part));
+    assert_eq!(
+        scene(&|written| written.wait(200..400)),
+        (200, false),
+        "it counts from the request"
+    );
+    let relay = |written: &mut Written| {
+        (0..4).for_each(|part| written.wait(100 + 100 * part..200 + 100 * part))
+    };
     assert_eq!(scene(&relay), (100, false), "of one request");
     let process_stalled = |written: &mut Written| {
         written.wait(50..400);
@@ -246,7 +334,12 @@ fn one_free_permit_is_noticed_and_a_reserved_lock_is_not_free() {
         let chronicle = written(|written| {
             (0..held).for_each(|permit| written.hold(Kind::Permit, 10..2000, 1 + permit));
             written.ask_as(Kind::Permit, &["a"], Some(1000), 100);
-            written.say(1100, Event::Refused { code: "wait_timeout".to_owned() });
+            written.say(
+                1100,
+                Event::Refused {
+                    code: "wait_timeout".to_owned(),
+                },
+            );
         });
         idle(&chronicle)
     };
@@ -276,10 +369,18 @@ fn a_fault_explains_a_lease_its_duration_and_the_recovery() {
     };
     assert_eq!(after(9900..9950, settled), (settled, false));
     assert_eq!(after(9900..9950, settled + 1), (settled + 1, true));
-    assert_eq!(after(9900..10_050, settled + 50), (settled + 50, false), "it lasts");
+    assert_eq!(
+        after(9900..10_050, settled + 50),
+        (settled + 50, false),
+        "it lasts"
+    );
     assert_eq!(after(9900..10_050, settled + 51), (settled + 51, true));
     assert_eq!(after(100..10_000 - settled + 1, 300), (300, false));
-    assert_eq!(after(100..10_000 - settled, 300), (300, true), "it is long over");
+    assert_eq!(
+        after(100..10_000 - settled, 300),
+        (300, true),
+        "it is long over"
+    );
 }
 
 #[test]
@@ -287,21 +388,46 @@ fn a_late_answer_is_noticed() {
     let answer = |wait: Option<u64>, took: u64, stalled: u64| {
         let chronicle = written(|written| {
             written.ask_as(Kind::Exclusive, &["a"], wait, 1000);
-            written.say(1000 + took, Event::Refused { code: "unavailable".to_owned() });
-            written.say(1000 + stalled, Event::Stalled { since: 1000 * MILLI });
+            written.say(
+                1000 + took,
+                Event::Refused {
+                    code: "unavailable".to_owned(),
+                },
+            );
+            written.say(
+                1000 + stalled,
+                Event::Stalled {
+                    since: 1000 * MILLI,
+                },
+            );
         });
         chronicle.late_answers().len()
     };
-    assert_eq!((answer(Some(200), 700, 0), answer(Some(200), 701, 0)), (0, 1));
+    assert_eq!(
+        (answer(Some(200), 700, 0), answer(Some(200), 701, 0)),
+        (0, 1)
+    );
     // Twice a sixth of the lease.
     assert_eq!((answer(None, 833, 0), answer(None, 834, 0)), (0, 1));
-    assert_eq!((answer(Some(200), 800, 100), answer(Some(200), 800, 99)), (0, 1), "the process was stopped");
+    assert_eq!(
+        (answer(Some(200), 800, 100), answer(Some(200), 800, 99)),
+        (0, 1),
+        "the process was stopped"
+    );
 }
 
 #[test]
 fn a_key_that_is_left_is_noticed() {
     let keys = |keys: &[&str]| keys.iter().map(|&key| key.to_owned()).collect::<Vec<_>>();
-    let left = keys(&["ns:a", "ns:permits:a", "{ns:a}:q", "q:ns:{a}", "{ns:a}:f", "f:ns:{a}", "{ns:permits:a}:f"]);
+    let left = keys(&[
+        "ns:a",
+        "ns:permits:a",
+        "{ns:a}:q",
+        "q:ns:{a}",
+        "{ns:a}:f",
+        "f:ns:{a}",
+        "{ns:permits:a}:f",
+    ]);
     assert_eq!(left_over(&left), left[..4].iter().collect::<Vec<_>>());
 }
 
@@ -311,10 +437,20 @@ async fn two_stores_for_one_lock_are_noticed() {
     let ahead = Arc::new(MemoryStore::new());
     for family in [Family::Lock, Family::Permits] {
         for key in lock_tests::storm::KEYS {
-            ahead.raise(&LockKey::new(key).unwrap(), family, FencingToken::new(1 << 62).unwrap()).await.unwrap();
+            ahead
+                .raise(
+                    &LockKey::new(key).unwrap(),
+                    family,
+                    FencingToken::new(1 << 62).unwrap(),
+                )
+                .await
+                .unwrap();
         }
     }
     let clients = [LockClient::in_memory(), LockClient::with_store(ahead)];
     let report = storm_of(&clients, Duration::from_millis(500)).await;
-    assert!(!report.tokens.others.is_empty() && !report.overlaps.is_empty(), "{report}");
+    assert!(
+        !report.tokens.others.is_empty() && !report.overlaps.is_empty(),
+        "{report}"
+    );
 }

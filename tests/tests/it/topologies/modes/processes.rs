@@ -76,7 +76,14 @@ impl Processes {
     pub(super) fn start_all(places: Vec<Place>, seed: u64, records: Records) -> Self {
         let running = Mutex::new(places.iter().map(|_| None).collect());
         let numbers = AtomicUsize::new(THIS + 1);
-        let this = Self { places, seed, records, numbers, running, killed: Mutex::default() };
+        let this = Self {
+            places,
+            seed,
+            records,
+            numbers,
+            running,
+            killed: Mutex::default(),
+        };
         (0..this.len()).for_each(|index| this.start(index));
         this
     }
@@ -94,7 +101,11 @@ impl Processes {
         let Place { path, arguments } = &self.places[index];
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let seed = self.seed.wrapping_add(number as u64).to_string();
-        let arguments: Vec<_> = arguments.iter().map(String::as_str).chain(["--seed", &seed]).collect();
+        let arguments: Vec<_> = arguments
+            .iter()
+            .map(String::as_str)
+            .chain(["--seed", &seed])
+            .collect();
         let worker = Worker::spawn(path, &arguments);
         let (orders, received) = mpsc::unbounded_channel();
         let end = tokio::spawn(follow(worker, number, received, self.records.clone()));
@@ -111,8 +122,13 @@ impl Processes {
 
     fn order(&self, index: usize, order: Order) {
         let running = self.running.lock().unwrap();
-        let Some(worker) = &running[index] else { panic!("worker {index} runs") };
-        worker.orders.send(order).unwrap_or_else(|_| panic!("worker {index} has failed"));
+        let Some(worker) = &running[index] else {
+            panic!("worker {index} runs")
+        };
+        worker
+            .orders
+            .send(order)
+            .unwrap_or_else(|_| panic!("worker {index} has failed"));
     }
 
     /// Kills a worker, and returns when it is gone.
@@ -123,7 +139,11 @@ impl Processes {
 
     async fn ended(&self, index: usize) {
         let running = self.running.lock().unwrap()[index].take();
-        let killed = running.expect("it was started").end.await.expect("a worker has failed");
+        let killed = running
+            .expect("it was started")
+            .end
+            .await
+            .expect("a worker has failed");
         self.killed.lock().unwrap().extend(killed);
     }
 
@@ -179,6 +199,9 @@ async fn follow(
             },
         }
     }
-    assert!(worker.finish().await.success(), "worker {number} has failed");
+    assert!(
+        worker.finish().await.success(),
+        "worker {number} has failed"
+    );
     None
 }

@@ -72,10 +72,19 @@ impl History {
 
     /// A token given twice; and one not larger than another that its holder had before this one was asked for.
     pub(in crate::topologies) fn violations(&self) -> Vec<Violation> {
-        let tokens: Vec<_> = self.grants.iter().map(|grant| (grant, grant.token)).collect();
+        let tokens: Vec<_> = self
+            .grants
+            .iter()
+            .map(|grant| (grant, grant.token))
+            .collect();
         let mut holders: HashMap<u64, usize> = HashMap::new();
-        tokens.iter().for_each(|(_, token)| *holders.entry(*token).or_default() += 1);
-        let twice = holders.into_iter().filter(|(_, holders)| *holders > 1).map(|(token, _)| Violation::Twice(token));
+        tokens
+            .iter()
+            .for_each(|(_, token)| *holders.entry(*token).or_default() += 1);
+        let twice = holders
+            .into_iter()
+            .filter(|(_, holders)| *holders > 1)
+            .map(|(token, _)| Violation::Twice(token));
         let mut violations: Vec<_> = twice.collect();
 
         let (mut asked, mut granted) = (tokens.clone(), tokens);
@@ -84,11 +93,16 @@ impl History {
         let mut granted = granted.into_iter().peekable();
         let mut largest = 0;
         for (grant, token) in asked {
-            while let Some((_, before)) = granted.next_if(|(before, _)| before.granted_at < grant.asked_at) {
+            while let Some((_, before)) =
+                granted.next_if(|(before, _)| before.granted_at < grant.asked_at)
+            {
                 largest = largest.max(before);
             }
             if token < largest {
-                violations.push(Violation::Back { earlier: largest, later: token });
+                violations.push(Violation::Back {
+                    earlier: largest,
+                    later: token,
+                });
             }
         }
         violations
@@ -96,11 +110,21 @@ impl History {
 
     /// The longest time without a grant among those that begin while this fault is the latest; one that has begun before it
     /// counts from the fault.
-    pub(super) fn longest_gap(&self, fault: Instant, next_fault: Option<Instant>, end: Instant) -> Duration {
+    pub(super) fn longest_gap(
+        &self,
+        fault: Instant,
+        next_fault: Option<Instant>,
+        end: Instant,
+    ) -> Duration {
         let granted = self.grants.iter().map(|grant| grant.granted_at);
-        let mut times: Vec<_> = granted.filter(|time| (fault..end).contains(time)).chain([fault, end]).collect();
+        let mut times: Vec<_> = granted
+            .filter(|time| (fault..end).contains(time))
+            .chain([fault, end])
+            .collect();
         times.sort();
-        let gaps = times.windows(2).filter(|gap| next_fault.is_none_or(|next| gap[0] < next));
+        let gaps = times
+            .windows(2)
+            .filter(|gap| next_fault.is_none_or(|next| gap[0] < next));
         gaps.map(|gap| gap[1] - gap[0]).max().unwrap_or_default()
     }
 }
@@ -110,7 +134,10 @@ impl fmt::Display for Violation {
         match self {
             Self::Twice(token) => write!(f, "token {token} was given twice"),
             Self::Back { earlier, later } => {
-                write!(f, "token {later} went to one who asked when {earlier} had been given already")
+                write!(
+                    f,
+                    "token {later} went to one who asked when {earlier} had been given already"
+                )
             }
         }
     }

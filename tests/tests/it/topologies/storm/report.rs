@@ -53,13 +53,24 @@ impl Report {
             [true, false].into_iter().filter_map(move |promised| {
                 let gap = |key: &Key| {
                     // What is promised is promised until an outage.
-                    let out = nexts.iter().find(|next| promised && next.out.has(key.name()));
+                    let out = nexts
+                        .iter()
+                        .find(|next| promised && next.out.has(key.name()));
                     let end = out.map_or(time.end, |out| out.at);
-                    key.history().longest_gap(fault.at, nexts.first().map(|next| next.at), end)
+                    key.history()
+                        .longest_gap(fault.at, nexts.first().map(|next| next.at), end)
                 };
-                let keys = keys.iter().filter(|key| promised != fault.out.has(key.name()));
+                let keys = keys
+                    .iter()
+                    .filter(|key| promised != fault.out.has(key.name()));
                 let (longest_gap, key) = keys.map(|key| (gap(key), key.name().to_owned())).max()?;
-                Some(Outage { fault: fault.name.clone(), at: fault.at - time.start, key, longest_gap, promised })
+                Some(Outage {
+                    fault: fault.name.clone(),
+                    at: fault.at - time.start,
+                    key,
+                    longest_gap,
+                    promised,
+                })
             })
         });
         let outages = outages.collect();
@@ -72,7 +83,12 @@ impl Report {
         let mut counts = BTreeMap::new();
         errors.for_each(|kind| *counts.entry(kind.code()).or_default() += 1);
         let length = time.end - time.start;
-        Self { length, keys: keys.iter().map(of_key).collect(), outages, errors: counts }
+        Self {
+            length,
+            keys: keys.iter().map(of_key).collect(),
+            outages,
+            errors: counts,
+        }
     }
 
     /// How often somebody got a lock.
@@ -94,26 +110,44 @@ impl Report {
     pub(crate) fn assert_fenced(&self) {
         for key in &self.keys {
             assert!(key.grants > 0, "nobody ever got {}\n{self}", key.name);
-            assert!(key.violations.is_empty(), "tokens of {} went wrong\n{self}", key.name);
-            assert_eq!(key.resource.lost_updates, 0, "updates of {} were lost\n{self}", key.name);
+            assert!(
+                key.violations.is_empty(),
+                "tokens of {} went wrong\n{self}",
+                key.name
+            );
+            assert_eq!(
+                key.resource.lost_updates, 0,
+                "updates of {} were lost\n{self}",
+                key.name
+            );
         }
     }
 
     /// Nobody met anybody, also without a look at the tokens. More than a lock can promise when servers forget.
     pub(crate) fn assert_exclusive(&self) {
-        assert_eq!((self.overlaps(), self.refused()), (0, 0), "holders have met\n{self}");
+        assert_eq!(
+            (self.overlaps(), self.refused()),
+            (0, 0),
+            "holders have met\n{self}"
+        );
     }
 
     /// After any fault, of any key.
     pub(super) fn longest_promised_gap(&self) -> Duration {
         let promised = self.outages.iter().filter(|outage| outage.promised);
-        promised.map(|outage| outage.longest_gap).max().unwrap_or_default()
+        promised
+            .map(|outage| outage.longest_gap)
+            .max()
+            .unwrap_or_default()
     }
 
     /// After each fault, no key of which service is promised was without a grant for longer.
     pub(crate) fn assert_service_within(&self, longest: Duration) {
         for outage in self.outages.iter().filter(|outage| outage.promised) {
-            assert!(outage.longest_gap <= longest, "no service for more than {longest:?}: {outage}\n{self}");
+            assert!(
+                outage.longest_gap <= longest,
+                "no service for more than {longest:?}: {outage}\n{self}"
+            );
         }
     }
 }
@@ -126,11 +160,24 @@ impl fmt::Display for Report {
             "storm of {:.1?}: {grants} grants, {overlaps} unfenced overlaps, {refused} refused as late",
             self.length
         )?;
-        self.errors.iter().try_for_each(|(code, count)| write!(f, ", {count} {code}"))?;
-        self.outages.iter().try_for_each(|outage| write!(f, "\n  {outage}"))?;
-        for OfKey { name, grants, violations, resource } in &self.keys {
+        self.errors
+            .iter()
+            .try_for_each(|(code, count)| write!(f, ", {count} {code}"))?;
+        self.outages
+            .iter()
+            .try_for_each(|outage| write!(f, "\n  {outage}"))?;
+        for OfKey {
+            name,
+            grants,
+            violations,
+            resource,
+        } in &self.keys
+        {
             write!(f, "\n  {name}: {grants} grants, {resource}")?;
-            violations.iter().take(5).try_for_each(|violation| write!(f, "\n    {violation}"))?;
+            violations
+                .iter()
+                .take(5)
+                .try_for_each(|violation| write!(f, "\n    {violation}"))?;
             if violations.len() > 5 {
                 write!(f, "\n    and {} more", violations.len() - 5)?;
             }
@@ -141,8 +188,21 @@ impl fmt::Display for Report {
 
 impl fmt::Display for Outage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { fault, at, key, longest_gap, promised } = self;
-        let promised = if *promised { "" } else { ", and none was promised" };
-        write!(f, "{at:.1?} {fault}: no grant of {key} for {longest_gap:.1?}{promised}")
+        let Self {
+            fault,
+            at,
+            key,
+            longest_gap,
+            promised,
+        } = self;
+        let promised = if *promised {
+            ""
+        } else {
+            ", and none was promised"
+        };
+        write!(
+            f,
+            "{at:.1?} {fault}: no grant of {key} for {longest_gap:.1?}{promised}"
+        )
     }
 }

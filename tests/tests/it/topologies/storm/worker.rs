@@ -31,7 +31,11 @@ pub(super) struct Key {
 
 impl Key {
     pub(super) fn new(name: String) -> Self {
-        Self { name, resource: FencedResource::new(), history: Mutex::default() }
+        Self {
+            name,
+            resource: FencedResource::new(),
+            history: Mutex::default(),
+        }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -51,7 +55,11 @@ impl Key {
     }
 
     pub(super) fn granted_since(&self, time: Instant) -> bool {
-        self.history.lock().unwrap().last().is_some_and(|last| last > time)
+        self.history
+            .lock()
+            .unwrap()
+            .last()
+            .is_some_and(|last| last > time)
     }
 }
 
@@ -70,11 +78,17 @@ impl Worker {
         let mut errors = Vec::new();
         while !self.over.load(Ordering::Relaxed) {
             let key = &self.keys[rand::random_range(0..self.keys.len())];
-            let outcome =
-                if self.readers && rand::random_bool(0.3) { self.read(key).await } else { self.write(key).await };
+            let outcome = if self.readers && rand::random_bool(0.3) {
+                self.read(key).await
+            } else {
+                self.write(key).await
+            };
             if let Err(error) = outcome {
                 use LockErrorKind::{Lost, ReadOnly, ReleaseUnknown, Unavailable, WaitTimeout};
-                let expected = matches!(error.kind(), Unavailable | WaitTimeout | Lost(_) | ReleaseUnknown | ReadOnly);
+                let expected = matches!(
+                    error.kind(),
+                    Unavailable | WaitTimeout | Lost(_) | ReleaseUnknown | ReadOnly
+                );
                 assert!(expected, "no failing server explains this: {error:?}");
                 errors.push(error.kind());
                 sleep(PAUSE).await;
@@ -85,10 +99,18 @@ impl Worker {
 
     async fn write(&self, key: &Key) -> Result<(), LockError> {
         let asked_at = Instant::now();
-        let request = if self.readers { self.locks.write(&*key.name) } else { self.locks.exclusive(&*key.name) };
+        let request = if self.readers {
+            self.locks.write(&*key.name)
+        } else {
+            self.locks.exclusive(&*key.name)
+        };
         let guard = request.lease(self.lease).wait(self.lease).acquire().await?;
         let token = guard.fence().number();
-        key.granted(Grant { asked_at, granted_at: Instant::now(), token });
+        key.granted(Grant {
+            asked_at,
+            granted_at: Instant::now(),
+            token,
+        });
         // It does not look whether it still holds the lock: keeping it out then is what the token is for.
         if let Ok(inside) = key.resource.enter(token) {
             let value = key.resource.read();
@@ -101,8 +123,18 @@ impl Worker {
 
     async fn read(&self, key: &Key) -> Result<(), LockError> {
         let asked_at = Instant::now();
-        let guard = self.locks.read(&*key.name).lease(self.lease).wait(self.lease).acquire().await?;
-        key.granted(Grant { asked_at, granted_at: Instant::now(), token: guard.fence().number() });
+        let guard = self
+            .locks
+            .read(&*key.name)
+            .lease(self.lease)
+            .wait(self.lease)
+            .acquire()
+            .await?;
+        key.granted(Grant {
+            asked_at,
+            granted_at: Instant::now(),
+            token: guard.fence().number(),
+        });
         let inside = key.resource.enter_reader();
         sleep(stay()).await;
         drop(inside);
@@ -111,7 +143,11 @@ impl Worker {
 }
 
 fn stay() -> Duration {
-    if rand::random_bool(0.02) { LONG_STAY } else { SHORT_STAY.mul_f64(rand::random()) }
+    if rand::random_bool(0.02) {
+        LONG_STAY
+    } else {
+        SHORT_STAY.mul_f64(rand::random())
+    }
 }
 
 /// In both ways.
