@@ -191,7 +191,7 @@ impl Expansion {
                 quote_spanned!(span=> #rt::LockKeys::all([#(#keys),*], __client, #spec))
             }
             Keys::Expr(keys) => {
-                // The user's own span, so that "`u64` is no list of keys" points there and nowhere else.
+                // The user's own span, so that "`u64` is not a list of keys" points there and nowhere else.
                 let span = keys.span();
                 let rt = self.runtime.at(span);
                 let client = Ident::new("__client", Span::mixed_site());
