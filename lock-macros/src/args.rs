@@ -212,7 +212,7 @@ impl Draft {
             let message = if name == "spec" || *other == "spec" {
                 let mode = if name == "spec" { other } else { &name };
                 format!(
-                    "the mode is a part of the `spec`: say it there, or drop `spec` and keep `{mode}`"
+                    "the mode is a part of the `spec`: set it there, or drop `spec` and keep `{mode}`"
                 )
             } else {
                 format!(
@@ -228,7 +228,7 @@ impl Draft {
 
     fn set_wait(&mut self, name: Ident, wait: Wait) -> syn::Result<()> {
         if self.spec.wait.is_some() {
-            let message = "`wait` and `no_wait` exclude each other: keep `wait = \"2s\"` to wait at most so long, or \
+            let message = "`wait` and `no_wait` exclude each other: keep `wait = \"2s\"` to wait at most that long, or \
                            `no_wait` to give up at once";
             return Err(syn::Error::new(name.span(), message));
         }
@@ -290,7 +290,7 @@ impl Draft {
         let error = match (&self.global, constant) {
             (None, Some(constant)) => {
                 let message = "every call has this same key, so one call at a time runs in the whole fleet: put a value into \
-                               it, such as `\"order:{id}\"`, or add `global` if that is meant";
+                               it, such as `\"order:{id}\"`, or add `global` if that is intended";
                 syn::Error::new(constant.span(), message)
             }
             (Some(global), None) if texts.peek().is_some() => {
@@ -305,7 +305,7 @@ impl Draft {
 }
 
 fn missing_key() -> syn::Error {
-    let message = "a lock needs a key: write `key = \"order:{id}\"`, or with a value that is no variable `key(\"order:{}\", order.id)`";
+    let message = "a lock needs a key: write `key = \"order:{id}\"`, or with a value that is not a variable, `key(\"order:{}\", order.id)`";
     syn::Error::new(Span::call_site(), message)
 }
 

@@ -142,8 +142,8 @@ mod spec;
 /// # Cost
 ///
 /// Apart from the work of the runtime for any lock, a call allocates its key and nothing else,
-/// unless it has several keys. The future stores an argument that the body uses a second time:
-/// with an argument of 1 KiB, it is smaller than 3.5 KiB (2 KiB for a plain async function).
+/// unless it has several keys. The future contains one more copy of each argument that the body
+/// uses: with an argument of 1 KiB it is smaller than 3.5 KiB (2 KiB for a plain async function).
 ///
 /// # Expansion
 ///

@@ -26,7 +26,7 @@ use crate::error::{LockError, LockErrorKind};
 /// The default of `Retry-After` and `RetryInfo`.
 pub const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// A row of the [table](self): the meaning of an error for the caller.
+/// A row of the [table](crate::web): the meaning of an error for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Answer {

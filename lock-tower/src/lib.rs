@@ -172,6 +172,8 @@ mod macros;
 pub mod key;
 #[cfg(feature = "metrics")]
 pub mod metrics;
+#[cfg(feature = "axum")]
+pub mod recipes;
 
 mod body;
 mod detach;

@@ -167,7 +167,7 @@ fn no_duration(source: &str, error: &humantime::DurationError) -> String {
         }
         humantime::DurationError::UnknownUnit { unit, .. } => {
             format!(
-                "\"{unit}\" is no unit of time: write ms, s, m, h or d, as in \"30s\" or \"1m 30s\""
+                "\"{unit}\" is not a unit of time: write ms, s, m, h or d, as in \"30s\" or \"1m 30s\""
             )
         }
         _ => format!(
@@ -203,7 +203,7 @@ pub(super) fn permits(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value
     {
         return Err(syn::Error::new_spanned(
             value,
-            "no permits let nobody in: write 1 or more",
+            "a lock needs at least one permit: write 1 or more",
         ));
     }
     match literal(&value) {
@@ -215,7 +215,7 @@ pub(super) fn permits(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value
             Ok(Some(permits)) => Ok(Value::Literal(permits)),
             Ok(None) => Err(syn::Error::new(
                 number.span(),
-                "no permits let nobody in: write 1 or more",
+                "a lock needs at least one permit: write 1 or more",
             )),
             Err(_) => Err(syn::Error::new(
                 number.span(),
@@ -262,8 +262,8 @@ pub(super) fn on_lost(name: &Ident, input: ParseStream<'_>) -> syn::Result<OnLos
         Some(word) if *word == "cancel" => Ok(OnLost::Cancel),
         Some(word) if *word == "finish" => Ok(OnLost::Finish),
         _ => {
-            let message = "write `on_lost = cancel` to stop the body when its lock is lost, as it is without this \
-                           argument, or `on_lost = finish` to let it run on";
+            let message = "write `on_lost = cancel` to stop the body when its lock is lost (the default), or \
+                           `on_lost = finish` to let it run on";
             Err(syn::Error::new_spanned(value, message))
         }
     }

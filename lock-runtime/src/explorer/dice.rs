@@ -1,5 +1,5 @@
-//! The random numbers of a schedule. A seed gives the same schedule on every machine and with every
-//! version of `rand`.
+//! Random numbers. A seed gives the same schedule on every machine and with every version
+//! of `rand`.
 
 use std::time::Duration;
 

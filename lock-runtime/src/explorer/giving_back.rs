@@ -1,5 +1,4 @@
-//! The end of a hold: models `Holding::leave`, `Holding::part`, `Entry::release` and
-//! `giving_back.rs`.
+//! The end of a hold: models `Holding::leave`, `Holding::part`, `Entry::release`, `giving_back.rs`.
 
 use tokio::time::Instant;
 

@@ -77,8 +77,7 @@ impl Process {
         call
     }
 
-    /// Handles the end of a call: its reply, or `None` after a time-out. Ignores a reply that is
-    /// no longer awaited.
+    /// Handles the reply to a call, or its time-out. Ignores a reply that is no longer awaited.
     pub(super) fn answered(&mut self, sim: &mut Sim, call: Call, reply: Option<Reply>) {
         let Some((purpose, sent)) = self.calls.remove(&call) else {
             self.believe(sim, call, reply);

@@ -93,8 +93,7 @@ impl Process {
         holder.map(Ok)
     }
 
-    /// Abandons the token now, and again when a delayed request can no longer be executed
-    /// (PROTOCOL 8).
+    /// Abandons the token now, and again after the deadline of the request (PROTOCOL 8).
     pub(super) fn abandon_question(&mut self, sim: &mut Sim, question: Question, lease: Duration) {
         let once_more = Some(question.deadline).filter(|_| !sim.is_broken(Broken::AbandonsOnce));
         self.clean_up(

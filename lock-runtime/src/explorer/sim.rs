@@ -1,5 +1,4 @@
-//! The state that all parts of a run share: the virtual clock, the event queue, the network, the
-//! dice and the trace.
+//! The shared state of a run: the virtual clock, the event queue, the network, the dice, the trace.
 
 use std::{
     collections::BTreeMap,

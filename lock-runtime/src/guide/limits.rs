@@ -1,4 +1,4 @@
-//! What a lock cannot promise, and the remedies.
+//! The limits of a lease lock, and the remedies.
 //!
 //! # A paused holder still writes
 //!

@@ -1,19 +1,20 @@
-//! Recipes.
+//! Recipes: short solutions to common problems.
 //!
 //! | Recipe | Uses |
 //! |---|---|
-//! | [A scheduled job on many replicas](#a-scheduled-job-on-many-replicas) | `no_wait`, `min_hold` |
+//! | [A job on many replicas](#a-scheduled-job-on-many-replicas) | `no_wait`, `min_hold` |
 //! | [Tests](#tests) | [`in_memory`](crate::LockClient::in_memory), a paused clock |
 //! | [Blocking code](#blocking-code) | `spawn_blocking`, `Handle::block_on` |
 //! | [One lock for two services](#one-lock-for-two-services) | [`KeyWriter`](crate::KeyWriter) |
 //!
-//! `lock_tower::recipes` has recipes for axum and tonic: a key from a JSON body, from a cookie or from an authenticated user,
-//! and graceful shutdown on SIGTERM.
+//! `lock_tower::recipes` has recipes for axum and tonic: a key from a JSON body, from a cookie or
+//! from an authenticated user, and graceful shutdown on SIGTERM.
 //!
 //! # A scheduled job on many replicas
 //!
-//! All replicas start the job, and one of them runs it. `no_wait` makes the others skip it. `min_hold` keeps the lock after a short
-//! run, so that a replica that starts a little later skips it, too.
+//! All replicas start the job, and one of them runs it. `no_wait` makes the others skip it.
+//! `min_hold` keeps the lock after a short run, so that a replica that starts a little later
+//! skips it, too.
 //!
 #![cfg_attr(feature = "macros", doc = "```")]
 #![cfg_attr(not(feature = "macros"), doc = "```ignore")]
@@ -56,19 +57,22 @@
 //! # }
 //! ```
 //!
-//! tokio's `interval` starts with its process, so the replicas tick at different times. `min_hold` must then be a little less than
-//! the period, as above. A scheduler that goes by the time of day, such as the crate `tokio-cron-scheduler`, starts the job on all
-//! replicas at almost the same time. Then `min_hold` only has to exceed the difference between their clocks, and a few seconds suffice.
+//! tokio's `interval` starts with its process, so the replicas tick at different times.
+//! `min_hold` must then be a little less than the period, as above. A scheduler that goes by the
+//! time of day, such as the crate `tokio-cron-scheduler`, starts the job on all replicas at
+//! almost the same time. Then `min_hold` only has to exceed the difference between their clocks,
+//! and a few seconds suffice.
 //!
-//! **Caveat:** the lock does not record that the job has run. If the replica crashes during the job, the next tick after the end
-//! of the lease starts it again on another replica. If the job fails, `min_hold` still applies, and the next run is at the
-//! next tick.
+//! **Caveat:** the lock does not record that the job has run. If the replica crashes during the
+//! job, the next tick after the end of the lease starts it again. If the job fails, `min_hold`
+//! still applies, and the next run is at the next tick.
 //!
 //! # Tests
 //!
 //! Pass the client to the code under test, and give each test a client of its own. Each
-//! [`LockClient::in_memory`](crate::LockClient::in_memory) has its own store, so tests that run in parallel do not affect each other. The store uses
-//! tokio's clock: with `start_paused` (tokio's feature `test-util`) waits and leases pass at once.
+//! [`LockClient::in_memory`](crate::LockClient::in_memory) has its own store, so tests that run
+//! in parallel do not affect each other. The store uses tokio's clock: with `start_paused`
+//! (tokio's feature `test-util`) waits and leases pass at once.
 //!
 //! ```
 //! use std::time::Duration;
@@ -95,16 +99,18 @@
 //! # async fn main() -> Result<(), LockError> { a_locked_order_is_not_paid().await }
 //! ```
 //!
-//! Run functions under `#[distributed_lock]` that name no client in [`LockClient::scope`](crate::LockClient::scope).
+//! Run functions under `#[distributed_lock]` that name no client in
+//! [`LockClient::scope`](crate::LockClient::scope).
 //! [`LockClient::revoke`](crate::LockClient::revoke) makes a holder lose its lock.
 //!
-//! **Caveat:** [`install`](crate::LockClient::install) sets the client of the whole process, and so of all tests in the binary. A
-//! paused clock is for the in-memory store only: with a real server it skips over the time-outs while a reply is on its way.
+//! **Caveat:** [`install`](crate::LockClient::install) sets the client of the whole process, and
+//! so of all tests in the binary. A paused clock is for the in-memory store only: with a real
+//! server it skips over the time-outs while a reply is on its way.
 //!
 //! # Blocking code
 //!
-//! Acquire and release the lock with `Handle::block_on` on the thread of `spawn_blocking`. The client renews the lease on
-//! the runtime meanwhile.
+//! Acquire and release the lock with `Handle::block_on` on the thread of `spawn_blocking`. The
+//! client renews the lease on the runtime meanwhile.
 //!
 //! ```
 //! use lock_runtime::{FencingToken, LockClient, LockError};
@@ -128,14 +134,16 @@
 //! # Ok(()) }
 //! ```
 //!
-//! **Caveat:** a loss cannot stop blocking code. Between its steps check [`is_lost`](crate::HeldLock::is_lost) or
-//! [`validity`](crate::HeldLock::validity), and send the fencing token with each write. Blocking directly in an async task is no
-//! substitute: on a current-thread runtime it also stops the renewal, and `Handle::block_on` panics there.
+//! **Caveat:** a loss cannot stop blocking code. Between its steps check
+//! [`is_lost`](crate::HeldLock::is_lost) or [`validity`](crate::HeldLock::validity), and send the
+//! fencing token with each write. Blocking directly in an async task is no substitute: on a
+//! current-thread runtime it also stops the renewal, and `Handle::block_on` panics there.
 //!
 //! # One lock for two services
 //!
-//! Two services exclude each other if they lock the same key, of the same kind, in the same namespace of the same store. Put
-//! the function that builds the key into a crate that both services use:
+//! Two services exclude each other if they lock the same key, of the same kind, in the same
+//! namespace of the same store. Put the function that builds the key into a crate that both
+//! services use:
 //!
 //! ```
 //! use lock_runtime::{KeyWriter, LockClient, LockError, LockKey};
@@ -165,12 +173,13 @@
 //! |---|---|
 //! | the store | the same server and database number, Sentinel primary or cluster |
 //! | the servers of `redlock:` | the same, in the same order, with the same `longest_lease` |
-//! | the namespace | [`LockClientBuilder::namespace`](crate::LockClientBuilder::namespace), `lock` by default |
+//! | the namespace | [`namespace`](crate::LockClientBuilder::namespace), `lock` by default |
 //! | the key | byte for byte, after formatting and escaping: `order:7` is not `order:07` |
 //! | the kind | exclusive, read and write locks exclude each other; permits are separate |
 //! | the number of permits | another number is `ModeMismatch` while one is held |
 //!
 //! All other settings may differ: lease, wait, `min_hold`, `max_hold`, order and re-entry.
 //!
-//! **Caveat:** `#[distributed_lock(key = "order:{id}")]`, the templates of lock-tower and `KeyWriter` escape values, `format!` does
-//! not. For the value `a:b` the first three give `order:a%3Ab` and `format!` gives `order:a:b`, which is another lock.
+//! **Caveat:** `#[distributed_lock(key = "order:{id}")]`, the templates of lock-tower and
+//! `KeyWriter` escape values, `format!` does not. For the value `a:b` the first three give
+//! `order:a%3Ab` and `format!` gives `order:a:b`, which is another lock.

@@ -8,11 +8,11 @@
 //!
 //! With every acquire attempt, the client proposes a number. It is larger than every fencing token
 //! that the client has seen, and not smaller than the client's clock in microseconds. Each server
-//! computes max(its last number + 1, the proposal), stores the result and replies with it. The
-//! fencing token of the grant is the largest number among the votes of the majority. If a majority
-//! replied with exactly this number, the grant is complete. This is the usual case and takes one
-//! round trip. Otherwise the number is first written back to the servers that voted with another
-//! one (`Store::raise`).
+//! computes max(its last number + 1, the proposal), stores the result and replies with it; a
+//! proposal counts as at most 60 s ahead of the server's clock. The fencing token of the grant is
+//! the largest number among the votes of the majority. If a majority replied with exactly this
+//! number, the grant is complete. This is the usual case and takes one round trip. Otherwise the
+//! number is first written back to the servers that voted with another one (`Store::raise`).
 //!
 //! A server gives each number to at most one acquisition: it either draws the number for the
 //! acquisition, or raises its counter to the number for it. The token of a reader counts when a

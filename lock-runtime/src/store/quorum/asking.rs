@@ -69,8 +69,7 @@ impl Inner {
             self.send(campaign, &state, &mut terms, calls, &mut under_way.calls);
         }
         self.leave(campaign);
-        // One timer for all replies: a new one for each reply would have to be registered
-        // and removed.
+        // One timer for all replies: a timer for each would be registered and removed again.
         let mut alarm = pin!(sleep_until(silent_at));
         loop {
             let now = Instant::now();
@@ -91,12 +90,12 @@ impl Inner {
                 }
                 next
             };
-            // Abandons aliases before the requests of this round, which are only sent when
-            // they are polled.
+            // Abandon aliases before this round's requests, which are only sent when they
+            // are polled.
             self.leave(campaign);
             let (until, is_awaited) = match next {
                 Next::Done(outcome) => {
-                    // Measures the last round only, as a pause between rounds is no round trip. A
+                    // Measure the last round only, as a pause between rounds is no round trip. A
                     // conversion is not measured: it may have sent nothing.
                     if matches!(outcome, Outcome::Granted { .. }) && terms.patience.is_none() {
                         self.measured(terms.sent.elapsed());
@@ -120,8 +119,8 @@ impl Inner {
                         if silent.len() >= self.majority() && terms.sent.elapsed() >= patience {
                             self.measured(patience);
                         }
-                        // A server that had less than the full time to reply does not open its
-                        // circuit breaker.
+                        // A circuit breaker does not open if its server had less than the
+                        // full time.
                         if terms.sent.elapsed() >= patience {
                             silent.iter().for_each(|node| self.nodes[*node].rest(error.clone(), Instant::now()));
                         }
@@ -145,8 +144,7 @@ impl Inner {
         // with the same one and no write-back is needed. Never propose less than the clock: servers
         // that have lost their data may have given a smaller number to another acquisition.
         terms.proposal = state.drawn().max(Some(self.proposals.next()));
-        // With less than a majority of healthy servers, ask all of them: circuit breakers
-        // are ignored.
+        // With less than a majority of healthy servers, ask all: ignore the circuit breakers.
         let well = self.nodes.iter().filter(|node| node.is_well(now)).count();
         let spares = well >= self.majority();
         for (index, say) in calls {
@@ -201,8 +199,7 @@ impl Inner {
         ))
     }
 
-    /// Abandons the votes that a reader may still hold as the writer that it was before its
-    /// conversion.
+    /// Abandons the votes that a reader may still hold as a writer, from before its conversion.
     pub(super) fn give_up_writer(&self, left: &[Left], hold: &Hold, lease: Duration) {
         let writer = hold.as_writer();
         left.iter()
@@ -316,8 +313,8 @@ impl Inner {
                 })
                 .await?
             {
-                // Its time counts from when it was requested, so counted from the last request
-                // there is no less of it.
+                // The TTL counts from this request. The caller counts it from the start of the
+                // batch, which is earlier and therefore safe.
                 AcquireReply::Granted(grant) => grants.push(grant),
                 reply => {
                     join_all(

@@ -1,5 +1,5 @@
-//! Requests that outlive their caller: calls that a majority did not wait for, and aliases
-//! to be abandoned.
+//! Requests that outlive their caller: calls that a majority did not wait for, and
+//! abandoned aliases.
 
 use std::{
     sync::{
@@ -81,8 +81,7 @@ impl Background {
         Busy(self.clone())
     }
 
-    /// Waits until no request is in progress. Does not wait for retries to servers that have
-    /// failed to reply.
+    /// Waits until no request is in progress. Does not wait for retries to unresponsive servers.
     pub(super) async fn settled(&self) {
         loop {
             let idle = self.idle.notified();

@@ -102,8 +102,7 @@ pub(crate) struct Campaign {
 pub(crate) enum Broken {
     /// PROTOCOL 28: the largest fencing token is not written back.
     NoWriteBack,
-    /// PROTOCOL 28: a reader counts a server whose counter had already passed the number,
-    /// as a writer does.
+    /// PROTOCOL 28: a reader, like a writer, counts servers whose counters have passed the number.
     CountsWhatOthersHave,
     /// Half of the servers are enough.
     MajorityOffByOne,
@@ -202,8 +201,7 @@ impl Campaign {
         self.spare
     }
 
-    /// The largest number that a server has given to this acquisition, before it has its
-    /// fencing token.
+    /// The largest number given to this acquisition, while it has no fencing token yet.
     pub(crate) fn drawn(&self) -> Option<FencingToken> {
         let of_seat = |seat: &Seat| match seat.standing {
             Standing::Holds(vote) => Some(vote.fence),
@@ -514,8 +512,7 @@ impl Campaign {
                     RaiseReply::NotRaised { latest } => latest,
                 };
                 vote.end = vote.end.max(latest);
-                // A writer's own number begins its block; the raised number is the end of
-                // the block.
+                // A writer's own number begins its block; the raised number ends it.
                 if reply == RaiseReply::Raised && self.hold.mode != Mode::Exclusive {
                     vote.fence = vote.fence.max(number);
                 }

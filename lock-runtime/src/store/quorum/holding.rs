@@ -95,8 +95,7 @@ impl Inner {
                             };
                             unused_by(hold);
                             if campaign.was_writer() {
-                                // A server that has not executed the conversion still holds
-                                // the writer's vote.
+                                // Servers that missed the conversion still hold a writer's vote.
                                 unused_by(&hold.as_writer());
                             }
                         }
@@ -217,8 +216,8 @@ impl Inner {
         }
     }
 
-    /// Releases one vote. If the server does not confirm it, the alias is abandoned in the
-    /// background.
+    /// Releases one vote. If the server may still know the alias after that, abandons it in
+    /// the background.
     pub(super) fn release_at(
         &self,
         release: &Release,
@@ -233,8 +232,7 @@ impl Inner {
         Box::pin(async move {
             let said = timeout(patience, node.store.release(&release)).await;
             let said = said.unwrap_or_else(|_| Err(StoreError::timed_out(patience)));
-            // The alias is in the queue, or an acquire that would make it a holder may
-            // still be executed.
+            // The alias is in the queue, or a delayed acquire may still make it a holder.
             let lingers =
                 !matches!(said, Ok(ReleaseReply::Released)) && (left.lingers || said.is_err());
             if lingers {

@@ -276,8 +276,7 @@ async fn a_writer_that_did_not_become_a_reader_gives_back_what_it_holds_as_a_rea
     downgraded_unheard_by(2).await;
 }
 
-/// A server that misses a downgrade would keep other readers out until the writer's vote
-/// there expires.
+/// A server that misses a downgrade must not exclude readers until the writer's vote expires.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
     let servers = [(); 3].map(|()| Arc::<Server>::default());

@@ -13,8 +13,7 @@ use crate::{
 /// The state of a campaign at one server.
 #[derive(Debug)]
 pub(super) struct Seat {
-    /// The alias of the acquisition at this server. It is replaced each time it is
-    /// abandoned (PROTOCOL 1).
+    /// The alias of the acquisition here. It is replaced when it is abandoned (PROTOCOL 1).
     pub(super) token: Token,
     pub(super) standing: Standing,
     /// A grant that the server has pushed and that is not verified yet.

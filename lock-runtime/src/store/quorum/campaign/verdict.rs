@@ -160,8 +160,7 @@ impl Campaign {
             return self.over(Outcome::Unreachable);
         }
         let since = *self.headless_since.get_or_insert(now);
-        // As long as no other client can have a majority, one of the clients has to give up
-        // its votes.
+        // While no other client can have a majority, one of them has to give up its votes.
         let waits = self
             .seats
             .iter()
@@ -266,8 +265,7 @@ impl Campaign {
         self.votes().filter(|vote| self.is_for(vote, fence)).count()
     }
 
-    /// Grants the lock with this fencing token, or writes the token back to the voters that
-    /// have another number.
+    /// Grants the lock with this fencing token, or writes it back to voters with another number.
     fn agree(&mut self, fence: FencingToken, now: Instant) -> Next {
         let is_for = |vote: &Vote| self.is_for(vote, fence);
         let agreed = nth_largest(
@@ -310,8 +308,7 @@ impl Campaign {
         })
     }
 
-    /// The number of fencing tokens to reserve. A repeated grant has none: they were handed
-    /// out before.
+    /// The number of fencing tokens to reserve: none for a repeated grant.
     pub(super) fn spare_left(&self) -> u32 {
         if self.fence.is_none() { self.spare } else { 0 }
     }
@@ -453,9 +450,8 @@ impl Campaign {
         }
     }
 
-    /// Waits in the coordinator's queue. The next poll is due soon, because otherwise the
-    /// waiter would not notice that the coordinator has handed off the lock, and no later
-    /// than the next check.
+    /// Waits in the coordinator's queue. The next poll is due in time for the next check, and soon
+    /// in any case: otherwise a hand-off at the coordinator would go unnoticed.
     fn waits_in_line(&mut self, holder_ttl: Option<Duration>, now: Instant) -> Next {
         let again_in = self
             .look_at

@@ -1,5 +1,4 @@
-//! Requests to all servers that a majority decides: models `Inner::ask`, `renew`, `release`
-//! and `release_at`.
+//! Requests decided by a majority: models `Inner::ask`, `renew`, `release` and `release_at`.
 
 use std::time::Duration;
 
@@ -162,7 +161,7 @@ impl Client {
         }
     }
 
-    /// Counts the release of one vote. Unless the server has confirmed it, the alias is abandoned.
+    /// Counts the release of one vote. If the server may still know the alias, abandons it.
     pub(super) fn release_heard(
         &mut self,
         sim: &mut Sim,

@@ -31,8 +31,8 @@ pub(super) struct Holder {
     plan: u32,
 }
 
-/// Compensates for the allowance for clock drift if this rule is switched off, so that the
-/// validity will be `ttl`.
+/// Compensates for the allowance for clock drift where that rule is switched off, so that the lease
+/// is valid for the whole `ttl`.
 fn undrifted(sim: &Sim, ttl: Duration) -> Duration {
     if sim.is_broken(Broken::NoDrift) {
         (ttl + Duration::from_millis(2)).mul_f64(1.0 / 0.99)

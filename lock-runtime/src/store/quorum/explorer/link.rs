@@ -1,5 +1,4 @@
-//! The connection of a client to a server, and its calls: models `redis/link.rs` and
-//! `redis/connection.rs`.
+//! The connection of a client to a server: models `redis/link.rs` and `redis/connection.rs`.
 
 use std::{io, time::Duration};
 

@@ -61,8 +61,7 @@ pub(super) struct Arrival {
 }
 
 pub(super) struct Schedule {
-    /// For each server, how fast its clock runs, in millionths, and how far it is ahead, in
-    /// microseconds.
+    /// For each server, the speed of its clock in millionths and its lead in microseconds.
     pub(super) servers: Vec<(u32, i64)>,
     pub(super) clients: Vec<(u32, i64)>,
     pub(super) locks: usize,

@@ -1,5 +1,4 @@
-//! The state that all parts of a run share: the true time, the event queue, the network, the
-//! dice and the trace.
+//! The shared state of a run: the true time, the event queue, the network, the dice, the trace.
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 

@@ -1,5 +1,4 @@
-//! A request for a lock, alone in a local wait queue of its own: models `acquire.rs`, `in_line.rs`
-//! and `question.rs`.
+//! A request with a local queue of its own: models `acquire.rs`, `in_line.rs` and `question.rs`.
 
 use std::{
     task::{Context, Waker},

@@ -9,7 +9,7 @@ local lease, spare, channel = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local kind, holder = look(lock, 'exclusive')
 -- For a set this would be only one of several members.
 holder = kind == 'string' and holder
--- Foreign data in place of the queue do not prevent the release.
+-- Foreign data in place of the queue does not prevent the release.
 local line = line_of(queue, heir) or line_by(queue, false)
 
 if holder == heir or line.own then

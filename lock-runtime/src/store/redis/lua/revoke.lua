@@ -20,7 +20,7 @@ if kind ~= 'none' then
   redis.call('DEL', lock)
   reply = {'revoked'}
 end
--- Foreign data in place of the queue do not prevent the revocation.
+-- Foreign data in place of the queue does not prevent the revocation.
 local line = line_of(KEYS[3], '')
 if line and line.count > 0 then
   advance(line, lock, fence, 'none')
