@@ -1,4 +1,4 @@
-//! Compiles the proto of `inventory`, without `protoc`.
+//! Compiles the proto file of `inventory`, without `protoc`.
 
 use std::error::Error;
 

@@ -1,7 +1,8 @@
-//! Processes of this same binary: a real fleet, on one machine.
+//! Child processes of the same binary: several real processes on one machine.
 //!
-//! Parent and child talk in lines over the child's standard input and output. The parent alone holds the other end of the
-//! input: when it is closed, because the parent is done or because it died, the child comes to its end.
+//! Parent and child exchange lines over the child's standard input and output. Only the parent
+//! holds the other end of the input: when it is closed, because the parent is done or has died,
+//! the child terminates.
 
 use std::{
     ffi::OsStr,
@@ -18,10 +19,11 @@ use tokio::{
     time::timeout,
 };
 
-/// A child that does not end within this time after its input was closed is killed.
+/// The time within which a child must terminate after its input was closed. After that it is
+/// killed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A running process of this same binary. Dropping it kills it.
+/// A running process of the same binary. Dropping it kills it.
 #[derive(Debug)]
 pub struct Child {
     process: tokio::process::Child,
@@ -30,7 +32,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts this binary once more, with `args`. What it writes to standard error goes to ours.
+    /// Starts this binary again, with `args`. Its standard error is that of the parent.
     ///
     /// # Errors
     /// If the process cannot be started.
@@ -40,7 +42,8 @@ impl Child {
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Ctrl-C in a terminal reaches a whole process group; ending the children properly is the parent's part.
+            // Ctrl-C in a terminal reaches a whole process group, but only the parent should end
+            // the children.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
@@ -55,10 +58,10 @@ impl Child {
         })
     }
 
-    /// The next line that the child says.
+    /// Reads the next line of the child.
     ///
     /// # Errors
-    /// If the child ends instead; why is on standard error.
+    /// If the child terminates instead. The reason is on standard error.
     pub async fn line(&mut self) -> anyhow::Result<String> {
         match self
             .lines
@@ -74,7 +77,7 @@ impl Child {
         }
     }
 
-    /// Says one line to the child.
+    /// Sends a line to the child.
     ///
     /// # Errors
     /// If the child has ended.
@@ -83,7 +86,8 @@ impl Child {
         sent.context("a child process ended before its time")
     }
 
-    /// Closes the child's input, and gives the line that it says in parting once it has ended; none if it says nothing.
+    /// Closes the child's input and waits until it has terminated. Returns its last line, if
+    /// there is one.
     ///
     /// # Errors
     /// If the child fails, or does not end within 30 s; then it is killed.
@@ -111,12 +115,12 @@ impl Child {
     }
 }
 
-/// In a child: says one line to the parent. A parent that is no more does not hear it, which is no fault of the child's.
+/// In a child: sends a line to the parent. A parent that has terminated is not an error.
 pub fn say(line: impl fmt::Display) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-/// In a child: the next line that the parent says; none if it hung up.
+/// In a child: reads the next line of the parent. `None` if the parent has closed the input.
 ///
 /// # Errors
 /// If standard input cannot be read.
@@ -128,8 +132,8 @@ pub async fn order() -> anyhow::Result<Option<String>> {
         .context("cannot read orders")
 }
 
-/// In a child: waits until the parent closes the child's input, or is no more.
+/// In a child: waits until the parent closes the child's input or terminates.
 pub async fn parent_hangs_up() {
-    // An input that cannot be read is as good as a closed one.
+    // Input that cannot be read is treated like closed input.
     let _ = stdin().read_to_end(&mut Vec::new()).await;
 }

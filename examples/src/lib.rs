@@ -1,4 +1,5 @@
-//! What the examples share: how they start and end, child processes of the same binary, and what `inventory` speaks.
+//! Shared code of the examples: start and exit, child processes of the same binary, and the
+//! protocol of `inventory`.
 
 mod child;
 mod start;
@@ -6,13 +7,8 @@ mod start;
 pub use child::{Child, order, parent_hangs_up, say};
 pub use start::{run_id, start};
 
-/// The messages, the client and the server of `proto/inventory.proto`, as they are generated.
-#[allow(
-    missing_docs,
-    unreachable_pub,
-    clippy::all,
-    reason = "written by a machine"
-)]
+/// The generated messages, client and server of `proto/inventory.proto`.
+#[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
 pub mod inventory {
     tonic::include_proto!("inventory.v1");
 }

@@ -1,10 +1,11 @@
-//! The frame around each example's story.
+//! The entry point that all examples share.
 
 use std::process::ExitCode;
 
-/// Runs a story, and turns what stopped it into one line on standard error and a failing exit code.
+/// Runs a story. An error is printed as one line on standard error, with a failing exit code.
 pub fn start(name: &str, story: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
-    // `rediss://` needs a crypto provider, and which one is the application's choice. It fails only if there is one already.
+    // `rediss://` needs a crypto provider, chosen by the application. This fails only if there
+    // already is one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let ended = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -17,7 +18,7 @@ pub fn start(name: &str, story: impl Future<Output = anyhow::Result<ExitCode>>) 
     })
 }
 
-/// The error and its causes, without those that the error itself quotes.
+/// Returns the error and its causes in one line, without causes that the error itself quotes.
 fn in_one_line(error: &anyhow::Error) -> String {
     let mut line = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -29,7 +30,8 @@ fn in_one_line(error: &anyhow::Error) -> String {
     line
 }
 
-/// A name for this run's keys: runs that share a server never meet, and each can count what it left behind.
+/// Returns a name for the keys of this run, so that runs that share a server do not interfere,
+/// and each can count the keys that it has left behind.
 pub fn run_id(name: &str) -> String {
     format!("{name}-{:08x}", rand::random::<u32>())
 }
@@ -41,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_that_the_error_quotes_is_told_once() {
+    fn a_cause_that_the_error_quotes_is_printed_once() {
         let error = Err::<(), _>(std::io::Error::other("refused"))
             .context("no connection: refused")
             .context("stuck");

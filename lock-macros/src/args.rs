@@ -1,6 +1,6 @@
-//! The arguments of the attribute: which there are, and which go together.
+//! The arguments of the attribute, and their valid combinations.
 //!
-//! Mistakes are gathered, so that one build shows all of them, each at its own token.
+//! Mistakes are collected, so that one build shows all of them, each at its own token.
 
 mod name;
 mod value;
@@ -20,22 +20,22 @@ pub(crate) use self::{
 };
 use crate::key::{Key, Keys};
 
-/// The arguments, checked.
+/// The validated arguments.
 pub(crate) struct Args {
     pub(crate) keys: Keys,
-    /// The client to lock with; the ambient one if not given.
+    /// The client to use; the ambient one if not given.
     pub(crate) client: Option<Given>,
     pub(crate) spec: Spec,
-    /// The body's name for the lock it holds.
+    /// The name of the lock in the body.
     pub(crate) guard: Option<Ident>,
     pub(crate) on_busy: Option<OnBusy>,
     pub(crate) on_lost: OnLost,
     pub(crate) map_err: Option<Expr>,
-    /// Where lock-runtime is; `::lock_runtime` if not given.
+    /// The path of lock-runtime; `::lock_runtime` if not given.
     pub(crate) runtime: Option<Path>,
 }
 
-/// What is asked of the lock.
+/// The options of the lock.
 #[derive(Default)]
 pub(crate) struct Spec {
     pub(crate) base: Base,
@@ -48,14 +48,14 @@ pub(crate) struct Spec {
     pub(crate) no_renew: bool,
 }
 
-/// What the other parts of a spec are set on.
+/// The spec that the other options are set on.
 #[derive(Default)]
 pub(crate) enum Base {
     #[default]
     Exclusive,
     Shared,
     Permits(Value<NonZeroU32>),
-    /// A spec from somewhere else, which brings the mode.
+    /// A spec from elsewhere, including the mode.
     Expr(Given),
 }
 
@@ -78,19 +78,20 @@ impl Parse for Args {
     }
 }
 
-/// What was read so far.
+/// The arguments parsed so far.
 #[derive(Default)]
 struct Draft {
-    /// Every argument that was begun, right or wrong.
+    /// All arguments that were begun, valid or not.
     seen: Vec<Ident>,
-    /// A key was begun, if only its name was missing: "a lock needs a key" would mislead.
+    /// A key was begun, even if only its name was missing. "A lock needs a key" would then be
+    /// misleading.
     key_begun: bool,
     error: Option<syn::Error>,
     keys: Option<Keys>,
     global: Option<Ident>,
     client: Option<Given>,
     base: Option<(Ident, Base)>,
-    /// All of the spec but its base.
+    /// The spec without its base.
     spec: Spec,
     guard: Option<Ident>,
     on_busy: Option<OnBusy>,
@@ -107,7 +108,7 @@ impl Draft {
         }
     }
 
-    /// Reads one argument, up to its comma.
+    /// Parses one argument, up to its comma.
     fn argument(&mut self, input: ParseStream<'_>) -> syn::Result<()> {
         if !input.peek(Ident::peek_any) {
             self.key_begun |= input.peek(LitStr);
@@ -131,7 +132,7 @@ impl Draft {
                 self.keys = Some(value::keys(&name, input)?);
             }
             "global" => {
-                // Also if a value follows: "or add `global`" would mislead.
+                // Set even if a value follows; otherwise "or add `global`" would be misleading.
                 self.global = Some(name.clone());
                 value::flag(&name, input)?;
             }
@@ -189,7 +190,7 @@ impl Draft {
             "crate" => self.runtime = Some(value::path(&name, input)?),
             _ => {
                 let known = name::meant(&name, input);
-                // "A lock needs a key" would say it twice.
+                // The key is not missing, only misspelled.
                 self.key_begun |= matches!(known, Some("key" | "keys"));
                 return Err(name::unknown(&name, known, self.keys.is_some(), input));
             }
@@ -210,7 +211,7 @@ impl Draft {
             let message = if name == "spec" || *other == "spec" {
                 let mode = if name == "spec" { other } else { &name };
                 format!(
-                    "the mode is a part of the `spec`: say it there, or drop `spec` and keep `{mode}`"
+                    "the mode is a part of the `spec`: set it there, or drop `spec` and keep `{mode}`"
                 )
             } else {
                 format!(
@@ -226,7 +227,7 @@ impl Draft {
 
     fn set_wait(&mut self, name: Ident, wait: Wait) -> syn::Result<()> {
         if self.spec.wait.is_some() {
-            let message = "`wait` and `no_wait` exclude each other: keep `wait = \"2s\"` to wait at most so long, or \
+            let message = "`wait` and `no_wait` exclude each other: keep `wait = \"2s\"` to wait at most that long, or \
                            `no_wait` to give up at once";
             return Err(syn::Error::new(name.span(), message));
         }
@@ -279,7 +280,8 @@ impl Draft {
         }
     }
 
-    /// A key that is the same for all calls locks everybody out, which few who wrote one meant.
+    /// Rejects a constant key without `global`: it lets only one call run at a time, which is
+    /// rarely intended.
     fn check_global(&mut self) {
         let Some(keys) = &self.keys else { return };
         let mut texts = keys.each().filter_map(Key::template).peekable();
@@ -287,7 +289,7 @@ impl Draft {
         let error = match (&self.global, constant) {
             (None, Some(constant)) => {
                 let message = "every call has this same key, so one call at a time runs in the whole fleet: put a value into \
-                               it, such as `\"order:{id}\"`, or add `global` if that is meant";
+                               it, such as `\"order:{id}\"`, or add `global` if that is intended";
                 syn::Error::new(constant.span(), message)
             }
             (Some(global), None) if texts.peek().is_some() => {
@@ -302,7 +304,7 @@ impl Draft {
 }
 
 fn missing_key() -> syn::Error {
-    let message = "a lock needs a key: write `key = \"order:{id}\"`, or with a value that is no variable `key(\"order:{}\", order.id)`";
+    let message = "a lock needs a key: write `key = \"order:{id}\"`, or with a value that is not a variable, `key(\"order:{}\", order.id)`";
     syn::Error::new(Span::call_site(), message)
 }
 

@@ -1,4 +1,5 @@
-//! The expansion: the function as it was written, with its body behind a lock. The body stands in the output once.
+//! The expansion: the function as it was written, with its body behind a lock. The body occurs in
+//! the output once.
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{quote, quote_spanned};
@@ -17,10 +18,10 @@ use crate::{
     runtime::{Runtime, located_at},
 };
 
-/// The locked function; on any mistake the item as it was, beside the errors.
+/// Expands to the locked function, or to the unchanged item and the errors.
 pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
     let function = syn::parse2::<Function>(item.clone());
-    // What only the key names is unused without it.
+    // Without the key, a variable that only the key names is unused.
     let unused = function.is_ok().then(|| quote!(#[allow(unused_variables)]));
     let error = match (function, syn::parse2::<Args>(args)) {
         (Ok(function), Ok(args)) => match function.check(&args) {
@@ -35,14 +36,14 @@ pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
     };
     let error = error.into_compile_error();
     if syn::parse2::<Expr>(item.clone()).is_ok() {
-        // Nothing can stand beside an expression.
+        // An expression cannot have items beside it.
         return error;
     }
-    // Without the item every use of it would be one more error, and an editor would not know it any longer.
+    // Without the item, each use of it would be a further error, and editors would not know it.
     quote!(#unused #item #error)
 }
 
-/// The arguments, on their way into a function.
+/// The arguments of the attribute, to be applied to a function.
 struct Expansion {
     args: Args,
     runtime: Runtime,
@@ -92,10 +93,12 @@ impl Expansion {
         quote!(#(#attrs)* #vis #sig #block)
     }
 
-    /// The body behind the lock: statements, and an expression of what the function returns.
+    /// Expands to the body behind the lock: statements, and an expression of the function's
+    /// return type.
     ///
-    /// Client, key and spec are done with before the body captures its variables: `client = self.locks` borrows from what the
-    /// body may move. The body is not handed to an async function, whose future would hold it twice.
+    /// The client, the key and the spec are evaluated before the body captures its variables,
+    /// because `client = self.locks` borrows from values that the body may move. The body is not
+    /// passed to an async function, whose future would contain it twice.
     fn locked(
         &self,
         name: &str,
@@ -114,8 +117,8 @@ impl Expansion {
         };
         let (held, guard) = self.guard();
         let anchor = returned.anchor();
-        // Whole: of a variable of which the body uses a field, or what is `Copy` of it, it would take no more than that, and the
-        // rest would be dropped when the lock is free.
+        // Captures the whole argument. If the body used only a field of it, or a `Copy` part, the
+        // block would capture only that, and the rest would be dropped after the release.
         let used = arguments.within(&body).map(|argument| {
             let span = located_at(argument.span());
             quote_spanned!(span=> let _ = &#argument;)
@@ -123,7 +126,7 @@ impl Expansion {
         let used: TokenStream = used.collect();
         let busy = self.busy(returned);
         let refused = self.refused(returned);
-        // Around a single expression not the user's own braces: the compiler would call them unnecessary.
+        // The user's own braces around a single expression would be reported as unnecessary.
         let is_single = !body
             .clone()
             .into_iter()
@@ -134,7 +137,7 @@ impl Expansion {
         } else {
             brace.span.join()
         });
-        // The user's own span: of a block that a macro wrote, the compiler would not name the variables.
+        // The user's own span: the compiler does not name the variables of a macro's block.
         let open = brace.span.open();
         let mut outer = Group::new(Delimiter::Brace, quote!(#guard #used #anchor #block));
         outer.set_span(open);
@@ -159,7 +162,7 @@ impl Expansion {
         }
     }
 
-    /// The client for the function of that `name`.
+    /// Expands to the client. `name` is the function's name, for errors.
     fn client(&self, name: &str) -> TokenStream {
         match &self.args.client {
             None => {
@@ -191,7 +194,8 @@ impl Expansion {
                 quote_spanned!(span=> #rt::LockKeys::all([#(#keys),*], __client, #spec))
             }
             Keys::Expr(keys) => {
-                // The user's own span, so that "`u64` is no list of keys" points there and nowhere else.
+                // The user's own span, so that the error for a type that is not a list of keys
+                // points there and nowhere else.
                 let span = keys.span();
                 let rt = self.runtime.at(span);
                 let client = Ident::new("__client", Span::mixed_site());
@@ -200,14 +204,15 @@ impl Expansion {
         }
     }
 
-    /// What the body may call its lock: a statement before it, and one at its beginning.
+    /// Expands to the body's name for its lock: a statement in front of the body, and one at its
+    /// start.
     fn guard(&self) -> (TokenStream, TokenStream) {
         let Some(guard) = &self.args.guard else {
             return Default::default();
         };
         let span = Span::mixed_site();
         let rt = self.runtime.at(span);
-        // Of the same name, for errors that speak of it; unless it is the one other name that is in use here.
+        // The same name, for errors that mention it, unless it is the only other name here.
         let mut held = if guard == "__entered" {
             Ident::new("__held", guard.span())
         } else {
@@ -221,7 +226,7 @@ impl Expansion {
         )
     }
 
-    /// The arm for a lock that somebody else holds.
+    /// Expands to the match arm for a lock that is held elsewhere.
     fn busy(&self, returned: &Returned) -> TokenStream {
         let span = Span::mixed_site();
         let value = match &self.args.on_busy {
@@ -233,7 +238,8 @@ impl Expansion {
             Some(OnBusy::Return(expr)) => returned.typed(quote!(#expr)),
         };
         let rt = self.runtime.at(span);
-        // By `return`, so that a value of another type is what the compiler complains of. It may be a `return` itself.
+        // A `return`, so that the compiler reports a value of another type. The value may itself
+        // be a `return`.
         quote_spanned! {span=>
             ::core::result::Result::Err(__error) if #rt::is_busy(&__error) => {
                 #[allow(unreachable_code, clippy::diverging_sub_expression, clippy::needless_return)]
@@ -242,11 +248,12 @@ impl Expansion {
         }
     }
 
-    /// Turns `__error` into what the function returns.
+    /// Expands `__error` to the return value of the function.
     fn refused(&self, returned: &Returned) -> TokenStream {
         let error = Ident::new("__error", Span::mixed_site());
         if let Some(map) = &self.args.map_err {
-            // Not the user's own spans: the compiler would propose to wrap the function in `Err`.
+            // Not the user's own spans, because the compiler would suggest wrapping the function
+            // in `Err`.
             let (start, end) = ends(map);
             let start = located_at(start);
             let rt = self.runtime.at(start);
@@ -258,7 +265,8 @@ impl Expansion {
                 .map(|ty| quote!(::<#ty>));
             return returned.typed(quote_spanned!(start=> #rt::map_err #ty #arguments));
         }
-        // The user's own spans, first token and last: a type that cannot hold the error is underlined, and nothing else.
+        // The user's own spans, first and last token, so that only a type that cannot hold the
+        // error is underlined.
         let (start, end) = returned.ends;
         let rt = self.runtime.at(start);
         let mut call = quote_spanned!(start=> #rt::FromLockError::);
@@ -267,9 +275,9 @@ impl Expansion {
     }
 }
 
-/// What the function returns, and where that is written.
+/// The return type of a function, and its spans.
 struct Returned {
-    /// `None` if only the compiler can tell.
+    /// `None` if only the compiler knows it.
     ty: Option<Type>,
     ends: (Span, Span),
 }
@@ -287,8 +295,9 @@ impl Returned {
         }
     }
 
-    /// A `return` that never runs: the first one that the compiler sees, so that the body is held to the declared type and
-    /// its errors stand where they stand without the attribute.
+    /// Expands to a `return` that never runs. It is the first one that the compiler sees, so the
+    /// body is checked against the declared type, and its errors appear in the same places as
+    /// without the attribute.
     fn anchor(&self) -> TokenStream {
         let Some(ty) = self.inferred() else {
             return TokenStream::new();
@@ -297,7 +306,7 @@ impl Returned {
         let mut call = Group::new(Delimiter::Parenthesis, TokenStream::new());
         call.set_span(end);
         let span = located_at(start);
-        // The user's own span at both ends, so that "return type inferred to be" underlines the type.
+        // The user's own span at both ends: "return type inferred to be" underlines the type.
         let mut closure = Group::new(
             Delimiter::Parenthesis,
             quote_spanned!(span=> || -> #ty { loop {} }),
@@ -318,7 +327,7 @@ impl Returned {
         }
     }
 
-    /// The expression, which the compiler holds to the type because the function declares it.
+    /// Expands to the expression, checked against the declared type.
     fn typed(&self, expr: TokenStream) -> TokenStream {
         let Some(ty) = self.inferred() else {
             return expr;
@@ -326,7 +335,7 @@ impl Returned {
         quote_spanned!(Span::mixed_site()=> { let __value: #ty = #expr; __value })
     }
 
-    /// The type as it can stand in a body.
+    /// Returns the type in a form that is allowed in a body.
     fn inferred(&self) -> Option<Type> {
         let mut ty = self.ty.clone()?;
         InferImplTrait.visit_type_mut(&mut ty);
@@ -334,7 +343,8 @@ impl Returned {
     }
 }
 
-/// `impl Trait` stands in no `let`; `_` leaves it to the body.
+/// Replaces `impl Trait`, which `let` does not allow, by `_`, so that it is inferred from the
+/// body.
 struct InferImplTrait;
 
 impl VisitMut for InferImplTrait {

@@ -1,8 +1,8 @@
-//! The function below the attribute: what it has to be, and what is said if it is not.
+//! The function below the attribute, and its validation.
 //!
-//! Only attributes, visibility and signature are parsed. The body stays a run of tokens, so that code which is still being
-//! typed does not break the attribute. A plain function is looked into, as it may be an `async fn` in other words, or what
-//! `#[async_trait]` has made of one.
+//! Only attributes, visibility and signature are parsed. The body stays a token stream, so that
+//! unfinished code does not break the attribute. The body of a plain function is parsed, because
+//! it may be equivalent to an `async fn`, or the expansion of one by `#[async_trait]`.
 
 use std::collections::HashMap;
 
@@ -30,11 +30,12 @@ pub(crate) struct Function {
     pub(crate) work: Work,
 }
 
-/// What is done under the lock.
+/// The code that runs under the lock.
 pub(crate) enum Work {
     /// The body of an `async fn`.
     Async(TokenStream),
-    /// The body of a function that is nothing but `async move { .. }` or `Box::pin(async move { .. })`.
+    /// The body of a function that consists only of `async move { .. }` or
+    /// `Box::pin(async move { .. })`.
     Block(Box<AsyncBlock>),
 }
 
@@ -43,7 +44,8 @@ pub(crate) struct AsyncBlock {
     pub(crate) pin: Option<Box<Expr>>,
     /// `async move`.
     pub(crate) keywords: TokenStream,
-    /// The arguments, which `#[async_trait]` binds once more in the body: a key may name what they bind.
+    /// The bindings with which `#[async_trait]` repeats the arguments in the body. Keys may name
+    /// them.
     pub(crate) arguments: Vec<Local>,
     pub(crate) brace: Brace,
     pub(crate) body: TokenStream,
@@ -77,7 +79,7 @@ impl Parse for Function {
         let work = if sig.asyncness.is_some() {
             Work::Async(body)
         } else {
-            // One that returns nothing only makes a future, and drops it.
+            // Without a return type, the function only creates a future and drops it.
             let block = async_block(&body).filter(|_| !matches!(sig.output, ReturnType::Default));
             Work::Block(block.ok_or_else(|| not_async(&sig, &body))?.into())
         };
@@ -100,7 +102,7 @@ impl Parse for Function {
     }
 }
 
-/// Is there an `fn` ahead, with nothing before it but `const`, `async`, `unsafe`, `extern "C"`?
+/// Returns whether an `fn` follows, after nothing but `const`, `async`, `unsafe`, `extern "C"`.
 fn begins_a_function(input: ParseStream<'_>) -> bool {
     let ahead = input.fork();
     while ahead.peek(Ident::peek_any) || ahead.peek(syn::LitStr) {
@@ -114,8 +116,8 @@ fn begins_a_function(input: ParseStream<'_>) -> bool {
     false
 }
 
-/// Takes `async move { .. }` and `Box::pin(async move { .. })` apart, if the body is that and nothing else: what stood before
-/// it would be done without the lock.
+/// Splits `async move { .. }` or `Box::pin(async move { .. })`, if it is the whole body. Code in
+/// front of it would run without the lock.
 fn async_block(body: &TokenStream) -> Option<AsyncBlock> {
     let mut statements = Block::parse_within.parse2(body.clone()).ok()?;
     let (Some(Stmt::Expr(future, None)), None) = (statements.pop(), statements.pop()) else {
@@ -144,7 +146,7 @@ fn async_block(body: &TokenStream) -> Option<AsyncBlock> {
     };
     let (mut arguments, mut body) = (Vec::new(), TokenStream::new());
     let mut statements = block.stmts.into_iter().peekable();
-    // Only what stands in front: further on, `let total = total;` is the user's own.
+    // Only at the start: further down, `let total = total;` is the user's code.
     while let Some(statement) = statements.next_if(is_preamble) {
         match statement {
             Stmt::Local(local) if !binds_self(&local) => arguments.push(local),
@@ -161,7 +163,7 @@ fn async_block(body: &TokenStream) -> Option<AsyncBlock> {
     })
 }
 
-/// Does the path end in these two words?
+/// Returns whether the path ends in these two segments.
 fn ends_with(path: &Path, words: [&str; 2]) -> bool {
     let mut segments = path.segments.iter().rev().map(|segment| &segment.ident);
     let [first, last] = words;
@@ -169,7 +171,8 @@ fn ends_with(path: &Path, words: [&str; 2]) -> bool {
         && segments.next().is_some_and(|ident| ident == first)
 }
 
-/// What `#[async_trait]` writes in front of the body: `if let Some(__ret) = ..`, `let __self = self;`, `let id = id;`,
+/// Returns whether the statement belongs to the preamble that `#[async_trait]` writes:
+/// `if let Some(__ret) = ..`, `let __self = self;`, `let id = id;`,
 /// `let PATTERN = { let __arg1 = __arg1; __arg1 };`.
 fn is_preamble(statement: &Stmt) -> bool {
     let local = match statement {
@@ -201,7 +204,7 @@ fn binds_self(local: &Local) -> bool {
     matches!(&local.pat, Pat::Ident(name) if name.ident == "__self")
 }
 
-/// What is said of a function that cannot wait.
+/// The error for a function that is not asynchronous.
 fn not_async(sig: &Signature, body: &TokenStream) -> syn::Error {
     let name = &sig.ident;
     let message = if body.to_string().contains("block_on") {
@@ -214,7 +217,7 @@ fn not_async(sig: &Signature, body: &TokenStream) -> syn::Error {
             .to_owned()
     } else if returns_a_future(sig) {
         format!(
-            "`{name}` is no `async fn`: write `async fn {name}`, or make `async move {{ .. }}` or `Box::pin(async move {{ .. }})` \
+            "`{name}` is not an `async fn`: write `async fn {name}`, or make `async move {{ .. }}` or `Box::pin(async move {{ .. }})` \
              its whole body, so that nothing of it is done without the lock"
         )
     } else {
@@ -223,8 +226,8 @@ fn not_async(sig: &Signature, body: &TokenStream) -> syn::Error {
     syn::Error::new(sig.fn_token.span, message)
 }
 
-/// `Pin<Box<dyn Future<..>>>`, `BoxFuture<..>`, `impl Future<..>`, by its words alone: an alias or a path changes nothing
-/// about the advice.
+/// Recognizes `Pin<Box<dyn Future<..>>>`, `BoxFuture<..>` and `impl Future<..>` by name. An alias
+/// or a path does not change the advice.
 fn returns_a_future(sig: &Signature) -> bool {
     sig.output
         .to_token_stream()
@@ -244,7 +247,7 @@ fn contains_future(token: &TokenTree) -> bool {
 }
 
 impl Function {
-    /// The type of what the caller awaits, as far as it is written.
+    /// Returns the type that the caller awaits, if it is written.
     pub(crate) fn returns(&self) -> Option<&Type> {
         let ReturnType::Type(_, ty) = &self.sig.output else {
             return None;
@@ -255,7 +258,8 @@ impl Function {
         }
     }
 
-    /// The type of what the caller awaits, also where an alias hides it; `None` if only the compiler can tell.
+    /// Returns the type that the caller awaits, even behind an alias. `None` if only the compiler
+    /// knows it.
     pub(crate) fn output(&self) -> Option<Type> {
         match (self.returns(), &self.sig.output) {
             (Some(ty), _) => Some(ty.clone()),
@@ -267,7 +271,7 @@ impl Function {
         }
     }
 
-    /// The arguments, each once.
+    /// Returns the names that the arguments bind, each once.
     pub(crate) fn arguments(&self) -> Bindings {
         let mut arguments = Bindings::default();
         arguments.visit_signature_mut(&mut self.sig.clone());
@@ -280,7 +284,7 @@ impl Function {
         arguments
     }
 
-    /// Refuses what does not go with the arguments of the attribute.
+    /// Validates the function against the arguments of the attribute.
     pub(crate) fn check(&self, args: &Args) -> syn::Result<()> {
         let arguments = self.arguments();
         let mistakes = self
@@ -294,9 +298,9 @@ impl Function {
         mistakes.map_or(Ok(()), Err)
     }
 
-    /// Refuses a function that returns nothing, and so cannot return a `LockError`.
+    /// Rejects a function that returns nothing, and so cannot return a `LockError`.
     ///
-    /// The compiler would refuse it too, as any other type that cannot.
+    /// The compiler would reject it as well, like any other type that cannot.
     fn check_room(&self, args: &Args) -> Option<syn::Error> {
         let span = match (&self.sig.output, self.returns()) {
             _ if args.map_err.is_some() => return None,
@@ -305,17 +309,18 @@ impl Function {
             _ => return None,
         };
         let message = format!(
-            "`{}` returns nothing, and has to say that the lock was not to be had or was lost: return a \
-             `Result<(), LockError>`, or write what to do instead, `map_err = |error| eprintln!(\"{{error}}\")`",
+            "`{}` returns nothing, but must be able to report that the lock was not acquired or was lost: return a \
+             `Result<(), LockError>`, or handle the error, `map_err = |error| eprintln!(\"{{error}}\")`",
             self.sig.ident
         );
         Some(syn::Error::new(span, message))
     }
 
-    /// Refuses a key that captures what is no argument.
+    /// Rejects a key that captures a name which is not an argument.
     ///
-    /// The compiler would refuse it too, but it cannot look into a string that was taken apart: it would propose to replace the
-    /// whole key by the variable that was meant. A capital letter may begin a constant, which is the compiler's to know.
+    /// The compiler would reject it as well, but it cannot look into a split string: it would
+    /// suggest replacing the whole key by the intended variable. A capitalized name may be a
+    /// constant, so it is left to the compiler.
     fn check_captures(
         &self,
         args: &Args,
@@ -357,7 +362,7 @@ impl Function {
     }
 }
 
-/// `T` of `Pin<Box<dyn Future<Output = T>>>` and `impl Future<Output = T>`.
+/// Returns `T` of `Pin<Box<dyn Future<Output = T>>>` or `impl Future<Output = T>`.
 fn future_output(ty: &Type) -> Option<&Type> {
     let bounds = match ty {
         Type::ImplTrait(future) => &future.bounds,
@@ -385,7 +390,7 @@ fn future_output(ty: &Type) -> Option<&Type> {
     })
 }
 
-/// `T` of `Name<T>`.
+/// Returns `T` of `Name<T>`.
 fn argument_of<'a>(ty: &'a Type, name: &str) -> Option<&'a Type> {
     let Type::Path(path) = ty else { return None };
     let segment = path
@@ -406,7 +411,7 @@ fn argument_of<'a>(ty: &'a Type, name: &str) -> Option<&'a Type> {
 #[derive(Default)]
 pub(crate) struct Bindings {
     names: Vec<Ident>,
-    /// A macro stands for a pattern: there may be more names.
+    /// A pattern contains a macro, which may bind more names.
     hidden: bool,
 }
 
@@ -415,7 +420,7 @@ impl Bindings {
         self.names.iter().any(|other| other.unraw() == name)
     }
 
-    /// Those of them that are written in `body`, shown where that is.
+    /// Returns the names that occur in `body`, with the span of their first occurrence.
     pub(crate) fn within(self, body: &TokenStream) -> impl Iterator<Item = Ident> {
         let mut words = HashMap::new();
         collect_words(body.clone(), &mut words);
@@ -451,7 +456,7 @@ impl VisitMut for Bindings {
     }
 }
 
-/// The words of a text, each with its first place.
+/// Collects the identifiers of a token stream, each with its first span.
 fn collect_words(tokens: TokenStream, words: &mut HashMap<String, Span>) {
     for token in tokens {
         match token {
@@ -464,7 +469,8 @@ fn collect_words(tokens: TokenStream, words: &mut HashMap<String, Span>) {
     }
 }
 
-/// The spans of the first and the last token. The compiler joins what a stable macro cannot.
+/// Returns the spans of the first and the last token. Stable macros cannot join spans, but the
+/// compiler can.
 pub(crate) fn ends(tokens: &impl ToTokens) -> (Span, Span) {
     let mut spans = tokens
         .to_token_stream()

@@ -1,7 +1,8 @@
-//! The key of a lock: from the user's format string to calls on the key writer.
+//! The key of a lock: from the user's format string to calls of the key writer.
 //!
-//! The string is taken apart here, because text and values go into a key differently: text as it stands, values escaped.
-//! What stands inside a placeholder is left to `format_args!`, so that a key formats exactly as `format!` does.
+//! The string is split here, because a key contains its text unchanged and its values escaped.
+//! The contents of placeholders are left to `format_args!`, so that a key formats values exactly
+//! as `format!` does.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote_spanned};
@@ -18,10 +19,10 @@ use crate::{
     runtime::{Runtime, located_at},
 };
 
-/// The longest name of a lock; the runtime's `MAX_KEY_BYTES`.
+/// The maximum length of a key, equal to `MAX_KEY_BYTES` of the runtime.
 const MAX_KEY_BYTES: usize = 512;
 
-/// What names the locks of a function.
+/// The keys of a function.
 pub(crate) enum Keys {
     /// `key = ..` and `key(..)`.
     One(Key),
@@ -32,7 +33,7 @@ pub(crate) enum Keys {
 }
 
 impl Keys {
-    /// What stands between the parentheses of `keys(..)`.
+    /// Parses the contents of the parentheses of `keys(..)`.
     pub(crate) fn from_call(name: &Ident, input: ParseStream<'_>) -> syn::Result<Self> {
         let mut keys = Vec::new();
         while !input.is_empty() {
@@ -48,7 +49,7 @@ impl Keys {
         Ok(Self::Several(keys))
     }
 
-    /// The value of `keys = ..`.
+    /// Converts the value of `keys = ..`.
     pub(crate) fn from_value(value: Expr) -> syn::Result<Self> {
         if has_text(&value) {
             let message = "keys that are text stand in parentheses: write `keys(\"account:{from}\", \"account:{to}\")`";
@@ -57,7 +58,7 @@ impl Keys {
         Ok(Self::Expr(value))
     }
 
-    /// The keys that are written one by one.
+    /// Returns the keys that are written separately.
     pub(crate) fn each(&self) -> std::slice::Iter<'_, Key> {
         match self {
             Self::One(key) => std::slice::from_ref(key),
@@ -68,7 +69,7 @@ impl Keys {
     }
 }
 
-/// What names a lock.
+/// The key of one lock.
 pub(crate) enum Key {
     /// `key = "order:{id}"` and `key("order:{}", order.id)`.
     Template(Template),
@@ -76,24 +77,25 @@ pub(crate) enum Key {
     Expr(Expr),
 }
 
-/// A format string, taken apart.
+/// A split format string.
 pub(crate) struct Template {
     span: Span,
     pieces: Vec<Piece>,
-    /// The arguments after the string. They are evaluated once, in order, whatever the string does with them.
+    /// The arguments after the string. They are evaluated once, in order, however the string
+    /// uses them.
     arguments: Vec<Expr>,
 }
 
 enum Piece {
     Text(String),
-    /// A variable, and a format string of a single placeholder that captures it.
+    /// A variable, and a format string with a single placeholder that captures it.
     Capture(String, LitStr),
-    /// A format string of a single placeholder for the argument of this index.
+    /// A format string with a single placeholder, and the index of its argument.
     Argument(LitStr, usize),
 }
 
 impl Key {
-    /// The value of `key = ..`.
+    /// Converts the value of `key = ..`.
     pub(crate) fn from_value(value: Expr) -> syn::Result<Self> {
         match literal(&value) {
             Some(Lit::Str(text)) => Template::new(text, Arguments::none()).map(Self::Template),
@@ -101,7 +103,7 @@ impl Key {
                 other,
                 "a key is text: write `key = \"order:{id}\"`",
             )),
-            // As an expression it would be taken as it is, braces and all, and for every call.
+            // As an expression it would be used unchanged, including the braces, for every call.
             None if is_text(&value) => {
                 let message = "a key that is text stands alone: write `key = \"order:{id}\"`";
                 Err(syn::Error::new_spanned(value, message))
@@ -110,7 +112,7 @@ impl Key {
         }
     }
 
-    /// What stands between the parentheses of `key(..)`.
+    /// Parses the contents of the parentheses of `key(..)`.
     pub(crate) fn from_call(input: ParseStream<'_>) -> syn::Result<Self> {
         let Ok(text) = input.parse::<LitStr>() else {
             return Err(input.error(
@@ -122,7 +124,8 @@ impl Key {
         Template::new(&text, Arguments::parse(input)?).map(Self::Template)
     }
 
-    /// One of `keys(..)`: a string, an expression, or `key(..)` for a string with arguments.
+    /// Parses one entry of `keys(..)`: a string, an expression, or `key(..)` for a string with
+    /// arguments.
     fn among_keys(input: ParseStream<'_>) -> syn::Result<Self> {
         if input.peek(Ident)
             && input.peek2(syn::token::Paren)
@@ -136,7 +139,7 @@ impl Key {
         Self::from_value(input.parse()?)
     }
 
-    /// The key, if it is a format string.
+    /// Returns the key if it is a format string.
     pub(crate) fn template(&self) -> Option<&Template> {
         match self {
             Self::Template(template) => Some(template),
@@ -144,7 +147,7 @@ impl Key {
         }
     }
 
-    /// The variables that stand inside of a format string, and where.
+    /// Returns the variables that the format string captures, and their spans.
     pub(crate) fn captures(&self) -> impl Iterator<Item = (&str, Span)> {
         let pieces = self.template().map_or(&[][..], |template| &template.pieces);
         pieces.iter().filter_map(|piece| match piece {
@@ -153,13 +156,14 @@ impl Key {
         })
     }
 
-    /// An expression of type `Result<LockKey, LockError>`.
+    /// Expands to an expression of type `Result<LockKey, LockError>`.
     pub(crate) fn expand(&self, runtime: &Runtime) -> TokenStream {
         match self {
             Self::Template(template) => template.expand(runtime),
             Self::Expr(expr) => {
-                // The user's own span, so that "`u64` is no key" points there and nowhere else. Through a function, as the
-                // compiler has much to say of a method that moves a key which the body needs, too.
+                // The user's own span, so that the error for a type that is not a key points
+                // there and nowhere else. Called as a function, because the compiler reports a
+                // method that moves a key at length if the body needs the key as well.
                 let span = expr.span();
                 let rt = runtime.at(span);
                 quote_spanned!(span=> #rt::IntoLockKey::into_lock_key(::core::convert::identity(#expr)))
@@ -194,7 +198,8 @@ impl Template {
                 Part::Hole { name, spec } => (name, spec),
             };
             let index = arguments.resolve(name, &mut next, &source).map_err(error)?;
-            // The span of the user's literal gives the captured name the user's scope, and errors the user's line.
+            // With the span of the user's literal, captured names resolve in the user's scope,
+            // and errors point to the user's line.
             pieces.push(match index {
                 None => Piece::Capture(
                     name.to_owned(),
@@ -228,12 +233,12 @@ impl Template {
         })
     }
 
-    /// The place of the format string.
+    /// Returns the span of the format string.
     pub(crate) fn span(&self) -> Span {
         self.span
     }
 
-    /// Is the key the same for every call?
+    /// Returns whether the key is the same for every call.
     pub(crate) fn is_constant(&self) -> bool {
         self.pieces
             .iter()
@@ -261,8 +266,8 @@ impl Template {
         if self.arguments.is_empty() {
             return write;
         }
-        // Outside of the closure, so that `?` and `.await` in an argument mean the function's; by reference, so that
-        // the function's body still owns what the key is made of.
+        // Outside of the closure, so that `?` and `.await` in an argument belong to the function;
+        // by reference, so that the body still owns the values of the key.
         let arguments = &self.arguments;
         let names = (0..arguments.len()).map(bound);
         quote_spanned!(span=> match (#(&(#arguments),)*) { (#(#names,)*) => #write })
@@ -325,15 +330,16 @@ impl Arguments {
         })
     }
 
-    /// The argument that a placeholder of this name stands for; `None` if it captures a variable.
+    /// Returns the index of the argument for a placeholder with this name, or `None` if it
+    /// captures a variable.
     ///
-    /// `next` counts the `{}` so far. An error shows how to write the whole string, `source`.
+    /// `next` counts the `{}` so far. `source` is the whole string, for the advice in errors.
     fn resolve(&self, name: &str, next: &mut usize, source: &str) -> Result<Option<usize>, String> {
         let index = if name.is_empty() {
             *next += 1;
             *next - 1
         } else if name.bytes().all(|byte| byte.is_ascii_digit()) {
-            // A number that does not fit is past the end of any list.
+            // A number that does not fit is beyond the end of any list.
             name.parse().unwrap_or(usize::MAX)
         } else if name == "_" {
             return Err(
@@ -349,7 +355,7 @@ impl Arguments {
                 "only a variable can stand inside of a string: write `key({hole:?}, {name})`"
             ));
         } else {
-            // `{type}` stands for `r#type = ..`, as it captures an argument `r#type`.
+            // `{type}` refers to `r#type = ..`, just as it captures an argument `r#type`.
             return Ok(self
                 .values
                 .iter()
@@ -367,7 +373,8 @@ impl Arguments {
     }
 }
 
-/// Is the expression a string, however it is dressed: `("..")`, `&".."`, `"..".to_owned()`, `String::from("..")`, `concat!("..")`?
+/// Returns whether the expression is a string literal in any wrapping: `("..")`, `&".."`,
+/// `"..".to_owned()`, `String::from("..")`, `concat!("..")`.
 fn is_text(expr: &Expr) -> bool {
     match expr {
         Expr::Lit(ExprLit {
@@ -395,7 +402,7 @@ fn is_text(expr: &Expr) -> bool {
     }
 }
 
-/// `String::from`, `LockKey::new`.
+/// Returns whether the expression is a constructor such as `String::from` or `LockKey::new`.
 fn is_constructor(expr: &Expr) -> bool {
     let Expr::Path(path) = expr else { return false };
     path.path
@@ -404,7 +411,7 @@ fn is_constructor(expr: &Expr) -> bool {
         .is_some_and(|last| last.ident == "from" || last.ident == "new")
 }
 
-/// Is the expression a list in which a string is written?
+/// Returns whether the expression is a list with a string literal.
 fn has_text(expr: &Expr) -> bool {
     match expr {
         Expr::Array(array) => array.elems.iter().any(is_text),
@@ -422,7 +429,7 @@ fn has_text(expr: &Expr) -> bool {
     }
 }
 
-/// A piece of a format string as it stands in the source.
+/// A piece of a format string, as written.
 #[derive(Debug, PartialEq)]
 enum Part<'a> {
     /// Text with `{{` and `}}` resolved.
@@ -431,7 +438,7 @@ enum Part<'a> {
     Hole { name: &'a str, spec: &'a str },
 }
 
-/// Splits a format string as `std::fmt` does.
+/// Splits a format string like `std::fmt`.
 fn split(source: &str) -> Result<Vec<Part<'_>>, String> {
     let mut parts = Vec::new();
     let mut text = String::new();
@@ -463,7 +470,7 @@ fn split(source: &str) -> Result<Vec<Part<'_>>, String> {
     Ok(parts)
 }
 
-/// Splits what follows a `{` into the placeholder and what comes after it.
+/// Splits the text after a `{` into the placeholder and the rest.
 fn split_hole(source: &str) -> Result<(Part<'_>, &str), String> {
     let (name, rest) = source.split_at(source.find([':', '{', '}']).unwrap_or(source.len()));
     let from = rest.strip_prefix(':').map_or(0, |spec| 1 + fill(spec));
@@ -495,7 +502,7 @@ fn split_hole(source: &str) -> Result<(Part<'_>, &str), String> {
         .trim_start_matches(|c: char| !c.is_ascii_alphabetic() && c != '?');
     if !["", "?", "x?", "X?", "x", "X", "o", "b", "p", "e", "E"].contains(&letters) {
         return Err(format!(
-            "`{{{name}{spec}}}` has a format that nobody knows, `{letters}`: write `{{{name}}}`"
+            "`{{{name}{spec}}}` has an unknown format, `{letters}`: write `{{{name}}}`"
         ));
     }
     Ok((
@@ -507,7 +514,8 @@ fn split_hole(source: &str) -> Result<(Part<'_>, &str), String> {
     ))
 }
 
-/// The length of the fill at the beginning of a spec: any character, a brace as well, before `<`, `^` or `>`.
+/// Returns the length of the fill at the start of a spec: any character, including a brace,
+/// before `<`, `^` or `>`.
 fn fill(spec: &str) -> usize {
     let mut chars = spec.chars();
     match (chars.next(), chars.next()) {
@@ -516,10 +524,10 @@ fn fill(spec: &str) -> usize {
     }
 }
 
-/// What the runtime would refuse in any key made of these parts.
+/// Returns the reason why the runtime would reject every key with these parts.
 fn complaint(parts: &[Part<'_>]) -> Option<&'static str> {
     let mut text_bytes = 0;
-    // Values are escaped, so a letter can stand for each of them.
+    // Values are escaped, so a letter can stand in for each.
     let name: String = parts
         .iter()
         .map(|part| match part {

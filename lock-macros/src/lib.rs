@@ -1,7 +1,7 @@
 //! The attribute `#[distributed_lock]`.
 //!
-//! Use it through `lock-runtime`, which re-exports it and holds everything that the expansion calls; this crate depends on
-//! nothing of it.
+//! Use it through `lock-runtime`, which re-exports it and contains everything that the expansion
+//! calls. This crate does not depend on lock-runtime.
 
 mod args;
 mod expand;
@@ -10,9 +10,10 @@ mod key;
 mod runtime;
 mod spec;
 
-/// Runs an `async fn` under a distributed lock: one runner per key in the whole fleet.
+/// Runs an `async fn` under a distributed lock: one call per key at a time, across all processes.
 ///
-/// A call waits until it holds the lock, runs the body, gives the lock back and returns what the body returned.
+/// A call waits until it holds the lock, runs the body, releases the lock and returns the result
+/// of the body.
 ///
 /// ```text
 /// use lock_runtime::distributed_lock;
@@ -23,63 +24,77 @@ mod spec;
 /// }
 /// ```
 ///
-/// It stands wherever an async function can: free functions, methods with any receiver, associated functions, methods of
-/// traits, native or of `#[async_trait]`, generic or not. Visibility, documentation, other attributes, spans and `Send`-ness of
-/// the function stay as written. The manual's page `lock_runtime::guide::functions` shows each argument at work.
+/// The attribute works on all async functions: free functions, methods with any receiver,
+/// associated functions, trait methods, native or of `#[async_trait]`, generic or not. It
+/// preserves the visibility, documentation, other attributes, spans and `Send`-ness of the
+/// function. The page `lock_runtime::guide::functions` of the guide has an example for each
+/// argument.
 ///
 /// # The key
 ///
-/// | | |
+/// | argument | meaning |
 /// |---|---|
-/// | `key = "order:{order_id}"` | a format string that names arguments; format specs are allowed, and `{{` for a brace |
-/// | `key("order:{}:{}", shop.id, order.id)` | a format string with values, by position or by name |
-/// | `key = order.lock_key()` | any other expression that is `IntoLockKey`: a `LockKey`, a `&str`, a `String` |
-/// | `keys("account:{from}", "account:{to}")` | several at once, each a string, an expression or `key(..)`; all are held, or none |
-/// | `keys = cart.lock_keys()` | any number of them: an expression that is `IntoIterator` |
+/// | `key = "order:{order_id}"` | a format string that captures arguments of the function |
+/// | `key("order:{}:{}", shop.id, order.id)` | a format string with positional or named values |
+/// | `key = order.lock_key()` | any other `IntoLockKey` expression: a `LockKey`, `&str`, `String` |
+/// | `keys("account:{from}", "account:{to}")` | several keys; all are held, or none |
+/// | `keys = cart.lock_keys()` | any number of keys: an `IntoIterator` expression |
 ///
-/// Values are escaped on their way into a format string, so `("1:2", "3")` never meets `("1", "2:3")`; an expression is
-/// taken as it is, and `format!` escapes nothing: where values come from outside, an expression makes its key by a `KeyWriter`.
-/// The key is made before the body runs. A format string borrows what it names; an expression owns what it
-/// moves, so write `key = &name` where the body needs `name` as well. `?` and `.await` in a value of `key(..)` are those
-/// of the function.
+/// Format specs are allowed, and `{{` stands for a brace. Each entry of `keys(..)` is a string,
+/// an expression or `key(..)`.
 ///
-/// A format string without a placeholder is the same key for every call, so that one call at a time runs in the whole fleet.
-/// Whoever means that says so: `key = "nightly-report", global`. Of an expression, or of a string that names constants only, the
-/// attribute cannot tell.
+/// Values are escaped when they are inserted into a format string, so `("1:2", "3")` never gives
+/// the same key as `("1", "2:3")`. Expressions are used unchanged, and `format!` escapes nothing:
+/// if a key contains external values, build it with a `KeyWriter`. The key is built before the
+/// body runs. A format string borrows its values. An expression owns the values that it moves, so
+/// write `key = &name` if the body needs `name` as well. `?` and `.await` in a value of `key(..)`
+/// belong to the function.
+///
+/// A format string without a placeholder gives every call the same key, so one call at a time
+/// runs across all processes. Confirm this with `global`: `key = "nightly-report", global`. The
+/// attribute cannot check this for expressions, or for strings that only name constants.
 ///
 /// # Arguments
 ///
-/// | argument | meaning | if not given |
+/// | argument | meaning | default |
 /// |---|---|---|
-/// | `lease = "30s"` | how long the store keeps the lock if this process dies, 100 ms to 24 h; a living holder renews it | 30 s |
-/// | `wait = "2s"` | how long to wait for the lock, at most 24 h, then `WaitTimeout` | 10 s |
+/// | `lease = "30s"` | how long the store keeps the lock if this process dies | 30 s |
+/// | `wait = "2s"` | how long to wait for the lock, then `WaitTimeout` | 10 s |
 /// | `no_wait` | do not wait: `Contended` if the lock is not free | |
 /// | `reentrant` | a caller that holds the key may enter again | `WouldDeadlock` |
 /// | `read` | one of many readers | one holder |
-/// | `write` | the only writer; the same as giving no mode | |
-/// | `permits = 3` | at most so many holders, in the whole fleet | one holder |
-/// | `min_hold = "5s"` | keep the lock at least so long, at most 24 h, also if the body is done sooner | |
-/// | `max_hold = "5m"` | the lock is lost after so long, at most 365 days, and the body is stopped unless `on_lost = finish` | no limit |
-/// | `no_renew` | the lock ends with its lease, whatever its holder does | renewed every third of the lease |
-/// | `strict_order` | processes take turns: the lock is not passed on within one | passed on |
-/// | `spec = self.config.lock` | a `LockSpec` from elsewhere, with the mode; what is written beside it wins | |
-/// | `client = self.locks` | the `LockClient` to lock with | the one of `scope` or `install` |
-/// | `guard = lock` | the body's name for its lock, a `&HeldLock`: fencing token, validity, loss | |
-/// | `on_busy = skip` | if somebody else holds the lock, return `Ok(Default::default())`, `None` or `()` | the error |
-/// | `on_busy = expr` | the same, with a value; only for `Contended` and `WaitTimeout` | the error |
-/// | `on_lost = finish` | let the body run to its end when the lock is lost; the loss is traced as a warning | `cancel` |
-/// | `map_err = path` | a `fn(LockError) -> R`, where `R` is what the function returns; a closure will do | `From<LockError>` |
-/// | `crate = path` | where lock-runtime is, if not under its own name | `::lock_runtime` |
+/// | `write` | the only writer; the same as no mode | |
+/// | `permits = 3` | at most this many holders, across all processes | one holder |
+/// | `min_hold = "5s"` | keep the lock at least this long, even if the body ends earlier | |
+/// | `max_hold = "5m"` | the lock is lost after this long | no limit |
+/// | `no_renew` | the lock ends with its lease | renewed every third of the lease |
+/// | `strict_order` | processes take turns: no local hand-offs | local hand-offs |
+/// | `spec = self.config.lock` | a `LockSpec` with a mode; other arguments override it | |
+/// | `client = self.locks` | the `LockClient` to use | the one of `scope` or `install` |
+/// | `guard = lock` | the name of the lock in the body, a `&HeldLock` | |
+/// | `on_busy = skip` | return `Ok(Default::default())`, `None` or `()` if it is held | the error |
+/// | `on_busy = expr` | return this value if the lock is held | the error |
+/// | `on_lost = finish` | run the body to its end if the lock is lost | `cancel` |
+/// | `map_err = path` | a `fn(LockError) -> R`, if the function returns `R` | `From<LockError>` |
+/// | `crate = path` | the path of lock-runtime, if it has another name | `::lock_runtime` |
 ///
-/// A duration is a string such as `"500ms"` or `"1m 30s"`, checked while compiling, or an expression of type `Duration`;
-/// permits are a number, or an expression of type `NonZeroU32`. What is not given comes from the client's defaults; the
-/// last column shows those of a client that was given none. `client` and `spec` are borrowed, and only until the lock is asked
-/// for.
+/// - A lease is 100 ms to 24 h, and a live holder renews it. `wait` and `min_hold` are at most
+///   24 h, `max_hold` at most 365 days. After `max_hold`, the body is stopped, unless `on_lost`
+///   is `finish`.
+/// - `guard` gives access to the fencing token, the validity and the loss of the lock.
+/// - `on_busy` applies to `Contended` and `WaitTimeout` only.
+/// - With `on_lost = finish`, a loss is traced as a warning.
+/// - `map_err` also accepts a closure.
 ///
-/// # What it returns
+/// A duration is a string such as `"500ms"` or `"1m 30s"`, checked at compile time, or an
+/// expression of type `Duration`. Permits are a number, or an expression of type `NonZeroU32`.
+/// Unset options come from the client's defaults; the last column shows those of a client without
+/// any. `client` and `spec` are borrowed only until the acquire attempt begins.
 ///
-/// The function must be able to return a `LockError`, which tells that the lock was not to be had, or was lost. A
-/// `Result` can, under any alias, if its error implements `From<LockError>`:
+/// # Return types
+///
+/// The function must be able to return a `LockError`, if the lock is not acquired or is lost. A
+/// `Result`, under any alias, can hold it if its error implements `From<LockError>`:
 ///
 /// ```text
 /// #[derive(Debug, thiserror::Error)]
@@ -91,39 +106,44 @@ mod spec;
 /// }
 /// ```
 ///
-/// `std::io::Error`, `anyhow::Error` and `Box<dyn Error + Send + Sync>` can as they are, and with the feature `axum` of
-/// lock-runtime so can axum's `Response`. A function that returns anything else, or nothing, says with `map_err` what to
-/// return instead.
+/// `std::io::Error`, `anyhow::Error` and `Box<dyn Error + Send + Sync>` implement it, and with
+/// the feature `axum` of lock-runtime, axum's `Response` can hold it as well. A function that
+/// returns any other type, or nothing, needs `map_err` to produce its return value.
 ///
 /// # Cancellation
 ///
-/// When the lock is lost (the store was out of reach for a whole lease, say, or somebody revoked the key), the body is
-/// dropped at the `.await` it stands at, and the function returns the `LockError`. Whatever the body changed by then stays
-/// changed: **a method on `&mut self` can be left half-done**, exactly as if the caller had dropped its future. Change
-/// `self` after the last `.await`, or make the change so that it can be repeated. With `on_lost = finish` the body goes on,
-/// and somebody else may hold the lock by then: for work that must not be cut short and whose writes are fenced.
+/// If the lock is lost (for example because the store is unavailable for a whole lease, or the
+/// key is revoked), the body is dropped at its current `.await`, and the function returns the
+/// `LockError`. Changes that the body made before that stay: **a method on `&mut self` can be
+/// left half-done**, exactly as if the caller had dropped its future. Change `self` after the
+/// last `.await`, or make the change repeatable. With `on_lost = finish` the body continues,
+/// while another holder may have the lock. Use it for work that must not be interrupted and whose
+/// writes are fenced.
 ///
-/// When the caller drops the future of the function, the body is dropped and the lock is given back in the background.
+/// If the caller drops the future of the function, the body is dropped and the lock is released
+/// in the background.
 ///
-/// The body is dropped, with the arguments that it uses, before the lock is given back. An argument that the body never
-/// names lives on until the function returns.
+/// The body is dropped before the release, together with the arguments that it uses. An argument
+/// that the body does not mention is dropped when the function returns.
 ///
 /// # Other attributes
 ///
-/// `#[tracing::instrument]`, `#[axum::debug_handler]`, `#[cfg]`, lints and documentation go above or below. What turns the
-/// function into a plain one, such as `#[tokio::test]` and `#[tokio::main]`, goes below. In an `#[async_trait]` impl the attribute
-/// is on the method. A plain function whose whole body is `async move { .. }` or `Box::pin(async move { .. })` is taken like an
-/// `async fn`. A crate that forbids (not denies) the lint `unreachable_code` cannot use the attribute, which allows it for a line of
-/// its own.
+/// `#[tracing::instrument]`, `#[axum::debug_handler]`, `#[cfg]`, lints and documentation may be
+/// above or below this attribute. An attribute that makes the function a plain one, such as
+/// `#[tokio::test]` or `#[tokio::main]`, must be below it. In an `#[async_trait]` impl the
+/// attribute belongs on the method. A plain function whose whole body is `async move { .. }` or
+/// `Box::pin(async move { .. })` is treated like an `async fn`. A crate that forbids (not denies)
+/// the lint `unreachable_code` cannot use the attribute, because the expansion allows it for one
+/// line.
 ///
-/// Two of these attributes on one function are two locks, of which the lower one is taken first. `keys(..)` is better: it takes
-/// them in one order everywhere.
+/// Two of these attributes on one function are two locks; the lower one is acquired first. Prefer
+/// `keys(..)`, which acquires keys in the same order everywhere.
 ///
 /// # Cost
 ///
-/// Beside what the runtime does for any lock, a call allocates its key and nothing else, unless it has several. The future
-/// keeps an argument that the body uses once more; one of 1 KiB makes a future of less than 3.5 KiB (a plain async
-/// function: 2 KiB).
+/// Apart from the work of the runtime for any lock, a call allocates its key and nothing else,
+/// unless it has several keys. The future contains one more copy of each argument that the body
+/// uses: with an argument of 1 KiB it is smaller than 3.5 KiB (2 KiB for a plain async function).
 ///
 /// # Expansion
 ///

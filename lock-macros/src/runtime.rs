@@ -1,4 +1,4 @@
-//! Where the expansion finds lock-runtime, and whose names its own names are.
+//! The path of lock-runtime in the expansion, and the hygiene of the expansion's names.
 
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{quote, quote_spanned};
@@ -6,16 +6,17 @@ use syn::{Path, spanned::Spanned as _};
 
 use crate::{args::Given, function::ends};
 
-/// The path to what the expansion calls, where every path of it starts.
+/// The path of lock-runtime's support module. All paths of the expansion start with it.
 pub(crate) struct Runtime(Option<Path>);
 
 impl Runtime {
-    /// Under the path that the user gave, or else under the name of the crate.
+    /// Uses the path that the user gave, or else the name of the crate.
     pub(crate) fn new(path: Option<Path>) -> Self {
         Self(path)
     }
 
-    /// The statement that the others need: a path of the user's is looked up once, and its errors are shown there.
+    /// Returns the import that the other paths need. The user's path is resolved there once, and
+    /// its errors are shown there.
     pub(crate) fn import(&self) -> TokenStream {
         let Some(path) = &self.0 else {
             return TokenStream::new();
@@ -24,7 +25,7 @@ impl Runtime {
         quote!(use #path #rt;)
     }
 
-    /// The path, for a call whose errors belong to `span`.
+    /// Returns the path for a call whose errors belong to `span`.
     pub(crate) fn at(&self, span: Span) -> TokenStream {
         match &self.0 {
             None => quote_spanned!(span=> ::lock_runtime::__rt),
@@ -34,18 +35,20 @@ impl Runtime {
 }
 
 impl Given {
-    /// The value, which the compiler holds to the type because the argument's name says so: `ty` is written at its span.
+    /// Expands to the value, with the type given at the span of the argument's name, so that a
+    /// type error is reported there.
     ///
-    /// A mere argument of a function would show the user that function.
+    /// If it were a plain function argument, an error would show that function to the user.
     pub(crate) fn value(&self, ty: impl FnOnce(Span) -> TokenStream) -> TokenStream {
         let (ty, expr) = (ty(located_at(self.name)), &self.expr);
         quote_spanned!(Span::mixed_site()=> { let __value: #ty = #expr; __value })
     }
 
-    /// A clone of the value, which stays where it is. What the expression borrows from lives as long as in a call.
+    /// Expands to a clone of the value. The expression is borrowed, and its temporaries live as
+    /// long as in a call.
     pub(crate) fn cloned(&self, ty: impl FnOnce(Span) -> TokenStream) -> TokenStream {
         let (ty, expr) = (ty(located_at(self.name)), &self.expr);
-        // Of the user's own span: what is wrong is theirs. They see no more of it than the place.
+        // The user's own span, so that errors point to the expression.
         let given = Ident::new("__given", expr.span());
         let reference = quote_spanned!(self.name=> &);
         quote_spanned! {Span::mixed_site()=>
@@ -59,7 +62,7 @@ impl Given {
     }
 }
 
-/// Names of the expansion's own, shown to the user at `span`.
+/// Returns a span with the hygiene of the expansion, located at `span` for the user.
 pub(crate) fn located_at(span: Span) -> Span {
     Span::mixed_site().located_at(span)
 }

@@ -1,4 +1,4 @@
-//! The spec of a lock: from the arguments to an expression of type `LockSpec`.
+//! The options of a lock, from the arguments to an expression of type `LockSpec`.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Spec {
-    /// The spec, a constant if it can be one.
+    /// Expands to the spec, as a constant if possible.
     pub(crate) fn expand(&self, runtime: &Runtime) -> TokenStream {
         let span = Span::mixed_site();
         let mut chain = Chain::on(&self.base, runtime);
@@ -38,7 +38,7 @@ impl Spec {
     }
 }
 
-/// `LockSpec::exclusive().lease(..)`, as far as it is written.
+/// The call chain `LockSpec::exclusive().lease(..)` built so far.
 struct Chain {
     tokens: TokenStream,
     is_constant: bool,
@@ -51,7 +51,7 @@ impl Chain {
         let tokens = match base {
             Base::Exclusive => quote_spanned!(span=> #rt::LockSpec::exclusive()),
             Base::Shared => quote_spanned!(span=> #rt::LockSpec::shared()),
-            // n as 1 + (n - 1): no `unwrap` in code that is not ours.
+            // n is written as 1 + (n - 1), to avoid an `unwrap` in the user's code.
             Base::Permits(Value::Literal(permits)) => {
                 let more = permits.get() - 1;
                 quote_spanned!(span=> #rt::LockSpec::permits(::core::num::NonZeroU32::MIN.saturating_add(#more)))

@@ -1,4 +1,4 @@
-//! How a request becomes a guard: through the gate to the head of its line, and from there to the store.
+//! The acquire path: from a request through the local wait queue to the store, and to a guard.
 
 mod in_line;
 mod question;
@@ -33,13 +33,14 @@ use crate::{
     store::{AcquireAllReply, AcquireReply, Hold, StoreError, Token},
 };
 
-/// The first question is asked even by a request that waits for less than a round trip may take.
+/// Lower bound of a call's time-out: a request with a shorter wait still makes one acquire
+/// attempt.
 pub(crate) const SHORTEST_CALL: Duration = Duration::from_millis(50);
 
-/// Most requests are for one key.
+/// Inline storage for one key, which is the common case.
 pub(crate) type Keys = SmallVec<[LockKey; 1]>;
 
-/// Acquires every key.
+/// Acquires every key and returns one guard for all of them.
 pub(crate) async fn acquire(
     core: &Arc<Core>,
     keys: &[LockKey],
@@ -49,7 +50,7 @@ pub(crate) async fn acquire(
     runtime::check().map_err(|error| error.with_key(&keys[0]))?;
     let patience = Patience::new(terms);
     let [key] = keys else {
-        // Boxed, as it is rare and would make every other request's future larger.
+        // Boxed: this is rare, and would enlarge the future of every other request.
         let several = Box::pin(acquire_several(core, keys, terms, &patience)).await;
         return several.map_err(|error| error.with_effort(&patience));
     };
@@ -62,7 +63,8 @@ pub(crate) async fn acquire(
     Ok(LockGuard::new(smallvec![entry]))
 }
 
-/// Acquires every key, in the given order (sorted, without duplicates: two requests cannot wait for each other, PROTOCOL 18).
+/// Acquires every key in the given order. The keys are sorted and unique, so two requests cannot
+/// deadlock (PROTOCOL 18).
 async fn acquire_several(
     core: &Arc<Core>,
     keys: &[LockKey],
@@ -71,7 +73,7 @@ async fn acquire_several(
 ) -> Result<LockGuard, LockError> {
     let mut entries = Entries::new();
     let mut fresh = Keys::new();
-    // A request that can never be granted is better refused before it waits.
+    // A request that can never be granted is refused before it waits.
     for key in keys {
         match enter_again(core, key, terms)? {
             Some(entry) => entries.push(entry),
@@ -83,7 +85,7 @@ async fn acquire_several(
             Err(error)
                 if error.kind() == LockErrorKind::Unavailable && patience.is_fresh(terms) =>
             {
-                // It may be the first question's own tokens that refuse the second.
+                // The tokens of the first attempt may be the reason for a refusal of the second.
                 let second = acquire_at_once(core, &fresh, terms, patience).await;
                 second.map_err(|again| {
                     if again.kind() == LockErrorKind::Contended {
@@ -101,26 +103,26 @@ async fn acquire_several(
             entries.push(acquire_one(core, key, terms, patience).await?);
         }
     }
-    // While the last was waited for, the first may have ended.
+    // The first lock may have been lost while the request waited for the last one.
     match entries.iter().find_map(Entry::lost) {
         Some(error) => Err(error),
         None => Ok(LockGuard::new(entries)),
     }
 }
 
-/// One more guard on a lock that an enclosing scope holds.
+/// Adds a guard to a lock that an enclosing scope holds.
 fn enter_again(core: &Arc<Core>, key: &LockKey, terms: &Terms) -> Result<Option<Entry>, LockError> {
     let entry = owner::enclosing(core, key, terms)?
         .map(Entry::again)
         .transpose()?
         .flatten();
     if entry.is_some() {
-        tracing::debug!(%key, "entered again");
+        tracing::debug!(%key, "re-entered");
     }
     Ok(entry)
 }
 
-/// How long a request waits, and how often it has asked.
+/// The time limit of a request, and the number of calls that it has made to the store.
 struct Patience {
     since: Instant,
     until: Option<Instant>,
@@ -152,17 +154,17 @@ impl Patience {
         }
     }
 
-    /// One more call to the store.
+    /// Counts one more call to the store.
     fn attempt(&self) {
         self.attempts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Has the wait ended?
+    /// Returns whether the time limit has passed.
     fn is_over(&self) -> bool {
         self.until.is_some_and(|until| until <= Instant::now())
     }
 
-    /// How long the call to the store may take that is made at `now`.
+    /// Counts a call made at `now` and returns its time-out.
     fn for_call(&self, terms: &Terms, now: Instant) -> Duration {
         self.attempt();
         let left = self.until.map(|until| until.saturating_duration_since(now));
@@ -171,8 +173,9 @@ impl Patience {
         })
     }
 
-    /// Has less time passed than one call may take? Then the connection had broken, rather than the store being silent, and
-    /// a request that does not wait is worth a second question, under a fresh token.
+    /// Returns whether less time has passed than one call may take. In that case the connection
+    /// was broken and the store not silent, so a request that does not wait makes a second
+    /// attempt under a fresh token.
     fn is_fresh(&self, terms: &Terms) -> bool {
         self.since.elapsed() < terms.call_timeout()
     }
@@ -197,7 +200,8 @@ async fn acquire_one(
     Ok(entry)
 }
 
-/// One question, without standing in line; refused at once where others wait in line (PROTOCOL 16).
+/// Makes one acquire attempt without entering a wait queue. It is refused at once if other
+/// requests wait (PROTOCOL 16).
 async fn try_once(
     core: &Arc<Core>,
     key: &LockKey,
@@ -216,7 +220,7 @@ async fn try_once(
     if let Outcome::Unanswered(error) = outcome {
         outcome = match patience.is_fresh(terms) {
             false => Outcome::Unanswered(error),
-            // It may be the first question's own token that refuses the second.
+            // The token of the first attempt may be the reason for a refusal of the second.
             true => match ask().await? {
                 Outcome::Refused { .. } | Outcome::Queued { .. } => Outcome::Unanswered(error),
                 second => second,
@@ -232,18 +236,19 @@ async fn try_once(
     }
 }
 
-/// What came of a question beside the line.
+/// The outcome of an acquire attempt that bypasses the local queue.
 enum Beside {
     Granted(Arc<Holding>),
-    /// Stand in line.
+    /// The request enters the local queue.
     Line {
         /// Because the lock is not free.
         refused: bool,
     },
 }
 
-/// One question beside the line, for modes that let several in, as long as nobody in the line was refused: they need not be let in
-/// one by one.
+/// Makes one acquire attempt that bypasses the local queue. Only for modes with several
+/// holders and while no waiter of the local queue has been refused, so that they are not
+/// admitted one by one.
 async fn ask_beside(
     core: &Arc<Core>,
     key: &LockKey,
@@ -266,7 +271,8 @@ async fn ask_beside(
     }
 }
 
-/// Refuses a request that does not wait where others in this process wait: with the answer that they got from the store.
+/// Refuses a request that does not wait if other requests of this process wait for the lock. The
+/// error follows from the latest reply of the store to those requests.
 fn check_gates(core: &Core, key: &LockKey, terms: &Terms) -> Result<(), LockError> {
     if core.gates.is_closed() {
         return Err(shutting_down(key));
@@ -277,15 +283,15 @@ fn check_gates(core: &Core, key: &LockKey, terms: &Terms) -> Result<(), LockErro
         Some(Refusal::Unavailable(_)) if core.driver.excludes(key, terms.mode) => {
             Err(contended(key, None))
         }
-        // Whether the lock is held is not known.
+        // It is unknown whether the lock is held.
         Some(Refusal::Unavailable(error)) => Err(LockError::from_store(error).with_key(key)),
     }
 }
 
-/// The wait is over.
+/// The error of a request whose wait has ended.
 fn in_vain(last: Refusal, key: &LockKey, patience: &Patience) -> LockError {
     let waited = patience.since.elapsed();
-    tracing::debug!(%key, ?waited, "waited in vain");
+    tracing::debug!(%key, ?waited, "wait timed out");
     let timed_out = |holder_ttl, hint| {
         let message = format!("still held after waiting for {waited:.1?}{hint}");
         LockError::new(LockErrorKind::WaitTimeout, message)
@@ -304,7 +310,7 @@ fn in_vain(last: Refusal, key: &LockKey, patience: &Patience) -> LockError {
 }
 
 fn contended(key: &LockKey, holder_ttl: Option<Duration>) -> LockError {
-    LockError::new(LockErrorKind::Contended, "somebody else holds it")
+    LockError::new(LockErrorKind::Contended, "another task or process holds it")
         .with_key(key)
         .with_retry_after(holder_ttl)
 }
@@ -313,7 +319,7 @@ fn shutting_down(key: &LockKey) -> LockError {
     LockError::new(LockErrorKind::ShuttingDown, "the client was shut down").with_key(key)
 }
 
-/// All or none, in one call.
+/// Acquires all keys or none, in one call.
 async fn acquire_at_once(
     core: &Arc<Core>,
     keys: &[LockKey],
@@ -342,7 +348,7 @@ async fn acquire_at_once(
         .map_err(|error| LockError::from_store(error).with_key(&requests[0].hold.key))?;
     let grants = match reply {
         AcquireAllReply::Granted(grants) if grants.len() == requests.len() => grants,
-        // The store contradicts itself; every token is given up.
+        // The number of grants does not match; every token is abandoned.
         AcquireAllReply::Granted(_) => return Err(LockError::from_store(StoreError::late())),
         AcquireAllReply::Refused { index, reply } => {
             questions
@@ -357,7 +363,7 @@ async fn acquire_at_once(
                 AcquireReply::ForeignKey(part) => core.foreign(key, terms.mode.family(), part),
                 AcquireReply::ModeMismatch => error(LockErrorKind::ModeMismatch, MISMATCH),
                 AcquireReply::Granted(_) | AcquireReply::Late => {
-                    error(LockErrorKind::Unavailable, "the store was too late")
+                    error(LockErrorKind::Unavailable, "the request came too late")
                 }
             });
         }

@@ -24,12 +24,15 @@ tokio::task_local! {
 }
 
 impl LockClient {
-    /// Makes this the client of every `#[distributed_lock]` in the process that names no other. Install a clone, and keep
-    /// the client for [`shutdown`](Self::shutdown):
+    /// Makes this the client of every `#[distributed_lock]` in the process that names no other
+    /// client.
+    ///
+    /// Install a clone, and keep the client for [`shutdown`](Self::shutdown):
     ///
     /// ```
     /// # use lock_runtime::LockClient;
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let locks = LockClient::in_memory();
     /// locks.clone().install()?;
     /// // ...
@@ -38,13 +41,15 @@ impl LockClient {
     /// ```
     ///
     /// # Errors
-    /// If one was installed before; it stays.
+    /// If a client is installed already. That client stays installed.
     pub fn install(self) -> Result<(), AlreadyInstalled> {
         INSTALLED.set(self).map_err(|_| AlreadyInstalled(()))
     }
 
-    /// Makes this the client of every `#[distributed_lock]` within `future`, instead of the installed one. A task spawned
-    /// within does not inherit it.
+    /// Makes this the client of every `#[distributed_lock]` within `future`, instead of the
+    /// installed client.
+    ///
+    /// Tasks that are spawned within `future` do not inherit it.
     pub fn scope<F: Future>(&self, future: F) -> Scoped<F> {
         Scoped {
             inner: SCOPED.scope(self.clone(), future),
@@ -52,7 +57,8 @@ impl LockClient {
     }
 }
 
-/// The client for `function`, which names none: the innermost `scope`, else the installed one.
+/// Returns the client for `function`, which names none: that of the innermost `scope`, or else
+/// the installed one.
 pub(crate) fn ambient(function: &str) -> Result<LockClient, LockError> {
     SCOPED.try_with(LockClient::clone).ok().or_else(|| INSTALLED.get().cloned()).ok_or_else(|| {
         let message = format!(
@@ -64,7 +70,7 @@ pub(crate) fn ambient(function: &str) -> Result<LockClient, LockError> {
     })
 }
 
-/// A client was installed before.
+/// The error if a client is installed already. See [`LockClient::install`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AlreadyInstalled(());
 
@@ -76,7 +82,7 @@ impl fmt::Display for AlreadyInstalled {
 
 impl Error for AlreadyInstalled {}
 
-/// A future with a client of its own; see [`LockClient::scope`].
+/// A future with its own client. See [`LockClient::scope`].
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
 pub struct Scoped<F> {

@@ -1,4 +1,4 @@
-//! A call to the store, and how long its answer is waited for.
+//! Calls to the store with a time-out.
 
 use std::{
     future::{Future, poll_fn},
@@ -14,7 +14,8 @@ use crate::{
     store::{RenewReply, Renewal, StoreError},
 };
 
-/// Waits for the store's answer for at most `patience`. No timer is set where it answers at once.
+/// Waits for the store's reply for at most `patience`. Sets no timer if the reply is
+/// ready at once.
 pub(crate) async fn within<T>(
     patience: Duration,
     call: impl Future<Output = Result<T, StoreError>>,

@@ -1,4 +1,4 @@
-//! How a user gets in: [`LockClient`] and its builder.
+//! [`LockClient`], the entry point of the crate, and its builder.
 
 use std::{
     fmt,
@@ -28,44 +28,46 @@ use crate::{
     },
 };
 
-/// So many requests may wait for one key in this process.
+/// Default limit on the requests that wait for one key in this process.
 const MAX_WAITERS: usize = 10_000;
-/// So many may for all keys together.
+/// Default limit on the requests that wait for all keys together in this process.
 const MAX_WAITERS_IN_ALL: usize = 100_000;
-/// How long `shutdown` waits for what is still to be given back: two call timeouts and a straggler's deadline.
+/// How long `shutdown` waits for pending releases: two call time-outs and the deadline of a
+/// delayed request.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
-/// After a broken connection every lease is asked for within this time.
+/// After a broken connection, every lease is renewed within this time.
 pub(crate) const CHECK_WITHIN: Duration = Duration::from_millis(200);
 
-/// How long `shutdown` waits for those who wait in line to go home: none of them needs longer whose future is polled.
+/// How long `shutdown` waits for waiters to leave their queues. A waiter whose future is polled
+/// needs less time.
 const LEAVING: Duration = Duration::from_millis(500);
 
-/// What a client, its requests and its guards share.
+/// State shared by a client, its requests and its guards.
 pub(crate) struct Core {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) gates: Gates,
     pub(crate) driver: Driver,
     pub(crate) defaults: LockSpec,
     ids: AtomicU64,
-    /// Kept for the store, which tells it of events.
+    /// Keeps the listener alive; the store has only a weak reference to it.
     _ear: Arc<Ear>,
 }
 
 impl Core {
-    /// A number that tells leases and listeners of this client apart.
+    /// Returns a number that identifies a lease or a listener of this client.
     pub(crate) fn next_id(&self) -> u64 {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The error where other data lie in the place of a key of the lock.
+    /// Returns the error for foreign data under one of the lock's keys.
     pub(crate) fn foreign(&self, key: &LockKey, family: Family, part: KeyPart) -> LockError {
         let name = self.store.name_of(key, family, part);
         LockError::from_store(StoreError::foreign(name.as_deref(), part)).with_key(key)
     }
 }
 
-/// What a client hears from its store. It does not keep the client.
+/// Receives the events of the store. It does not keep the client alive.
 struct Ear(Weak<Core>);
 
 impl Listener for Ear {
@@ -73,8 +75,10 @@ impl Listener for Ear {
         let Some(core) = self.0.upgrade() else { return };
         match event {
             StoreEvent::Granted { hold, grant } => {
-                // Nobody waits under that token any more: it is held by now, as a reply told, or was given up, and the store may
-                // have heard of that before it came to grant.
+                // No waiter has this token any more: either a reply has already delivered the
+                // grant, or the token was abandoned. In the second case the store may have
+                // executed the abandon before it granted the lock, so the token is abandoned
+                // again.
                 if !core.gates.pushed(hold, *grant) && core.driver.is_given_up(hold.token) {
                     core.driver
                         .clean_up(&core, CleanUp::abandon(hold.clone(), grant.ttl, None));
@@ -91,7 +95,8 @@ impl Listener for Ear {
                 }
             }
             StoreEvent::Disconnected => {
-                // First, so that no lock is handed off meanwhile.
+                // The hand-offs are withdrawn first, so that no lock is handed off in the
+                // meantime.
                 for Baton { hold, lease, .. } in core.gates.store_lost() {
                     core.driver
                         .clean_up(&core, CleanUp::release(Release::new(hold), lease.length()));
@@ -105,20 +110,25 @@ impl Listener for Ear {
     }
 }
 
-/// Where locks come from. Clones share everything; one client per process and store is enough.
+/// A client for acquiring locks.
 ///
-/// It is used within a Tokio runtime that has its timers enabled (`enable_all`, as `#[tokio::main]` does); elsewhere its calls
-/// are refused as `NoRuntime`. Renewal runs as a task
-/// there: on a runtime of one thread, code that blocks for a lease loses its locks. A client, its requests, its guards and
-/// their views keep the connection open.
+/// Clones share all state. One client per process and store is enough.
+///
+/// Use the client within a Tokio runtime that has timers enabled (`enable_all`, as
+/// `#[tokio::main]` does); elsewhere its calls return `NoRuntime`. A task on that runtime renews
+/// the leases: on a single-threaded runtime, code that blocks for the length of a lease loses its
+/// locks.
+///
+/// The client, its requests, its guards and their views keep the connection open.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), lock_runtime::LockError> {
 /// use lock_runtime::LockClient;
 ///
 /// let locks = LockClient::in_memory();
 /// let guard = locks.exclusive("order:42").acquire().await?;
-/// println!("mine, with fencing token {}", guard.fence());
+/// println!("acquired with fencing token {}", guard.fence());
 /// guard.release().await?;
 /// locks.shutdown().await;
 /// # Ok(()) }
@@ -126,7 +136,7 @@ impl Listener for Ear {
 #[derive(Clone)]
 pub struct LockClient {
     core: Arc<Core>,
-    /// The last clone tells the driver to end.
+    /// Lets the driver stop when the last clone is dropped.
     _clones: Arc<Clones>,
 }
 
@@ -139,28 +149,38 @@ impl Drop for Clones {
 }
 
 impl LockClient {
-    /// A client of a new store in this process: locks among tasks, for development, tests and single processes.
+    /// Creates a client of a new in-memory store.
+    ///
+    /// It locks among the tasks of this process: for development, tests and applications that run
+    /// as a single process.
     pub fn in_memory() -> Self {
         Self::with_store(Arc::new(MemoryStore::new()))
     }
 
-    /// Connects to the store that `url` names, with all defaults; [`builder`](Self::builder) can do more.
+    /// Connects to the store at `url` with default settings.
     ///
-    /// | URL | for |
-    /// |---|---|
-    /// | `memory:`, `memory://` or `memory` | a new store in this process |
-    /// | `redis://[[user]:password@]host[:port][/db]` | one Redis server; or `unix:///path` |
-    /// | `redis+sentinel://[[user]:password@]host[:26379][,host...]/name[/db]` | the primary that the Sentinels call so; `?sentinel_user=..&sentinel_password=..&min_replicas=1&replica_timeout=50ms` where they are needed |
-    /// | `redis+cluster://[[user]:password@]host[:port][,host...]` | a Redis Cluster, which any of its nodes will do for |
-    /// | `redlock:redis://..,redis://..,redis://..` | several independent servers, of which a majority has to agree |
+    /// Use [`builder`](Self::builder) to change the settings. The form of the URL selects the
+    /// store:
     ///
-    /// `rediss` instead of `redis` is over TLS (feature `rustls`).
+    /// - `memory:`, `memory://` or `memory`: a new store in this process.
+    /// - `redis://[[user]:password@]host[:port][/db]` or `unix:///path`: one Redis server.
+    /// - `redis+sentinel://[[user]:password@]host[:26379][,host...]/name[/db]`: the primary that
+    ///   the Sentinels know as `name`. Optional parameters:
+    ///   `?sentinel_user=..&sentinel_password=..&min_replicas=1&replica_timeout=50ms`.
+    /// - `redis+cluster://[[user]:password@]host[:port][,host...]`: a Redis Cluster, found
+    ///   through any of its nodes.
+    /// - `redlock:redis://..,redis://..,redis://..`: several independent servers, of which a
+    ///   majority has to agree.
+    ///
+    /// With `rediss` instead of `redis` the connection uses TLS (feature `rustls`).
     ///
     /// # Errors
-    /// - `InvalidUrl`: the URL names no store, or a database that the server does not have, or needs a feature that is not
-    ///   compiled in.
-    /// - `NoRuntime`: the call is made outside of a Tokio runtime, or in one without timers. `memory:` needs none.
-    /// - `Unavailable`, `Unauthenticated`, `Forbidden`, `NotRedis`, `ReadOnly`, within 3 s: what is wrong with the server.
+    /// - `InvalidUrl` if the URL names no store, names a database that the server does not have,
+    ///   or needs a feature that is not compiled in.
+    /// - `NoRuntime` outside a Tokio runtime, or in one without timers. `memory:` needs no
+    ///   runtime.
+    /// - `Unavailable`, `Unauthenticated`, `Forbidden`, `NotRedis` or `ReadOnly`, within 3 s, if
+    ///   the server cannot be reached or cannot be used.
     ///
     /// # Cancellation
     /// Dropping the future closes the connection.
@@ -168,53 +188,61 @@ impl LockClient {
         Self::builder().connect(url).await
     }
 
-    /// A client with other than the default settings.
+    /// Returns a builder for a client with custom settings.
     pub fn builder() -> LockClientBuilder {
         LockClientBuilder::default()
     }
 
-    /// A client of a store of your own.
+    /// Creates a client of a custom [`Store`].
     pub fn with_store(store: Arc<dyn Store>) -> Self {
         Self::builder().with_store(store)
     }
 
-    /// A lock with one holder. A writer among [`read`](Self::read)ers is the same.
+    /// Creates a request for an exclusive lock, which has one holder.
+    ///
+    /// The write lock among [`read`](Self::read) locks is the same.
     pub fn exclusive(&self, key: impl IntoLockKey) -> LockRequest {
         self.request(key, LockSpec::exclusive())
     }
 
-    /// The same as [`exclusive`](Self::exclusive), for read/write locks.
+    /// Same as [`exclusive`](Self::exclusive), for read/write locks.
     pub fn write(&self, key: impl IntoLockKey) -> LockRequest {
         self.exclusive(key)
     }
 
-    /// An exclusive lock that a flow of work can enter again. See [`LockSpec::reentrant`].
+    /// Creates a request for a re-entrant exclusive lock. See [`LockSpec::reentrant`].
     pub fn reentrant(&self, key: impl IntoLockKey) -> LockRequest {
         self.exclusive(key).reentrant()
     }
 
-    /// A share of a read/write lock: many readers, no writer.
+    /// Creates a request for a shared lock: many readers, no writer.
     pub fn read(&self, key: impl IntoLockKey) -> LockRequest {
         self.request(key, LockSpec::shared())
     }
 
-    /// One of `permits`. The number is part of the lock: asking with another one while somebody holds it is `ModeMismatch`.
+    /// Creates a request for one of `permits` permits.
+    ///
+    /// The number is part of the lock: while a permit is held, a request with another
+    /// number fails with `ModeMismatch`.
     pub fn permits(&self, key: impl IntoLockKey, permits: NonZeroU32) -> LockRequest {
         self.request(key, LockSpec::permits(permits))
     }
 
-    /// Several keys at once, each exclusive. They are taken in one order everywhere, so two requests cannot wait for each
-    /// other; without waiting they are taken all or none.
+    /// Creates a request for several keys at once, each of them exclusive.
+    ///
+    /// The keys are acquired in the same order everywhere, so two requests cannot deadlock. A
+    /// request that does not wait acquires all keys or none.
     pub fn all(&self, keys: impl IntoIterator<Item = impl IntoLockKey>) -> LockRequest {
         self.request_all(keys, LockSpec::exclusive())
     }
 
-    /// A lock as `spec` says.
+    /// Creates a request for a lock with the options of `spec`.
     pub fn request(&self, key: impl IntoLockKey, spec: LockSpec) -> LockRequest {
         LockRequest::one(self.core.clone(), key, spec)
     }
 
-    /// Several keys at once, each as `spec` says; see [`all`](Self::all).
+    /// Creates a request for several keys at once with the options of `spec`. See
+    /// [`all`](Self::all).
     pub fn request_all(
         &self,
         keys: impl IntoIterator<Item = impl IntoLockKey>,
@@ -223,10 +251,11 @@ impl LockClient {
         LockRequest::all(self.core.clone(), keys, spec)
     }
 
-    /// Who holds the lock and who stands in line for it, as the store sees it now.
+    /// Returns the holders and the waiters of the lock, as the store sees them now.
     ///
     /// # Errors
-    /// `InvalidKey`, `ForeignKey`, `NoRuntime`, `Unavailable`, and what the server may object to.
+    /// `InvalidKey`, `ForeignKey`, `NoRuntime`, `Unavailable`, or a refusal of the server, such
+    /// as `Forbidden`.
     ///
     /// # Cancellation
     /// Dropping the future has no effect.
@@ -234,10 +263,11 @@ impl LockClient {
         self.inspect_family(key, Family::Lock).await
     }
 
-    /// Who holds the permits of that name and who stands in line for one, as the store sees it now.
+    /// Returns the holders and the waiters of the permits of this name, as the store sees them
+    /// now.
     ///
     /// # Errors
-    /// As [`inspect`](Self::inspect).
+    /// Same as [`inspect`](Self::inspect).
     ///
     /// # Cancellation
     /// Dropping the future has no effect.
@@ -256,17 +286,20 @@ impl LockClient {
             .map_err(|error| error.with_key(&key))
     }
 
-    /// Takes the lock away from whoever holds it, who is told at once (or finds out at its next renewal, if the message is lost), and
-    /// hands it to the next in line.
+    /// Takes the lock away from its holders and hands it off to the next waiter.
     ///
-    /// For operators: whoever held it may still be at work. A lock without an expiry, which this library never makes, is left
-    /// alone unless `scope` says otherwise.
+    /// The holders are notified at once. If that message is lost, they notice the loss at their
+    /// next renewal.
+    ///
+    /// This is meant for operators: the former holders may still be at work. A lock without an
+    /// expiry, which this library never creates, is left untouched unless `scope` includes it.
     ///
     /// # Errors
-    /// `InvalidKey`, `ForeignKey`, `NoRuntime`, `Unavailable`, and what the server may object to.
+    /// `InvalidKey`, `ForeignKey`, `NoRuntime`, `Unavailable`, or a refusal of the server, such
+    /// as `Forbidden`.
     ///
     /// # Cancellation
-    /// Dropping the future leaves open whether it was revoked.
+    /// If the future is dropped, the lock may or may not have been revoked.
     pub async fn revoke(
         &self,
         key: impl IntoLockKey,
@@ -275,13 +308,14 @@ impl LockClient {
         self.revoke_family(key, Family::Lock, scope).await
     }
 
-    /// Takes the permits of that name away from all who hold one. See [`revoke`](Self::revoke).
+    /// Takes the permits of this name away from all of their holders. See
+    /// [`revoke`](Self::revoke).
     ///
     /// # Errors
-    /// As `revoke`.
+    /// Same as [`revoke`](Self::revoke).
     ///
     /// # Cancellation
-    /// As `revoke`.
+    /// Same as [`revoke`](Self::revoke).
     pub async fn revoke_permits(&self, key: impl IntoLockKey) -> Result<RevokeReply, LockError> {
         self.revoke_family(key, Family::Permits, RevokeScope::Leased)
             .await
@@ -328,17 +362,21 @@ impl LockClient {
             .map_err(LockError::from_store)
     }
 
-    /// Refuses new requests, sends those that wait home as `ShuttingDown`, and waits until everything that was dropped has
-    /// been given back, for 3 s at most. Guards in hand stay valid and are renewed until they are released.
+    /// Shuts the client down.
     ///
-    /// Call it at the end of `main`: what is dropped after that outlives the process until its lease ends.
+    /// New requests are refused, and waiting requests end with `ShuttingDown`. The future then
+    /// waits, for at most 3 s, until everything that was dropped has been released. Guards that
+    /// still exist stay valid and are renewed until they are released.
+    ///
+    /// Call it at the end of `main`: a guard that is dropped later leaves its lock held until the
+    /// lease expires.
     ///
     /// # Cancellation
     /// Dropping the future leaves the client shut down.
     ///
     /// # Panics
-    /// When the future is polled first outside of a Tokio runtime, or in one without timers. The message names the line that
-    /// called `shutdown`; the client is shut down by then.
+    /// If the future is first polled outside a Tokio runtime, or in one without timers. The
+    /// message names the line that called `shutdown`. The client is shut down by then.
     #[track_caller]
     pub fn shutdown(&self) -> impl Future<Output = ()> + Send {
         let caller = Location::caller();
@@ -346,12 +384,13 @@ impl LockClient {
             self.core.gates.close();
             #[expect(
                 clippy::panic,
-                reason = "there is no error to return, and what was dropped is still to be given back"
+                reason = "there is no error to return, and dropped guards still have to be released"
             )]
             if let Err(error) = runtime::check() {
                 panic!("`LockClient::shutdown`, called at {caller}: {error}");
             }
-            // Those who wait leave their places in line to be given up.
+            // First the waiters leave their queues, so that their queue entries are abandoned
+            // below.
             let _ = timeout(LEAVING, self.core.gates.emptied()).await;
             let given_back = async {
                 self.core.driver.drained(&self.core).await;
@@ -359,7 +398,7 @@ impl LockClient {
             };
             if timeout(SHUTDOWN, given_back).await.is_err() {
                 tracing::warn!(
-                    "shut down before everything was given back; the leases end by themselves"
+                    "shut down before every lock was released; the remaining leases expire on their own"
                 );
             }
         }
@@ -375,7 +414,10 @@ impl fmt::Debug for LockClient {
     }
 }
 
-/// Settings of a client. The last call is the one that makes it: [`connect`](Self::connect), [`in_memory`](Self::in_memory), ...
+/// A builder for a [`LockClient`].
+///
+/// The last call creates the client: [`connect`](Self::connect), [`in_memory`](Self::in_memory),
+/// ...
 #[must_use = "a builder does nothing until it makes a client"]
 #[derive(Clone, Debug)]
 pub struct LockClientBuilder {
@@ -383,7 +425,7 @@ pub struct LockClientBuilder {
         not(feature = "redis"),
         expect(
             dead_code,
-            reason = "only stores outside of this process have names to keep apart"
+            reason = "only a store outside of this process uses the namespace"
         )
     )]
     namespace: String,
@@ -410,8 +452,10 @@ impl Default for LockClientBuilder {
 }
 
 impl LockClientBuilder {
-    /// The beginning of every name on a server, `lock` by default: 1 to 64 bytes without `:`, braces or control characters, and
-    /// neither `f` nor `q`. A store in this process, or of your own, has no use for it.
+    /// Sets the prefix of all names on a server, `lock` by default.
+    ///
+    /// It has 1 to 64 bytes without `:`, braces or control characters, and is neither `f` nor
+    /// `q`. In-memory and custom stores ignore it.
     pub fn namespace(self, namespace: impl Into<String>) -> Self {
         Self {
             namespace: namespace.into(),
@@ -419,15 +463,20 @@ impl LockClientBuilder {
         }
     }
 
-    /// What holds where a request does not say otherwise. The mode of `defaults` says nothing.
+    /// Sets the defaults for options that a request leaves unset.
+    ///
+    /// The mode of `defaults` is ignored.
     pub fn defaults(self, defaults: LockSpec) -> Self {
         Self { defaults, ..self }
     }
 
-    /// How many requests may wait for one key in this process behind the one whose turn is next, 10,000 by default; more are
-    /// `Overloaded` at once. [`LockSpec::max_waiters`] can say less for some.
+    /// Limits the requests that wait for one key in this process, 10,000 by default.
     ///
-    /// Each costs about the memory of its future. Set it to what can be served within the wait: those beyond would time out anyway.
+    /// The request at the head of the queue does not count. Requests beyond the limit fail with
+    /// `Overloaded` at once. [`LockSpec::max_waiters`] can lower the limit for single requests.
+    ///
+    /// Each waiting request costs about the memory of its future. Set the limit to the number of
+    /// requests that can be served within the wait: those beyond it would time out anyway.
     pub fn max_waiters(self, max_waiters: usize) -> Self {
         Self {
             max_waiters,
@@ -435,12 +484,14 @@ impl LockClientBuilder {
         }
     }
 
-    /// How many requests may wait in this process for all keys together, 100,000 by default; more are `Overloaded` at once, also
-    /// where the lock is free.
+    /// Limits the requests that wait in this process for all keys together, 100,000 by default.
     ///
-    /// Those count that wait, and those that are just being granted: whoever is ready to wait stands in the line of its lock
-    /// until it is answered. Readers and permits that are let in at their first question do not, nor does what
-    /// does not wait. A request for several keys stands in one line at a time.
+    /// Requests beyond the limit fail with `Overloaded` at once, even if their lock is free.
+    ///
+    /// A request that can wait counts from the time it enters the queue of its lock until it is
+    /// answered, so requests that are being granted count as well. Reads and permits that are
+    /// granted at their first attempt do not count, nor do requests that do not wait. A request
+    /// for several keys is in one queue at a time.
     pub fn max_waiters_in_all(self, max_waiters_in_all: usize) -> Self {
         Self {
             max_waiters_in_all,
@@ -448,15 +499,21 @@ impl LockClientBuilder {
         }
     }
 
-    /// Tells of a grant only when `replicas` replicas have it, and waits for them for at most `timeout`, 1 ms to 400 ms. The URL
-    /// of Sentinels may say the same (`?min_replicas=1&replica_timeout=50ms`), and comes first.
+    /// Reports a grant only once `replicas` replicas have it, and waits for them for at
+    /// most `timeout`, 1 ms to 400 ms.
     ///
-    /// Without it the promotion of a replica that lags behind loses grants, and a lock may then have two holders until the
-    /// first one finds out, at its next renewal. With it each grant costs a round trip more, and where fewer replicas answer
-    /// in time no lock is granted: the request is `Unavailable`, or goes on waiting. Renewals are not waited for. It
-    /// narrows the gap and does not close it, as the guide's [page on Redis](crate::guide::redis#what-a-failover-may-lose) says.
+    /// The URL of Sentinels can set the same (`?min_replicas=1&replica_timeout=50ms`) and takes
+    /// precedence.
     ///
-    /// For one server, or the one that Sentinels name; the user needs `+wait`.
+    /// Without this setting, the promotion of a lagging replica loses grants. A lock may then
+    /// have two holders until the first one notices the loss at its next renewal. With it, each
+    /// grant costs one more round trip. If too few replicas answer in time, no lock is granted:
+    /// the request fails with `Unavailable` or continues to wait. Renewals do not wait for
+    /// replicas. The setting narrows the gap and does not close it; see the guide's
+    /// [page on Redis](crate::guide::redis#what-a-failover-may-lose).
+    ///
+    /// It applies to a single server and to the primary behind Sentinels. The Redis user needs
+    /// the permission `+wait`.
     #[cfg(feature = "redis")]
     pub fn min_replicas(mut self, replicas: NonZeroU32, timeout: Duration) -> Self {
         self.settings.min_replicas = Some(crate::store::redis::MinReplicas {
@@ -466,15 +523,16 @@ impl LockClientBuilder {
         self
     }
 
-    /// Trusts the authorities of these certificates (PEM), instead of those that the system trusts, wherever the URL says TLS
-    /// (`rediss://`).
+    /// Trusts the authorities of these certificates (PEM) for TLS connections (`rediss://`),
+    /// instead of those that the system trusts.
     #[cfg(feature = "rustls")]
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.settings.root_certificate = Some(pem.into());
         self
     }
 
-    /// Shows this certificate, with its private key (both PEM), to a server that asks for one, wherever the URL says TLS.
+    /// Presents this certificate, with its private key (both PEM), to servers that request one on
+    /// a TLS connection.
     #[cfg(feature = "rustls")]
     pub fn client_certificate(
         mut self,
@@ -487,12 +545,14 @@ impl LockClientBuilder {
         self
     }
 
-    /// The longest lease that may be asked for over several servers ([`redlock`](Self::redlock)), 30 s by default. The same for all
-    /// clients.
+    /// Sets the longest lease of a request over several servers ([`redlock`](Self::redlock)),
+    /// 30 s by default.
     ///
-    /// A lease that is left open is no longer than this. It is also how long a server keeps away after a restart, or when it is
-    /// used in a namespace for the first time: it may have forgotten a lock. Longer, and that takes longer. Other stores have no
-    /// use for it.
+    /// Use the same value for all clients. A lease that is left unset is at most this long.
+    ///
+    /// A server does not vote for this long after a restart, or after its first use in a
+    /// namespace, because it may have forgotten a lock. A larger value makes that time longer.
+    /// Other stores ignore this setting.
     pub fn longest_lease(self, longest_lease: Duration) -> Self {
         Self {
             longest_lease,
@@ -500,10 +560,11 @@ impl LockClientBuilder {
         }
     }
 
-    /// Connects to the store that `url` names. See [`LockClient::connect`].
+    /// Connects to the store at `url`. See [`LockClient::connect`].
     ///
     /// # Errors
-    /// As [`LockClient::connect`], and `InvalidSpec` for a bad namespace.
+    /// Same as [`LockClient::connect`], and `InvalidSpec` for invalid settings, such as the
+    /// namespace.
     ///
     /// # Cancellation
     /// Dropping the future closes the connection.
@@ -538,14 +599,16 @@ impl LockClientBuilder {
         ))
     }
 
-    /// Connects to whichever server the Sentinels name as the primary, now and after each failover.
+    /// Connects to the primary that the Sentinels name, now and after each failover.
     ///
-    /// The host of `primary` is the name by which they know it, and its credentials and database are for that server:
-    /// `redis://app:secret@mymaster/0`. `sentinels` are their own addresses, with credentials of their own:
-    /// `redis://:secret@10.0.0.1:26379`. Each may be `rediss://`. [`LockClient::connect`] takes the same in one URL.
+    /// The host of `primary` is the name under which the Sentinels monitor the primary. Its
+    /// credentials and its database are for the primary: `redis://app:secret@mymaster/0`.
+    /// `sentinels` are the addresses of the Sentinels, with their own credentials:
+    /// `redis://:secret@10.0.0.1:26379`. Each URL may be `rediss://`. [`LockClient::connect`]
+    /// takes the same in one URL.
     ///
     /// # Errors
-    /// As [`LockClient::connect`].
+    /// Same as [`LockClient::connect`].
     ///
     /// # Cancellation
     /// Dropping the future closes the connection.
@@ -556,7 +619,7 @@ impl LockClientBuilder {
         sentinels: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<LockClient, LockError> {
         self.check()?;
-        // Collected first: the future need not be as sendable as what it is given.
+        // Collected first, so that the future is `Send` even if the iterator is not.
         let sentinels: Vec<_> = sentinels
             .into_iter()
             .map(|url| url.as_ref().to_owned())
@@ -568,14 +631,15 @@ impl LockClientBuilder {
         self.over(store)
     }
 
-    /// Connects to several independent Redis servers, of which a majority has to agree: an odd number, at least three, in the
-    /// same order for all clients. A server that does not answer now is waited for later.
+    /// Connects to several independent Redis servers, of which a majority has to agree.
     ///
-    /// See [`QuorumStore`](crate::store::QuorumStore) for what that gives.
+    /// Give an odd number of servers, at least three, in the same order for all clients. A server
+    /// that does not answer now is connected to later. See
+    /// [`QuorumStore`](crate::store::QuorumStore) for the guarantees.
     ///
     /// # Errors
-    /// As [`LockClient::connect`]; `InvalidSpec` for another number of servers; `Unavailable` if too few answer, with what each
-    /// of them said.
+    /// Same as [`LockClient::connect`]; `InvalidSpec` for any other number of servers;
+    /// `Unavailable` if too few servers answer, with the error of each.
     ///
     /// # Cancellation
     /// Dropping the future closes the connections.
@@ -586,10 +650,10 @@ impl LockClientBuilder {
     ) -> Result<LockClient, LockError> {
         self.check()?;
         self.settings
-            .refuse_replicas("several servers that vote are no replicas of each other")?;
+            .refuse_replicas("servers of a quorum are not replicas of each other")?;
         let open = LockSpec::exclusive().lease(self.longest_lease.min(DEFAULT_LEASE));
         self.defaults = self.defaults.or(&open);
-        // Better found at the start than at the first request.
+        // Report a bad default now rather than at the first request.
         let lease = self.defaults.terms(&LockSpec::exclusive())?.lease;
         if lease > self.longest_lease {
             let message = format!(
@@ -611,10 +675,12 @@ impl LockClientBuilder {
         )
     }
 
-    /// Uses a ready `redis::Client`: its address, credentials and TLS settings. Connections are made anew, over RESP3.
+    /// Uses the address, credentials and TLS settings of an existing `redis::Client`.
+    ///
+    /// The store opens its own connections, over RESP3.
     ///
     /// # Errors
-    /// As [`LockClient::connect`].
+    /// Same as [`LockClient::connect`].
     ///
     /// # Cancellation
     /// Dropping the future closes the connection.
@@ -628,18 +694,24 @@ impl LockClientBuilder {
         )
     }
 
-    /// Uses the Redis Cluster that the `seeds` belong to: URLs of some of its nodes, `redis://[user[:password]@]host[:port]` or
-    /// `rediss://..`. One that answers is enough; the others are found by it, and spoken to as the first seed.
+    /// Connects to the Redis Cluster that the `seeds` belong to.
+    ///
+    /// The seeds are URLs of some of its nodes, `redis://[user[:password]@]host[:port]` or
+    /// `rediss://..`. One node that answers is enough to find the others, which are contacted
+    /// with the credentials and TLS settings of the first seed.
     ///
     /// ```no_run
     /// # use lock_runtime::LockClient;
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
-    /// let locks = LockClient::builder().cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"]).await?;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// let locks = LockClient::builder()
+    ///     .cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"])
+    ///     .await?;
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// As [`LockClient::connect`].
+    /// Same as [`LockClient::connect`].
     ///
     /// # Cancellation
     /// Dropping the future closes the connections.
@@ -655,10 +727,10 @@ impl LockClientBuilder {
         )
     }
 
-    /// Uses a new store in this process.
+    /// Uses a new in-memory store.
     ///
     /// # Errors
-    /// `InvalidSpec` for defaults that cannot be meant.
+    /// `InvalidSpec` for invalid settings, such as the defaults.
     pub fn in_memory(self) -> Result<LockClient, LockError> {
         self.check()?;
         #[cfg(feature = "redis")]
@@ -667,7 +739,7 @@ impl LockClientBuilder {
         self.over(MemoryStore::new())
     }
 
-    /// Uses a store of your own, for which the settings of connections mean nothing.
+    /// Uses a custom [`Store`]. Settings of connections are ignored.
     pub fn with_store(self, store: Arc<dyn Store>) -> LockClient {
         let Self {
             defaults,
@@ -695,7 +767,7 @@ impl LockClientBuilder {
         }
     }
 
-    /// Defaults that cannot be meant are better found at the start than at the first request.
+    /// Reports bad settings when the client is created rather than at the first request.
     fn check(&self) -> Result<(), LockError> {
         self.defaults.check()?;
         LockSpec::exclusive().lease(self.longest_lease).check()?;
@@ -713,7 +785,7 @@ impl LockClientBuilder {
 mod tests {
     use super::*;
 
-    /// Whatever is compiled in.
+    /// Independent of the features that are compiled in.
     #[tokio::test]
     async fn a_store_in_this_process_needs_no_feature() {
         for url in ["memory:", "memory://", "memory"] {

@@ -1,9 +1,10 @@
-//! The one background task of a client: it renews leases, notices losses, and gives back what dropped guards and dropped
-//! requests leave behind.
+//! The background task of a client. It renews leases, detects losses, and cleans up after dropped
+//! guards and dropped requests.
 //!
-//! [`Driver`] is the desk at which its users leave work; [`task`] does it. The task starts with the first lease and ends with
-//! the last clone of its client, when nothing is left to do. When the tokio runtime it runs on ends, it goes on on a runtime
-//! that holds a lease, or on the next one that the client is used on.
+//! [`Driver`] is the state through which its users schedule work, and [`task`] does the work. The
+//! task starts with the first lease. It ends when the last clone of its client is gone and no
+//! work is left. When the Tokio runtime that it runs on ends, it continues on a runtime on which
+//! a held lock was acquired, or on the next one on which the client is used.
 
 mod clean_up;
 mod task;
@@ -29,7 +30,7 @@ use crate::{
     sync::lock,
 };
 
-/// What a client's task and its users share.
+/// The state shared by a client's task and its users.
 #[derive(Default)]
 pub(crate) struct Driver {
     desk: Mutex<Desk>,
@@ -40,18 +41,19 @@ pub(crate) struct Driver {
 #[derive(Default)]
 struct Desk {
     running: bool,
-    /// The last clone of the client is gone: end when nothing is left.
+    /// The last clone of the client is gone: the task ends when no work is left.
     orphaned: bool,
     schedule: BTreeMap<(Instant, u64), Arc<Holding>>,
-    /// The task sleeps until then, or until somebody knocks. `None` while it is awake.
+    /// The task sleeps until this instant or until it is notified. `None` while it is awake.
     sleeps_until: Option<Instant>,
     clean_ups: VecDeque<Arc<CleanUp>>,
-    /// Clean-ups under way, by number. They stand here so that they are not forgotten with the task.
+    /// The clean-ups in progress, by number. They are kept here so that they survive the task.
     under_way: HashMap<u64, Arc<CleanUp>>,
 }
 
 impl Driver {
-    /// Puts a lease where it belongs in the schedule: at the instant it is next due, or nowhere when it is over.
+    /// Moves a lease to its position in the schedule, the instant at which it is next due, or
+    /// removes it when it is over.
     pub(crate) fn plan(&self, core: &Arc<Core>, holding: &Arc<Holding>) {
         let mut desk = lock(&self.desk);
         let Plan { before, after } = holding.plan();
@@ -63,7 +65,7 @@ impl Driver {
                 desk.schedule.insert((due, holding.id()), holding.clone());
                 desk.sleeps_until.is_some_and(|until| due < until)
             }
-            // The last lease of an orphan: there is nothing left to wait for.
+            // The last lease of an orphaned client: there is nothing left to wait for.
             None => desk.orphaned && desk.schedule.is_empty(),
         };
         let start = if after.is_some() { desk.start() } else { None };
@@ -74,7 +76,7 @@ impl Driver {
         }
     }
 
-    /// Does `clean_up` in the background.
+    /// Runs `clean_up` in the background.
     pub(crate) fn clean_up(&self, core: &Arc<Core>, clean_up: CleanUp) {
         runtime::look();
         let mut desk = lock(&self.desk);
@@ -85,21 +87,22 @@ impl Driver {
         self.knock.notify_one();
     }
 
-    /// Is this token being given up? What is granted to it meanwhile is given up at once (PROTOCOL 6).
+    /// Returns whether a clean-up of this token is pending. A grant for the token is then
+    /// abandoned at once (PROTOCOL 6).
     pub(crate) fn is_given_up(&self, token: Token) -> bool {
         let desk = lock(&self.desk);
         let mut clean_ups = desk.clean_ups.iter().chain(desk.under_way.values());
         clean_ups.any(|clean_up| clean_up.token() == token)
     }
 
-    /// Sees to it that the task runs, here if nowhere else.
+    /// Ensures that the task runs, on the current runtime if it runs on no other.
     pub(crate) fn revive(&self, core: &Arc<Core>) {
         runtime::look();
         let start = lock(&self.desk).start();
         Task::spawn(core, start);
     }
 
-    /// The last clone of the client is gone.
+    /// Records that the last clone of the client is gone.
     pub(crate) fn orphan(&self) {
         lock(&self.desk).orphaned = true;
         self.knock.notify_one();
@@ -112,13 +115,13 @@ impl Driver {
             if lock(&self.desk).is_drained() {
                 return;
             }
-            // They may have been left where no runtime was.
+            // The clean-ups may have been added where there was no runtime.
             self.revive(core);
             idle.await;
         }
     }
 
-    /// Whether a lease of this process surely excludes a request for `key` in `mode`.
+    /// Returns whether a lease of this process surely excludes a request for `key` in `mode`.
     pub(crate) fn excludes(&self, key: &LockKey, mode: Mode) -> bool {
         self.holdings().iter().any(|holding| {
             let held = holding.hold();
@@ -130,20 +133,22 @@ impl Driver {
         })
     }
 
-    /// The leases looked after now.
+    /// Returns the leases that the task currently manages.
     pub(crate) fn holdings(&self) -> Vec<Arc<Holding>> {
         lock(&self.desk).schedule.values().cloned().collect()
     }
 }
 
 impl Desk {
-    /// Where the task is to be started, if it must be. Not under the lock of the desk: a runtime that is shutting down drops
-    /// a new task on the spot, and that task leaves word at the desk.
+    /// Returns the runtime on which the task must be started, if any. The caller spawns the task
+    /// after it has unlocked the desk: a runtime that is shutting down drops a new task at once,
+    /// and the destructor of the task locks the desk.
     fn start(&mut self) -> Option<Handle> {
         if self.running {
             return None;
         }
-        // It cannot run outside of a runtime, nor in one without timers; the next lease will find it missing.
+        // The task cannot run outside of a runtime, nor in one without timers; the next
+        // lease starts it.
         let runtime = runtime::current().ok()?;
         self.running = true;
         Some(runtime)

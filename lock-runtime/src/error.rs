@@ -1,4 +1,4 @@
-//! What can go wrong, typed to the end.
+//! The error type of the crate.
 
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
@@ -7,10 +7,11 @@ use crate::{
     store::{StoreError, StoreErrorKind},
 };
 
-/// Why a lock was not to be had, or was lost.
+/// The reason why a lock could not be acquired, or was lost.
 ///
-/// Cheap to clone. [`kind`](Self::kind) is for `match`, [`code`](Self::code) for logs and wire formats; the message names
-/// the key and, where there is one, the remedy. It never holds a token.
+/// Cloning is cheap. Match on [`kind`](Self::kind), and use [`code`](Self::code) in logs and wire
+/// formats. The message contains the key and, if there is one, a remedy. It never contains a
+/// token.
 #[derive(Clone)]
 pub struct LockError(Arc<Inner>);
 
@@ -26,42 +27,47 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LockErrorKind {
-    /// Somebody holds the lock, and the request does not wait.
+    /// The lock is held, and the request does not wait.
     Contended,
-    /// Somebody held the lock for as long as the request was ready to wait.
+    /// The lock was held for as long as the request could wait.
     WaitTimeout,
     /// More requests wait in this process than the client allows.
     Overloaded,
-    /// An enclosing scope of this flow of work holds the lock: waiting for it would never end. Say `reentrant`, or take the lock once.
+    /// An enclosing scope already holds the lock, so waiting for it would never end. Make the
+    /// request `reentrant`, or acquire the lock only once.
     WouldDeadlock,
-    /// The lock was held and is no longer.
+    /// The lock was held and has been lost.
     Lost(Loss),
-    /// The store did not answer. An acquire tells how long it waited, how often it asked, and the last cause.
+    /// The store did not answer. For an acquire, the message contains the time waited, the number
+    /// of attempts and the last cause.
     Unavailable,
-    /// The release was sent and its outcome is not known; the lock ends with its lease at the latest.
+    /// The release was sent and its outcome is unknown. The lock ends with its lease at the
+    /// latest.
     ReleaseUnknown,
-    /// The key is held in a mode that does not fit: another number of permits, or a downgrade of what is not a writer.
+    /// The lock is held in a mode that does not match: with another number of permits, or,
+    /// for a downgrade, not as a writer.
     ModeMismatch,
-    /// Somebody's data lies under the lock's name. It was left untouched.
+    /// Foreign data is stored under the name of the lock. It was left untouched.
     ForeignKey,
-    /// The name of the lock is not valid.
+    /// The name of the lock is invalid.
     InvalidKey,
-    /// The spec cannot be meant.
+    /// The spec is invalid.
     InvalidSpec,
-    /// No client was installed for the macro.
+    /// No client is installed for the macro.
     NoClient,
-    /// The call is made outside of a Tokio runtime, or in one without timers (which is found by a panic that is caught: with `panic =
-    /// "abort"` it ends the process).
+    /// The call was made outside a Tokio runtime, or in one without timers. Missing timers are
+    /// detected by catching a panic: with `panic = "abort"` they end the process.
     NoRuntime,
     /// The client was shut down.
     ShuttingDown,
-    /// The URL does not name a store, or names a database that the server does not have, or needs a feature that is not compiled in.
+    /// The URL does not name a store, names a database that the server does not have, or needs a
+    /// feature that is not compiled in.
     InvalidUrl,
-    /// The server asks for a password, or refused the one it got.
+    /// The server requires a password, or refused the one it received.
     Unauthenticated,
-    /// The server's access rules forbid what a lock needs.
+    /// The access rules of the server forbid an operation that locks need.
     Forbidden,
-    /// What answered is not a Redis server, or one too old.
+    /// The server is not a Redis server, or its version is too old.
     NotRedis,
     /// The server is a read-only replica.
     ReadOnly,
@@ -71,11 +77,12 @@ pub enum LockErrorKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Loss {
-    /// Renewal did not succeed until the lease had run out by the holder's own clock.
+    /// No renewal succeeded before the lease expired by the holder's own clock.
     Expired,
-    /// The store says that the lock is no longer ours: it expired there, its data are gone, or somebody deleted it.
+    /// The store replied that the lock is no longer held: it expired there, its data is gone, or
+    /// it was deleted.
     Taken,
-    /// Somebody called `revoke`.
+    /// The lock was revoked. See [`LockClient::revoke`](crate::LockClient::revoke).
     Revoked,
     /// `max_hold` has passed.
     MaxHold,
@@ -138,13 +145,13 @@ impl LockError {
         self.edit(|inner| inner.source = source)
     }
 
-    /// What the request did to have an answer, in front of the last cause. Only where the store is `Unavailable`.
+    /// Puts the effort of the request before the last cause. Affects only `Unavailable`.
     pub(crate) fn with_effort(self, effort: impl fmt::Display) -> Self {
         if self.kind() != LockErrorKind::Unavailable {
             return self;
         }
         self.edit(|inner| {
-            // The cause comes behind the message, unless it is the message itself.
+            // The cause follows the message, unless the message itself is the cause.
             let cause = if inner.source.is_none() {
                 format!(": {}", inner.message)
             } else {
@@ -154,35 +161,38 @@ impl LockError {
         })
     }
 
-    /// What went wrong.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> LockErrorKind {
         self.0.kind
     }
 
-    /// A stable text for the kind, such as `wait_timeout`.
+    /// Returns a stable identifier of the kind, such as `wait_timeout`.
     pub fn code(&self) -> &'static str {
         self.0.kind.code()
     }
 
-    /// The lock it is about, where there is one.
+    /// Returns the lock that the error is about, if any.
     pub fn key(&self) -> Option<&LockKey> {
         self.0.key.as_ref()
     }
 
-    /// What the store said, if it was the store that refused or did not answer.
+    /// Returns the error of the store, if the store refused the call or did not answer.
     pub fn store_error(&self) -> Option<&StoreError> {
         self.0.source.as_ref()
     }
 
-    /// The time until the lock may be free if no holder renews its lease, where the store said so: what is left of that lease, or the
-    /// time until a dead waiter is passed over. With renewal on it says nothing about the hold.
+    /// Returns the time until the lock may be free if no holder renews its lease, if the store
+    /// reported it.
+    ///
+    /// It is the rest of that lease, or the time until a dead waiter is skipped. It does not
+    /// predict the end of the hold if the holder renews its lease.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
     }
 }
 
 impl LockErrorKind {
-    /// A stable text for the kind, such as `wait_timeout`.
+    /// Returns a stable identifier of the kind, such as `wait_timeout`.
     pub fn code(self) -> &'static str {
         match self {
             Self::Contended => "contended",
@@ -232,7 +242,7 @@ impl fmt::Display for LockError {
             write!(f, "lock {key}: ")?;
         }
         f.write_str(&self.0.message)?;
-        // The remedy is the store's to know, and one line is all that most logs show.
+        // Only the store's error has the remedy, and most logs show a single line.
         match &self.0.source {
             Some(source) => write!(f, ": {source}"),
             None => Ok(()),
@@ -246,7 +256,7 @@ impl fmt::Debug for LockError {
     }
 }
 
-// The message names the cause already, so that one line tells all; a chain would tell it twice.
+// No `source`: the message already contains the cause, and a chain would repeat it.
 impl std::error::Error for LockError {}
 
 impl From<LockError> for std::io::Error {

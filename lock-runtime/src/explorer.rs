@@ -1,12 +1,14 @@
-//! Explores the protocol (PROTOCOL.md) by schedules drawn from seeds: processes that crash and stop, waiters that are cancelled, a
-//! network that loses, delays, doubles and reorders.
+//! Explores the protocol (docs/PROTOCOL.md) with random schedules: processes that crash and pause,
+//! waiters that are cancelled, and a network that loses, delays, duplicates and reorders messages.
 //!
-//! What decides is the real thing: the [`Line`](crate::gate::Line) with its place and its baton, the
-//! [`Lease`](crate::lease::Lease), and the table of the in-memory store. What acts, the async shell around them, is imitated here by messages
-//! in virtual time: `acquire/`, `giving_back.rs`, `holding.rs` and `driver/`. Whoever changes one of those changes its
-//! imitation, too.
+//! The decisions are made by production code: the [`Line`](crate::gate::Line) with its queue entry
+//! and its local hand-off, the [`Lease`](crate::lease::Lease), and the table of the in-memory
+//! store. The asynchronous code around them (`acquire/`, `giving_back.rs`, `holding.rs` and
+//! `driver/`) is modelled here as messages in virtual time. A change to one of these needs the same
+//! change to its model.
 //!
-//! `LOCK_EXPLORER_SCHEDULES=5000000` explores more than usual, `LOCK_EXPLORER_SEED=17` shows the trace of one.
+//! `LOCK_EXPLORER_SCHEDULES=5000000` explores more schedules than by default, and
+//! `LOCK_EXPLORER_SEED=17` prints the trace of a single one.
 
 mod checker;
 mod clean_up;
@@ -28,27 +30,27 @@ use std::time::Duration;
 
 use self::{checker::Wrong, world::World};
 
-/// When nothing fails any more, a lock is held for so long at most.
+/// The longest time for which a lock is held after the end of the faults.
 const HOLD_AT_LAST: Duration = Duration::from_millis(50);
 
 /// A rule of the protocol that is switched off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
-    /// 1: the reply to an abandoned question is believed.
+    /// PROTOCOL 1: the reply to an abandoned acquire is applied.
     BelievesTheAbandoned,
-    /// 2: a grant counts for a whole lease from when its reply came.
+    /// PROTOCOL 2: a grant is valid for a whole lease from the arrival of its reply.
     CountsFromTheReply,
-    /// 3: nobody knows how old a push is.
+    /// PROTOCOL 3: an outdated push message is not recognized.
     HidesTheCounter,
-    /// 4: a pushed grant counts from when the push came.
+    /// PROTOCOL 4: a pushed grant is valid from the arrival of the push message.
     CountsFromThePush,
-    /// 8: a question without an answer is abandoned at once, and not again after its deadline.
+    /// PROTOCOL 8: an acquire without a reply is abandoned at once but not after its deadline.
     AbandonsOnce,
-    /// 11: a renewal sets the expiry, also to an earlier instant.
+    /// PROTOCOL 11: a renewal sets the expiry even if this makes it earlier.
     RenewalShortens,
-    /// 15: the line advances by a release only.
+    /// PROTOCOL 15: only a release advances the wait queue.
     OnlyReleaseAdvances,
-    /// 17: who comes forward in a process stands at the end of the store's line.
+    /// PROTOCOL 17: the next waiter of a process goes to the end of the store's wait queue.
     InheritsNoPlace,
 }
 
@@ -56,7 +58,7 @@ fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Panics with the trace of the first schedule in which something goes wrong.
+/// Panics with the trace of the first schedule that violates an invariant.
 fn explore(seeds: impl Iterator<Item = u64>) {
     for seed in seeds {
         if World::random(seed, None, false).run(None).is_err() {
@@ -72,12 +74,12 @@ fn show(seed: u64, broken: Option<Broken>, only: Option<Wrong>) {
     match outcome {
         Ok(()) => println!("seed {seed}\n{trace}"),
         Err(violation) => {
-            panic!("seed {seed}\n{trace}{violation}\nLOCK_EXPLORER_SEED={seed} shows it again")
+            panic!("seed {seed}\n{trace}{violation}\nLOCK_EXPLORER_SEED={seed} reproduces it")
         }
     }
 }
 
-/// Two halves, for two cores.
+/// Runs one half of the schedules, so that two cores can share the work.
 fn explore_half(half: u64) {
     match from_environment("LOCK_EXPLORER_SEED") {
         Some(seed) if seed % 2 == half => show(seed, None, None),

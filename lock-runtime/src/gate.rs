@@ -1,7 +1,9 @@
-//! Who waits in this process for which lock: first come first served, and only the head of a line asks the store.
+//! The local wait queues: first come, first served per lock, and only the head of a
+//! queue calls the store.
 //!
-//! [`Line`] decides and does no I/O, and so do the [`Place`] that it has in the store's line and the [`Baton`] with which a lock
-//! is passed on without the store. [`Gates`] keeps one line per lock that is asked for, and a [`Turn`] is a ticket in it.
+//! [`Line`] decides and does no I/O, as do the [`Place`] of a queue in the store's wait queue and
+//! the [`Baton`] of a local hand-off. [`Gates`] keeps one [`Line`] per requested lock, and a
+//! [`Turn`] is a ticket in it.
 
 mod baton;
 mod line;
@@ -32,25 +34,25 @@ use crate::{
     sync::lock,
 };
 
-/// After a broken connection every head asks within this time.
+/// The time within which every head calls the store after a broken connection.
 pub(crate) const ASK_WITHIN: Duration = Duration::from_millis(50);
 
-/// The lines of one client.
+/// The local wait queues of one client.
 pub(crate) struct Gates {
     lines: Mutex<Lines>,
-    /// Behind the head of each line.
+    /// The largest number of waiters behind the head of each queue.
     limit: usize,
     limit_in_all: usize,
-    /// The last one has left the line of a lock, after closing time.
+    /// Notified when the queue of a lock becomes empty after the shutdown of the client.
     left: Notify,
 }
 
 #[derive(Default)]
 struct Lines {
     closed: bool,
-    /// All tickets of all lines.
+    /// The number of tickets in all queues.
     tickets: usize,
-    /// When the store may have lost data, the latest time.
+    /// The latest time at which the store may have lost data.
     lost: Option<Instant>,
     by_lock: HashMap<(Family, LockKey), Line, RandomState>,
 }
@@ -64,19 +66,20 @@ impl Lines {
     }
 }
 
-/// Why nobody is let in.
+/// The reason for refusing a new or a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shut {
-    /// The line is as long as the request or the client allows.
+    /// The queue is as long as the request or the client allows.
     Full,
-    /// All lines together are as long as the client allows.
+    /// All queues together are as long as the client allows.
     FullInAll,
     /// The client was shut down.
     Closed,
 }
 
 impl Gates {
-    /// Lines in which at most `limit` wait behind the head, and at most `limit_in_all` have a ticket.
+    /// Queues with at most `limit` waiters behind the head, and at most `limit_in_all`
+    /// tickets in total.
     pub(crate) fn new(limit: usize, limit_in_all: usize) -> Self {
         Self {
             lines: Mutex::default(),
@@ -86,7 +89,8 @@ impl Gates {
         }
     }
 
-    /// Takes a place at the end of the line, if at most `limit` wait there behind the head, and no more than the client allows.
+    /// Takes a ticket at the end of the queue, unless `limit` waiters or as many as the client
+    /// allows stand behind its head.
     pub(crate) fn enter(&self, key: &LockKey, wish: Wish, limit: usize) -> Result<Turn<'_>, Shut> {
         let lock_name = (wish.mode.family(), key.clone());
         let mut lines = lock(&self.lines);
@@ -108,24 +112,21 @@ impl Gates {
         })
     }
 
-    /// Does something in the line of a lock, if there is one.
-    fn with<T>(
-        &self,
-        family: Family,
-        key: &LockKey,
-        what: impl FnOnce(&mut Line) -> T,
-    ) -> Option<T> {
-        lock(&self.lines).line(family, key).map(what)
+    /// Calls `f` with the queue of a lock, if there is one.
+    fn with<T>(&self, family: Family, key: &LockKey, f: impl FnOnce(&mut Line) -> T) -> Option<T> {
+        lock(&self.lines).line(family, key).map(f)
     }
 
-    /// The latest answer of the store to the waiters of this process, if there are any and the lock was not granted to all: a
-    /// request that does not wait need not ask again.
+    /// Returns the store's latest reply to the waiters of this process, unless there are
+    /// none or the lock was granted to all of them. A request that does not wait needs no
+    /// call of its own then.
     pub(crate) fn last_refusal(&self, key: &LockKey, family: Family) -> Option<Refusal> {
         self.with(family, key, |line| line.stuck.then(|| line.last.clone()))
             .flatten()
     }
 
-    /// The lock was given back, or lost, in this process: its line may ask at once.
+    /// Records that the lock was released or lost in this process. Its queue may make
+    /// an attempt at once.
     pub(crate) fn released(&self, key: &LockKey, family: Family) {
         wake(
             self.with(family, key, |line| line.released(Instant::now()))
@@ -133,7 +134,7 @@ impl Gates {
         );
     }
 
-    /// The last guard of an exclusive lock leaves: see [`Line::part`].
+    /// Handles the departure of the last guard of an exclusive lock; see [`Line::part`].
     pub(crate) fn part(
         &self,
         key: &LockKey,
@@ -156,7 +157,8 @@ impl Gates {
         parting
     }
 
-    /// A lock that was handed back is held again. The hold to release is returned if no waiter takes it.
+    /// Records that a lock is held again after it was released for the waiters of this process.
+    /// Returns the hold to release if no waiter takes it.
     pub(crate) fn handed_back(&self, baton: Baton) -> Result<(), Hold> {
         let mut lines = lock(&self.lines);
         let lost = lines.lost;
@@ -174,7 +176,9 @@ impl Gates {
         handed_back
     }
 
-    /// A lock that was handed back is somebody else's, and `token` stands in line for it. `false` if nobody waits under that token.
+    /// Records that a lock that was released for the waiters of this process has another
+    /// holder, and that the store has queued the token of `hold`. Returns `false` if no
+    /// waiter uses that token.
     pub(crate) fn queued_again(
         &self,
         hold: &Hold,
@@ -199,7 +203,7 @@ impl Gates {
         is_known
     }
 
-    /// Nothing came of a place in line that was opened by handing a lock back.
+    /// Removes the queue entry that a release was to open and did not.
     pub(crate) fn drop_place(&self, hold: &Hold) {
         let waker = self.with(Family::Lock, &hold.key, |line| {
             line.drop_place(hold.token);
@@ -208,7 +212,7 @@ impl Gates {
         wake(waker.flatten());
     }
 
-    /// The store pushed a grant. `false` if nobody waits for it.
+    /// Records a pushed grant. Returns `false` if no waiter uses its token.
     pub(crate) fn pushed(&self, hold: &Hold, grant: Grant) -> bool {
         let pushed = self
             .with(hold.mode.family(), &hold.key, |line| {
@@ -220,9 +224,10 @@ impl Gates {
         is_known
     }
 
-    /// The lock may be free after `ttl`: see [`Line::ask_by`].
+    /// Records that the lock may be free after `ttl`; see [`Line::ask_by`].
     pub(crate) fn kept(&self, key: &LockKey, family: Family, ttl: Duration) {
-        // Past the very millisecond, so that the question does not come a moment too early. With nothing left it may come at once.
+        // One millisecond past the expiry, so that the request does not arrive just before it.
+        // Without a remaining time it is sent at once.
         let past = if ttl.is_zero() {
             Duration::ZERO
         } else {
@@ -237,9 +242,11 @@ impl Gates {
         );
     }
 
-    /// The store may have lost data and push messages. No lock is handed off any more under fencing tokens that were reserved
-    /// before: the hand-offs that were not taken yet are returned, to be released. Every head asks the store within a moment; not
-    /// all together, and not as fast as a server may accept and cut connections.
+    /// Handles a store that may have lost data and push messages. Locks are no longer handed off
+    /// under fencing tokens that were reserved before; hand-offs that were not taken yet are
+    /// returned, to be released. Every head calls the store after a random delay of up to
+    /// [`ASK_WITHIN`]. The delay keeps clients from calling in step, and from calling as fast as
+    /// a server may accept and cut connections.
     pub(crate) fn store_lost(&self) -> Vec<Baton> {
         let now = Instant::now();
         let at = now + ASK_WITHIN.mul_f64(rand::random());
@@ -260,7 +267,7 @@ impl Gates {
         batons
     }
 
-    /// Lets nobody in any more and sends everybody home.
+    /// Refuses new requests and wakes every waiter with [`Shut::Closed`].
     pub(crate) fn close(&self) {
         let mut lines = lock(&self.lines);
         lines.closed = true;
@@ -277,7 +284,7 @@ impl Gates {
         lock(&self.lines).closed
     }
 
-    /// Waits until nobody is left in any line.
+    /// Waits until every queue is empty.
     pub(crate) async fn emptied(&self) {
         loop {
             let left = self.left.notified();
@@ -293,7 +300,7 @@ fn wake(waker: Option<Waker>) {
     waker.into_iter().for_each(Waker::wake);
 }
 
-/// A ticket in a line. Its owner must [`leave`](Self::leave), also when it is dropped.
+/// A ticket in a queue. Its owner must call [`leave`](Self::leave), also when it is dropped.
 pub(crate) struct Turn<'a> {
     gates: &'a Gates,
     lock_name: (Family, LockKey),
@@ -302,20 +309,20 @@ pub(crate) struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Does something in the line, which exists as long as somebody has a ticket.
-    fn with<T>(&self, what: impl FnOnce(&mut Line) -> T) -> Option<T> {
+    /// Calls `f` with the queue, which exists as long as it has a ticket.
+    fn with<T>(&self, f: impl FnOnce(&mut Line) -> T) -> Option<T> {
         lock(&self.gates.lines)
             .by_lock
             .get_mut(&self.lock_name)
-            .map(what)
+            .map(f)
     }
 
-    /// Was the line empty when this one came?
+    /// Returns whether the queue was empty when this ticket was taken.
     pub(crate) fn is_first(&self) -> bool {
         self.first
     }
 
-    /// Waits to become the head. Dropping the future keeps the place.
+    /// Waits to become the head. Dropping the future keeps the position in the queue.
     pub(crate) async fn head(&self) -> Result<(), Shut> {
         poll_fn(|cx| {
             let mut lines = lock(&self.gates.lines);
@@ -329,7 +336,7 @@ impl Turn<'_> {
         .await
     }
 
-    /// What the head does next.
+    /// Returns the next step of the head.
     pub(crate) fn next(&self, now: Instant) -> Next {
         self.with(|line| line.next(now)).unwrap_or(Next::Wait(now))
     }
@@ -339,7 +346,7 @@ impl Turn<'_> {
         self.with(|line| line.beside()).flatten()
     }
 
-    /// Waits until there is something new for the head. Dropping the future loses nothing.
+    /// Waits for news for the head. Dropping the future loses nothing.
     pub(crate) async fn news(&self) -> Result<(), Shut> {
         poll_fn(|cx| {
             let mut lines = lock(&self.gates.lines);
@@ -393,18 +400,19 @@ impl Turn<'_> {
         self.with(|line| line.gone(token, Instant::now()));
     }
 
-    /// See [`Line::served`]. Had this one to wait for somebody else?
+    /// See [`Line::served`]. Returns whether this waiter had to wait for another request
+    /// or holder.
     pub(crate) fn served(&self, token: Option<Token>, passing_until: Option<Instant>) -> bool {
         let contended = self.with(|line| line.served(token, passing_until));
         !self.first || contended.unwrap_or(false)
     }
 
-    /// What the store said last to whoever was the head.
+    /// Returns the store's latest reply to the head, whichever waiter that was.
     pub(crate) fn last_refusal(&self) -> Refusal {
         self.with(|line| line.last.clone()).unwrap_or_default()
     }
 
-    /// Lets the next one come forward. For every ticket once.
+    /// Leaves the queue, so that the next waiter becomes its head. Called once for every ticket.
     pub(crate) fn leave(&self) -> Left {
         let mut lines = lock(&self.gates.lines);
         let Some(line) = lines.by_lock.get_mut(&self.lock_name) else {

@@ -1,4 +1,4 @@
-//! A release on its way to the store, and what its reply means for those who wait in this process.
+//! A release call, and the consequences of its reply for the waiters of this process.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,13 +14,14 @@ use crate::{
     store::{Hold, Next, Release, ReleaseReply, StoreError},
 };
 
-/// Whoever takes up a lock again that is given back.
+/// The hold that takes up the lock again after `release`.
 pub(crate) fn heir(release: &Release, next: Next) -> Hold {
     Hold::new(release.hold.key.clone(), Mode::Exclusive, next.token)
 }
 
-/// Sends a release and waits for its reply, for at most `patience`. The line in this process goes on with what came of it; after an
-/// error or when the future is dropped, a release that names a `next` is to be followed up by [`CleanUp::release_again`].
+/// Sends a release and waits for its reply, for at most `patience`. The local queue continues
+/// with the outcome. After an error, or when the future is dropped, a release that names a `next`
+/// must be followed by [`CleanUp::release_again`].
 pub(crate) async fn give_back(
     core: &Arc<Core>,
     release: &Release,
@@ -46,7 +47,7 @@ pub(crate) async fn give_back(
                 budget,
             };
             if let Err(hold) = core.gates.handed_back(baton) {
-                // Whoever waited has gone meanwhile.
+                // The waiters have left in the meantime.
                 core.driver
                     .clean_up(core, CleanUp::release(Release::new(hold), next.lease));
             }

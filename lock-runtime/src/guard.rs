@@ -1,4 +1,5 @@
-//! What a holder has in hand: [`LockGuard`] owns the lock, [`HeldLock`] is a view of it, [`Lost`] tells when it is gone.
+//! The types of a held lock: [`LockGuard`] owns the lock, [`HeldLock`] is a view of it, and
+//! [`Lost`] resolves when it is lost.
 
 use std::{
     fmt,
@@ -27,13 +28,14 @@ use crate::{
     store::{Hold, Release, ReleaseReply},
 };
 
-/// A lock in hand. It is renewed in the background until it is released or dropped.
+/// A held lock. It is renewed in the background until it is released or dropped.
 ///
-/// [`release`](Self::release) gives the lock back and tells whether that went well. Dropping the guard does the same in the
-/// background; call [`LockClient::shutdown`](crate::LockClient::shutdown) at the end of `main`, so that the process does not
-/// end before.
+/// [`release`](Self::release) releases the lock and returns whether that succeeded. Dropping the
+/// guard releases the lock in the background. Call
+/// [`LockClient::shutdown`](crate::LockClient::shutdown) at the end of `main`, so that the
+/// process does not end before the release.
 ///
-/// The guard derefs to [`HeldLock`], where the fencing token and the loss are.
+/// The guard derefs to [`HeldLock`], which has the fencing token and the loss.
 #[must_use = "the lock is released when the guard is dropped"]
 #[derive(Debug)]
 pub struct LockGuard {
@@ -42,7 +44,7 @@ pub struct LockGuard {
 }
 
 impl LockGuard {
-    /// A guard of one or more leases. They are put in the order of their keys: those that were entered again come first.
+    /// A guard of one or more leases. They are sorted by key, because re-entered ones come first.
     pub(crate) fn new(mut entries: Entries) -> Self {
         entries.sort_by(|one, other| one.holding.hold().key.cmp(&other.holding.hold().key));
         let holdings = entries.iter().map(|entry| entry.holding.clone()).collect();
@@ -56,21 +58,24 @@ impl LockGuard {
         }
     }
 
-    /// A view of the lock, to hand around. Keeping it does not keep the lock.
+    /// Returns a view of the lock that can be shared. The view does not keep the lock.
     pub fn held(&self) -> HeldLock {
         self.held.clone()
     }
 
-    /// Gives the lock back and waits for the store's answer, for at most one call timeout (min(lease/6, 500 ms)).
+    /// Releases the lock and waits for the store's reply, for at most one call time-out
+    /// (min(lease/6, 500 ms)).
     ///
-    /// A guard that re-entered gives back nothing: the lock goes with the last guard.
+    /// A lock that was re-entered is released with its last guard; the other guards
+    /// release nothing.
     ///
     /// # Errors
-    /// `Lost` if the lock was lost before; `ReleaseUnknown` if the store did not answer, or `NoRuntime`: the release goes on in
-    /// the background, and the lock ends with its lease at the latest.
+    /// `Lost` if the lock was lost before. `ReleaseUnknown` if the store did not reply, or
+    /// `NoRuntime`: the release continues in the background, and the lock ends with its
+    /// lease at the latest.
     ///
     /// # Cancellation
-    /// Dropping the future releases in the background.
+    /// Dropping the future releases the lock in the background.
     pub async fn release(mut self) -> Result<(), LockError> {
         let mut entries = std::mem::take(&mut self.entries);
         if entries.len() == 1
@@ -78,12 +83,13 @@ impl LockGuard {
         {
             return entry.release().await;
         }
-        // All at once: several keys must not take several times as long.
+        // Concurrently, so that several keys do not take several times as long.
         let releases = entries.into_iter().map(Entry::release);
         join_all(releases).await.into_iter().collect()
     }
 
-    /// Keeps the lock for at least `lease` from now (100 ms to 24 h), once; renewals go on as before and never shorten it.
+    /// Extends the lease to at least `lease` from now (100 ms to 24 h), once. Renewals continue
+    /// as before and never shorten it.
     ///
     /// # Errors
     /// `InvalidSpec` for a lease out of range, `Lost`, `NoRuntime`, `Unavailable`.
@@ -101,15 +107,16 @@ impl LockGuard {
         Ok(())
     }
 
-    /// Makes a writer a reader, without a moment in which nobody holds the lock. The reader has a fencing token of its own; to the
-    /// writer's views the lock is released.
+    /// Converts a writer to a reader, without a moment in which the lock is free. The reader has
+    /// a fencing token of its own; for the writer's views the lock is released.
     ///
     /// # Errors
-    /// `ModeMismatch` for a guard that is not exclusive, re-entered or was re-entered, or has several keys: it is released. `Lost`. `Unavailable` or
-    /// `NoRuntime`: the lock is given back in the background.
+    /// `ModeMismatch` for a guard that is not exclusive, re-entered or was re-entered, or has
+    /// several keys; the guard is released. `Lost`. `Unavailable` or `NoRuntime`; the lock is
+    /// released in the background.
     ///
     /// # Cancellation
-    /// Dropping the future gives the lock back in the background.
+    /// Dropping the future releases the lock in the background.
     pub async fn downgrade(mut self) -> Result<LockGuard, LockError> {
         let (Some(entry), true) = (self.entries.pop(), self.entries.is_empty()) else {
             return Err(mismatch(
@@ -139,10 +146,10 @@ impl Deref for LockGuard {
     }
 }
 
-/// Most guards have one key.
+/// Inline storage for one key, which is the common case.
 pub(crate) type Entries = SmallVec<[Entry; 1]>;
 
-/// One guard's part in a lease. Dropped, it leaves the rest to the driver.
+/// A guard's share in a lease. When dropped, it leaves the remaining work to the driver.
 pub(crate) struct Entry {
     holding: Arc<Holding>,
     /// See [`HeldLock::was_contended`].
@@ -152,7 +159,7 @@ pub(crate) struct Entry {
 
 enum Step {
     Holding,
-    /// It may be a writer or a reader.
+    /// The hold may be a writer or a reader.
     Converting,
     Done,
 }
@@ -164,7 +171,8 @@ impl fmt::Debug for Entry {
 }
 
 impl Entry {
-    /// The first guard of a lease, which was to be had at the first question unless it was `contended`.
+    /// The first guard of a lease, which was granted at the first attempt unless it
+    /// was `contended`.
     pub(crate) fn first(holding: Arc<Holding>, contended: bool) -> Self {
         Self {
             holding,
@@ -173,7 +181,8 @@ impl Entry {
         }
     }
 
-    /// One more guard on a lease that an enclosing scope holds; none if it was released meanwhile.
+    /// Adds a guard to the lease of an enclosing scope. Returns `None` if the lease was
+    /// released in the meantime.
     pub(crate) fn again(holding: Arc<Holding>) -> Result<Option<Self>, LockError> {
         Ok(holding.enter()?.then(|| Self::first(holding, false)))
     }
@@ -182,7 +191,7 @@ impl Entry {
         self.holding.fence()
     }
 
-    /// How its lease was lost, if it was.
+    /// Returns how the lease was lost, if it was.
     pub(crate) fn lost(&self) -> Option<LockError> {
         self.holding
             .loss()
@@ -191,9 +200,9 @@ impl Entry {
 
     async fn release(mut self) -> Result<(), LockError> {
         if let Err(error) = runtime::check() {
-            // Dropped here, it goes on in the background.
+            // Dropping the entry continues the release in the background.
             let error = error.with_key(&self.holding.hold().key);
-            tracing::warn!(%error, "release not confirmed; going on in the background");
+            tracing::warn!(%error, "release not confirmed; continuing in the background");
             return Err(error);
         }
         let left = self.holding.leave();
@@ -226,8 +235,8 @@ impl Entry {
                 Err(holding.lost_error(Loss::Taken))
             }
             Err(error) => {
-                tracing::warn!(%key, %error, "release not confirmed; going on in the background");
-                let message = "release not confirmed; it goes on in the background, and the lease ends it at the latest";
+                tracing::warn!(%key, %error, "release not confirmed; continuing in the background");
+                let message = "release not confirmed; it continues in the background, and the lock ends with its lease at the latest";
                 Err(LockError::new(LockErrorKind::ReleaseUnknown, message)
                     .with_key(key)
                     .with_source(Some(error)))
@@ -241,7 +250,7 @@ impl Entry {
             None => {
                 return Err(mismatch(
                     &self.holding.hold().key,
-                    "a lock that was entered again cannot be downgraded",
+                    "a lock that was re-entered cannot be downgraded",
                 ));
             }
             Some(Left::Lost(loss)) => {
@@ -278,7 +287,7 @@ impl Drop for Entry {
             Step::Converting => {
                 let hold = holding.hold();
                 let reader = Hold::new(hold.key.clone(), Mode::Shared, hold.token);
-                // A straggling conversion is executed by then or never: the writer is gone.
+                // The writer is gone, so a delayed conversion is executed by then or never.
                 core.driver
                     .clean_up(core, CleanUp::abandon(hold.clone(), lease, None));
                 let straggler = Instant::now() + call_timeout(lease);
@@ -289,7 +298,8 @@ impl Drop for Entry {
     }
 }
 
-/// A release under way. Dropped before its outcome is known, it goes on in the background.
+/// A release in progress. When dropped before its outcome is known, it continues in
+/// the background.
 struct Returning<'a> {
     holding: &'a Holding,
     release: Release,
@@ -306,9 +316,11 @@ impl Drop for Returning<'_> {
     }
 }
 
-/// A view of a lock that is held, or was: its name, its fencing token, its loss. Keeping it does not keep the lock.
+/// A view of a lock that is or was held: its name, its fencing token and its loss. The view does
+/// not keep the lock.
 ///
-/// Cheap to clone, `'static`, and fit for `http::Extensions`. Of several keys it is the first one's where it speaks of one.
+/// Cheap to clone, `'static`, and suitable for `http::Extensions`. For a lock on several keys,
+/// methods that return a single key or token return those of the first key.
 #[derive(Clone)]
 pub struct HeldLock {
     holdings: SmallVec<[Arc<Holding>; 1]>,
@@ -330,7 +342,7 @@ impl HeldLock {
         &self.first().hold().key
     }
 
-    /// The fencing token: send it with every write that the lock protects.
+    /// The fencing token. Send it with every write that the lock protects.
     pub fn fence(&self) -> FencingToken {
         self.first().fence()
     }
@@ -342,7 +354,8 @@ impl HeldLock {
             .map(|holding| (&holding.hold().key, holding.fence()))
     }
 
-    /// How long the lock is surely still held, by this process's clock, if no renewal succeeds any more. Zero: lost or released.
+    /// Returns how long the lock is surely still held, by the clock of this process, if no
+    /// further renewal succeeds. Zero after a loss or a release.
     pub fn validity(&self) -> Duration {
         self.holdings
             .iter()
@@ -351,21 +364,23 @@ impl HeldLock {
             .unwrap_or_default()
     }
 
-    /// How many renewals in the background the store has confirmed so far, of all keys together. A lock that was passed on, or
-    /// downgraded, counts anew; [`extend`](LockGuard::extend) and [`verify`](Self::verify) do not count.
+    /// Returns how many background renewals the store has confirmed so far, for all keys
+    /// together. The count starts again when the lock is handed off or downgraded.
+    /// [`extend`](LockGuard::extend) and [`verify`](Self::verify) do not count.
     pub fn renewals(&self) -> u64 {
         self.holdings.iter().map(|holding| holding.renewals()).sum()
     }
 
-    /// Was the lock held by somebody else, or did others wait for it, when it was asked for? Of several keys: one of them.
+    /// Returns whether another holder had the lock, or other requests waited for it, when it was
+    /// requested. With several keys, one contended key suffices.
     ///
-    /// `false` for a lock that was free at the first question, and for one that was entered again. A store that did not
-    /// answer at first does not make it contended.
+    /// `false` for a lock that was free at the first attempt, and for one that was re-entered. A
+    /// store that did not reply at first does not make the lock contended.
     pub fn was_contended(&self) -> bool {
         self.contended
     }
 
-    /// Was the lock lost? A lock that was released was not.
+    /// Returns whether the lock was lost. A released lock was not.
     pub fn is_lost(&self) -> bool {
         self.loss().is_some()
     }
@@ -376,10 +391,10 @@ impl HeldLock {
             .find_map(|holding| holding.loss().map(|loss| holding.lost_error(loss)))
     }
 
-    /// Resolves with the reason when the lock is lost; never, if it is released before.
+    /// Resolves with the reason when the lock is lost, or never if it is released before.
     ///
-    /// The holder finds out by itself, from its own clock, also when the store is silent. The future needs no runtime: the
-    /// client's task, which runs where the lock was acquired, wakes it.
+    /// The loss is detected by the local clock, even if the store is silent. The future needs no
+    /// runtime. It is woken by the client's task, which runs where the lock was acquired.
     pub fn lost(&self) -> Lost {
         Lost {
             held: self.clone(),
@@ -387,23 +402,26 @@ impl HeldLock {
         }
     }
 
-    /// Runs `future` in a frame of this lock: requests within it that are `reentrant` enter the lock again instead of waiting
-    /// for it, and those that are not are refused as `WouldDeadlock`.
+    /// Runs `future` in a frame of this lock. Within it, requests that are `reentrant`
+    /// re-enter the lock instead of waiting for it, and other requests for it are refused
+    /// as `WouldDeadlock`.
     ///
-    /// A spawned task is in no frame; this takes one along: `tokio::spawn(held.scope(work))`. What enters again there keeps
-    /// the lock until it is done, also when the guard is gone by then; after a release a `reentrant` request waits like anybody.
-    /// A loss does not end `future`: its own guards tell of it, [`lost`](Self::lost) does, and requests for the same lock are
-    /// refused as `Lost` from then on.
+    /// A spawned task has no frame; this method takes one along:
+    /// `tokio::spawn(held.scope(work))`. A guard that re-entered there keeps the lock until it is
+    /// released, even if the first guard is gone by then. After a release, a `reentrant` request
+    /// waits like any other. A loss does not end `future`: its guards and [`lost`](Self::lost)
+    /// report the loss, and requests for the same lock are refused as `Lost` from then on.
     pub fn scope<F: Future>(&self, future: F) -> InScope<F> {
         Frame::enclosing(self.clone()).scope(future)
     }
 
-    /// Runs `work` in a frame of this lock, as [`scope`](Self::scope) does a future. For `poll` functions written by hand.
+    /// Runs `work` in a frame of this lock, as [`scope`](Self::scope) does with a future. For
+    /// hand-written `poll` functions.
     pub fn in_scope<T>(&self, work: impl FnOnce() -> T) -> T {
         Frame::enclosing(self.clone()).run(work)
     }
 
-    /// Asks the store whether the lock is held.
+    /// Verifies at the store that the lock is held.
     ///
     /// # Errors
     /// `Lost`, `NoRuntime`, `Unavailable`.
@@ -427,7 +445,7 @@ impl fmt::Debug for HeldLock {
     }
 }
 
-/// Resolves when a lock is lost; see [`HeldLock::lost`].
+/// A future that resolves when a lock is lost; see [`HeldLock::lost`].
 #[must_use = "futures do nothing unless polled"]
 #[derive(Debug)]
 pub struct Lost {

@@ -1,20 +1,27 @@
-//! The manual.
+//! The user guide.
 //!
-//! | page | for |
+//! | Page | Contents |
 //! |---|---|
-//! | [`functions`] | putting a lock on a function: every argument of `#[distributed_lock]` at work; who is who |
-//! | [`modes`] | which lock: exclusive, readers and a writer, permits, several keys, re-entry |
-//! | [`waiting`] | who is next, and how soon; passing on; who is gone |
-//! | [`holding`] | lease, wait, loss, fencing, the end of the process |
-//! | [`limits`] | what a lock cannot promise, and what to do about it |
-//! | [`redis`] | a Redis server as the store: URL, access rules, settings, what lies there |
-//! | [`majority`] | several independent servers, of which a majority has to agree |
+//! | [`functions`] | Locking a function: each argument of `#[distributed_lock]`, with an example |
+//! | [`modes`] | Kinds of locks: exclusive, read/write, permits, several keys, re-entrant |
+//! | [`waiting`] | The wait queue: order, hand-off, latency, dead waiters |
+//! | [`holding`] | Holding a lock: lease, loss, fencing tokens, shutdown |
+//! | [`limits`] | The limits of a lease lock, and the remedies |
+//! | [`redis`] | Redis as the store: URLs, Sentinel, clusters, TLS, data layout, settings |
+//! | [`majority`] | Several independent servers and a majority vote (Redlock) |
+//! | [`recipes`] | Scheduled jobs, tests, blocking code, a lock shared by two services |
+//! | [`migration`] | Moving from Redisson, ShedLock or redsync |
+//!
+//! Recipes for axum and tonic (keys from a body, a cookie or a user, and graceful shutdown) are on
+//! the page `lock_tower::recipes`.
 
 #[cfg(feature = "macros")]
 pub mod functions;
 pub mod holding;
 pub mod limits;
 pub mod majority;
+pub mod migration;
 pub mod modes;
+pub mod recipes;
 pub mod redis;
 pub mod waiting;

@@ -1,4 +1,5 @@
-//! One lock that this process holds: shared by its guards, their views, the frames that cover it, and the driver.
+//! One lock that this process holds, shared by its guards, their views, the enclosing
+//! frames and the driver.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard},
@@ -22,37 +23,39 @@ use crate::{
     sync::lock,
 };
 
-/// A grant out of the line is renewed so soon. Not at once: most critical sections are over before, and cost the store nothing.
+/// How soon a grant from the wait queue is renewed. Not at once: most critical sections end
+/// earlier and then need no renewal.
 pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_millis(100);
 
-/// A lock that this process holds, or held.
+/// A lock that this process holds or has held.
 pub(crate) struct Holding {
     core: Arc<Core>,
     id: u64,
     hold: Hold,
     fence: FencingToken,
     terms: Terms,
-    /// When it was asked for, or handed over: `min_hold` and `max_hold` count from here.
+    /// When the lock was requested or taken over; `min_hold` and `max_hold` count from here.
     since: Instant,
-    /// How far it may be passed on in this process.
+    /// The limits of local hand-offs.
     budget: Option<Budget>,
-    /// Where it was taken: if the driver's runtime ends, this one may still live.
+    /// The runtime on which the lock was acquired. It may outlive the driver's runtime.
     runtime: Handle,
     state: Mutex<State>,
 }
 
-/// One state machine owns renewal and release, so that no renewal is sent after the release (PROTOCOL 13).
+/// The state of renewal and release. One state machine owns both, so that no renewal is sent
+/// after the release (PROTOCOL 13).
 #[derive(Debug)]
 struct State {
     lease: Lease,
-    /// So many the store has confirmed.
+    /// The number of renewals that the store has confirmed.
     renewals: u64,
     phase: Phase,
-    /// Guards that stand on this lease: the first and those that re-entered.
+    /// The number of guards on this lease: the first one and those that re-entered.
     guards: usize,
-    /// Where the driver's schedule has it.
+    /// The position of the lease in the driver's schedule.
     planned: Option<Instant>,
-    /// Who wants to hear of the loss, by the number of the listener.
+    /// The wakers to be woken by a loss, by listener number.
     listeners: Vec<(u64, Waker)>,
 }
 
@@ -63,26 +66,27 @@ enum Phase {
     Lost(Loss),
 }
 
-/// A move in the driver's schedule.
+/// A change of position in the driver's schedule.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) before: Option<Instant>,
     pub(crate) after: Option<Instant>,
 }
 
-/// What is left to do for a guard that leaves.
+/// The work that remains after a guard has left.
 #[derive(Debug)]
 pub(crate) enum Left {
-    /// Another guard still stands on the lease.
+    /// Another guard still uses the lease.
     Shared,
-    /// It was the last one: give the lock back.
+    /// It was the last guard: the lock must be released.
     Last(Release),
-    /// There is nothing to give back any more.
+    /// The lock was lost; there is nothing to release.
     Lost(Loss),
 }
 
 impl Holding {
-    /// Starts to look after a grant that the reply to a request sent at `sent` brought. `None` if it has no validity left.
+    /// Starts holding a grant from the reply to a request sent at `sent`. Returns `None` if the
+    /// grant has no validity left.
     pub(crate) fn start(
         core: &Arc<Core>,
         hold: Hold,
@@ -107,8 +111,9 @@ impl Holding {
         )
     }
 
-    /// Starts to look after a grant out of the line, which is short and counts from `as_of` (PROTOCOL 4). `None` if it is to be
-    /// confirmed first: too little is left of it, or nobody will renew it.
+    /// Starts holding a grant from the wait queue, whose short lease counts from `as_of`
+    /// (PROTOCOL 4). Returns `None` if the grant must be confirmed first: too little of it is
+    /// left, or renewal is off.
     pub(crate) fn handed_over(
         core: &Arc<Core>,
         hold: Hold,
@@ -123,7 +128,7 @@ impl Holding {
         let ttl = grant.ttl.min(HANDED_OVER).min(terms.lease);
         let mut lease = Lease::granted(terms.lease, true, as_of, ttl, rand::random());
         lease.hurry(now + CONFIRM_WITHIN);
-        // With less than a renewal may take it would be lost at once.
+        // With less validity than a renewal may take, the lock would be lost at once.
         if lease.validity(now) <= call_timeout(terms.lease) {
             return None;
         }
@@ -142,7 +147,8 @@ impl Holding {
         )
     }
 
-    /// Goes on with the lock of somebody else in this process. If nothing is left of it, it is to be given back.
+    /// Takes over the lock of the previous holder in this process. Returns the hold to release if
+    /// no validity is left.
     pub(crate) fn passed(core: &Arc<Core>, baton: Baton, terms: Terms) -> Result<Arc<Self>, Hold> {
         let Baton {
             hold,
@@ -167,7 +173,7 @@ impl Holding {
         if lease.validity(now).is_zero() {
             return None;
         }
-        // Where the request was made there was one.
+        // The request was made within a runtime.
         let runtime = Handle::try_current().ok()?;
         let since = lease.since();
         let state = State {
@@ -193,13 +199,15 @@ impl Holding {
         Some(holding)
     }
 
-    /// Until when it may be passed on in this process, or handed back for those who wait here.
+    /// Returns until when the lock may be handed off locally, or taken up again for the
+    /// waiters of this process.
     pub(crate) fn passing_until(&self) -> Option<Instant> {
         self.budget.map(|budget| budget.until)
     }
 
-    /// After [`Left::Last`]: passes the lock on in this process, if somebody waits for it and may have it. Otherwise the release
-    /// to be sent is returned, which may take the lock up again for those who wait here.
+    /// After [`Left::Last`]: hands off the lock if a waiter of this process may take it.
+    /// Otherwise returns the release to send, which may take the lock up again for the
+    /// waiters of this process.
     pub(crate) fn part(&self, release: Release) -> Option<Release> {
         let Some(budget) = self.budget.filter(|_| release.keep_for.is_none()) else {
             return Some(release);
@@ -214,7 +222,7 @@ impl Holding {
             .part(&self.hold.key, self.terms.lease, baton)
         {
             Parting::Passed => {
-                tracing::debug!(key = %self.hold.key, fence = %self.fence, "passed on in this process");
+                tracing::debug!(key = %self.hold.key, fence = %self.fence, "handed off in this process");
                 None
             }
             Parting::HandBack(token) => {
@@ -248,7 +256,7 @@ impl Holding {
         &self.terms
     }
 
-    /// What is surely left; zero when it was lost or released.
+    /// Returns how long the lock is surely still held; zero after a loss or a release.
     pub(crate) fn validity(&self) -> Duration {
         let state = lock(&self.state);
         match state.phase {
@@ -261,7 +269,8 @@ impl Holding {
         lock(&self.state).renewals
     }
 
-    /// How it was lost, if it was. By our own clock, so without waiting for the driver to notice.
+    /// Returns how the lock was lost, if it was. The local clock decides, so the driver
+    /// need not have noticed.
     pub(crate) fn loss(&self) -> Option<Loss> {
         let state = lock(&self.state);
         match state.phase {
@@ -281,7 +290,7 @@ impl Holding {
         LockError::new(LockErrorKind::Lost(loss), message).with_key(&self.hold.key)
     }
 
-    /// Is ready with the loss once there is one; until then `listener` is woken when it comes.
+    /// Resolves with the loss once there is one. Until then `listener` is registered to be woken.
     pub(crate) fn poll_loss(&self, listener: u64, cx: &Context<'_>) -> Poll<Loss> {
         if let Some(loss) = self.loss() {
             return Poll::Ready(loss);
@@ -301,19 +310,19 @@ impl Holding {
         Poll::Pending
     }
 
-    /// `listener` is gone.
+    /// Removes a listener.
     pub(crate) fn unlisten(&self, listener: u64) {
         lock(&self.state)
             .listeners
             .retain(|(number, _)| *number != listener);
     }
 
-    /// Has the last guard left?
+    /// Returns whether the last guard has left.
     pub(crate) fn is_released(&self) -> bool {
         lock(&self.state).phase == Phase::Released
     }
 
-    /// Lets one more guard stand on this lease; `false` if the last one has left.
+    /// Adds a guard to this lease. Returns `false` if the last guard has already left.
     pub(crate) fn enter(&self) -> Result<bool, LockError> {
         if let Some(loss) = self.loss() {
             return Err(self.lost_error(loss));
@@ -326,20 +335,21 @@ impl Holding {
         Ok(held)
     }
 
-    /// As [`leave`](Self::leave), but only for the last guard; `None`, and nothing is done, if others stand on the lease.
+    /// As [`leave`](Self::leave), but only for the last guard. Returns `None` and does nothing if
+    /// other guards use the lease.
     pub(crate) fn leave_alone(self: &Arc<Self>) -> Option<Left> {
         self.notice_loss();
         let state = lock(&self.state);
         (state.guards <= 1).then(|| self.leave_locked(state))
     }
 
-    /// One guard less. With the last one renewal ends, before anything is sent.
+    /// Removes a guard. With the last one renewal ends, before anything is sent.
     pub(crate) fn leave(self: &Arc<Self>) -> Left {
         self.notice_loss();
         self.leave_locked(lock(&self.state))
     }
 
-    /// The clock may know of a loss before the driver does.
+    /// Records a loss that the clock shows and the driver has not noticed yet.
     fn notice_loss(self: &Arc<Self>) {
         if let Some(loss) = self.loss() {
             self.lose(loss);
@@ -364,7 +374,7 @@ impl Holding {
         }
     }
 
-    /// What the driver is to do with this lease now. A loss is dealt with here.
+    /// Returns the action that is due for this lease now. A loss is handled here.
     pub(crate) fn turn(self: &Arc<Self>, now: Instant) -> Option<Due> {
         let mut state = lock(&self.state);
         // The driver has just taken it off the schedule.
@@ -377,14 +387,14 @@ impl Holding {
         match due {
             Some(Due::Lost(loss)) => self.lose(loss),
             Some(Due::Warn) => {
-                tracing::warn!(key = %self.hold.key, lease = ?self.terms.lease, "held for ten leases; is its holder alive? `max_hold` would end it");
+                tracing::warn!(key = %self.hold.key, lease = ?self.terms.lease, "held for ten leases; if its holder may hang, set `max_hold`");
             }
             Some(Due::Renew) | None => {}
         }
         due
     }
 
-    /// Where the schedule has this lease and where it is to have it.
+    /// Moves the lease in the schedule; returns its old and its new position.
     pub(crate) fn plan(&self) -> Plan {
         let mut state = lock(&self.state);
         let after = (state.phase == Phase::Held).then(|| state.lease.next_due());
@@ -394,13 +404,13 @@ impl Holding {
         }
     }
 
-    /// The renewal to send; `None` when the lease is over.
+    /// Returns the renewal to send, or `None` when the lease is over.
     pub(crate) fn renewal(&self) -> Option<Renewal> {
         let state = lock(&self.state);
         (state.phase == Phase::Held).then(|| Renewal::new(self.hold.clone(), state.lease.length()))
     }
 
-    /// The store said, in reply to a renewal sent at `sent`, that `ttl` is left.
+    /// Records the TTL from the reply to a renewal sent at `sent`.
     pub(crate) fn renewed(self: &Arc<Self>, sent: Instant, ttl: Duration) {
         let mut state = lock(&self.state);
         state.lease.renewed(sent, ttl, rand::random());
@@ -410,19 +420,20 @@ impl Holding {
         self.core.driver.plan(&self.core, self);
     }
 
-    /// The renewal that was sent has failed.
+    /// Records that the renewal in flight has failed.
     pub(crate) fn renewal_failed(self: &Arc<Self>) {
         lock(&self.state).lease.renewal_failed(Instant::now());
         self.core.driver.plan(&self.core, self);
     }
 
-    /// Renews by `within` from now instead of later.
+    /// Schedules a renewal by `within` from now, if none is due earlier.
     pub(crate) fn hurry(self: &Arc<Self>, within: Duration) {
         lock(&self.state).lease.hurry(Instant::now() + within);
         self.core.driver.plan(&self.core, self);
     }
 
-    /// The lock is lost: everybody is told, once, and the token is given up, as the store may not know yet (PROTOCOL 9).
+    /// Records the loss of the lock. Wakes every listener once and abandons the token, as the
+    /// store may not know of the loss yet (PROTOCOL 9).
     pub(crate) fn lose(self: &Arc<Self>, loss: Loss) {
         let mut state = lock(&self.state);
         if state.phase != Phase::Held {
@@ -443,7 +454,8 @@ impl Holding {
             .released(&self.hold.key, self.hold.mode.family());
     }
 
-    /// Asks the store to keep the lock for at least `lease` from now; zero only asks whether it is held.
+    /// Extends the lease to at least `lease` from now. Zero only queries whether the
+    /// lock is held.
     pub(crate) async fn extend(self: &Arc<Self>, lease: Duration) -> Result<(), LockError> {
         if let Some(loss) = self.loss() {
             return Err(self.lost_error(loss));
@@ -460,7 +472,7 @@ impl Holding {
         let renewal = Renewal::new(self.hold.clone(), lease);
         match renew_one(&self.core, patience, &renewal).await {
             Ok(RenewReply::Renewed { ttl }) => {
-                lock(&self.state).lease.told(sent, ttl);
+                lock(&self.state).lease.reported(sent, ttl);
                 self.core.driver.plan(&self.core, self);
                 Ok(())
             }
@@ -472,7 +484,8 @@ impl Holding {
         }
     }
 
-    /// Makes the writer a reader at the store; the lease of the writer must have ended here ([`leave`](Self::leave)).
+    /// Converts the writer to a reader at the store. The writer's lease must have ended here
+    /// before ([`leave`](Self::leave)).
     pub(crate) async fn convert(self: &Arc<Self>) -> Result<Arc<Self>, LockError> {
         let patience = call_timeout(self.terms.lease);
         let sent = Instant::now();
@@ -484,7 +497,7 @@ impl Holding {
             ConvertReply::NotHeld => return Err(self.lost_error(Loss::Taken)),
         };
         let hold = Hold::new(self.hold.key.clone(), Mode::Shared, self.hold.token);
-        // The reader goes on where the writer was: its limits do not start anew.
+        // The limits of the writer continue for the reader; they do not start again.
         let left = |limit: Duration| limit.saturating_sub(self.since.elapsed());
         let (min_hold, max_hold) = (self.terms.min_hold.map(left), self.terms.max_hold.map(left));
         let terms = Terms {

@@ -1,7 +1,7 @@
-//! The name of a lock, and the one writer that builds names out of values.
+//! The name of a lock, and the writer that builds names from values.
 //!
-//! The macro and the layer both write through [`KeyWriter`], so the same values give the same key, and no value can reach
-//! the key of another.
+//! The macro and the layer both write through [`KeyWriter`], so equal values give equal keys, and
+//! no value can produce the key of another.
 
 use std::{
     fmt::{self, Write as _},
@@ -15,15 +15,18 @@ use crate::error::{LockError, LockErrorKind};
 /// The longest name of a lock, in bytes.
 pub const MAX_KEY_BYTES: usize = 512;
 
-/// First segment that would collide with the objects of `permits(n)`.
+/// The reserved first segment, which would collide with the keys of permits.
 const PERMITS: &str = "permits";
 
-/// The name of a lock: 1 to 512 bytes, no control characters, unique within the client's namespace.
+/// The name of a lock: 1 to 512 bytes without control characters, unique within the client's
+/// namespace.
 ///
-/// Cheap to clone. Build it from a literal with [`LockKey::new`], from values with [`KeyWriter`], or let the macro and the layer do it.
+/// Cloning is cheap. Create a key from a literal with [`LockKey::new`] or from values with
+/// [`KeyWriter`]. The macro and the layer create theirs from templates.
 ///
-/// A name may carry a Redis Cluster hash tag, `{orders}:42`; any other use of `}` is refused, as the lock and the keys beside
-/// it would lie in different slots. `permits:` is reserved as a beginning.
+/// A name may have a Redis Cluster hash tag, `{orders}:42`. Any other use of `}` is refused,
+/// because the lock and its side keys would lie in different slots. The prefix `permits:` is
+/// reserved.
 ///
 /// ```
 /// use lock_runtime::LockKey;
@@ -35,11 +38,11 @@ const PERMITS: &str = "permits";
 pub struct LockKey(Arc<str>);
 
 impl LockKey {
-    /// Checks and takes a name as it stands. Values that come from outside belong in a [`KeyWriter`].
+    /// Creates a key from a name as it is. For values from outside, use a [`KeyWriter`].
     ///
     /// # Errors
-    /// `InvalidKey` for a name that is empty, longer than [`MAX_KEY_BYTES`], has a control character, a `}` outside of a
-    /// hash tag, or begins with `permits:`.
+    /// `InvalidKey` if the name is empty, is longer than [`MAX_KEY_BYTES`], contains a control
+    /// character or a `}` outside a hash tag, or begins with `permits:`.
     pub fn new(name: impl Into<Arc<str>>) -> Result<Self, LockError> {
         let name = name.into();
         match complaint(&name) {
@@ -48,12 +51,13 @@ impl LockKey {
         }
     }
 
-    /// The name, without the namespace.
+    /// Returns the name, without the namespace.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The part of the name that decides its Redis Cluster slot, if it has one of its own: the text within the first `{..}`.
+    /// Returns the hash tag, which decides the Redis Cluster slot, if the name has one: the text
+    /// within the first `{..}`.
     pub fn hash_tag(&self) -> Option<&str> {
         hash_tag(&self.0)
     }
@@ -74,7 +78,7 @@ fn complaint(name: &str) -> Option<&'static str> {
     }
     if name.chars().any(char::is_control) {
         return Some(
-            "contains a control character; write outside values through a placeholder, which escapes them",
+            "contains a control character; write values through a placeholder, which escapes them",
         );
     }
     if name.contains('}') && hash_tag(name).is_none() {
@@ -119,17 +123,17 @@ impl AsRef<str> for LockKey {
     }
 }
 
-/// What can name a lock. A name that is not valid surfaces when the lock is acquired.
+/// A type that can name a lock. An invalid name is reported when the lock is acquired.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not the name of a lock",
     label = "not a name",
     note = "a name is text: in the attribute write `key = \"order:{{id}}\"`, elsewhere `format!(\"order:{{id}}\")` or a `LockKey`"
 )]
 pub trait IntoLockKey {
-    /// The key, or `InvalidKey`.
+    /// Converts the value into a key.
     ///
     /// # Errors
-    /// As [`LockKey::new`].
+    /// Same as [`LockKey::new`].
     fn into_lock_key(self) -> Result<LockKey, LockError>;
 }
 
@@ -169,11 +173,12 @@ impl IntoLockKey for Result<LockKey, LockError> {
     }
 }
 
-/// Builds a [`LockKey`] out of literal text and of values.
+/// Builds a [`LockKey`] from literal text and values.
 ///
-/// A value is escaped (`:` `/` `%` `{` `}` and control characters as `%XX`), so that no value can pass for a piece of the
-/// text around it: `("1:2", "3")` never meets `("1", "2:3")`. Where the text between two values has neither `:` nor `/`,
-/// and so could not be told from the values, the writer puts `%.` in front of the second.
+/// Values are escaped (`:` `/` `%` `{` `}` and control characters as `%XX`), so that no value can
+/// be mistaken for the text around it: `("1:2", "3")` and `("1", "2:3")` give different keys. If
+/// the text between two values contains neither `:` nor `/`, it could be mistaken for a part of
+/// the values, so the writer puts `%.` in front of the second value.
 ///
 /// ```
 /// use lock_runtime::KeyWriter;
@@ -186,21 +191,21 @@ impl IntoLockKey for Result<LockKey, LockError> {
 pub struct KeyWriter {
     /// On the stack, so that a key is allocated once, when its length is known.
     name: ArrayString<MAX_KEY_BYTES>,
-    /// A value was written and no `:` or `/` since.
+    /// A value was written, and no `:` or `/` since.
     open: bool,
-    /// Why `finish` refuses the key whatever else is written.
+    /// The reason why `finish` refuses the key, regardless of later writes.
     complaint: Option<&'static str>,
 }
 
 const TOO_LONG: &str = "is longer than 512 bytes; use a digest of the long part";
 
 impl KeyWriter {
-    /// An empty writer.
+    /// Creates an empty writer.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Text of the program's own, taken as it stands.
+    /// Appends literal text of the program, as it is.
     pub fn lit(&mut self, text: &str) -> &mut Self {
         if text.contains(is_separator) {
             self.open = false;
@@ -209,7 +214,7 @@ impl KeyWriter {
         self
     }
 
-    /// A value, escaped.
+    /// Appends a value, escaped.
     pub fn arg(&mut self, value: fmt::Arguments<'_>) -> &mut Self {
         if self.open {
             self.push("%.");
@@ -218,9 +223,9 @@ impl KeyWriter {
         let start = self.name.len();
         if (Escape { writer: self }).write_fmt(value).is_err() {
             self.complaint
-                .get_or_insert("is not whole: a value could not be written");
+                .get_or_insert("is incomplete: a value could not be formatted");
         }
-        // A value must not be able to make up the reserved beginning.
+        // A value must not be able to produce the reserved prefix.
         if start == 0 && self.name.as_str() == PERMITS {
             self.name.clear();
             self.push("%70");
@@ -229,7 +234,7 @@ impl KeyWriter {
         self
     }
 
-    /// Does the text still go in?
+    /// Appends text. Returns `false` if it does not fit.
     fn push(&mut self, text: &str) -> bool {
         let fits = self.name.try_push_str(text).is_ok();
         if !fits {
@@ -238,10 +243,11 @@ impl KeyWriter {
         fits
     }
 
-    /// The key.
+    /// Returns the key.
     ///
     /// # Errors
-    /// `InvalidKey`, as [`LockKey::new`].
+    /// `InvalidKey` under the conditions of [`LockKey::new`], or if a value could not be
+    /// formatted.
     pub fn finish(&self) -> Result<LockKey, LockError> {
         match self.complaint {
             Some(complaint) => Err(invalid(&self.name, complaint)),
@@ -270,7 +276,7 @@ impl fmt::Write for Escape<'_> {
             self.push(plain)?;
             let mut chars = special.chars();
             if let Some(c) = chars.next() {
-                // Three letters for each of at most four bytes.
+                // Three characters for each of at most four bytes.
                 let (mut utf8, mut escaped) = ([0; 4], ArrayString::<12>::new());
                 c.encode_utf8(&mut utf8)
                     .bytes()
@@ -284,7 +290,7 @@ impl fmt::Write for Escape<'_> {
 }
 
 impl Escape<'_> {
-    /// Values stop being written at the limit, so that a huge one costs no time.
+    /// Stops formatting a value at the limit, so that a huge value costs no time.
     fn push(&mut self, text: &str) -> fmt::Result {
         if self.writer.push(text) {
             Ok(())

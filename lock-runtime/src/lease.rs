@@ -1,4 +1,5 @@
-//! How long a lock is surely held, when to renew it, when it is lost. Decides only; it is told the time and the replies.
+//! The lease of a held lock: how long it is surely valid, when to renew it, when it is lost. No
+//! I/O; the time and the replies are its input.
 
 use std::time::Duration;
 
@@ -6,31 +7,34 @@ use tokio::time::Instant;
 
 use crate::error::Loss;
 
-/// A holder that has renewed for so many leases without a `max_hold` is worth one warning.
+/// The number of leases after which a holder that keeps renewing without a `max_hold`
+/// causes one warning.
 const WARN_AFTER_LEASES: u32 = 10;
-/// A renewal is sent at most so early. Longer, and fewer wake-ups would do; shorter, and a server with many leases is asked in smaller
-/// bursts, between which others get their turn.
+/// The longest time by which a renewal may be sent early. A longer one needs fewer wake-ups. With
+/// a shorter one, the renewals of many leases reach a server in smaller bursts, between which
+/// other requests get their turn.
 pub(crate) const LONGEST_SLACK: Duration = Duration::from_millis(30);
-/// A lease is a day at most; whatever is longer is as good.
+/// The longest TTL taken into account. A lease is a day at most, so a longer one makes
+/// no difference.
 const LONGEST_TTL: Duration = Duration::from_secs(10 * 24 * 60 * 60);
 
-/// What is taken off a lease for clocks that do not run alike: 1 % and 2 ms, as in [Redlock].
+/// The part of a lease that is deducted for clock drift: 1 % and 2 ms, as in [Redlock].
 ///
 /// [Redlock]: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
 pub(crate) fn drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
 
-/// A lease as its holder sees it.
+/// A lease from its holder's point of view.
 #[derive(Debug)]
 pub(crate) struct Lease {
     length: Duration,
     since: Instant,
-    /// When the request was sent whose reply `valid_until` comes from.
+    /// When the request was sent whose reply `valid_until` is based on.
     as_of: Instant,
     valid_until: Instant,
     renewal: Renewal,
-    /// `max_hold` passes here.
+    /// When `max_hold` has passed.
     ends_at: Option<Instant>,
     warn_at: Option<Instant>,
 }
@@ -42,19 +46,21 @@ enum Renewal {
     InFlight,
 }
 
-/// What a lease asks of its driver.
+/// An action that is due for a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
-    /// Send a renewal. Nothing more is due until [`Lease::renewed`] or [`Lease::renewal_failed`], but the loss.
+    /// Send a renewal. No other renewal is due until [`Lease::renewed`] or
+    /// [`Lease::renewal_failed`]; a loss may be.
     Renew,
-    /// Say that this lock has been held for very long.
+    /// Warn that the lock has been held for very long.
     Warn,
-    /// It is lost.
+    /// Report the loss.
     Lost(Loss),
 }
 
 impl Lease {
-    /// A lease granted for `ttl` by the reply to a request sent at `sent` (PROTOCOL 2). `jitter` in 0..1 spreads renewals.
+    /// A lease granted for `ttl` by the reply to a request sent at `sent` (PROTOCOL 2). `jitter`
+    /// in 0..1 spreads the renewals.
     pub(crate) fn granted(
         length: Duration,
         renew: bool,
@@ -79,7 +85,7 @@ impl Lease {
         lease
     }
 
-    /// The lease of a holder that holds since `since`: `max_hold` counts from there.
+    /// Sets the start of the hold, from which `max_hold` counts.
     pub(crate) fn held_since(mut self, since: Instant, max_hold: Option<Duration>) -> Self {
         let warn = self.renewal != Renewal::Off && max_hold.is_none();
         self.since = since;
@@ -88,7 +94,8 @@ impl Lease {
         self
     }
 
-    /// The same lease for whoever goes on with it. A renewal that is under way answers to the one before.
+    /// The same lease for the next holder. The outcome of a renewal in flight goes to
+    /// the previous one.
     pub(crate) fn passed_on(&self, now: Instant) -> Self {
         let renewal = match self.renewal {
             Renewal::InFlight => Renewal::At(now),
@@ -107,12 +114,12 @@ impl Lease {
         self.since
     }
 
-    /// The length that was asked for, which every renewal asks for again.
+    /// The requested length, which every renewal requests again.
     pub(crate) fn length(&self) -> Duration {
         self.length
     }
 
-    /// What is surely left.
+    /// Returns how long the lease is surely still valid.
     pub(crate) fn validity(&self, now: Instant) -> Duration {
         let end = self
             .ends_at
@@ -120,7 +127,7 @@ impl Lease {
         end.saturating_duration_since(now)
     }
 
-    /// How it is lost at `now`, if it is.
+    /// Returns how the lease is lost at `now`, if it is.
     pub(crate) fn loss(&self, now: Instant) -> Option<Loss> {
         if self.ends_at.is_some_and(|at| at <= now) {
             return Some(Loss::MaxHold);
@@ -128,7 +135,7 @@ impl Lease {
         (self.valid_until <= now).then_some(Loss::Expired)
     }
 
-    /// When [`due`](Self::due) has something to say.
+    /// Returns when [`due`](Self::due) next has an action.
     pub(crate) fn next_due(&self) -> Instant {
         let renew_at = match self.renewal {
             Renewal::At(at) => Some(at),
@@ -140,7 +147,8 @@ impl Lease {
             .fold(self.valid_until, Instant::min)
     }
 
-    /// What is to be done at `now`; `None` if nothing is. A renewal may be sent a little early, to share a round trip.
+    /// Returns the action that is due at `now`. A renewal may be due a little early, to
+    /// share a round trip.
     pub(crate) fn due(&mut self, now: Instant) -> Option<Due> {
         let slack = (self.length / 1000).min(LONGEST_SLACK);
         if let Some(loss) = self.loss(now) {
@@ -157,30 +165,31 @@ impl Lease {
         None
     }
 
-    /// The store said `ttl` in reply to a renewal sent at `sent`.
+    /// Records the TTL from the reply to a renewal sent at `sent`.
     pub(crate) fn renewed(&mut self, sent: Instant, ttl: Duration, jitter: f64) {
         if self.renewal != Renewal::Off {
-            // A grant met late has little left, and is renewed sooner.
+            // A grant that is discovered late has little time left and is renewed sooner.
             let third = ttl.min(self.length) / 3;
             self.renewal = Renewal::At(sent + third.mul_f64(1.0 - 0.1 * jitter));
         }
-        self.told(sent, ttl);
+        self.reported(sent, ttl);
     }
 
-    /// The store said `ttl` in reply to a question or an extension sent at `sent`. That puts no renewal off.
-    pub(crate) fn told(&mut self, sent: Instant, ttl: Duration) {
-        // A reply overtaken by a newer one says nothing new.
+    /// Records the TTL from the reply to a query or an extension sent at `sent`. It
+    /// postpones no renewal.
+    pub(crate) fn reported(&mut self, sent: Instant, ttl: Duration) {
+        // The reply to a later request has already arrived.
         if sent < self.as_of {
             return;
         }
-        // A store of a user's own may say anything, and an `Instant` has an end.
+        // A custom store may return any TTL, and the range of `Instant` is limited.
         let ttl = ttl.min(LONGEST_TTL);
         self.as_of = sent;
         self.valid_until = sent + ttl.saturating_sub(drift(ttl));
         self.hurry(sent + ttl / 3);
     }
 
-    /// A renewal did not succeed; it is tried again, for as long as validity is left.
+    /// Records a failed renewal. It is retried as long as validity is left.
     pub(crate) fn renewal_failed(&mut self, now: Instant) {
         if self.renewal == Renewal::InFlight {
             let pause = (self.length / 30).clamp(Duration::from_millis(5), Duration::from_secs(1));
@@ -188,7 +197,7 @@ impl Lease {
         }
     }
 
-    /// Asks for a renewal by `at`, unless it is off or in flight.
+    /// Schedules a renewal by `at`, unless renewal is off or in flight.
     pub(crate) fn hurry(&mut self, at: Instant) {
         if let Renewal::At(planned) = &mut self.renewal {
             *planned = at.min(*planned);
@@ -252,22 +261,22 @@ mod tests {
         let (mut lease, t0) = granted(None);
         let renew_at = lease.next_due();
         for second in 1..10 {
-            lease.told(
+            lease.reported(
                 t0 + Duration::from_secs(second),
                 LEASE - Duration::from_secs(second),
             );
             assert_eq!(lease.next_due(), renew_at);
         }
         assert_eq!(lease.due(renew_at), Some(Due::Renew));
-        lease.told(renew_at, LEASE * 2 / 3);
+        lease.reported(renew_at, LEASE * 2 / 3);
         assert_eq!(
             lease.due(renew_at + LEASE / 3),
             None,
             "the renewal is still in flight"
         );
-        // A store on which somebody has shortened the lease.
+        // Another program has shortened the lease at the store.
         let (mut lease, t0) = granted(None);
-        lease.told(t0, LEASE / 10);
+        lease.reported(t0, LEASE / 10);
         assert_eq!(lease.next_due(), t0 + LEASE / 30);
     }
 
@@ -289,7 +298,8 @@ mod tests {
     }
 
     proptest! {
-        /// Replies in any order: validity never reaches past what the newest request was told.
+        /// Replies in any order: validity never exceeds the TTL in the reply to the
+        /// latest request.
         #[test]
         fn an_overtaken_reply_changes_nothing(replies in proptest::collection::vec((0u64..60_000, 1u64..90_000), 1..8)) {
             let (mut lease, t0) = granted(None);

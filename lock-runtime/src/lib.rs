@@ -5,10 +5,12 @@
 //!
 //! #[distributed_lock(key = "order:{order_id}", lease = "30s", wait = "2s")]
 //! async fn pay(order_id: u64) -> Result<String, LockError> {
-//!     Ok(format!("order {order_id} is paid")) // one runner per order in the whole fleet
+//!     // Across all processes, at most one caller per order runs this.
+//!     Ok(format!("order {order_id} is paid"))
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let locks = LockClient::in_memory(); // or LockClient::connect("redis://127.0.0.1/").await?
 //! locks.clone().install()?;
 //! assert_eq!(pay(42).await?, "order 42 is paid");
@@ -16,9 +18,12 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`LockClient`] is the way in, [`LockSpec`] what can be asked of a lock, [`LockGuard`] and [`HeldLock`] what a holder has,
-//! [`LockError`] what can go wrong. The [`guide`] is the manual, with a page on [what a lock cannot promise](guide::limits).
-//! A layer for axum and other Tower services is in the crate `lock-tower`.
+//! [`LockClient`] is the entry point. [`LockSpec`] holds the options of a lock,
+//! [`LockGuard`] and [`HeldLock`] stand for a lock that is held, and [`LockError`] is the
+//! error type. The [`guide`] is the manual; its page on [limits](guide::limits) lists the
+//! guarantees that a lock cannot give.
+//!
+//! The crate `lock-tower` provides a layer for axum and other Tower services.
 //!
 //! # Features
 //!
@@ -27,7 +32,7 @@
 //! | `macros` | yes | [`distributed_lock`] |
 //! | `redis` | yes | the Redis store: `redis://` |
 //! | `rustls` | | `rediss://` |
-//! | `http` | | refusals as problem documents and gRPC details: [`web`] |
+//! | `http` | | errors as problem documents and as details of a gRPC status: [`web`] |
 //! | `axum` | | `LockError` as a response, `HeldLock` as an extractor |
 //! | `tonic` | | `LockError` as a `tonic::Status` |
 
@@ -63,7 +68,7 @@ mod under_lock;
 pub mod __rt;
 
 pub use __rt::FromLockError;
-// Errors of the compiler name them by the shortest path there is.
+// Compiler errors name these traits by their shortest path.
 #[doc(hidden)]
 pub use __rt::{LockKeys, Skipped};
 pub use ambient::{AlreadyInstalled, Scoped};

@@ -1,4 +1,5 @@
-//! The futures of a lock that have names, for state machines written by hand: [`Acquire`], and [`Release`] in its memory.
+//! Named futures of a lock, for hand-written state machines: [`Acquire`], and [`Release`] in
+//! the same allocation.
 
 use std::{
     fmt,
@@ -14,7 +15,7 @@ use crate::{error::LockError, guard::LockGuard};
 /// The future of [`LockRequest::acquire`](crate::LockRequest::acquire).
 ///
 /// # Cancellation
-/// Dropping it leaves nothing behind; see there.
+/// Dropping it leaves nothing behind, as described there.
 #[must_use = "futures do nothing unless polled"]
 pub struct Acquire {
     steps: Pin<Box<dyn Steps>>,
@@ -32,18 +33,19 @@ impl Acquire {
         }
     }
 
-    /// Gives back `guard`, as [`LockGuard::release`] does, in the memory that this future has used: for middleware that
-    /// keeps its future until then, and so allocates once for each request and not twice. An acquire that is not ready
-    /// yet is given up.
+    /// Releases `guard`, as [`LockGuard::release`] does, in the allocation of this future.
+    /// Middleware that keeps the future until then allocates once per request instead of twice.
+    /// An acquire that is not ready yet is cancelled.
     ///
     /// # Errors
     /// As [`LockGuard::release`]: `Lost`, `ReleaseUnknown`.
     ///
     /// # Cancellation
-    /// Dropping the future releases in the background.
+    /// Dropping the future releases the lock in the background.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
     /// # let locks = lock_runtime::LockClient::in_memory();
     /// let mut acquire = locks.exclusive("order:42").acquire();
     /// let guard = (&mut acquire).await?;
@@ -78,7 +80,7 @@ impl fmt::Debug for Acquire {
 /// The future of [`Acquire::release`].
 ///
 /// # Cancellation
-/// Dropping it releases in the background.
+/// Dropping it releases the lock in the background.
 #[must_use = "futures do nothing unless polled"]
 pub struct Release {
     steps: Pin<Box<dyn Steps>>,
@@ -100,7 +102,7 @@ impl fmt::Debug for Release {
 
 /// An acquire, then a release.
 trait Steps: Send {
-    /// With the guard, if it is the acquire that was ready.
+    /// Resolves with the guard after the acquire, and with `None` after the release.
     fn poll(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

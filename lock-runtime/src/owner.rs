@@ -1,7 +1,7 @@
-//! Who is asking: the chain of locks that enclose the current flow of work.
+//! Re-entrancy: the chain of locks that enclose the current flow of work.
 //!
-//! A frame lives in a tokio task-local, so it follows a future and never a thread. Siblings under `join!` do not enclose
-//! each other, and a spawned task starts with an empty chain.
+//! A [`Frame`] lives in a Tokio task-local, so it follows a future and never a thread. Siblings
+//! under `join!` do not enclose each other, and a spawned task starts with an empty chain.
 
 use std::{
     fmt,
@@ -27,7 +27,7 @@ tokio::task_local! {
     static FRAME: Frame;
 }
 
-/// One held lock in a flow of work, and those around it.
+/// A held lock in a flow of work, and the frames around it.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame(Arc<Node>);
 
@@ -38,7 +38,7 @@ struct Node {
 }
 
 impl Frame {
-    /// A frame of `held` within the current one.
+    /// A frame of `held` within the current frame.
     pub(crate) fn enclosing(held: HeldLock) -> Self {
         Self(Arc::new(Node {
             held,
@@ -62,18 +62,19 @@ impl Frame {
         FRAME.sync_scope(self, work)
     }
 
-    /// From the innermost to the outermost.
+    /// Iterates over the held locks, from the innermost frame to the outermost.
     fn chain(&self) -> impl Iterator<Item = &Arc<Holding>> {
         std::iter::successors(Some(self), |frame| frame.0.outer.as_ref())
             .flat_map(|frame| frame.0.held.holdings())
     }
 }
 
-/// Does an enclosing scope of the current flow of work hold `key`?
+/// Returns whether an enclosing scope of the current flow of work holds `key`.
 ///
-/// Whatever its mode and its client: a permit of that name counts, too. For code that must run under a lock that its callers
-/// take: `debug_assert!(lock_runtime::is_held(&key))`. It knows the scopes of
-/// [`LockRequest::run`](crate::LockRequest::run), the macro, the layer and [`HeldLock::scope`].
+/// The mode and the client make no difference, and a permit of that name counts too. This is for
+/// code that must run under a lock of its callers: `debug_assert!(lock_runtime::is_held(&key))`.
+/// It covers the scopes of [`LockRequest::run`](crate::LockRequest::run), the macro, the layer
+/// and [`HeldLock::scope`].
 pub fn is_held(key: &LockKey) -> bool {
     Frame::current().is_some_and(|frame| {
         frame
@@ -82,7 +83,8 @@ pub fn is_held(key: &LockKey) -> bool {
     })
 }
 
-/// The lease that an enclosing scope holds on `key`, if this request may enter it; `None` if no scope holds it.
+/// Returns the lease that an enclosing scope holds on `key`, if this request may enter it, or
+/// `None` if no scope holds the key.
 pub(crate) fn enclosing(
     core: &Arc<Core>,
     key: &LockKey,
@@ -102,14 +104,15 @@ pub(crate) fn enclosing(
         return Ok(None);
     };
     if let Some(loss) = holding.loss() {
-        // What stands in its frame would be told to enter again, and could not.
+        // A request that is not `reentrant` would otherwise be advised to re-enter, which
+        // would fail as well.
         return Err(holding.lost_error(loss));
     }
     let refused = |kind, message: &'static str| Err(LockError::new(kind, message).with_key(key));
     match (holding.hold().mode, terms.mode) {
         (Mode::Shared, Mode::Exclusive) => refused(
             LockErrorKind::WouldDeadlock,
-            "an enclosing scope holds it for reading, so it can never be had for writing; take it for writing there",
+            "an enclosing scope holds it for reading, so it can never be acquired for writing; acquire it for writing in that scope",
         ),
         (Mode::Permits(held), Mode::Permits(wanted)) if held != wanted => refused(
             LockErrorKind::ModeMismatch,
@@ -117,7 +120,7 @@ pub(crate) fn enclosing(
         ),
         _ if !terms.reentrant => refused(
             LockErrorKind::WouldDeadlock,
-            "an enclosing scope of this flow holds it; say `reentrant`, or take it once",
+            "an enclosing scope of this flow holds it; set `reentrant`, or acquire it only once",
         ),
         _ => Ok(Some(holding.clone())),
     }

@@ -1,4 +1,5 @@
-//! A key and a spec bound to a client: what `LockClient::exclusive` and its like give, and `acquire` and `run` use up.
+//! A key and a spec bound to a client: created by `LockClient::exclusive` and similar methods,
+//! consumed by `acquire` and `run`.
 
 use std::{fmt, future::Future, num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -15,10 +16,11 @@ use crate::{
     under_lock::{OnLoss, under_lock},
 };
 
-/// A lock that is about to be asked for.
+/// A request for a lock.
 ///
-/// Nothing happens before [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run). A bad key or
-/// spec surfaces there, typed. Every setter overrides the client's default; [`LockSpec`] says what each is for.
+/// Nothing happens before [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or
+/// [`run`](Self::run). These also return the typed error of an invalid key or spec. Every setter
+/// overrides the client's default; [`LockSpec`] describes each option.
 #[must_use = "a request does nothing until it is acquired or run"]
 #[derive(Clone)]
 pub struct LockRequest {
@@ -66,80 +68,87 @@ impl LockRequest {
         }
     }
 
-    /// How long the store keeps the lock without a renewal, 100 ms to 24 h; 30 s by default. See [`LockSpec::lease`].
+    /// Sets how long the store keeps the lock without a renewal, 100 ms to 24 h; 30 s by default.
+    /// See [`LockSpec::lease`].
     pub fn lease(self, lease: Duration) -> Self {
         self.with(|spec| spec.lease(lease))
     }
 
-    /// How long to wait for the lock; 10 s by default. See [`LockSpec::wait`].
+    /// Sets how long to wait for the lock; 10 s by default. See [`LockSpec::wait`].
     pub fn wait(self, wait: Duration) -> Self {
         self.with(|spec| spec.wait(wait))
     }
 
-    /// Does not wait. See [`LockSpec::no_wait`].
+    /// Disables waiting. See [`LockSpec::no_wait`].
     pub fn no_wait(self) -> Self {
         self.with(LockSpec::no_wait)
     }
 
-    /// Does not renew. See [`LockSpec::no_renew`].
+    /// Disables renewal. See [`LockSpec::no_renew`].
     pub fn no_renew(self) -> Self {
         self.with(LockSpec::no_renew)
     }
 
-    /// Lets other processes in between any two holders of this one. See [`LockSpec::strict_order`].
+    /// Gives other processes a turn between any two holders of this process. See
+    /// [`LockSpec::strict_order`].
     pub fn strict_order(self) -> Self {
         self.with(LockSpec::strict_order)
     }
 
-    /// Enters again where an enclosing scope holds the lock. See [`LockSpec::reentrant`].
+    /// Re-enters the lock if an enclosing scope holds it. See [`LockSpec::reentrant`].
     pub fn reentrant(self) -> Self {
         self.with(LockSpec::reentrant)
     }
 
-    /// Keeps the lock at least so long after the grant. See [`LockSpec::min_hold`].
+    /// Sets the minimum time for which the lock is kept after the grant, even if it is released
+    /// earlier. See [`LockSpec::min_hold`].
     pub fn min_hold(self, min_hold: Duration) -> Self {
         self.with(|spec| spec.min_hold(min_hold))
     }
 
-    /// Ends renewal so long after the grant. See [`LockSpec::max_hold`].
+    /// Sets the time after the grant at which renewal ends. See [`LockSpec::max_hold`].
     pub fn max_hold(self, max_hold: Duration) -> Self {
         self.with(|spec| spec.max_hold(max_hold))
     }
 
-    /// Is `Overloaded` at once if more wait for the key in this process already. See [`LockSpec::max_waiters`].
+    /// Sets how many requests may wait for the key in this process; more are `Overloaded` at
+    /// once. See [`LockSpec::max_waiters`].
     pub fn max_waiters(self, max_waiters: usize) -> Self {
         self.with(|spec| spec.max_waiters(max_waiters))
     }
 
-    /// Asks for a share: many readers, no writer.
+    /// Requests shared access: many readers, no writer.
     pub fn read(self) -> Self {
         self.with(|spec| spec.with_mode(Mode::Shared))
     }
 
-    /// Asks for one of `permits`.
+    /// Requests one of `permits` permits.
     pub fn permits(self, permits: NonZeroU32) -> Self {
         self.with(|spec| spec.with_mode(Mode::Permits(permits)))
     }
 
-    /// Acquires the lock, waiting first come first served. [The manual](crate::guide::waiting) tells how.
+    /// Acquires the lock. Waiting requests are served first come, first served; see the
+    /// [guide](crate::guide::waiting).
     ///
-    /// While the store is out of reach the request goes on trying for as long as it is ready to wait.
+    /// While the store is unreachable, the request retries until its wait is over.
     ///
     /// # Errors
-    /// `WaitTimeout`, `Contended` (with [`no_wait`](Self::no_wait)), `Overloaded`, `WouldDeadlock`, `Unavailable`, `ModeMismatch`,
-    /// `ForeignKey`, `InvalidKey`, `InvalidSpec`, `NoRuntime`, `ShuttingDown`, and what the server may object to.
+    /// `WaitTimeout`, `Contended` (with [`no_wait`](Self::no_wait)), `Overloaded`,
+    /// `WouldDeadlock`, `Unavailable`, `ModeMismatch`, `ForeignKey`, `InvalidKey`, `InvalidSpec`,
+    /// `NoRuntime`, `ShuttingDown`, and the errors of a server that refuses the request.
     ///
     /// # Cancellation
-    /// Dropping the future leaves nothing behind: the place in line goes to the next, and a lock that may have been granted
-    /// meanwhile is given up in the background.
+    /// Dropping the future leaves nothing behind: the next waiter continues with the queue entry,
+    /// and a lock that may have been granted in the meantime is abandoned in the background.
     pub fn acquire(self) -> Acquire {
         Acquire::new(self.acquired())
     }
 
-    /// Acquires the lock if it is free: [`acquire`](Self::acquire) with [`no_wait`](Self::no_wait), `None` for `Contended`.
+    /// Acquires the lock if it is free. The same as [`acquire`](Self::acquire) with
+    /// [`no_wait`](Self::no_wait), but returns `None` instead of `Contended`.
     ///
     /// # Errors
-    /// As `acquire`, but for `Contended`.
+    /// Those of `acquire`, except `Contended`.
     ///
     /// # Cancellation
     /// As `acquire`.
@@ -153,15 +162,16 @@ impl LockRequest {
 
     /// Acquires the lock, runs `body` under it and releases it.
     ///
-    /// `body` runs in a frame of the lock: requests in it that are `reentrant` enter again. When the lock is lost, the body
-    /// is dropped at its next await point. The release is awaited for at most one call timeout (min(lease/6, 500 ms)); a release
-    /// that fails is traced and never replaces the body's result.
+    /// `body` runs in a frame of the lock, in which `reentrant` requests re-enter it. When the
+    /// lock is lost, the body is dropped at its next await point. The release is awaited for at
+    /// most one call time-out (min(lease/6, 500 ms)). A release that fails is logged and never
+    /// replaces the result of the body.
     ///
     /// # Errors
     /// Those of [`acquire`](Self::acquire), and `Lost`.
     ///
     /// # Cancellation
-    /// Dropping the future drops the body and releases in the background.
+    /// Dropping the future drops the body and releases the lock in the background.
     pub async fn run<F, Fut>(self, body: F) -> Result<Fut::Output, LockError>
     where
         F: FnOnce(HeldLock) -> Fut,
@@ -178,7 +188,7 @@ impl LockRequest {
         granted(self.asked())
     }
 
-    /// What the future need not carry is settled before.
+    /// Validates the request before the future is created, so that the future carries less.
     pub(crate) fn asked(self) -> Result<Asked, LockError> {
         let Self { core, keys, spec } = self;
         let keys = keys?;
@@ -191,17 +201,17 @@ impl LockRequest {
     }
 }
 
-/// A request that can be meant.
+/// A validated request.
 pub(crate) struct Asked {
     core: Arc<Core>,
     keys: Keys,
     terms: Terms,
 }
 
-/// Acquires what was asked for.
+/// Acquires the keys of a validated request.
 #[expect(
     clippy::manual_async_fn,
-    reason = "an async fn keeps its arguments twice, and so does who moves out of a block"
+    reason = "an async fn stores its arguments twice, and so does a block that moves out of its captures"
 )]
 pub(crate) fn granted(
     asked: Result<Asked, LockError>,
@@ -227,7 +237,7 @@ impl fmt::Debug for LockRequest {
 mod tests {
     use crate::LockClient;
 
-    /// Ten thousand may wait for one key, and each keeps its future for so long.
+    /// Ten thousand requests may wait for one key, and each keeps its future in memory meanwhile.
     #[tokio::test]
     async fn a_request_that_waits_is_small() {
         let size = size_of_val(&LockClient::in_memory().exclusive("k").acquired());

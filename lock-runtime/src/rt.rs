@@ -1,4 +1,5 @@
-//! What the expansion of `#[distributed_lock]` calls. Not for use by hand: it changes without notice.
+//! Functions and traits for the expansion of `#[distributed_lock]`. Not a public API: it changes
+//! without notice.
 
 use std::future::Future;
 
@@ -17,18 +18,19 @@ pub use crate::{
     spec::LockSpec,
 };
 
-/// What a locked function gives when the lock was not to be had, or was lost.
+/// A return type that can hold a [`LockError`].
 ///
-/// Implemented for every `Result` whose error can be made from a [`LockError`], and, with the feature `axum`, for axum's
-/// `Response`.
+/// A locked function returns such a type, or converts the error with `map_err`, because the lock
+/// may be unavailable or may be lost. The trait is implemented for every `Result` whose error can
+/// be created from a [`LockError`] and, with the feature `axum`, for axum's `Response`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot hold a `LockError`, and a locked function may have to return one",
     label = "no room for a `LockError`",
     note = "return a `Result` whose error implements `From<LockError>`, such as `LockError` itself",
-    note = "or say what to return instead: `map_err = path`, where `path` is a `fn(LockError) -> {Self}`"
+    note = "or convert the error: `map_err = path`, where `path` is a `fn(LockError) -> {Self}`"
 )]
 pub trait FromLockError {
-    /// The function's own way to say it.
+    /// Converts the error into the return type of the function.
     fn from_lock_error(error: LockError) -> Self;
 }
 
@@ -39,14 +41,14 @@ impl<T, E: From<LockError>> FromLockError for Result<T, E> {
     }
 }
 
-/// What a function returns that `on_busy = skip` has skipped.
+/// A return type that has a value for calls that `on_busy = skip` skips.
 #[diagnostic::on_unimplemented(
-    message = "`on_busy = skip` does not know what to return as `{Self}`",
+    message = "`on_busy = skip` has no value to return as `{Self}`",
     label = "no default to return",
     note = "`skip` returns `Ok(Default::default())`, `None` or `()`; for anything else write `on_busy = value`"
 )]
 pub trait Skipped {
-    /// Nothing was done.
+    /// Returns the value of a call that was skipped.
     fn skipped() -> Self;
 }
 
@@ -69,19 +71,19 @@ impl<T: Default, E> Skipped for Result<T, E> {
     }
 }
 
-/// The client of the task or of the process, for the function of that name.
+/// Returns the client of the task or of the process, for the function of this name.
 pub fn ambient(function: &'static str) -> Result<LockClient, LockError> {
     ambient::ambient(function)
 }
 
-/// A key written out of text and values.
+/// Builds a key from text and values.
 pub fn key(write: impl FnOnce(&mut KeyWriter)) -> Result<LockKey, LockError> {
     let mut writer = KeyWriter::new();
     write(&mut writer);
     writer.finish()
 }
 
-/// A request for one key.
+/// Creates a request for one key.
 pub fn one(
     client: Result<LockClient, LockError>,
     key: Result<LockKey, LockError>,
@@ -96,14 +98,14 @@ pub fn one(
     }
 }
 
-/// What the value of `keys = ..` has to be.
+/// A value of `keys = ..`.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no list of keys",
-    label = "no list of keys",
+    message = "`{Self}` is not a list of keys",
+    label = "not a list of keys",
     note = "write `keys(\"account:{{from}}\", \"account:{{to}}\")`, or give a list of strings or of `LockKey`s; one key is `key = ..`"
 )]
 pub trait LockKeys {
-    /// A request for all of them.
+    /// Creates a request for all of the keys.
     fn all(
         self,
         client: Result<LockClient, LockError>,
@@ -120,7 +122,7 @@ impl<K: IntoIterator<Item: IntoLockKey>> LockKeys for K {
     ) -> Result<LockRequest, LockError> {
         match client {
             Ok(client) => Ok(client.request_all(self, spec)),
-            // Of several keys it is the first, as with every error.
+            // As in all errors about several keys, the error names the first one.
             Err(error) => Err(
                 match self
                     .into_iter()
@@ -142,7 +144,7 @@ pub fn enter(
     granted(request.and_then(LockRequest::asked))
 }
 
-/// Does somebody else hold the lock?
+/// Returns whether the error means that the lock is held by another holder.
 pub fn is_busy(error: &LockError) -> bool {
     matches!(
         error.kind(),
@@ -150,12 +152,12 @@ pub fn is_busy(error: &LockError) -> bool {
     )
 }
 
-/// What the function says that was named for it.
+/// Calls the function that the argument `map_err` names.
 pub fn map_err<T>(map: impl FnOnce(LockError) -> T, error: LockError) -> T {
     map(error)
 }
 
-/// Runs the body; a loss drops it.
+/// Runs the body, and drops it if the lock is lost.
 pub fn cancel_on_loss<F: Future>(
     entered: LockGuard,
     body: F,
@@ -163,7 +165,8 @@ pub fn cancel_on_loss<F: Future>(
     under_lock(entered, body, OnLoss::Cancel)
 }
 
-/// Runs the body, whatever becomes of the lock. A loss has been traced, and so has a release that failed.
+/// Runs the body to its end, even if the lock is lost. A loss has been logged by then, and so has
+/// a failed release.
 pub fn finish_despite_loss<F: Future>(
     entered: LockGuard,
     body: F,

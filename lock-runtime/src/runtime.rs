@@ -1,4 +1,4 @@
-//! The Tokio runtime on which a call is made: there has to be one, with timers.
+//! The Tokio runtime of a call. It is required, and it needs timers.
 
 use std::{cell::Cell, panic::catch_unwind, time::Duration};
 
@@ -10,11 +10,11 @@ use tokio::{
 use crate::error::{LockError, LockErrorKind};
 
 thread_local! {
-    /// The runtime that was looked at last on this thread, and whether it has timers.
+    /// The last runtime that was checked on this thread, and whether it has timers.
     static LATEST: Cell<Option<(Id, bool)>> = const { Cell::new(None) };
 }
 
-/// Refuses a call that is made outside of a runtime, or in one without timers.
+/// Refuses a call outside a runtime, or in one without timers.
 ///
 /// # Errors
 /// `NoRuntime`, with the remedy.
@@ -22,18 +22,19 @@ pub(crate) fn check() -> Result<(), LockError> {
     current().map(drop)
 }
 
-/// Finds out whether the current runtime has timers, if it is not known on this thread. That may run a panic hook of the
-/// application, so it comes before anything is locked.
+/// Determines whether the current runtime has timers, unless this thread knows it already.
+///
+/// This may run a panic hook of the application, so it is called before any mutex is locked.
 pub(crate) fn look() {
     if let Ok(runtime) = Handle::try_current() {
         has_timers(runtime.id());
     }
 }
 
-/// The runtime on which the caller is polled.
+/// Returns the runtime on which the caller is polled.
 ///
 /// # Errors
-/// As [`check`].
+/// Same as [`check`].
 pub(crate) fn current() -> Result<Handle, LockError> {
     let message = match Handle::try_current() {
         Ok(runtime) if has_timers(runtime.id()) => return Ok(runtime),
@@ -47,12 +48,13 @@ pub(crate) fn current() -> Result<Handle, LockError> {
     Err(LockError::new(LockErrorKind::NoRuntime, message))
 }
 
-/// Whether the current runtime, which is called `id`, has timers.
+/// Returns whether the current runtime, which has this `id`, has timers.
 fn has_timers(id: Id) -> bool {
     match LATEST.get() {
         Some((latest, timers)) if latest == id => timers,
         _ => {
-            // Tokio tells by a panic alone, which is met here once for a thread and its runtime.
+            // Tokio reports missing timers only by a panic. It is caught here, once per thread
+            // and runtime.
             let timers = catch_unwind(|| drop(sleep(Duration::ZERO))).is_ok();
             LATEST.set(Some((id, timers)));
             timers

@@ -1,7 +1,8 @@
-//! What is asked of a lock: plain data, shared by the macro, the layer and configuration.
+//! The options of a lock: plain data, shared by the macro, the layer and configuration.
 //!
-//! A [`LockSpec`] holds only what was said; what was left open is filled from the client's defaults when the lock is
-//! acquired, and then checked as a whole into [`Terms`].
+//! A [`LockSpec`] holds only the options that were set. The unset ones are filled from the
+//! client's defaults when the lock is acquired, and the result is validated as a whole into
+//! [`Terms`].
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -14,14 +15,15 @@ use crate::{
 pub const MIN_LEASE: Duration = Duration::from_millis(100);
 /// The longest lease.
 pub const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
-/// An `Instant` has an end.
+/// The longest `max_hold`, so that its end can be represented as an `Instant`.
 const LONGEST_HOLD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// The lease where none is given: long enough that a slow minute of the network is no loss, short enough that a crash is over soon.
+/// The default lease: long enough to survive a slow network, short enough to end soon after a
+/// crash.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
-/// How long a request waits where nothing else is said.
+/// The default time for which a request waits.
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(10);
 
-/// Who may hold a key together.
+/// How a lock is shared among its holders.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
@@ -30,12 +32,13 @@ pub enum Mode {
     Exclusive,
     /// Many readers, no writer.
     Shared,
-    /// At most so many holders. Permits are an object of their own: `permits` and `exclusive` of one name do not exclude each other.
+    /// At most this many holders. Permits are independent of locks: `permits` and `exclusive` of
+    /// the same name do not exclude each other.
     Permits(NonZeroU32),
 }
 
 impl Mode {
-    /// Which of the two objects of a name this mode locks.
+    /// Returns the family of locks that the mode belongs to.
     pub fn family(self) -> Family {
         match self {
             Self::Exclusive | Self::Shared => Family::Lock,
@@ -44,7 +47,7 @@ impl Mode {
     }
 }
 
-/// The two objects that one name stands for.
+/// The two independent kinds of locks that share a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Family {
@@ -54,24 +57,27 @@ pub enum Family {
     Permits,
 }
 
-/// How long a request is ready to wait.
+/// How long a request waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Wait {
-    /// Not at all: a lock that is not free is `Contended`.
+    /// Does not wait: fails with `Contended` if the lock is not free.
     No,
-    /// At most so long, then `WaitTimeout`.
+    /// Waits for at most this long, then fails with `WaitTimeout`.
     AtMost(Duration),
 }
 
-/// What is asked of a lock; every part that is not said comes from the client's defaults.
+/// The options of a lock. Unset options come from the client's defaults.
 ///
-/// All setters are `const`, so that a spec can be a constant. They check nothing: a spec that cannot be meant (a lease under
-/// 100 ms, say) is `InvalidSpec` when the lock is acquired, or when [`check`](Self::check) is asked.
+/// The setters are `const`, so that a spec can be a constant. They do not validate: an invalid
+/// spec, such as one with a lease under 100 ms, fails with `InvalidSpec` when the lock is
+/// acquired or when [`check`](Self::check) is called.
 ///
 /// ```
 /// use std::time::Duration;
 /// use lock_runtime::LockSpec;
-/// const CHECKOUT: LockSpec = LockSpec::exclusive().lease(Duration::from_secs(10)).wait(Duration::from_secs(2));
+/// const CHECKOUT: LockSpec = LockSpec::exclusive()
+///     .lease(Duration::from_secs(10))
+///     .wait(Duration::from_secs(2));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LockSpec {
@@ -101,47 +107,49 @@ impl LockSpec {
         }
     }
 
-    /// One holder.
+    /// Creates a spec for an exclusive lock: one holder.
     pub const fn exclusive() -> Self {
         Self::new(Mode::Exclusive)
     }
 
-    /// Many readers, no writer.
+    /// Creates a spec for a shared lock: many readers, no writer.
     pub const fn shared() -> Self {
         Self::new(Mode::Shared)
     }
 
-    /// At most `permits` holders.
+    /// Creates a spec for one of `permits` permits: at most `permits` holders.
     pub const fn permits(permits: NonZeroU32) -> Self {
         Self::new(Mode::Permits(permits))
     }
 
-    /// How long the store keeps the lock without a renewal, 100 ms to 24 h; 30 s by default.
+    /// Sets how long the store keeps the lock without a renewal, 100 ms to 24 h; 30 s by default.
     ///
-    /// It is *how fast a crash is noticed, not how long you may hold*: a living holder renews every third of it. A short
-    /// lease frees a dead holder's lock sooner and is lost sooner when the store is out of reach.
+    /// The lease determines *how fast a crash is noticed, not how long the lock may be held*: a
+    /// live holder renews it every third of its length. A short lease frees a dead holder's lock
+    /// sooner, and is lost sooner when the store is unreachable.
     #[must_use]
     pub const fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
     }
 
-    /// How long to wait for the lock; 10 s by default.
+    /// Sets how long to wait for the lock; 10 s by default.
     #[must_use]
     pub const fn wait(mut self, wait: Duration) -> Self {
         self.wait = Some(Wait::AtMost(wait));
         self
     }
 
-    /// Waits no longer than `limit`, and no longer than it would anyway.
+    /// Limits the wait to `limit`. A shorter wait is left unchanged.
     ///
     /// ```
     /// use std::time::Duration;
     /// use lock_runtime::LockSpec;
     /// let (one, two) = (Duration::from_secs(1), Duration::from_secs(2));
-    /// assert_eq!(LockSpec::exclusive().wait(two).wait_at_most(one), LockSpec::exclusive().wait(one));
-    /// assert_eq!(LockSpec::exclusive().wait(one).wait_at_most(two), LockSpec::exclusive().wait(one));
-    /// assert_eq!(LockSpec::exclusive().no_wait().wait_at_most(one), LockSpec::exclusive().no_wait());
+    /// let spec = LockSpec::exclusive;
+    /// assert_eq!(spec().wait(two).wait_at_most(one), spec().wait(one));
+    /// assert_eq!(spec().wait(one).wait_at_most(two), spec().wait(one));
+    /// assert_eq!(spec().no_wait().wait_at_most(one), spec().no_wait());
     /// ```
     #[must_use]
     pub fn wait_at_most(self, limit: Duration) -> Self {
@@ -151,95 +159,102 @@ impl LockSpec {
         }
     }
 
-    /// Does not wait: a lock that is not free is `Contended`.
+    /// Disables waiting: the request fails with `Contended` if the lock is not free.
     #[must_use]
     pub const fn no_wait(mut self) -> Self {
         self.wait = Some(Wait::No);
         self
     }
 
-    /// Does not renew: the lock ends with its lease, whatever its holder does. (Redisson's `leaseTime`.)
+    /// Disables renewal: the lock ends with its lease, regardless of its holder (Redisson's
+    /// `leaseTime`).
     #[must_use]
     pub const fn no_renew(mut self) -> Self {
         self.renew = Some(false);
         self
     }
 
-    /// Renews, where the client's defaults say otherwise.
+    /// Enables renewal if the client's defaults disable it.
     #[must_use]
     pub const fn renew(mut self) -> Self {
         self.renew = Some(true);
         self
     }
 
-    /// Lets a flow of work that holds the lock in an enclosing scope enter it again, without a round trip.
+    /// Makes the lock re-entrant: code within a scope that holds the lock can enter it again,
+    /// without a round trip.
     #[must_use]
     pub const fn reentrant(mut self) -> Self {
         self.reentrant = Some(true);
         self
     }
 
-    /// Is not re-entrant, where the client's defaults say otherwise: within a scope that holds the lock it is `WouldDeadlock`.
+    /// Disables re-entry if the client's defaults enable it: within a scope that holds the lock,
+    /// the request fails with `WouldDeadlock`.
     #[must_use]
     pub const fn no_reentrant(mut self) -> Self {
         self.reentrant = Some(false);
         self
     }
 
-    /// Keeps the lock at least so long after it was granted, also when it is released earlier; 24 h at most.
+    /// Keeps the lock for at least `min_hold` after the grant, even if it is released earlier;
+    /// 24 h at most.
     ///
-    /// For jobs that fire on every replica: a replica whose clock is late must find the lock still held. (ShedLock's
-    /// `lockAtLeastFor`.)
+    /// This is for jobs that are triggered on every replica: a replica whose clock is late must
+    /// still find the lock held (ShedLock's `lockAtLeastFor`).
     #[must_use]
     pub const fn min_hold(mut self, min_hold: Duration) -> Self {
         self.min_hold = Some(min_hold);
         self
     }
 
-    /// Lets other processes in between any two holders of this one.
+    /// Gives other processes a turn between any two holders of this process.
     ///
-    /// Without it a lock is passed on to whoever waits for it in the same process with no word to the store, 32 times or for
-    /// 50 ms in a row, and only then goes to the next process in line: that is many times faster where one process has
-    /// many waiters. With it every release goes through the store, and processes take strict turns.
+    /// Without strict order, a released lock is handed off to a waiter in the same process
+    /// without a call to the store, 32 times or for 50 ms in a row. Only then does it go to the
+    /// next process in the queue. This is many times faster if one process has many waiters. With
+    /// strict order, every release goes through the store, and processes take strict turns.
     #[must_use]
     pub const fn strict_order(mut self) -> Self {
         self.strict_order = Some(true);
         self
     }
 
-    /// Passes the lock on in this process, where the client's defaults say otherwise.
+    /// Allows local hand-offs if the client's defaults require strict order.
     #[must_use]
     pub const fn no_strict_order(mut self) -> Self {
         self.strict_order = Some(false);
         self
     }
 
-    /// Ends renewal so long after the grant: the lock is then lost as `MaxHold`, so that a hung holder does not hold for ever.
-    /// (ShedLock's `lockAtMostFor`.)
+    /// Ends renewal `max_hold` after the grant. The lock is then lost with `MaxHold`, so that a
+    /// holder that hangs does not hold it forever (ShedLock's `lockAtMostFor`).
     #[must_use]
     pub const fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);
         self
     }
 
-    /// How many requests may wait for the key in this process, behind the one whose turn is next; more are `Overloaded` at once.
-    /// The smaller of this and the client's own limit ([`LockClientBuilder::max_waiters`](crate::LockClientBuilder::max_waiters))
-    /// holds, for each request by itself.
+    /// Limits the requests that wait for the key in this process behind the head of the queue.
+    /// Further requests fail with `Overloaded` at once.
     ///
-    /// A request that does not wait stands in no line, and is not refused for it.
+    /// For each request, the smaller of this limit and the client's limit
+    /// ([`LockClientBuilder::max_waiters`](crate::LockClientBuilder::max_waiters)) applies. A
+    /// request that does not wait does not enter the queue, so this limit never refuses it.
     #[must_use]
     pub const fn max_waiters(mut self, max_waiters: usize) -> Self {
         self.max_waiters = Some(max_waiters);
         self
     }
 
-    /// Fills what this spec leaves open from `other`, whose mode says nothing.
+    /// Fills unset options from `other`. The mode of `other` is ignored.
     ///
     /// ```
     /// use std::time::Duration;
     /// use lock_runtime::LockSpec;
     /// let ours = LockSpec::shared().wait(Duration::from_secs(2));
-    /// let filled = LockSpec::exclusive().no_wait().reentrant().or(&ours).or(&LockSpec::shared().no_renew());
+    /// let theirs = LockSpec::shared().no_renew();
+    /// let filled = LockSpec::exclusive().no_wait().reentrant().or(&ours).or(&theirs);
     /// assert_eq!(filled, LockSpec::exclusive().no_wait().reentrant().no_renew());
     /// ```
     #[must_use]
@@ -257,12 +272,12 @@ impl LockSpec {
         }
     }
 
-    /// The mode.
+    /// Returns the mode.
     pub const fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Finds out before any lock is asked for whether this can be meant; for specs that are read from a file, say.
+    /// Validates the spec without acquiring a lock, for example after reading it from a file.
     ///
     /// ```
     /// use std::time::Duration;
@@ -273,8 +288,9 @@ impl LockSpec {
     /// ```
     ///
     /// # Errors
-    /// `InvalidSpec` for what cannot be meant whatever a client's defaults are. A spec that passes may still contradict them: a
-    /// `min_hold` that is longer than the default `max_hold` shows when the lock is acquired.
+    /// `InvalidSpec` if the spec is invalid with any defaults. A spec that passes may still
+    /// conflict with the defaults of a client: a `min_hold` that is longer than the default
+    /// `max_hold` is reported when the lock is acquired.
     pub fn check(&self) -> Result<(), LockError> {
         self.terms(&Self::new(self.mode)).map(drop)
     }
@@ -283,7 +299,7 @@ impl LockSpec {
         Self { mode, ..self }
     }
 
-    /// Fills what is open from `defaults` (whose mode says nothing) and checks the whole.
+    /// Fills unset options from `defaults`, whose mode is ignored, and validates the result.
     pub(crate) fn terms(&self, defaults: &LockSpec) -> Result<Terms, LockError> {
         let filled = self.clone().or(defaults);
         let terms = Terms {
@@ -304,7 +320,7 @@ impl LockSpec {
     }
 }
 
-/// A spec with nothing left open, checked.
+/// A complete and valid spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     pub(crate) mode: Mode,
@@ -315,7 +331,7 @@ pub(crate) struct Terms {
     pub(crate) reentrant: bool,
     pub(crate) min_hold: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
-    /// Beside the client's own limit.
+    /// Applies in addition to the client's own limit.
     pub(crate) max_waiters: usize,
 }
 
@@ -359,7 +375,8 @@ impl Terms {
         }
     }
 
-    /// What a request with these terms wants of the line it stands in. Only a writer that renews may be passed a lock (PROTOCOL 20).
+    /// Returns the requirements of a request in the wait queue. Only a writer that renews accepts
+    /// a local hand-off (PROTOCOL 20).
     pub(crate) fn wish(&self) -> Wish {
         let passing = self.mode == Mode::Exclusive && self.renew && !self.strict_order;
         Wish {
@@ -369,13 +386,14 @@ impl Terms {
         }
     }
 
-    /// How long one call to the store may take: min(lease/6, 500 ms), so that three tries fit between two renewals.
+    /// Returns the time-out of a call to the store: min(lease/6, 500 ms), so that three
+    /// attempts fit between two renewals.
     pub(crate) fn call_timeout(&self) -> Duration {
         call_timeout(self.lease)
     }
 }
 
-/// How long one call to the store may take for a lease of this length.
+/// Returns the time-out of a call to the store for a lease of this length.
 pub(crate) fn call_timeout(lease: Duration) -> Duration {
     (lease / 6).min(Duration::from_millis(500))
 }
@@ -432,10 +450,10 @@ mod tests {
                 .is_ok()
         );
         let patient = LockSpec::shared().min_hold(seconds(2));
-        assert!(patient.check().is_ok(), "it may be meant");
+        assert!(patient.check().is_ok(), "valid with other defaults");
         assert!(
             patient.terms(&defaults.max_hold(seconds(1))).is_err(),
-            "but not with these defaults"
+            "invalid with these defaults"
         );
     }
 

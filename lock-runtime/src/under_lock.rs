@@ -1,5 +1,5 @@
-//! A body under a lock: runs in the lock's frame, dropped on loss, its end awaits the release. `run`, the macro and the
-//! layer all stand on it.
+//! A body under a lock: it runs in the lock's frame, is dropped on a loss, and is followed by the
+//! release. `run`, the macro and the layer are built on it.
 
 use std::{
     fmt,
@@ -18,15 +18,17 @@ use crate::{
 };
 
 impl LockGuard {
-    /// Runs `body` under the lock: in a frame of it, where `reentrant` requests enter again; dropped when the lock is lost;
-    /// with the release awaited at its end, for at most one call timeout (min(lease/6, 500 ms)). A release that fails is traced
-    /// and never replaces the body's result.
+    /// Runs `body` under the lock, and drops it when the lock is lost.
+    ///
+    /// The body runs in a frame of the lock, in which `reentrant` requests re-enter it. At its
+    /// end the release is awaited, for at most one call time-out (min(lease/6, 500 ms)). A
+    /// release that fails is logged and never replaces the result of the body.
     ///
     /// # Errors
-    /// `Lost`, when the lock was lost before the body was ready.
+    /// `Lost` if the lock was lost before the body was ready.
     ///
     /// # Cancellation
-    /// Dropping the future drops the body, then releases in the background.
+    /// Dropping the future drops the body, then releases the lock in the background.
     pub fn cancel_on_loss<F: Future>(self, body: F) -> UnderLock<F> {
         UnderLock {
             stages: Stages::new(self, body, OnLoss::Cancel, |guard| {
@@ -35,14 +37,16 @@ impl LockGuard {
         }
     }
 
-    /// The same, but the lock is kept: what `body` gives comes with the guard. For work that goes on after it, such as a
-    /// response whose body is still to be sent.
+    /// Runs `body` as [`cancel_on_loss`](Self::cancel_on_loss) does, but keeps the lock: the
+    /// future returns the output of `body` together with the guard. For work that continues
+    /// afterwards, such as a response whose body is still to be sent.
     ///
     /// # Errors
-    /// `Lost`, when the lock was lost before the body was ready. The body is dropped with the future.
+    /// `Lost` if the lock was lost before the body was ready. The body is dropped with
+    /// the future.
     ///
     /// # Cancellation
-    /// Dropping the future drops the body, then releases in the background.
+    /// Dropping the future drops the body, then releases the lock in the background.
     pub fn while_held<F: Future>(self, body: F) -> WhileHeld<F> {
         WhileHeld::new(self, body, OnLoss::Cancel)
     }
@@ -70,16 +74,17 @@ impl<F: Future> fmt::Debug for UnderLock<F> {
     }
 }
 
-/// What becomes of a body whose lock is lost.
+/// The effect of a loss on the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnLoss {
-    /// It is dropped at the await point where it stands.
+    /// The body is dropped at its current await point.
     Cancel,
-    /// It goes on to its end.
+    /// The body runs to its end.
     Finish,
 }
 
-/// The same as [`UnderLock`] for who need not name its type: the release then needs no box.
+/// The same as [`UnderLock`] for callers that need not name its type; the release then
+/// needs no box.
 pub(crate) fn under_lock<F: Future>(
     guard: LockGuard,
     body: F,
@@ -90,7 +95,8 @@ pub(crate) fn under_lock<F: Future>(
 
 /// A body, then the release `R`.
 ///
-/// Written by hand, because an async block would keep the body twice: as its argument and where it is pinned.
+/// Written by hand, because an async block would store the body twice: as its argument and
+/// where it is pinned.
 #[pin_project]
 struct Stages<F: Future, R> {
     #[pin]
@@ -141,7 +147,7 @@ where
                     }
                 },
                 Projected::Releasing { release, output } => {
-                    // What went wrong has been traced; it never replaces the body's result.
+                    // An error has been logged already; it never replaces the result of the body.
                     let _released = ready!(release.poll(cx));
                     if let Some(output) = output.take() {
                         stage.set(Stage::Done);
@@ -160,14 +166,14 @@ where
     }
 }
 
-/// The future of a body under a lock that is kept; see [`LockGuard::while_held`].
+/// The future of a body under a lock that is kept afterwards; see [`LockGuard::while_held`].
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
 pub struct WhileHeld<F: Future> {
     /// Dropped before the guard.
     #[pin]
     body: InScope<F>,
-    /// `None` for a body that goes on after a loss.
+    /// `None` for a body that continues after a loss.
     lost: Option<Lost>,
     guard: Option<LockGuard>,
 }
@@ -188,7 +194,8 @@ impl<F: Future> Future for WhileHeld<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        // First, as a process that was paused must not go on with work whose lock has ended meanwhile.
+        // Checked before the body: a process that was paused must not continue work whose lock
+        // has ended in the meantime.
         if let Poll::Ready(error) = poll_loss(this.lost, cx) {
             return Poll::Ready(Err(error));
         }
@@ -203,7 +210,7 @@ impl<F: Future> Future for WhileHeld<F> {
                 };
                 Poll::Ready(Ok((output, guard)))
             }
-            // The body itself may have been what lost it.
+            // The body itself may have caused the loss.
             Poll::Pending => poll_loss(this.lost, cx).map(Err),
         }
     }

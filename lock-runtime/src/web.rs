@@ -1,44 +1,52 @@
-//! What a caller over the network is told: the one table from kinds of errors to HTTP statuses and gRPC codes. The layer of
-//! lock-tower answers from it, and so does a handler that returns a [`LockError`].
+//! Error responses over HTTP and gRPC: the mapping from error kinds to status codes.
+//!
+//! The layer of `lock-tower` responds as in this table, and so does a handler that returns a
+//! [`LockError`].
 //!
 //! | kind | HTTP | gRPC |
 //! |---|---|---|
-//! | `Contended`, `WaitTimeout` | 409 + `Retry-After` | `ABORTED` + `RetryInfo`; `DEADLINE_EXCEEDED` if it was the caller's own deadline |
+//! | `Contended`, `WaitTimeout` | 409 + `Retry-After` | `ABORTED` + `RetryInfo` (see below) |
 //! | `Overloaded` | 503 + `Retry-After` | `RESOURCE_EXHAUSTED` + `RetryInfo` |
 //! | `Unavailable`, `ReadOnly`, `ShuttingDown` | 503 | `UNAVAILABLE` |
 //! | `Lost` | 500, no `Retry-After`: effects may exist | `ABORTED`, no `RetryInfo` |
-//! | `InvalidKey` | 400: the name is made of parts of the request | `INVALID_ARGUMENT` |
-//! | anything else | 500 | `INTERNAL` |
+//! | `InvalidKey` | 400: the name is built from parts of the request | `INVALID_ARGUMENT` |
+//! | any other | 500 | `INTERNAL` |
 //!
-//! The body is an [RFC 9457](https://www.rfc-editor.org/rfc/rfc9457) problem document. It says the same for every error of
-//! a kind: no token, no owner, no name of a lock, no address of a store. Those are in the event that goes with it.
+//! If the wait was ended by the caller's own deadline, the gRPC code is `DEADLINE_EXCEEDED`,
+//! without `RetryInfo`.
+//!
+//! The body is a problem document ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)). It is the
+//! same for every error of a kind and contains no token, no owner, no name of a lock and no
+//! address of a store. These details are in the event that is emitted with the response.
 
 use std::{fmt, time::Duration};
 
 use crate::error::{LockError, LockErrorKind};
 
-/// `Retry-After` and `RetryInfo` where nothing else is configured.
+/// The default of `Retry-After` and `RetryInfo`.
 pub const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// A row of the table: what an error means to the caller.
+/// A row of the [table](crate::web): the meaning of an error for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Answer {
-    /// Somebody else holds the lock: try again.
+    /// The lock is held by another holder. The caller may retry.
     Busy,
-    /// More wait already than can be served: try again.
+    /// Too many requests wait already. The caller may retry.
     Overloaded,
-    /// Locks are not to be had at the moment.
+    /// Locks are not available at the moment.
     Unavailable,
-    /// The lock was lost while the request was served. It may have had effects, so nobody is invited to try again.
+    /// The lock was lost while the request was served. The request may have had effects, so the
+    /// caller is not invited to retry.
     Lost,
-    /// A part of the request that names the lock is missing or not valid.
+    /// A part of the request that names the lock is missing or invalid.
     BadRequest,
-    /// A mistake on our side.
+    /// An internal error of the server.
     Internal,
 }
 
-/// The gRPC status codes of the table, with their [numbers](https://grpc.io/docs/guides/status-codes/).
+/// The gRPC [status codes](https://grpc.io/docs/guides/status-codes/) of the table, with their
+/// numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "named and described by gRPC")]
@@ -62,7 +70,7 @@ impl From<LockErrorKind> for Answer {
         match kind {
             LockErrorKind::Contended | LockErrorKind::WaitTimeout => Self::Busy,
             LockErrorKind::Overloaded => Self::Overloaded,
-            // A read-only server is one that is failing over.
+            // A server is read-only while it fails over.
             LockErrorKind::Unavailable | LockErrorKind::ReadOnly | LockErrorKind::ShuttingDown => {
                 Self::Unavailable
             }
@@ -84,7 +92,7 @@ impl From<LockErrorKind> for Answer {
 }
 
 impl Answer {
-    /// The HTTP status code.
+    /// Returns the HTTP status code.
     pub const fn http_status(self) -> u16 {
         match self {
             Self::BadRequest => 400,
@@ -94,7 +102,7 @@ impl Answer {
         }
     }
 
-    /// The gRPC status code.
+    /// Returns the gRPC status code.
     pub const fn grpc_code(self) -> GrpcCode {
         match self {
             Self::BadRequest => GrpcCode::InvalidArgument,
@@ -105,15 +113,19 @@ impl Answer {
         }
     }
 
-    /// When the caller may try again: after `configured` or what is left of the `holder`'s lease, whichever is shorter.
-    /// `None` where the table invites nobody to.
+    /// Returns the time after which the caller may retry: `configured`, or the rest of the
+    /// `holder`'s lease if that is shorter.
+    ///
+    /// Returns `None` if the table does not invite a retry.
     pub fn retry_after(self, configured: Duration, holder: Option<Duration>) -> Option<Duration> {
         matches!(self, Self::Busy | Self::Overloaded)
             .then(|| holder.map_or(configured, |left| left.min(configured)))
     }
 
-    /// Says in an event what the caller is not told: at debug what is everyday or the caller's own mistake, at warn what
-    /// operators should know, at error what somebody has to mend.
+    /// Emits an event with the details that the response omits.
+    ///
+    /// The level is debug for everyday refusals and mistakes of the caller, warn for conditions
+    /// that operators should know about, and error for problems that have to be fixed.
     pub fn trace(self, code: &'static str, error: &dyn fmt::Display) {
         match self {
             Self::Busy | Self::BadRequest => tracing::debug!(code, %error, "request refused"),
@@ -125,7 +137,8 @@ impl Answer {
     }
 }
 
-/// A stable sentence for the caller. What [`LockError`] displays names the key and the store, and is for logs.
+/// Returns a stable sentence for the caller. The message of a [`LockError`] contains the key
+/// and the store, and is for logs.
 pub const fn detail(kind: LockErrorKind) -> &'static str {
     match kind {
         LockErrorKind::Contended => "The resource is in use.",
@@ -138,17 +151,18 @@ pub const fn detail(kind: LockErrorKind) -> &'static str {
         }
         LockErrorKind::ShuttingDown => "The server is shutting down.",
         LockErrorKind::Lost(_) => {
-            "The lock on the resource was lost on the way; the request may have had effects."
+            "The lock on the resource was lost while the request was served; the request may have had effects."
         }
         LockErrorKind::InvalidKey => {
-            "A part of the request that names the resource is empty, too long or has characters that it must not have."
+            "A part of the request that names the resource is empty, too long or contains invalid characters."
         }
         _ => OURS,
     }
 }
 
-/// What the caller is told about a mistake on our side.
-pub const OURS: &str = "The server made a mistake in locking the resource; its log says which.";
+/// The detail of an internal error.
+pub const OURS: &str =
+    "An internal error occurred while locking the resource; see the log of the server.";
 
 #[cfg(feature = "http")]
 pub use {problem::Problem, retry_info::retry_info};
@@ -159,7 +173,7 @@ mod problem;
 mod retry_info;
 
 impl LockError {
-    /// What the error means to a caller over the network.
+    /// Returns the meaning of the error for a caller over the network.
     pub fn answer(&self) -> Answer {
         self.kind().into()
     }
@@ -181,7 +195,7 @@ mod tests {
     #[test]
     fn a_wait_is_told_in_whole_seconds_rounded_up_and_never_longer_than_the_holders_lease() {
         let second = Duration::from_secs(1);
-        for (configured, holder, told) in [
+        for (configured, holder, expected) in [
             (second, None, "1"),
             (second, Some(second * 20), "1"),
             (second * 5, Some(Duration::from_millis(1_200)), "2"),
@@ -192,7 +206,7 @@ mod tests {
             let response: Response<String> = Problem::new(Answer::Busy, "contended", "")
                 .retry_after(after)
                 .into_response();
-            assert_eq!(response.headers()[RETRY_AFTER], told);
+            assert_eq!(response.headers()[RETRY_AFTER], expected);
         }
         assert_eq!(Answer::Lost.retry_after(second, None), None);
     }

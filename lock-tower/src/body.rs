@@ -1,4 +1,4 @@
-//! [`LockBody`]: the inner service's body, under its lock if the layer says so, or that of a refusal.
+//! [`LockBody`]: the body of the inner service, optionally sent under its lock, or of a refusal.
 
 use std::{
     error::Error,
@@ -21,13 +21,14 @@ use crate::{
     watch::Watch,
 };
 
-/// An error of any kind, as bodies have it.
+/// The boxed error type of response bodies.
 pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
-/// The body of a response that has passed a [`Lock`](crate::Lock). It does not box the inner one.
+/// Response body for [`Lock`](crate::Lock). It does not box the inner body.
 ///
-/// With [`Hold::Body`](crate::Hold::Body) it keeps the lock until its last frame, or until it is dropped. When the lock
-/// is lost before, it ends with the [`LockError`] as its error; for gRPC, with trailers that say so.
+/// With [`Hold::Body`](crate::Hold::Body), it holds the lock until its last frame, or until it is
+/// dropped. If the lock is lost before that, the body ends with the [`LockError`]; a gRPC body
+/// ends with trailers that carry the error.
 #[pin_project]
 pub struct LockBody<B> {
     #[pin]
@@ -70,7 +71,8 @@ impl<B> LockBody<B> {
     }
 }
 
-/// Empty, for layers further out that answer in the inner service's stead, such as the time-out of tower-http.
+/// An empty body, for outer middleware that responds instead of the inner service, such as the
+/// `Timeout` of tower-http.
 impl<B> Default for LockBody<B> {
     fn default() -> Self {
         Self::refused(Bytes::new())
@@ -135,26 +137,26 @@ impl<B> fmt::Debug for LockBody<B> {
     }
 }
 
-/// A body that keeps its lock.
+/// A body that holds its lock.
 #[pin_project]
 struct Held<B> {
     #[pin]
     stage: Stage<B>,
-    /// Dropped after the guard. Boxed, as every response that passes has room for it.
+    /// Dropped after the guard. Boxed because it would enlarge every response.
     watch: Box<Watch>,
     wire: Wire,
 }
 
 #[pin_project(project = Projected)]
 enum Stage<B> {
-    /// The body is dropped before the guard.
+    /// The body is declared, and so dropped, before the guard.
     Streaming {
         #[pin]
         body: B,
         lost: Lost,
         guard: Option<LockGuard>,
     },
-    /// The last frame goes out when the lock is free.
+    /// The lock is being released; the last frame is sent after that.
     Releasing {
         release: BoxFuture<'static, Result<(), LockError>>,
         last: Option<Frame<Bytes>>,
@@ -162,11 +164,11 @@ enum Stage<B> {
     Done,
 }
 
-/// What an inner body has come to.
+/// The result of polling an inner body.
 enum Step {
-    /// A frame, and more to come.
+    /// A frame that is not the last one.
     Frame(Frame<Bytes>),
-    /// The end, with the last frame if there is one.
+    /// The end of the body, with the last frame if there is one.
     End(Option<Frame<Bytes>>),
     Failed(BoxError),
     Lost(LockError),
@@ -186,7 +188,7 @@ where
         loop {
             let next = match stage.as_mut().project() {
                 Projected::Streaming { body, lost, guard } => {
-                    // It is taken below only, where the stage is left for good.
+                    // Only the `End` arm below takes the guard, and it leaves this stage.
                     let Some(held) = guard.as_deref() else {
                         return Poll::Ready(None);
                     };
@@ -220,11 +222,11 @@ where
                     let last = last.take();
                     stage.set(Stage::Done);
                     return Poll::Ready(match released {
-                        // The body was whole, but what it says may not hold.
+                        // The body is complete, but its contents may be invalid.
                         Err(error) if matches!(error.kind(), LockErrorKind::Lost(_)) => {
                             Some(lost_frame(error, this.watch.policy(), *this.wire))
                         }
-                        // What else went wrong has been traced.
+                        // Other errors of the release have been traced.
                         _ => last.map(Ok),
                     });
                 }
@@ -244,7 +246,8 @@ fn step<B>(
 where
     B: Body<Data = Bytes, Error: Into<BoxError>>,
 {
-    // First, as a process that was paused must not go on with work whose lock has ended meanwhile.
+    // Checked before the body, because a process that was paused must not go on with work whose
+    // lock has expired in the meantime.
     if let Poll::Ready(error) = Pin::new(&mut *lost).poll(cx) {
         return Poll::Ready(Step::Lost(error));
     }
@@ -252,7 +255,7 @@ where
         Poll::Pending => Pin::new(lost).poll(cx).map(Step::Lost),
         Poll::Ready(None) => Poll::Ready(Step::End(None)),
         Poll::Ready(Some(Err(error))) => Poll::Ready(Step::Failed(error.into())),
-        // Whoever sends the body may not ask for more after what says it is the last.
+        // The sender of the body may not poll again after a frame that it recognizes as the last.
         Poll::Ready(Some(Ok(frame))) if frame.is_trailers() || body.is_end_stream() => {
             Poll::Ready(Step::End(Some(frame)))
         }
@@ -260,7 +263,7 @@ where
     }
 }
 
-/// The end of a body whose lock was lost, which nobody may take for a clean one.
+/// The last frame of a body whose lock was lost. It never looks like a clean end.
 fn lost_frame(error: LockError, policy: &Policy, wire: Wire) -> Result<Frame<Bytes>, BoxError> {
     let reason = Reason::Lock(error.clone());
     let refusal = Refusal::new(

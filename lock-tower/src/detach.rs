@@ -1,4 +1,4 @@
-//! [`DetachLayer`]: a request that has begun is finished, whoever still waits for its response.
+//! [`DetachLayer`]: requests that continue if their clients disconnect.
 
 use std::{
     fmt,
@@ -13,17 +13,18 @@ use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument;
 
-/// Runs each request of the services it is put on in a task of its own, which goes on when the caller is gone.
+/// Layer that runs each request in a task of its own, which continues if the client disconnects.
 ///
-/// A server drops the future of a request whose caller has hung up, and with it the handler, at whatever await point it
-/// stands. Outside of a [`LockLayer`](crate::LockLayer) this layer keeps both alive: the handler finishes under its lock,
-/// and the lock is given back when it is done. The response is then dropped unsent, so that with
-/// [`Hold::Body`](crate::Hold::Body) the lock ends there. A request that still waits for its lock goes on waiting, for no
-/// longer than its [`wait`](crate::LockLayer::wait).
+/// When a client disconnects, a server drops the response future and with it the handler, at its
+/// current await point. Outside of a [`LockLayer`](crate::LockLayer), this layer keeps both
+/// alive: the handler finishes under its lock, and the lock is released afterwards. The response
+/// is then dropped without being sent, so with [`Hold::Body`](crate::Hold::Body) the lock is
+/// released at that point. A request that is still waiting for its lock keeps waiting, up to its
+/// [`wait`](crate::LockLayer::wait).
 ///
-/// The task is within the caller's `tracing` span. It is in no task-local scope of the caller's, that of
-/// [`LockClient::scope`](lock_runtime::LockClient::scope) included. It needs a tokio runtime. A graceful shutdown of the
-/// server does not wait for it.
+/// The task runs in the `tracing` span of the caller. It does not inherit task-locals, including
+/// that of [`LockClient::scope`](lock_runtime::LockClient::scope). It requires a tokio runtime. A
+/// graceful shutdown of the server does not wait for it.
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -35,11 +36,13 @@ use tracing::Instrument;
 ///     format!("order {id} is paid")
 /// }
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let locks = LockClient::in_memory();
 /// let lock = LockLayer::new(locks, "order:{id:int}")?;
-/// // Outside of the lock, which is then taken and given back in the task that nobody can drop.
-/// let app: Router = Router::new().route("/orders/{id}/pay", post(pay).layer((DetachLayer::new(), lock)));
+/// // Outside of the lock: the lock is acquired and released in the detached task.
+/// let app: Router = Router::new()
+///     .route("/orders/{id}/pay", post(pay).layer((DetachLayer::new(), lock)));
 ///
 /// let response = app.oneshot(Request::post("/orders/42/pay").body(Body::empty())?).await?;
 /// assert_eq!(response.status(), 200);
@@ -51,7 +54,7 @@ use tracing::Instrument;
 pub struct DetachLayer {}
 
 impl DetachLayer {
-    /// The layer.
+    /// Creates a new [`DetachLayer`].
     pub fn new() -> Self {
         Self::default()
     }
@@ -65,7 +68,7 @@ impl<S> Layer<S> for DetachLayer {
     }
 }
 
-/// A service whose requests go on when the caller is gone; see [`DetachLayer`].
+/// Middleware that runs each request in a task of its own. See [`DetachLayer`].
 #[derive(Clone, Copy, Debug)]
 pub struct Detach<S> {
     inner: S,
@@ -97,13 +100,13 @@ where
     }
 }
 
-/// The future of [`Detach`].
+/// Response future for [`Detach`].
 ///
 /// # Cancellation
-/// Dropping it lets the request go on without anybody who waits for the response.
+/// Dropping it does not cancel the request. The response is dropped when the request is done.
 ///
 /// # Panics
-/// If the inner service does, and if it is polled while the runtime shuts down.
+/// If the inner service panics, or if it is polled while the runtime shuts down.
 #[must_use = "the response is lost without it"]
 pub struct DetachedFuture<Res, Err> {
     task: JoinHandle<Result<Res, Err>>,
@@ -119,7 +122,7 @@ impl<Res, Err> Future for DetachedFuture<Res, Err> {
                 Ok(panic) => resume_unwind(panic),
                 #[expect(
                     clippy::panic,
-                    reason = "nobody else can abort the task, and there is no response to give"
+                    reason = "only this future could abort the task, and there is no response to return"
                 )]
                 Err(error) => panic!("the task of the request was dropped: {error}"),
             },

@@ -1,4 +1,4 @@
-//! [`ResponseFuture`]: one request, from its lock to the release.
+//! [`ResponseFuture`]: the life of one request, from the acquire attempt to the release.
 
 use std::{
     fmt,
@@ -18,10 +18,11 @@ use crate::{
     watch::Watch,
 };
 
-/// The future of [`Lock`](crate::Lock).
+/// Response future for [`Lock`](crate::Lock).
 ///
 /// # Cancellation
-/// Dropping it gives up the place in line, or drops the inner future and then releases the lock in the background.
+/// Dropping it while it waits for the lock leaves the wait queue. Dropping it later drops the
+/// inner future, and then releases the lock in the background.
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
 pub struct ResponseFuture<S: Service<Req>, Req, P> {
@@ -35,14 +36,14 @@ pub struct ResponseFuture<S: Service<Req>, Req, P> {
 #[pin_project(project = Stage)]
 pub(crate) enum State<S: Service<Req>, Req> {
     Acquiring {
-        /// Taken, as is the next, when this stage is left for good.
+        /// Taken, like `call`, when this stage is left.
         acquire: Option<Acquire>,
         call: Option<(S, Req)>,
     },
     Locked {
         #[pin]
         inner: WhileHeld<Oneshot<S, Req>>,
-        /// Taken for the release, which goes on in its memory.
+        /// Taken for the release, which reuses its allocation.
         acquire: Option<Acquire>,
     },
     Releasing {
@@ -112,7 +113,8 @@ where
                             acquire: acquire.take(),
                         }
                     }
-                    // Not for who is in a hurry: the store may be no more than slow, and the caller has gone.
+                    // Not if the wait was cut short: the store may only be slow, and the caller
+                    // is about to give up.
                     Err(error)
                         if this.watch.policy().fails_open()
                             && !this.caller.hurried
@@ -165,7 +167,7 @@ where
                     }
                 },
                 Stage::Releasing { release, result } => {
-                    // What went wrong has been traced; it never replaces the response.
+                    // An error of the release has been traced; it never replaces the response.
                     let released = ready!(Pin::new(release).poll(cx));
                     this.watch.released(released.as_ref().err());
                     let result = result.take();
@@ -210,7 +212,8 @@ fn poll_acquire(
     Pin::new(acquire).poll(cx)
 }
 
-/// Are there no locks to be had, by nobody's decision?
+/// Whether locks are unavailable for a reason that lies outside of this process. `ShuttingDown` is
+/// a decision of the application, and so is not one of them.
 fn is_out_of_reach(error: &LockError) -> bool {
     matches!(
         error.kind(),

@@ -1,5 +1,5 @@
-//! Which lock a request needs: [`KeyExtractor`], for closures, [`KeyTemplate`]s, types of your own, and [`header`],
-//! [`global`], [`from_extension`].
+//! Keys of requests: [`KeyExtractor`], which closures, [`KeyTemplate`]s and custom types
+//! implement, and the extractors [`header`], [`global`] and [`from_extension`].
 
 mod ready;
 #[cfg(feature = "axum")]
@@ -16,15 +16,15 @@ use crate::policy::Policy;
 pub use ready::{FromExtension, Global, Header, from_extension, global, header};
 pub use template::{KeyTemplate, TemplateError};
 
-/// What an extractor says about a request.
+/// The result of a [`KeyExtractor`] for a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Target {
-    /// It is served under this lock.
+    /// The request is served under this lock.
     Lock(LockKey),
-    /// It is served under this lock as the policy says, whatever the layer says.
+    /// The request is served under this lock and this policy, which replaces that of the layer.
     LockAs(LockKey, Arc<Policy>),
-    /// It is served without a lock.
+    /// The request is served without a lock.
     Skip,
 }
 
@@ -34,10 +34,11 @@ impl From<LockKey> for Target {
     }
 }
 
-/// Says which lock a request needs.
+/// Trait for extracting the key of a lock from a request.
 ///
-/// Closures do, `|request: &Request<_>| ..` (name the type of the argument, or rustc cannot), if they give what a [`Target`]
-/// can be made from: a [`LockKey`], a `Target`, or a `Result` of either with a [`LockError`] or a [`KeyError`].
+/// Closures implement it: `|request: &Request<_>| ..`. Their argument needs a type annotation.
+/// They return a [`LockKey`], a [`Target`], or a `Result` of either with a [`LockError`] or a
+/// [`KeyError`].
 ///
 /// ```
 /// use http::{Method, Request};
@@ -47,20 +48,23 @@ impl From<LockKey> for Target {
 ///     if request.method() == Method::GET {
 ///         return Ok(Target::Skip);
 ///     }
-///     let tenant: &u64 = request.extensions().get().ok_or(KeyError::misconfigured("no tenant was found out"))?;
+///     let tenant: Option<&u64> = request.extensions().get();
+///     let tenant = tenant.ok_or(KeyError::misconfigured("the request has no tenant"))?;
 ///     let mut key = KeyWriter::new();
 ///     key.lit("tenant:").arg(format_args!("{tenant}"));
 ///     Ok::<_, KeyError>(key.finish()?.into())
 /// });
 /// ```
 ///
-/// Write what comes from a request through a [`KeyWriter`](lock_runtime::KeyWriter), so that no request can reach the key
-/// of another. Never use the raw path: it says less the deeper a router is nested, and it can be written in many ways.
+/// Write all values of a request through a [`KeyWriter`](lock_runtime::KeyWriter), so that no
+/// request can reach the key of another. Do not use the raw path: nested routers strip parts of
+/// it, and the same path can be written in many ways.
 pub trait KeyExtractor<Req> {
-    /// The lock of `req`.
+    /// Returns the lock of `req`.
     ///
     /// # Errors
-    /// If the request does not say what the key needs, or the server is set up so that it cannot.
+    /// If the request lacks a value that the key needs, or the configuration of the server makes
+    /// the extraction impossible.
     fn target(&self, req: &mut Req) -> Result<Target, KeyError>;
 }
 
@@ -74,11 +78,11 @@ where
     }
 }
 
-/// What a closure may give as a [`KeyExtractor`].
+/// Trait for the return types of closures that implement [`KeyExtractor`].
 ///
-/// There is none for `Option`: a request without a lock is an explicit [`Target::Skip`].
+/// It is not implemented for `Option`: a request without a lock is an explicit [`Target::Skip`].
 pub trait IntoTarget {
-    /// The target.
+    /// Converts `self` into a [`Target`].
     ///
     /// # Errors
     /// Those of the closure.
@@ -103,66 +107,70 @@ impl<T: Into<Target>, E: Into<KeyError>> IntoTarget for Result<T, E> {
     }
 }
 
-/// Why a request names no lock.
+/// The reason why a [`KeyExtractor`] found no key in a request.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum KeyError {
     /// The request lacks a header: 400.
     MissingHeader(HeaderName),
-    /// The request has a header more than once, so it does not say which value is meant: 400.
+    /// The request has a header more than once, so its value is ambiguous: 400.
     RepeatedHeader(HeaderName),
     /// A header is empty or not UTF-8: 400.
     InvalidHeader(HeaderName),
     /// The query lacks a parameter: 400.
     MissingQuery(Box<str>),
-    /// The query has a parameter more than once: 400.
+    /// The query has a parameter more than once, so its value is ambiguous: 400.
     RepeatedQuery(Box<str>),
-    /// A parameter of the query is empty or not UTF-8: 400.
+    /// A query parameter is empty or not UTF-8: 400.
     InvalidQuery(Box<str>),
-    /// Something else is wrong with the request: 400, and the caller reads the text.
+    /// Another error in the request: 400. The text is sent to the caller.
     BadRequest(Cow<'static, str>),
-    /// The name is not valid, too long for instance: refused as the error is.
+    /// The key is invalid, for example too long. The status is that of the [`LockError`].
     Lock(LockError),
-    /// The matched route has no such parameter: 500, and an event.
+    /// The matched route has no such parameter: 500 and an error event.
     NoSuchParameter {
         /// The name in the template.
         name: Box<str>,
         /// The route, such as `/orders/{order_id}`.
         route: Box<str>,
     },
-    /// The matched route has the parameter twice, once in the path of a `nest_service`: 500, and an event.
+    /// The matched route has the parameter twice, once in the path of a `nest_service`: 500 and
+    /// an error event.
     RepeatedParameter {
         /// The name in the template.
         name: Box<str>,
         /// The route.
         route: Box<str>,
     },
-    /// A template needs path parameters, and no router has seen the request yet: 500, and an event.
+    /// The template needs path parameters, but no router has matched the request yet: 500 and an
+    /// error event.
     NotRouted,
-    /// Something else is wrong with the server: 500, and an event with the text.
+    /// Another error in the configuration of the server: 500 and an error event with the text.
     Misconfigured(Cow<'static, str>),
-    /// Any of these, to be refused as the policy says, whatever the layer says. See [`KeyError::under`].
+    /// Any of these errors, refused under this policy, which replaces that of the layer. See
+    /// [`KeyError::under`].
     Under(Arc<Policy>, Box<KeyError>),
 }
 
 impl KeyError {
-    /// The caller's mistake: 400. The caller reads the text.
+    /// Creates an error of the request: 400. The text is sent to the caller.
     pub fn bad_request(text: impl Into<Cow<'static, str>>) -> Self {
         Self::BadRequest(text.into())
     }
 
-    /// A mistake of the server's: 500. The text goes to an event, not to the caller.
+    /// Creates an error of the server: 500. The text is recorded in an event and not sent to the
+    /// caller.
     pub fn misconfigured(text: impl Into<Cow<'static, str>>) -> Self {
         Self::Misconfigured(text.into())
     }
 
-    /// The same, refused as `policy` says: what [`Target::LockAs`] is to a lock.
+    /// Refuses the request under `policy`, like [`Target::LockAs`] for an error.
     #[must_use]
     pub fn under(self, policy: Arc<Policy>) -> Self {
         Self::Under(policy, Box::new(self))
     }
 
-    /// The row of the table of refusals.
+    /// Returns the row of the table of refusals for this error.
     pub fn answer(&self) -> Answer {
         match self {
             Self::Under(_, error) => error.answer(),
@@ -181,7 +189,7 @@ impl KeyError {
         }
     }
 
-    /// A stable text for programs, such as `missing_header`.
+    /// Returns a stable code for programs, such as `missing_header`.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Under(_, error) => error.code(),
@@ -211,10 +219,10 @@ impl fmt::Display for KeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::MissingHeader(name) => write!(f, "The header \"{name}\" is missing."),
-            Self::RepeatedHeader(name) => write!(f, "The header \"{name}\" is there more than once."),
+            Self::RepeatedHeader(name) => write!(f, "The header \"{name}\" occurs more than once."),
             Self::InvalidHeader(name) => write!(f, "The header \"{name}\" is empty or not UTF-8."),
             Self::MissingQuery(name) => write!(f, "The query parameter {name:?} is missing."),
-            Self::RepeatedQuery(name) => write!(f, "The query parameter {name:?} is there more than once."),
+            Self::RepeatedQuery(name) => write!(f, "The query parameter {name:?} occurs more than once."),
             Self::InvalidQuery(name) => write!(f, "The query parameter {name:?} is empty or not UTF-8."),
             Self::BadRequest(text) | Self::Misconfigured(text) => f.write_str(text),
             Self::Lock(error) => error.fmt(f),
@@ -243,15 +251,15 @@ impl Error for KeyError {
     }
 }
 
-/// The route that a request has matched.
+/// The route that matched a request.
 pub(crate) trait Routed {
     /// The value of the parameter `name`, percent-decoded.
     fn param(&self, name: &str) -> Result<Cow<'_, str>, KeyError>;
-    /// The pattern that has matched.
+    /// The pattern of the route.
     fn pattern(&self) -> Result<&str, KeyError>;
 }
 
-/// Without axum there are no routes, and no template asks for one.
+/// Without axum there are no routes, and templates cannot refer to them.
 #[cfg(not(feature = "axum"))]
 mod route {
     use std::borrow::Cow;

@@ -1,4 +1,4 @@
-//! [`LockLayer`]: what to lock, how, and how to refuse, before there is a service.
+//! [`LockLayer`]: configures locks and refusals, and wraps services.
 
 use std::{any::type_name, fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -14,11 +14,12 @@ use crate::{
     service::Lock,
 };
 
-/// Holds a lock around each request of the services it is put on.
+/// Layer that applies the [`Lock`] middleware, which holds a lock around each request.
 ///
-/// `K` names the lock, see [`KeyExtractor`](crate::KeyExtractor); `P` says how to refuse, [`Http`] or [`Plain`]. The
-/// setters are those of [`LockSpec`], which says what each is for. What cannot be meant, such as a lease under 100 ms, is
-/// refused with 500 (`invalid_spec`) when a request comes.
+/// `K` extracts the key of the lock, see [`KeyExtractor`](crate::KeyExtractor). `P` determines
+/// how requests are refused, [`Http`] or [`Plain`]. The setters are those of [`LockSpec`], which
+/// documents them. They check nothing: with an invalid spec, such as a lease under 100 ms, each
+/// request is refused with 500 (`invalid_spec`).
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct LockLayer<K = KeyTemplate, P = Http> {
@@ -29,10 +30,11 @@ pub struct LockLayer<K = KeyTemplate, P = Http> {
 }
 
 impl LockLayer {
-    /// Locks the key that `template` gives for a request, such as `"order:{id}"`; [`KeyTemplate`] says how to write one.
+    /// Creates a new [`LockLayer`] with the key that `template` gives for a request, such as
+    /// `"order:{id}"`. See [`KeyTemplate`] for the syntax.
     ///
     /// # Errors
-    /// For a template that no request could fill, with what to write instead.
+    /// If no request could fill the template. The message explains the correct form.
     pub fn new(locks: LockClient, template: &str) -> Result<Self, TemplateError> {
         let name: Arc<str> = template.into();
         Ok(Self::with_key(locks, KeyTemplate::new(template)?).name(name))
@@ -40,14 +42,16 @@ impl LockLayer {
 }
 
 impl<K> LockLayer<K> {
-    /// Locks the key that `key` names: a closure, or a [`KeyExtractor`](crate::KeyExtractor) of your own.
+    /// Creates a new [`LockLayer`] with a [`KeyExtractor`](crate::KeyExtractor): a closure or a
+    /// custom type.
     pub fn with_key(locks: LockClient, key: K) -> Self {
         Self::over(locks, key, Http::default())
     }
 }
 
 impl<K> LockLayer<K, Plain> {
-    /// The same for services that do not speak HTTP: refusals are errors, [`ServiceError`](crate::ServiceError).
+    /// Creates a new [`LockLayer`] for services that do not speak HTTP. Refused requests fail
+    /// with a [`ServiceError`](crate::ServiceError).
     pub fn plain(locks: LockClient, key: K) -> Self {
         Self::over(locks, key, Plain::default())
     }
@@ -74,111 +78,119 @@ impl<K, P> LockLayer<K, P> {
         self.set(|policy| policy.with_spec(set))
     }
 
-    /// Locks as `policy` says, in place of all that was said before.
+    /// Replaces the whole configuration of locks and refusals, except
+    /// [`on_reject`](LockLayer::on_reject), with `policy`.
     pub fn policy(self, policy: Policy) -> Self {
         self.set(|_| policy)
     }
 
-    /// What metrics and refusals call this layer; the text of the template where there is one. Not the key, and so the
-    /// same for all requests.
+    /// Sets the name of this layer in metrics and refusals. It defaults to the text of the
+    /// template, if there is one. It is not the key, and so is the same for all requests.
     pub fn name(self, name: impl Into<Arc<str>>) -> Self {
         self.set(|policy| policy.named(name))
     }
 
-    /// Locks as `spec` says, in place of all that was said before. What it leaves open comes from the client's defaults, but
-    /// for the wait, which is then 2 s.
+    /// Replaces the lock options with `spec`. Options that it leaves unset come from the client's
+    /// defaults, except the wait, which is then 2 s.
     pub fn spec(self, spec: LockSpec) -> Self {
         self.set(|policy| policy.spec(spec))
     }
 
-    /// How long the store keeps the lock without a renewal. See [`LockSpec::lease`].
+    /// Sets how long the store keeps the lock without a renewal. See [`LockSpec::lease`].
     pub fn lease(self, lease: Duration) -> Self {
         self.with(|spec| spec.lease(lease))
     }
 
-    /// How long a request waits for the lock; 2 s by default. See [`LockSpec::wait`].
+    /// Sets how long a request waits for the lock, 2 s by default. See [`LockSpec::wait`].
     ///
-    /// Keep it under the time-out of the callers: whoever has given up need not be served.
+    /// Keep it below the time-out of the callers: a request whose caller has given up need not be
+    /// served.
     pub fn wait(self, wait: Duration) -> Self {
         self.with(|spec| spec.wait(wait))
     }
 
-    /// Refuses at once what would have to wait. See [`LockSpec::no_wait`].
+    /// Refuses a request at once if it would have to wait. See [`LockSpec::no_wait`].
     pub fn no_wait(self) -> Self {
         self.with(LockSpec::no_wait)
     }
 
-    /// Does not renew. See [`LockSpec::no_renew`].
+    /// Disables renewal. See [`LockSpec::no_renew`].
     pub fn no_renew(self) -> Self {
         self.with(LockSpec::no_renew)
     }
 
-    /// Enters again where a layer further out holds the lock. See [`LockSpec::reentrant`].
+    /// Re-enters the lock if an outer layer holds it. See [`LockSpec::reentrant`].
     pub fn reentrant(self) -> Self {
         self.with(LockSpec::reentrant)
     }
 
-    /// Keeps the lock at least so long after the grant. See [`LockSpec::min_hold`].
+    /// Keeps the lock for at least this long after the grant. See [`LockSpec::min_hold`].
     pub fn min_hold(self, min_hold: Duration) -> Self {
         self.with(|spec| spec.min_hold(min_hold))
     }
 
-    /// Lets other processes in between any two holders of this one. See [`LockSpec::strict_order`].
+    /// Disables local hand-offs: between two holders of this process, waiting processes get their
+    /// turn. See [`LockSpec::strict_order`].
     pub fn strict_order(self) -> Self {
         self.with(LockSpec::strict_order)
     }
 
-    /// Refuses more requests for one key than so many at once, as `Overloaded`. See [`LockSpec::max_waiters`].
+    /// Sets how many requests may wait for one key; more are refused as `Overloaded` at once. See
+    /// [`LockSpec::max_waiters`].
     pub fn max_waiters(self, max_waiters: usize) -> Self {
         self.with(|spec| spec.max_waiters(max_waiters))
     }
 
-    /// Ends renewal so long after the grant; a request that takes longer is refused as `Lost`. See [`LockSpec::max_hold`].
+    /// Ends renewal this long after the grant. A request that takes longer is refused as `Lost`.
+    /// See [`LockSpec::max_hold`].
     pub fn max_hold(self, max_hold: Duration) -> Self {
         self.with(|spec| spec.max_hold(max_hold))
     }
 
-    /// Serves a request *without its lock* when the store is out of reach, or read-only. Each such request is traced as a
-    /// warning, and finds no `HeldLock`, not that of a layer further out either.
+    /// Serves a request *without its lock* if the store is unavailable or read-only. Each such
+    /// request is traced as a warning, and has no `HeldLock`, not even that of an outer layer.
     ///
-    /// A gRPC request is refused all the same if its `grpc-timeout` is shorter than the [`wait`](Self::wait): the store
-    /// may be no more than slow, and the caller has gone. Set the wait below the deadlines of the callers, or
-    /// [`no_wait`](Self::no_wait).
+    /// A gRPC request is refused nevertheless if its `grpc-timeout` is shorter than the
+    /// [`wait`](Self::wait): the store may only be slow, and the caller has given up. Set the
+    /// wait below the deadlines of the callers, or use [`no_wait`](Self::no_wait).
     ///
-    /// For what is worse refused than done twice. Somebody else may be at it: whatever the lock protects has to bear that.
+    /// Use it only for requests that are better served twice than refused. Another client may
+    /// hold the lock at the same time, and the protected resource must tolerate that.
     pub fn fail_open(self) -> Self {
         self.set(Policy::fail_open)
     }
 
-    /// Takes a share: many readers, no writer.
+    /// Acquires the lock as a reader: many readers, no writer.
     pub fn read(self) -> Self {
         self.with(|spec| LockSpec::shared().or(&spec))
     }
 
-    /// Takes one of `permits`.
+    /// Acquires one of `permits` permits.
     pub fn permits(self, permits: NonZeroU32) -> Self {
         self.with(|spec| LockSpec::permits(permits).or(&spec))
     }
 }
 
 impl<K, R> LockLayer<K, Http<R>> {
-    /// The longest `Retry-After`, 1 s by default; it is shorter where the holder's lease ends before.
+    /// Sets the longest `Retry-After`, 1 s by default. It is shorter if the lease of the holder
+    /// ends earlier.
     pub fn retry_after(self, after: Duration) -> Self {
         self.set(|policy| policy.retry_after(after))
     }
 
-    /// How long the lock is held: until the response is there, or until its body is sent.
+    /// Sets how long the lock is held: until the inner service has responded, or until the
+    /// response body has been sent.
     pub fn hold(self, hold: Hold) -> Self {
         self.set(|policy| policy.hold(hold))
     }
 
-    /// Answers a row of the table of refusals with another HTTP status from 400 on, such as 423 for [`Answer::Busy`].
-    /// Callers over gRPC are told the same as before.
+    /// Sets the HTTP status, 400 or above, of one row of the table of refusals, for example 423
+    /// for [`Answer::Busy`]. gRPC statuses do not change.
     pub fn status(self, answer: Answer, status: StatusCode) -> Self {
         self.set(|policy| policy.status(answer, status))
     }
 
-    /// Answers refusals with `on_reject`, a closure or a type of your own, instead of
+    /// Sets the response to refused requests: a closure or a custom type instead of
     /// [`StandardReject`](crate::StandardReject).
     pub fn on_reject<R2: OnReject>(self, on_reject: R2) -> LockLayer<K, Http<R2>> {
         let Self {

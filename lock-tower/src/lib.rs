@@ -1,4 +1,4 @@
-//! A Tower layer that holds a distributed lock while a request is served.
+//! Tower middleware that holds a distributed lock while a request is served.
 //!
 #![cfg_attr(feature = "axum", doc = "```")]
 #![cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -6,12 +6,13 @@
 //! use lock_tower::{LockLayer, runtime::{HeldLock, LockClient}};
 //! use tower::ServiceExt;
 //!
-//! // One runner in the whole fleet per order.
+//! // At most one payment per order runs at a time, in all processes.
 //! async fn pay(Path(id): Path<u64>, lock: HeldLock) -> String {
 //!     format!("order {id} paid under {}, fencing token {}", lock.key(), lock.fence())
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let locks = LockClient::in_memory();
 //! let lock = LockLayer::new(locks.clone(), "order:{id:int}")?.no_wait();
 //! let app: Router = Router::new().route("/orders/{id}/pay", post(pay).layer(lock));
@@ -20,10 +21,10 @@
 //! let response = app.clone().oneshot(request()?).await?;
 //! assert_eq!(response.status(), StatusCode::OK);
 //!
-//! // The release was awaited: the lock is free when the response is there.
+//! // The layer awaits the release, so the lock is free when the response arrives.
 //! let guard = locks.exclusive("order:42").no_wait().acquire().await?;
 //!
-//! // Somebody else is at it: a problem document says so, and when to try again.
+//! // Another client holds the lock: the response is a problem document with a `Retry-After`.
 //! let response = app.oneshot(request()?).await?;
 //! assert_eq!(response.status(), StatusCode::CONFLICT);
 //! assert_eq!(response.headers()["retry-after"], "1");
@@ -34,117 +35,136 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # What a request goes through
+//! # Request lifecycle
 //!
-//! 1. The layer finds out the key: from a [template](KeyTemplate), a closure or a [`KeyExtractor`] of your own.
-//! 2. It acquires the lock, waiting for 2 s at most ([`LockLayer::wait`]). It is refused as in the table below if that fails.
-//! 3. It waits until the inner service is ready, and calls it. The handler finds a [`HeldLock`](runtime::HeldLock) in the
-//!    request's extensions (an extractor in axum), and `#[distributed_lock(.., reentrant)]` and
-//!    [`LockRequest::reentrant`](runtime::LockRequest::reentrant) enter the route's lock.
-//! 4. When the inner service has answered, the release is awaited, for at most one call to the store, and then the response
-//!    goes out. The *head* of the response, that is: a body that is streamed is sent without the lock, unless
-//!    [`Hold::Body`] keeps it until the last frame.
+//! 1. The layer determines the key from a [template](KeyTemplate), a closure or a custom
+//!    [`KeyExtractor`].
+//! 2. It acquires the lock, waiting up to 2 s by default ([`LockLayer::wait`]). If that fails,
+//!    the request is refused as described in [Refusals](#refusals).
+//! 3. It waits until the inner service is ready and calls it. The handler finds a
+//!    [`HeldLock`](runtime::HeldLock) in the request's extensions (in axum, it is also an
+//!    extractor). Within the handler, `#[distributed_lock(.., reentrant)]` and
+//!    [`LockRequest::reentrant`](runtime::LockRequest::reentrant) re-enter the lock of the route.
+//! 4. When the inner service has responded, the layer awaits the release, for at most one call to
+//!    the store, and returns the response. This covers the *head* of the response: a streamed
+//!    body is sent without the lock, unless [`Hold::Body`] keeps the lock until the last frame.
 //!
-//! When the lock is lost on the way, the inner future is dropped and the caller is told `lost_..`; a body that is being
-//! sent under the lock ends with an error, or with a gRPC status in its trailers, and never as if it were whole. A
-//! handler that panics releases. The layer fails closed: without a lock nothing is served, unless an extractor says
-//! [`Target::Skip`], no route has matched, or [`LockLayer::fail_open`] says so.
+//! If the lock is lost while the request is served, the inner future is dropped and the caller
+//! receives a `lost_..` code. A body that is being sent under the lock ends with an error, or
+//! with a gRPC status in its trailers; it never looks complete. If a handler panics, the lock is
+//! released. The layer fails closed: no request is served without its lock, unless the extractor
+//! returns [`Target::Skip`], no route has matched, or [`LockLayer::fail_open`] is set.
 //!
-//! # Where to put it
+//! # Placement
 //!
-//! On the route: `post(pay).layer(lock)`. There it sees what axum has found out, it covers the methods that were added to
-//! that `MethodRouter` before, and the template can be read next to the path. (Other methods take the lock as well, to be
-//! told 405; with `post(pay).route_layer(lock)` they do not.)
+//! Usually the layer belongs on a route: `post(pay).layer(lock)`. There it sees axum's path
+//! parameters, it covers the methods that were added to that `MethodRouter` before it, and the
+//! template is next to the path. (Requests with other methods acquire the lock as well, only to
+//! be answered with 405; with `post(pay).route_layer(lock)` they do not.)
 //!
-//! - `Router::route_layer(lock)` covers every route that was added before it. All of them must have the parameters of the
-//!   template; one that has not is answered with 500 and an error event.
-//! - `Router::layer(lock)` covers these and the fallback. Under a template with path parameters that passes without a
-//!   lock: a 404 stays a 404. Templates of headers, query, method and gRPC path ask for no route, and lock the fallback,
-//!   too.
-//! - Around a finished router, `ServiceBuilder::new().layer(lock).service(app)`, nothing is routed yet: a template with path
-//!   parameters is answered with 500 and an error event. Templates of headers, query, method and gRPC path work everywhere.
-//! - Around a `nest_service` the parameters of the routes within cannot be seen; see [`KeyTemplate`].
+//! - `Router::route_layer(lock)` covers all routes that were added before it. Each of them must
+//!   have the parameters of the template; a route without them responds with 500 and emits an
+//!   error event.
+//! - `Router::layer(lock)` covers these routes and the fallback. With a template of path
+//!   parameters, requests to the fallback pass without a lock: a 404 stays a 404. Templates of
+//!   headers, query, method and gRPC path do not need a route, and lock the fallback as well.
+//! - Around a finished router, `ServiceBuilder::new().layer(lock).service(app)`, no request is
+//!   routed yet: a template with path parameters responds with 500 and emits an error event.
+//!   Templates of headers, query, method and gRPC path work everywhere.
+//! - Around a `nest_service`, the parameters of the inner routes are not visible; see
+//!   [`KeyTemplate`].
 //!
-//! The key is the same however the routers are nested or merged.
+//! The key does not depend on how the routers are nested or merged.
 //!
-//! In tonic it is a layer of the whole server, `Server::builder().layer(lock)`, or of one service,
-//! `tonic::service::LayerExt::named_layer`. tonic's own limits and time-outs are always outside of it. A handler finds its
-//! lock in the extensions of the request: `request.extensions().get::<HeldLock>()`.
+//! With tonic, add the layer to the whole server, `Server::builder().layer(lock)`, or to one
+//! service, `tonic::service::LayerExt::named_layer`. tonic's own limits and time-outs are always
+//! outside of it. A handler finds its lock in the extensions of the request:
+//! `request.extensions().get::<HeldLock>()`.
 //!
-//! Many routes with locks of their own are easier to read in a file, which one layer around all of them goes by:
-//! `LockPolicies` (feature `policy`).
+//! To lock many routes in different ways, describe them in a file and put one layer around all of
+//! them: `LockPolicies` (feature `policy`).
 //!
-//! # Among other layers
+//! # Ordering with other middleware
 //!
-//! The layer is always ready: it takes the inner capacity only when it has the lock.
+//! The layer is always ready: it uses the capacity of the inner service only once it holds the
+//! lock.
 //!
-//! - `ConcurrencyLimit` belongs inside (added *before* the lock with `.layer`, *after* it in a `ServiceBuilder`): then
-//!   those that wait for a lock take no place. Outside it counts them too, and a hot key can use up all places. On an
-//!   axum route take the `GlobalConcurrencyLimit`: axum puts a route's layers on anew for each connection, and another
-//!   limit with them.
-//! - `LoadShed` belongs inside as well, in one `ServiceBuilder` or tuple with the limit: what axum's `.layer` gives is
-//!   always ready, and so is the lock. Outside it never sheds; in the store's stead,
-//!   [`max_waiters`](runtime::LockClientBuilder::max_waiters) bounds those that wait, and the others get 503 at once.
-//! - `Timeout` outside bounds everything: the wait for the lock, the wait for the inner capacity, and the handler. Make
-//!   it longer than the wait. Inside it bounds the handler, and the lock is released when it strikes. The wait for a
-//!   limit within it comes before its time begins, unless the limit was put on the route by a `.layer` of its own.
-//! - `Buffer` may be on either side: who waits for a lock is in nobody's way. `Trace`, `Compression` and the like, too: with
-//!   [`Hold::Body`] the lock is held until the last frame that they make of the body.
-//! - `CatchPanic` inside makes a response of a panic, whose release is awaited; outside the lock is released in the
-//!   background.
-//! - Authentication and rate limits belong outside: who is not let in should not get into the line.
+//! - `ConcurrencyLimit` belongs inside (added *before* the lock with `.layer`, *after* it in a
+//!   `ServiceBuilder`), so that requests that wait for a lock do not occupy the limit. Outside,
+//!   they count as well, and one hot key can exhaust the limit. On an axum route, use
+//!   `GlobalConcurrencyLimit`: axum applies the layers of a route anew for each connection, so
+//!   each connection would get a limit of its own.
+//! - `LoadShed` belongs inside as well, in the same `ServiceBuilder` or tuple as the limit,
+//!   because a service made by axum's `.layer` is always ready. The lock is always ready, too, so
+//!   outside of it `LoadShed` never sheds. To bound the number of waiting requests, use
+//!   [`max_waiters`](runtime::LockClientBuilder::max_waiters); requests beyond it are refused
+//!   with 503 at once.
+//! - `Timeout` outside bounds the whole request: the wait for the lock, the wait for the inner
+//!   capacity, and the handler. Make it longer than the wait for the lock. Inside, it bounds the
+//!   handler, and the lock is released when the time-out elapses. The timer then does not include
+//!   the wait for a limit that is further inside, unless that limit was added to the route with a
+//!   separate `.layer`.
+//! - `Buffer` may be on either side, because a request that waits for its lock does not block
+//!   others. The same holds for `Trace`, `Compression` and the like: with [`Hold::Body`], the
+//!   lock is held until the last frame of the body that they produce.
+//! - `CatchPanic` inside turns a panic into a response, and the release is awaited as usual.
+//!   Outside, the lock is released in the background after a panic.
+//! - Authentication and rate limits belong outside, so that a rejected request never enters the
+//!   wait queue.
 //!
-//! # Callers that hang up
+//! # Client disconnects
 //!
-//! When a server drops the response future, the inner future is dropped at its await point, and the lock is released in
-//! the background. hyper does so as soon as it knows that the caller is gone: at once over HTTP/2, and over HTTP/1 once
-//! the request's body has been read, as small ones are. While a large body is unread, a closed HTTP/1 connection goes
-//! unnoticed, and the handler runs to its end, under its lock.
+//! When a server drops the response future, the inner future is dropped at its await point and
+//! the lock is released in the background. hyper drops it as soon as it notices that the client
+//! has disconnected: at once over HTTP/2, and over HTTP/1 once the request body has been read, as
+//! small bodies are. While a large body is unread, hyper does not notice a closed HTTP/1
+//! connection, and the handler runs to completion under its lock.
 //!
-//! A handler that must not be cut short goes under a [`DetachLayer`], outside of the lock: it then finishes under its lock
-//! without its caller.
+//! To run a handler to completion in any case, put a [`DetachLayer`] outside of the lock: the
+//! handler then finishes under its lock even if the client has disconnected.
 //!
 //! # Refusals
 //!
-//! [RFC 9457](https://www.rfc-editor.org/rfc/rfc9457) problem documents with a stable `code`, or trailers-only gRPC statuses
-//! for requests of the content type `application/grpc`. [`LockLayer::on_reject`] says it in your own way. Services that do
-//! not speak HTTP get errors instead: [`LockLayer::plain`].
+//! A refused request receives an [RFC 9457](https://www.rfc-editor.org/rfc/rfc9457) problem
+//! document with a stable `code`, or a trailers-only gRPC status if its content type is
+//! `application/grpc`. [`LockLayer::on_reject`] customizes these responses. Services that do not
+//! speak HTTP return errors instead: [`LockLayer::plain`].
 //!
-//! | kind | HTTP | gRPC |
+//! | error | HTTP | gRPC |
 //! |---|---|---|
-//! | `Contended`, `WaitTimeout` | 409 + `Retry-After` | `ABORTED` + `RetryInfo`; `DEADLINE_EXCEEDED` if the `grpc-timeout` of the request ended |
+//! | `Contended`, `WaitTimeout` | 409 + `Retry-After` | `ABORTED` + `RetryInfo` |
 //! | `Overloaded` | 503 + `Retry-After` | `RESOURCE_EXHAUSTED` + `RetryInfo` |
 //! | `Unavailable`, `ReadOnly`, `ShuttingDown` | 503 | `UNAVAILABLE` |
 //! | `Lost` | 500, no `Retry-After`: effects may exist | `ABORTED`, no `RetryInfo` |
-//! | a part of the request that the key needs is missing or not valid | 400 | `INVALID_ARGUMENT` |
-//! | anything else | 500 | `INTERNAL` |
+//! | a part of the request that the key needs is missing or invalid | 400 | `INVALID_ARGUMENT` |
+//! | any other | 500 | `INTERNAL` |
 //!
-//! A `grpc-timeout` ends the wait a tenth of itself before it is over, 50 ms at most, so that the answer arrives.
-//! Whatever else ends a call at its deadline, tonic's own timers included, says so in its own way.
+//! The gRPC status is `DEADLINE_EXCEEDED`, without `RetryInfo`, if the `grpc-timeout` of the
+//! request ended the wait. The layer stops waiting a tenth of the `grpc-timeout`, but at most 50
+//! ms, before that deadline, so that the response arrives in time. Other timers that end a call
+//! at its deadline, such as tonic's own, respond in their own way.
 //!
-//! `Retry-After`, or the `google.rpc.RetryInfo` in the details of a gRPC status, is [`LockLayer::retry_after`] or what is
-//! left of the holder's lease, whichever is shorter. [`LockLayer::status`] says another HTTP status. What the caller is
-//! not told, the lock's name and the store's error, is in a `tracing` event.
+//! `Retry-After`, or the `google.rpc.RetryInfo` in the details of a gRPC status, is
+//! [`LockLayer::retry_after`] or the remaining lease of the holder, whichever is shorter.
+//! [`LockLayer::status`] overrides the HTTP status. The name of the lock and the error of the
+//! store are never sent to the caller; a `tracing` event records them.
 //!
-//! # Features
+//! # Feature flags
 //!
-//! `axum` (default): path parameters in templates, extractors for [`HeldLock`](runtime::HeldLock), and
-//! [`LockError`](runtime::LockError) as a response.
-//!
-//! `macros` (default): `runtime::distributed_lock`. A crate that has lock-runtime only through this one adds
-//! `crate = lock_tower::runtime` to the arguments of the attribute.
-//!
-//! `tonic`: [`LockError`](runtime::LockError) as a `tonic::Status`, for handlers that lock by themselves. The layer
-//! speaks gRPC without it.
-//!
-//! `policy`: `LockPolicies`, which routes are locked and how, from a file that can be read again at any time.
-//!
-//! `metrics`: what requests wait, hold, lose and renew, by the names of their policies, through the crate of that name.
-//!
-//! `tracing`: a span `lock` around each request, from when it asks for its lock, with the fields `policy`, `key`, `fence`,
-//! `waited_ms` and `outcome`, at the level debug. Events there are without it, too.
-//!
-//! `redis` (default) and `rustls`: the stores of lock-runtime of those names.
+//! - `axum` (default): path parameters in templates, extractors for
+//!   [`HeldLock`](runtime::HeldLock), and [`LockError`](runtime::LockError) as a response.
+//! - `macros` (default): `runtime::distributed_lock`. A crate that depends on lock-runtime only
+//!   through this crate adds `crate = lock_tower::runtime` to the arguments of the attribute.
+//! - `tonic`: [`LockError`](runtime::LockError) as a `tonic::Status`, for handlers that acquire
+//!   locks themselves. The layer speaks gRPC without this feature.
+//! - `policy`: `LockPolicies`, the lock policies of routes from a file that can be reloaded at
+//!   any time.
+//! - `metrics`: metrics of waits, holds, losses and renewals, labelled by policy name, through
+//!   the `metrics` crate.
+//! - `tracing`: a span `lock` at level debug around each request, from its acquire attempt on,
+//!   with the fields `policy`, `key`, `fence`, `waited_ms` and `outcome`. Events are emitted
+//!   without this feature, too.
+//! - `redis` (default) and `rustls`: the stores of lock-runtime of the same names.
 
 #[macro_use]
 mod macros;
@@ -152,6 +172,8 @@ mod macros;
 pub mod key;
 #[cfg(feature = "metrics")]
 pub mod metrics;
+#[cfg(feature = "axum")]
+pub mod recipes;
 
 mod body;
 mod detach;

@@ -1,19 +1,19 @@
-//! Shapes that every service of this crate has.
+//! Macros that are shared by the services of this crate.
 
-/// Access to the service within, for a service with a field `inner: S`.
+/// Defines accessors of the inner service, for a service with a field `inner: S`.
 macro_rules! inner_service {
     () => {
-        /// The inner service.
+        /// Gets a reference to the inner service.
         pub fn get_ref(&self) -> &S {
             &self.inner
         }
 
-        /// The inner service.
+        /// Gets a mutable reference to the inner service.
         pub fn get_mut(&mut self) -> &mut S {
             &mut self.inner
         }
 
-        /// The inner service.
+        /// Consumes `self`, returning the inner service.
         pub fn into_inner(self) -> S {
             self.inner
         }

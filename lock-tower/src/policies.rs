@@ -1,4 +1,5 @@
-//! [`LockPolicies`]: which routes are locked and how, from a file that can be read again while requests are served.
+//! [`LockPolicies`]: lock policies of routes, from a file that can be reloaded while requests are
+//! served.
 
 mod layer;
 mod mistake;
@@ -24,7 +25,7 @@ use http::{Method, Request};
 pub use layer::PolicyLayer;
 pub use mistake::{PolicyError, PolicyMistake};
 
-/// Lock policies per route, written as TOML.
+/// Lock policies of routes, written as TOML.
 ///
 /// ```
 /// use lock_tower::{LockPolicies, PolicyLayer, runtime::LockClient};
@@ -60,52 +61,69 @@ pub use mistake::{PolicyError, PolicyMistake};
 ///
 /// # Routes
 ///
-/// Each is a table of `routes`, called by the methods and the path that it is for: `"POST /orders/{id}"`, `"PUT|PATCH
-/// /orders/{id}"`, or `"/orders/{id}"` for any method. The path is written as for axum's router, and as a caller says it,
-/// with all that routers nest it in; that of a gRPC method is `"/package.Service/Method"`. `{id}` stands for a segment,
-/// `{*rest}` at the end for the rest of the path.
+/// Each route is a table in `routes`. Its name consists of methods and a path:
+/// `"POST /orders/{id}"`, `"PUT|PATCH /orders/{id}"`, or `"/orders/{id}"` for any method. The
+/// path has the syntax of axum's router and includes all prefixes of nested routers. The path of
+/// a gRPC method is `"/package.Service/Method"`. `{id}` matches one segment, `{*rest}` at the end
+/// matches the rest of the path.
 ///
-/// The most specific route that fits a request is its own: literal text comes before parameters, and of the same path the
-/// one that names the method before the one that names none. A route for `GET` is that of `HEAD` too, unless there is
-/// one. A request that fits none is served without a lock, as is one whose route says `skip = true`.
+/// The most specific route that matches a request applies: literal text precedes parameters, and
+/// of two routes with the same path the one that names the method precedes the one without
+/// methods. A route for `GET` also applies to `HEAD`, unless there is one for `HEAD`. A request
+/// that matches no route is served without a lock, like one whose route has `skip = true`.
 ///
 /// # Fields
 ///
-/// What a route leaves open comes from its `group`, then from `[defaults]`, then from the client's defaults.
+/// Fields that a route leaves unset come from its `group`, then from `[defaults]`, then from the
+/// client's defaults.
 ///
 /// | field | meaning |
 /// |---|---|
-/// | `key = "order:{id:int}"` | the [template](crate::KeyTemplate) of the key, over the parameters of the route (as text, `:int`, `:uuid`), headers, query, method, gRPC service and method; `{matched_path}` is the path of the route |
-/// | `global = true` | said with a key that is the same for every request |
+/// | `key = "order:{id:int}"` | the [template](crate::KeyTemplate) of the key |
+/// | `global = true` | required if the key is the same for all requests |
 /// | `lease = "30s"` | how long the store keeps the lock without a renewal: [`LockSpec::lease`] |
-/// | `wait = "2s"`, `no_wait = true` | how long to wait for it; 2 s where nothing else is said |
-/// | `mode = "exclusive"`, `"read"`, `"write"`; `permits = 3` | one holder; many readers and one writer; at most three holders |
-/// | `reentrant = true` | enters the lock of a layer further out again |
-/// | `min_hold = "5s"`, `max_hold = "5m"` | keeps it at least so long; loses it after so long |
-/// | `no_renew = true`, `strict_order = true` | the lock ends with its lease; processes take strict turns |
-/// | `max_waiters = 100` | more requests for one key are refused at once: [`LockSpec::max_waiters`] |
-/// | `hold = "body"` | keeps the lock until the body is sent: [`Hold`](crate::Hold) |
+/// | `wait = "2s"`, `no_wait = true` | how long a request waits for the lock; 2 s by default |
+/// | `mode = "exclusive"`, `"write"` | one holder |
+/// | `mode = "read"` | many readers, no writer |
+/// | `permits = 3` | at most three holders |
+/// | `reentrant = true` | re-enters the lock of an outer layer |
+/// | `min_hold = "5s"` | keeps the lock for at least this long |
+/// | `max_hold = "5m"` | ends renewal after this long; the lock is then lost |
+/// | `no_renew = true` | the lock ends with its lease |
+/// | `strict_order = true` | processes take strict turns |
+/// | `max_waiters = 100` | more waiting requests are refused at once: [`LockSpec::max_waiters`] |
+/// | `hold = "body"` | holds the lock until the body has been sent: [`Hold`](crate::Hold) |
 /// | `retry_after = "1s"` | the longest `Retry-After` |
-/// | `fail_open = true` | serves without the lock when the store is out of reach: [`LockLayer::fail_open`](crate::LockLayer::fail_open) |
-/// | `status = { busy = 423 }` | other HTTP statuses: `busy`, `overloaded`, `unavailable`, `lost`, `bad_request`, `internal` |
+/// | `fail_open = true` | serves without lock if the store is down: [`LockLayer::fail_open`] |
+/// | `status = { busy = 423 }` | other HTTP statuses for refusals |
 ///
-/// Only of a route: `name`, by which metrics and refusals call it (the route as it is written, where nothing else is
-/// said), `group`, `skip`.
+/// The key may contain the parameters of the route (as text, `:int` or `:uuid`), headers, query
+/// parameters, the method, and the gRPC service and method; `{matched_path}` is the path of the
+/// route. `status` may contain `busy`, `overloaded`, `unavailable`, `lost`, `bad_request` and
+/// `internal`.
 ///
-/// A file is checked as a whole, and [`PolicyError`] tells all mistakes at once, with line and column: fields that there
-/// are not, values that cannot be meant, parameters that a route does not have, routes that can never match.
+/// Three fields belong to routes only: `group`, `skip`, and `name`, the name of the policy in
+/// metrics and refusals. The name defaults to the route as it is written.
 ///
-/// # Where to put the layer
+/// A file is validated as a whole, and [`PolicyError`] lists all mistakes with line and column:
+/// unknown fields, invalid values, parameters that a route does not have, routes that can never
+/// match.
 ///
-/// Around a finished axum router, on a `Router::layer`, within a nested one, on a tonic server: it routes by itself, by
-/// the path that axum's outermost router has got, or the request's own. Other routers, and axum of another version than
-/// this crate's, hide what they strip: put it around those. Layers that rewrite paths, such as tower-http's
-/// `NormalizePath`, belong outside of it; otherwise they let a request pass under a path that no policy has.
+/// # Placement
 ///
-/// axum's `nest_service("/api", ..)` serves more paths than one by a route, of which a policy file knows nothing:
-/// `/api//orders` as `/api/orders`, and `/api/` as `/api`. The former is refused with 400 (`bad_request`) where a lock
-/// depends on it; for the latter write both routes, or `nest` the router.
+/// The layer may be placed around a finished axum router, in a `Router::layer`, within a nested
+/// router, or on a tonic server. It has a router of its own, which uses the path that axum's
+/// outermost router received, or else the path of the request. Other routers, and axum in another
+/// version than that of this crate, hide the prefixes that they strip: place the layer around
+/// them. Layers that rewrite paths, such as tower-http's `NormalizePath`, belong outside of it;
+/// otherwise a request can pass under a path that has no policy.
 ///
+/// axum's `nest_service("/api", ..)` serves several paths by one route, which a policy file
+/// cannot express: `/api//orders` like `/api/orders`, and `/api/` like `/api`. A path such as the
+/// former is refused with 400 (`bad_request`) if a lock depends on it. For the latter, write both
+/// routes, or `nest` the router.
+///
+/// [`LockLayer::fail_open`]: crate::LockLayer::fail_open
 /// [`LockSpec::lease`]: lock_runtime::LockSpec::lease
 /// [`LockSpec::max_waiters`]: lock_runtime::LockSpec::max_waiters
 #[derive(Clone)]
@@ -116,23 +134,23 @@ pub struct LockPolicies {
 struct Shared {
     table: ArcSwap<Table>,
     file: Option<PathBuf>,
-    /// Whoever replaces the table: of two at once, the one that has read later is the last.
+    /// Serializes replacements: of two concurrent ones, the one that reads its source later wins.
     replacing: Mutex<()>,
 }
 
 impl LockPolicies {
-    /// The policies of a text.
+    /// Parses policies from a string.
     ///
     /// # Errors
-    /// With every mistake in the text.
+    /// If the text has mistakes. The error lists all of them.
     pub fn from_toml_str(text: &str) -> Result<Self, PolicyError> {
         Ok(Self::over(read::read(text)?, None))
     }
 
-    /// The policies of a file. It is read before this returns.
+    /// Reads policies from a file. This blocks until the file has been read.
     ///
     /// # Errors
-    /// If the file cannot be read, or with every mistake in it.
+    /// If the file cannot be read or has mistakes. The error lists all of them.
     pub fn from_file(file: impl Into<PathBuf>) -> Result<Self, PolicyError> {
         let file = file.into();
         Ok(Self::over(read_file(&file)?, Some(file)))
@@ -148,15 +166,16 @@ impl LockPolicies {
         }
     }
 
-    /// Reads the file again. Requests that come from now on, to any clone, are served as it says now; those that have
-    /// begun go on under the policy that they began with.
+    /// Reads the file again. The new policies apply to all clones, from the next request on.
+    /// Requests that have already begun keep their policy.
     ///
-    /// The file is read before this returns, which blocks the thread for so long. Write a new file beside the old one and
-    /// rename it: what is cut off between two routes may be a good file with fewer of them. An event tells how many there
-    /// were and are.
+    /// This blocks the thread until the file has been read. Replace the file atomically: write a
+    /// new file next to it and rename it. A file that is cut off between two routes may be valid,
+    /// with fewer routes. An event records the number of routes before and after.
     ///
     /// # Errors
-    /// As [`from_file`](Self::from_file); nothing has changed then. Also if there is no file.
+    /// As for [`from_file`](Self::from_file), or if the policies were not read from a file. The
+    /// previous policies then stay in use.
     pub fn reload(&self) -> Result<(), PolicyError> {
         let file = self
             .shared
@@ -166,21 +185,25 @@ impl LockPolicies {
         self.shared.replace(|| read_file(file))
     }
 
-    /// As [`reload`](Self::reload), from a text.
+    /// Replaces the policies, like [`reload`](Self::reload), with those of a string.
     ///
     /// # Errors
-    /// With every mistake in the text; nothing has changed then.
+    /// If the text has mistakes. The error lists all of them, and the previous policies stay in
+    /// use.
     pub fn replace(&self, text: &str) -> Result<(), PolicyError> {
         self.shared.replace(|| read::read(text))
     }
 
-    /// The policy that a request to `path` is served under, if it is not served without a lock. For tests of policy files.
+    /// Returns the policy for a request to `path`, or `None` if it is served without a lock.
+    /// Intended for tests of policy files.
     ///
     /// ```
     /// # use http::Method;
     /// # use lock_tower::LockPolicies;
     /// # fn main() -> Result<(), lock_tower::PolicyError> {
-    /// let policies = LockPolicies::from_toml_str(r#"routes."POST /orders/{id}" = { name = "pay", key = "order:{id}" }"#)?;
+    /// let policies = LockPolicies::from_toml_str(r#"
+    ///     routes."POST /orders/{id}" = { name = "pay", key = "order:{id}" }
+    /// "#)?;
     /// assert_eq!(policies.find(&Method::POST, "/orders/42").unwrap().name(), "pay");
     /// assert!(policies.find(&Method::GET, "/orders/42").is_none());
     /// # Ok(()) }
@@ -204,9 +227,10 @@ impl Shared {
         let table = read()?;
         let (before, after) = (self.table.load().len(), table.len());
         self.table.store(Arc::new(table));
-        // Whoever listens may replace them again.
+        // Unlocked before the event, because a `tracing` subscriber may replace the policies
+        // again.
         drop(replacing);
-        tracing::info!(before, after, "lock policies replaced; so many routes");
+        tracing::info!(before, after, "lock policies replaced; fields count routes");
         Ok(())
     }
 }
@@ -217,18 +241,19 @@ fn read_file(file: &Path) -> Result<Table, PolicyError> {
         .map_err(|error| error.of_file(file))
 }
 
-/// For a layer of its own: what the setters of a `LockLayer` say counts for nothing under these targets. See [`PolicyLayer`].
+/// Used by [`PolicyLayer`]. All of these targets carry their own policy, so with another layer
+/// the setters of [`LockLayer`](crate::LockLayer) have no effect.
 impl<B> KeyExtractor<Request<B>> for LockPolicies {
     fn target(&self, req: &mut Request<B>) -> Result<Target, KeyError> {
         let table = self.shared.table.load();
         let path = whole_path(req);
         if table.is_ambiguous(req.method(), path) {
             return Err(KeyError::bad_request(
-                "The path has an empty segment, so it does not say what is meant.",
+                "The path has an empty segment, which makes it ambiguous.",
             ));
         }
         let Some(found) = table.find(req.method(), path) else {
-            tracing::debug!("no policy has matched; passed on without a lock");
+            tracing::debug!("no policy matched; request served without a lock");
             return Ok(Target::Skip);
         };
         let Some((key, policy)) = found.lock() else {
@@ -241,7 +266,7 @@ impl<B> KeyExtractor<Request<B>> for LockPolicies {
     }
 }
 
-/// The path that the caller has said, of which nested routers strip a part.
+/// The path that the client requested, without the changes of nested routers.
 fn whole_path<B>(req: &Request<B>) -> &str {
     #[cfg(feature = "axum")]
     if let Some(uri) = req.extensions().get::<axum::extract::OriginalUri>() {

@@ -1,4 +1,4 @@
-//! [`Policy`]: how requests are locked, whatever their keys.
+//! [`Policy`]: the configuration of locks and refusals, without the key.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,13 +10,16 @@ use lock_runtime::{
 
 use crate::protocol::Hold;
 
-/// How long a request waits for its lock where nothing else is said. Shorter than in the runtime: a caller is waiting.
+/// The wait for a lock if none is configured. Shorter than in lock-runtime, because a caller
+/// waits for the response.
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(2);
 
-/// How requests are locked: what is asked of the lock, how long it is held, and how refusals are told.
+/// A configuration of locks and refusals: the lock options, how long the lock is held, and how
+/// requests are refused.
 ///
-/// A [`LockLayer`](crate::LockLayer) has one, which its setters set. Whoever chooses among several, for each request, is a
-/// [`KeyExtractor`](crate::KeyExtractor) that gives a [`Target::LockAs`](crate::Target::LockAs):
+/// Each [`LockLayer`](crate::LockLayer) has one, which its setters modify. To choose among
+/// several policies for each request, use a [`KeyExtractor`](crate::KeyExtractor) that returns
+/// [`Target::LockAs`](crate::Target::LockAs):
 ///
 /// ```
 /// use std::sync::Arc;
@@ -43,8 +46,8 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// A policy that says nothing but its name, by which metrics and refusals call it: an exclusive lock, a wait of 2 s,
-    /// held until the response is there.
+    /// Creates a new [`Policy`] with a name for metrics and refusals. It acquires an exclusive
+    /// lock, waits up to 2 s, and holds the lock until the inner service has responded.
     pub fn new(name: impl Into<Arc<str>>) -> Self {
         let name = name.into();
         Self {
@@ -59,7 +62,7 @@ impl Policy {
         }
     }
 
-    /// Another name.
+    /// Sets the name.
     #[must_use]
     pub fn named(self, name: impl Into<Arc<str>>) -> Self {
         let Self {
@@ -80,8 +83,8 @@ impl Policy {
         }
     }
 
-    /// Locks as `spec` says, in place of all that was said before. What it leaves open comes from the client's defaults, but
-    /// for the wait, which is then 2 s.
+    /// Replaces the lock options with `spec`. Options that it leaves unset come from the client's
+    /// defaults, except the wait, which is then 2 s.
     #[must_use]
     pub fn spec(self, spec: LockSpec) -> Self {
         Self {
@@ -97,7 +100,8 @@ impl Policy {
         }
     }
 
-    /// See [`LockLayer::hold`](crate::LockLayer::hold). It means nothing to services that do not speak HTTP.
+    /// See [`LockLayer::hold`](crate::LockLayer::hold). It has no effect on services that do not
+    /// speak HTTP.
     #[must_use]
     pub fn hold(self, hold: Hold) -> Self {
         Self { hold, ..self }
@@ -129,12 +133,12 @@ impl Policy {
         self
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What is asked of the lock.
+    /// Returns the lock options.
     pub fn lock_spec(&self) -> &LockSpec {
         &self.spec
     }
@@ -156,7 +160,7 @@ impl Policy {
         self.fail_open
     }
 
-    /// The HTTP status for a row of the table of refusals.
+    /// Returns the HTTP status for a row of the table of refusals.
     pub(crate) fn status_of(&self, answer: Answer) -> StatusCode {
         let own = self.statuses.iter().find(|(other, _)| *other == answer);
         own.map_or_else(|| answer.into(), |(_, status)| *status)

@@ -1,5 +1,5 @@
-//! [`Protocol`]: how a service that is locked takes part in what its callers speak. [`Http`] answers refusals with a
-//! response, [`Plain`] with an error.
+//! [`Protocol`]: how a [`Lock`](crate::Lock) takes part in the protocol of the inner service.
+//! [`Http`] refuses requests with a response, [`Plain`] with an error.
 
 use std::{any::type_name, error::Error, fmt, time::Duration};
 
@@ -16,29 +16,30 @@ use crate::{
     watch::Watch,
 };
 
-/// How a service with these requests, responses and errors is answered for. Sealed: [`Http`] and [`Plain`] are all there are.
+/// Trait for the protocols of services with these requests, responses and errors. It is sealed:
+/// the implementations are [`Http`] and [`Plain`].
 pub trait Protocol<Req, Res, Err>: sealed::Sealed {
-    /// What the locked service answers.
+    /// The response type of the [`Lock`](crate::Lock) middleware.
     type Response;
-    /// How the locked service fails.
+    /// The error type of the [`Lock`](crate::Lock) middleware.
     type Error;
 
-    /// Who asks.
+    /// Returns the properties of the caller that matter to refusals.
     #[doc(hidden)]
     fn caller(&self, req: &Req) -> Caller;
-    /// How long the caller will wait for an answer, if it says.
+    /// Returns how long the caller waits for the response, if the request contains it.
     #[doc(hidden)]
     fn patience(&self, req: &Req) -> Option<Duration>;
-    /// Lets the inner service see the lock.
+    /// Makes the lock visible to the inner service.
     #[doc(hidden)]
     fn enter(req: &mut Req, held: HeldLock);
-    /// Does the lock go out with this response, to be released when it has been sent?
+    /// Returns whether the lock is held until the body of this response has been sent.
     #[doc(hidden)]
     fn keeps(&self, response: &Res, policy: &Policy) -> bool;
-    /// Lets the inner service see no lock, not that of a layer further out either.
+    /// Hides all locks from the inner service, including that of an outer layer.
     #[doc(hidden)]
     fn leave(req: &mut Req);
-    /// What the inner service has answered; with the lock, if the response keeps it.
+    /// Converts the result of the inner service. `guard` is set if the response keeps the lock.
     #[doc(hidden)]
     fn served(
         &self,
@@ -46,7 +47,7 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
         guard: Option<(LockGuard, Watch)>,
         caller: Caller,
     ) -> Result<Self::Response, Self::Error>;
-    /// What is answered in its place.
+    /// Converts a refusal.
     #[doc(hidden)]
     fn refused(
         &self,
@@ -62,28 +63,30 @@ mod sealed {
     impl Sealed for super::Plain {}
 }
 
-/// What a caller over HTTP understands.
+/// The kind of response that a caller over HTTP expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Wire {
-    /// Status codes and bodies.
+    /// Status codes and response bodies.
     Http,
-    /// gRPC: its request has the content type `application/grpc`, and statuses are in trailers.
+    /// gRPC: the content type of the request is `application/grpc`, and statuses are sent in
+    /// trailers.
     Grpc,
 }
 
-/// Who is told of a refusal.
+/// The properties of a caller that matter to refusals.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
     pub(crate) wire: Wire,
-    /// Trailers reach it.
+    /// The connection carries trailers.
     pub(crate) http2: bool,
-    /// The wait for the lock was cut short, because the caller would have been gone.
+    /// The wait for the lock was cut short, because the caller's deadline is earlier.
     pub(crate) hurried: bool,
 }
 
-/// `application/grpc`, `application/grpc+proto`, but not `application/grpc-web`, which has no trailers of its own.
+/// Accepts `application/grpc` and `application/grpc+proto`, but not `application/grpc-web`, which
+/// has no trailers of its own.
 fn is_grpc(headers: &HeaderMap) -> bool {
     const GRPC: &[u8] = b"application/grpc";
     let content_type = headers
@@ -94,12 +97,15 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     })
 }
 
-/// An answer is on its way so long, at most, before the caller's deadline. Without it the timers of server and client,
-/// which have the same deadline and were set earlier, would always come first.
+/// The longest time that is reserved for sending the response before the deadline of the caller.
+/// Without it, the timers of the server and the client, which have the same deadline and started
+/// earlier, would always fire first.
 const WAY_BACK: Duration = Duration::from_millis(50);
 
-/// The [`grpc-timeout`](https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests) of a request: at most
-/// eight digits and a unit. What is not one says nothing.
+/// The [`grpc-timeout`] of a request: at most eight digits and a unit. A malformed value is
+/// ignored.
+///
+/// [`grpc-timeout`]: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests
 fn grpc_timeout(value: &HeaderValue) -> Option<Duration> {
     let (number, unit) = value
         .to_str()
@@ -120,30 +126,36 @@ fn grpc_timeout(value: &HeaderValue) -> Option<Duration> {
     })
 }
 
-/// Refuses with a response that `R` makes. The inner error stays as it is, so axum's `Infallible` does too, and no
-/// `HandleErrorLayer` is needed. The inner service finds a [`HeldLock`] in the request's extensions.
+/// Protocol of HTTP services: refuses requests with a response made by `R`.
+///
+/// The error type of the inner service does not change, so axum's `Infallible` is kept and no
+/// `HandleErrorLayer` is needed. The inner service finds a [`HeldLock`] in the request's
+/// extensions.
 #[derive(Clone)]
 pub struct Http<R = StandardReject> {
     on_reject: R,
 }
 
-/// How long a lock is held for a request over HTTP.
+/// How long the lock of an HTTP request is held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Hold {
-    /// Until the inner service has answered; the release is awaited before the *head* of the response goes out. A body
-    /// that is streamed is sent without the lock.
+    /// Until the inner service has responded. The release is awaited before the *head* of the
+    /// response is sent. A streamed body is sent without the lock.
     #[default]
     Response,
-    /// Until the last frame of the body, trailers included, or until the body is dropped. The last frame goes out when
-    /// the lock is free. When the lock is lost before, the body ends with an error, and a gRPC stream with trailers that
-    /// say so.
+    /// Until the last frame of the body, including trailers, or until the body is dropped. The
+    /// last frame is sent after the release. If the lock is lost before that, the body ends with
+    /// an error, and a gRPC stream ends with trailers that carry it.
     ///
-    /// A response that switches protocols (101, WebSockets) has no body, and its lock ends with its head.
+    /// A response that switches protocols (101, WebSockets) has no body, and its lock is released
+    /// with the head of the response.
     ///
-    /// A client that stops reading keeps the lock: set [`max_hold`](crate::LockLayer::max_hold) with it. A server asks
-    /// for no frame while the client takes none, and so notices a loss, too, with the next one. Over HTTP/1.0, whose
-    /// bodies end with their connection, a client cannot tell an error from the end.
+    /// A client that stops reading keeps the lock, so combine this with
+    /// [`max_hold`](crate::LockLayer::max_hold). While the client does not read, the server does
+    /// not poll the body, so the loss of the lock is noticed only with the next frame as well.
+    /// Over HTTP/1.0, where the end of the connection is the end of the body, a client cannot
+    /// distinguish an error from the end.
     Body,
 }
 
@@ -214,7 +226,7 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
         caller: Caller,
     ) -> Result<Self::Response, Err> {
         result.map(|response| {
-            // Whoever has asked as gRPC does, and is answered otherwise, would take trailers for a clean end.
+            // After another content type, a gRPC caller would take trailers for a clean end.
             let is_grpc = caller.http2 && caller.wire == Wire::Grpc && is_grpc(response.headers());
             let wire = if is_grpc { Wire::Grpc } else { Wire::Http };
             response.map(|body| match guard {
@@ -239,7 +251,7 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
     }
 }
 
-/// Refuses with an error: [`ServiceError`].
+/// Protocol of services that do not speak HTTP: refuses requests with a [`ServiceError`].
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct Plain {}
@@ -290,13 +302,13 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
     }
 }
 
-/// How a service under a [`Plain`] lock fails.
+/// Error type of services under [`Plain`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ServiceError<E> {
-    /// The request does not say which lock it needs.
+    /// The key of the lock cannot be extracted from the request.
     Key(KeyError),
-    /// The lock was not to be had, or was lost.
+    /// The lock was not acquired, or was lost.
     Lock(LockError),
     /// The inner service failed.
     Inner(E),

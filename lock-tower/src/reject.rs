@@ -1,4 +1,4 @@
-//! What a request is told that is not served: [`Refusal`], and [`OnReject`] for those who want to say it in their own way.
+//! Responses to refused requests: [`Refusal`], and [`OnReject`] to customize them.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -17,15 +17,17 @@ use crate::{
     protocol::{Caller, Wire},
 };
 
-/// Makes the response of a request that is refused.
+/// Trait for making the response to a refused request.
 ///
-/// Closures do:
+/// Closures implement it:
 ///
 /// ```
 /// # use lock_tower::{LockLayer, Refusal, runtime::LockClient};
 /// # use bytes::Bytes;
-/// # fn layer(locks: LockClient) -> Result<LockLayer<lock_tower::KeyTemplate, impl Sized>, lock_tower::TemplateError> {
-/// let layer = LockLayer::new(locks, "order:{header.idempotency-key}")?.on_reject(|refusal: &Refusal<'_>| {
+/// # use lock_tower::{KeyTemplate, TemplateError};
+/// # fn layer(locks: LockClient) -> Result<LockLayer<KeyTemplate, impl Sized>, TemplateError> {
+/// let layer = LockLayer::new(locks, "order:{header.idempotency-key}")?;
+/// let layer = layer.on_reject(|refusal: &Refusal<'_>| {
 ///     let mut response = refusal.to_response();
 ///     *response.body_mut() = Bytes::from(format!("not now: {}\n", refusal.detail()));
 ///     response.headers_mut().remove("content-type");
@@ -34,7 +36,7 @@ use crate::{
 /// # Ok(layer) }
 /// ```
 pub trait OnReject {
-    /// The response to `refusal`.
+    /// Returns the response to `refusal`.
     fn reject(&self, refusal: &Refusal<'_>) -> Response<Bytes>;
 }
 
@@ -44,7 +46,7 @@ impl<F: Fn(&Refusal<'_>) -> Response<Bytes>> OnReject for F {
     }
 }
 
-/// Refuses with [`Refusal::to_response`].
+/// The default [`OnReject`], which responds with [`Refusal::to_response`].
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct StandardReject {}
@@ -55,13 +57,13 @@ impl OnReject for StandardReject {
     }
 }
 
-/// Why a request is refused.
+/// The reason for a refusal.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Reason {
-    /// It does not say which lock it needs.
+    /// The key of the lock cannot be extracted from the request.
     Key(KeyError),
-    /// The lock was not to be had, or was lost.
+    /// The lock was not acquired, or was lost.
     Lock(LockError),
 }
 
@@ -80,7 +82,8 @@ impl From<LockError> for Reason {
     }
 }
 
-/// A request that is refused, and what to say about it. The reason itself is for the log: it names the lock and the store.
+/// A refused request, and the contents of its response. The [`reason`](Self::reason) itself is
+/// for logs only: it names the lock and the store.
 #[derive(Clone, Debug)]
 pub struct Refusal<'a> {
     reason: &'a Reason,
@@ -101,7 +104,7 @@ impl<'a> Refusal<'a> {
             Reason::Key(_) => None,
             Reason::Lock(error) => error.retry_after(),
         };
-        // A caller whose own deadline has passed is past trying again.
+        // After the deadline of the caller, a retry is useless.
         if refusal.grpc_code() != GrpcCode::DeadlineExceeded {
             refusal.retry_after = refusal
                 .answer()
@@ -110,17 +113,17 @@ impl<'a> Refusal<'a> {
         refusal
     }
 
-    /// Why.
+    /// Returns the reason. It names the lock and the store, so do not send it to the caller.
     pub fn reason(&self) -> &'a Reason {
         self.reason
     }
 
-    /// What the caller understands.
+    /// Returns the kind of response that the caller expects.
     pub fn wire(&self) -> Wire {
         self.caller.wire
     }
 
-    /// The row of the table of refusals.
+    /// Returns the row of the table of refusals.
     pub fn answer(&self) -> Answer {
         match self.reason {
             Reason::Key(error) => error.answer(),
@@ -128,17 +131,17 @@ impl<'a> Refusal<'a> {
         }
     }
 
-    /// The policy under which the request was to be served.
+    /// Returns the policy of the request.
     pub fn policy(&self) -> &'a Policy {
         self.policy
     }
 
-    /// The HTTP status, whatever the caller understands.
+    /// Returns the HTTP status, also for a gRPC caller.
     pub fn status(&self) -> StatusCode {
         self.policy.status_of(self.answer())
     }
 
-    /// A stable text for programs, such as `wait_timeout`.
+    /// Returns a stable code for programs, such as `wait_timeout`.
     pub fn code(&self) -> &'static str {
         match self.reason {
             Reason::Key(error) => error.code(),
@@ -146,7 +149,7 @@ impl<'a> Refusal<'a> {
         }
     }
 
-    /// A sentence for people, fit for the caller.
+    /// Returns a human-readable sentence that is safe to send to the caller.
     pub fn detail(&self) -> Cow<'static, str> {
         match self.reason {
             Reason::Key(error) if error.answer() == Answer::BadRequest => {
@@ -157,12 +160,13 @@ impl<'a> Refusal<'a> {
         }
     }
 
-    /// When to try again, where the caller may; `None` also where its own deadline has passed.
+    /// Returns the delay before a retry. `None` if the caller should not retry, or if its own
+    /// deadline has passed.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
-    /// The standard response: a problem document, or a trailers-only status for gRPC.
+    /// Returns the standard response: a problem document, or a trailers-only gRPC status.
     pub fn to_response(&self) -> Response<Bytes> {
         match self.caller.wire {
             Wire::Http => {
@@ -176,12 +180,12 @@ impl<'a> Refusal<'a> {
         }
     }
 
-    /// What a gRPC stream ends with that had begun.
+    /// Returns the trailers that end a gRPC stream that has already begun.
     pub(crate) fn trailers(&self) -> HeaderMap {
         grpc_status(self.grpc_code(), &self.detail(), self.retry_after)
     }
 
-    /// The gRPC status, whatever the caller understands.
+    /// Returns the gRPC status, also for a caller that does not speak gRPC.
     pub fn grpc_code(&self) -> GrpcCode {
         match self.reason {
             Reason::Lock(error)
@@ -216,9 +220,9 @@ fn trailers_only(trailers: HeaderMap) -> Response<Bytes> {
     response
 }
 
-/// `grpc-status`, `grpc-message`, and the details of who may try again.
+/// Builds `grpc-status`, `grpc-message` and, if the caller may retry, the status details.
 fn grpc_status(code: GrpcCode, message: &str, retry_after: Option<Duration>) -> HeaderMap {
-    /// What `grpc-message` must not have as it stands, beside what is not ASCII.
+    /// Characters that `grpc-message` must escape, in addition to those outside of ASCII.
     const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
     let mut headers = HeaderMap::new();
     headers.insert(
@@ -226,14 +230,14 @@ fn grpc_status(code: GrpcCode, message: &str, retry_after: Option<Duration>) -> 
         i32::from(code).into(),
     );
     if let Some(after) = retry_after {
-        // Binary values go without padding, as gRPC has it.
+        // gRPC encodes binary values without padding.
         let details = STANDARD_NO_PAD.encode(web::retry_info(code, message, after));
         if let Ok(details) = HeaderValue::try_from(details) {
             headers.insert(HeaderName::from_static("grpc-status-details-bin"), details);
         }
     }
     let message = utf8_percent_encode(message, ESCAPED).to_string();
-    // What is percent-encoded is visible ASCII, which every header takes, as is base64.
+    // Percent-encoded text and base64 are visible ASCII, which is valid in all headers.
     if let Ok(message) = HeaderValue::try_from(message) {
         headers.insert(HeaderName::from_static("grpc-message"), message);
     }

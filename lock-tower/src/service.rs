@@ -1,4 +1,4 @@
-//! [`Lock`]: the service that a [`LockLayer`] makes of another.
+//! [`Lock`]: the middleware that [`LockLayer`] applies.
 
 use std::{
     fmt,
@@ -15,10 +15,11 @@ use crate::{
     watch::Watch,
 };
 
-/// A service that holds a lock around each call of the one within.
+/// Middleware that holds a lock around each request.
 ///
-/// It is always ready. A call takes the lock, then waits until a clone of the inner service is ready, then calls that
-/// clone: a request that waits for its lock holds none of the inner capacity.
+/// It is always ready. A call acquires the lock, waits until a clone of the inner service is
+/// ready, and then calls that clone: a request that waits for its lock uses none of the inner
+/// capacity.
 #[derive(Clone)]
 pub struct Lock<S, K = KeyTemplate, P = Http> {
     inner: S,

@@ -1,5 +1,5 @@
-//! [`Watch`]: a request under its policy, and what operators see of it: a span (feature `tracing`) and metrics (feature
-//! `metrics`).
+//! [`Watch`]: a request under its policy, with its span (feature `tracing`) and its metrics
+//! (feature `metrics`).
 
 #[cfg(feature = "metrics")]
 mod meter;
@@ -24,7 +24,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// A request that does not ask for a lock, or not yet.
+    /// Creates the watch of a request that has not made an acquire attempt.
     pub(crate) fn new(policy: Arc<Policy>) -> Self {
         Self {
             meter: Meter::new(&policy),
@@ -33,7 +33,7 @@ impl Watch {
         }
     }
 
-    /// What is left is of no lock any more.
+    /// Takes the watch, and leaves one without a lock.
     pub(crate) fn take(&mut self) -> Self {
         let none = Self::new(self.policy.clone());
         std::mem::replace(self, none)
@@ -43,30 +43,31 @@ impl Watch {
         &self.policy
     }
 
-    /// Makes the request's span that of the thread, until what is returned is dropped.
+    /// Enters the span of the request on this thread, until the returned value is dropped.
     pub(crate) fn entered(&self) -> EnteredSpan {
         self.span.entered()
     }
 
-    /// It asks for its lock.
+    /// Records that the acquire attempt begins.
     pub(crate) fn asks(&mut self, key: &LockKey) {
         self.meter.asks();
         self.span = Span::of(&self.policy, key);
     }
 
-    /// It has its lock.
+    /// Records that the lock was granted.
     pub(crate) fn granted(&mut self, held: &HeldLock) {
         self.meter.granted(held);
         self.span.granted(held);
     }
 
-    /// It does not get its lock. Is it `served` all the same?
+    /// Records that the acquire attempt failed. `served` means that the request is served without
+    /// the lock.
     pub(crate) fn refused(&mut self, error: &LockError, served: bool) {
         self.meter.refused(error, served);
         self.span.ended(error);
     }
 
-    /// Its lock is free again, or was lost.
+    /// Records that the lock was released or lost.
     pub(crate) fn released(&mut self, error: Option<&LockError>) {
         self.meter.released(error);
         if let Some(error) = error {
@@ -83,7 +84,7 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// Nobody counts.
+/// A meter that records nothing, without the feature `metrics`.
 #[cfg(not(feature = "metrics"))]
 mod meter {
     use super::{Arc, HeldLock, LockError, Policy};

@@ -1,6 +1,8 @@
-//! A catalog: many readers and one writer share its pages. Readers overlap; the writer never meets anybody.
+//! A catalog: many readers and one writer share its pages. Readers overlap; the writer is always
+//! alone.
 //!
-//! A page is several numbers that belong together, written one at a time. Who reads during a write sees a torn page.
+//! A page consists of several related numbers, written one at a time. A read during a write would
+//! see a torn page.
 
 use std::{
     process::ExitCode,
@@ -20,27 +22,28 @@ use tokio::{
     time::sleep,
 };
 
-/// How many fields a page has.
+/// The number of fields of a page.
 const FIELDS: usize = 8;
-/// How long looking at a page takes, so that readers have a chance to meet.
+/// The time for reading a page, long enough for readers to overlap.
 const GLANCE: Duration = Duration::from_millis(1);
 
-/// Lets many readers and one writer at the same page, and counts who met whom
+/// Runs many readers and one writer on the same page, and counts overlaps
 ///
-/// Readers hold the lock of the page together, the writer has it alone. It fails if a reader ever saw a half-written page,
-/// if the writer met anybody, or if readers never met each other.
+/// Readers hold the lock of the page together, the writer holds it alone. The run fails if a
+/// reader ever saw a half-written page, if the writer overlapped with another holder, or if
+/// readers never overlapped.
 #[derive(Debug, Parser)]
 #[command(name = "catalog")]
 struct Options {
-    /// How many readers there are at once
+    /// The number of concurrent readers
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = value_parser!(u64).range(2..=10_000))]
     readers: u64,
 
-    /// How often each of them reads
+    /// The number of reads of each reader
     #[arg(long, value_name = "N", default_value_t = 250, value_parser = value_parser!(u64).range(1..))]
     reads: u64,
 
-    /// How often the writer writes
+    /// The number of writes
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = value_parser!(u64).range(1..))]
     writes: u64,
 
@@ -49,10 +52,10 @@ struct Options {
     redis: Option<String>,
 }
 
-/// A page of the catalog, and a census of who is at it.
+/// A page of the catalog, and the counts of its readers and writers.
 #[derive(Debug, Default)]
 struct Page {
-    /// All the same, as long as nobody is writing.
+    /// All fields are equal, unless a write is in progress.
     fields: [AtomicU64; FIELDS],
     readers: AtomicU64,
     writers: AtomicU64,
@@ -110,7 +113,7 @@ async fn browse(options: &Options) -> anyhow::Result<ExitCode> {
     } = options;
     println!(
         "catalog: {readers} readers read a page {reads} times each while one writer rewrites it {writes} times, field by field.\n\
-         #[distributed_lock(key = \"catalog:{{id}}\", read)] lets readers in together, `write` lets the writer in alone.\n\
+         #[distributed_lock(key = \"catalog:{{id}}\", read)] admits readers together, `write` admits the writer alone.\n\
          The lock is {}.\n",
         if redis.is_some() {
             "in Redis"
@@ -148,7 +151,7 @@ async fn browse(options: &Options) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Runs everybody to their end. The first who is refused the lock ends it for all.
+/// Runs all readers and the writer to completion. The first lock error ends the run.
 async fn meet(options: &Options, page: &Arc<Page>) -> anyhow::Result<()> {
     const ID: u64 = 7;
     let mut visitors = JoinSet::new();
@@ -169,7 +172,7 @@ async fn meet(options: &Options, page: &Arc<Page>) -> anyhow::Result<()> {
         Ok(())
     });
     while let Some(left) = visitors.join_next().await {
-        left.context("a visitor fell over")??;
+        left.context("a reader or the writer panicked")??;
     }
     Ok(())
 }

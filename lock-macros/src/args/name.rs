@@ -1,8 +1,8 @@
-//! The names of the arguments, and what was meant by a name that is none.
+//! The names of the arguments, and suggestions for unknown names.
 
 use syn::{Ident, Lit, Token, parse::ParseStream};
 
-/// Every argument, in the order of the documentation.
+/// All arguments, in the order of the documentation.
 const KNOWN: [&str; 21] = [
     "key",
     "keys",
@@ -27,7 +27,7 @@ const KNOWN: [&str; 21] = [
     "crate",
 ];
 
-/// What other libraries call it.
+/// Names of the same arguments in other libraries.
 const ALIASES: [(&str, &str); 16] = [
     ("name", "key"),
     ("id", "key"),
@@ -47,10 +47,11 @@ const ALIASES: [(&str, &str); 16] = [
     ("skip", "on_busy"),
 ];
 
-/// The argument that was probably meant by `name`, which is none; `input` is what follows it.
+/// Returns the argument that was probably meant by the unknown `name`. `input` is the text after
+/// it.
 pub(super) fn meant(name: &Ident, input: ParseStream<'_>) -> Option<&'static str> {
     let text = name.to_string();
-    // A word without a value is no key.
+    // A word without a value is not a key.
     let is_flag = input.is_empty() || input.peek(Token![,]);
     let alias = ALIASES
         .iter()
@@ -83,7 +84,7 @@ pub(super) fn unknown(
     )
 }
 
-/// What does not begin with a name; mostly a key that was written as in other libraries.
+/// The error for an argument without a name, mostly a key written as in other libraries.
 pub(super) fn missing(input: ParseStream<'_>) -> syn::Error {
     match input.parse::<Lit>() {
         Ok(Lit::Str(text)) => syn::Error::new(
@@ -97,17 +98,17 @@ pub(super) fn missing(input: ParseStream<'_>) -> syn::Error {
     }
 }
 
-/// The word that was probably meant.
+/// Returns the word that was probably meant.
 pub(crate) fn nearest<'a>(word: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let (distance, near) = words
         .into_iter()
         .map(|other| (distance(word, other), other))
         .min()?;
-    // Half of the letters wrong is another word.
+    // With half of the letters different, it is another word.
     (distance * 2 < word.len()).then_some(near)
 }
 
-/// Letters to insert, remove or replace to get from one word to the other.
+/// The edit distance: letters to insert, remove or replace.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.chars().count()).collect();
     for (i, x) in a.chars().enumerate() {

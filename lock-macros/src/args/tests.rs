@@ -1,4 +1,4 @@
-//! Arguments, good and bad.
+//! Tests of valid and invalid arguments.
 
 use super::*;
 use proc_macro2::TokenStream;
@@ -189,7 +189,7 @@ fn each_mistake_says_what_to_write() {
         ),
         (
             quote!(key = k, lease = "3 moons"),
-            "\"moons\" is no unit of time: write ms, s, m, h or d",
+            "\"moons\" is not a unit of time: write ms, s, m, h or d",
         ),
         (quote!(key = k, lease = ""), "such as \"30s\""),
         (quote!(key = k, lease = 30), "write `lease = \"30s\"`"),

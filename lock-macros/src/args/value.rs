@@ -1,4 +1,4 @@
-//! The values of the arguments: what may be written, and what to write instead.
+//! The values of the arguments. Errors describe the correct form.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -11,31 +11,31 @@ use syn::{
 
 use crate::key::{Key, Keys};
 
-/// The shortest and the longest lease; the runtime's `MIN_LEASE` and `MAX_LEASE`.
+/// The shortest and the longest lease, equal to `MIN_LEASE` and `MAX_LEASE` of the runtime.
 const MIN_LEASE: Duration = Duration::from_millis(100);
 const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 const MAX_MAX_HOLD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// A value that is known while compiling, or one that is not.
+/// A value that is known at compile time, or an expression.
 pub(crate) enum Value<T> {
     Literal(T),
     Expr(Given),
 }
 
-/// An expression of a certain type, and the name of the argument that asks for it.
+/// An expression of a given type, and the span of the argument's name.
 pub(crate) struct Given {
     pub(crate) name: Span,
     pub(crate) expr: Expr,
 }
 
-/// What a function returns instead of `Contended` and `WaitTimeout`.
+/// The return value for `Contended` and `WaitTimeout`.
 pub(crate) enum OnBusy {
-    /// What stands for "nothing was done"; the span of the word.
+    /// The value for "nothing was done", with the span of the word.
     Skip(Span),
     Return(Expr),
 }
 
-/// What becomes of a body whose lock is lost.
+/// The treatment of a body whose lock is lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OnLost {
     #[default]
@@ -43,7 +43,7 @@ pub(crate) enum OnLost {
     Finish,
 }
 
-/// The literal that an expression is, also when a `macro_rules!` passed it on.
+/// Returns the literal of an expression, also if `macro_rules!` has wrapped it in a group.
 pub(crate) fn literal(expr: &Expr) -> Option<&Lit> {
     match expr {
         Expr::Lit(ExprLit { lit, .. }) => Some(lit),
@@ -52,7 +52,7 @@ pub(crate) fn literal(expr: &Expr) -> Option<&Lit> {
     }
 }
 
-/// `key = ..` or `key(..)`.
+/// Parses `key = ..` or `key(..)`.
 pub(super) fn key(name: &Ident, input: ParseStream<'_>) -> syn::Result<Key> {
     if input.peek(syn::token::Paren) {
         let content;
@@ -62,7 +62,7 @@ pub(super) fn key(name: &Ident, input: ParseStream<'_>) -> syn::Result<Key> {
     Key::from_value(expression(name, "key = \"order:{id}\"", input)?)
 }
 
-/// `keys(.., ..)` or `keys = ..`.
+/// Parses `keys(.., ..)` or `keys = ..`.
 pub(super) fn keys(name: &Ident, input: ParseStream<'_>) -> syn::Result<Keys> {
     if input.peek(syn::token::Paren) {
         let content;
@@ -81,13 +81,13 @@ pub(super) fn keys(name: &Ident, input: ParseStream<'_>) -> syn::Result<Keys> {
     }
 }
 
-/// `= expr`; `example` shows the whole argument.
+/// Parses `= expr`. `example` is the whole argument, for errors.
 pub(super) fn expression(name: &Ident, example: &str, input: ParseStream<'_>) -> syn::Result<Expr> {
     equals(name, example, input)?;
     input.parse()
 }
 
-/// The `=` before a value.
+/// Parses the `=` before a value.
 fn equals(name: &Ident, example: &str, input: ParseStream<'_>) -> syn::Result<()> {
     if input.peek(Token![=]) && !input.peek(Token![==]) {
         input.parse::<Token![=]>()?;
@@ -101,7 +101,7 @@ fn equals(name: &Ident, example: &str, input: ParseStream<'_>) -> syn::Result<()
     ))
 }
 
-/// The value of `client` and `spec`, which no literal can be.
+/// Parses the value of `client` or `spec`, which cannot be a literal.
 pub(super) fn given(
     name: &Ident,
     example: &str,
@@ -167,7 +167,7 @@ fn no_duration(source: &str, error: &humantime::DurationError) -> String {
         }
         humantime::DurationError::UnknownUnit { unit, .. } => {
             format!(
-                "\"{unit}\" is no unit of time: write ms, s, m, h or d, as in \"30s\" or \"1m 30s\""
+                "\"{unit}\" is not a unit of time: write ms, s, m, h or d, as in \"30s\" or \"1m 30s\""
             )
         }
         _ => format!(
@@ -179,7 +179,7 @@ fn no_duration(source: &str, error: &humantime::DurationError) -> String {
 fn out_of_range(name: &Ident, duration: Duration) -> Option<String> {
     if name == "lease" && !(MIN_LEASE..=MAX_LEASE).contains(&duration) {
         return Some(
-            "a lease is 100ms to 24h: it says how fast a crash is noticed, and is renewed while the body runs".into(),
+            "a lease is 100ms to 24h: it determines how fast a crash is noticed, and is renewed while the body runs".into(),
         );
     }
     if name == "max_hold" {
@@ -203,7 +203,7 @@ pub(super) fn permits(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value
     {
         return Err(syn::Error::new_spanned(
             value,
-            "no permits let nobody in: write 1 or more",
+            "a lock needs at least one permit: write 1 or more",
         ));
     }
     match literal(&value) {
@@ -215,7 +215,7 @@ pub(super) fn permits(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value
             Ok(Some(permits)) => Ok(Value::Literal(permits)),
             Ok(None) => Err(syn::Error::new(
                 number.span(),
-                "no permits let nobody in: write 1 or more",
+                "a lock needs at least one permit: write 1 or more",
             )),
             Err(_) => Err(syn::Error::new(
                 number.span(),
@@ -229,7 +229,7 @@ pub(super) fn permits(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value
     }
 }
 
-/// A name that the body will see.
+/// Parses a name that the body can use.
 pub(super) fn binding(name: &Ident, input: ParseStream<'_>) -> syn::Result<Ident> {
     equals(name, "guard = lock", input)?;
     let expected =
@@ -262,14 +262,14 @@ pub(super) fn on_lost(name: &Ident, input: ParseStream<'_>) -> syn::Result<OnLos
         Some(word) if *word == "cancel" => Ok(OnLost::Cancel),
         Some(word) if *word == "finish" => Ok(OnLost::Finish),
         _ => {
-            let message = "write `on_lost = cancel` to stop the body when its lock is lost, as it is without this \
-                           argument, or `on_lost = finish` to let it run on";
+            let message = "write `on_lost = cancel` to stop the body when its lock is lost (the default), or \
+                           `on_lost = finish` to let it run on";
             Err(syn::Error::new_spanned(value, message))
         }
     }
 }
 
-/// The expression if it is a single word.
+/// Returns the expression if it is a single word.
 fn word(expr: &Expr) -> Option<&Ident> {
     match expr {
         Expr::Path(path) if path.qself.is_none() => path.path.get_ident(),

@@ -1,8 +1,8 @@
-//! What is emitted, and what is said of mistakes in the function.
+//! Tests of the expansion, and of the errors for invalid functions.
 
 use super::*;
 
-/// Compares the expansion with the one that was reviewed, `snapshots/..__NAME.snap`.
+/// Compares the expansion with the reviewed snapshot, `snapshots/..__NAME.snap`.
 fn assert_reviewed(name: &str, args: TokenStream, item: TokenStream) {
     let tokens = expand(args, item);
     let file = syn::parse2(tokens.clone()).unwrap_or_else(|error| panic!("{error}: {tokens}"));
@@ -11,7 +11,7 @@ fn assert_reviewed(name: &str, args: TokenStream, item: TokenStream) {
     insta::with_settings!({ omit_expression => true }, { insta::assert_snapshot!(name, text) });
 }
 
-/// Tokens without what a printer puts between them.
+/// Returns the tokens without whitespace.
 fn squeezed(args: TokenStream, item: TokenStream) -> String {
     let text = expand(args, item).to_string();
     assert!(!text.contains("compile_error"), "{text}");
@@ -81,7 +81,7 @@ fn a_job_that_others_may_be_at() {
 
 #[test]
 fn a_method_of_async_trait() {
-    // As async-trait 0.1.92 hands it on.
+    // The expansion by async-trait 0.1.92.
     assert_reviewed(
         "a_method_of_async_trait",
         quote!(key = "order:{id}", on_busy = Err(Busy)),

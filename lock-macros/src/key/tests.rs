@@ -1,4 +1,4 @@
-//! Keys, good and bad.
+//! Tests of valid and invalid keys.
 
 use super::*;
 use quote::quote;
@@ -57,7 +57,7 @@ fn a_broken_format_string_is_refused() {
         ("order:id}", "no `{`"),
         ("{id:width$}", "write the number"),
         ("{id:.*}", "write the number"),
-        ("{id:04q}", "a format that nobody knows, `q`"),
+        ("{id:04q}", "an unknown format, `q`"),
         ("{id:$>width$}", "write the number"),
         ("{id:}>x", "write `{id}`"),
         ("{id:}>{to}", "write `{id}`"),
@@ -163,7 +163,7 @@ fn text_in_disguise_is_refused() {
 }
 
 #[test]
-fn a_placeholder_without_a_value_is_told_both_ways_out() {
+fn a_placeholder_without_a_value_gets_both_remedies() {
     let error = refused(Key::from_value(syn::parse_quote!("order:{}")));
     assert!(error.contains("`key(\"order:{}\", value)`"), "{error}");
     let error = refused(Key::from_value(syn::parse_quote!("order:{order.id:>4}")));

@@ -1,4 +1,5 @@
-//! Waiting: as one of the line in this process, and for all of it in the store's line.
+//! Waiting for a lock: in the local queue, and at its head in the store's wait queue on behalf of
+//! all local waiters.
 
 use std::sync::Arc;
 
@@ -22,7 +23,8 @@ use crate::{
     store::{Grant, Hold, PollReply, Release, RenewReply, Renewal, StoreError, Token},
 };
 
-/// Waits for its turn in this process and then for the lock, until `until`. It may have been `refused` by the store already.
+/// Waits for its turn in this process and then for the lock, until `until`. `refused` means that
+/// the store has already refused the request.
 pub(super) async fn wait_in_line(
     core: &Arc<Core>,
     key: &LockKey,
@@ -73,7 +75,8 @@ fn overloaded(message: &'static str, key: &LockKey) -> LockError {
     LockError::new(LockErrorKind::Overloaded, message).with_key(key)
 }
 
-/// Somebody in line. Dropped, it leaves nothing behind that nobody goes on with.
+/// A waiter in the local queue. When dropped, it abandons the queue entry and releases a pending
+/// hand-off unless another waiter continues with them.
 struct Waiter<'a> {
     core: &'a Arc<Core>,
     key: &'a LockKey,
@@ -83,10 +86,10 @@ struct Waiter<'a> {
     refused: bool,
 }
 
-/// `None`: not yet.
+/// The guard's entry, or `None` while the lock is not held yet.
 type Served = Option<Entry>;
 
-/// What the head is to do that takes its time.
+/// The next step of the head of the queue, which may have to be awaited.
 enum Todo {
     Nothing(Served),
     Ask(Token, u32),
@@ -96,14 +99,14 @@ enum Todo {
 }
 
 impl Waiter<'_> {
-    /// At the head of the line.
+    /// Runs the head of the queue until it holds the lock or `until` has passed.
     async fn serve(&self, until: Instant) -> Result<Entry, LockError> {
         let mut now = Instant::now();
         loop {
             let served = match self.todo(now) {
                 Todo::Nothing(served) => served,
                 Todo::Ask(token, spare) => self.ask(token, spare, now).await?,
-                // These are rare, and would make the future of everybody in line larger.
+                // Boxed: these are rare, and would enlarge the future of every waiter.
                 Todo::Poll(token) => Box::pin(self.poll(token, now)).await?,
                 Todo::Confirm(token, grant) => Box::pin(self.confirm(token, grant)).await?,
                 Todo::Wait(at) => {
@@ -144,7 +147,8 @@ impl Waiter<'_> {
                 Todo::Nothing(None)
             }
             Next::Wait(at) => {
-                // What they wait for may have been left on a runtime that has ended.
+                // The driver, on which the waiters depend, may have been left on a runtime
+                // that has ended.
                 self.core.driver.revive(self.core);
                 Todo::Wait(at)
             }
@@ -160,7 +164,7 @@ impl Waiter<'_> {
         Some(Entry::first(holding, self.refused || contended))
     }
 
-    /// Goes on with the lock of whoever held it in this process.
+    /// Takes over the lock from its previous holder in this process.
     fn take(&self, baton: Baton) -> Served {
         match Holding::passed(self.core, baton, *self.terms) {
             Ok(holding) => self.served(None, holding),
@@ -171,13 +175,15 @@ impl Waiter<'_> {
         }
     }
 
-    /// Goes on with a grant out of the store's line. `None`: it is to be confirmed first.
+    /// Takes over a grant from the store's wait queue. Returns `None` if the grant must
+    /// be confirmed first.
     fn granted(&self, token: Token, grant: Grant, as_of: Instant) -> Served {
         let holding = Holding::handed_over(self.core, self.hold(token), grant, as_of, *self.terms)?;
         self.served(Some(token), holding)
     }
 
-    /// Makes a grant last for its lease before anybody relies on it. Dropped here, the grant stays with the place.
+    /// Extends a grant to its full lease before the lock is used. If the future is dropped, the
+    /// queue entry keeps the grant.
     async fn confirm(&self, token: Token, grant: Grant) -> Result<Served, LockError> {
         let renewal = Renewal::new(self.hold(token), self.terms.lease);
         let sent = Instant::now();
@@ -187,13 +193,13 @@ impl Waiter<'_> {
                 let grant = Grant { ttl, ..grant };
                 match Holding::start(self.core, self.hold(token), grant, sent, *self.terms) {
                     Some(holding) => Ok(self.served(Some(token), holding)),
-                    // Nothing is left of it already; a poll asks for it after a pause.
+                    // No validity is left; a poll after a pause returns the current state.
                     None => self.unanswered(token, StoreError::timed_out(sent.elapsed())),
                 }
             }
             Ok(RenewReply::Gone) => {
                 self.turn.gone(token);
-                // Of several servers some may hold it still (PROTOCOL 9).
+                // With several servers, some may still hold it (PROTOCOL 9).
                 let clean_up = CleanUp::abandon(self.hold(token), self.terms.lease, None);
                 self.core.driver.clean_up(self.core, clean_up);
                 Ok(None)
@@ -206,7 +212,7 @@ impl Waiter<'_> {
         let patience = self.patience.for_call(self.terms, now);
         let mut question = Question::new(self.core, self.hold(token), self.terms, patience, now);
         question = question.queued(spare, self.turn.beside());
-        // Dropped here, the question gives up its token; the place must not go on with it.
+        // A dropped attempt abandons its token, so the queue entry must not reuse it.
         let mut asking = Asking {
             turn: &self.turn,
             token,
@@ -243,7 +249,7 @@ impl Waiter<'_> {
         Ok(None)
     }
 
-    /// Asks how the place is doing, until there is other news.
+    /// Polls the queue entry until there is other news.
     async fn poll(&self, token: Token, sent: Instant) -> Result<Served, LockError> {
         let hold = self.hold(token);
         let patience = self.patience.for_call(self.terms, sent);
@@ -284,7 +290,8 @@ impl Waiter<'_> {
         }
     }
 
-    /// The error, if it tells something of the store: cut off by the end of our own wait it does not, where more is known.
+    /// Returns `error` unless it only reflects the end of our own wait: a call that the time
+    /// limit has cut short must not replace a more informative last reply.
     fn telling<'e>(&self, error: &'e StoreError) -> Option<&'e StoreError> {
         let is_cut_off = match self.turn.last_refusal() {
             Refusal::None => false,

@@ -1,4 +1,4 @@
-//! One question to the store, and what becomes of its token when the answer does not come.
+//! An acquire attempt, and the clean-up of its token if no reply arrives.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,24 +15,26 @@ use crate::{
     store::{AcquireReply, Hold, IfBusy, KeyRequest, StoreError, Token},
 };
 
-/// A request sent within a call's timeout is executed at most so much later, or not at all (PROTOCOL 7).
+/// How long after its call time-out a delayed request may still be executed. The store rejects it
+/// after that (PROTOCOL 7).
 pub(crate) const STRAGGLE: Duration = Duration::from_secs(1);
 
-/// One call of [`Store::acquire`](crate::store::Store::acquire) under a token. If it is dropped, or its answer does not come,
-/// the token is abandoned: now, and again when no straggler can be executed any more (PROTOCOL 8).
+/// One call of [`Store::acquire`](crate::store::Store::acquire) under a token. If it is dropped
+/// or gets no reply, the token is abandoned: immediately, and again once a delayed request can no
+/// longer be executed (PROTOCOL 8).
 pub(super) struct Question<'a> {
     core: &'a Arc<Core>,
     pub(super) request: KeyRequest,
     terms: &'a Terms,
     patience: Duration,
     sent: Instant,
-    /// The token may hold the lock, and nobody knows.
+    /// The token may hold the lock without a guard.
     pub(super) in_flight: bool,
 }
 
 pub(super) enum Outcome {
     Granted(Arc<Holding>),
-    /// It stands in line at the store.
+    /// The store has a queue entry for the token.
     Queued {
         sent: Instant,
         counter: Option<FencingToken>,
@@ -41,12 +43,12 @@ pub(super) enum Outcome {
     Refused {
         holder_ttl: Option<Duration>,
     },
-    /// No answer, or one that says "not now".
+    /// No reply, or one that neither grants nor refuses the request.
     Unanswered(StoreError),
 }
 
 impl<'a> Question<'a> {
-    /// A question to be asked at once, at `now`.
+    /// An attempt that is made immediately, at `now`.
     pub(super) fn new(
         core: &'a Arc<Core>,
         hold: Hold,
@@ -65,7 +67,8 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// Stands in line if the lock is not free, has `spare` fencing tokens reserved, and may come in beside another reader.
+    /// Enters the store's wait queue if the lock is not free, reserves `spare` fencing tokens,
+    /// and may be admitted together with the reader `beside`.
     pub(super) fn queued(mut self, spare: u32, beside: Option<Token>) -> Self {
         self.request.if_busy = IfBusy::Queue;
         self.request.spare = spare;
@@ -82,12 +85,13 @@ impl<'a> Question<'a> {
         let reply = match reply {
             Ok(reply) => reply,
             Err(error) if error.is_transient() => return Ok(Outcome::Unanswered(error)),
-            // A script may fail half-way, where the server forbids one of its commands: the token is given up all the same.
+            // A script may fail after its first writes if the server forbids one of its commands,
+            // so the token is abandoned as well.
             Err(error) => return Err(LockError::from_store(error).with_key(&hold.key)),
         };
         if let AcquireReply::Granted(grant) = reply {
             let holding = Holding::start(self.core, hold.clone(), grant, sent, *self.terms);
-            // Without validity it is nobody's, and is given up.
+            // A grant without remaining validity has no holder and is abandoned.
             self.in_flight = holding.is_none();
             return Ok(match holding {
                 Some(holding) => Outcome::Granted(holding),

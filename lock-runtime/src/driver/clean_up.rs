@@ -1,4 +1,4 @@
-//! What must still be said to the store about a token that nobody uses any more.
+//! The remaining calls to the store for a token that is no longer used.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,40 +12,43 @@ use crate::{
     store::{Hold, Release, StoreError, Token},
 };
 
-/// How long a clean-up waits after its first failure; twice as long after each further one, up to the longest.
+/// The pause of a clean-up after its first failure. It doubles after each further failure, up to
+/// the longest pause.
 pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// A token to be given up: said until the store has heard it, or until the lease has run out in any case.
+/// A token to be released or abandoned. The call is repeated until the store has confirmed it, or
+/// until the lease has expired in any case.
 #[derive(Debug)]
 pub(crate) struct CleanUp {
-    what: What,
-    /// A release that names a `next` was sent before, and nobody knows what came of it.
+    action: Action,
+    /// A release that names a `next` was sent before, and its outcome is unknown.
     sent_before: bool,
-    /// A straggling request may be executed until then: say it once more afterwards (PROTOCOL 8).
+    /// A delayed request may be executed until then. The call is repeated once after
+    /// that (PROTOCOL 8).
     straggler_until: Option<Instant>,
     give_up_at: Instant,
 }
 
 #[derive(Debug)]
-enum What {
+enum Action {
     Release(Release),
     Abandon(Hold),
 }
 
 impl CleanUp {
-    /// The release of a lock whose lease ends by itself within `lease`.
+    /// The release of a lock whose lease ends within `lease` in any case.
     pub(crate) fn release(release: Release, lease: Duration) -> Self {
         let give_up_at = Instant::now() + lease;
         Self {
-            what: What::Release(release),
+            action: Action::Release(release),
             sent_before: false,
             straggler_until: None,
             give_up_at,
         }
     }
 
-    /// The same for a release that was sent, and whose reply did not come.
+    /// The same for a release that was sent and got no reply.
     pub(crate) fn release_again(release: Release, lease: Duration) -> Self {
         Self {
             sent_before: true,
@@ -53,11 +56,12 @@ impl CleanUp {
         }
     }
 
-    /// Gives up a token. `straggler_until` is the deadline of a request whose outcome is not known.
+    /// The abandonment of a token. `straggler_until` is the deadline of a request whose
+    /// outcome is unknown.
     pub(crate) fn abandon(hold: Hold, lease: Duration, straggler_until: Option<Instant>) -> Self {
         let give_up_at = straggler_until.unwrap_or_else(Instant::now) + lease;
         Self {
-            what: What::Abandon(hold),
+            action: Action::Abandon(hold),
             sent_before: false,
             straggler_until,
             give_up_at,
@@ -65,9 +69,9 @@ impl CleanUp {
     }
 
     fn hold(&self) -> &Hold {
-        match &self.what {
-            What::Release(release) => &release.hold,
-            What::Abandon(hold) => hold,
+        match &self.action {
+            Action::Release(release) => &release.hold,
+            Action::Abandon(hold) => hold,
         }
     }
 
@@ -78,16 +82,17 @@ impl CleanUp {
     async fn say(&self, core: &Core) -> Result<(), StoreError> {
         let patience = call_timeout(DEFAULT_LEASE);
         let said = async {
-            match &self.what {
-                What::Release(release) => {
-                    // Who was to take it up again is not waited for any more.
+            match &self.action {
+                Action::Release(release) => {
+                    // The waiters that were to take up the lock again no longer rely
+                    // on this release.
                     let release = Release {
                         next: None,
                         ..release.clone()
                     };
                     core.store.release(&release).await.map(drop)
                 }
-                What::Abandon(hold) => core.store.abandon(hold).await,
+                Action::Abandon(hold) => core.store.abandon(hold).await,
             }
         };
         within(patience, said).await
@@ -95,9 +100,9 @@ impl CleanUp {
 
     pub(super) async fn run(&self, core: Arc<Core>) {
         let Hold { key, mode, .. } = self.hold();
-        let next = match &self.what {
-            What::Release(release) => release.next.map(|next| (release, next)),
-            What::Abandon(_) => None,
+        let next = match &self.action {
+            Action::Release(release) => release.next.map(|next| (release, next)),
+            Action::Abandon(_) => None,
         };
         if let Some((release, next)) = next {
             if !self.sent_before
@@ -119,17 +124,17 @@ impl CleanUp {
                     sleep_until(deadline + Duration::from_millis(1)).await;
                 }
                 (Ok(()), _) => {
-                    if matches!(self.what, What::Release(_)) {
+                    if matches!(self.action, Action::Release(_)) {
                         tracing::debug!(%key, "released");
                     }
                     break;
                 }
                 (Err(error), _) if !error.is_transient() || Instant::now() >= self.give_up_at => {
-                    tracing::warn!(%key, %error, "gave up giving a lock back; its lease ends it");
+                    tracing::warn!(%key, %error, "gave up releasing a lock; it ends with its lease");
                     break;
                 }
                 (Err(_), _) => {
-                    // Many may have failed together; they need not come again together.
+                    // Many clean-ups may have failed together; they need not be retried together.
                     sleep(pause.mul_f64(0.5 + 0.5 * rand::random::<f64>())).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
@@ -137,7 +142,7 @@ impl CleanUp {
         }
         core.gates.released(key, mode.family());
         if let Some((release, next)) = next {
-            // From now on the first release changes nothing any more, should it be executed late.
+            // From now on the first release has no effect if it is executed late.
             core.driver.clean_up(
                 &core,
                 CleanUp::abandon(heir(release, next), next.lease, None),

@@ -1,4 +1,5 @@
-//! The task itself: what it takes from the desk, how much of it is under way at a time, and what it leaves when it ends.
+//! The background task: how it takes work from the desk, limits the work in progress, and returns
+//! unfinished work when its runtime ends.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque, hash_map::Entry},
@@ -23,26 +24,29 @@ use crate::{
     sync::lock,
 };
 
-/// So many renewals share a round trip.
+/// The largest number of renewals that share a round trip.
 const BATCH: usize = 100;
-/// So many batches are under way to a server at a time, so that a burst does not time itself out.
+/// The largest number of batches in flight to a server, so that a burst does not time
+/// out by itself.
 const BATCHES_UNDER_WAY: usize = 8;
-/// So many clean-ups are: after an outage there may be one for every lease.
+/// The largest number of clean-ups in progress: after an outage there may be one for every lease.
 const CLEAN_UPS_UNDER_WAY: usize = 256;
 
-/// The task. Dropped before it has ended, with its runtime, it leaves word that it is gone.
+/// The background task. When dropped before its end, together with its runtime, it marks itself
+/// as not running and returns its work.
 pub(super) struct Task {
     core: Arc<Core>,
-    /// Leases to be renewed, by who keeps them: a server that is silent must not cost the others' leases their turn.
+    /// The leases to be renewed, by server: a silent server must not delay the leases
+    /// of the others.
     renewals: HashMap<u64, Renewals>,
     clean_ups: u64,
     ended: bool,
 }
 
-/// Leases of one server to be renewed.
+/// The leases of one server that are to be renewed.
 #[derive(Default)]
 struct Renewals {
-    /// By how long the call may take: a short lease must not cost the others their patience.
+    /// Grouped by call time-out: a short lease must not shorten the time-out of the others.
     waiting: BTreeMap<Duration, Waiting>,
     batches_under_way: usize,
 }
@@ -51,7 +55,7 @@ struct Renewals {
 #[derive(Default)]
 struct Waiting {
     leases: VecDeque<Arc<Holding>>,
-    /// So many of the last have just been taken off the schedule.
+    /// The number of leases at the end that have just been taken off the schedule.
     unplanned: usize,
 }
 
@@ -69,7 +73,8 @@ impl Drop for Task {
         }
         let driver = &self.core.driver;
         let holdings = driver.holdings();
-        // While the desk still says "running": a task started here, on a runtime that ends, would end here again, for ever.
+        // While `running` is still set: a task started here, on a runtime that is ending, would
+        // be dropped again, and so on without end.
         holdings.iter().for_each(|holding| holding.renewal_failed());
         let mut desk = lock(&driver.desk);
         desk.running = false;
@@ -81,9 +86,10 @@ impl Drop for Task {
             .collect();
         desk.clean_ups.extend(under_way);
         drop(desk);
-        // Whoever waits for the end of the clean-ups looks again, and goes on with them.
+        // Callers that wait for the end of the clean-ups check again, and restart the task.
         driver.idle.notify_waiters();
-        // A lease that was taken on another runtime is still somebody's: go on there.
+        // A lease that was acquired on another runtime may still be in use, so the task
+        // continues there.
         let mut asked = Vec::new();
         for holding in holdings {
             let runtime = holding.runtime();
@@ -140,7 +146,8 @@ impl Task {
         }
     }
 
-    /// Takes what is due off the schedule, renewals aside and losses at once, and the clean-ups there is room for.
+    /// Takes the leases that are due off the schedule, and as many clean-ups as there is room
+    /// for. Renewals are collected; losses are handled at once.
     fn open_desk(&mut self) -> Vec<(u64, Arc<CleanUp>)> {
         let now = Instant::now();
         let mut due = Vec::new();
@@ -180,7 +187,8 @@ impl Task {
         clean_ups
     }
 
-    /// The renewals of one server that have waited longest, among those with the least patience.
+    /// Returns the renewals of one server that have waited longest, among those with the
+    /// shortest time-out.
     fn next_batch(&mut self) -> Option<(u64, Batch)> {
         let mut ready = self
             .renewals
@@ -213,8 +221,9 @@ impl Task {
         Some((server, batch))
     }
 
-    /// A renewal that is under way comes back to the schedule with its answer, or for want of one. One that has to wait for its
-    /// turn may be overtaken by its loss.
+    /// Puts the leases that wait for their renewal back into the schedule, because they
+    /// may be lost before it is sent. A renewal in flight puts its lease back with its
+    /// reply, or without one.
     fn plan_waiting(&mut self) {
         for waiting in self
             .renewals
@@ -230,7 +239,7 @@ impl Task {
         }
     }
 
-    /// When to look again; `None` if there will be nothing to look for.
+    /// Returns when to check again, or `None` if there can be no more work.
     fn close_desk(&self, at_rest: bool) -> Option<Instant> {
         let mut desk = lock(&self.core.driver.desk);
         let first = desk.schedule.first_key_value().map(|((due, _), _)| *due);
@@ -238,7 +247,8 @@ impl Task {
             desk.running = false;
             return None;
         }
-        // A day is "for ever" here: somebody will knock. Clean-ups that were left meanwhile have knocked already.
+        // A day stands for no limit, because the task is notified of new work. Clean-ups that
+        // arrived in the meantime have already notified it.
         let until = first.unwrap_or_else(|| Instant::now() + crate::MAX_LEASE);
         desk.sleeps_until = Some(until);
         Some(until)
@@ -267,7 +277,8 @@ impl Task {
     }
 }
 
-/// Leases that are being renewed. Dropped without an answer, with the runtime, they come back to the schedule.
+/// Leases with a renewal in flight. When dropped without a reply, with the runtime, they
+/// return to the schedule.
 struct Batch(Vec<Arc<Holding>>);
 
 impl Drop for Batch {
@@ -276,10 +287,10 @@ impl Drop for Batch {
     }
 }
 
-/// Renews a batch in one round trip and tells each lease its reply.
+/// Renews a batch in one round trip and records each reply in its lease.
 async fn renew(core: &Core, mut batch: Batch) {
     let Batch(holdings) = &mut batch;
-    // What is over by now is on no schedule any more.
+    // Leases that have ended are no longer in the schedule.
     let mut renewals = Vec::with_capacity(holdings.len());
     holdings.retain(|holding| {
         holding.renewal().is_some_and(|renewal| {
@@ -312,7 +323,7 @@ async fn renew(core: &Core, mut batch: Batch) {
             }
         }
     }
-    // Once for the batch: an outage would fill the log.
+    // One message for the batch: an outage would fill the log.
     if let Some(error) = failed {
         tracing::warn!(leases, %error, "renewal failed; trying again until validity ends");
     }

@@ -1,4 +1,4 @@
-//! What must hold at every moment of a run, and at its end.
+//! The invariants of a run: those that hold at every moment, and those that hold at its end.
 
 use std::fmt;
 
@@ -9,20 +9,20 @@ use crate::{
     store::Hold,
 };
 
-/// What can go wrong.
+/// The kinds of violations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wrong {
-    /// Two who exclude each other hold a lock, each by its own clock.
+    /// Two holders that exclude each other hold a lock at the same time, each by its own clock.
     TwoHolders,
-    /// Somebody believes to hold what the store does not keep for it, or not for so long.
+    /// A holder is valid, but the store does not hold the lock for it, or not for as long.
     NotHeld,
     /// A fencing token is not larger than an earlier one.
     Fence,
-    /// The store keeps something for a token that nobody in its living process knows.
+    /// The store keeps something for a token that no part of its living process knows.
     Orphan,
-    /// A waiter is not served although nothing fails any more.
+    /// A waiter is not served although there are no more faults.
     Stuck,
-    /// Something is left in the store or in a process when all is over.
+    /// Something is left in the store or in a process at the end.
     Leak,
 }
 
@@ -39,12 +39,12 @@ impl fmt::Display for Violation {
 
 #[derive(Default)]
 pub(super) struct Checker {
-    /// The largest fencing token handed out, by lock: with exclusive grants, and with others.
+    /// By lock: the largest token of an exclusive grant, and the tokens of all other grants.
     fences: Vec<(Option<FencingToken>, Vec<FencingToken>)>,
-    /// Holders whose process has crashed. Nobody has released what they held.
+    /// Holders whose process has crashed without a release.
     pub(super) dead: Vec<Holder>,
     found: Vec<Violation>,
-    /// Only this is looked for.
+    /// If set, all other violations are ignored.
     pub(super) only: Option<Wrong>,
 }
 
@@ -62,7 +62,7 @@ impl Checker {
         self.found.pop()
     }
 
-    /// After every event.
+    /// Checks the state after every event.
     pub(super) fn look(&mut self, sim: &mut Sim, processes: &[Process], server: &Server) {
         for began in std::mem::take(&mut sim.began) {
             let lock = sim.lock_of(&began.hold);
@@ -84,8 +84,9 @@ impl Checker {
             .retain(|holder| !holder.lease.validity(sim.now).is_zero());
     }
 
-    /// An exclusive grant comes after everything that was handed out before, and nothing that is handed out later comes before it.
-    /// Grants that may be held together are in no order, but no two have the same token.
+    /// Checks the order of fencing tokens. The token of an exclusive grant is larger than all
+    /// earlier tokens, and no later token is smaller. Grants that may be held together are in no
+    /// particular order, but no two have the same token.
     fn began(&mut self, sim: &Sim, hold: &Hold, fence: FencingToken, lock: usize) {
         let (exclusive, others) = &mut self.fences[lock];
         let mut in_order = exclusive.is_none_or(|exclusive| exclusive < fence);
@@ -96,7 +97,8 @@ impl Checker {
             in_order &= !others.contains(&fence);
             others.push(fence);
         }
-        // A token whose acquire was doubled may have been granted twice, and the word of the first grant may come with the second.
+        // If an acquire was duplicated, its token may have been granted twice, and the reply with
+        // the first grant may arrive with the second.
         if !in_order && !sim.is_excused(hold.token) {
             self.report(Wrong::Fence, || {
                 format!("{} has a fencing token out of order", sim.name(hold.token))
@@ -149,7 +151,8 @@ impl Checker {
         }
     }
 
-    /// After the store has executed something: everything it keeps is somebody's, unless its process is dead.
+    /// Checks, after each request that the store executes, that everything it keeps has an owner,
+    /// unless its process is dead.
     pub(super) fn owners(
         &mut self,
         sim: &Sim,
@@ -172,9 +175,9 @@ impl Checker {
                     } else {
                         Wrong::Orphan
                     };
-                    let place = if mode.is_some() { "held" } else { "in line" };
+                    let place = if mode.is_some() { "held" } else { "queued" };
                     self.report(wrong, || {
-                        format!("{} is {place} in the store for nobody", sim.name(token))
+                        format!("{} is {place} unowned in the store", sim.name(token))
                     });
                 }
             }

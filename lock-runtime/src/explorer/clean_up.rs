@@ -1,4 +1,4 @@
-//! A token that nobody uses any more is given up: what `driver/clean_up.rs` does.
+//! The clean-up of tokens that are no longer used: models `driver/clean_up.rs`.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(super) struct CleanUp {
     straggler_until: Option<Instant>,
     give_up_at: Instant,
     pause: Duration,
-    /// The release that takes the lock up again is under way.
+    /// The release that takes the lock up again is in progress.
     is_giving_back: bool,
 }
 
@@ -94,7 +94,7 @@ impl Process {
         let next = clean_up.next();
         say!(
             sim,
-            "{} c{id} gives up {}",
+            "{} c{id} cleans up {}",
             self.who,
             sim.name(clean_up.hold().token)
         );
@@ -121,13 +121,13 @@ impl Process {
         }
     }
 
-    /// Says it to the store, once more.
+    /// Sends the request to the store, possibly again.
     pub(super) fn say(&mut self, sim: &mut Sim, id: u32) {
         let Some(clean_up) = self.clean_ups.get(&id) else {
             return;
         };
         let request = match clean_up.what.clone() {
-            // Who was to take it up again is not waited for any more.
+            // This release is no longer combined with an acquire for the next holder.
             What::Release(release) => Request::Release(Release {
                 next: None,
                 ..release

@@ -1,8 +1,9 @@
-//! The chance in a schedule. The same seed gives the same schedule, on every machine and with every version of `rand`.
+//! Random numbers. A seed gives the same schedule on every machine and with every version
+//! of `rand`.
 
 use std::time::Duration;
 
-/// [SplitMix64](https://prng.di.unimi.it/splitmix64.c).
+/// A [SplitMix64](https://prng.di.unimi.it/splitmix64.c) generator.
 pub(crate) struct Dice(u64);
 
 impl Dice {
@@ -18,7 +19,7 @@ impl Dice {
         bits ^ (bits >> 31)
     }
 
-    /// One of 0..n.
+    /// A number in 0..n.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.next()) * n as u128) >> 64) as usize
     }
@@ -27,17 +28,17 @@ impl Dice {
         choices[self.below(choices.len())]
     }
 
-    /// True so many times in a thousand.
+    /// `true` with a probability of `in_a_thousand` in 1000.
     pub(crate) fn chance(&mut self, in_a_thousand: usize) -> bool {
         self.below(1000) < in_a_thousand
     }
 
-    /// In 0..1.
+    /// A number in 0..1.
     pub(crate) fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Up to `longest`, in whole microseconds; short ones are as likely as long ones.
+    /// A duration below `longest`, in whole microseconds; short ones are as likely as long ones.
     pub(crate) fn up_to(&mut self, longest: Duration) -> Duration {
         let micros = longest.as_micros() as usize;
         let scale = self.one_of(&[1, 1, 1, 4, 30]);

@@ -1,4 +1,4 @@
-//! The last guard leaves: what `Holding::leave`, `Holding::part`, `Entry::release` and `giving_back.rs` do.
+//! The end of a hold: models `Holding::leave`, `Holding::part`, `Entry::release`, `giving_back.rs`.
 
 use tokio::time::Instant;
 
@@ -17,7 +17,7 @@ use crate::{
     store::{Next, Release, ReleaseReply, Token},
 };
 
-/// A release that somebody awaits.
+/// A release with a caller that awaits it.
 pub(super) struct GivingBack {
     pub(super) release: Release,
     pub(super) lease: std::time::Duration,
@@ -31,11 +31,11 @@ impl GivingBack {
 }
 
 impl Process {
-    /// The holder is done.
+    /// Ends the hold.
     pub(super) fn done(&mut self, sim: &mut Sim, id: u32) {
         match self.holders.get(&id) {
             None => return,
-            // The clock may know of a loss before the driver does.
+            // The lease may have expired before the driver has noticed it.
             Some(holder) if holder.lease.loss(sim.now).is_some() => return self.lose(sim, id),
             Some(_) => {}
         }
@@ -72,7 +72,7 @@ impl Process {
             }
             match parting {
                 Parting::Passed => {
-                    say!(sim, "{} passes it on", self.who);
+                    say!(sim, "{} hands it off locally", self.who);
                     return self.again(sim, arrival);
                 }
                 Parting::HandBack(token) => {
@@ -118,14 +118,14 @@ impl Process {
         }
     }
 
-    /// The future of a release is dropped.
+    /// Drops the future of a release.
     pub(super) fn forsake(&mut self, sim: &mut Sim, call: Call) {
         let Some(GivingBack { release, lease }) = self.releases.remove(&call) else {
             return;
         };
         say!(
             sim,
-            "{} forsakes the release of {}",
+            "{} drops the release of {}",
             self.who,
             sim.name(release.hold.token)
         );
@@ -133,7 +133,7 @@ impl Process {
         self.clean_up(sim, CleanUp::release_again(sim.now, release, lease));
     }
 
-    /// What the reply to a release means for those who wait here.
+    /// Applies the reply to a release to the waiters of this process.
     pub(super) fn given_back(
         &mut self,
         sim: &mut Sim,
@@ -193,7 +193,7 @@ impl Process {
         }
     }
 
-    /// Nothing came of a place in line that was opened by handing a lock back.
+    /// Drops the queue entry of a release that was to take the lock up again, but has not.
     pub(super) fn drop_place(&mut self, sim: &Sim, lock: usize, token: Token) {
         if let Some(line) = &mut self.lines[lock] {
             line.drop_place(token);

@@ -1,4 +1,4 @@
-//! Somebody who holds: what `holding.rs` and the driver do, here by messages.
+//! A holder: models `holding.rs` and the driver as messages.
 
 use tokio::time::Instant;
 
@@ -125,7 +125,7 @@ impl Holder {
 }
 
 impl Process {
-    /// The guard is handed out.
+    /// Hands out the guard.
     pub(super) fn begin(&mut self, sim: &mut Sim, holder: Holder) {
         let id = sim.number();
         let (hold, fence, arrival) = (holder.hold.clone(), holder.fence, holder.arrival);
@@ -152,7 +152,7 @@ impl Process {
         self.plan(sim, id);
     }
 
-    /// The driver looks at the lease when it is due.
+    /// Schedules the next check of the lease by the driver.
     pub(super) fn plan(&mut self, sim: &mut Sim, id: u32) {
         let Some(holder) = self.holders.get_mut(&id) else {
             return;
@@ -210,7 +210,7 @@ impl Process {
         self.plan(sim, id);
     }
 
-    /// Asks for more than the lease.
+    /// Extends the lease beyond its usual length.
     pub(super) fn extend(&mut self, sim: &mut Sim, id: u32) {
         let Some(holder) = self
             .holders
@@ -241,14 +241,14 @@ impl Process {
             return;
         };
         match reply {
-            Some(Reply::Renew(RenewReply::Renewed { ttl })) => holder.lease.told(sent, ttl),
+            Some(Reply::Renew(RenewReply::Renewed { ttl })) => holder.lease.reported(sent, ttl),
             Some(Reply::Renew(RenewReply::Gone)) => return self.lose(sim, id),
             _ => {}
         }
         self.plan(sim, id);
     }
 
-    /// The token is given up, as the store may not know yet (PROTOCOL 9).
+    /// Abandons the token, as the store may not know of the loss (PROTOCOL 9).
     pub(super) fn lose(&mut self, sim: &mut Sim, id: u32) {
         let Some(holder) = self.holders.remove(&id) else {
             return;

@@ -1,4 +1,4 @@
-//! What goes over the network, and how a trace shows it.
+//! The messages on the network, and their form in a trace.
 
 use std::fmt;
 
@@ -39,7 +39,7 @@ impl Request {
         }
     }
 
-    /// The token that the store hears of by this request.
+    /// The token that the store first sees in this request.
     pub(super) fn introduces(&self) -> Option<Token> {
         match self {
             Self::Acquire(request) => Some(request.hold.token),
@@ -103,7 +103,7 @@ impl Sim {
             Reply::Acquire(AcquireReply::Queued { holder_ttl, .. })
             | Reply::Poll(PollReply::Queued { holder_ttl, .. })
             | Reply::Release(ReleaseReply::Queued { holder_ttl, .. }) => {
-                format!("in line, holder's {holder_ttl:?}")
+                format!("queued, holder's ttl {holder_ttl:?}")
             }
             Reply::Acquire(reply) => format!("{reply:?}"),
             Reply::Poll(reply) => format!("{reply:?}"),

@@ -1,10 +1,11 @@
-//! Each rule of the protocol switched off: the explorer must find what it was for. What it can find so, it would find in the code, too.
+//! The rules of the protocol, each switched off in turn: the explorer must find the violation that
+//! the rule prevents. It would find the same error in the code.
 
 use super::{Broken, checker::Wrong, world::World};
 
 const SCHEDULES: u64 = 20_000;
 
-/// Explores without the rule until somebody comes to that harm.
+/// Explores without the rule until a violation of this kind occurs.
 fn is_found(broken: Broken, wrong: Wrong) {
     let found = (0..SCHEDULES).find(|seed| {
         World::random(*seed, Some(broken), false)

@@ -1,4 +1,4 @@
-//! One process: what it has in memory, its calls to the store, and what it does about what reaches it.
+//! One process: its state, its calls to the store, and its reactions to events.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -21,23 +21,23 @@ use crate::{
 
 pub(super) struct Process {
     pub(super) who: Who,
-    /// By lock. A line in which nobody waits is none, as in [`Gates`](crate::gate::Gates).
+    /// By lock. A wait queue without waiters is `None`, as in [`Gates`](crate::gate::Gates).
     pub(super) lines: Vec<Option<Line>>,
     pub(super) waiters: BTreeMap<u32, Waiter>,
     pub(super) holders: BTreeMap<u32, Holder>,
-    /// Releases that somebody awaits.
+    /// Releases with a caller that awaits them.
     pub(super) releases: BTreeMap<Call, GivingBack>,
     pub(super) clean_ups: BTreeMap<u32, CleanUp>,
     pub(super) calls: BTreeMap<Call, (Purpose, Instant)>,
-    /// Questions given up, whose replies a client without PROTOCOL 1 still believes.
+    /// Abandoned acquires whose replies a client without PROTOCOL 1 still applies.
     pub(super) late: BTreeMap<Call, Late>,
-    /// While it is stopped: what waits for it.
+    /// The events that wait for the process while it is paused.
     pub(super) stopped: Option<Vec<Event>>,
-    /// When the connection broke last.
+    /// When the connection was last lost.
     pub(super) lost: Option<Instant>,
 }
 
-/// What a call to the store is for.
+/// The purpose of a call to the store.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Purpose {
     Waiter(u32),
@@ -77,7 +77,7 @@ impl Process {
         call
     }
 
-    /// What a call came to: its reply, or none in time. A reply to a call that nobody waits for any more is not looked at.
+    /// Handles the reply to a call, or its time-out. Ignores a reply that is no longer awaited.
     pub(super) fn answered(&mut self, sim: &mut Sim, call: Call, reply: Option<Reply>) {
         let Some((purpose, sent)) = self.calls.remove(&call) else {
             self.believe(sim, call, reply);
@@ -110,12 +110,12 @@ impl Process {
         }
     }
 
-    /// The store pushed a grant.
+    /// Handles a grant that the store has pushed.
     pub(super) fn pushed(&mut self, sim: &mut Sim, hold: &Hold, grant: Grant) {
         let lock = sim.lock_of(hold);
         say!(
             sim,
-            "{} hears of a push for {}",
+            "{} receives a push for {}",
             self.who,
             sim.name(hold.token)
         );
@@ -138,7 +138,7 @@ impl Process {
         }
     }
 
-    /// The connection broke: what was pushed meanwhile is lost.
+    /// Handles the loss of the connection, and with it of push messages.
     pub(super) fn disconnected(&mut self, sim: &mut Sim) {
         self.lost = Some(sim.now);
         let batons: Vec<_> = self
@@ -170,7 +170,7 @@ impl Process {
         wakers.into_iter().for_each(std::task::Waker::wake);
     }
 
-    /// Something was given back in this process.
+    /// Notifies the waiters of this process that a lock was released in it.
     pub(super) fn released(&mut self, sim: &Sim, lock: usize) {
         if let Some(waker) = self.lines[lock]
             .as_mut()
@@ -180,7 +180,7 @@ impl Process {
         }
     }
 
-    /// Does somebody here know of the token, and see to it?
+    /// Whether this process knows the token and takes care of it.
     pub(super) fn owns(&self, token: Token) -> bool {
         let known = Some(token);
         self.lines

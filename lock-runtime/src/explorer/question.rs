@@ -1,4 +1,4 @@
-//! One question to the store, and what becomes of its token when the answer does not come: what `question.rs` does.
+//! One acquire attempt, and the clean-up of its token if no reply arrives: models `question.rs`.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(super) struct Question {
     deadline: Instant,
 }
 
-/// A question given up whose reply is still believed, against PROTOCOL 1.
+/// An abandoned acquire whose reply is still applied, against PROTOCOL 1.
 pub(super) struct Late {
     waiter: u32,
     hold: Hold,
@@ -73,7 +73,8 @@ impl Process {
         );
     }
 
-    /// A guard, or why there is none; nothing if it may lie in the store for nobody and was given up.
+    /// Returns the holder, or the reply if the lock was not granted. Returns `None` if the grant
+    /// has no validity left and its token was abandoned.
     pub(super) fn question_answered(
         &mut self,
         sim: &mut Sim,
@@ -92,7 +93,7 @@ impl Process {
         holder.map(Ok)
     }
 
-    /// Now, and once more when no straggler can be executed any more (PROTOCOL 8).
+    /// Abandons the token now, and again after the deadline of the request (PROTOCOL 8).
     pub(super) fn abandon_question(&mut self, sim: &mut Sim, question: Question, lease: Duration) {
         let once_more = Some(question.deadline).filter(|_| !sim.is_broken(Broken::AbandonsOnce));
         self.clean_up(
@@ -122,7 +123,7 @@ impl Process {
         self.abandon_question(sim, question, lease);
     }
 
-    /// A reply to a question that was given up. Only a client without PROTOCOL 1 takes it.
+    /// Applies the reply to an abandoned acquire. Only a client without PROTOCOL 1 does this.
     pub(super) fn believe(&mut self, sim: &mut Sim, call: Call, reply: Option<Reply>) {
         let Some(Late {
             waiter: id,

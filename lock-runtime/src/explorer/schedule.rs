@@ -1,18 +1,18 @@
-//! What happens to whom in a run, apart from what the network does: drawn from a seed.
+//! The events of a run, apart from those of the network: drawn from a seed.
 
 use std::{num::NonZeroU32, time::Duration};
 
 use super::dice::Dice;
 use crate::spec::{Mode, Terms, Wait};
 
-/// How bad the network is. Probabilities are in a thousand.
+/// The fault rates of the network. Probabilities are in thousandths.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Network {
     pub(super) lost: usize,
     pub(super) doubled: usize,
-    /// So many messages take more than a millisecond, up to `longest`.
+    /// Messages that take more than a millisecond, up to `longest`.
     pub(super) late: usize,
-    /// The same of pushes, which come by a connection of their own.
+    /// The same for push messages, which have a connection of their own.
     pub(super) pushes_late: usize,
     pub(super) longest: Duration,
 }
@@ -29,21 +29,21 @@ impl Network {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Action {
-    /// The arrival of that number.
+    /// The arrival with this number.
     Arrive(usize),
-    /// Everything the process had in memory is gone; it starts anew.
+    /// The process loses everything it had in memory, and restarts.
     Crash(usize),
-    /// The process does nothing for so long.
+    /// The process does nothing for this time.
     Stop(usize, Duration),
     Continue(usize),
     Disconnect(usize),
-    /// The store executes nothing for so long, and then everything, in any order.
+    /// The store executes nothing for this time, and then everything, in any order.
     Stall(Duration),
-    /// From now on there are no faults.
+    /// There are no more faults.
     Quiet,
 }
 
-/// How a holder ends.
+/// How a hold ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     Release,
@@ -52,7 +52,7 @@ pub(super) enum Ending {
     Drop,
 }
 
-/// Somebody who wants a lock.
+/// A request for a lock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     /// Its index among the arrivals.
@@ -63,9 +63,9 @@ pub(super) struct Arrival {
     pub(super) hold_for: Duration,
     pub(super) ending: Ending,
     pub(super) cancel_after: Option<Duration>,
-    /// Asks for so many leases at once, so long after the grant.
+    /// Extends the hold to this number of leases, this time after the grant.
     pub(super) extend: Option<(Duration, u32)>,
-    /// Comes again, so long after it has ended.
+    /// Repeats the request, this time after it has ended.
     pub(super) again: Option<Duration>,
 }
 
@@ -75,11 +75,11 @@ pub(super) struct Schedule {
     pub(super) network: Network,
     pub(super) arrivals: Vec<Arrival>,
     pub(super) actions: Vec<(Duration, Action)>,
-    /// Within this time after the end of the faults everybody must have been served.
+    /// The time, counted from the end of the faults, within which every waiter must be served.
     pub(super) bound: Duration,
 }
 
-/// How the keys are held in a schedule.
+/// The way in which a schedule holds its locks.
 #[derive(Clone, Copy)]
 enum Kind {
     Passing,
@@ -105,7 +105,8 @@ pub(super) fn terms(mode: Mode, lease: Duration, wait: Wait) -> Terms {
 impl Schedule {
     pub(super) fn random(dice: &mut Dice) -> Self {
         let millis = Duration::from_millis;
-        // Short leases on a slow network that doubles much: what was said of a token reaches a later time of its life.
+        // Short leases on a slow network that often duplicates messages: a message about a token
+        // arrives late in the life of the token.
         let is_echoing = dice.chance(150);
         let short = if is_echoing {
             100
@@ -117,7 +118,7 @@ impl Schedule {
             millis(dice.one_of(&[short, short, short, 300, 6000])),
         ];
         let longest_lease = leases[0].max(leases[1]);
-        // Long enough for leases to run out, and short enough for others to meet them.
+        // Long enough for leases to expire, and short enough for requests to overlap.
         let times = if is_echoing {
             16
         } else {
@@ -200,7 +201,8 @@ impl Schedule {
             ));
         }
         actions.push((horizon, Action::Quiet));
-        // A dead holder's lease, extended by a straggler; a dead waiter's grant; the pause of a clean-up; 2 s; everybody's turn.
+        // The sum of: a dead holder's lease, extended by a delayed request; a dead waiter's grant;
+        // the longest pause of a clean-up; 2 s; and a turn for each request.
         let extended =
             |arrival: &Arrival| arrival.terms.lease * arrival.extend.map_or(1, |(_, times)| times);
         let longest = arrivals.iter().map(extended).max().unwrap_or_default();
@@ -221,7 +223,7 @@ impl Schedule {
     }
 }
 
-/// Those who want locks in a schedule.
+/// The requests of a schedule.
 struct Crowd {
     kind: Kind,
     processes: usize,
@@ -245,7 +247,7 @@ impl Crowd {
         terms.strict_order = matches!(self.kind, Kind::Strict) || dice.chance(50);
         terms.renew = !dice.chance(80);
         terms.min_hold = dice.chance(30).then(|| dice.up_to(lease));
-        // A `max_hold` shorter than a round trip can never be had.
+        // A `max_hold` shorter than a round trip can never be met.
         let max_hold =
             terms.min_hold.unwrap_or_default() + Duration::from_millis(10) + dice.up_to(lease * 2);
         terms.max_hold = dice.chance(50).then_some(max_hold);
@@ -256,7 +258,7 @@ impl Crowd {
         });
         Arrival {
             number,
-            // Most meet in one process.
+            // Most requests meet in one process.
             process: dice.below(self.processes).min(dice.below(self.processes)),
             lock: dice.below(self.locks),
             terms,
@@ -271,7 +273,7 @@ impl Crowd {
             extend: dice
                 .chance(100)
                 .then(|| (dice.up_to(lease), 2 + dice.below(2) as u32)),
-            // Nearly always somebody holds.
+            // The lock is nearly always held.
             again: (self.is_echoing && terms.wait != Wait::No && cancel_after.is_none())
                 .then_some(Duration::from_millis(1)),
         }

@@ -1,4 +1,4 @@
-//! The store: the table of the in-memory one, behind a network.
+//! The store: the table of the in-memory store, behind a network.
 
 use super::{
     Broken,
@@ -51,7 +51,7 @@ impl Server {
             },
         };
         let handed_over = step.handed_over;
-        // The events of a step are told before its reply, and may arrive after it.
+        // The events of a step are sent before its reply, and may arrive after it.
         for (hold, grant) in handed_over {
             sim.push(hold, grant);
         }

@@ -1,4 +1,4 @@
-//! What all parts of a run share: the virtual clock, what happens when, the network, the dice and the trace.
+//! The shared state of a run: the virtual clock, the event queue, the network, the dice, the trace.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ use crate::{
     sync::lock,
 };
 
-/// A process, and which of its lives: after a crash it is another one.
+/// A process, and the number of its restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Who {
     pub(super) process: usize,
@@ -33,28 +33,28 @@ pub(super) struct Who {
 pub(super) enum Event {
     /// A request reaches the store.
     AtStore(Who, Call, Request),
-    /// The reply reaches whoever has sent the request.
+    /// A reply reaches the sender of the request.
     Replied(Who, Call, Reply),
     Pushed(Who, Hold, Grant),
     Timer(Who, Timer),
     Action(Action),
 }
 
-/// What a process waits for. A number tells the present wait from one that is over.
+/// The timers of a process. A second number distinguishes the current wait from earlier ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Timer {
-    /// A call to the store has had no reply.
+    /// The time-out of a call to the store.
     Call(Call),
     Waiter(u32, u32),
-    /// Whoever waits, asks or holds wants no more.
+    /// The waiter is cancelled.
     Cancel(u32),
-    /// The driver is to look at a lease.
+    /// The driver checks a lease.
     Lease(u32, u32),
     /// The holder is done.
     Done(u32),
-    /// The holder asks for more than the lease.
+    /// The holder extends its lease.
     Extend(u32),
-    /// Whoever awaits a release awaits it no longer.
+    /// The future of a release is dropped.
     Forsake(Call),
     CleanUp(u32),
 }
@@ -72,25 +72,25 @@ pub(super) struct Sim {
     numbers: u64,
     pub(super) dice: Dice,
     pub(super) network: Network,
-    /// Faults are over.
+    /// There are no more faults.
     pub(super) quiet: bool,
     /// The store executes nothing until then.
     pub(super) store_stalls_until: Instant,
     pub(super) broken: Option<Broken>,
     pub(super) keys: Vec<LockKey>,
-    /// Whose a token is.
+    /// The process of each token.
     tokens: Vec<(Token, Who)>,
-    /// Tokens that may lie in the store for nobody: their acquire was doubled by the network, which PROTOCOL 10 is there to
-    /// exclude, or their clean-up had to give up.
+    /// Tokens that may stay in the store without an owner: their acquire was duplicated by the
+    /// network, which PROTOCOL 10 excludes, or their clean-up had to give up.
     excused: Vec<Token>,
     pub(super) began: Vec<Began>,
-    /// How many waiters were served before the end of the faults, by process.
+    /// The number of waiters served before the end of the faults, by process.
     pub(super) served: Vec<u32>,
     woken: Arc<Mutex<Vec<(Who, u32)>>>,
     pub(super) trace: Option<String>,
 }
 
-/// Writes a line into the trace, if there is one.
+/// Writes a line to the trace, if there is one.
 macro_rules! say {
     ($sim:expr, $($what:tt)*) => {
         if $sim.trace.is_some() {
@@ -145,7 +145,7 @@ impl Sim {
         self.broken == Some(rule)
     }
 
-    /// How long the run has taken so far.
+    /// The time since the start of the run.
     pub(super) fn elapsed(&self) -> Duration {
         self.now - self.start
     }
@@ -172,7 +172,7 @@ impl Sim {
     }
 
     pub(super) fn lock_of(&self, hold: &Hold) -> usize {
-        // Every hold was made from one of the keys.
+        // Every hold was created from one of the keys.
         self.keys
             .iter()
             .position(|key| *key == hold.key)
@@ -190,7 +190,7 @@ impl Sim {
         lock(&self.woken).pop()
     }
 
-    /// A request on its way: lost, late, doubled or overtaken.
+    /// Sends a request, which may be lost, delayed, duplicated or overtaken.
     pub(super) fn send(&mut self, who: Who, call: Call, request: Request) {
         if let Some(token) = request.introduces() {
             self.introduce(token, who);
@@ -280,7 +280,7 @@ impl Sim {
             .map(|(_, who)| *who)
     }
 
-    /// What a token is called in the trace.
+    /// The name of a token in the trace.
     pub(super) fn name(&self, token: Token) -> String {
         let place = self.tokens.iter().position(|(known, _)| *known == token);
         place.map_or_else(|| "t?".to_owned(), |place| format!("t{place}"))

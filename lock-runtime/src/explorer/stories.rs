@@ -1,4 +1,4 @@
-//! Stories that are told on purpose, as chance hardly tells them.
+//! Scenarios that random schedules hardly ever produce.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ use crate::{
 
 const BUSY: usize = 5;
 
-/// Five processes are always busy with a lock; in a sixth somebody comes once a second and waits for two seconds. How often is it
-/// served in a minute?
+/// Keeps a lock busy with five processes. In a sixth process a request arrives once a second and
+/// waits for two seconds. Returns how often that process is served in a minute.
 fn turns_of_the_impatient(broken: Option<Broken>) -> u32 {
     let (second, lease) = (Duration::from_secs(1), Duration::from_secs(30));
     let arrival = |number: usize| Arrival {
@@ -74,7 +74,7 @@ fn turns_of_the_impatient(broken: Option<Broken>) -> u32 {
 #[test]
 fn a_process_with_little_patience_gets_its_turns_behind_busy_ones() {
     let turns = turns_of_the_impatient(None);
-    // A turn in six, with everybody's hand-off.
+    // About one turn in six; each turn includes a hand-off.
     assert!(turns >= 6, "{turns} turns in a minute");
 }
 
@@ -84,29 +84,30 @@ fn a_client_that_inherits_no_place_is_found() {
     assert_eq!(turns, 0, "turns in a minute");
 }
 
-/// Its holder hands a lock back for the only waiter; that one leaves, so the token is abandoned; somebody else comes; then the reply
-/// says that the lock is held under that token. Chance tells this once in some 200,000 schedules.
+/// A holder hands a lock back for the only waiter. The waiter leaves, so the token is abandoned.
+/// Another waiter arrives, and then the reply reports that the lock is held under that token.
+/// Random schedules produce this about once in 200,000.
 #[test]
-fn a_lock_that_comes_back_under_an_abandoned_token_is_taken_by_nobody() {
+fn a_lock_that_returns_under_an_abandoned_token_is_not_taken() {
     let (now, lease) = (Instant::now(), Duration::from_secs(30));
     let wish = schedule::terms(Mode::Exclusive, lease, Wait::AtMost(lease)).wish();
     let mut line = Line::default();
     let Some(waiter) = line.enter(wish, 1) else {
-        panic!("the line is empty")
+        panic!("the queue is empty")
     };
     let (Parting::HandBack(token), _) = line.part(lease, None, now) else {
-        panic!("somebody waits")
+        panic!("there is a waiter")
     };
     let left = line.leave(waiter);
     assert_eq!(
         left.orphan.map(|place| place.token),
         Some(token),
-        "nobody goes on with it, so it is abandoned"
+        "it has no other owner, so it is abandoned"
     );
     assert!(line.enter(wish, 1).is_some());
 
     let (Ok(key), Some(fence)) = (LockKey::new("a"), FencingToken::new(1)) else {
-        panic!("both are right")
+        panic!("both are valid")
     };
     let hold = Hold::new(key, Mode::Exclusive, token);
     let lease = Lease::granted(lease, true, now, lease, 0.0);

@@ -1,4 +1,4 @@
-//! Somebody who waits: what `acquire.rs`, `in_line.rs` and `question.rs` do by awaiting, here by messages.
+//! A waiter: models `acquire.rs`, `in_line.rs` and `question.rs` as messages.
 
 use std::{
     task::{Context, Poll, Waker},
@@ -38,11 +38,11 @@ pub(super) struct Waiter {
 }
 
 pub(super) enum State {
-    /// Asks beside the line, or without standing in it.
+    /// Makes an acquire attempt without entering the wait queue.
     Beside(Question),
-    /// Others in this process are first.
+    /// Waits behind others of this process.
     Behind,
-    /// At the head, for news or for the time to ask.
+    /// At the head of the queue: waits for a notification or for the next request to be due.
     Waiting,
     Asking(Question),
     Polling(Call, Token),
@@ -126,7 +126,7 @@ impl Process {
         self.woken(sim, id);
     }
 
-    /// Somebody may have called.
+    /// Handles a wake-up of the waiter.
     pub(super) fn woken(&mut self, sim: &mut Sim, id: u32) {
         let Some(waiter) = self.waiters.get(&id) else {
             return;
@@ -169,7 +169,7 @@ impl Process {
         }
     }
 
-    /// Not yet served: goes on, as long as there is patience.
+    /// Continues without the lock, unless the waiter's time is up.
     fn go_on(&mut self, sim: &mut Sim, id: u32) {
         match self.waiters.get(&id) {
             Some(waiter) if waiter.is_out_of_patience(sim.now) => self.give_up(sim, id),
@@ -178,7 +178,7 @@ impl Process {
         }
     }
 
-    /// What the head does next.
+    /// Performs the next step of the head of the queue.
     fn go(&mut self, sim: &mut Sim, id: u32) {
         let now = sim.now;
         loop {
@@ -216,7 +216,7 @@ impl Process {
                 Next::Ask(token, spare) => return self.ask(sim, id, token, IfBusy::Queue, spare),
                 Next::Poll(token) => {
                     let (hold, patience) = (hold(token), waiter.patience(now));
-                    // Whoever polls hears of news, too.
+                    // A notification ends the poll.
                     let Poll::Pending = line.poll_news(&Context::from_waker(&waiter.waker)) else {
                         continue;
                     };
@@ -323,7 +323,7 @@ impl Process {
                 match reply {
                     PollReply::Granted(grant) => {
                         self.granted(sim, id, token, grant, sent);
-                        // It is served, or confirms.
+                        // The waiter has been served, or confirms the grant.
                         return;
                     }
                     PollReply::Queued {
@@ -397,7 +397,7 @@ impl Process {
         self.leave(sim, &waiter);
     }
 
-    /// The future is dropped.
+    /// Drops the future of the waiter.
     pub(super) fn cancel(&mut self, sim: &mut Sim, id: u32) {
         if sim.quiet || !self.waiters.contains_key(&id) {
             return;
@@ -436,7 +436,7 @@ impl Process {
         self.again(sim, waiter.arrival);
     }
 
-    /// Lets the next one come forward.
+    /// Removes the waiter from the queue, so that the next one moves up.
     fn leave(&mut self, sim: &mut Sim, waiter: &Waiter) {
         let Some(ticket) = waiter.ticket else { return };
         let Arrival { lock, terms, .. } = waiter.arrival;
@@ -462,7 +462,7 @@ impl Process {
         }
     }
 
-    /// PROTOCOL 17 switched off: the next one stands at the end of the store's line.
+    /// Switches PROTOCOL 17 off: the next waiter goes to the end of the store's wait queue.
     fn drop_inheritance(&mut self, sim: &mut Sim, arrival: Arrival) {
         let Some(line) = &mut self.lines[arrival.lock] else {
             return;
@@ -477,7 +477,7 @@ impl Process {
         }
     }
 
-    /// A worker that is done comes again, as long as there are faults.
+    /// Repeats the request of a worker, until the end of the faults.
     pub(super) fn again(&mut self, sim: &mut Sim, arrival: Arrival) {
         if let Some(pause) = arrival.again
             && !sim.quiet

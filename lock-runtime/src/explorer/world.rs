@@ -11,7 +11,7 @@ use super::{
 };
 use crate::key::LockKey;
 
-/// A run with more events than this does not end by itself.
+/// The number of events after which a run counts as endless.
 const MOST_EVENTS: usize = 100_000;
 
 pub(super) struct World {
@@ -21,7 +21,7 @@ pub(super) struct World {
     arrivals: Vec<Arrival>,
     checker: Checker,
     bound: std::time::Duration,
-    /// Faults have ended, and everybody must be served until then.
+    /// Set at the end of the faults: the time by which every waiter must be served.
     served_by: Option<tokio::time::Instant>,
 }
 
@@ -72,7 +72,7 @@ impl World {
         self.sim.trace.take().unwrap_or_default()
     }
 
-    /// Until nothing happens any more. Only violations of the given sort are looked for, if one is given.
+    /// Runs until there are no more events. With `only`, looks for violations of that kind alone.
     pub(super) fn run(&mut self, only: Option<Wrong>) -> Result<(), Violation> {
         self.checker.only = only;
         for _ in 0..MOST_EVENTS {
@@ -90,7 +90,7 @@ impl World {
                 .look(&mut self.sim, &self.processes, &self.server);
             if self.served_by.is_some_and(|by| self.sim.now > by) {
                 self.served_by = None;
-                self.nobody_waits();
+                self.report_waiters();
             }
             if let Some(violation) = self.checker.found() {
                 return Err(violation);
@@ -102,7 +102,7 @@ impl World {
         })
     }
 
-    fn nobody_waits(&mut self) {
+    fn report_waiters(&mut self) {
         for process in &self.processes {
             if let Some(waiter) = process.waiters.keys().next() {
                 self.checker.report(Wrong::Stuck, || {
@@ -112,9 +112,9 @@ impl World {
         }
     }
 
-    /// Nothing happens any more.
+    /// Checks the state at the end of the run.
     fn end(&mut self) -> Result<(), Violation> {
-        self.nobody_waits();
+        self.report_waiters();
         self.checker
             .owners(&self.sim, &self.processes, &self.server, true);
         if let Some(process) = self.processes.iter().find(|process| !process.is_at_rest()) {
@@ -125,7 +125,7 @@ impl World {
         self.checker.found().map_or(Ok(()), Err)
     }
 
-    /// Does that life of the process go on, and run? What reaches a stopped one waits.
+    /// Whether this life of the process is current and running. Defers the event if it is paused.
     fn running(&mut self, who: Who, event: impl FnOnce() -> Event) -> bool {
         let process = &mut self.processes[who.process];
         if process.who != who {
@@ -183,7 +183,7 @@ impl World {
             Action::Stop(process, pause) => {
                 say!(
                     self.sim,
-                    "{} is stopped for {pause:?}",
+                    "{} is paused for {pause:?}",
                     self.processes[process].who
                 );
                 self.processes[process].stopped.get_or_insert_default();
@@ -217,7 +217,7 @@ impl World {
         );
         let dead = std::mem::replace(&mut self.processes[process], next);
         self.checker.dead.extend(dead.holders.into_values());
-        // Whoever starts it again lets its requests in, too.
+        // The arrivals of a paused process go to its next life.
         for event in dead.stopped.into_iter().flatten() {
             if let Event::Action(_) = event {
                 self.sim.at(self.sim.now, event);
@@ -225,19 +225,19 @@ impl World {
         }
     }
 
-    /// What has waited for a stopped process reaches it in any order.
+    /// Delivers the deferred events of a paused process, in any order.
     fn go_on(&mut self, process: usize) {
         let Some(waiting) = self.processes[process].stopped.take() else {
             return;
         };
-        say!(self.sim, "{} goes on", self.processes[process].who);
+        say!(self.sim, "{} resumes", self.processes[process].who);
         for event in waiting {
             let pause = self.sim.dice.up_to(std::time::Duration::from_micros(100));
             self.sim.after(pause, event);
         }
     }
 
-    /// Nothing fails any more, everybody has patience, and nobody holds for long.
+    /// Ends the faults. From now on every waiter waits long enough, and no lock is held for long.
     fn quiet(&mut self) {
         say!(self.sim, "no more faults");
         self.sim.quiet = true;

@@ -1,4 +1,5 @@
-//! A lock on its way from one holder in this process to the next, without the store. Decides only; it is told the time.
+//! A local hand-off: a lock on its way from one holder in this process to the next, without a
+//! call to the store. No I/O; the time is an input.
 
 use std::time::Duration;
 
@@ -6,24 +7,26 @@ use tokio::time::Instant;
 
 use crate::{fence::FencingToken, lease::Lease, store::Hold};
 
-/// So many times in a row a lock is passed on, then other processes get their turn.
+/// How many times in a row a lock is handed off locally before other processes get their turn.
 pub(crate) const PASSES: u32 = 32;
-/// For so long at most.
+/// How long a lock is handed off locally at most.
 pub(crate) const PASSING: Duration = Duration::from_millis(50);
 
-/// How far a lock may still be passed on: so many times, each with a fencing token of the block that was reserved with the
-/// grant, and not for longer than other processes can be asked to wait (PROTOCOL 19).
+/// The limits of local hand-offs: their number, as each needs a fencing token of the block
+/// that was reserved with the grant, and the time for which other processes can be kept
+/// waiting (PROTOCOL 19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Budget {
     pub(crate) left: u32,
     pub(crate) until: Instant,
-    /// When the request was sent whose reply reserved the fencing tokens. If the store may have lost data since, it may have granted
-    /// larger ones.
+    /// When the request that reserved the fencing tokens was sent. A store that may have lost
+    /// data since then may have granted larger ones.
     as_of: Instant,
 }
 
 impl Budget {
-    /// The budget of a grant with `spare` reserved fencing tokens, in reply to a request sent at `as_of`.
+    /// The limits for a grant with `spare` reserved fencing tokens, in reply to a request
+    /// sent at `as_of`.
     pub(crate) fn new(spare: u32, as_of: Instant, now: Instant) -> Self {
         Self {
             left: spare.min(PASSES),
@@ -32,13 +35,13 @@ impl Budget {
         }
     }
 
-    /// Whether the tokens were reserved after the store may have lost data, at `lost`.
+    /// Returns whether the tokens were reserved after the store may have lost data, at `lost`.
     pub(crate) fn is_after(&self, lost: Option<Instant>) -> bool {
         lost.is_none_or(|lost| lost < self.as_of)
     }
 }
 
-/// A held lock that somebody else in this process goes on with, under a fencing token of its own.
+/// A held lock for the next holder in this process, with a fencing token of its own.
 #[derive(Debug)]
 pub(crate) struct Baton {
     pub(crate) hold: Hold,
@@ -48,7 +51,8 @@ pub(crate) struct Baton {
 }
 
 impl Baton {
-    /// The lock of a holder that leaves, if it may be passed on now (PROTOCOL 20).
+    /// The hand-off of a leaving holder's lock, or `None` if it must not be handed off
+    /// now (PROTOCOL 20).
     pub(crate) fn new(
         hold: Hold,
         fence: FencingToken,

@@ -1,4 +1,5 @@
-//! Who waits in this process for one lock, in order; what the first of them is to do. Decides only; it is told the time.
+//! The local wait queue of one lock, and the next step of its head. A state machine without I/O:
+//! the time, the replies and the push messages are its input.
 
 use std::{
     collections::BTreeMap,
@@ -20,40 +21,42 @@ use crate::{
 
 pub(crate) type Ticket = u64;
 
-/// What somebody in the line wants. Those with the same wish may go on with one another's place.
+/// The terms of a waiter. Waiters with the same wish may continue with each other's queue entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wish {
     pub(crate) mode: Mode,
     pub(crate) lease: Duration,
-    /// May the lock be passed on to this one, and from it?
+    /// Whether the lock may be handed off locally to this waiter and from it.
     pub(crate) passing: bool,
 }
 
-/// Those who wait for one lock, in order. The head is not counted as waiting.
+/// The waiters for one lock, in order of arrival. The head is not counted as waiting.
 #[derive(Default)]
 pub(crate) struct Line {
     head: Option<(Ticket, Wish)>,
     behind: BTreeMap<Ticket, Waiting>,
     next: Ticket,
     place: Option<Place>,
-    /// On its way to the head.
+    /// A hand-off that the head has not taken yet.
     baton: Option<Baton>,
-    /// Whoever holds the lock in this process may pass it on until then, so the store need not be asked.
+    /// Until when the holder in this process may hand off the lock, so that the head need
+    /// not call the store.
     passing_until: Option<Instant>,
-    /// The reader who was let in last, and who came before everybody that stands behind it in this line from that number on.
+    /// The last admitted reader, and the first ticket of the next reader group.
     group: Option<(Token, Ticket)>,
-    /// When the lock may be free, as the store has announced since the latest request was sent.
+    /// When the lock may be free, as announced by the store since the latest request was sent.
     ask_by: Option<Instant>,
-    /// There is something new for the head.
+    /// Whether there is news for the head.
     news: bool,
     head_waker: Option<Waker>,
-    /// Something was given back since the store was asked last.
+    /// Whether there was a release in this process since the latest request was sent.
     released: bool,
-    /// The store refused the head, or gave it the whole lock: whoever does not wait need not ask.
+    /// The store refused the head or did not reply, or the head holds the lock exclusively: a
+    /// request that does not wait needs no call of its own.
     pub(crate) stuck: bool,
-    /// Since the line began the lock was not free.
+    /// The lock was not free at some time since the queue was created.
     contended: bool,
-    /// What the store said last, for those behind who never ask.
+    /// The store's latest reply, for the waiters behind the head, which make no calls.
     pub(crate) last: Refusal,
 }
 
@@ -62,53 +65,57 @@ struct Waiting {
     waker: Option<Waker>,
 }
 
-/// Why the last question was not granted.
+/// The reason why the latest acquire attempt was not granted.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Refusal {
-    /// There was none.
+    /// There was no refusal.
     #[default]
     None,
-    /// Somebody holds the lock, for so long if it is known.
+    /// The lock is held, for the given time if that is known.
     Busy(Option<Duration>),
-    /// The store did not answer.
+    /// The store did not reply.
     Unavailable(StoreError),
 }
 
-/// What the head is to do.
+/// The next step of the head.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Go on with the lock of whoever held it in this process.
+    /// Take over the lock from its previous holder in this process.
     Take(Baton),
-    /// Go on with what the store has pushed.
+    /// Take over a pushed grant.
     Granted(Token, Proven),
-    /// Ask the store: to be put in line, with so many spare fencing tokens.
+    /// Make an acquire attempt that enters the store's wait queue and reserves this number
+    /// of fencing tokens.
     Ask(Token, u32),
-    /// Ask the store how the place is doing.
+    /// Poll the queue entry.
     Poll(Token),
-    /// Give a token up that others asked with, and look again.
+    /// Abandon a token under which another task made a request, then determine the next
+    /// step again.
     GiveUp(Token),
-    /// Wait for news, and look again then.
+    /// Wait for news until this instant, then determine the next step again.
     Wait(Instant),
 }
 
-/// What is left to do for somebody who has left.
+/// The work that remains after a waiter has left.
 #[derive(Debug, Default)]
 pub(crate) struct Left {
-    /// Nobody goes on with it, and the store may know it: abandon it.
+    /// A queue entry that the store may know and that no waiter continues with. It must
+    /// be abandoned.
     pub(crate) orphan: Option<Place>,
-    /// Nobody takes it: give it back to the store.
+    /// A hand-off that no waiter takes. The lock must be released to the store.
     pub(crate) baton: Option<Baton>,
     pub(crate) wake: Option<Waker>,
 }
 
-/// What becomes of a lock whose last guard leaves.
+/// The outcome for a lock whose last guard leaves.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Parting {
-    /// Somebody in this process has it.
+    /// The lock was handed off to a waiter in this process.
     Passed,
-    /// Give it back, and take it up again under this token for those who wait here, or stand in line.
+    /// Release the lock and, in the same step, take it up again under this token for the waiters
+    /// of this process, or enter the store's wait queue.
     HandBack(Token),
-    /// Give it back.
+    /// Release the lock.
     GiveBack,
 }
 
@@ -146,7 +153,7 @@ impl Line {
         Poll::Pending
     }
 
-    /// Somebody leaves, served or not.
+    /// Removes a waiter, served or not.
     pub(crate) fn leave(&mut self, ticket: Ticket) -> Left {
         if !self.is_head(ticket) {
             self.behind.remove(&ticket);
@@ -174,7 +181,7 @@ impl Line {
         }
     }
 
-    /// What the head does next.
+    /// Returns the next step of the head.
     pub(crate) fn next(&mut self, now: Instant) -> Next {
         self.news = false;
         if let Some(baton) = self.baton.take() {
@@ -197,13 +204,14 @@ impl Line {
             return Next::Wait(place.ask_at);
         }
         if place.is_asked() {
-            // By whoever hands the lock back, who should have said by now how it went, and may be gone.
+            // The task that releases the lock made this request. Its outcome is overdue;
+            // the task may be gone.
             let token = place.token;
             place.rename();
             return Next::GiveUp(token);
         }
         self.released = false;
-        // The reply says when the lock may be free.
+        // The reply announces when the lock may be free.
         self.ask_by = None;
         if place.asked(now) {
             return Next::Poll(place.token);
@@ -216,14 +224,15 @@ impl Line {
         Next::Ask(place.token, spare)
     }
 
-    /// The reader beside whom the head may come in, as one of those who stood in line behind it.
+    /// Returns the reader together with which the head may be admitted, if both belong
+    /// to one reader group.
     pub(crate) fn beside(&self) -> Option<Token> {
         let (ticket, wish) = self.head?;
         let (token, end) = self.group?;
         (wish.mode == Mode::Shared && ticket < end).then_some(token)
     }
 
-    /// Is ready when there is something new for the head.
+    /// Resolves when there is news for the head.
     pub(crate) fn poll_news(&mut self, cx: &Context<'_>) -> Poll<()> {
         if std::mem::take(&mut self.news) {
             return Poll::Ready(());
@@ -232,7 +241,7 @@ impl Line {
         Poll::Pending
     }
 
-    /// There is something new for the head; whoever is to be woken is returned.
+    /// Records news for the head and returns the waker to be woken.
     #[must_use]
     pub(crate) fn call_head(&mut self) -> Option<Waker> {
         self.news = true;
@@ -246,13 +255,13 @@ impl Line {
             .chain(self.head_waker.take())
     }
 
-    /// The token of its place at the store.
+    /// The token of the queue entry.
     #[cfg(test)]
     pub(crate) fn place_token(&self) -> Option<Token> {
         self.place.map(|place| place.token)
     }
 
-    /// The token of the lock that is being passed on.
+    /// The token of the pending hand-off.
     #[cfg(test)]
     pub(crate) fn baton_token(&self) -> Option<Token> {
         self.baton.as_ref().map(|baton| baton.hold.token)
@@ -262,7 +271,8 @@ impl Line {
         self.place.as_mut().filter(|place| place.token == token)
     }
 
-    /// The store put `token` in line, in reply to a request sent at `sent`. `false` if nobody waits under that token.
+    /// Records that the store has queued `token`, in reply to a request sent at `sent`. Returns
+    /// `false` if no waiter uses that token.
     pub(crate) fn queued(
         &mut self,
         token: Token,
@@ -280,14 +290,14 @@ impl Line {
             return false;
         };
         place.queued(sent, counter, holder_ttl, now, jitter);
-        // The reply may be from before this was told.
+        // The reply may be older than the announcement.
         if let Some(by) = ask_by {
             place.ask_at = place.ask_at.min(by);
         }
         true
     }
 
-    /// The store refused `token`, and put it in no line.
+    /// Records that the store has refused `token` and has no queue entry for it.
     pub(crate) fn refused(
         &mut self,
         token: Token,
@@ -307,7 +317,8 @@ impl Line {
         }
     }
 
-    /// A poll, or the confirmation of a grant, was not answered: the place is as it was, and the next poll tells.
+    /// Records that a poll, or the confirmation of a grant, got no reply. The queue entry is
+    /// unchanged, and the next poll returns its state.
     pub(crate) fn unanswered(
         &mut self,
         token: Token,
@@ -321,8 +332,8 @@ impl Line {
         }
     }
 
-    /// A request has no answer, or one that ends its token: that name is not to be used again (PROTOCOL 1), and the next question
-    /// waits.
+    /// Records a request without a reply, or with one that ends its token. The token must not be
+    /// used again (PROTOCOL 1), and the next attempt is delayed.
     pub(crate) fn failed(
         &mut self,
         token: Token,
@@ -340,7 +351,8 @@ impl Line {
         }
     }
 
-    /// The store does not know `token` any more: ask under a fresh name, at once.
+    /// Records that the store no longer knows `token`. The next attempt is made at once,
+    /// under a fresh token.
     pub(crate) fn gone(&mut self, token: Token, now: Instant) {
         if let Some(place) = self.place_of(token) {
             place.rename();
@@ -348,20 +360,22 @@ impl Line {
         }
     }
 
-    /// The head has the lock under its place's token, or by a baton with `token` none. It may pass it on until then. Was the lock
-    /// not free at some time since the line began?
+    /// Records that the head holds the lock: under the token of its queue entry, or by a local
+    /// hand-off if `token` is `None`. It may hand off the lock locally until `passing_until`.
+    /// Returns whether the lock was not free at some time since the queue was created.
     pub(crate) fn served(&mut self, token: Option<Token>, passing_until: Option<Instant>) -> bool {
         if let Some(token) = token {
             self.group =
                 self.head
                     .filter(|(_, wish)| wish.mode == Mode::Shared)
                     .map(|(ticket, _)| {
-                        // Whoever comes now is of the next group.
+                        // Waiters that arrive from now on belong to the next group.
                         let end = self.group.map(|(_, end)| end).filter(|end| ticket < *end);
                         (token, end.unwrap_or(self.next))
                     });
             self.drop_place(token);
-            // The store has ended what was to be passed on, or it would not have granted this.
+            // The store would not have granted the lock while the hold of a pending
+            // hand-off lasted.
             self.baton = None;
         }
         self.passing_until = passing_until;
@@ -372,13 +386,14 @@ impl Line {
         self.contended
     }
 
-    /// The store pushed a grant. Whoever is to be woken is returned; `None` if nobody waits under that token.
+    /// Records a pushed grant and returns the waker to be woken, or `None` if no waiter
+    /// uses that token.
     pub(crate) fn pushed(&mut self, token: Token, grant: Grant) -> Option<Option<Waker>> {
         self.place_of(token)?.pushed(grant);
         Some(self.call_head())
     }
 
-    /// The lock may be free from `at` on: whoever stands in line asks by then.
+    /// Records that the lock may be free from `at` on. A head with a queue entry polls by then.
     pub(crate) fn ask_by(&mut self, at: Instant) -> Option<Waker> {
         self.ask_by = Some(self.ask_by.map_or(at, |by| by.min(at)));
         let place = self
@@ -389,7 +404,8 @@ impl Line {
         self.call_head()
     }
 
-    /// The store may have lost the queue entry, a push message, or all its data: the head asks by `at`.
+    /// Records that the store may have lost the queue entry, a push message or all its data. The
+    /// head calls the store by `at`.
     pub(crate) fn ask_soon(&mut self, at: Instant) -> Option<Waker> {
         self.passing_until = None;
         if let Some(place) = &mut self.place {
@@ -398,23 +414,24 @@ impl Line {
         self.call_head()
     }
 
-    /// Ends a hand-off that the head has not taken.
+    /// Withdraws a hand-off that the head has not taken.
     pub(crate) fn withdraw_baton(&mut self) -> Option<Baton> {
         self.baton.take()
     }
 
-    /// The lock was given back, or lost, in this process.
+    /// Records that the lock was released or lost in this process.
     pub(crate) fn released(&mut self, now: Instant) -> Option<Waker> {
         self.passing_until = None;
         self.released = true;
-        // Who stands in the store's line is told by the store.
+        // A waiter with a queue entry is notified by the store.
         if let Some(place) = self.place.as_mut().filter(|place| !place.is_known()) {
             place.ask_at = now;
         }
         self.call_head()
     }
 
-    /// The last guard of a lock leaves. It may hand it back with a lease of `lease`, or even pass it on as `baton`.
+    /// Decides the outcome for a lock whose last guard leaves. The lock may be taken up again
+    /// with a lease of `lease`, or handed off as `baton`.
     pub(crate) fn part(
         &mut self,
         lease: Duration,
@@ -446,11 +463,12 @@ impl Line {
         self.call_head()
     }
 
-    /// The lock that was handed back is held again, as `baton`. The hold to release is returned if the head does not take it: then
-    /// the head asks the store.
+    /// Records that a lock that was released for the waiters of this process is held
+    /// again, as `baton`. Returns the hold to release if the head does not take it; the
+    /// head then calls the store.
     pub(crate) fn handed_back(&mut self, baton: Baton) -> (Result<(), Hold>, Option<Waker>) {
-        // The waiters for which it was handed back have left, and the token is being abandoned: later ones must not get it
-        // (PROTOCOL 1).
+        // The waiters for which the lock was taken up again have left, and the token is being
+        // abandoned. Later waiters must not get it (PROTOCOL 1).
         if self.place_of(baton.hold.token).is_none() {
             return (Err(baton.hold), None);
         }
@@ -466,7 +484,7 @@ impl Line {
         }
     }
 
-    /// `token` does not stand for anybody any more.
+    /// Removes the queue entry if `token` is its token.
     pub(crate) fn drop_place(&mut self, token: Token) {
         if self.place_of(token).is_some() {
             self.place = None;
@@ -474,7 +492,7 @@ impl Line {
     }
 }
 
-/// May a lock with a lease of `lease` be passed on to somebody with that wish?
+/// Returns whether a lock with a lease of `lease` may be handed off to a waiter with this wish.
 fn takes(wish: Wish, lease: Duration) -> bool {
     wish.passing && wish.lease == lease
 }

@@ -1,4 +1,5 @@
-//! What stands for this process in the store's line. Decides only; it is told the time, the replies and the pushes.
+//! An entry of this process in the store's wait queue. A state machine without I/O: the time, the
+//! replies and the push messages are its input.
 
 use std::time::Duration;
 
@@ -11,25 +12,28 @@ use crate::{
     store::{Grant, LONGEST_POLL, Token},
 };
 
-/// The first pause between two questions to a store that keeps no line.
+/// The first pause between two acquire attempts on a store that keeps no wait queue.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(2);
-/// The longest one.
+/// The longest pause between two such attempts.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// So long after it was asked with, a place whose outcome nobody has told is given up: more than any call to the store takes.
-const UNTOLD: Duration = Duration::from_secs(1);
+/// The time after which an entry is abandoned if the outcome of its request was not reported.
+/// Longer than any call to the store takes.
+const UNREPORTED: Duration = Duration::from_secs(1);
 
-/// What stands for this process at the store: the head of a line asks with it, and leaves it to the next with the same wish (PROTOCOL 17).
+/// An entry in the store's wait queue on behalf of this process. The head of a local queue makes
+/// its requests under the entry's token, and leaves the entry to the next waiter with the same
+/// wish (PROTOCOL 17).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// The name under which the store was asked.
+    /// The token under which the requests are made.
     pub(crate) token: Token,
     pub(crate) mode: Mode,
     pub(crate) lease: Duration,
     standing: Standing,
-    /// Told by the store, and not believed yet.
+    /// A pushed grant that no reply has confirmed as current yet.
     pushed: Option<Grant>,
-    /// The next question is due then.
+    /// When the next request is due.
     pub(super) ask_at: Instant,
     pause: Duration,
 }
@@ -38,22 +42,24 @@ pub(crate) struct Place {
 enum Standing {
     /// The store does not know the token.
     Outside,
-    /// A request is under way that may put it in line.
+    /// A request is in flight that may open the queue entry.
     Asked,
-    /// It stands in line.
+    /// The store has a queue entry for the token.
     Queued {
-        /// When the latest request was sent that was answered so: it surely did not hold the lock before (PROTOCOL 4).
+        /// When the latest request that was answered `Queued` was sent. The token surely did not
+        /// hold the lock before that (PROTOCOL 4).
         as_of: Instant,
-        /// The key's fencing token by that reply: an older grant is not for this one (PROTOCOL 3).
+        /// The key's fencing token in that reply. A grant with an older one is not for this
+        /// entry (PROTOCOL 3).
         counter: Option<FencingToken>,
     },
 }
 
-/// A grant out of the line that may be believed.
+/// A pushed grant that a reply has shown to be current.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Proven {
     pub(crate) grant: Grant,
-    /// Its lease is counted from here (PROTOCOL 4).
+    /// The lease is counted from this instant (PROTOCOL 4).
     pub(crate) as_of: Instant,
 }
 
@@ -74,12 +80,13 @@ impl Place {
         (self.mode, self.lease) == (wish.mode, wish.lease)
     }
 
-    /// A request is about to be sent, whose outcome somebody will tell. Says whether it is to be a poll.
+    /// Records a request that is about to be sent and whose outcome will be reported. Returns
+    /// whether it is to be a poll.
     pub(super) fn asked(&mut self, now: Instant) -> bool {
         let in_line = self.is_queued();
         if !in_line {
             self.standing = Standing::Asked;
-            self.ask_at = now + UNTOLD;
+            self.ask_at = now + UNREPORTED;
         }
         in_line
     }
@@ -92,12 +99,13 @@ impl Place {
         self.standing == Standing::Asked
     }
 
-    /// May the store know the token?
+    /// Returns whether the store may know the token.
     pub(super) fn is_known(&self) -> bool {
         self.standing != Standing::Outside
     }
 
-    /// A request sent at `sent` was answered "in line". `jitter` in 0..1 keeps those who wait from asking in step.
+    /// Records the reply `Queued` to a request sent at `sent`. `jitter` in 0..1 keeps waiters
+    /// from polling in step.
     pub(super) fn queued(
         &mut self,
         sent: Instant,
@@ -107,7 +115,7 @@ impl Place {
         jitter: f64,
     ) {
         match self.standing {
-            // Overtaken by a later one.
+            // The reply to a later request has already arrived.
             Standing::Queued { as_of, .. } if sent < as_of => {}
             _ => {
                 self.standing = Standing::Queued {
@@ -117,7 +125,8 @@ impl Place {
             }
         }
         self.pause = FIRST_PAUSE;
-        // Half a lease, so that a pushed grant has validity left; at the holder's expiry, as nobody else may notice it.
+        // At most half a lease, so that a pushed grant has validity left, and no later than the
+        // holder's expiry, since the other processes may miss it.
         let poll = LONGEST_POLL
             .min(self.lease / 2)
             .mul_f64(0.75 + 0.25 * jitter);
@@ -127,14 +136,15 @@ impl Place {
             });
     }
 
-    /// The store pushed a grant.
+    /// Records a pushed grant.
     pub(super) fn pushed(&mut self, grant: Grant) {
         if self.pushed.is_none_or(|pushed| pushed.fence < grant.fence) {
             self.pushed = Some(grant);
         }
     }
 
-    /// What the store knows of it, or has pushed, may be out of date: it is asked by `at`.
+    /// Records that the queue entry or the pushed grant may be out of date. The next
+    /// request is due by `at`.
     pub(super) fn doubt(&mut self, at: Instant) {
         if !self.is_asked() {
             self.pushed = None;
@@ -142,7 +152,7 @@ impl Place {
         }
     }
 
-    /// The pushed grant, once a reply has shown that it is not an old one.
+    /// Returns the pushed grant once a reply has shown that it is current.
     pub(super) fn proven(&self) -> Option<Proven> {
         let Standing::Queued { as_of, counter } = self.standing else {
             return None;
@@ -153,27 +163,28 @@ impl Place {
         Some(Proven { grant, as_of })
     }
 
-    /// The store refused, and keeps no line: the next question is due after a pause that grows, at the latest when the holder's
-    /// lease ends.
+    /// Records the refusal of a store that keeps no wait queue. The next attempt is due after a
+    /// growing pause, at the latest when the holder's lease ends.
     pub(super) fn refused(&mut self, now: Instant, holder_ttl: Option<Duration>, jitter: f64) {
-        // Of several servers some may have said yes: that name is being given up there (PROTOCOL 1).
+        // With several servers, some may have granted the request; its token is being abandoned
+        // there (PROTOCOL 1).
         self.rename();
         self.try_later(now, holder_ttl, jitter);
     }
 
-    /// What was asked had no answer, or a useless one.
+    /// Schedules the next request after a missing or unusable reply.
     pub(super) fn try_later(&mut self, now: Instant, holder_ttl: Option<Duration>, jitter: f64) {
         self.pushed = None;
         let pause = self.pause.mul_f64(0.5 + 0.5 * jitter);
         self.pause = self.pause.mul_f64(1.6).min(LONGEST_PAUSE);
-        // Past the very millisecond, so that the question does not come a moment too early.
+        // One millisecond past the expiry, so that the request does not arrive just before it.
         let expiry = holder_ttl.map_or(LONGEST_PAUSE, |ttl| {
             ttl.saturating_add(Duration::from_millis(1))
         });
         self.ask_at = now + pause.min(expiry);
     }
 
-    /// A fresh name, where the old one must not be believed any more (PROTOCOL 1).
+    /// Replaces a token whose replies and grants must no longer be accepted (PROTOCOL 1).
     pub(super) fn rename(&mut self) {
         self.token = Token::random();
         self.standing = Standing::Outside;

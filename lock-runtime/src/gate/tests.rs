@@ -1,4 +1,4 @@
-//! The line of one lock, by property and by story; no store, no sleep.
+//! Tests of the local wait queue, by property and by example, without a store.
 
 use std::{
     sync::{
@@ -32,7 +32,7 @@ fn enter<'a>(gates: &'a Gates) -> Turn<'a> {
     gates.enter(&key(), WISH, usize::MAX).unwrap()
 }
 
-/// Counts how often it was woken.
+/// Counts its wake-ups.
 #[derive(Default)]
 struct Bell(AtomicU32);
 
@@ -109,7 +109,10 @@ fn a_place_goes_to_the_next_with_the_same_wish() {
         )
         .unwrap();
     let token = queued(&first);
-    assert!(first.leave().orphan.is_none(), "the second goes on with it");
+    assert!(
+        first.leave().orphan.is_none(),
+        "the second waiter continues with it"
+    );
     waits(&second);
     gates.pushed(&hold(token), grant(8));
     assert!(matches!(second.next(Instant::now()), Next::Granted(granted, _) if granted == token));
@@ -117,7 +120,7 @@ fn a_place_goes_to_the_next_with_the_same_wish() {
     let orphan = second
         .leave()
         .orphan
-        .expect("nobody goes on with it, so it must be abandoned in the store");
+        .expect("no waiter continues with it, so it must be abandoned in the store");
     assert_eq!(orphan.token, token);
     assert_ne!(asked(&reader), token);
 }
@@ -137,7 +140,7 @@ fn the_last_to_leave_gives_up_a_place_that_the_store_knows() {
     }
 }
 
-// Rule 1.
+// Rule 1 of docs/PROTOCOL.md.
 #[test]
 fn a_name_without_an_answer_is_not_used_again() {
     let gates = Gates::new(10, usize::MAX);
@@ -146,7 +149,7 @@ fn a_name_without_an_answer_is_not_used_again() {
     turn.failed(token, None);
     assert!(
         !gates.pushed(&hold(token), grant(8)),
-        "nobody waits for it any more"
+        "no waiter uses the token any more"
     );
     std::thread::sleep(waits(&turn).saturating_duration_since(Instant::now()));
     assert_ne!(asked(&turn), token);
@@ -178,12 +181,12 @@ fn a_push_counts_only_if_it_is_newer_than_the_latest_reply() {
         )
     );
 
-    // A poll that shows the counter beyond it.
+    // A poll shows the counter beyond the grant.
     turn.queued(token, Instant::now(), FencingToken::new(8), Some(LEASE));
     waits(&turn);
 }
 
-// Rule 4: the latest moment at which it surely did not hold the lock.
+// Rule 4: the latest instant at which the token surely did not hold the lock.
 #[test]
 fn a_pushed_grant_counts_from_the_latest_request_that_was_answered_queued() {
     let gates = Gates::new(10, usize::MAX);
@@ -191,11 +194,11 @@ fn a_pushed_grant_counts_from_the_latest_request_that_was_answered_queued() {
     let token = asked(&turn);
     let t0 = Instant::now();
     turn.queued(token, t0 + Duration::from_secs(2), None, None);
-    // An older reply comes late.
+    // The reply to an earlier request arrives late.
     turn.queued(token, t0 + Duration::from_secs(1), None, None);
     gates.pushed(&hold(token), grant(8));
     let Next::Granted(_, proven) = turn.next(Instant::now()) else {
-        panic!("it is in line")
+        panic!("it is queued")
     };
     assert_eq!(proven.as_of, t0 + Duration::from_secs(2));
 }
@@ -216,12 +219,13 @@ fn a_release_during_the_question_is_not_missed_where_the_store_keeps_no_line() {
     gates.released(&key(), Family::Lock);
     assert_eq!(bell.0.load(Ordering::Relaxed), 1);
     assert_eq!(poll_news(&turn, &bell), Poll::Ready(Ok(())));
-    // Rule 1: some of several servers may have granted the first question, and be about to hear that it is abandoned.
+    // Rule 1: with several servers, some may have granted the first attempt and not have
+    // received its abandon yet.
     assert!(token != second && second != asked(&turn));
 }
 
 #[test]
-fn whoever_stands_in_line_is_told_by_the_store_and_asks_once_a_second() {
+fn a_queued_waiter_is_notified_by_the_store_and_polls_once_a_second() {
     let gates = Gates::new(10, usize::MAX);
     let turn = enter(&gates);
     let before = Instant::now();
@@ -242,10 +246,10 @@ fn whoever_stands_in_line_is_told_by_the_store_and_asks_once_a_second() {
 }
 
 #[test]
-fn a_lock_is_passed_on_to_the_head_and_to_nobody_with_another_wish() {
+fn a_lock_is_handed_off_to_the_head_and_to_no_waiter_with_another_wish() {
     let gates = Gates::new(10, usize::MAX);
     let part = |baton: Option<Baton>| gates.part(&key(), LEASE, |_| baton);
-    assert_eq!(part(Some(baton(3))), Parting::GiveBack, "nobody waits");
+    assert_eq!(part(Some(baton(3))), Parting::GiveBack, "no request waits");
     let reader = gates
         .enter(
             &key(),
@@ -261,7 +265,7 @@ fn a_lock_is_passed_on_to_the_head_and_to_nobody_with_another_wish() {
     assert_eq!(
         part(Some(baton(3))),
         Parting::GiveBack,
-        "a reader is first in line"
+        "a reader is at the head of the queue"
     );
     reader.leave();
     assert_eq!(
@@ -274,30 +278,34 @@ fn a_lock_is_passed_on_to_the_head_and_to_nobody_with_another_wish() {
     assert_eq!(poll_news(&first, &bell), Poll::Pending);
     assert_eq!(part(Some(baton(3))), Parting::Passed);
     assert_eq!(bell.0.load(Ordering::Relaxed), 1);
-    // The first is cancelled: an undelivered pass goes to the next (PROTOCOL 20).
+    // The first waiter is cancelled: a hand-off that was not taken goes to the next
+    // one (PROTOCOL 20).
     assert!(first.leave().baton.is_none());
     let Next::Take(passed) = second.next(Instant::now()) else {
-        panic!("it was passed on")
+        panic!("it was handed off")
     };
     assert_eq!((passed.fence.number(), passed.budget.left), (10, 3));
     second.served(None, Some(passed.budget.until));
 
     let third = enter(&gates);
     second.leave();
-    // While the holder may pass it on, the store is not asked.
+    // While the holder may hand off the lock, the head does not call the store.
     assert!(waits(&third) > Instant::now());
     assert_eq!(part(Some(baton(3))), Parting::Passed);
-    assert!(third.leave().baton.is_some(), "nobody is left to take it");
+    assert!(
+        third.leave().baton.is_some(),
+        "no waiter is left to take it"
+    );
 }
 
 #[test]
-fn a_lock_that_cannot_be_passed_on_is_handed_back_for_those_who_wait_here() {
+fn a_lock_that_cannot_be_handed_off_is_released_for_the_waiters_of_this_process() {
     let gates = Gates::new(10, usize::MAX);
     let turn = enter(&gates);
     let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else {
-        panic!("somebody waits")
+        panic!("a request waits")
     };
-    // The releaser asks for it.
+    // The releasing task sends the request.
     waits(&turn);
     assert!(gates.queued_again(
         &hold(token),
@@ -308,14 +316,14 @@ fn a_lock_that_cannot_be_passed_on_is_handed_back_for_those_who_wait_here() {
     assert_eq!(
         gates.part(&key(), LEASE, |_| None),
         Parting::GiveBack,
-        "it stands in the store's line"
+        "it is in the store's wait queue"
     );
     gates.pushed(&hold(token), grant(8));
     assert!(matches!(turn.next(Instant::now()), Next::Granted(granted, _) if granted == token));
     turn.served(Some(token), None);
 
     let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else {
-        panic!("somebody waits")
+        panic!("a request waits")
     };
     let taken_up = Baton {
         hold: hold(token),
@@ -325,10 +333,10 @@ fn a_lock_that_cannot_be_passed_on_is_handed_back_for_those_who_wait_here() {
     assert!(matches!(turn.next(Instant::now()), Next::Take(_)));
 
     let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else {
-        panic!("somebody waits")
+        panic!("a request waits")
     };
     gates.drop_place(&hold(token));
-    assert_ne!(asked(&turn), token, "it asks by itself");
+    assert_ne!(asked(&turn), token, "it makes its own attempt");
 }
 
 #[test]
@@ -354,7 +362,7 @@ fn a_head_that_cannot_take_a_lock_that_was_handed_back_asks_at_once() {
         ..baton(3)
     };
     assert_eq!(gates.handed_back(taken_up), Err(hold(token)));
-    assert_eq!(bell.0.load(Ordering::Relaxed), 1, "the head sleeps on");
+    assert_eq!(bell.0.load(Ordering::Relaxed), 1, "the head must be woken");
     assert_ne!(asked(&next), token);
 }
 
@@ -406,7 +414,7 @@ fn passing_ends_with_its_budget_or_its_validity() {
     );
     assert!(
         pass(lease(LEASE), budget, budget.until).is_none(),
-        "others have waited long enough"
+        "other processes have waited long enough"
     );
     assert!(
         pass(lease(Duration::from_secs(1)), budget, now).is_none(),
@@ -434,27 +442,27 @@ fn the_pause_between_questions_grows_to_its_limit_and_ends_with_the_holders_leas
 }
 
 #[test]
-fn whoever_had_to_wait_for_somebody_is_told_so() {
+fn a_request_that_had_to_wait_was_contended() {
     let gates = Gates::new(10, usize::MAX);
-    let was_contended = |what: &dyn Fn(&Turn<'_>)| {
+    let was_contended = |act: &dyn Fn(&Turn<'_>)| {
         let turn = enter(&gates);
-        what(&turn);
+        act(&turn);
         let contended = turn.served(Some(asked(&turn)), None);
         turn.leave();
         contended
     };
-    assert!(!was_contended(&|_| {}), "free at the first question");
+    assert!(!was_contended(&|_| {}), "free at the first attempt");
     let no_answer = |turn: &Turn<'_>| {
         turn.failed(asked(turn), Some(&StoreError::late()));
         std::thread::sleep(waits(turn).saturating_duration_since(Instant::now()));
     };
-    assert!(!was_contended(&no_answer), "nobody was there");
+    assert!(!was_contended(&no_answer), "no reply is no contention");
     assert!(was_contended(&|turn| {
         turn.refused(asked(turn), None);
         gates.released(&key(), Family::Lock);
     }));
     assert!(was_contended(&|turn| turn.gone(queued(turn))));
-    // Passed on before the first question.
+    // Handed off before the first attempt.
     let turn = enter(&gates);
     assert_eq!(
         gates.part(&key(), LEASE, |_| Some(baton(3))),
@@ -463,7 +471,7 @@ fn whoever_had_to_wait_for_somebody_is_told_so() {
     assert!(matches!(turn.next(Instant::now()), Next::Take(_)));
     assert!(turn.served(None, None));
     turn.leave();
-    // Behind somebody who was gone before it was granted.
+    // Behind a waiter that left before it was granted the lock.
     let (first, second) = (enter(&gates), enter(&gates));
     first.leave();
     assert!(second.served(Some(asked(&second)), None));
@@ -471,7 +479,7 @@ fn whoever_had_to_wait_for_somebody_is_told_so() {
 }
 
 #[test]
-fn closing_sends_everybody_home() {
+fn closing_wakes_every_waiter() {
     let gates = Gates::new(10, usize::MAX);
     let (head, waiting) = (enter(&gates), enter(&gates));
     let (at_head, behind) = (Arc::<Bell>::default(), Arc::<Bell>::default());
@@ -493,7 +501,7 @@ fn closing_sends_everybody_home() {
 }
 
 #[test]
-fn whoever_leaves_by_any_way_is_counted_once() {
+fn a_ticket_is_counted_once_in_whatever_way_it_is_returned() {
     let gates = Gates::new(10, 3);
     let counted = || lock(&gates.lines).tickets;
     let other = gates
@@ -513,9 +521,9 @@ fn whoever_leaves_by_any_way_is_counted_once() {
     assert_eq!(
         lock(&gates.lines).by_lock.len(),
         2,
-        "whoever is refused leaves no line behind"
+        "a refused request leaves no queue behind"
     );
-    // From the middle, from an end, served.
+    // From the middle, from an end, and after a grant.
     waiting.leave();
     assert_eq!(gates.enter(&key(), WISH, 0).map(drop), Err(Shut::Full));
     assert_eq!(counted(), 2);
@@ -529,8 +537,9 @@ fn whoever_leaves_by_any_way_is_counted_once() {
 }
 
 proptest! {
-    /// Whoever comes and goes in whatever order: heads follow one another in the order of arrival, the next head is woken
-    /// if it waits, nobody beyond the limits is let in, and nothing is left at the end.
+    /// Requests arrive and leave in any order: heads follow one another in the order of arrival,
+    /// the next head is woken if it waits, no request beyond the limits is admitted, and nothing
+    /// is left at the end.
     #[test]
     fn first_come_first_served(steps in proptest::collection::vec((any::<bool>(), any::<prop::sample::Index>(), any::<bool>()), 1..200)) {
         const LIMIT: usize = 8;
@@ -540,7 +549,7 @@ proptest! {
             gates.enter(&LockKey::new(number.to_string()).unwrap(), WISH, usize::MAX).unwrap()
         }).collect();
         let mut line: Vec<(Turn<'_>, Arc<Bell>, bool)> = Vec::new();
-        for (comes, who, polls) in steps {
+        for (comes, leaver, polls) in steps {
             if comes {
                 match gates.enter(&key(), WISH, usize::MAX) {
                     Ok(turn) => {
@@ -557,7 +566,7 @@ proptest! {
                     }
                 }
             } else if !line.is_empty() {
-                let index = who.index(line.len());
+                let index = leaver.index(line.len());
                 let (turn, ..) = line.remove(index);
                 turn.leave();
                 if index == 0 && let Some((_, bell, waits)) = line.first() {

@@ -1,4 +1,4 @@
-//! Putting a lock on a function.
+//! Locking a function with `#[distributed_lock]`.
 //!
 //! ```
 //! use lock_runtime::{LockClient, LockError, distributed_lock};
@@ -8,7 +8,8 @@
 //!     Ok(format!("order {order_id} is paid"))
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let locks = LockClient::in_memory(); // or LockClient::connect("redis://127.0.0.1/").await?
 //! locks.clone().install()?;
 //! assert_eq!(pay(42).await?, "order 42 is paid");
@@ -16,14 +17,20 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A call waits until it holds the lock, runs the body, gives the lock back and returns what the body returned. All arguments
-//! are in the [table of the attribute](macro@crate::distributed_lock#arguments); this page shows them at work.
+//! A call acquires the lock, runs the body, releases the lock and returns the result of the body.
+//! This page shows each argument in an example. The [table of
+//! arguments](macro@crate::distributed_lock#arguments) is in the documentation of the attribute.
 //!
-//! # Which client
+//! # The client
 //!
-//! [`install`](crate::LockClient::install) makes a client that of the whole process, [`scope`](crate::LockClient::scope) that of one
-//! flow of work, which is what tests want; `client = ..` names one. With none of them the call returns
-//! [`NoClient`](crate::LockErrorKind::NoClient), and the message names the function and shows the lines to write.
+//! | Client | Scope |
+//! |---|---|
+//! | [`install`](crate::LockClient::install) | the whole process |
+//! | [`scope`](crate::LockClient::scope) | one flow of work, for example a test |
+//! | `client = ..` | one function |
+//!
+//! Without any of them the call returns [`NoClient`](crate::LockErrorKind::NoClient). The message
+//! names the function and shows the missing lines.
 //!
 //! ```
 //! use lock_runtime::{LockClient, LockError, LockErrorKind, distributed_lock};
@@ -44,7 +51,8 @@
 //!     }
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), LockError> {
 //! let error = pay(42).await.unwrap_err();
 //! assert_eq!(error.kind(), LockErrorKind::NoClient);
 //! assert!(error.to_string().contains("install()"));
@@ -55,11 +63,14 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # Which key
+//! # The key
 //!
-//! A format string that names arguments, whatever patterns they are bound by; a format string with values; or any
-//! expression. Values are escaped, an expression is taken as it is. A string without a placeholder says `global`, as it locks
-//! the whole fleet out.
+//! The key is a format string that names arguments (bound by any pattern), a format string with
+//! values, or any expression. Values in a format string are escaped. An expression is used
+//! unchanged.
+//!
+//! A string without a placeholder gives the same key for every call, so one call at a time runs
+//! across all processes. It needs the argument `global` as a confirmation.
 //!
 //! ```
 //! # use lock_runtime::{LockClient, LockError, LockKey, distributed_lock, is_held};
@@ -80,7 +91,8 @@
 //!     Ok(is_held(&LockKey::new("nightly-report")?))
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), LockError> {
 //! # let locks = LockClient::in_memory();
 //! # locks.scope(async {
 //! let order = || Order { shop: "north".into(), id: 42 };
@@ -89,8 +101,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! With `keys` all of them are held, taken in one order everywhere, so that two calls cannot wait for each other; with
-//! `no_wait` they are taken in one step, all or none.
+//! `keys` acquires several locks and holds all of them. They are acquired in the same order
+//! everywhere, so two calls cannot deadlock. With `no_wait` they are acquired in one step, all or
+//! none.
 //!
 //! ```
 //! # use lock_runtime::{LockClient, LockError, distributed_lock};
@@ -99,13 +112,14 @@
 //!     Ok(lock.fences().count())
 //! }
 //!
-//! // A number needs no escaping; for text from outside make the key by a `KeyWriter`.
+//! // A number needs no escaping. For text from outside, build the key with a `KeyWriter`.
 //! #[distributed_lock(keys = items.iter().map(|item| format!("item:{item}")), guard = lock)]
 //! async fn reserve(items: &[u64]) -> Result<usize, LockError> {
 //!     Ok(lock.fences().count())
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), LockError> {
 //! # let locks = LockClient::in_memory();
 //! # locks.scope(async {
 //! let (there, back) = tokio::join!(transfer(1, 2), transfer(2, 1));
@@ -115,11 +129,12 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # Which lock
+//! # The lock
 //!
-//! `read`, `write`, `permits = n` are the [modes](super::modes); `lease`, `wait`, `no_wait`, `min_hold`, `max_hold`, `no_renew` and
-//! `strict_order` are those of [`LockSpec`](crate::LockSpec). `spec = ..` takes all of them from configuration; what is written
-//! beside it wins.
+//! `read`, `write` and `permits = n` are the [modes](super::modes). `lease`, `wait`, `no_wait`,
+//! `min_hold`, `max_hold`, `no_renew` and `strict_order` are those of
+//! [`LockSpec`](crate::LockSpec). `spec = ..` takes all of them from configuration. Arguments
+//! beside `spec` override it.
 //!
 //! ```
 //! use std::time::Duration;
@@ -137,7 +152,8 @@
 //!     Ok(())
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), LockError> {
 //! # let locks = LockClient::in_memory();
 //! # locks.scope(async {
 //! let config = Config { checkout: LockSpec::exclusive().lease(Duration::from_secs(10)) };
@@ -147,15 +163,21 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # What it returns
+//! # The return type
 //!
-//! A `Result` whose error can be made from a [`LockError`](crate::LockError): your own enum with `#[from]`, `std::io::Error`, `anyhow::Error`,
-//! `Box<dyn Error + Send + Sync>`. Where that is not to be, `map_err` names a function from the error to what the function returns,
-//! and `on_busy` says what to return if somebody else is at it. A job that all replicas start and one should do:
+//! The function returns a `Result` whose error type implements `From<LockError>`: your own enum
+//! with `#[from]`, `std::io::Error`, `anyhow::Error`, or `Box<dyn Error + Send + Sync>`.
+//!
+//! - For other return types, `map_err` names a function from the error to the return value.
+//! - `on_busy` gives the return value for a lock that is held by another caller.
+//!
+//! A job that all replicas start and only one should run:
 //!
 //! ```
 //! # use lock_runtime::{LockClient, LockError, distributed_lock};
-//! #[distributed_lock(key = "nightly-report", global, no_wait, min_hold = "5s", on_busy = skip, map_err = failed)]
+//! #[distributed_lock(
+//!     key = "nightly-report", global, no_wait, min_hold = "5s", on_busy = skip, map_err = failed
+//! )]
 //! async fn report() {
 //!     println!("written once");
 //! }
@@ -164,42 +186,45 @@
 //!     eprintln!("no report tonight: {error}");
 //! }
 //!
-//! #[distributed_lock(key = "order:{id}", no_wait, on_busy = Ok(format!("order {id} is being paid")))]
+//! #[distributed_lock(key = "order:{id}", no_wait, on_busy = Ok(format!("order {id} is busy")))]
 //! async fn pay(id: u64) -> Result<String, std::io::Error> {
 //!     Ok(format!("order {id} is paid"))
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let locks = LockClient::in_memory();
 //! # locks.scope(async {
 //! tokio::join!(report(), report(), report());
 //!
-//! let somebody_else = locks.exclusive("order:42").acquire().await?;
-//! assert_eq!(pay(42).await?, "order 42 is being paid");
-//! somebody_else.release().await?;
+//! let other = locks.exclusive("order:42").acquire().await?;
+//! assert_eq!(pay(42).await?, "order 42 is busy");
+//! other.release().await?;
 //! assert_eq!(pay(42).await?, "order 42 is paid");
 //! # Ok::<_, Box<dyn std::error::Error>>(()) }).await?;
 //! # Ok(()) }
 //! ```
 //!
-//! `on_busy` is for [`Contended`](crate::LockErrorKind::Contended) and [`WaitTimeout`](crate::LockErrorKind::WaitTimeout) only: a store that
-//! is out of reach is an error, not somebody at work.
+//! `on_busy` applies to [`Contended`](crate::LockErrorKind::Contended) and
+//! [`WaitTimeout`](crate::LockErrorKind::WaitTimeout) only. A store that is out of reach is an
+//! error.
 //!
 //! # The lock in the body
 //!
-//! `guard = name` gives the body its lock as a [`&HeldLock`](crate::HeldLock): the fencing token to send with every write, what is left
-//! of the lease, the loss.
+//! `guard = name` gives the body access to its lock, as a [`&HeldLock`](crate::HeldLock): the
+//! fencing token to send with every write, the remaining validity, and the loss.
 //!
 //! ```
 //! # use lock_runtime::{FencingToken, LockClient, LockError, distributed_lock};
 //! #[distributed_lock(key = "order:{id}", guard = lock)]
 //! async fn pay(id: u64) -> Result<FencingToken, LockError> {
-//!     // No row changed: a later holder has written.
+//!     // If this changes no row, a later holder has written.
 //!     // UPDATE orders SET state = 'paid', fence = :fence WHERE id = :id AND fence <= :fence
 //!     Ok(lock.fence())
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), LockError> {
 //! # let locks = LockClient::in_memory();
 //! # locks.scope(async {
 //! assert!(pay(42).await? < pay(42).await?);
@@ -207,18 +232,22 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # When the lock is lost
+//! # Loss of the lock
 //!
-//! The body is dropped at the `.await` where it stands, and the function returns [`Lost`](crate::LockErrorKind::Lost). What it changed by then
-//! stays changed, `&mut self` included. With `on_lost = finish` it runs to its end and gives its result; the loss is traced as
-//! a warning. That is for work that is worse half-done than done twice, and whose writes carry the fencing token.
+//! The body is dropped at its current `.await`, and the function returns
+//! [`Lost`](crate::LockErrorKind::Lost). Changes that the body made until then remain, including
+//! those to `&mut self`.
+//!
+//! With `on_lost = finish` the body runs to its end and the function returns its result. The loss
+//! is logged as a warning. Use it for work that is worse half-done than done twice, and whose
+//! writes carry the fencing token.
 //!
 //! ```
 //! # use lock_runtime::{LockClient, LockError, LockErrorKind, RevokeScope, distributed_lock};
 //! # use std::time::Duration;
 //! #[distributed_lock(key = "order:{id}", client = locks)]
 //! async fn cancelled(locks: &LockClient, id: u64) -> Result<&'static str, LockError> {
-//!     locks.revoke("order:42", RevokeScope::Leased).await?; // an operator, say
+//!     locks.revoke("order:42", RevokeScope::Leased).await?; // by an operator, for example
 //!     tokio::time::sleep(Duration::from_secs(60)).await; // ends here
 //!     Ok("not reached")
 //! }
@@ -230,7 +259,8 @@
 //!     Ok("done, and the loss is in the log")
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), LockError> {
 //! let locks = LockClient::in_memory();
 //! let error = cancelled(&locks, 42).await.unwrap_err();
 //! assert!(matches!(error.kind(), LockErrorKind::Lost(_)));
@@ -238,11 +268,12 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # Who is who
+//! # Nested calls
 //!
-//! A lock belongs to a flow of work: a future, and what it awaits. A locked function that is called within another one of the same
-//! key would wait for itself, and is refused as [`WouldDeadlock`](crate::LockErrorKind::WouldDeadlock); with `reentrant` it enters, without a round
-//! trip, under the same fencing token. Recursion is the same.
+//! A lock belongs to a flow of work: a future and everything that it awaits. If a locked function
+//! calls another one with the same key, the inner call would wait for its caller. It is refused
+//! as [`WouldDeadlock`](crate::LockErrorKind::WouldDeadlock). With `reentrant` it enters the lock
+//! without a round trip, under the same fencing token. The same applies to recursion.
 //!
 //! ```
 //! # use lock_runtime::{FencingToken, LockClient, LockError, LockErrorKind, distributed_lock};
@@ -263,7 +294,8 @@
 //!     Ok(())
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), LockError> {
 //! # let locks = LockClient::in_memory();
 //! # locks.scope(async {
 //! pay(42).await?;
@@ -271,12 +303,15 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Within a lock for reading, the same lock for writing is refused as well, re-entrant or not: it would wait for its own readers. A bare
-//! guard, `locks.exclusive(..).acquire()`, opens no scope: what is called while it lives is no part of it, except by
-//! [`guard.scope(..)`](crate::HeldLock::scope).
+//! Inside a read lock, a request for the same lock as a writer is refused as well, re-entrant or
+//! not: it would wait for its own reader.
 //!
-//! A locked function that is called from a service under a `LockLayer` of lock-tower is within the lock of the request, if both have the
-//! same client; with another client it is a stranger and waits for itself:
+//! A guard from `locks.exclusive(..).acquire()` opens no scope. Calls made while it lives are not
+//! nested in it, except inside [`guard.scope(..)`](crate::HeldLock::scope).
+//!
+//! A locked function called from a service under a `LockLayer` of lock-tower is nested in the
+//! lock of the request, if both use the same client. With another client it is not nested, and
+//! waits for its own request:
 //!
 //! ```
 //! # use lock_runtime::{FencingToken, LockClient, LockError, LockKey, distributed_lock};
@@ -287,7 +322,8 @@
 //!     Ok(lock.fence())
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let locks = LockClient::in_memory();
 //! # locks.scope(async {
 //! let layer = LockLayer::plain(locks.clone(), |id: &u64| LockKey::new(format!("order:{id}")));
@@ -297,8 +333,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The branches of a `join!` are not within each other: they contend like strangers, re-entrant or not. Within a lock that
-//! encloses both, both enter it.
+//! The branches of a `join!` are not nested in each other. They contend like unrelated callers,
+//! re-entrant or not. Inside a lock that encloses both, both enter it:
 //!
 //! ```
 //! # use lock_runtime::{FencingToken, LockClient, LockError, distributed_lock};
@@ -314,7 +350,8 @@
 //!     Ok(())
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), LockError> {
 //! # let locks = LockClient::in_memory();
 //! # locks.scope(async {
 //! let (one, two) = tokio::join!(charge(42), charge(42));
@@ -324,8 +361,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A spawned task is within nothing, neither the client's `scope` nor the lock. It takes a clone of the lock along, by
-//! [`HeldLock::scope`](crate::HeldLock::scope). What enters there keeps the lock until it is done, also when the function has returned:
+//! A spawned task is nested in nothing, neither in the client's `scope` nor in the lock. To nest
+//! it, run its future in [`HeldLock::scope`](crate::HeldLock::scope) of a clone of the lock. A
+//! guard that was entered there keeps the lock until it is released, even if the function has
+//! returned:
 //!
 //! ```
 //! # use lock_runtime::{FencingToken, LockClient, LockError, LockErrorKind, distributed_lock};
@@ -336,8 +375,8 @@
 //!
 //! #[distributed_lock(key = "order:{id}", guard = lock)]
 //! async fn pay(id: u64) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-//!     let stranger = tokio::spawn(charge(id)).await?;
-//!     assert_eq!(stranger.unwrap_err().kind(), LockErrorKind::WaitTimeout);
+//!     let unrelated = tokio::spawn(charge(id)).await?;
+//!     assert_eq!(unrelated.unwrap_err().kind(), LockErrorKind::WaitTimeout);
 //!
 //!     let lock = lock.clone();
 //!     let child = tokio::spawn(async move { (lock.fence(), lock.scope(charge(id)).await) });
@@ -346,17 +385,21 @@
 //!     Ok(())
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-//! LockClient::in_memory().install()?; // which a spawned task finds
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! LockClient::in_memory().install()?; // found by spawned tasks, too
 //! pay(42).await?;
 //! # Ok(()) }
 //! ```
 //!
-//! # Where it can stand
+//! # Supported functions
 //!
-//! On free functions, methods with any receiver, associated functions, async methods of traits and their defaults, and methods in an
-//! `#[async_trait]` impl. `#[tracing::instrument]`, `#[axum::debug_handler]` and the like go above or below it; `#[tokio::test]` and
-//! `#[tokio::main]` make the function a plain one, so they go below.
+//! The attribute supports free functions, methods with any receiver, associated functions, async
+//! methods of traits and their defaults, and methods in an `#[async_trait]` impl.
+//!
+//! `#[tracing::instrument]`, `#[axum::debug_handler]` and similar attributes go above or below
+//! it. `#[tokio::test]` and `#[tokio::main]` make the function a synchronous one, so they go
+//! below.
 //!
 //! ```
 //! # use lock_runtime::{LockClient, LockError, distributed_lock};
@@ -377,10 +420,11 @@
 //! }
 //! ```
 //!
-//! Where lock-runtime has another name, or is there only as a part of another crate, `crate = ..` says where:
+//! If lock-runtime has another name, or is only available through another crate, `crate = ..`
+//! gives its path:
 //!
 //! ```
-//! mod platform { pub mod locks { pub use lock_runtime::*; } } // a crate of its own, say
+//! mod platform { pub mod locks { pub use lock_runtime::*; } } // usually a crate
 //! use platform::locks::{LockClient, LockError, distributed_lock};
 //!
 //! #[distributed_lock(key = "order:{id}", crate = platform::locks)]
@@ -388,7 +432,8 @@
 //!     Ok(id)
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), LockError> {
 //! assert_eq!(LockClient::in_memory().scope(pay(42)).await?, 42);
 //! # Ok(()) }
 //! ```

@@ -1,23 +1,35 @@
-//! Lease, wait, loss, fencing, the end of the process.
+//! Holding a lock: lease, loss, fencing tokens, shutdown.
 //!
-//! # The lease is how fast a crash is noticed
+//! # The lease is the crash time-out
 //!
-//! The store keeps a lock for its lease, 30 s by default, and the client renews it every third of that for as long as the
-//! guard lives. So the lease says how long others wait for a holder that died, not how long a living one may hold. A shorter
-//! lease frees the lock of the dead sooner, and is lost sooner when the store is out of reach.
+//! The store keeps a lock for its lease, 30 s by default. The client renews the lease every third
+//! of that time for as long as the guard lives. So the lease limits how long others wait for a
+//! holder that died. It does not limit how long a live holder may hold the lock.
 //!
-//! [`max_hold`](crate::LockRequest::max_hold) ends renewal of a holder that hangs; a lock without it that was held for ten leases is warned of once. [`min_hold`](crate::LockRequest::min_hold) keeps the
-//! lock after an early release, for jobs that fire everywhere at almost the same time.
+//! A shorter lease frees the lock of a dead holder sooner. It is also lost sooner when the store
+//! is out of reach.
+//!
+//! - [`max_hold`](crate::LockRequest::max_hold) ends the renewal for a holder that hangs. Without
+//!   it the client logs one warning for a lock that was held for ten leases.
+//! - [`min_hold`](crate::LockRequest::min_hold) keeps the lock after an early release, for jobs
+//!   that start on all replicas at almost the same time.
 //!
 //! # Loss
 //!
-//! A lock is lost when no renewal succeeded until the lease ran out by the holder's own clock, when the store says that it
-//! is somebody else's or nobody's, when it was revoked, or when `max_hold` passed. [`run`](crate::LockRequest::run), the
-//! macro and the layer then drop the body at its next await point. Who holds a guard watches [`lost`](crate::HeldLock::lost):
+//! A lock is lost when
+//!
+//! - no renewal succeeded until the lease ran out by the holder's own clock,
+//! - the store replies that the holder no longer holds it,
+//! - it was revoked, or
+//! - `max_hold` passed.
+//!
+//! [`run`](crate::LockRequest::run), the attribute and the layer then drop the body at its next
+//! await point. The owner of a guard watches [`lost`](crate::HeldLock::lost):
 //!
 //! ```
 //! # use lock_runtime::{LockClient, LockErrorKind, Loss, RevokeScope};
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lock_runtime::LockError> {
 //! let locks = LockClient::in_memory();
 //! let guard = locks.exclusive("order:42").acquire().await?;
 //! locks.revoke("order:42", RevokeScope::Leased).await?;
@@ -26,28 +38,38 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`validity`](crate::HeldLock::validity) is what is surely left, a drift of 1 % and 2 ms subtracted. Before a step that
-//! must not happen twice, compare it with what the step takes, or ask the store by [`verify`](crate::HeldLock::verify).
+//! [`validity`](crate::HeldLock::validity) is the time for which the lock is certainly still
+//! held: the rest of the lease less a drift of 1 % and 2 ms. Before a step that must not happen
+//! twice, compare it with the duration of the step, or let the store confirm the lock with
+//! [`verify`](crate::HeldLock::verify).
 //!
 //! # Fencing
 //!
-//! Every grant carries a [`FencingToken`](crate::FencingToken) larger than those before it. Send it with every write, and let the resource refuse a
-//! smaller one than it has seen: [`limits`](super::limits) says why nothing else will do.
+//! Each grant carries a [`FencingToken`](crate::FencingToken) that is larger than all earlier
+//! ones of the key. Send it with every write, and let the resource refuse a token smaller than
+//! the largest it has seen. [`limits`](super::limits) explains why no other measure is
+//! sufficient.
 //!
 //! # Waiting
 //!
-//! Requests for one key are served first come first served; [`waiting`](super::waiting) tells how. `wait` limits the whole; while the store is out of reach a request goes on trying within it. More than 10,000 waiting for
-//! one key, or 100,000 in all, are refused as `Overloaded`: [`max_waiters`](crate::LockSpec::max_waiters),
-//! [`max_waiters_in_all`](crate::LockClientBuilder::max_waiters_in_all).
+//! Requests for one key are served first come, first served; see [`waiting`](super::waiting).
+//! `wait` limits the whole request. While the store is out of reach, the request keeps trying
+//! within that time.
 //!
-//! # The end
+//! In one client 10,000 requests may wait for one key, and 100,000 for all keys. Further requests
+//! are refused as `Overloaded`. [`max_waiters`](crate::LockSpec::max_waiters) and
+//! [`max_waiters_in_all`](crate::LockClientBuilder::max_waiters_in_all) set other limits.
 //!
-//! Dropping a guard, or a future that acquires, gives the lock back in the background. A process that ends before leaves the
-//! lock to its lease, so call [`shutdown`](crate::LockClient::shutdown) last:
+//! # Shutdown
+//!
+//! Dropping a guard, or a future that acquires a lock, releases the lock in the background. If
+//! the process ends before that is done, the lock remains until its lease ends. Call
+//! [`shutdown`](crate::LockClient::shutdown) last:
 //!
 //! ```
 //! # use lock_runtime::LockClient;
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lock_runtime::LockError> {
 //! let locks = LockClient::in_memory();
 //! drop(locks.exclusive("order:42").acquire().await?);
 //! locks.shutdown().await;

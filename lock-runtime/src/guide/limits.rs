@@ -1,74 +1,96 @@
-//! What a lock cannot promise.
+//! The limits of a lease lock, and the remedies.
 //!
 //! # A paused holder still writes
 //!
-//! 1. A holds the lock and is about to write. Its process is stopped: a debugger, a hypervisor, a laptop lid.
-//! 2. The lease runs out. B gets the lock, reads, writes, and is done.
-//! 3. A goes on where it was, and writes over B.
+//! 1. A holds the lock and is about to write. Its process is stopped by a debugger, a hypervisor
+//!    or a closed laptop.
+//! 2. The lease runs out. B gets the lock, reads, writes and releases it.
+//! 3. A continues and overwrites the data of B.
 //!
-//! No check on A's side helps, as A may be stopped between the check and the write. What helps is the resource: A's write
-//! carries fencing token 33, B's carried 34, and the resource refuses 33. In SQL, with a column
-//! `fence BIGINT NOT NULL DEFAULT 0`:
+//! No check in A can prevent this, because A may be stopped between the check and the write. The
+//! resource can: A's write carries fencing token 33, B's carried 34, and the resource refuses 33.
+//! In SQL, with a column `fence BIGINT NOT NULL DEFAULT 0`:
 //!
 //! ```sql
 //! UPDATE orders SET state = 'paid', fence = :fence WHERE id = :id AND fence <= :fence
 //! ```
 //!
-//! No row changed: a later holder has written. Stop, and write nothing more under this lock. The comparison is `<=`, as a
-//! holder may write more than once, and a guard that entered again has the token of the outer one. A row that may not
-//! exist yet is compared by the same rule:
+//! If the statement changes no row, a later holder has written. Stop, and write nothing more
+//! under this lock. The comparison is `<=`, because a holder may write more than once, and a
+//! guard that re-entered has the token of the outer one. A row that may not exist yet is compared
+//! in the same way:
 //!
 //! ```sql
 //! INSERT INTO orders (id, state, fence) VALUES (:id, 'paid', :fence)
-//!     ON CONFLICT (id) DO UPDATE SET state = excluded.state, fence = excluded.fence WHERE orders.fence <= excluded.fence
+//!     ON CONFLICT (id) DO UPDATE SET state = excluded.state, fence = excluded.fence
+//!         WHERE orders.fence <= excluded.fence
 //! ```
 //!
-//! A writer that deletes the row deletes the memory of its tokens with it: mark the row as deleted instead.
+//! Deleting the row also deletes the record of its tokens. Mark the row as deleted instead.
 //!
-//! (Martin Kleppmann, [How to do distributed locking]; Redis's own page on [distributed locks] describes the lease side
-//! of it.)
+//! (See Martin Kleppmann, [How to do distributed locking][Kleppmann]. The Redis page on
+//! [distributed locks] describes the lease.)
 //!
-//! Where the resource cannot compare, a lock saves work. It does not save correctness: make the work idempotent.
+//! Where the resource cannot compare tokens, a lock saves work, but it does not ensure
+//! correctness. Make the work idempotent.
 //!
-//! # A store that forgets
+//! # A store that loses data
 //!
-//! A Redis server that dies without persistence comes back empty and grants every lock anew. Holders find out
-//! when the connection breaks or at their next renewal, a third of the lease later at the latest; until then there may be
-//! two. A replica that is promoted may lack the last grants, with the same effect. Fencing tokens go on increasing through both, as they follow
-//! the server's clock: as long as the clocks of the servers agree better than the outage lasts. Where that is not enough, a majority of
-//! [several servers](super::majority) has to agree.
+//! A Redis server that crashes without persistence comes back empty and grants every lock again.
+//! The old holders notice when the connection breaks, or at their next renewal, at most a third
+//! of the lease later. Until then a lock may have two holders. A promoted replica that lacks the
+//! last grants has the same effect.
+//!
+//! Fencing tokens keep increasing in both cases, because they follow the clock of the server.
+//! This holds if the clocks of the servers differ by less than the duration of the outage. Where
+//! that is not sufficient, use a majority of [several servers](super::majority).
 //!
 //! # Tokens that were reserved
 //!
-//! A process that hands a lock from task to task without the store does so under fencing tokens that the store reserved with the
-//! grant. A store that has lost its data since may grant another process a larger token meanwhile. So hand-offs stop, and those
-//! that were not taken are withdrawn, at the first sign: the connection broke, the Sentinels name another primary, a node of a cluster
-//! keeps no slot any more by the cluster's own map. Where there is no sign (`FLUSHALL` on a live connection; a primary that was cut off together with this
-//! process) they go on for at most 50 ms from the grant, and the resource refuses those tokens once it has seen a larger one. Over
-//! several servers a majority knows the reserved tokens, so nothing of this applies.
+//! A process hands a lock off between its own tasks without the store. For that it uses a block
+//! of fencing tokens that the store reserved with the grant. If the store has lost its data
+//! since, it may grant a larger token to another process in the meantime.
+//!
+//! Local hand-offs therefore stop at the first sign of lost data, and those that no task has
+//! taken yet are withdrawn. Signs are a broken connection, a new primary named by the Sentinels,
+//! and a cluster node that no longer keeps any slot according to the cluster's map.
+//!
+//! Without a sign they continue for at most 50 ms after the grant. Examples are `FLUSHALL` on a
+//! live connection, and a primary that was cut off together with this process. The resource
+//! refuses such a token once it has seen a larger one.
+//!
+//! With several servers a majority knows the reserved tokens, so none of this applies.
 //!
 //! # Eviction
 //!
-//! A server whose `maxmemory-policy` evicts may evict a held lock; a warning says so at connect. Set `noeviction`.
+//! A server whose `maxmemory-policy` evicts keys may evict a held lock. The client logs a warning
+//! when it connects to such a server. Set `noeviction`.
 //!
 //! # Time
 //!
-//! A lease is counted by the store's clock, validity by the holder's own monotonic clock from *before* the request was
-//! sent, less a drift of 1 % and 2 ms. Clocks that run apart faster than 1 % break that. Clocks that are *set* differently do not matter.
+//! The lease is measured by the clock of the store. The validity is measured by the holder's own
+//! monotonic clock, from *before* the request was sent, less a drift of 1 % and 2 ms. Clocks that
+//! drift apart by more than 1 % break this. Clocks that are *set* to different times do not
+//! matter.
 //!
 //! # Exactly once
 //!
-//! A lock makes it likely that something is done once at a time. It says nothing about whether it was done before.
+//! A lock makes it likely that only one caller at a time does the work. It does not record
+//! whether the work was done before.
 //!
 //! # The order among processes
 //!
-//! It is that of the places in the store's line, of which a process has one for all who wait there with the same mode and lease.
-//! Two processes take turns, whatever the number of those who wait in each; see [`waiting`](super::waiting). A store that keeps no
-//! line (one of your own may not) is asked again after a pause of 2 ms that grows to 500 ms.
+//! Processes are served in the order of their entries in the wait queue of the store. A process
+//! has one entry for all its waiters with the same mode and lease. Two processes take turns,
+//! whatever the number of waiters in each; see [`waiting`](super::waiting).
 //!
-//! # Locks that others take away
+//! A custom store may keep no wait queue. The client then polls it, first after 2 ms, with a
+//! backoff up to 500 ms.
 //!
-//! A key that another program deletes or lets expire is not handed over: whoever waits finds that out within a second.
+//! # Locks that other programs remove
 //!
-//! [How to do distributed locking]: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
+//! A key that another program deletes or lets expire is not handed off. A waiter notices within a
+//! second.
+//!
+//! [Kleppmann]: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
 //! [distributed locks]: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/

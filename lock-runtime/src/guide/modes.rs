@@ -1,31 +1,50 @@
-//! Which lock.
+//! Kinds of locks.
 //!
-//! # One holder
+//! | Request | Holders | Excludes |
+//! |---|---|---|
+//! | [`exclusive`], [`write`] | one | readers and other exclusive holders of the key |
+//! | [`read`] | any number of readers | exclusive holders of the key |
+//! | [`permits`] | at most *n* | further holders of a permit, never the locks above |
+//! | [`all`] | one per key | as `exclusive`, for each key |
 //!
-//! [`exclusive`](crate::LockClient::exclusive) is what most work needs. Name the lock after the thing it protects, not after the code:
-//! `order:42`, so that everything that touches the order excludes everything else that does.
+//! [`exclusive`]: crate::LockClient::exclusive
+//! [`write`]: crate::LockClient::write
+//! [`read`]: crate::LockClient::read
+//! [`permits`]: crate::LockClient::permits
+//! [`all`]: crate::LockClient::all
+//!
+//! # Exclusive
+//!
+//! [`exclusive`] fits most work. Name the lock after the thing that it protects (`order:42`), not
+//! after the code that runs. All code that changes the order then excludes all other code that
+//! does.
 //!
 //! ```
 //! # use lock_runtime::LockClient;
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lock_runtime::LockError> {
 //! let locks = LockClient::in_memory();
 //! let paid = locks.exclusive("order:42").run(|_| async { "paid" }).await?;
 //! assert_eq!(paid, "paid");
 //! # Ok(()) }
 //! ```
 //!
-//! A value that comes from outside goes through a [`KeyWriter`](crate::KeyWriter), which the macro and the layer do by
-//! themselves; a name that is put together by `format!` lets `("1:2", "3")` meet `("1", "2:3")`.
+//! Write values from outside through a [`KeyWriter`](crate::KeyWriter), which escapes them. The
+//! attribute and the layer do so. A name built with `format!` is not escaped: the values `("1:2",
+//! "3")` and `("1", "2:3")` then give the same key.
 //!
-//! # Readers and a writer
+//! # Read/write
 //!
-//! [`read`](crate::LockClient::read) shares, [`write`](crate::LockClient::write) does not; they are modes of one lock, and an
-//! exclusive lock of that name is the writer. A writer becomes a reader without a gap by
-//! [`downgrade`](crate::LockGuard::downgrade); the way back does not exist, as two readers would wait for each other.
+//! [`read`] is shared, [`write`] is not. Both are modes of one lock: an exclusive lock of the
+//! same name is its writer.
+//!
+//! [`downgrade`](crate::LockGuard::downgrade) makes a writer a reader without a gap. There is no
+//! upgrade, because two readers that upgrade would wait for each other.
 //!
 //! ```
 //! # use lock_runtime::LockClient;
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lock_runtime::LockError> {
 //! let locks = LockClient::in_memory();
 //! let writer = locks.write("catalog").acquire().await?;
 //! let reader = writer.downgrade().await?;
@@ -37,24 +56,28 @@
 //!
 //! # Permits
 //!
-//! [`permits`](crate::LockClient::permits) lets at most *n* in, in the whole fleet. The number is part of the lock. Permits are an object
-//! of their own: `permits("mail", n)` and `exclusive("mail")` do not exclude each other.
+//! [`permits`] admits at most *n* holders across all processes. The number is part of the lock.
+//! Permits are a separate object: `permits("mail", n)` and `exclusive("mail")` do not exclude
+//! each other.
 //!
 //! # Several keys
 //!
-//! [`all`](crate::LockClient::all) sorts the keys, so that two requests cannot wait for each other, and takes them one
-//! after the other, renewing what it has; with [`no_wait`](crate::LockRequest::no_wait), all or none in one step.
+//! [`all`] sorts the keys, so two requests cannot deadlock. It acquires them one after the other
+//! and renews those that it already holds. With [`no_wait`](crate::LockRequest::no_wait) it
+//! acquires all or none in one step.
 //!
-//! # Entering again
+//! # Re-entrant
 //!
-//! A lock belongs to a flow of work: a future, and what it awaits. Code within [`run`](crate::LockRequest::run), a locked
-//! function, a locked route or [`HeldLock::scope`](crate::HeldLock::scope) that asks for the same lock would wait for itself,
-//! and is refused as `WouldDeadlock`; with [`reentrant`](crate::LockRequest::reentrant) it enters, without a round trip,
-//! under the same fencing token.
+//! A lock belongs to a flow of work: a future and everything that it awaits. Code inside
+//! [`run`](crate::LockRequest::run), a locked function, a locked route or
+//! [`HeldLock::scope`](crate::HeldLock::scope) that requests the same lock would wait for itself.
+//! The request is refused as `WouldDeadlock`. With [`reentrant`](crate::LockRequest::reentrant)
+//! it enters the lock without a round trip, under the same fencing token.
 //!
 //! ```
 //! # use lock_runtime::{LockClient, LockErrorKind};
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lock_runtime::LockError> {
 //! let locks = LockClient::in_memory();
 //! let inner = locks.clone();
 //! locks.exclusive("order:42").run(|_| async move {
@@ -65,5 +88,6 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The branches of a `join!` are not within each other, and a spawned task is within nothing: they contend like strangers.
-//! Nothing ever depends on a thread. A bare guard opens no scope of its own.
+//! The branches of a `join!` are not nested in each other, and a spawned task is nested in
+//! nothing: they contend like unrelated callers. Re-entry never depends on a thread. A guard
+//! alone opens no scope.

@@ -1,124 +1,195 @@
-//! A Redis server as the store.
+//! Redis as the store.
 //!
 //! # Connecting
 //!
-//! `redis://[[user]:password@]host[:port][/db]`, or `rediss://` for TLS with the feature `rustls`; `redis+sentinel://` for a
-//! primary and its replicas ([below](#sentinel)). What a URL cannot say, a ready `redis::Client` can: [`LockClientBuilder::redis_client`](crate::LockClientBuilder::redis_client).
+//! | Deployment | URL |
+//! |---|---|
+//! | one server | `redis://[[user]:password@]host[:port][/db]` |
+//! | a primary and its replicas | `redis+sentinel://..`, see [below](#sentinel) |
+//! | a cluster | `redis+cluster://..`, see [below](#cluster) |
+//! | several independent servers | `redlock:..`, see [`majority`](super::majority) |
+//!
+//! `rediss` in place of `redis` connects over TLS and needs the feature `rustls`. For settings
+//! that a URL does not have,
+//! [`LockClientBuilder::redis_client`](crate::LockClientBuilder::redis_client) takes a configured
+//! `redis::Client`.
 //!
 //! ```no_run
 //! # use lock_runtime::LockClient;
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
-//! let locks = LockClient::builder().namespace("shop").connect("redis://locker:secret@127.0.0.1:6379/0").await?;
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lock_runtime::LockError> {
+//! let locks = LockClient::builder()
+//!     .namespace("shop")
+//!     .connect("redis://locker:secret@127.0.0.1:6379/0")
+//!     .await?;
 //! # Ok(()) }
 //! ```
 //!
-//! All calls of a client share one connection over RESP3, which is made again when it breaks. On it the client hears of locks that
-//! were handed over to it: it subscribes to one channel of its own and one of the namespace, and to none per lock. Redis 6.0 or
-//! later.
+//! Redis 6.0 or later is required. All calls of a client share one RESP3 connection, which is
+//! re-established when it breaks. Push messages about locks that were handed off to the client
+//! arrive on the same connection. The client subscribes to one channel of its own and to one of
+//! the namespace, but to none per lock.
 //!
 //! # Sentinel
 //!
-//! `redis+sentinel://[[user]:password@]host[:26379][,host...]/<name of the primary>[/db]`, `rediss+sentinel://` for TLS to the Sentinels
-//! and to the primary. User and password are the primary's; those of the Sentinels are parameters:
-//! `?sentinel_user=..&sentinel_password=..`. Percent-encode special characters. Where the two differ in more than that,
-//! [`LockClientBuilder::sentinel`](crate::LockClientBuilder::sentinel) takes a URL for each.
+//! `redis+sentinel://[[user]:password@]host[:26379][,host...]/<name of the primary>[/db]`
+//!
+//! - `rediss+sentinel://` uses TLS to the Sentinels and to the primary.
+//! - User and password are those of the primary. The parameters
+//!   `?sentinel_user=..&sentinel_password=..` give those of the Sentinels.
+//! - Percent-encode special characters.
+//! - If the two differ in more than the credentials,
+//!   [`LockClientBuilder::sentinel`](crate::LockClientBuilder::sentinel) takes a URL for each.
 //!
 //! ```no_run
 //! # use lock_runtime::LockClient;
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
-//! let locks = LockClient::connect("redis+sentinel://:secret@10.0.0.1,10.0.0.2,10.0.0.3/mymaster?min_replicas=1").await?;
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lock_runtime::LockError> {
+//! let url = "redis+sentinel://:secret@10.0.0.1,10.0.0.2,10.0.0.3/mymaster?min_replicas=1";
+//! let locks = LockClient::connect(url).await?;
 //! # Ok(()) }
 //! ```
 //!
-//! Name all Sentinels. Each time a connection is made they are all asked at once, and among the answers of a majority the
-//! latest configuration counts: one that hangs, or was cut off and names an old primary, changes nothing. (Where fewer answer, the
-//! latest among those that do.) While the
-//! connection stands the client listens to them (a connection to each), and moves as soon as one tells of a new primary. A
-//! user on the Sentinels needs `+sentinel|master +sentinel|get-master-addr-by-name +subscribe &+switch-master`.
+//! Name all Sentinels. For each new connection the client asks all of them at the same time, and
+//! uses the latest configuration among the replies of a majority. So a Sentinel that hangs, or
+//! that was cut off and names an old primary, has no effect. If fewer than a majority reply, the
+//! latest configuration among the replies counts.
 //!
-//! During a failover requests are `Unavailable` or `ReadOnly`, those that wait go on waiting, and leases are renewed at the new
-//! primary within 200 ms of the connection to it.
+//! While connected, the client listens to the Sentinels, on one connection to each, and switches
+//! as soon as one of them announces a new primary. If the Sentinels have users, theirs needs
+//! `+sentinel|master +sentinel|get-master-addr-by-name +subscribe &+switch-master`.
+//!
+//! During a failover, requests that do not wait fail as `Unavailable` or `ReadOnly`, and waiting
+//! requests keep waiting. Leases are renewed at the new primary within 200 ms of the connection
+//! to it.
 //!
 //! ## What a failover may lose
 //!
-//! Redis copies to its replicas after it has answered. What the promoted replica did not have yet is lost: a lock that was
-//! granted in the last moment, a renewal (then the lock may end sooner), a release (then it ends with its lease). A lost
-//! grant means **two holders**: the first believes in its lock until its next renewal, which is a third of the lease away at
-//! most and is hurried as soon as the connection breaks; then it is told that the lock is lost. Where the old primary is cut off
-//! together with some of its clients, those hold on to it for as long as it answers. Fencing tokens go on increasing over a
-//! failover, as they are no smaller than the server's clock.
+//! Redis replicates to its replicas after it has replied. Writes that the promoted replica had
+//! not received are lost:
 //!
-//! [`min_replicas`](crate::LockClientBuilder::min_replicas) (`?min_replicas=1&replica_timeout=50ms`, or the builder, for a single server as
-//! well) tells of a grant only when so many replicas have it (`WAIT`); with too few the request is `Unavailable`, or goes on
-//! waiting, and the grant is given up. All grants of a client share one more connection, on which one wait serves all that have
-//! come meanwhile. The user needs `+wait`.
+//! | Lost write | Effect |
+//! |---|---|
+//! | a grant in the last moment | **two holders**, see below |
+//! | a renewal | the lock may end sooner |
+//! | a release | the lock ends with its lease |
 //!
-//! After a failover no grant counts until the new primary has its replicas: the Sentinels attach the remaining ones when they name
-//! it, about a second after they have promoted it. Requests are granted again within milliseconds of that.
+//! After a lost grant the first holder relies on its lock until its next renewal, at most a third
+//! of the lease later. A broken connection brings the renewal forward. The holder is then
+//! notified of the loss.
 //!
-//! It narrows the gap and **does not make Redis consistent**
-//! ([the documentation of `WAIT`](https://redis.io/docs/latest/commands/wait/),
-//! [Jepsen on Redis and Sentinel](https://aphyr.com/posts/283-jepsen-redis),
-//! [Kleppmann on locks](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html)): Sentinels choose among the
-//! replicas, and with fewer than all of them waited for they may promote one that does not have the grant; a replica that has
-//! it may lose it when it starts again; renewals are not waited for. `min-replicas-to-write` and `min-replicas-max-lag` on the server end the
-//! time for which a primary that was cut off goes on. Where two holders would do harm, let the resource check the
-//! [fencing token](crate::FencingToken), or use a quorum of independent servers.
+//! If the old primary is cut off together with some of its clients, these clients keep their
+//! locks for as long as it answers. Fencing tokens keep increasing over a failover, because they
+//! are at least the server's clock.
 //!
-//! # A cluster
+//! ## Waiting for replicas
 //!
-//! `redis+cluster://[[user]:password@]host[:port][,host[:port]...]`, or `rediss+cluster://`; or
-//! [`LockClientBuilder::cluster`](crate::LockClientBuilder::cluster) with the URLs of some nodes. One that answers is enough, a replica
-//! too: it names the others, which are spoken to as the same user. A cluster has no numbered databases.
+//! [`min_replicas`](crate::LockClientBuilder::min_replicas) counts a grant only when the given
+//! number of replicas has it (`WAIT`). In a URL it is `?min_replicas=1&replica_timeout=50ms`. The
+//! builder method works with a single server as well.
+//!
+//! - With too few replicas the request is refused as `Unavailable`, or keeps waiting, and the
+//!   grant is given up.
+//! - All grants of a client share one additional connection. One `WAIT` serves all grants that
+//!   have arrived in the meantime.
+//! - The user needs `+wait`.
+//! - After a failover no grant counts until the new primary has its replicas. The Sentinels
+//!   attach the remaining ones when they announce the new primary, about a second after the
+//!   promotion. Requests are granted again within milliseconds of that.
+//!
+//! This narrows the gap, but it **does not make Redis consistent** (see the documentation of
+//! [`WAIT`], [Jepsen] on Redis and Sentinel, and [Kleppmann] on locks):
+//!
+//! - The Sentinels choose one of the replicas. If `min_replicas` is less than the number of
+//!   replicas, they may promote one without the grant.
+//! - A replica that has the grant may lose it when it restarts.
+//! - Renewals are not waited for.
+//!
+//! `min-replicas-to-write` and `min-replicas-max-lag` on the server limit the time for which a
+//! primary that was cut off continues. Where two holders would do harm, let the resource check
+//! the [fencing token](crate::FencingToken), or use [several independent
+//! servers](super::majority).
+//!
+//! [`WAIT`]: https://redis.io/docs/latest/commands/wait/
+//! [Jepsen]: https://aphyr.com/posts/283-jepsen-redis
+//! [Kleppmann]: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
+//!
+//! # Cluster
+//!
+//! `redis+cluster://[[user]:password@]host[:port][,host[:port]...]`, or `rediss+cluster://` for
+//! TLS. The builder method is [`LockClientBuilder::cluster`](crate::LockClientBuilder::cluster).
+//!
+//! List some nodes. One that answers is sufficient, and it may be a replica: it names the other
+//! nodes, and the client connects to them as the same user. A cluster has no numbered databases.
 //!
 //! ```no_run
 //! # use lock_runtime::LockClient;
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
-//! let locks = LockClient::connect("redis+cluster://locker:secret@10.0.0.1,10.0.0.2,10.0.0.3").await?;
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lock_runtime::LockError> {
+//! let url = "redis+cluster://locker:secret@10.0.0.1,10.0.0.2,10.0.0.3";
+//! let locks = LockClient::connect(url).await?;
 //! # Ok(()) }
 //! ```
 //!
-//! - **A dead or silent node** fails the locks that it keeps, with `Unavailable`, and no others. Its replica is found within a quarter of a
-//!   second after it has taken over; a request that waits goes on there.
-//! - **A failover may lose locks.** Replication lags behind: what the dead primary had granted in its last moments, the new one may
-//!   not know, and grant again. The first holder notices at its next renewal, and its fencing token is the smaller one: check it where the
-//!   lock protects something. Manual failovers (`CLUSTER FAILOVER`) and moved slots lose nothing.
-//! - **A slot that is being moved** keeps its locks: they are renewed and given back all the while. New ones are `Unavailable` until the slot
-//!   has arrived; requests that wait are served then. A downgrade may lose its lock meanwhile.
-//! - **Several keys without waiting** cost a round trip for each slot. Keys with the same hash tag, `{order:7}:stock` and `{order:7}:payment`,
-//!   share a slot, a round trip and a node.
-//! - **Who waits is told** on a channel of the lock's slot, by its node alone (Redis 7.0; before, waiting requests only ask once a
-//!   second). Each node that somebody waits at is listened to on a second connection, which is closed when nobody does any more.
+//! - **A dead or silent node** makes the locks that it keeps `Unavailable`, and no others. The
+//!   client finds its replica within a quarter of a second after it has taken over. A waiting
+//!   request continues there.
+//! - **A failover may lose locks**, because replication lags behind. The new primary may grant
+//!   again a lock that the old one granted in its last moments. The first holder notices at its
+//!   next renewal. Its fencing token is the smaller one: let the resource check it. Manual
+//!   failovers (`CLUSTER FAILOVER`) and moved slots lose nothing.
+//! - **A slot that is being moved** keeps its locks: they are renewed and released in the
+//!   meantime. New requests are `Unavailable` until the slot has arrived, and waiting ones are
+//!   served then. A downgrade may lose its lock during the move.
+//! - **Several keys without waiting** cost one round trip for each slot. Keys with the same hash
+//!   tag, such as `{order:7}:stock` and `{order:7}:payment`, share a slot, a round trip and a
+//!   node.
+//! - **Waiters are notified** on a channel of the lock's slot, only by the node that keeps it.
+//!   This needs Redis 7.0. With older versions, waiting requests only poll, once a second. For
+//!   each node with waiters the client opens a second connection, and closes it when there are
+//!   none left.
 //!
 //! # TLS
 //!
 //! - The application installs the crypto provider at the start of `main`:
-//!   `rustls::crypto::ring::default_provider().install_default()`. Where it doesn't and rustls cannot tell which one is
-//!   meant, connecting is refused with this line (with `panic = "abort"` rustls ends the process instead).
-//! - `rediss://` trusts what the system trusts, or the file in `SSL_CERT_FILE` instead.
-//! - An authority of your own is named by [`LockClientBuilder::root_certificate`](crate::LockClientBuilder::root_certificate), a certificate
-//!   of the client by [`client_certificate`](crate::LockClientBuilder::client_certificate).
+//!   `rustls::crypto::ring::default_provider().install_default()`. If it does not, and rustls
+//!   cannot determine the provider, connecting fails with an error that contains this line. (With
+//!   `panic = "abort"` rustls ends the process instead.)
+//! - `rediss://` trusts the certificates of the system, or those in the file `SSL_CERT_FILE`
+//!   instead.
+//! - [`LockClientBuilder::root_certificate`](crate::LockClientBuilder::root_certificate) sets a
+//!   private certificate authority,
+//!   [`client_certificate`](crate::LockClientBuilder::client_certificate) a client certificate.
 //!
-//! # What lies there
+//! # Data layout
 //!
-//! | | key | value |
+//! | Use | Key | Value |
 //! |---|---|---|
-//! | exclusive, `write` | `<namespace>:<name>` | STRING: the token, as `SET key token NX PX lease` would write it |
-//! | `read` | `<namespace>:<name>` | ZSET: each reader's token and when it expires by the server's clock |
-//! | `permits` | `<namespace>:permits:<name>` | ZSET: the same for holders of a permit |
-//! | fencing | `{<namespace>:<name>}:f` | STRING: the latest fencing token, for a day |
-//! | waiting | `{<namespace>:<name>}:q` | HASH: who stands in line; gone with the last of them, or 10 s after their last word |
+//! | exclusive, `write` | `<namespace>:<name>` | STRING: the token, expiring with its lease |
+//! | `read` | `<namespace>:<name>` | ZSET: the token and expiry (server clock) of each reader |
+//! | `permits` | `<namespace>:permits:<name>` | ZSET: the same for each holder of a permit |
+//! | fencing | `{<namespace>:<name>}:f` | STRING: the latest fencing token, kept for a day |
+//! | waiting | `{<namespace>:<name>}:q` | HASH: the wait queue |
 //!
-//! A name with a hash tag of its own, `{orders}:42`, keeps it, and its fence is `f:<namespace>:{orders}:42`, its line `q:<namespace>:{orders}:42`. What lies under
-//! these names and is not of that form is somebody else's: it is left untouched, and the request is refused as `ForeignKey`,
-//! which names the key.
+//! The wait queue is deleted with its last waiter, or 10 s after the last poll.
 //!
-//! Other libraries that lock by `SET NX PX` exclude ours, and ours them, under the same key.
+//! A name with a hash tag of its own, such as `{orders}:42`, keeps it. Its fencing key is
+//! `f:<namespace>:{orders}:42`, its wait queue `q:<namespace>:{orders}:42`.
+//!
+//! Data of another form under these names is foreign data. It is left untouched, and the request
+//! is refused as `ForeignKey`. The error names the key.
+//!
+//! The record of an exclusive lock is that of `SET key token NX PX lease`. Other libraries that
+//! lock with `SET NX PX` under the same key exclude these locks, and are excluded by them.
 //!
 //! # Settings of the server
 //!
-//! - `maxmemory-policy noeviction`: any other may evict a held lock.
-//! - A user of its own with what locks need and nothing else; the README and every `Forbidden` error show the line. Each node of a cluster has users of
-//!   its own; [`RedisStore::cluster_acl_line`](crate::store::redis::RedisStore::cluster_acl_line) has the line for them.
-//! - No replica: it cannot write. A client that is given one is told so. A primary that becomes a replica is left with its
-//!   first refusal: the address is resolved anew, by the Sentinels or by its name.
+//! - Set `maxmemory-policy noeviction`. Any other policy may evict a held lock.
+//! - Create a user with only the permissions that locks need. The README and each `Forbidden`
+//!   error show the ACL line. In a cluster each node has its own users, and
+//!   [`RedisStore::cluster_acl_line`](crate::store::redis::RedisStore::cluster_acl_line) returns
+//!   the line for them.
+//! - Do not connect to a replica. It cannot write, and connecting to it fails with an error that
+//!   names the cause.
+//! - When a primary becomes a replica, the client drops the connection at the first refusal, and
+//!   resolves the address again, through the Sentinels or by its host name.

@@ -1,75 +1,108 @@
-//! Who is next, and how soon.
+//! The wait queue: order, hand-off, latency, dead waiters.
 //!
-//! A request that cannot be granted waits for as long as its [`wait`](crate::LockSpec::wait) says. It is told, it does not ask: the
-//! script that releases a lock makes the next in line its holder, draws that one's fencing token and tells it, in one step.
+//! A request that cannot be granted waits for at most its [`wait`](crate::LockSpec::wait). The
+//! waiter is notified and does not have to poll: the script that releases a lock also grants it
+//! to the next waiter, draws that waiter's fencing token and notifies it, in one step.
 //!
 //! # The order
 //!
-//! - **Within a process** requests for one lock are served first come first served, whatever their mode. Only the first of them
-//!   stands in the store's line, for all.
-//! - **Among processes** the store keeps the line. A process has one place in it for all who wait there with the same mode and
-//!   lease; when the one in front gives up, the next one goes on with that place, so patience is not lost.
-//! - **Readers** behind a writer are let in together; a reader stands behind a writer that waits, so writers do not starve.
-//!   **Permits** are given out one by one.
-//! - Nobody barges in: a request that does not wait is refused while somebody waits whose turn would be before.
+//! - **Within a process** requests for one lock are served first come, first served, in any mode.
+//!   Only the first of them has an entry in the store's wait queue, on behalf of all.
+//! - **Among processes** the store keeps the wait queue. A process has one entry for all its
+//!   waiters with the same mode and lease. When the first of them gives up, the next one takes
+//!   over the entry, so its position is not lost.
+//! - **Readers** behind a writer are admitted together. A reader queues behind a waiting writer,
+//!   so writers do not starve.
+//! - **Permits** are granted one by one.
+//! - **No barging:** a request that does not wait is refused while there is a waiter that comes
+//!   before it.
 //!
-//! # Passing on
+//! # Hand-off within a process
 //!
-//! Where many tasks of one process want one lock, a released lock goes to the next of them without a word to the store, under
-//! the next of a block of fencing tokens that was reserved for it: 32 times or for 50 ms in a row. Then it goes back to the
-//! store, which hands it to another process, or, if nobody else waits, takes it up again in the same round trip. Only a writer
-//! passes to a writer with the same lease, with renewal on and enough of the lease left. Hand-offs stop at the first sign that the
-//! store may have lost data ([`limits`](super::limits#tokens-that-were-reserved)). With
-//! [`strict_order`](crate::LockRequest::strict_order) every release goes through the store:
+//! When several tasks of one process wait for a lock, a release hands it off to the next of them
+//! without a call to the store. The fencing tokens for this come from a block that the store
+//! reserved with the grant.
+//!
+//! After 32 hand-offs or 50 ms in a row the lock goes back to the store. The store hands it off
+//! to another process, or, if no other process waits, grants it again in the same round trip.
+//!
+//! A local hand-off is only possible from a writer to a writer with the same lease, with renewal
+//! on and enough of the lease left. Local hand-offs stop at the first sign that the store may
+//! have lost data ([`limits`](super::limits#tokens-that-were-reserved)).
+//!
+//! With [`strict_order`](crate::LockRequest::strict_order) every release goes through the store:
 //!
 //! ```
 //! # use lock_runtime::LockClient;
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lock_runtime::LockError> {
 //! let locks = LockClient::in_memory();
 //! let turn = locks.exclusive("ticket-office").strict_order().acquire().await?;
 //! # turn.release().await?;
 //! # Ok(()) }
 //! ```
 //!
-//! # How soon
+//! # Latency
 //!
-//! A waiter is granted a lock within milliseconds of the instant at which the store regards it as free:
+//! A waiter is granted a lock within milliseconds of the instant at which the store regards it as
+//! free.
 //!
-//! | the lock becomes free by | the first waiter |
-//! |---|---|
-//! | a release, a dropped guard, the last guard of a re-entered lock, a returned permit | is granted it in the same step, and informed by a push message |
-//! | a downgrade, for readers | likewise |
-//! | a revocation | likewise |
-//! | a loss that the holder notices (`max_hold`, no answer for a lease), or a cancelled request | likewise, once the holder's process has abandoned it |
-//! | a waiter in front that gives up | likewise |
-//! | the end of a reservation ([`min_hold`](crate::LockRequest::min_hold)) | polls then: its latest reply or a push message announced the time |
-//! | the end of the lease of a killed writer, of the last reader, of a permit holder | likewise |
-//! | the end of a hand-off to a process that was killed while it waited | likewise |
-//! | a killed process in front of it, for which the lock would be free (a writer before a reader) | polls when that one is passed over, 3 s after its last poll |
+//! The first waiter is granted the lock **in the same step, and notified by a push message**, if
+//! the lock becomes free by
 //!
-//! Later, by the next poll, which is at most a second away: where a key was deleted or set by other programs; where the push message was lost, or
-//! the first waiter is a process that is stopped or was killed a moment before; on a cluster of Redis 6, which has no sharded
-//! channels; and while a cluster moves the lock's slot.
+//! - a release, a dropped guard, the last guard of a re-entered lock, or a returned permit,
+//! - a downgrade, for readers,
+//! - a revocation,
+//! - a loss that the holder notices (`max_hold`, no reply for a lease) or a cancelled request,
+//!   once the holder's process has abandoned the lock, or
+//! - a waiter in front that gives up.
 //!
-//! When a waiter gives up or another one takes its place in the process, its queue entry is abandoned in the background. A release
-//! that the server executes within that round trip finds no entry; the lock is then free until the request of the next waiter
-//! arrives, one round trip later.
+//! The first waiter **polls at that time**, which its latest reply or a push message announced,
+//! if the lock becomes free by
 //!
-//! # When somebody is gone
+//! - the end of a reservation ([`min_hold`](crate::LockRequest::min_hold)),
+//! - the end of the lease of a killed writer, of the last reader or of a permit holder, or
+//! - the end of a hand-off to a process that was killed while it waited.
 //!
-//! What is pushed may be lost. Whoever stands in line therefore asks, at least once a second, at once after a broken connection, and
-//! when the holder's lease ends; the store takes whoever it has not heard of for 3 s for gone, and passes them over. A lock that
-//! was handed over is held for min(lease, 3 s) only until its holder has renewed it. So processes that are killed while they
-//! wait delay the others by about 3 s in all, however many they are; a holder that is killed, by its lease.
+//! If only a killed process in front of it keeps a waiter from a free lock (a writer before a
+//! reader, for example), the waiter **polls when that process is passed over**, 3 s after the
+//! last poll of that process.
 //!
-//! # Looking on
+//! In the following cases a waiter is granted the lock **at its next poll**, at most a second
+//! later:
 //!
-//! [`inspect`](crate::LockClient::inspect) shows who holds a lock and who stands in its line, in order:
+//! - another program deleted or set the key,
+//! - the push message was lost,
+//! - the first waiter is a process that is stopped, or was killed a moment before,
+//! - the store is a cluster of Redis 6, which has no sharded channels, or
+//! - the cluster is moving the slot of the lock.
+//!
+//! When a waiter gives up, or another one of its process takes its place, its queue entry is
+//! abandoned in the background. A release that the server executes within that round trip finds
+//! no entry. The lock is then free until the request of the next waiter arrives, one round trip
+//! later.
+//!
+//! # Dead waiters
+//!
+//! Push messages can be lost. A waiter therefore polls at least once a second, immediately after
+//! a broken connection, and when the holder's lease ends. The store passes over a waiter that has
+//! not polled for 3 s.
+//!
+//! A lock that was handed off is held for min(lease, 3 s) until its new holder has renewed it.
+//!
+//! So processes that are killed while they wait delay the others by about 3 s in all, however
+//! many they are. A holder that is killed delays them by its lease.
+//!
+//! # Inspection
+//!
+//! [`inspect`](crate::LockClient::inspect) returns the holders of a lock and its wait queue, in
+//! order:
 //!
 //! ```
 //! # use std::time::Duration;
 //! # use lock_runtime::{LockClient, Mode};
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_runtime::LockError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lock_runtime::LockError> {
 //! let locks = LockClient::in_memory();
 //! let guard = locks.exclusive("order:42").acquire().await?;
 //! let next = tokio::spawn(locks.read("order:42").wait(Duration::from_secs(5)).acquire());

@@ -1,10 +1,10 @@
-//! Why a store could not do what it was asked.
+//! The error type of stores.
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use super::KeyPart;
 
-/// Why a store could not do what it was asked.
+/// The reason why a store could not execute a call.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -17,26 +17,29 @@ pub struct StoreError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// No answer, or one that says "not now". Worth another try; the outcome of the call is unknown.
+    /// The store did not answer, or cannot serve the call now. A retry may succeed. The
+    /// outcome of the call is unknown.
     Unavailable,
-    /// The server asks for a password, or refused the one it got.
+    /// The server requires a password, or refused the one it received.
     Unauthenticated,
-    /// The server's access rules forbid what a lock needs.
+    /// The access rules of the server forbid an operation that locks need.
     Forbidden,
-    /// What answered does not speak the store's protocol.
+    /// The server does not speak the protocol of the store.
     NotRedis,
     /// The server is a read-only replica.
     ReadOnly,
-    /// Other data lie in the place of a key of the lock, untouched; the message names the key.
+    /// Foreign data is stored under one of the lock's keys. It was left untouched. The message
+    /// names the key.
     ForeignKey,
-    /// The store does not offer what is asked for.
+    /// The store does not support the request.
     Unsupported,
-    /// The URL names what the server does not have, such as a database.
+    /// The URL names something that the server does not have, such as a database.
     InvalidUrl,
 }
 
 impl StoreError {
-    /// An error whose message says what happened, what caused it and, where there is one, the remedy.
+    /// Creates an error. The message states the failure, its cause and, if there is one, the
+    /// remedy.
     pub fn new(kind: StoreErrorKind, message: impl Into<Arc<str>>) -> Self {
         Self {
             kind,
@@ -49,7 +52,7 @@ impl StoreError {
     pub(crate) fn late() -> Self {
         Self::new(
             StoreErrorKind::Unavailable,
-            "the store came to execute the request too late, and did nothing",
+            "the deadline had passed when the store executed the request; nothing was done",
         )
     }
 
@@ -64,7 +67,8 @@ impl StoreError {
         }
     }
 
-    /// Other data lie in the place of a key of the lock, which is called `name` if it has one.
+    /// Creates the error for foreign data under one of the lock's keys, with the `name` of that
+    /// key if it has one.
     pub(crate) fn foreign(name: Option<&str>, part: KeyPart) -> Self {
         let kept = match part {
             KeyPart::Lock => "its holder",
@@ -73,34 +77,34 @@ impl StoreError {
         };
         let name = name.map(|name| format!(" {name}")).unwrap_or_default();
         let message = format!(
-            "the key{name}, in which a lock keeps {kept}, holds data that are no lock's, and was left untouched: choose \
+            "the key{name}, in which a lock keeps {kept}, contains foreign data and was left untouched: choose \
              another name or namespace, or move the data"
         );
         Self::new(StoreErrorKind::ForeignKey, message)
     }
 
-    /// The same error; the request was sent, or was not, and the store will never execute it.
+    /// Sets whether the request was not sent, so that the store will never execute it.
     #[must_use]
     pub fn with_unsent(self, unsent: bool) -> Self {
         Self { unsent, ..self }
     }
 
-    /// Is it sure that the store will never execute the request?
+    /// Returns whether the store will certainly never execute the request.
     pub fn is_unsent(&self) -> bool {
         self.unsent
     }
 
-    /// Is the caller's patience all that is known to have ended?
+    /// Returns whether nothing is known except that the caller's time-out has elapsed.
     pub(crate) fn is_timed_out(&self) -> bool {
         self.timed_out
     }
 
-    /// What went wrong.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
     }
 
-    /// May the same call succeed in a moment?
+    /// Returns whether the same call may succeed a moment later.
     pub fn is_transient(&self) -> bool {
         matches!(
             self.kind,

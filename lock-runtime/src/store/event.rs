@@ -1,4 +1,4 @@
-//! What a store tells unasked.
+//! Events that a store sends without a request.
 
 use std::{
     fmt,
@@ -9,23 +9,28 @@ use std::{
 use super::message::{Grant, Hold, Token};
 use crate::{key::LockKey, spec::Family, sync::lock};
 
-/// Something a store tells unasked. **A hint, never the truth**: every event may be lost, doubled or late.
+/// An event that a store sends without a request. **A hint, never the truth**: every event
+/// may be lost, duplicated or late.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum StoreEvent {
-    /// A request that stood in line holds its lock now, for a short time (PROTOCOL 4).
+    /// A queued request holds its lock now, for a short time until a renewal confirms the grant
+    /// ([`HANDED_OVER`](super::HANDED_OVER)).
     Granted {
         /// The acquisition.
         hold: Hold,
         /// Its grant.
         grant: Grant,
     },
-    /// A lock that requests wait for may be free after `ttl`, before they poll again ([`LONGEST_POLL`](super::LONGEST_POLL)): it was
-    /// released and is reserved until then (`min_hold`), or the holders that are left end then. The end itself is no event.
+    /// A lock with waiters may be free after `ttl`, before they poll again
+    /// ([`LONGEST_POLL`](super::LONGEST_POLL)).
+    ///
+    /// The lock was released and is reserved until then (`min_hold`), or the leases of the
+    /// remaining holders end then. The end itself is not an event.
     Kept {
-        /// The lock's name.
+        /// The name of the lock.
         key: LockKey,
-        /// What kind of lock it is.
+        /// The kind of the lock.
         family: Family,
         /// The time after which the waiters poll.
         ttl: Duration,
@@ -35,34 +40,39 @@ pub enum StoreEvent {
         /// The acquisition that held it.
         token: Token,
     },
-    /// The store may have lost data: the connection to it broke and is being made again, or another server has taken its place.
-    /// What was pushed meanwhile is lost. Clients renew their leases early, and stop handing locks off within the process under fencing
-    /// tokens that were reserved before.
+    /// The store may have lost data: the connection to it broke and is being re-established, or
+    /// another server has taken its place.
+    ///
+    /// Events that were sent in the meantime are lost. Clients renew their leases early, and stop
+    /// local hand-offs under fencing tokens that were reserved before.
     Disconnected,
 }
 
-/// Who is told of a store's events.
+/// A receiver of the events of a store.
 pub trait Listener: Send + Sync {
-    /// Takes note of `event`, and returns at once. It is called from within the store: by the task that reads from the server, or
-    /// by another caller's operation; never while the store has anything locked.
+    /// Handles `event` and returns at once.
+    ///
+    /// The store calls it from the task that reads from the server, or within the operation of
+    /// another caller, but never while it holds a mutex.
     fn tell(&self, event: &StoreEvent);
 }
 
-/// The listeners of a store, for those who write one. A listener that was dropped is forgotten.
+/// The listeners of a store, for implementations of [`Store`](super::Store). Dropped listeners
+/// are removed.
 #[derive(Default)]
 pub struct Listeners(Mutex<Vec<Weak<dyn Listener>>>);
 
 impl Listeners {
-    /// Tells `listener` of every event from now on.
+    /// Adds `listener`, which receives all further events.
     pub fn add(&self, listener: Weak<dyn Listener>) {
         let mut listeners = lock(&self.0);
         listeners.retain(|listener| listener.strong_count() > 0);
         listeners.push(listener);
     }
 
-    /// Tells everybody.
+    /// Sends `event` to all listeners.
     pub fn tell(&self, event: &StoreEvent) {
-        // Upgraded first: a listener may be dropped by its own call, and may call back.
+        // Upgraded first, because the call may drop the listener or call back.
         let listeners: Vec<_> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
         listeners.iter().for_each(|listener| listener.tell(event));
     }

@@ -1,4 +1,5 @@
-//! Locks in this process: the embedded default, and the reference that every other store is tested against.
+//! The in-memory store: the embedded default, and the reference against which every other store
+//! is tested.
 
 pub(crate) mod table;
 
@@ -20,13 +21,14 @@ use super::{
 };
 use crate::{fence::FencingToken, key::LockKey, spec::Family, sync::lock};
 
-/// Enough that tasks on two different keys rarely meet, few enough that an idle store is small.
+/// Large enough that tasks on two different keys rarely share a shard, small enough that an
+/// idle store takes little memory.
 const SHARDS: usize = 32;
 
 /// A store in this process. It never fails, and forgets everything when it is dropped.
 ///
-/// Time is tokio's, so a paused clock works. Fencing tokens come from one counter for all keys: that keeps them
-/// increasing per key without a memory of keys that nobody holds.
+/// It uses tokio's clock, so a paused clock works. Fencing tokens come from one counter for all
+/// keys. So they increase for each key, and keys that are not held take no memory.
 pub struct MemoryStore {
     shards: [Mutex<Table>; SHARDS],
     hasher: RandomState,
@@ -47,7 +49,7 @@ impl Default for MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Creates an empty store.
     pub fn new() -> Self {
         Self {
             shards: std::array::from_fn(|_| Mutex::default()),
@@ -58,7 +60,7 @@ impl MemoryStore {
     }
 
     fn shard_of(&self, key: &LockKey) -> usize {
-        // The bits that the maps within a shard do not use first.
+        // Bits that the maps within a shard do not use first.
         (self.hasher.hash_one(key) >> 32) as usize % SHARDS
     }
 
@@ -66,15 +68,16 @@ impl MemoryStore {
         lock(&self.shards[self.shard_of(key)])
     }
 
-    /// One step on one lock. Whoever got it out of the line, or is to look again, is told afterwards, when nothing is locked any more.
+    /// Executes one step on one lock. Its events are sent afterwards, when no mutex is locked any
+    /// more.
     fn step<T>(
         &self,
         key: &LockKey,
         caller: Option<Token>,
-        what: impl FnOnce(&mut Table, &mut Step<'_>) -> T,
+        operation: impl FnOnce(&mut Table, &mut Step<'_>) -> T,
     ) -> T {
         let mut step = Step::new(Instant::now(), &self.fences, caller);
-        let outcome = what(&mut self.shard(key), &mut step);
+        let outcome = operation(&mut self.shard(key), &mut step);
         self.tell(step);
         outcome
     }
@@ -95,7 +98,7 @@ impl MemoryStore {
             .collect();
         order.sort_unstable();
         order.dedup();
-        // Every caller locks shards from the first to the last, so two callers cannot wait for each other.
+        // All callers lock the shards in ascending order, so two callers cannot deadlock.
         let mut shards: Vec<_> = order
             .iter()
             .map(|&index| lock(&self.shards[index]))
@@ -139,7 +142,7 @@ impl MemoryStore {
     }
 }
 
-/// An operation that is executed when its future is polled, and has no await point.
+/// Returns a future that executes `operation` when it is polled, without an await point.
 fn now<'a, T>(operation: impl FnOnce() -> T + Send + 'a) -> BoxFuture<'a, Result<T, StoreError>> {
     Box::pin(async move { Ok(operation()) })
 }

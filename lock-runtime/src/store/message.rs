@@ -1,4 +1,4 @@
-//! What is said to a store, and what it answers.
+//! The requests to a store and its replies.
 
 use std::{fmt, time::Duration};
 
@@ -6,29 +6,31 @@ use tokio::time::Instant;
 
 use crate::{fence::FencingToken, key::LockKey, spec::Mode};
 
-/// The random 128-bit name of one acquisition. It is used once and dies with it, and is nobody else's to know.
+/// The random 128-bit identifier of one acquisition. It is used only once, and must not be
+/// disclosed to others.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(u128);
 
 impl Token {
-    /// A fresh token.
+    /// Generates a fresh token.
     pub fn random() -> Self {
         Self(rand::random())
     }
 
-    /// One of the other names of an acquisition that needs several, by number. They share their [`stem`](Self::stem).
+    /// Returns an alias of the token, by number, for an acquisition that needs several tokens.
+    /// All aliases share their [`stem`](Self::stem).
     pub(crate) fn alias(self, number: u16) -> Self {
         let Self(bits) = self;
         let end = (bits as u16).wrapping_add(number);
         Self(bits >> 16 << 16 | u128::from(end))
     }
 
-    /// What all names of an acquisition begin with.
+    /// Returns the common prefix of all aliases of an acquisition.
     pub(crate) fn stem(self) -> u128 {
         self.0 >> 16
     }
 
-    /// The token as a store keeps it: 32 lower-case hexadecimal digits.
+    /// Returns the token as a store keeps it: 32 lower-case hexadecimal digits.
     pub fn to_hex(self) -> [u8; 32] {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let mut text = [0; 32];
@@ -39,7 +41,7 @@ impl Token {
         text
     }
 
-    /// The token that a store keeps as `text`.
+    /// Parses a token that a store keeps as `text`.
     pub fn from_hex(text: &str) -> Option<Self> {
         let digits = text.len() == 32
             && text
@@ -58,25 +60,25 @@ impl fmt::Debug for Token {
     }
 }
 
-/// One acquisition: who (the token) holds or wants what (the key) how (the mode).
+/// One acquisition of a lock: the token that holds or wants the key, and the mode.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Hold {
     /// The lock.
     pub key: LockKey,
-    /// How it is held.
+    /// The mode in which it is held.
     pub mode: Mode,
-    /// The acquisition.
+    /// The token of the acquisition.
     pub token: Token,
 }
 
 impl Hold {
-    /// The acquisition `token` of `key` in `mode`.
+    /// Creates the acquisition `token` of `key` in `mode`.
     pub fn new(key: LockKey, mode: Mode, token: Token) -> Self {
         Self { key, mode, token }
     }
 
-    /// The same acquisition before it was converted.
+    /// Returns the same acquisition before its conversion.
     pub(crate) fn as_writer(&self) -> Self {
         Self {
             mode: Mode::Exclusive,
@@ -85,35 +87,37 @@ impl Hold {
     }
 }
 
-/// Asks for one key.
+/// A request to acquire one key.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct KeyRequest {
-    /// Who asks for what.
+    /// The acquisition.
     pub hold: Hold,
     /// How long the store keeps the lock without a renewal.
     pub lease: Duration,
-    /// The store must answer [`AcquireReply::Late`] and do nothing if it comes to execute the request after this instant (PROTOCOL 7).
+    /// If the store executes the request after this instant, it must reply [`AcquireReply::Late`]
+    /// and do nothing.
     pub deadline: Instant,
-    /// What to do when the lock is not free.
+    /// The behavior if the lock is not free.
     pub if_busy: IfBusy,
-    /// Where the request is refused, its caller asks again to be queued: the refusal need not be the last word on whether the lock
-    /// is free.
+    /// After a refusal, the caller sends another request to be queued. So the refusal need not be
+    /// certain that the lock is not free.
     pub then_queues: bool,
-    /// How many fencing tokens to reserve with the grant, beside its own (see [`Grant::spare`]). Exclusive holds only; a store
-    /// may reserve none.
+    /// The number of fencing tokens to reserve with the grant, in addition to its own (see
+    /// [`Grant::spare`]). For exclusive holds only. A store may reserve none.
     pub spare: u32,
-    /// A reader beside whom this one may come in although others wait: it stood behind that one in the same place of the line. So
-    /// readers come in together, and a writer that waits is put off by one group at most. Shared holds only.
+    /// A reader with which this request may be admitted even if others wait, because it waited
+    /// behind that reader in the same queue entry. So readers are admitted in groups, and a
+    /// waiting writer is delayed by at most one group. For shared holds only.
     pub beside: Option<Token>,
-    /// What the grant's fencing token is to be if the store has not given out a larger one, and if it is not more than
-    /// [`FORESIGHT`] ahead of the store's clock: so several stores can answer the same number (PROTOCOL 28). Without it the store's
-    /// clock says.
+    /// The fencing token that the grant should have. The store uses it unless it has issued a
+    /// larger one, or it is more than [`FORESIGHT`] ahead of the store's clock. So several stores
+    /// can reply with the same number. Without a proposal, the token follows the store's clock.
     pub proposal: Option<FencingToken>,
 }
 
 impl KeyRequest {
-    /// A request that is refused when the lock is not free.
+    /// Creates a request that is refused if the lock is not free.
     pub fn new(hold: Hold, lease: Duration, deadline: Instant) -> Self {
         Self {
             hold,
@@ -127,25 +131,25 @@ impl KeyRequest {
         }
     }
 
-    /// The same request, which may come in beside the reader `beside`.
+    /// Sets the reader with which the request may be admitted.
     #[must_use]
     pub fn beside(self, beside: Option<Token>) -> Self {
         Self { beside, ..self }
     }
 
-    /// The same request, which proposes its fencing token.
+    /// Sets the proposed fencing token.
     #[must_use]
     pub fn proposal(self, proposal: Option<FencingToken>) -> Self {
         Self { proposal, ..self }
     }
 
-    /// The same request, which reserves `spare` fencing tokens beside its own.
+    /// Sets the number of fencing tokens to reserve in addition to its own.
     #[must_use]
     pub fn spare(self, spare: u32) -> Self {
         Self { spare, ..self }
     }
 
-    /// The same request, which stands in line when the lock is not free.
+    /// Queues the request if the lock is not free.
     #[must_use]
     pub fn queued(self) -> Self {
         Self {
@@ -155,49 +159,50 @@ impl KeyRequest {
     }
 }
 
-/// What to do when a lock is not free.
+/// The behavior of a request if the lock is not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IfBusy {
-    /// Answer [`AcquireReply::Busy`].
+    /// The store replies [`AcquireReply::Busy`].
     Refuse,
-    /// Stand in line, where the store keeps one; a store that keeps none answers `Busy`.
+    /// The request is queued. A store without wait queues replies `Busy`.
     Queue,
 }
 
-/// A lock that is held now.
+/// A lock that has been granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grant {
-    /// Larger than that of every earlier grant of the key.
+    /// The fencing token, larger than that of every earlier grant of the key.
     pub fence: FencingToken,
-    /// What is left of the lease: the whole of it for a first grant, less where a repeated request meets its own grant (PROTOCOL 2),
-    /// and at most [`HANDED_OVER`] for a grant from the line.
+    /// The remaining lease: all of it for a new grant, less if a repeated request finds its own
+    /// grant, and at most [`HANDED_OVER`] for a grant from the wait queue.
     pub ttl: Duration,
-    /// So many fencing tokens, those after `fence`, are reserved for this grant: nobody is given one of them while it lasts.
+    /// The number of fencing tokens after `fence` that are reserved for this grant. They are not
+    /// issued to others while it lasts.
     pub spare: u32,
 }
 
-/// How long a grant from the line lasts at most, until a renewal confirms it: so a lock that was handed over to somebody who is no
-/// longer there comes back soon (PROTOCOL 4).
+/// The longest time for which a grant from the wait queue lasts without a renewal. So a lock that
+/// was handed off to a dead process becomes free again soon.
 pub const HANDED_OVER: Duration = Duration::from_secs(3);
 
-/// An entry of the line whose holder has not asked for so long is passed over (PROTOCOL 16).
+/// The time after which the queue entry of a silent waiter is skipped.
 pub const STALE: Duration = Duration::from_secs(3);
 
-/// An entry of the line whose holder has not asked for so long is removed (PROTOCOL 16).
+/// The time after which the queue entry of a silent waiter is removed.
 pub const FORGOTTEN: Duration = Duration::from_secs(10);
 
-/// The longest pause between two polls of a waiter. A store that knows that a lock may be free before its waiters poll again sends
-/// them [`StoreEvent::Kept`](super::StoreEvent::Kept).
+/// The longest pause between two polls of a waiter. If a store knows that a lock may be free
+/// before its waiters poll again, it sends them [`StoreEvent::Kept`](super::StoreEvent::Kept).
 pub const LONGEST_POLL: Duration = Duration::from_secs(1);
 
-/// How far ahead of a store's clock a proposed fencing token may be: a client whose clock is far ahead must not take the numbers of
-/// a year.
+/// The longest time by which a proposed fencing token may be ahead of the store's clock. It keeps
+/// a client whose clock is far ahead from using up the numbers of a year.
 pub const FORESIGHT: Duration = Duration::from_secs(60);
 
 impl Grant {
-    /// A grant for another `ttl`.
+    /// Creates a grant that lasts for another `ttl`.
     pub fn new(fence: FencingToken, ttl: Duration) -> Self {
         Self {
             fence,
@@ -206,142 +211,148 @@ impl Grant {
         }
     }
 
-    /// The same grant, with `spare` fencing tokens reserved after its own.
+    /// Sets the number of fencing tokens that are reserved after its own.
     #[must_use]
     pub fn spare(self, spare: u32) -> Self {
         Self { spare, ..self }
     }
 }
 
-/// A key in which a store keeps a part of a lock.
+/// A part of a lock that a store keeps under a key of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeyPart {
-    /// Its holders.
+    /// The holders.
     Lock,
-    /// Its latest fencing token.
+    /// The latest fencing token.
     Fence,
-    /// Its wait queue.
+    /// The wait queue.
     Queue,
 }
 
-/// The answer to [`Store::acquire`](super::Store::acquire).
+/// The reply to [`Store::acquire`](super::Store::acquire).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireReply {
-    /// The lock is held by the request's token. A repeated request gets the same grant; a shared one may get a larger fencing token with it.
+    /// The token of the request holds the lock. A repeated request receives the same grant. A
+    /// shared one may receive it with a larger fencing token.
     Granted(Grant),
-    /// The request stands in line. `counter` is the key's latest fencing token: a pushed grant counts only if its own is larger (PROTOCOL 3).
+    /// The request is in the wait queue. A pushed grant is valid only if its fencing token is
+    /// larger than `counter`.
     Queued {
-        /// The latest fencing token of the key, where there is one.
+        /// The latest fencing token of the key, if any.
         counter: Option<FencingToken>,
-        /// What is left of the holder's lease, where it is known.
+        /// The remaining lease of the holder, if known.
         holder_ttl: Option<Duration>,
     },
-    /// Not free, and not queued.
+    /// The lock is not free, and the request was not queued.
     Busy {
-        /// What is left of the holder's lease, where it is known.
+        /// The remaining lease of the holder, if known.
         holder_ttl: Option<Duration>,
         /// Whether another request waits for the lock.
         has_waiters: bool,
     },
-    /// The deadline had passed when the request came to be executed; nothing was done.
+    /// The deadline had passed when the store executed the request. Nothing was done.
     Late,
-    /// Other data lie in the place of this key of the lock, untouched.
+    /// Foreign data is stored under this key of the lock. It was left untouched.
     ForeignKey(KeyPart),
-    /// Held with another number of permits, or in a form that this mode cannot read.
+    /// The lock is held with another number of permits, or in a form that this mode cannot read.
     ModeMismatch,
 }
 
-/// The answer to [`Store::acquire_all`](super::Store::acquire_all).
+/// The reply to [`Store::acquire_all`](super::Store::acquire_all).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireAllReply {
-    /// All are held: a grant for each request, in their order.
+    /// All locks are held: a grant for each request, in the same order.
     Granted(Vec<Grant>),
-    /// None is held; this is the answer to the request at `index`, the first that could not be granted.
+    /// No lock is held, because the request at `index` could not be granted. It is the first such
+    /// request.
     Refused {
-        /// Which request.
+        /// The index of the request.
         index: usize,
-        /// Its answer; never `Granted` or `Queued`.
+        /// The reply to the request. Never `Granted` or `Queued`.
         reply: AcquireReply,
     },
 }
 
-/// The answer to [`Store::poll`](super::Store::poll).
+/// The reply to [`Store::poll`](super::Store::poll).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PollReply {
-    /// Held, with what is left of the lease. For a shared hold the fencing token may be a fresh, larger one.
+    /// The lock is held, with this remaining lease. For a shared hold, the fencing token may be a
+    /// new, larger one.
     Granted(Grant),
-    /// Still in line.
+    /// The request is still in the wait queue.
     Queued {
-        /// The latest fencing token of the key, where there is one.
+        /// The latest fencing token of the key, if any.
         counter: Option<FencingToken>,
-        /// What is left of the holder's lease, where it is known.
+        /// The remaining lease of the holder, if known.
         holder_ttl: Option<Duration>,
     },
-    /// Neither held nor in line.
+    /// The token neither holds the lock nor waits for it.
     Gone,
 }
 
-/// Asks to keep one lock for another `lease` from now.
+/// A request to keep one lock for another `lease` from now.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Renewal {
     /// The acquisition.
     pub hold: Hold,
-    /// The lock is kept for at least so long from now; zero asks and changes nothing.
+    /// The lock is kept for at least this time from now. Zero queries the state and changes
+    /// nothing.
     pub lease: Duration,
 }
 
 impl Renewal {
-    /// Keeps `hold` for at least `lease` from now.
+    /// Creates a renewal that keeps `hold` for at least `lease` from now.
     pub fn new(hold: Hold, lease: Duration) -> Self {
         Self { hold, lease }
     }
 }
 
-/// The answer to one [`Renewal`].
+/// The reply to one [`Renewal`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RenewReply {
-    /// Held for so long from now.
+    /// The lock is held for `ttl` from now.
     Renewed {
-        /// What is left of the lease, which is more than was asked if it had been longer.
+        /// The remaining lease. It is longer than requested if it was longer before the renewal.
         ttl: Duration,
     },
-    /// No longer held. It stays so: a renewal never creates.
+    /// The lock is no longer held. This is final, because a renewal never creates a lease.
     Gone,
 }
 
-/// Gives a lock back.
+/// A request to release a lock.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Release {
     /// The acquisition.
     pub hold: Hold,
-    /// Keep the lock for nobody until so long from now (`min_hold`).
+    /// The lock stays reserved for this time from now, and is granted to no other request
+    /// (`min_hold`).
     pub keep_for: Option<Duration>,
-    /// Take the lock up again in the same step, or stand at the end of the line if there is one. Exclusive holds only; instead
-    /// of `keep_for`.
+    /// The acquisition that takes the lock again in the same step, or joins the end of the wait
+    /// queue if it is not empty. For exclusive holds only, and instead of `keep_for`.
     pub next: Option<Next>,
 }
 
-/// Who takes up a lock again that is given back in the same step.
+/// An acquisition that takes a lock again in the same step in which it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Next {
-    /// The acquisition: a fresh token.
+    /// A fresh token.
     pub token: Token,
-    /// Its lease.
+    /// The lease.
     pub lease: Duration,
-    /// How many fencing tokens to reserve for it, as in [`KeyRequest::spare`].
+    /// The number of fencing tokens to reserve, as in [`KeyRequest::spare`].
     pub spare: u32,
 }
 
 impl Next {
-    /// Takes the lock up again under `token`.
+    /// Creates an acquisition that takes the lock again under `token`.
     pub fn new(token: Token, lease: Duration, spare: u32) -> Self {
         Self {
             token,
@@ -352,7 +363,7 @@ impl Next {
 }
 
 impl Release {
-    /// Gives `hold` back.
+    /// Creates a release of `hold`.
     pub fn new(hold: Hold) -> Self {
         Self {
             hold,
@@ -361,13 +372,13 @@ impl Release {
         }
     }
 
-    /// Keeps the lock for nobody until `keep_for` from now.
+    /// Reserves the lock for `keep_for` from now.
     #[must_use]
     pub fn keep_for(self, keep_for: Option<Duration>) -> Self {
         Self { keep_for, ..self }
     }
 
-    /// Takes the lock up again for `next`, or puts it in line.
+    /// Lets `next` take the lock again, or join the wait queue.
     #[must_use]
     pub fn next(self, next: Next) -> Self {
         Self {
@@ -377,22 +388,22 @@ impl Release {
     }
 }
 
-/// The answer to [`Store::release`](super::Store::release).
+/// The reply to [`Store::release`](super::Store::release).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseReply {
-    /// Given back.
+    /// The lock was released.
     Released,
-    /// Given back, and held again by `next`.
+    /// The lock was released, and `next` holds it again.
     Passed(Grant),
-    /// Given back and handed over to whoever was first in line; `next` stands in line.
+    /// The lock was released and handed off to the next waiter, and `next` is in the wait queue.
     Queued {
-        /// The latest fencing token of the key, where there is one.
+        /// The latest fencing token of the key, if any.
         counter: Option<FencingToken>,
-        /// What is left of the new holder's lease, where it is known.
+        /// The remaining lease of the new holder, if known.
         holder_ttl: Option<Duration>,
     },
-    /// The token did not hold the lock; nothing was done.
+    /// The token did not hold the lock. Nothing was done.
     NotHeld,
 }
 
@@ -400,94 +411,99 @@ pub enum ReleaseReply {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RaiseReply {
-    /// The latest fencing token was smaller, and is the given one now.
+    /// The latest fencing token was smaller, and is now the given one.
     Raised,
-    /// The latest fencing token was at least as large; nothing has changed.
+    /// The latest fencing token was at least as large. Nothing was changed.
     NotRaised {
         /// The latest fencing token of the lock.
         latest: FencingToken,
     },
 }
 
-/// The answer to [`Store::convert`](super::Store::convert).
+/// The reply to [`Store::convert`](super::Store::convert).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConvertReply {
-    /// The writer is now a reader under the same token, with the same time left and a fresh fencing token. A repeated request gets the same.
+    /// The writer is now a reader under the same token, with the same remaining lease and a new
+    /// fencing token. A repeated request is answered in the same way.
     Converted(Grant),
     /// The token did not hold the lock.
     NotHeld,
 }
 
-/// Which locks [`Store::revoke`](super::Store::revoke) takes away.
+/// The locks that [`Store::revoke`](super::Store::revoke) takes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RevokeScope {
-    /// Only what has a lease.
+    /// Only locks with a lease.
     Leased,
-    /// Also a lock that somebody set without an expiry.
+    /// Also locks that were set without an expiry.
     AlsoEndless,
 }
 
-/// The answer to [`Store::revoke`](super::Store::revoke).
+/// The reply to [`Store::revoke`](super::Store::revoke).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RevokeReply {
-    /// Taken away.
+    /// The lock was taken away.
     Revoked,
-    /// Nobody held it.
+    /// The lock was not held.
     NotHeld,
-    /// It has no expiry, so it may not be a lock; it was left untouched.
+    /// The key has no expiry, so it may not be a lock. It was left untouched.
     Endless,
-    /// Other data lie in the place of the lock's key, untouched. [`LockClient::revoke`](crate::LockClient::revoke) makes an error
-    /// of it, which names the key.
+    /// Foreign data is stored under the key of the lock. It was left untouched.
+    /// [`LockClient::revoke`](crate::LockClient::revoke) turns this reply into an error that
+    /// names the key.
     ForeignKey,
 }
 
-/// What a store knows of a lock at one moment.
+/// The state of a lock at one moment, as the store sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// Who holds it, those that expire first in front. Empty: free.
+    /// The holders, in order of expiry. Empty if the lock is free.
     pub holders: Vec<Holder>,
-    /// Who stands in the store's line, in order. A process has one place in it for all who wait there with the same mode and lease.
+    /// The entries of the store's wait queue, in order. All waiters of a process with the same
+    /// mode and lease share one entry.
     pub waiters: Vec<Waiter>,
-    /// The latest fencing token of the key, or the last of those that are reserved for its holder. `None` if there is none: it was not
-    /// granted for a day, or, in memory, is not held.
+    /// The latest fencing token of the key, or the last of those that are reserved for its
+    /// holder. `None` if there is none: the key was not granted for a day, or, in memory, is not
+    /// held.
     pub fence: Option<FencingToken>,
 }
 
-/// A holder of a lock, as the store sees it. Never its token.
+/// A holder of a lock, as the store sees it, without its token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// How it is held.
+    /// The mode in which it holds the lock.
     pub mode: Mode,
-    /// What is left of the lease; `None` if it has no expiry.
+    /// The remaining lease. `None` if it has no expiry.
     pub ttl: Option<Duration>,
 }
 
 impl Holder {
-    /// A holder with `ttl` left.
+    /// Creates a holder with the remaining lease `ttl`.
     pub fn new(mode: Mode, ttl: Option<Duration>) -> Self {
         Self { mode, ttl }
     }
 }
 
-/// A place in the line of a lock, as the store sees it. Never its token.
+/// An entry in the wait queue of a lock, as the store sees it, without its token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiter {
-    /// How it wants to hold the lock.
+    /// The requested mode.
     pub mode: Mode,
-    /// The lease it asks for.
+    /// The requested lease.
     pub lease: Duration,
-    /// How long ago it asked last. After [`STALE`] it is passed over, after [`FORGOTTEN`] removed.
+    /// The time since its last call. The entry is skipped after [`STALE`] and removed after
+    /// [`FORGOTTEN`].
     pub silent: Duration,
 }
 
 impl Waiter {
-    /// A place whose holder asked `silent` ago.
+    /// Creates an entry whose waiter called last `silent` ago.
     pub fn new(mode: Mode, lease: Duration, silent: Duration) -> Self {
         Self {
             mode,

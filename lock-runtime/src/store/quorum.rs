@@ -1,54 +1,69 @@
-//! Locks on several independent servers, of which a majority has to agree: [Redlock], with fencing tokens.
+//! Locks on several independent servers that agree by majority: [Redlock] with fencing tokens.
 //!
-//! A lock is held by whoever holds it at more than half of the servers. One server that dies, or that comes back without its
-//! data, takes no lock away and gives none to a second holder; one that does not answer is not waited for.
+//! A client holds a lock while more than half of the servers hold it for that client. If one server
+//! dies, or comes back without its data, no lock is lost and none is granted to a second holder.
+//! Requests do not wait for a server that does not reply.
 //!
 //! # Fencing tokens
 //!
-//! With every acquire the client proposes a number: larger than any that it has seen, and not smaller than its clock in
-//! microseconds. Each server keeps max(its last + 1, the proposal) and answers it. The token of the grant is the largest
-//! number that the majority has answered. If a majority has answered that very number, the grant
-//! has it: the usual case, in one round trip. If not, it is written back to the others first
-//! (`Store::raise`).
+//! With every acquire attempt, the client proposes a number. It is larger than every fencing token
+//! that the client has seen, and not smaller than the client's clock in microseconds. Each server
+//! computes max(its last number + 1, the proposal), stores the result and replies with it; a
+//! proposal counts as at most 60 s ahead of the server's clock. The fencing token of the grant is
+//! the largest number among the votes of the majority. If a majority replied with exactly this
+//! number, the grant is complete. This is the usual case and takes one round trip. Otherwise the
+//! number is first written back to the servers that voted with another one (`Store::raise`).
 //!
-//! A server gives each number to one acquisition at most: it draws it for one, or raises its
-//! counter to it for one. A reader's token counts when a majority has given that number to this
-//! acquisition. Where others have taken it meanwhile, a larger one is proposed to those that have
-//! voted, until the time of the request is up; so no two grants have the same token. A writer's
-//! counts as well where the counter had passed it already: nothing else is granted while a majority
-//! keeps the lock for the writer, so that costs no further round trip (`Campaign::is_for` has the
-//! argument).
+//! A server gives each number to at most one acquisition: it either draws the number for the
+//! acquisition, or raises its counter to the number for it. The token of a reader counts when a
+//! majority has given this number to its acquisition. If others have taken the number in the
+//! meantime, the client proposes a larger one to the servers that have voted, until the time of the
+//! request is up. So no two grants have the same token. The token of a writer also counts at a
+//! server whose counter has already passed it: nothing else is granted while a majority holds the
+//! lock for the writer, so no further round trip is needed (see `Campaign::is_for` for the proof).
 //!
-//! So when a guard is handed out, a majority of the servers will never again answer its token or a
-//! smaller one. Any grant that is asked for later needs a majority, which has a server in common
-//! with that one; so its token is larger. Readers that ask at the same time are in no order. Clocks
-//! only make the
-//! numbers meet; nothing depends on them. It breaks where servers forget: if so many of them lose their data that a
-//! majority is left without the number. A server that was restarted, or whose data are gone, therefore does not vote until every
-//! lease that it may have forgotten is over (`longest_lease` of [`QuorumStore::new`]); the numbers it has forgotten are by then smaller than
-//! any clock, if the clocks agree better than that.
+//! So when a guard is handed out, a majority of the servers will never again reply with its token
+//! or with a smaller number. Every acquire attempt that begins later needs a majority too. The two
+//! majorities have a server in common, so the later token is larger. The tokens of readers that
+//! acquire at the same time are in no particular order. Clocks only make the servers agree on a
+//! number; the guarantee does not depend on them.
+//!
+//! The guarantee breaks if servers lose data and a majority is left without the number. Therefore a
+//! server that was restarted, or whose data are gone, does not vote until every lease that it may
+//! have forgotten has expired (`longest_lease` of [`QuorumStore::new`]). By then the numbers that
+//! it has forgotten are smaller than any clock, provided that the clocks differ by less than
+//! `longest_lease`.
 //!
 //! # Contention
 //!
-//! Clients that ask all servers at once split the votes, and none may get a majority. So one server, another one for
-//! each lock, keeps the order: who waits stands in that server's line, and who is handed the lock there asks the
-//! others. As long as that server is well, votes are not split. Its word is not needed for a lock: where it does not
-//! answer, votes alone decide, and the next server keeps the order.
+//! Clients that ask all servers at once split the votes, and it is possible that none of them gets
+//! a majority. So for each lock one of the servers, the *coordinator*, keeps the wait queue.
+//! Waiters queue at the coordinator, and a waiter to which the coordinator hands off the lock asks
+//! the other servers. Votes are not split as long as the coordinator is healthy. Its vote is not
+//! required for a lock: if the coordinator does not reply, votes alone decide, and the next server
+//! becomes the coordinator.
 //!
-//! A client may die after that server has voted for it and before the others have. A request that
-//! finds a majority free, and that server's vote taken, therefore yields once, as the client with
-//! that vote may be about to ask the others. It looks again after ten round trips and 20 ms, half
-//! as much or half as much again: if the vote is still that of the same grant, and a majority is
-//! free, it is granted. A reader in the queue takes longer until it looks again, as the server may
-//! hold it back for a writer in front, which polls in the meantime if it lives. A request that does
-//! not wait is refused where another one waits in that server's queue. A waiter asks that server every 80 ms and four round trips or so whether
-//! the lock is given on there, and looks at the others where it is not: after that time, then after
-//! twice as long each time, up to 700 ms. So it is granted within 250 ms and a few tens of round
-//! trips of the moment at which a majority is free, if the servers answer.
+//! A client may die after the coordinator has voted for it and before the other servers have. So a
+//! request that finds a majority free, but the coordinator's vote taken, yields once: the client
+//! with that vote may be about to ask the other servers. After a pause the request checks again. If
+//! the coordinator's vote still belongs to the same grant and a majority is still free, the request
+//! is granted the lock. The pause is ten round trips plus 20 ms, times a random factor between 0.5
+//! and 1.5, with two exceptions:
 //!
-//! Several locks at once are asked for one after the other, in the order of their keys: one round
-//! trip each. Of requests that want some of the same locks one is granted, and they do not refuse
-//! each other.
+//! - A queued reader pauses longer, because the coordinator may hold it back for a writer in front
+//!   of it. That writer polls in the meantime if it is alive.
+//! - A request that does not wait pauses for at most a third of its remaining time. It is refused
+//!   without a second check if another request waits in the coordinator's queue.
+//!
+//! A waiter polls the coordinator about every 80 ms plus four round trips. If the coordinator
+//! has not handed off the lock since the last poll, the waiter also checks the other servers:
+//! first after this interval, then after intervals that double up to 700 ms. So a waiter is
+//! granted the lock within 250 ms and a few tens of round trips after a majority has become
+//! free, if the servers reply.
+//!
+//! Several locks of one request are acquired one after the other, in the order of their keys, with
+//! one round trip for each. Of several requests with locks in common, one is granted: they do not
+//! refuse each other.
 //!
 //! [Redlock]: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
 
@@ -99,30 +114,30 @@ pub(crate) use self::majority::majority;
 
 type Shared = Arc<Mutex<Campaign>>;
 
-/// Locks on several independent servers, of which a majority has to agree.
+/// Locks on several independent servers that agree by majority.
 ///
-/// It offers exclusive and shared locks. Permits are `Unsupported`: of five servers with two permits each, three clients can have
-/// three votes.
+/// Supports exclusive and shared locks. Permits are `Unsupported`: with two permits on each of five
+/// servers, three clients could have three votes each.
 pub struct QuorumStore {
     inner: Arc<Inner>,
-    /// Kept for the servers, which tell them of events.
+    /// Keeps the event listeners alive: the servers hold weak references to them.
     _ears: Vec<Arc<Ear>>,
 }
 
 struct Inner {
     nodes: Vec<Arc<Node>>,
     longest_lease: Duration,
-    /// What is held or wanted, by what the names of an acquisition begin with.
+    /// The acquisitions that are held or wanted, by the stem of their tokens.
     campaigns: Mutex<HashMap<u128, Shared, RandomState>>,
     proposals: Proposals,
     contended: Contended,
-    /// How long a majority takes to answer, in the mean.
+    /// The moving average of the time in which a majority replies.
     round_trip: Mutex<Duration>,
     background: Arc<Background>,
     listeners: Listeners,
 }
 
-/// What is heard from one server.
+/// The event listener of one server.
 struct Ear {
     node: usize,
     inner: Weak<Inner>,
@@ -131,31 +146,33 @@ struct Ear {
 impl Listener for Ear {
     fn tell(&self, event: &StoreEvent) {
         if let Some(inner) = self.inner.upgrade() {
-            inner.told(self.node, event);
+            inner.on_event(self.node, event);
         }
     }
 }
 
-/// How long a majority may take to answer what has to be heard: a little less than the caller waits, who is to learn who was silent.
+/// The time in which a majority must reply: 90 % of the caller's time-out, so that the caller gets
+/// an error that names the servers that did not reply.
 fn answer_timeout(lease: Duration) -> Duration {
     call_timeout(lease) * 9 / 10
 }
 
-/// How long one server may take to answer an acquire: min(lease/20, 200 ms).
+/// The time in which one server must reply to an acquire: min(lease/20, 200 ms).
 fn node_timeout(lease: Duration) -> Duration {
     (lease / 20).min(Duration::from_millis(200))
 }
 
 impl QuorumStore {
-    /// A store over independent `servers`, each with a name for messages: an odd number, at least three. All clients list
-    /// them in the same order.
+    /// Creates a store over independent `servers`, each with a name for messages. The number of
+    /// servers must be odd and at least three. All clients must list the servers in the same order.
     ///
-    /// No server may forget a lock before its lease is over; `longest_lease` is the longest that is let through, so it is how long a
-    /// server must keep away after a restart. The servers of [`LockClientBuilder::redlock`](crate::LockClientBuilder::redlock) see
-    /// to that themselves.
+    /// No server may forget a lock before its lease has expired. `longest_lease` is the longest
+    /// lease that the store accepts, and therefore the time for which a server must not vote after
+    /// a restart. The servers of [`LockClientBuilder::redlock`](crate::LockClientBuilder::redlock)
+    /// observe this by themselves.
     ///
     /// # Errors
-    /// `InvalidSpec` for a number of servers that gives nothing.
+    /// `InvalidSpec` if the number of servers is even or less than three.
     pub fn new(
         servers: impl IntoIterator<Item = (String, Arc<dyn Store>)>,
         longest_lease: Duration,
@@ -189,17 +206,17 @@ impl QuorumStore {
     }
 }
 
-/// Refuses a number of servers that gives nothing.
+/// Checks that the number of servers is odd and at least three.
 ///
 /// # Errors
 /// `InvalidSpec`, with the reason.
 pub(crate) fn check_count(servers: usize) -> Result<(), LockError> {
     let reason = match servers {
         0..3 => {
-            "a majority of fewer than three is all of them, so none may fail; give three or five"
+            "a majority of fewer than three is all of them, so none may fail; use three or five"
         }
         _ if servers.is_multiple_of(2) => {
-            "one fewer can lose as many and still have a majority; give an odd number"
+            "one server fewer tolerates as many failures; use an odd number"
         }
         _ => return Ok(()),
     };
@@ -214,17 +231,19 @@ impl Inner {
         majority(self.nodes.len())
     }
 
+    /// Checks that a majority can grant a lock of this mode and lease.
+    ///
     /// # Errors
-    /// `Unsupported`, for what a majority cannot promise.
+    /// `Unsupported` for permits, and for a lease longer than `longest_lease`.
     fn check(&self, mode: Mode, lease: Duration) -> Result<(), StoreError> {
         let message = if mode.family() == Family::Permits {
-            "a majority of servers cannot count permits: of five with two permits each, three clients can have three; \
-             use one server for permits"
+            "a majority of servers cannot count permits: with two permits on each of five servers, three clients could \
+             have three votes each; use one server for permits"
                 .into()
         } else if lease > self.longest_lease {
             format!(
-                "a lease of {lease:?} is longer than {:?}, for which a server that was restarted keeps away; \
-                 ask for a shorter one, or set `longest_lease` on all clients",
+                "a lease of {lease:?} is longer than {:?}, the time for which a restarted server does not vote; \
+                 use a shorter lease, or set a longer `longest_lease` on all clients",
                 self.longest_lease
             )
         } else {
@@ -241,7 +260,7 @@ impl Inner {
         lock(&self.campaigns).remove(&token.stem());
     }
 
-    /// The campaign of a request, and whether it is a new one.
+    /// The campaign of a request, and whether it is new.
     fn begin(&self, request: &KeyRequest, now: Instant) -> (Shared, bool) {
         let mut campaigns = lock(&self.campaigns);
         let known = campaigns.get(&request.hold.token.stem()).cloned();
@@ -255,8 +274,8 @@ impl Inner {
         (campaign, true)
     }
 
-    /// What a server tells unasked.
-    fn told(&self, node: usize, event: &StoreEvent) {
+    /// Handles an event that a server has pushed.
+    fn on_event(&self, node: usize, event: &StoreEvent) {
         match event {
             StoreEvent::Granted { hold, grant } => {
                 let Some(campaign) = self.campaign(hold.token) else {
@@ -265,7 +284,7 @@ impl Inner {
                 let mut state = lock(&campaign);
                 if state.pushed(node, hold.token, *grant) {
                     drop(state);
-                    // Whoever waits asks at once, and then the others are asked.
+                    // Makes the waiter poll at once. That poll also asks the other servers.
                     let (key, family) = (hold.key.clone(), hold.mode.family());
                     self.listeners.tell(&StoreEvent::Kept {
                         key,
@@ -280,7 +299,8 @@ impl Inner {
                     self.listeners.tell(&StoreEvent::Revoked { token });
                 }
             }
-            // The others know what that one has told or forgotten; only whoever waits in its line has to look.
+            // The other servers make up for notifications and data that this server has lost. Only
+            // the waiters in its queue have to poll.
             StoreEvent::Disconnected => {
                 let campaigns: Vec<_> = lock(&self.campaigns).values().cloned().collect();
                 for campaign in campaigns {
@@ -361,7 +381,7 @@ impl Store for QuorumStore {
     }
 
     fn name_of(&self, key: &LockKey, family: Family, part: KeyPart) -> Option<String> {
-        // The same on all of them.
+        // All servers use the same names.
         self.inner.nodes.first()?.store.name_of(key, family, part)
     }
 

@@ -1,41 +1,55 @@
-//! Locks on a Redis server, or on a Redis Cluster.
+//! A lock store on a Redis server or a Redis Cluster.
 //!
-//! # How a lock lies there
+//! # Data model
 //!
-//! | mode | key | value |
+//! | mode | key | type and value |
 //! |---|---|---|
-//! | exclusive | `<namespace>:<name>` | STRING: the token, with the lease as its expiry; compatible with everything that speaks `SET key token NX PX` |
-//! | shared | `<namespace>:<name>` | ZSET: token → when it expires by the server's clock, in ms |
-//! | permits(n) | `<namespace>:permits:<name>` | ZSET: `n:token` → when it expires |
-//! | any | `{<lock>}:f`, or `f:<lock>` if the name has a hash tag | STRING: the latest fencing token, kept for a day after each grant |
-//! | any | `{<lock>}:q`, or `q:<lock>` | HASH: who waits, in order; gone when nobody does, or 10 s after the last who waited was heard of |
+//! | exclusive | `<namespace>:<name>` | STRING: the token |
+//! | shared | `<namespace>:<name>` | ZSET: token → expiry by the server's clock, in ms |
+//! | permits(n) | `<namespace>:permits:<name>` | ZSET: `n:token` → expiry |
+//! | any | `{<lock>}:f` or `f:<lock>` | STRING: the latest fencing token |
+//! | any | `{<lock>}:q` or `q:<lock>` | HASH: the waiters, in order |
 //!
-//! A set expires with its longest holder. A holder that was given back before its `min_hold` is called `<token>.kept`.
-//! Every operation is one script, so it is atomic, and safe to repeat. Whatever else lies under these names is left
-//! untouched and answered as foreign.
+//! - An exclusive lock expires with its lease, and is compatible with every client that uses
+//!   `SET key token NX PX`. A set expires with its longest holder.
+//! - `<lock>` is the key of the same lock in the rows above. The forms `f:<lock>` and `q:<lock>`
+//!   are used if the name of the lock has a hash tag.
+//! - The fencing token is kept for a day after each grant. The wait queue is deleted when it is
+//!   empty, or expires 10 s after the last request of a waiter.
+//! - A lock that is released before its `min_hold` is reserved under the name `<token>.kept`.
 //!
-//! # Who is told
+//! Every operation is a single script, so it is atomic, and safe to repeat. Foreign data under
+//! these keys is left untouched, and the operation reports it.
 //!
-//! A lock that is given back is handed over to whoever is first in line, in the same script, and that one is told on the
-//! channel of its store, `<namespace>:<random>`; or it is told there how long the lock is kept for nobody (`min_hold`). On
-//! `<namespace>:revoked` every store is told who lost a lock. Each connection subscribes to these two, however many locks
-//! there are. What is lost on the way is found by the polls.
+//! # Notifications
 //!
-//! In a cluster, where what one node publishes goes to all others, a store is told of grants on a channel of the lock's slot instead,
-//! `<namespace>:<random>:{number}`, by the node that keeps it (`SPUBLISH`), and listens to it only while one of its requests waits in
-//! that slot. Redis 7.0 knows such channels; before, only the polls tell.
+//! The script that releases a lock also hands it off to the first waiter. That waiter is notified
+//! on the channel of its store, `<namespace>:<random>`. If the lock is reserved instead
+//! (`min_hold`), the waiter is notified there of the end of the reservation. Revoked holders are
+//! announced to every store on `<namespace>:revoked`. Each connection subscribes to these two
+//! channels, whatever the number of locks. Polls make up for lost messages.
 //!
-//! # A cluster
+//! In a cluster, a message that is published on one node is forwarded to all others. Grants
+//! are therefore sent by the node that serves the lock's slot, on a sharded channel of that
+//! slot, `<namespace>:<random>:{number}` (`SPUBLISH`). A store subscribes to it only while one
+//! of its requests waits in the slot. Sharded channels need Redis 7.0; with older versions
+//! waiters only poll.
 //!
-//! All keys of a lock lie in one slot, and each call goes to the node that keeps it. While a slot is moved, a lock's keys may be at two
-//! nodes: what needs them all is then [`Unavailable`](StoreErrorKind::Unavailable); renewing and giving back need one alone, and go on.
-//! Several keys in one slot are taken in one step; those of different slots one after the other, in an order that is the same for
-//! everybody, and given back at once if one is refused.
+//! # Cluster
+//!
+//! All keys of a lock are in one slot, and each call is sent to the node that serves it. While a
+//! slot migrates, the keys of a lock may be split between two nodes. Operations that need all of
+//! them then fail with [`Unavailable`](StoreErrorKind::Unavailable). Renewal and release need a
+//! single key, and continue to work.
+//!
+//! Several locks in one slot are acquired in one step. Locks in different slots are acquired one
+//! after another, in an order that is the same for all clients, and are released at once if one of
+//! them is refused.
 //!
 //! # Access rules
 //!
-//! On a server with users, [`RedisStore::acl_line`] gives the rule that a lock needs, and [`RedisStore::cluster_acl_line`] that on the
-//! nodes of a cluster.
+//! On a server with users, [`RedisStore::acl_line`] returns the rule that locks need, and
+//! [`RedisStore::cluster_acl_line`] the rule for the nodes of a cluster.
 
 mod acl;
 pub(super) mod clock;
@@ -101,45 +115,54 @@ pub(crate) use self::{
     settings::{MinReplicas, Settings},
 };
 
-/// How long [`RedisStore::connect`] may take: two attempts of a second each, the pause between them and the checks.
+/// The time limit of [`RedisStore::connect`]: two attempts of a second each, the pause between
+/// them, and the checks.
 const CONNECT: Duration = Duration::from_millis(2500);
 
-/// Locks on a Redis server or a Redis Cluster, 6.0 or later.
+/// A lock store on a Redis server or a Redis Cluster, version 6.0 or later.
 ///
-/// All calls to a server, or to a node, share one connection, which is made again when it is lost; what was under way is then
-/// [`Unavailable`](StoreErrorKind::Unavailable), with an unknown outcome, and who [`listen`](Store::listen)s is told
-/// [`Disconnected`](super::StoreEvent::Disconnected). A call waits for its reply for as long as the connection lives: put
-/// it under a timeout. A dropped call may still be executed; follow it with [`abandon`](Store::abandon).
+/// All calls to a server or node share one connection, which is re-established when it is lost.
+/// Calls in flight then fail with [`Unavailable`](StoreErrorKind::Unavailable) and an unknown
+/// outcome, and every [`Listener`] receives [`Disconnected`](super::StoreEvent::Disconnected). A
+/// call waits for its reply as long as the connection is up, so run it under a time-out. A dropped
+/// call may still be executed; follow it with [`abandon`](Store::abandon).
 ///
-/// Calls are made within a Tokio runtime that has timers and I/O enabled, and panic elsewhere.
+/// If the server's access rules forbid the channels, the store works without them: the next poll
+/// finds a grant from the wait queue, and the next renewal finds a revocation.
 ///
-/// Where the server's access rules forbid the channels, locks do without: a grant from the line is then found by the next
-/// poll, and a revocation by the next renewal.
+/// # Panics
+/// Calls must be made within a Tokio runtime that has timers and I/O enabled, and panic elsewhere.
 pub struct RedisStore {
     servers: Servers,
-    /// Where a grant is of use only if the replicas have it.
+    /// Set if a grant is of use only once replicas have it.
     replicas: Option<Arc<Replicas>>,
     namespace: String,
 }
 
 impl RedisStore {
-    /// Connects to `redis://[[user]:password@]host[:port][/db]`, to `rediss://..` (TLS; with the feature `rustls`),
-    /// or to `unix:///path`; to whichever server the Sentinels of `redis+sentinel://..` name; or to the cluster of
-    /// `redis+cluster://..`: as [`LockClient::connect`](crate::LockClient::connect) says.
+    /// Connects to the server, the primary or the cluster that a URL names.
     ///
-    /// All keys begin with `<namespace>:`, or hold that in their hash tag. Two namespaces never share a lock.
+    /// - `redis://[[user]:password@]host[:port][/db]`, `rediss://..` (TLS; with the feature
+    ///   `rustls`) or `unix:///path` names a server.
+    /// - `redis+sentinel://..` names the primary that its Sentinels monitor.
+    /// - `redis+cluster://..` names a cluster.
     ///
-    /// It takes at most 2.5 s. Dropping the future closes what was opened.
+    /// [`LockClient::connect`](crate::LockClient::connect) describes the URLs. The [module
+    /// documentation](self) lists the keys. Two namespaces never share a lock.
+    ///
+    /// Connecting takes at most 2.5 s. Dropping the future closes the connections it has opened.
     ///
     /// # Errors
-    /// - `InvalidUrl`: the URL does not name a Redis server, or names a database that it does not have, or needs a feature that
-    ///   is not compiled in.
+    /// - `InvalidUrl`: the URL does not name a Redis server, names a database that the server does
+    ///   not have, or needs a feature that is not compiled in.
     /// - `NoRuntime`: the call is made outside of a Tokio runtime, or in one without timers.
-    /// - `InvalidSpec`: the namespace is empty, longer than 64 bytes, holds `:`, a brace or a control character, or is `f` or `q`.
-    /// - `Unavailable`: nobody answers there, or not now.
-    /// - `Unauthenticated`, `Forbidden`: the server wants another user; the message says what to allow.
+    /// - `InvalidSpec`: the namespace is empty, longer than 64 bytes, contains `:`, a brace or a
+    ///   control character, or is `f` or `q`.
+    /// - `Unavailable`: no server answers, or it cannot serve requests now.
+    /// - `Unauthenticated`, `Forbidden`: the server requires another user; the message
+    ///   names the remedy.
     /// - `ReadOnly`: the server is a replica.
-    /// - `NotRedis`: what answers is something else, a Sentinel, or older than 6.0.
+    /// - `NotRedis`: the server is not Redis, is a Sentinel, or is older than 6.0.
     pub async fn connect(url: &str, namespace: &str) -> Result<Self, LockError> {
         Self::connect_with(url, namespace, Settings::default()).await
     }
@@ -167,7 +190,8 @@ impl RedisStore {
         }
     }
 
-    /// Connects to the primary at `primary`, a URL whose host is the primary's name, which the Sentinels at `urls` know.
+    /// Connects to the primary that the Sentinels at `urls` monitor. `primary` is a URL with the
+    /// name of the primary in place of the host.
     pub(crate) async fn by_sentinels(
         primary: &str,
         urls: &[String],
@@ -180,13 +204,15 @@ impl RedisStore {
         Self::open(Target::Primary(Arc::new(sentinels)), namespace, settings).await
     }
 
-    /// As [`connect`](Self::connect), for what a URL cannot say: certificates, settings of the socket.
+    /// Connects with the settings of a [`redis::Client`], for options that a URL cannot express,
+    /// such as certificates or socket settings.
     ///
-    /// The client's address, credentials, database and certificates are used; the protocol is set to RESP3,
-    /// `TCP_NODELAY` on, and keepalive and user timeout where the client leaves them open.
+    /// The address, credentials, database and certificates of the client are used. The protocol is
+    /// set to RESP3, `TCP_NODELAY` is enabled, and keepalive and user timeout are set unless the
+    /// client sets them.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// The errors of [`connect`](Self::connect).
     pub async fn from_client(client: redis::Client, namespace: &str) -> Result<Self, LockError> {
         Self::from_client_with(client, namespace, Settings::default()).await
     }
@@ -197,16 +223,18 @@ impl RedisStore {
         settings: Settings,
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
-        settings.refuse_certificates("a ready client brings its own")?;
+        settings.refuse_certificates("a configured client has its own certificates")?;
         let client = url::adjust(client.get_connection_info().clone(), &settings)?;
         Self::open(Target::Server(Arc::new(client)), namespace, &settings).await
     }
 
-    /// The locks of a Redis Cluster, which is found by any of the `seeds`: URLs of nodes, `redis://[[user]:password@]host[:port]` or
-    /// `rediss://..`. The other nodes are spoken to as the first of them.
+    /// Connects to the Redis Cluster that any of the `seeds` belongs to. The seeds are URLs of
+    /// nodes, `redis://[[user]:password@]host[:port]` or `rediss://..`.
+    ///
+    /// The credentials and TLS settings of the first seed are used for the other nodes.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// The errors of [`connect`](Self::connect).
     pub async fn cluster(
         seeds: impl IntoIterator<Item = impl AsRef<str>>,
         namespace: &str,
@@ -225,24 +253,26 @@ impl RedisStore {
         Self::open_cluster(cluster_url::seeds(seeds, settings)?, namespace, settings).await
     }
 
-    /// The `ACL SETUSER` line for a user that locks in `namespace`: the least that suffices.
+    /// Returns the `ACL SETUSER` line with the minimal rights for a user of `namespace`.
     ///
-    /// A database other than 0 needs `+select` as well, and `min_replicas` needs `+wait`. Redis 6.0 knows no rules for channels: leave out the word that
-    /// begins with `&`.
+    /// A database other than 0 also needs `+select`, and `min_replicas` needs `+wait`. Redis 6.0
+    /// has no rules for channels: leave out the word that begins with `&`.
     ///
     /// ```
     /// use lock_runtime::store::redis::RedisStore;
-    /// assert!(RedisStore::acl_line("lock").starts_with("ACL SETUSER <user> on ><password> ~lock:* ~{lock:*}:f "));
+    /// let line = RedisStore::acl_line("lock");
+    /// assert!(line.starts_with("ACL SETUSER <user> on ><password> ~lock:* ~{lock:*}:f "));
     /// ```
     pub fn acl_line(namespace: &str) -> String {
         AclLine::new(namespace, 0).to_string()
     }
 
-    /// The same for the nodes of a cluster, each of which has its own users.
+    /// Returns the `ACL SETUSER` line for the nodes of a cluster, each of which has its own users.
     ///
     /// ```
     /// use lock_runtime::store::redis::RedisStore;
-    /// assert!(RedisStore::cluster_acl_line("lock").ends_with(" +cluster|slots +asking +ssubscribe +sunsubscribe +spublish"));
+    /// let line = RedisStore::cluster_acl_line("lock");
+    /// assert!(line.ends_with(" +cluster|slots +asking +ssubscribe +sunsubscribe +spublish"));
     /// ```
     pub fn cluster_acl_line(namespace: &str) -> String {
         AclLine::of_cluster(namespace).to_string()
@@ -253,7 +283,7 @@ impl RedisStore {
         namespace: &str,
         settings: &Settings,
     ) -> Result<Self, LockError> {
-        settings.refuse_replicas("a cluster's nodes are not waited for")?;
+        settings.refuse_replicas("a cluster does not support waiting for replicas")?;
         let addresses: Vec<_> = seeds.iter().map(|seed| seed.addr().to_string()).collect();
         let servers = async {
             Ok((
@@ -280,7 +310,7 @@ impl RedisStore {
         Self::over(servers, &place, namespace).await
     }
 
-    /// A store over the servers at `place`, once there is a connection.
+    /// Creates the store once `servers` are connected. `place` names them in the error.
     async fn over(
         servers: impl Future<Output = Result<(Servers, Option<Arc<Replicas>>), StoreError>>,
         place: &str,
@@ -301,12 +331,12 @@ impl RedisStore {
         }
     }
 
-    /// A call that needs the lock alone.
+    /// Begins a call that needs only the key of the lock.
     fn on_lock(&self, script: &'static Script, key: &LockKey, family: Family) -> Call {
         Call::new(script, 1).arg(lock_name(&self.namespace, key, family))
     }
 
-    /// A call that may grant, and so needs the fence and the queue as well.
+    /// Begins a call that may grant the lock, and needs its fence and its queue as well.
     fn on_all(&self, script: &'static Script, key: &LockKey, family: Family) -> Call {
         Call::new(script, 3).names(Names::new(&self.namespace, key, family))
     }
@@ -315,7 +345,8 @@ impl RedisStore {
         self.servers.call(&call).await?.reply()
     }
 
-    /// The error for a reply that is none of those expected.
+    /// The error for a reply that the operation does not expect: foreign data, or a
+    /// malformed reply.
     fn foreign(&self, key: &LockKey, family: Family, reply: &Reply) -> StoreError {
         match foreign_part(reply.word()) {
             Some(part) => StoreError::foreign(self.name_of(key, family, part).as_deref(), part),
@@ -323,7 +354,7 @@ impl RedisStore {
         }
     }
 
-    /// Waits until so many replicas as are asked for have the grants.
+    /// Waits until the required number of replicas have the grants.
     async fn settle<'a>(
         &self,
         grants: impl IntoIterator<Item = &'a Hold>,
@@ -334,7 +365,7 @@ impl RedisStore {
         }
     }
 
-    /// Acquires all or none, or stands in line for a single one.
+    /// Acquires all locks or none. A single request may enter the wait queue.
     async fn try_acquire(
         &self,
         requests: &[KeyRequest],
@@ -350,7 +381,7 @@ impl RedisStore {
             IfBusy::Refuse => "".into(),
         };
         let write = |deadline: u64| {
-            // Known once there is a connection.
+            // Known once the first connection is established.
             let marker = self.servers.marker();
             let mut call = Call::new(
                 &scripts::ACQUIRE,
@@ -372,7 +403,8 @@ impl RedisStore {
             } in requests
             {
                 call = call.hold(hold).millis(*lease);
-                // A reader's tokens could not increase with those of another.
+                // Only writers reserve tokens: the reserved tokens of readers would not increase
+                // in the order of their grants.
                 call = match (hold.mode, beside) {
                     (Mode::Exclusive, _) => call.number(*spare),
                     (Mode::Shared, Some(beside)) => call.token(*beside),
@@ -382,12 +414,12 @@ impl RedisStore {
             }
             let Some(marker) = marker else { return call };
             let proposal = requests.iter().find_map(|request| request.proposal);
-            // Without a proposal the server's clock says.
+            // Without a proposal the server's clock determines the token.
             call.arg(marker)
                 .arg(proposal.map_or(0, FencingToken::number).to_string())
         };
-        // Not repeated under the same token: the first request may be executed after the lock was released again, and
-        // would hold it for nobody (PROTOCOL 1).
+        // Not repeated under the same token: the first request may be executed after the lock was
+        // released again, and the lock would then have no owner (PROTOCOL 1).
         let mut answer = self.servers.call_by(place, deadline, &write).await?;
         let mut reply = answer.reply()?;
         let _server_time = reply.count()?;
@@ -433,8 +465,9 @@ impl RedisStore {
         Ok(Acquired::All(reply))
     }
 
-    /// Acquires, and tries a second time if the server found the request late and we do not: its clock has jumped, and the
-    /// first reply told us where to.
+    /// Acquires, and tries again if the server rejects the request as late although its deadline
+    /// has not passed here: the server's clock has jumped, and the first reply has corrected our
+    /// estimate of it.
     async fn acquire_in_time(
         &self,
         requests: &[KeyRequest],
@@ -455,7 +488,7 @@ impl RedisStore {
         Ok(reply)
     }
 
-    /// All keys in one script.
+    /// Acquires all keys with one script.
     async fn acquire_each(&self, requests: &[KeyRequest]) -> Result<AcquireAllReply, StoreError> {
         match self.acquire_in_time(requests, IfBusy::Refuse).await? {
             Acquired::All(reply) => {
@@ -550,7 +583,7 @@ impl RedisStore {
         }: &Release,
     ) -> Result<ReleaseReply, StoreError> {
         let call = match (hold.mode, next) {
-            // The lock does not become free, so there is nothing to keep it from.
+            // The lock does not become free, so there is no reservation.
             (Mode::Exclusive, Some(next)) => self
                 .on_all(&scripts::PASS, &hold.key, Family::Lock)
                 .token(hold.token)
@@ -570,7 +603,8 @@ impl RedisStore {
             }
         };
         self.servers.leaves(hold);
-        // Not repeated: "not held" would then not tell whether the first had been executed (PROTOCOL 14).
+        // Not repeated: `not_held` would not show whether the first call was executed
+        // (PROTOCOL 14).
         let alone = || self.free_alone(hold, *keep_for);
         let mut answer = match self.servers.free(&call, alone, Repeat::Never).await? {
             Freed::Wholly(answer) | Freed::LockAlone(answer) => answer,
@@ -580,7 +614,8 @@ impl RedisStore {
         match reply.word() {
             "released" => Ok(ReleaseReply::Released),
             "handed_over" => {
-                // The message to the new holder comes right behind this reply, and may be for this very process: it goes first.
+                // The message to the next holder follows this reply, and may be for this process.
+                // Yield, so that it is handled first.
                 tokio::task::yield_now().await;
                 Ok(ReleaseReply::Released)
             }
@@ -604,7 +639,7 @@ impl RedisStore {
         }
     }
 
-    /// A lock was given back and taken up again.
+    /// Handles a release that granted the lock to the next token.
     async fn passed(
         &self,
         hold: &Hold,
@@ -618,15 +653,15 @@ impl RedisStore {
         match self.settle([&heir]).await {
             Ok(()) => Ok(ReleaseReply::Passed(grant)),
             Err(error) => {
-                // It was given back, in any case, and whoever was to take it up again asks anew.
-                tracing::debug!(key = %heir.key, %error, "given back, and not taken up again");
+                // The release has succeeded in any case, and the next holder makes a new request.
+                tracing::debug!(key = %heir.key, %error, "the lock was released, but the next holder did not get it");
                 self.abandon_one(&heir).await?;
                 Ok(ReleaseReply::Released)
             }
         }
     }
 
-    /// Gives a lock back by its own key alone, while a cluster moves it.
+    /// A call that releases a lock by its own key alone, while its slot migrates.
     fn free_alone(&self, hold: &Hold, keep_for: Option<Duration>) -> Call {
         let call = self.on_lock(&scripts::FREE, &hold.key, hold.mode.family());
         call.hold(hold).millis(keep_for.unwrap_or_default())
@@ -666,10 +701,11 @@ impl RedisStore {
                 "released" | "not_held" => Ok(()),
                 _ => Err(unexpected()),
             },
-            // It holds nothing any more, and may still stand in line: to be repeated.
+            // The token holds nothing any more, but may still be queued. The caller has to
+            // repeat the call.
             Freed::LockAlone(_) | Freed::HalfWay => Err(StoreError::new(
                 StoreErrorKind::Unavailable,
-                "the lock is being moved to another node of the cluster, and its line cannot be left yet",
+                "the lock is being moved to another node of the cluster, and its queue entry cannot be removed yet",
             )),
         }
     }
@@ -702,7 +738,7 @@ impl RedisStore {
         }
     }
 
-    /// The data of a server among several are others than those it was found with.
+    /// The error for a server of a quorum whose data is no longer that of the handshake.
     fn lost_its_data(&self) -> StoreError {
         self.servers.greet_again();
         quarantine::lost_its_data()
@@ -749,7 +785,7 @@ impl RedisStore {
     }
 }
 
-/// The answer to several requests, or to one that stands in line.
+/// The reply to several requests, or to a single one that was queued.
 enum Acquired {
     All(AcquireAllReply),
     Queued(AcquireReply),

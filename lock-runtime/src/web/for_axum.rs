@@ -1,4 +1,4 @@
-//! What axum makes of a lock: responses and extractors.
+//! Integration with axum: responses and extractors.
 
 use std::{convert::Infallible, error::Error, fmt};
 
@@ -11,7 +11,7 @@ use http::request::Parts;
 use super::{Answer, OURS, Problem};
 use crate::{__rt::FromLockError, error::LockError, guard::HeldLock};
 
-/// A refusal as in the [table](crate::web); the error itself goes to an event.
+/// Responds as in the [table](crate::web). The error itself is emitted as an event.
 impl IntoResponse for LockError {
     fn into_response(self) -> Response {
         self.answer().trace(self.code(), &self);
@@ -19,7 +19,7 @@ impl IntoResponse for LockError {
     }
 }
 
-/// For a locked handler that returns a `Response`.
+/// For locked handlers that return a `Response`.
 #[diagnostic::do_not_recommend]
 impl FromLockError for Response {
     fn from_lock_error(error: LockError) -> Self {
@@ -27,7 +27,8 @@ impl FromLockError for Response {
     }
 }
 
-/// A handler asked for the lock of its route, and no layer of lock-tower holds one: 500.
+/// The rejection of a handler that takes a [`HeldLock`] when no layer of `lock-tower` holds one.
+/// Responds with 500.
 ///
 /// Put the layer on the route, or take `Option<HeldLock>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +53,7 @@ impl IntoResponse for NotLocked {
     }
 }
 
-/// The lock that the innermost `LockLayer` of lock-tower holds for the request.
+/// Extracts the lock that the innermost `LockLayer` of `lock-tower` holds for the request.
 impl<S: Sync> FromRequestParts<S> for HeldLock {
     type Rejection = NotLocked;
 
@@ -61,7 +62,7 @@ impl<S: Sync> FromRequestParts<S> for HeldLock {
     }
 }
 
-/// `None` where no lock is held for the request.
+/// Extracts `None` if no lock is held for the request.
 impl<S: Sync> OptionalFromRequestParts<S> for HeldLock {
     type Rejection = Infallible;
 

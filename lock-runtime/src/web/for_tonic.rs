@@ -1,12 +1,14 @@
-//! What tonic makes of a lock.
+//! Integration with tonic.
 
 use tonic::{Code, Status};
 
 use super::{DEFAULT_RETRY_AFTER, detail, retry_info};
 use crate::error::LockError;
 
-/// A refusal as in the [table](crate::web), with `google.rpc.RetryInfo` where the caller may try again; the error itself goes
-/// to an event. With it a locked handler returns tonic's `Result<Response<T>, Status>`.
+/// Converts the error as in the [table](crate::web), with `google.rpc.RetryInfo` if the caller
+/// may retry. The error itself is emitted as an event.
+///
+/// With this conversion, a locked handler can return tonic's `Result<Response<T>, Status>`.
 impl From<LockError> for Status {
     fn from(error: LockError) -> Self {
         let answer = error.answer();

@@ -1,4 +1,4 @@
-//! Problem documents, RFC 9457.
+//! Problem documents (RFC 9457).
 
 use std::{borrow::Cow, time::Duration};
 
@@ -10,7 +10,7 @@ use http::{
 use super::{Answer, DEFAULT_RETRY_AFTER, detail};
 use crate::error::LockError;
 
-/// A problem document: a refusal as an HTTP response.
+/// A problem document: an error as an HTTP response.
 #[derive(Clone, Debug)]
 pub struct Problem<'a> {
     status: StatusCode,
@@ -20,7 +20,7 @@ pub struct Problem<'a> {
 }
 
 impl<'a> Problem<'a> {
-    /// A document with a stable `code` for programs and a `detail` for people.
+    /// Creates a document with a stable `code` for programs and a `detail` for people.
     pub fn new(answer: Answer, code: &'static str, detail: impl Into<Cow<'a, str>>) -> Self {
         Self {
             status: answer.into(),
@@ -30,13 +30,13 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Another status than that of the table.
+    /// Sets a status other than that of the table.
     #[must_use]
     pub fn status(self, status: StatusCode) -> Self {
         Self { status, ..self }
     }
 
-    /// Adds a `Retry-After`, in whole seconds, rounded up.
+    /// Sets the `Retry-After` header, in whole seconds, rounded up.
     #[must_use]
     pub fn retry_after(self, after: Option<Duration>) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// The response.
+    /// Converts the document into a response.
     pub fn into_response<B: From<String>>(self) -> Response<B> {
         let Self {
             status,
@@ -53,7 +53,8 @@ impl<'a> Problem<'a> {
             detail,
             retry_after,
         } = self;
-        // The title of a problem without a type of its own is the status's phrase (RFC 9457, 4.2.1).
+        // The title of a problem without its own type is the phrase of the status (RFC 9457,
+        // 4.2.1).
         let document = serde_json::json!({
             "type": "about:blank",
             "title": status.canonical_reason().unwrap_or("Request Refused"),
@@ -88,7 +89,7 @@ impl From<&LockError> for Problem<'static> {
 
 impl From<Answer> for StatusCode {
     fn from(answer: Answer) -> Self {
-        // The table has no status that is out of range.
+        // All statuses of the table are valid.
         Self::from_u16(answer.http_status()).unwrap_or(Self::INTERNAL_SERVER_ERROR)
     }
 }

@@ -1,18 +1,23 @@
-//! When to try again, in the words of gRPC's [richer error model](https://grpc.io/docs/guides/error/#richer-error-model).
+//! The retry delay in gRPC's
+//! [richer error model](https://grpc.io/docs/guides/error/#richer-error-model).
 //!
-//! Four small messages, of which the [wire format](https://protobuf.dev/programming-guides/encoding/) needs two kinds of
-//! fields. `prost` would do as well, but everybody who answers over HTTP would compile it, and with its derive a second `syn`.
+//! It takes four small messages, which need only two field types of the
+//! [wire format](https://protobuf.dev/programming-guides/encoding/). `prost` could encode them as
+//! well, but then every user of the feature `http` would have to compile it and, with its derive,
+//! a second `syn`.
 
 use std::time::Duration;
 
 use super::GrpcCode;
 
 const TYPE: &[u8] = b"type.googleapis.com/google.rpc.RetryInfo";
-/// What a `google.protobuf.Duration` may say at most, some 10,000 years.
+/// The longest `google.protobuf.Duration`, about 10,000 years.
 const LONGEST: Duration = Duration::new(315_576_000_000, 999_999_999);
 
-/// The details of a gRPC status that invites the caller to try again in `after`: an encoded `google.rpc.Status` of this code
-/// and message with one `google.rpc.RetryInfo`. It goes out as `grpc-status-details-bin`, in base64.
+/// Encodes the details of a gRPC status that invites the caller to retry after `after`.
+///
+/// The result is a `google.rpc.Status` with this code and message and one `google.rpc.RetryInfo`.
+/// It is sent in base64 as `grpc-status-details-bin`.
 pub fn retry_info(code: GrpcCode, message: &str, after: Duration) -> Vec<u8> {
     let after = after.min(LONGEST);
     let duration = Message::default()
@@ -21,7 +26,7 @@ pub fn retry_info(code: GrpcCode, message: &str, after: Duration) -> Vec<u8> {
     let retry_info = Message::default().bytes(1, &duration.0);
     let any = Message::default().bytes(1, TYPE).bytes(2, &retry_info.0);
     let status = Message::default().number(1, code as u64);
-    // As everywhere in proto3, what is empty is left out.
+    // As usual in proto3, an empty field is omitted.
     let status = if message.is_empty() {
         status
     } else {
@@ -30,7 +35,7 @@ pub fn retry_info(code: GrpcCode, message: &str, after: Duration) -> Vec<u8> {
     status.bytes(3, &any.0).0
 }
 
-/// A message as far as it is written. Its fields have numbers under 16.
+/// A message that is being encoded. Its field numbers are less than 16.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -43,7 +48,7 @@ impl Message {
         }
     }
 
-    /// A string, or a message in the message.
+    /// Appends a string or a nested message.
     fn bytes(self, field: u8, bytes: &[u8]) -> Self {
         const DELIMITED: u64 = 2;
         let mut message = self

@@ -1,4 +1,4 @@
-//! Extractors that need no template: [`header`], [`global`], [`from_extension`].
+//! Extractors without a template: [`header`], [`global`], [`from_extension`].
 
 use std::{any::type_name, fmt, marker::PhantomData};
 
@@ -7,17 +7,19 @@ use lock_runtime::{IntoLockKey, KeyWriter, LockError, LockKey};
 
 use super::{IntoTarget, KeyError, KeyExtractor, Target, template::source};
 
-/// A lock for each value of a header: `idempotency-key:42`. A request that lacks it is answered with 400.
+/// Creates an extractor with a key for each value of a header, such as `idempotency-key:42`. A
+/// request without the header is refused with 400.
 ///
 /// ```
 /// # use lock_tower::{LockLayer, key, runtime::LockClient};
-/// let layer = LockLayer::with_key(LockClient::in_memory(), key::header(http::HeaderName::from_static("idempotency-key")));
+/// let name = http::HeaderName::from_static("idempotency-key");
+/// let layer = LockLayer::with_key(LockClient::in_memory(), key::header(name));
 /// ```
 pub fn header(name: HeaderName) -> Header {
     Header { name }
 }
 
-/// The extractor of [`header`].
+/// Key extractor returned by [`header`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     name: HeaderName,
@@ -34,24 +36,26 @@ impl<B> KeyExtractor<Request<B>> for Header {
     }
 }
 
-/// One lock for all requests: they are served one at a time, in the whole fleet.
+/// Creates an extractor with one key for all requests: they are served one at a time, across all
+/// processes.
 ///
 /// ```
 /// # use lock_tower::{LockLayer, key, runtime::LockClient};
 /// # fn main() -> Result<(), lock_tower::runtime::LockError> {
-/// let layer = LockLayer::with_key(LockClient::in_memory(), key::global("migrations")?).no_wait();
+/// let key = key::global("migrations")?;
+/// let layer = LockLayer::with_key(LockClient::in_memory(), key).no_wait();
 /// # Ok(()) }
 /// ```
 ///
 /// # Errors
-/// `InvalidKey`.
+/// `InvalidKey` if the key is invalid.
 pub fn global(key: impl IntoLockKey) -> Result<Global, LockError> {
     Ok(Global {
         key: key.into_lock_key()?,
     })
 }
 
-/// The extractor of [`global`].
+/// Key extractor returned by [`global`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Global {
     key: LockKey,
@@ -63,18 +67,23 @@ impl<Req> KeyExtractor<Req> for Global {
     }
 }
 
-/// The lock that a layer further out has put into the request's extensions, as a `T`: a [`LockKey`], a [`Target`], or a type
-/// of your own that is [`IntoTarget`]. A request without one is answered with 500 and an event.
+/// Creates an extractor that reads the key from a request extension of type `T`, which an outer
+/// middleware has inserted: a [`LockKey`], a [`Target`], or a custom type that implements
+/// [`IntoTarget`]. A request without the extension is refused with 500, and an error event is
+/// emitted.
 ///
 /// ```
-/// # use lock_tower::{IntoTarget, KeyError, LockLayer, Target, key, runtime::{KeyWriter, LockClient}};
-/// /// Put there by the layer that authenticates.
+/// # use lock_tower::{IntoTarget, KeyError, LockLayer, Target, key};
+/// # use lock_tower::runtime::{KeyWriter, LockClient};
+/// /// Inserted by the authentication middleware.
 /// #[derive(Clone)]
 /// struct Tenant(u64);
 ///
 /// impl IntoTarget for Tenant {
 ///     fn into_target(self) -> Result<Target, KeyError> {
-///         Ok(KeyWriter::new().lit("tenant:").arg(format_args!("{}", self.0)).finish()?.into())
+///         let mut key = KeyWriter::new();
+///         key.lit("tenant:").arg(format_args!("{}", self.0));
+///         Ok(key.finish()?.into())
 ///     }
 /// }
 ///
@@ -84,7 +93,7 @@ pub fn from_extension<T: IntoTarget + Clone + Send + Sync + 'static>() -> FromEx
     FromExtension { of: PhantomData }
 }
 
-/// The extractor of [`from_extension`].
+/// Key extractor returned by [`from_extension`].
 pub struct FromExtension<T> {
     of: PhantomData<fn() -> T>,
 }

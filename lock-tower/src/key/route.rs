@@ -1,4 +1,4 @@
-//! What axum's router has found out about a request.
+//! The route that axum's router has matched for a request.
 
 use std::borrow::Cow;
 
@@ -10,17 +10,17 @@ use http::Request;
 
 use super::{KeyError, Routed, template::source::Source};
 
-/// The route of a request, with the values of its parameters.
+/// The matched route of a request, with the values of its parameters.
 pub(super) struct Route {
     pattern: Option<MatchedPath>,
     params: Option<RawPathParams>,
 }
 
 impl Route {
-    /// The route of `req`; none if none has matched, so that a 404 stays a 404.
+    /// Returns the route of `req`, or `None` if no route has matched, so that a 404 stays a 404.
     ///
-    /// axum does not say that a `nest_service` has matched. It is taken for a route where its path has all the parameters
-    /// that are asked for, so that it is not served without its lock.
+    /// axum does not report that a `nest_service` has matched. It counts as a route if its path
+    /// has all the requested parameters, so that the request is not served without its lock.
     pub(super) fn of<'n, B>(
         req: &mut Request<B>,
         mut sources: impl Iterator<Item = &'n Source>,
@@ -40,9 +40,9 @@ impl Route {
         };
         let matched = route.pattern.is_some() || sources.all(has);
         if !matched {
-            // A 404, as a rule. Around a `nest_service` whose inner router has the parameters it is a request without its
-            // lock.
-            tracing::debug!("no route has matched; passed on without a lock");
+            // Usually a 404. Around a `nest_service` whose inner router has the parameters, the
+            // request is served without its lock.
+            tracing::debug!("no route matched; request served without a lock");
         }
         Ok(matched.then_some(route))
     }
@@ -78,7 +78,8 @@ impl Routed for Route {
 }
 
 fn params<B>(req: &mut Request<B>) -> Result<Option<RawPathParams>, KeyError> {
-    // The extractor wants the parts of a request and looks at the extensions only, so these are lent to empty parts.
+    // The extractor takes the parts of a request but reads only the extensions, so they are moved
+    // into empty parts for the call.
     let (mut parts, ()) = Request::new(()).into_parts();
     std::mem::swap(&mut parts.extensions, req.extensions_mut());
     let params = RawPathParams::from_request_parts(&mut parts, &()).now_or_never();
@@ -88,7 +89,7 @@ fn params<B>(req: &mut Request<B>) -> Result<Option<RawPathParams>, KeyError> {
         Some(Err(RawPathParamsRejection::InvalidUtf8InPathParam(error))) => {
             Err(KeyError::bad_request(error.body_text()))
         }
-        // The extractor has nothing to wait for.
+        // The extractor never waits.
         Some(Err(_)) | None => Ok(None),
     }
 }

@@ -1,4 +1,4 @@
-//! [`KeyTemplate`]: a key written as text with the parts of a request in braces.
+//! [`KeyTemplate`]: a key with placeholders for parts of a request.
 
 pub(super) mod source;
 
@@ -10,33 +10,49 @@ use lock_runtime::{KeyWriter, LockError, LockKey};
 use self::source::Source;
 use super::{KeyError, KeyExtractor, Target, route::Route};
 
-/// The name of a lock as text with the parts of a request in braces, such as `"order:{id}:{header.idempotency-key}"`.
+/// The name of a lock as text with placeholders for parts of a request, such as
+/// `"order:{id}:{header.idempotency-key}"`.
 ///
-/// | in braces | is replaced by | if it is missing |
-/// |---|---|---|
-/// | `{id}` | the parameter `id` of axum's route, percent-decoded; write `{rest}` for `{*rest}` | 500 and an error event: a mistake of the server's |
-/// | `{header.x-tenant}` | the header `x-tenant` | 400, naming it; likewise if it is empty, not UTF-8, or there more than once |
-/// | `{query.tenant}` | the parameter `tenant` of the query, decoded as a form is (`+` is a blank) | the same |
-/// | `{id:int}`, `{header.x-shop:int}`, `{query.shop:int}` | the same, as a whole number of at most 127 bits: 7, 07 and +7 are one key | 400 for what is none |
-/// | `{id:uuid}`, `{header.x-order:uuid}`, `{query.order:uuid}` | the same, as a UUID, in any of its forms: in either case, without hyphens, in braces, `urn:uuid:` | 400 for what is none |
-/// | `{method}` | the HTTP method; a `HEAD` has another key than the `GET` that axum serves it by | |
-/// | `{matched_path}` | the pattern of axum's route with all it is nested in, such as `/orders/{id}` | passed on: a 404, *or what is within a `nest_service`* |
-/// | `{grpc.service}`, `{grpc.method}` | the parts of a gRPC path, `/shop.Orders/Pay`, under no prefix | 400 |
+/// | placeholder | value |
+/// |---|---|
+/// | `{id}` | the parameter `id` of axum's route, percent-decoded |
+/// | `{header.x-tenant}` | the header `x-tenant` |
+/// | `{query.tenant}` | the query parameter `tenant`, decoded as form data (`+` is a space) |
+/// | `{id:int}`, `{header.x-shop:int}`, `{query.shop:int}` | the value, as a whole number |
+/// | `{id:uuid}`, `{header.x-order:uuid}`, `{query.order:uuid}` | the value, as a UUID |
+/// | `{method}` | the HTTP method |
+/// | `{matched_path}` | the pattern of axum's route with all its prefixes, such as `/orders/{id}` |
+/// | `{grpc.service}`, `{grpc.method}` | the parts of a gRPC path, `/shop.Orders/Pay` |
 ///
-/// *Values without a kind are text.* A handler that takes a `Path<u64>` serves the order 7 as `/orders/7`, as
-/// `/orders/07` and as `/orders/+7`; under `{id}` these are three locks, and two of them may be held at once. Say
-/// `{id:int}`, `{id:uuid}`, or lock what the handler has parsed with `#[distributed_lock]`, where a value can be written
-/// in more than one way. Say it alike on all routes of a thing: `order:{id}` and `order:{id:int}` are different locks for 07.
+/// - Write `{rest}` for the parameter `{*rest}` of a route. If the route does not have the
+///   parameter, the server is misconfigured: the response is 500, and an error event is emitted.
+/// - If a header or query parameter is missing, empty, not UTF-8 or present more than once, the
+///   response is 400 and names it.
+/// - A whole number has at most 127 bits; 7, 07 and +7 give the same key. A UUID may have any of
+///   its forms: in either case, without hyphens, in braces, or with `urn:uuid:`. For any other
+///   value the response is 400.
+/// - axum serves `HEAD` requests with the handler of `GET`, but their `{method}` differs, and with
+///   it the key.
+/// - If a gRPC path is malformed or has a prefix, the response is 400.
 ///
-/// A path parameter that is called `method` or `matched_path` cannot be named. `{{` and `}}` stand for the braces
-/// themselves. Values are escaped by [`KeyWriter`], as in `#[distributed_lock]`, so the same texts give the same key in
-/// both, and no value can reach the key of others. A value that makes the key longer than 512 bytes is answered with 400.
+/// *Values without a kind are text.* A handler with a `Path<u64>` serves the order 7 as
+/// `/orders/7`, `/orders/07` and `/orders/+7`. Under `{id}` these are three locks, which
+/// can be held at the same time. If a value can be written in more than one way, use `{id:int}` or
+/// `{id:uuid}`, or lock the parsed value with `#[distributed_lock]`. Use the same kind on all
+/// routes of a resource: for 07, `order:{id}` and `order:{id:int}` are different locks.
 ///
-/// Under a template with path parameters, or `{matched_path}`, a request that has matched no route passes without a lock,
-/// so that a 404 stays a 404. (A router that stands as a service behind a route of another one, and so is routed already,
-/// answers 500 in its place.) The same route gives the same key however routers are nested or merged. What a layer
-/// *around* a `nest_service` cannot see is the route within: a template with parameters of that route then takes the
-/// request for a 404 and locks nothing. Put the layer on the route itself.
+/// A path parameter that is named `method` or `matched_path` cannot be used. `{{` and `}}` stand
+/// for literal braces. [`KeyWriter`] escapes the values, as in `#[distributed_lock]`: the same
+/// texts give the same key in both, and no value can reach the key of another. A value that makes
+/// the key longer than 512 bytes is refused with 400.
+///
+/// With a template of path parameters or `{matched_path}`, a request that has matched no route
+/// passes without a lock, so that a 404 stays a 404. (If the router is itself a service behind a
+/// route of another router, the request counts as routed and the response is 500 instead.) The
+/// key of a route does not depend on how the routers are nested or merged. A layer *around* a
+/// `nest_service` cannot see the inner route: with a template that needs parameters of that
+/// route, or `{matched_path}`, it treats the request as a 404 and does not lock. Put the layer on
+/// the route itself.
 #[derive(Clone)]
 pub struct KeyTemplate {
     text: Arc<str>,
@@ -46,15 +62,15 @@ pub struct KeyTemplate {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
     Text(Box<str>),
-    /// With its place in the template, in bytes.
+    /// The source, and the offset of the placeholder in the template, in bytes.
     Value(Source, usize),
 }
 
 impl KeyTemplate {
-    /// Reads and checks a template.
+    /// Parses and validates a template.
     ///
     /// # Errors
-    /// For a template that no request could fill, with what to write instead.
+    /// If no request could fill the template. The message explains the correct form.
     pub fn new(template: &str) -> Result<Self, TemplateError> {
         let key = Self::parse(template)?;
         let routed = key
@@ -71,13 +87,13 @@ impl KeyTemplate {
         }
     }
 
-    /// A template for requests whose route is known, whoever has routed them.
+    /// Parses a template for requests that may be routed by something other than axum.
     pub(crate) fn parse(template: &str) -> Result<Self, TemplateError> {
         let key = Self {
             text: template.into(),
             parts: parse(template)?.into(),
         };
-        // With any value the text around it is as valid as with another.
+        // Whether the surrounding text is valid does not depend on the values.
         let trial = key.write(|_| Ok::<_, LockError>("x".into()));
         match trial {
             Ok(_) => Ok(key),
@@ -111,10 +127,10 @@ impl KeyTemplate {
     }
 }
 
-/// For policies, which route by themselves.
+/// For policies, which have a router of their own.
 #[cfg(feature = "policy")]
 impl KeyTemplate {
-    /// The key of a request that `route` has matched.
+    /// Returns the key of a request that has matched `route`.
     pub(crate) fn of_routed<B>(
         &self,
         req: &Request<B>,
@@ -123,7 +139,7 @@ impl KeyTemplate {
         self.write(|source| source.value(req, Some(route)))
     }
 
-    /// The path parameters, with their places.
+    /// Returns the path parameters, with their offsets.
     pub(crate) fn params(&self) -> impl Iterator<Item = (&str, usize)> {
         self.values().filter_map(|(source, at)| match source {
             Source::Path(name, _) => Some((&**name, at)),
@@ -131,7 +147,7 @@ impl KeyTemplate {
         })
     }
 
-    /// Where a part of a gRPC path is asked for.
+    /// Returns the offset of the first placeholder for a part of a gRPC path.
     pub(crate) fn asks_for_grpc(&self) -> Option<usize> {
         let of_grpc = |source: &Source| matches!(source, Source::GrpcService | Source::GrpcMethod);
         self.values()
@@ -139,7 +155,7 @@ impl KeyTemplate {
             .map(|(_, at)| at)
     }
 
-    /// Is the key the same for all requests of a route, but for their methods?
+    /// Returns whether the key is the same for all requests of a route with the same method.
     pub(crate) fn is_constant(&self) -> bool {
         self.sources()
             .all(|source| matches!(source, Source::Method | Source::MatchedPath))
@@ -219,7 +235,7 @@ impl fmt::Debug for KeyTemplate {
     }
 }
 
-/// A key template that no request could fill. The message says where and what to write instead.
+/// An invalid key template. The message contains the position and the correct form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TemplateError {
     template: Box<str>,
@@ -241,7 +257,7 @@ impl TemplateError {
         &self.complaint
     }
 
-    /// Where the mistake is, in bytes from the start of the template.
+    /// The position of the error, in bytes from the start of the template.
     pub fn at(&self) -> usize {
         self.at
     }

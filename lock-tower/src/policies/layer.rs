@@ -1,4 +1,4 @@
-//! [`PolicyLayer`]: the layer that goes by a policy file.
+//! [`PolicyLayer`]: the layer for a policy file.
 
 use lock_runtime::LockClient;
 use tower_layer::Layer;
@@ -11,9 +11,9 @@ use crate::{
     service::Lock,
 };
 
-/// Holds a lock around each request as the [`LockPolicies`] say.
+/// Layer that applies the [`Lock`] middleware with the policies of [`LockPolicies`].
 ///
-/// It has no setters for locks: whatever is to hold for all routes is said in `[defaults]`.
+/// It has no setters for locks: write settings for all routes in `[defaults]`.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct PolicyLayer<R = StandardReject> {
@@ -21,7 +21,8 @@ pub struct PolicyLayer<R = StandardReject> {
 }
 
 impl PolicyLayer {
-    /// Locks each request as the policy of its route says, now or after a [reload](LockPolicies::reload).
+    /// Creates a new [`PolicyLayer`]. Each request is served under the policy of its route, which
+    /// [`LockPolicies::reload`] can replace at any time.
     pub fn new(locks: LockClient, policies: LockPolicies) -> Self {
         Self {
             layer: LockLayer::with_key(locks, policies),
@@ -30,8 +31,8 @@ impl PolicyLayer {
 }
 
 impl<R> PolicyLayer<R> {
-    /// See [`LockLayer::on_reject`]. [`Refusal::policy`](crate::Refusal::policy) says under which policy a request was
-    /// refused.
+    /// See [`LockLayer::on_reject`]. [`Refusal::policy`](crate::Refusal::policy) returns the
+    /// policy under which a request was refused.
     pub fn on_reject<R2: OnReject>(self, on_reject: R2) -> PolicyLayer<R2> {
         PolicyLayer {
             layer: self.layer.on_reject(on_reject),

@@ -1,4 +1,4 @@
-//! What is wrong with a policy file, all of it at once, each with its place.
+//! Errors of policy files: all mistakes at once, each with its position.
 
 use std::{
     collections::HashSet,
@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Why policies were not loaded. It displays a line for each mistake.
+/// Error of loading policies. Its `Display` output has one line for each mistake.
 #[derive(Debug)]
 pub struct PolicyError {
     file: Option<PathBuf>,
@@ -21,15 +21,15 @@ enum Cause {
     NoFile,
 }
 
-/// Something that is wrong with a policy file.
+/// A mistake in a policy file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PolicyMistake {
-    /// The line, from 1.
+    /// The line, starting at 1.
     pub line: usize,
-    /// The column, in characters from 1.
+    /// The column in characters, starting at 1.
     pub column: usize,
-    /// What is wrong, and what to write instead.
+    /// A description of the mistake, and of the correct form.
     pub message: String,
 }
 
@@ -62,7 +62,7 @@ impl PolicyError {
         }
     }
 
-    /// Every mistake, in the order of the text. None if it could not be read at all.
+    /// Returns all mistakes in the order of the text. Empty if the text could not be read at all.
     pub fn all(&self) -> &[PolicyMistake] {
         match &self.cause {
             Cause::Mistakes(mistakes) => mistakes,
@@ -93,7 +93,7 @@ impl fmt::Display for PolicyError {
                         f.write_str("\n")?;
                     }
                     match file {
-                        // As compilers do, so that editors and terminals find the place.
+                        // The format of compilers, which editors and terminals recognize.
                         Some(file) => write!(f, "{}:{line}:{column}: {message}", file.display())?,
                         None => write!(f, "line {line}, column {column}: {message}")?,
                     }
@@ -116,15 +116,15 @@ impl Error for PolicyError {
 /// The mistakes found so far in a text.
 pub(super) struct Mistakes<'t> {
     text: &'t str,
-    /// Where the second line and those after it begin.
+    /// The offsets of the second line and those after it.
     lines: Vec<usize>,
     found: Vec<(usize, String)>,
-    /// Lines that are no TOML, of which nothing else is worth saying.
+    /// Lines with a TOML syntax error. Other mistakes in them are not reported.
     broken: HashSet<usize>,
 }
 
 impl<'t> Mistakes<'t> {
-    /// Of a text that is TOML but for `errors`.
+    /// Creates the collection with the TOML syntax errors of a text.
     pub(super) fn of(text: &'t str, errors: &[toml::de::Error]) -> Self {
         let lines = text.match_indices('\n').map(|(at, _)| at + 1).collect();
         let mut mistakes = Self {
@@ -143,23 +143,24 @@ impl<'t> Mistakes<'t> {
                 _ if message.starts_with("duplicate key") => ": leave one of them out",
                 _ => "",
             };
-            mistakes.add(at, format!("this is no TOML, {message}{advice}"));
+            mistakes.add(at, format!("TOML syntax error, {message}{advice}"));
             mistakes.broken.insert(mistakes.line(at));
         }
         mistakes
     }
 
-    /// One more, `at` so many bytes from the start of the text.
+    /// Adds a mistake. `at` is its offset from the start of the text, in bytes.
     pub(super) fn add(&mut self, at: usize, message: impl Into<String>) {
         if self.broken.contains(&self.line(at)) {
             return;
         }
-        // What it quotes of the text must not break the line.
+        // Quoted parts of the text must not break the line.
         let message = message.into().replace(char::is_control, " ");
         self.found.push((at, message));
     }
 
-    /// That something is not there: nobody can tell while parts of the text cannot be read.
+    /// Adds a mistake about something that is missing. It is ignored if parts of the text could
+    /// not be parsed, because it may be there.
     pub(super) fn add_missing(&mut self, at: usize, message: impl Into<String>) {
         if self.broken.is_empty() {
             self.add(at, message);
@@ -170,7 +171,7 @@ impl<'t> Mistakes<'t> {
         self.text
     }
 
-    /// The line of a byte, from 1.
+    /// Returns the line of an offset, starting at 1.
     pub(super) fn line(&self, at: usize) -> usize {
         self.lines.partition_point(|begin| *begin <= at) + 1
     }
@@ -180,12 +181,12 @@ impl<'t> Mistakes<'t> {
         self.text[begin..].split('\n').next().unwrap_or_default()
     }
 
-    /// Where a line begins.
+    /// Returns the offset of the start of a line.
     fn begin_of(&self, line: usize) -> usize {
         line.checked_sub(2).map_or(0, |before| self.lines[before])
     }
 
-    /// Line and column of a byte.
+    /// Returns the line and the column of an offset.
     fn place(&self, at: usize) -> (usize, usize) {
         let line = self.line(at);
         let begin = self.begin_of(line);
@@ -196,7 +197,7 @@ impl<'t> Mistakes<'t> {
         (line, column + 1)
     }
 
-    /// `Ok` if there are none.
+    /// Returns the mistakes as an error, or `Ok` if there are none.
     pub(super) fn into_result(mut self) -> Result<(), PolicyError> {
         if self.found.is_empty() {
             return Ok(());

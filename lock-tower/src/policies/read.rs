@@ -1,4 +1,4 @@
-//! Reads a policy file. It goes on after a mistake, so that one reading finds all of them.
+//! The parser of policy files. It continues after a mistake, so that one pass finds all of them.
 
 mod fields;
 mod values;
@@ -21,7 +21,7 @@ use super::{
 use crate::key::{KeyTemplate, TemplateError};
 
 const TABLES: [&str; 3] = ["defaults", "groups", "routes"];
-/// The policies of `text`.
+/// Parses the policies of `text`.
 pub(super) fn read(text: &str) -> Result<Table, PolicyError> {
     let (document, errors) = DeTable::parse_recoverable(text);
     let mut reader = Reader {
@@ -73,16 +73,16 @@ impl Reader<'_> {
             !document.contains_key("routes") && !meant.contains(&"routes"),
             DeTable::is_empty,
         ) {
-            // An empty file, half written perhaps, must not take the locks off all routes.
+            // An empty or partly written file must not remove the locks of all routes.
             let message = "there is no route: write one, such as [routes.\"POST /orders/{id}\"]";
             self.mistakes
                 .add_missing(document.get("routes").map_or(0, at), message);
         }
-        // Unless they are told already to be called otherwise.
+        // If a misspelled table may be `groups`, do not report its groups as missing, too.
         let groups = (!meant.contains(&"groups")).then_some(groups);
         let mut names = HashMap::new();
         let mut routes: Vec<_> = routes.into_iter().flat_map(DeTable::iter).collect();
-        // In the order of the text, so that of two that contradict each other the second is told.
+        // In the order of the text, so that of two conflicting routes the second is reported.
         routes.sort_by_key(|(route, _)| route.span().start);
         let entries = routes
             .into_iter()
@@ -109,7 +109,7 @@ impl Reader<'_> {
             let whole = format!("{text} {}", path.get_ref());
             self.mistakes.add(
                 begin,
-                format!("a route is called by one name: write [routes.{whole:?}]"),
+                format!("a route has a single name: write [routes.{whole:?}]"),
             );
             return None;
         }
@@ -127,7 +127,7 @@ impl Reader<'_> {
             let place = named.map_or(begin, |name| name.at);
             self.mistakes.add(
                 place,
-                format!("the route in line {line} is called {name:?} as well: rename one"),
+                format!("the route in line {line} has the name {name:?} as well: rename one"),
             );
         }
         let skip = said.get("skip").map(|skip| self.flag("skip", skip));
@@ -155,7 +155,7 @@ impl Reader<'_> {
         let settings = own.or(group.flatten().unwrap_or(defaults));
         let policy = settings.policy(&name, &mut self.mistakes);
         let Some(key) = settings.key else {
-            // Not after a mistake that may be the reason.
+            // Not reported after a mistake that may be the cause.
             if !settings.mistaken_key && !matches!(group, Some(None)) && skip != Some(None) {
                 let message =
                     "the route has no key: write one, such as key = \"order:{id}\", or skip = true";
@@ -171,7 +171,7 @@ impl Reader<'_> {
         })
     }
 
-    /// The settings of the group that a route names.
+    /// Returns the settings of the group that a route names.
     fn group<'g, 'd>(
         &mut self,
         said: &Value<'_>,
@@ -196,7 +196,7 @@ impl Reader<'_> {
         found
     }
 
-    /// A template that requests of the route can fill.
+    /// Parses the key of a route, and checks that requests of the route can fill it.
     fn key(
         &mut self,
         key: Said<&str>,
@@ -222,13 +222,13 @@ impl Reader<'_> {
             && !route.may_be_grpc()
         {
             let message = format!(
-                "the route {written:?} is not that of a gRPC method, which is posted to \"/package.Service/Method\""
+                "the route {written:?} cannot match a gRPC method, which is called by a POST to \"/package.Service/Method\""
             );
             self.mistakes.add(self.within(key, placed), message);
         }
         if template.is_constant() && !global {
             let message = format!(
-                "this key is the same for every request: name a part of the request, such as {}, or say global = true",
+                "this key is the same for every request: name a part of the request, such as {}, or set global = true",
                 route
                     .params
                     .iter()
@@ -240,18 +240,18 @@ impl Reader<'_> {
         Some(template)
     }
 
-    /// The template that `key` says; a mistake if it is none, however often it is read.
+    /// Parses a key template. A malformed one is reported only once, however often it is parsed.
     fn template(&mut self, key: Said<&str>) -> Option<KeyTemplate> {
         let complain = |error: TemplateError| {
             self.mistakes.add(
                 self.within(key, error.at()),
-                format!("this key cannot be: {}", error.complaint()),
+                format!("invalid key: {}", error.complaint()),
             );
         };
         KeyTemplate::parse(key.value).map_err(complain).ok()
     }
 
-    /// Where the byte `index` of a string is written; its beginning if it has escapes.
+    /// Returns the offset of the byte `index` of a string, or of its start if it has escapes.
     fn within(&self, said: Said<&str>, index: usize) -> usize {
         let written = self.mistakes.text().get(said.at + 1..).unwrap_or_default();
         if written.starts_with(said.value) {
@@ -261,7 +261,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Which table was probably meant.
+    /// Reports an unknown table, and returns the table that was probably meant.
     fn unknown_table(&mut self, name: &Spanned<impl AsRef<str>>) -> Option<&'static str> {
         let text = name.get_ref().as_ref();
         let at = name.span().start;
@@ -274,9 +274,9 @@ impl Reader<'_> {
         }
         if FIELDS.contains(&text) {
             let message = format!(
-                "`{text}` is said of routes: write it below [defaults], or below a group or a route"
+                "`{text}` is a setting of routes: write it in [defaults], in a group or in a route"
             );
-            // Below a heading that cannot be read, it may be where it belongs.
+            // It may be in the right place if the heading above it cannot be parsed.
             self.mistakes.add_missing(at, message);
             return None;
         }

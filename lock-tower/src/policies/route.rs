@@ -1,8 +1,8 @@
-//! The route of a policy as it is written: methods and a path, `"POST /orders/{id}"`.
+//! The route of a policy: methods and a path, `"POST /orders/{id}"`.
 
 use http::{Method, uri::PathAndQuery};
 
-/// Those that axum routes by. Another one is more likely a slip than meant.
+/// The methods of axum's router. Any other is more likely a mistake than intended.
 const METHODS: [Method; 9] = [
     Method::GET,
     Method::HEAD,
@@ -18,20 +18,20 @@ const METHODS: [Method; 9] = [
 /// A route that can match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Route {
-    /// None for any.
+    /// Empty for any method.
     pub(super) methods: Vec<Method>,
-    /// As it was written: `/orders/{id}`.
+    /// The path as it was written: `/orders/{id}`.
     pub(super) path: Box<str>,
-    /// The names of its parameters, in their order.
+    /// The names of the parameters, in order.
     pub(super) params: Vec<Box<str>>,
-    /// The path with its parameters called by their numbers: the same for routes that match the same paths.
+    /// The path with the parameters numbered. It is equal for routes that match the same paths.
     pub(super) shape: String,
-    /// A path that it matches.
+    /// A path that the route matches.
     sample: String,
 }
 
 impl Route {
-    /// Reads `text`; otherwise what to write.
+    /// Parses a route. The error describes the correct form.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         if let Some((path, methods)) = text.split_once(' ')
             && path.starts_with('/')
@@ -58,10 +58,10 @@ impl Route {
         }
         if !path.starts_with('/') {
             return Err(if path.contains('/') && !path.contains(' ') {
-                format!("no path starts like that: write {:?}", format!("/{path}"))
+                format!("a path starts with a slash: write {:?}", format!("/{path}"))
             } else {
                 format!(
-                    "{text:?} is no route: write a path such as \"/orders/{{id}}\", or methods and a path, \"PUT|POST /orders/{{id}}\""
+                    "{text:?} is not a route: write a path such as \"/orders/{{id}}\", or methods and a path, \"PUT|POST /orders/{{id}}\""
                 )
             });
         }
@@ -69,20 +69,20 @@ impl Route {
             methods,
             ..path_of(path)?
         };
-        // What no URI can have, no request has either.
+        // A path that is not valid in a URI cannot occur in a request.
         match PathAndQuery::try_from(route.sample.as_str()) {
             Ok(uri) if uri.path() == route.sample => Ok(route),
             _ => Err(format!(
-                "no path of a request looks like {path:?}: it has no query and no fragment, and blanks and the like are \
-                 percent-encoded in it"
+                "no request has the path {path:?}: a path has no query and no fragment, and spaces and the like are \
+                 percent-encoded"
             )),
         }
     }
 
-    /// Could it be that of a gRPC method, `/package.Service/Method`?
+    /// Returns whether the route can match a gRPC method, `/package.Service/Method`.
     pub(super) fn may_be_grpc(&self) -> bool {
         let posts = self.methods.is_empty() || self.methods.contains(&Method::POST);
-        // What a parameter for the rest of the path matches may have any number of parts.
+        // A parameter for the rest of the path matches any number of segments.
         let open = self.shape.contains("{*");
         let mut parts = self.sample[1..].split('/');
         let named = |part: &str| {
@@ -110,17 +110,17 @@ fn method(text: &str) -> Result<Method, String> {
         None => {
             let known: Vec<_> = METHODS.iter().map(Method::as_str).collect();
             Err(format!(
-                "{text:?} is no method: write one of {}, several with \"|\", or none for all",
+                "{text:?} is not a method: write one of {}, several with \"|\", or none for all",
                 known.join(", ")
             ))
         }
     }
 }
 
-/// matchit names them by letters, and panics when it runs out of them.
+/// matchit names parameters by letters, and panics if there are none left.
 const MOST_PARAMS: usize = 25;
 
-/// Reads a path as matchit does, which says whether it is one.
+/// Parses a path with the syntax of matchit, which validates it.
 fn path_of(path: &str) -> Result<Route, String> {
     use matchit::InsertError as E;
     if path.replace("{{", "").matches('{').count() > MOST_PARAMS {
@@ -130,12 +130,12 @@ fn path_of(path: &str) -> Result<Route, String> {
     }
     matchit::Router::new().insert(path, ()).map_err(|error| match error {
         E::InvalidParamSegment => {
-            format!("a segment of {path:?} has something after its parameter: only what comes before may stand beside it, as in \"/order-{{id}}\"")
+            format!("a segment of {path:?} has text after its parameter: only a prefix is allowed, as in \"/order-{{id}}\"")
         }
         E::InvalidCatchAll => format!("in {path:?} the parameter with the star is not the last segment: write it at the end"),
         _ => format!("the braces of {path:?} enclose no name: write \"{{id}}\", \"{{*rest}}\" at the end, or \"{{{{\" for a brace"),
     })?;
-    // axum refuses it as well.
+    // axum rejects it as well.
     if let Some(old) = path
         .split('/')
         .find(|segment| segment.starts_with([':', '*']))
@@ -174,7 +174,7 @@ fn path_of(path: &str) -> Result<Route, String> {
         let (star, name) = name
             .strip_prefix('*')
             .map_or(("", name), |name| ("*", name));
-        // matchit takes braces for a part of the name.
+        // matchit accepts braces in a parameter name.
         if name.contains('{') || after.starts_with('}') {
             return Err(format!(
                 "a parameter of {path:?} has a brace in its name: write a plain one, \"{{id}}\""
@@ -182,7 +182,7 @@ fn path_of(path: &str) -> Result<Route, String> {
         }
         if let Some((plain, _)) = name.split_once(':') {
             return Err(format!(
-                "a kind is said in the key: write {{{star}{plain}}} in the route"
+                "the kind of a parameter belongs in the key: write {{{star}{plain}}} in the route"
             ));
         }
         if route.params.iter().any(|other| **other == *name) {

@@ -1,4 +1,4 @@
-//! What a table of a policy file says, and how the tables of a route make a policy.
+//! The settings of a table in a policy file, and the policy that the tables of a route result in.
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use lock_runtime::{LockSpec, web::Answer};
 use super::{mistake::Mistakes, read::ROWS};
 use crate::{policy::Policy, protocol::Hold};
 
-/// Something that is said in the text, `at` so many bytes from its start.
+/// A value in the text. `at` is its offset, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Said<T> {
     pub(super) at: usize,
@@ -28,12 +28,13 @@ pub(super) enum Waiting {
     AtMost(Duration),
 }
 
-/// What `[defaults]`, a group or a route says. Where two keys say one thing, such as `wait` and `no_wait`, they are one
-/// here, so that a route overrides what its group says in either way.
+/// The settings of `[defaults]`, a group or a route. Two fields for the same setting, such as
+/// `wait` and `no_wait`, share one place here, so that a route can override its group with
+/// either.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Settings<'t> {
     pub(super) key: Option<Said<&'t str>>,
-    /// A key was meant, or that there is none, in a way that cannot be read and has been told.
+    /// A field for the key, or for its absence, was malformed and has been reported.
     pub(super) mistaken_key: bool,
     pub(super) global: Option<bool>,
     pub(super) sharing: Option<Sharing>,
@@ -52,7 +53,7 @@ pub(super) struct Settings<'t> {
 }
 
 impl<'t> Settings<'t> {
-    /// Fills what is open from `other`.
+    /// Fills unset settings from `other`.
     pub(super) fn or(mut self, other: &Self) -> Self {
         let own = |answer| self.statuses.iter().any(|(said, _)| *said == answer);
         let inherited: Vec<_> = other
@@ -82,10 +83,10 @@ impl<'t> Settings<'t> {
         }
     }
 
-    /// The policy of that name; what the settings contradict each other in is a mistake.
+    /// Builds the policy with the given name. Settings that contradict each other are a mistake.
     pub(super) fn policy(&self, name: &str, mistakes: &mut Mistakes<'_>) -> Policy {
         let spec = self.spec();
-        // Each by itself was checked where it is said.
+        // Single settings have been validated where they are parsed.
         if let (Some(min_hold), Some(max_hold), Err(error)) =
             (self.min_hold, self.max_hold, spec.check())
         {
@@ -101,7 +102,7 @@ impl<'t> Settings<'t> {
         if self.fail_open == Some(true) {
             policy = policy.fail_open();
         }
-        // In the order of the table, so that policies that say the same are equal.
+        // In the order of the table, so that policies with the same settings are equal.
         let said = |row| self.statuses.iter().find(|(answer, _)| *answer == row);
         let statuses = ROWS.into_iter().filter_map(|(_, row)| said(row));
         statuses.fold(policy, |policy, (answer, status)| {

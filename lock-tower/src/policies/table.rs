@@ -1,4 +1,4 @@
-//! Which policy a request is served under: the routes of a file, found by method and path.
+//! The routes of a policy file, and the lookup of a policy by method and path.
 
 use std::{
     borrow::Cow,
@@ -20,7 +20,7 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Table {
     entries: Vec<Entry>,
-    /// For the methods that some route names.
+    /// The routers for the methods that are named by at least one route.
     of_method: HashMap<Method, Router<usize>>,
     of_any: Router<usize>,
 }
@@ -28,21 +28,21 @@ pub(super) struct Table {
 /// A route with its policy.
 pub(super) struct Entry {
     pub(super) route: Route,
-    /// Where it is written.
+    /// The offset of the route in the file.
     pub(super) at: usize,
-    /// None if it is skipped.
+    /// `None` if the route has `skip = true`.
     pub(super) lock: Option<(KeyTemplate, Arc<Policy>)>,
 }
 
 impl Table {
-    /// Orders `entries`; those that no request could reach are mistakes.
+    /// Builds the routers. Entries that no request can reach are mistakes.
     pub(super) fn new(entries: Vec<Entry>, mistakes: &mut Mistakes<'_>) -> Self {
         let mut named: HashSet<_> = entries
             .iter()
             .flat_map(|entry| &entry.route.methods)
             .cloned()
             .collect();
-        // What axum serves by the handler of GET is locked as that is.
+        // axum serves HEAD with the handler of GET, so HEAD has the same lock.
         if named.contains(&Method::GET) {
             named.insert(Method::HEAD);
         }
@@ -62,10 +62,11 @@ impl Table {
         self.entries.len()
     }
 
-    /// Might a router that is nested as a service serve the request by another route than it is found to be of? axum
-    /// leaves out one slash where it nests a service, so that this serves `/api//orders` as it does `/api/orders`.
+    /// Returns whether a router that is nested as a service might serve the request by another
+    /// route than the one found here. axum strips one slash when it nests a service, so such a
+    /// router serves `/api//orders` like `/api/orders`.
     pub(super) fn is_ambiguous(&self, method: &Method, path: &str) -> bool {
-        /// Services are nested near the beginning.
+        /// Enough, because services are nested near the start of a path.
         const RUNS: usize = 8;
         let mut runs = path
             .match_indices("//")
@@ -88,7 +89,7 @@ impl Table {
             };
             !same && (locks(&plain) || locks(&other))
         };
-        // One service in another may leave out a slash each.
+        // Nested services may each strip a slash.
         let full = path.split('/').filter(|segment| !segment.is_empty());
         let all: String = full.flat_map(|segment| ["/", segment]).collect();
         runs.take(RUNS)
@@ -96,8 +97,9 @@ impl Table {
             || differs(&all)
     }
 
-    /// The most specific route for a request: literal text comes before parameters, and of the same path the route that names
-    /// the method comes before the one that names none.
+    /// Returns the most specific route for a request: literal text precedes parameters, and of
+    /// two routes with the same path the one that names the method precedes the one without
+    /// methods.
     pub(super) fn find<'t, 'p>(&'t self, method: &Method, path: &'p str) -> Option<Found<'t, 'p>> {
         let routes = self.of_method.get(method).unwrap_or(&self.of_any);
         let found = routes.at(path).ok()?;
@@ -109,7 +111,8 @@ impl Table {
     }
 }
 
-/// The routes that a request of the method can reach. Of two that match the same paths the more specific stays.
+/// Builds the router of the routes that a request of the method can reach. Of two routes that
+/// match the same paths, only the more specific is added.
 fn reached(
     entries: &[Entry],
     method: Option<&Method>,
@@ -147,12 +150,12 @@ fn reached(
             };
             let message = match other {
                 Some(other) => format!(
-                    "neither this route nor {:?} in line {} is more specific, so a request may mean both; axum has no \
-                     such two routes either",
+                    "neither this route nor {:?} in line {} is more specific, so a request could match both; axum \
+                     rejects such routes as well",
                     other.route.path,
                     mistakes.line(other.at)
                 ),
-                None => format!("this route contradicts another one: {error}"),
+                None => format!("this route conflicts with another one: {error}"),
             };
             mistakes.add(entries[index].at, message);
         }
@@ -160,7 +163,7 @@ fn reached(
     router
 }
 
-/// What is wrong with `route` beside that of `line`, which matches the same paths.
+/// Describes the conflict of `route` with `first` in line `line`, which matches the same paths.
 fn twice(route: &Route, first: &Route, line: usize) -> String {
     let both: Vec<_> = route
         .methods
@@ -180,8 +183,8 @@ fn twice(route: &Route, first: &Route, line: usize) -> String {
     }
 }
 
-/// How well a route of `methods` fits a request of `method`, which is none of those that are named if it is `None`; less
-/// is better.
+/// Returns how well a route of `methods` matches a request of `method`; lower is better. If
+/// `method` is `None`, it stands for all methods that no route names.
 fn rank(methods: &[Method], method: Option<&Method>) -> Option<u8> {
     match method {
         _ if methods.is_empty() => Some(2),
@@ -191,7 +194,7 @@ fn rank(methods: &[Method], method: Option<&Method>) -> Option<u8> {
     }
 }
 
-/// The route of a request, with the values of its parameters.
+/// The matched route of a request, with the values of its parameters.
 pub(super) struct Found<'t, 'p> {
     entry: &'t Entry,
     values: matchit::Params<'t, 'p>,
@@ -208,7 +211,7 @@ impl Routed for Found<'_, '_> {
         let route = &self.entry.route;
         let mut values = route.params.iter().zip(self.values.iter());
         let Some((_, (_, value))) = values.find(|(param, _)| ***param == *name) else {
-            // It was checked when the file was read.
+            // Unreachable, because the parameters were validated when the file was loaded.
             return Err(KeyError::NoSuchParameter {
                 name: name.into(),
                 route: route.path.clone(),

@@ -1,4 +1,4 @@
-//! What a file may say, what it may not, and which route a request is of.
+//! Tests of valid and invalid policy files, and of the lookup of routes.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn complaints(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The one complaint about a route that says `said`, without its place.
+/// Returns the only complaint about a route with the fields `said`, without its position.
 fn complaint(route: &str, said: &str) -> String {
     let text = format!("routes.{route:?} = {{ {said} }}");
     match &complaints(&text)[..] {
@@ -42,7 +42,7 @@ fn key(policies: &LockPolicies, method: &Method, uri: &str) -> Result<Target, Ke
 }
 
 #[test]
-fn everything_that_a_layer_can_be_told_a_file_can_say() {
+fn a_file_can_set_everything_that_a_layer_can() {
     let policies = policies(
         r#"
         [defaults]
@@ -157,7 +157,7 @@ fn the_most_specific_route_is_that_of_a_request() {
             "/orders/7",
             Some("any"),
         ),
-        // A route of another method takes nothing from those that fit.
+        // A route of another method does not hide those that match.
         (Method::POST, "/orders/export", Some("post")),
         (Method::GET, "/orders/export", Some("export")),
         (Method::HEAD, "/orders/export", Some("export")),
@@ -224,7 +224,7 @@ fn the_parameters_of_a_policy_are_those_of_its_own_route() {
 }
 
 #[test]
-fn all_mistakes_are_told_at_once_each_at_its_place() {
+fn all_mistakes_are_reported_at_once_each_at_its_place() {
     let text = r#"[default]
 [defaults]
 lease = "5"
@@ -251,40 +251,40 @@ key = "order:{other"
     assert_eq!(
         complaints(text),
         [
-            "1:2 there is no table `default`: did you mean `defaults`?",
-            "3:9 \"5\" is no duration (time unit needed, for example 5sec or 5ms): write lease = \"5s\", \"500ms\" or the like",
-            "4:1 there is no field `leasee`: did you mean `lease`?",
-            "7:1 only a route has a `skip`",
+            "1:2 unknown table `default`: did you mean `defaults`?",
+            "3:9 \"5\" is not a duration (time unit needed, for example 5sec or 5ms): write lease = \"5s\", \"500ms\" or the like",
+            "4:1 unknown field `leasee`: did you mean `lease`?",
+            "7:1 `skip` is a field of routes only",
             "8:8 a wait of 324000s is too long; give at most 24 h",
             "10:9 no request has the method \"post\": write POST",
             "14:9 there is no group \"fast\": write [groups.fast]",
             "15:10 the route \"POST /orders/{id}\" has no parameter {order_id}: it has {id}",
-            "16:8 `mode` is \"exclusive\" or \"write\" or \"read\", not \"readers\"",
-            "17:1 `mode` and `permits` say the same thing: leave one out",
-            "17:11 permits are 1 to 4294967295",
-            "20:14 this key cannot be: this \"{\" is not closed; write \"{name}\" for a path parameter, \"{{\" for a brace",
+            "16:8 `mode` must be \"exclusive\" or \"write\" or \"read\", not \"readers\"",
+            "17:1 `mode` and `permits` set the same option: leave one out",
+            "17:11 `permits` must be 1 to 4294967295",
+            "20:14 invalid key: this \"{\" is not closed; write \"{name}\" for a path parameter, \"{{\" for a brace",
             "22:9 the route has no key: write one, such as key = \"order:{id}\", or skip = true",
         ]
     );
 }
 
 #[test]
-fn what_is_no_toml_is_told_with_the_other_mistakes() {
+fn toml_errors_are_reported_with_the_other_mistakes() {
     let text = "[routes.\"/a\"]\nkey = \"a:{id}\nlease = \"1s\"\nlease = \"2s\"\nwait = [1,\n";
     let complaints = complaints(text);
     assert!(
         complaints
             .iter()
-            .any(|line| line.starts_with("2:14 this is no TOML, invalid basic string")),
+            .any(|line| line.starts_with("2:14 TOML syntax error, invalid basic string")),
         "{complaints:?}"
     );
     assert!(
         complaints
             .iter()
-            .any(|line| line.starts_with("4:1 this is no TOML, duplicate key")),
+            .any(|line| line.starts_with("4:1 TOML syntax error, duplicate key")),
         "{complaints:?}"
     );
-    // What is said of a value that was not understood would only confuse.
+    // Errors about a value that could not be parsed would only confuse.
     assert!(
         !complaints.iter().any(|line| line.contains("parameter")),
         "{complaints:?}"
@@ -296,10 +296,10 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
     let key = |said: &str| format!("key = \"{{header.x}}\", {said}");
     for (said, words) in [
         ("lease = 30", "write lease = \"30s\""),
-        ("lease = 1.5", "not a fraction: write lease = \"2s\""),
+        ("lease = 1.5", "found a fraction: write lease = \"2s\""),
         ("lease = \"1ms\"", "100 ms to 24 h"),
-        ("lease = \"soon\"", "no duration"),
-        ("wait = true", "a string is meant"),
+        ("lease = \"soon\"", "not a duration"),
+        ("wait = true", "expected a string"),
         ("wait = \"1s\", no_wait = true", "leave one out"),
         ("no_wait = false", "wait = \"2s\""),
         ("no_wait = \"yes\"", "no_wait = true"),
@@ -310,8 +310,8 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
         ("max_hold = \"0s\"", "holds nothing"),
         ("permits = -1", "out of range"),
         ("permits = 5_000_000_000", "4294967295"),
-        ("permits = \"3\"", "a whole number is meant"),
-        ("permits = 2.5", "not a fraction"),
+        ("permits = \"3\"", "expected a whole number"),
+        ("permits = 2.5", "found a fraction"),
         ("mode = \"shared\"", "\"read\""),
         ("hold = \"stream\"", "\"body\""),
         ("max_waiters = -1", "out of range"),
@@ -321,9 +321,9 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
         ("status = { contended = 423 }", "busy"),
         ("ttl = \"1s\"", "did you mean `lease`"),
         ("leese = \"1s\"", "did you mean `lease`"),
-        ("something = 1", "there are key"),
-        ("group = 1", "a string is meant"),
-        ("name = 1979-05-27", "not a date"),
+        ("something = 1", "expected one of key"),
+        ("group = 1", "expected a string"),
+        ("name = 1979-05-27", "found a date"),
         ("skip = true", "leave `key` out"),
     ] {
         let complaint = complaint("/a", &key(said));
@@ -334,25 +334,25 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
 #[test]
 fn a_route_that_can_never_match_is_refused() {
     for (route, words) in [
-        ("", "no route"),
-        ("orders", "no route"),
+        ("", "not a route"),
+        ("orders", "not a route"),
         ("orders/{id}", "write \"/orders/{id}\""),
         ("shop.Orders/Pay", "write \"/shop.Orders/Pay\""),
-        ("POST", "no route"),
-        ("POST  /x", "no route"),
-        ("PSOT /x", "no method"),
+        ("POST", "not a route"),
+        ("POST  /x", "not a route"),
+        ("PSOT /x", "not a method"),
         ("Get /x", "write GET"),
         ("POST|GET|POST /x", "named twice"),
-        ("/x?y=1", "no path of a request"),
-        ("/x#y", "no path of a request"),
-        ("/a b", "no method"),
-        ("GET /a b", "no path of a request"),
-        ("/a\tb", "no path of a request"),
+        ("/x?y=1", "no request has the path"),
+        ("/x#y", "no request has the path"),
+        ("/a b", "not a method"),
+        ("GET /a b", "no request has the path"),
+        ("/a\tb", "no request has the path"),
         ("/{id", "braces"),
         ("/{}", "braces"),
         ("/id}", "braces"),
         ("/{*rest}/x", "at the end"),
-        ("/{a}{b}", "beside"),
+        ("/{a}{b}", "only a prefix"),
         ("/{a}/{a}", "rename one"),
         ("/{id:int}", "write {id} in the route"),
         ("/{*rest:int}", "write {*rest} in the route"),
@@ -410,7 +410,7 @@ fn a_key_that_no_request_could_fill_or_that_names_none_is_refused() {
 }
 
 #[test]
-fn a_mistake_within_a_key_is_told_at_its_place() {
+fn a_mistake_within_a_key_is_reported_at_its_place() {
     for (key, column) in [
         ("\"k:{id}\"", 25),
         ("'k:{id}'", 25),
@@ -422,8 +422,8 @@ fn a_mistake_within_a_key_is_told_at_its_place() {
 }
 
 #[test]
-fn a_template_that_nobody_goes_by_is_checked_as_well() {
-    let text = "[groups.nobody]\nkey = \"k:{id\"\n[groups.two]\nkey = \"k:{x\"\n[routes]\n\"/a/{b}\" = { key = \"{b:int}\" }\n\"/c\" = { group = \"two\" }";
+fn an_unused_template_is_checked_as_well() {
+    let text = "[groups.unused]\nkey = \"k:{id\"\n[groups.two]\nkey = \"k:{x\"\n[routes]\n\"/a/{b}\" = { key = \"{b:int}\" }\n\"/c\" = { group = \"two\" }";
     let found = complaints(text);
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(
@@ -467,7 +467,7 @@ fn a_bad_file_changes_nothing() {
     assert_eq!(
         error,
         format!(
-            "{}:1:51: there is no field `ttl`: did you mean `lease`?",
+            "{}:1:51: unknown field `ttl`: did you mean `lease`?",
             file.display()
         )
     );

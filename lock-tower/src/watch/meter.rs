@@ -1,4 +1,4 @@
-//! What a request adds to the metrics of its policy.
+//! The metrics of one request.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::{
 static METADATA: Metadata<'static> =
     Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
-/// The names of a policy's metrics, with their labels: made once, so that a request that is counted by nobody allocates
-/// nothing.
+/// The metric keys of a policy, with their labels. They are built once, so that a request
+/// allocates nothing if no recorder is installed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Names {
     policy: Label,
@@ -50,14 +50,14 @@ fn acquired(policy: &Label, outcome: &'static str) -> Key {
     )
 }
 
-/// A request on its way.
+/// The state of one request, as counted in the metrics.
 pub(super) struct Meter {
     policy: Arc<Policy>,
     stage: Stage,
 }
 
 enum Stage {
-    /// It stands in no figure.
+    /// Not waiting and not holding.
     Out,
     Asking {
         since: Instant,
@@ -139,7 +139,7 @@ impl Meter {
         }
     }
 
-    /// It asks no longer.
+    /// Ends the acquire attempt, if there is one.
     fn asked(&mut self, outcome: &'static str) {
         if let Stage::Asking { since } = self.stage {
             self.stage = Stage::Out;
@@ -168,7 +168,7 @@ fn count(to: &dyn Recorder, key: &Key, more: u64) {
 }
 
 impl Drop for Meter {
-    /// The caller has hung up, or the handler has panicked.
+    /// Counts a request whose client has disconnected or whose handler has panicked.
     fn drop(&mut self) {
         self.asked("cancelled");
         self.released(None);

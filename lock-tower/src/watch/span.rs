@@ -1,4 +1,4 @@
-//! The span of a request, from when it asks for its lock until it is answered.
+//! The span of a request, from the acquire attempt to the response.
 
 use lock_runtime::{HeldLock, LockError, LockKey};
 use tokio::time::Instant;
@@ -6,10 +6,11 @@ use tracing::{debug_span, field, field::Empty, span::EnteredSpan};
 
 use crate::policy::Policy;
 
-/// Of no request where the feature `tracing` is off, so that events are in no more spans than before.
+/// The span of a request. Always empty without the feature `tracing`, so that the span context of
+/// events does not change.
 pub(super) struct Span {
     span: tracing::Span,
-    /// None where nobody looks.
+    /// `None` if the span is disabled.
     asked: Option<Instant>,
 }
 

@@ -64,7 +64,7 @@ async fn every_step_of_a_lock_is_told_with_its_key_and_never_with_its_token() {
             .await
             .unwrap_err();
         traces
-            .wait_for(|event| about(event, "waited in vain", "b"))
+            .wait_for(|event| about(event, "wait timed out", "b"))
             .await;
         printed.push(format!("{error} {error:?} {reader:?}"));
 

@@ -235,7 +235,7 @@ async fn a_task_that_was_handed_the_lock_writes_and_the_one_before_it_is_refused
                 traces
                     .events()
                     .iter()
-                    .any(|event| event.message == "passed on in this process")
+                    .any(|event| event.message == "handed off in this process")
             );
         }
     })

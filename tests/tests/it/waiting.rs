@@ -57,7 +57,7 @@ where
 
 /// How often a lock was passed on without the store.
 fn passes(traces: &Captured) -> usize {
-    let is_pass = |event: &&Event| event.message == "passed on in this process";
+    let is_pass = |event: &&Event| event.message == "handed off in this process";
     traces.events().iter().filter(is_pass).count()
 }
 

@@ -1,4 +1,4 @@
-//! The crowd: customers with a connection each, who all try to buy until everybody had their tries.
+//! The crowd: customers with one connection each, and a fixed number of attempts to buy.
 
 use std::{
     collections::BTreeMap,
@@ -22,19 +22,21 @@ use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 
 use crate::ITEM;
 
-/// So many connections are made at the same time: fewer than a listener's backlog, so that none has to be tried again.
+/// The number of connections that are opened at the same time: fewer than the backlog of a
+/// listener, so that none has to be retried.
 const CONNECTING: usize = 128;
-/// Longer than the server lets anybody wait for the lock: who gets no answer by then gets none.
+/// Longer than the server lets a request wait for the lock, so a response that takes longer will
+/// not come.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// What the customers met with.
+/// The results of all attempts, as seen by the customers.
 #[derive(Debug)]
 pub(crate) struct Experience {
     pub(crate) sold: u64,
     pub(crate) sold_out: u64,
-    /// All other answers, by kind: how many, and the first one in full.
+    /// All other responses by kind: their number, and the first one in full.
     pub(crate) errors: BTreeMap<String, (u64, String)>,
-    /// How long each waited for the answer, in µs.
+    /// The response times, in µs.
     pub(crate) waits: Histogram<u64>,
     pub(crate) elapsed: Duration,
 }
@@ -81,7 +83,7 @@ enum Answer {
     Error { kind: String, message: String },
 }
 
-/// Lets `customers` in, spread evenly over the servers, and has them try `requests` times in all.
+/// Connects `customers`, spread evenly over the servers, and makes `requests` attempts in total.
 ///
 /// # Errors
 /// If the servers cannot be connected to, before the first request.
@@ -99,7 +101,8 @@ pub(crate) async fn storm(
         "{bar:40} {human_pos}/{human_len} answered, {per_sec}, {eta} left",
     )?);
 
-    // A fixed share each, and not whoever is quicker takes the next: the customers of every server get their turn.
+    // Each customer makes a fixed share of the attempts, so that faster customers do not take all
+    // of them, and every server gets requests.
     let (share, rest) = (
         requests / customers.len() as u64,
         requests % customers.len() as u64,
@@ -112,7 +115,7 @@ pub(crate) async fn storm(
     let mut experience = Experience::new()?;
     while let Some(tries) = crowd.join_next().await {
         tries
-            .context("a customer fell over")?
+            .context("a customer task panicked")?
             .into_iter()
             .for_each(|attempt| experience.add(attempt));
     }
@@ -121,7 +124,7 @@ pub(crate) async fn storm(
     Ok(experience)
 }
 
-/// A connection that is kept alive from one attempt to the next.
+/// A customer with a keep-alive connection.
 struct Customer {
     server: SocketAddr,
     line: SendRequest<Empty<Bytes>>,
@@ -160,7 +163,7 @@ impl Customer {
     }
 
     async fn buy(&mut self) -> anyhow::Result<Answer> {
-        // An answer that did not come leaves the connection unusable.
+        // A missing response leaves the connection unusable.
         if self.line.ready().await.is_err() {
             self.line = connect(self.server).await?;
         }
@@ -188,7 +191,7 @@ async fn connect(server: SocketAddr) -> anyhow::Result<SendRequest<Empty<Bytes>>
     let stream = TcpStream::connect(server).await?;
     stream.set_nodelay(true)?;
     let (line, connection) = handshake(TokioIo::new(stream)).await?;
-    // How it ends shows at the next request.
+    // An error of the connection appears at the next request.
     tokio::spawn(async { drop(connection.await) });
     Ok(line)
 }

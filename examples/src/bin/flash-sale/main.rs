@@ -1,7 +1,8 @@
-//! A flash sale: a crowd of customers, a limited stock, a fleet of servers, and a lock that keeps them from selling more
-//! than there is.
+//! A flash sale: a crowd of customers, a limited stock, several servers, and a lock that prevents
+//! overselling.
 //!
-//! The critical section is in `shop.rs`. Everything else starts servers, plays the crowd and counts.
+//! The critical section is in `shop.rs`. The other files start servers, simulate the crowd and
+//! count.
 
 mod customers;
 mod files;
@@ -26,7 +27,7 @@ use crate::{
     stock::{RedisStock, Stock},
 };
 
-/// What is on sale.
+/// The item on sale.
 const ITEM: &str = "sneaker";
 
 fn main() -> ExitCode {
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
 async fn hold_sale(mut options: Options) -> anyhow::Result<ExitCode> {
     if options.processes > 1 && options.redis.is_none() {
         bail!(
-            "{} processes need a store that they share, and locks in memory live in one process; add --redis URL",
+            "{} processes need a shared store, but locks in memory are local to one process; add --redis URL",
             options.processes
         );
     }
@@ -63,7 +64,7 @@ async fn hold_sale(mut options: Options) -> anyhow::Result<ExitCode> {
         }
         .print());
     };
-    // The lock client knows best what may be wrong with a server, and how to say it.
+    // Connects a lock client first, because its errors best describe a problem with the server.
     lock_client(&options, &run)
         .connect(url)
         .await?
@@ -75,11 +76,12 @@ async fn hold_sale(mut options: Options) -> anyhow::Result<ExitCode> {
         .await
         .context("cannot fill the stock")?;
     let sold = run_servers(&options, &run).await;
-    // Asked once the servers have gone, so that nothing is on its way any more; cleaned up whatever happened.
+    // Counted after the servers have terminated, so that no request is in flight. The clean-up
+    // runs even after an error.
     let leftover_keys = stock.leftover_locks().await;
     stock.clear(ITEM).await.context("cannot clean up")?;
     let (experience, servers) = sold?;
-    let leftover_keys = leftover_keys.context("cannot count the locks that were left behind")?;
+    let leftover_keys = leftover_keys.context("cannot count the leftover locks")?;
     Ok(Report {
         options: &options,
         experience: &experience,
@@ -105,7 +107,7 @@ fn introduce(options: &Options) {
         format!("{processes} server processes sell")
     };
     println!(
-        "flash-sale: {concurrency} customers at once try {requests} times to buy one of {stock} sneakers.\n\
+        "flash-sale: {concurrency} concurrent customers make {requests} attempts to buy one of {stock} sneakers.\n\
          {servers} them over TCP. Stock and lock are {}.\n\
          A sale reads the stock, yields, and writes it back; {}\n",
         if redis.is_some() {
@@ -114,14 +116,14 @@ fn introduce(options: &Options) {
             "in memory"
         },
         if *no_lock {
-            "with --no-lock nothing keeps two sales apart."
+            "with --no-lock, sales can overlap."
         } else {
-            "#[distributed_lock(key = \"stock:{item}\")] lets in one sale at a time."
+            "#[distributed_lock(key = \"stock:{item}\")] admits one sale at a time."
         },
     );
 }
 
-/// Starts the servers, lets the customers loose, and ends the servers.
+/// Starts the servers, runs the customers, and ends the servers.
 async fn run_servers(options: &Options, run: &str) -> anyhow::Result<(Experience, Vec<Account>)> {
     let children = (0..options.processes).map(|_| Child::spawn(options.for_server(run)));
     let mut children = children.collect::<anyhow::Result<Vec<_>>>()?;
@@ -133,11 +135,11 @@ async fn run_servers(options: &Options, run: &str) -> anyhow::Result<(Experience
         experience = storm(&addresses, options.concurrency, options.requests) => experience,
         _ = tokio::signal::ctrl_c() => Err(anyhow!("interrupted")),
     };
-    // Also after an interruption: a server that comes to its end gives back what it holds.
+    // Also after an interruption: a server that shuts down releases its locks.
     let partings = try_join_all(children.into_iter().map(Child::end)).await;
     let (experience, partings) = (experience?, partings?);
     let accounts = partings
         .into_iter()
-        .map(|parting| parting.context("a server gave no account")?.parse());
+        .map(|parting| parting.context("a server sent no account")?.parse());
     Ok((experience, accounts.collect::<anyhow::Result<_>>()?))
 }

@@ -1,4 +1,4 @@
-//! What lies in a shard of the store, and what becomes of it. Decides only; it is told the time.
+//! The locks of a shard and the operations on them. Pure logic: the time is an argument.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -28,7 +28,7 @@ mod probe;
 #[derive(Debug)]
 pub(crate) struct Fences {
     latest: AtomicU64,
-    /// When the first was asked for, by the clock of the steps and in microseconds since 1970.
+    /// The time of creation, by the clock of the steps and in microseconds since 1970.
     epoch: (Instant, u64),
 }
 
@@ -45,7 +45,7 @@ impl Default for Fences {
 }
 
 impl Fences {
-    /// The next token at `now`, with `spare` more reserved after it.
+    /// Returns the next token at the time of `step`, with `spare` more reserved after it.
     fn next(&self, spare: u32, step: &Step<'_>) -> FencingToken {
         let (began, micros) = self.epoch;
         let micros = micros + step.now.saturating_duration_since(began).as_micros() as u64;
@@ -78,22 +78,23 @@ impl Fences {
     }
 }
 
-/// One step: when it happens, and whom it gives a lock out of the line.
+/// One step: its time, and the grants and notifications that it causes.
 pub(crate) struct Step<'a> {
     pub(crate) now: Instant,
     fences: &'a Fences,
-    /// What a grant's fencing token is to be, if that is possible.
+    /// The fencing token that a grant should have, if possible.
     pub(crate) proposal: Option<FencingToken>,
-    /// Whose reply tells of its grant, so that it needs no other word.
+    /// The caller. The reply contains its grant, so it needs no event.
     caller: Option<Token>,
-    /// To be told when nothing is locked any more.
+    /// The grants from the wait queue, to be sent as events when no mutex is locked any more.
     pub(crate) handed_over: Vec<(Hold, Grant)>,
-    /// A holder was released, or granted a lease that ends before the next waiter polls: the next waiter is to be informed when
-    /// the lock may be free.
+    /// A holder was released, or was granted a lease that ends before the next waiter polls. The
+    /// next waiter is to be notified of the time at which the lock may be free.
     frees: bool,
-    /// What may be free after that time, where the next waiter polls later. An event for the listeners as well.
+    /// The locks that may be free after this time, before their next waiter polls. To be sent as
+    /// events as well.
     pub(crate) kept: Vec<(LockKey, Family, Duration)>,
-    /// PROTOCOL 15 switched off: nobody in line is let in by this step.
+    /// Switches PROTOCOL 15 off: this step grants nothing from the wait queue.
     #[cfg(test)]
     pub(crate) lets_nobody_in: bool,
 }
@@ -124,10 +125,11 @@ pub(crate) struct Table {
     permits: Map,
 }
 
-/// What lies under one name: at least one slot or one place in line, those that are over among them until somebody looks.
+/// The slots and the queue entries of one name, at least one of them. Expired ones remain until
+/// the next access.
 #[cfg_attr(test, derive(Clone))]
 struct Entry {
-    /// How the slots are held; of no meaning without one.
+    /// The mode of the slots. It has no meaning if there are none.
     mode: Mode,
     slots: SmallVec<[Slot; 1]>,
     line: VecDeque<Place>,
@@ -136,10 +138,10 @@ struct Entry {
 #[cfg_attr(test, derive(Clone))]
 struct Slot {
     token: Token,
-    /// Nobody's any more: it only blocks until it expires (`min_hold`).
+    /// The slot is no longer held. It only reserves the lock until it expires (`min_hold`).
     kept: bool,
     expires: Instant,
-    /// The last one that is reserved for it.
+    /// The last fencing token that is reserved for the slot.
     fence: FencingToken,
 }
 
@@ -153,7 +155,7 @@ impl Slot {
     }
 }
 
-/// A place in line.
+/// A queue entry.
 #[cfg_attr(test, derive(Clone))]
 struct Place {
     token: Token,
@@ -168,7 +170,7 @@ impl Place {
         now < self.seen + STALE
     }
 
-    /// With permits their number is part of the name.
+    /// The number of permits is part of their name.
     fn is_of(&self, hold: &Hold) -> bool {
         self.token == hold.token && (self.mode.family() == Family::Lock || self.mode == hold.mode)
     }
@@ -189,7 +191,7 @@ impl Entry {
             .find(|slot| self.mode == mode && slot.is_held_by(token))
     }
 
-    /// Do the holders let somebody in beside them?
+    /// Returns whether the current holders admit another one in `mode`.
     fn admits(&self, mode: Mode) -> bool {
         match (mode, self.mode) {
             _ if self.slots.is_empty() => true,
@@ -219,7 +221,8 @@ impl Entry {
         Grant::new(fence, lease).spare(spare)
     }
 
-    /// Drops what is over, and hands the lock over to those whose turn it is (PROTOCOL 15).
+    /// Drops expired slots and queue entries, and hands the lock off to the next waiters
+    /// (PROTOCOL 15).
     fn advance(&mut self, key: &LockKey, step: &mut Step<'_>) {
         let now = step.now;
         self.slots.retain(|slot| slot.expires > now);
@@ -254,7 +257,8 @@ impl Entry {
             let (lease, spare) = (place.lease.min(HANDED_OVER), place.spare);
             self.line.remove(index);
             let grant = self.hold(&hold, lease, spare, step);
-            // The next waiter's poll may come after the end of a short lease, which a dead process does not renew.
+            // A dead process does not renew its short lease, which may end before the next waiter
+            // polls.
             step.frees |= lease < LONGEST_POLL;
             if step.caller != Some(hold.token) {
                 step.handed_over.push((hold, grant));
@@ -266,7 +270,8 @@ impl Entry {
         self.line.iter().find(|place| place.is_live(now))
     }
 
-    /// The time until the holders admit another one, if none is released or renewed before.
+    /// Returns the time until the holders admit another one, if none is released or renewed
+    /// before.
     fn ends_in(&self, now: Instant) -> Option<Duration> {
         let left = self.slots.iter().map(|slot| slot.expires - now);
         if matches!(self.mode, Mode::Permits(_)) {
@@ -276,16 +281,18 @@ impl Entry {
         }
     }
 
-    /// The time after which it is worth asking again for `mode`, if no holder is released or renewed before.
+    /// Returns the time after which another attempt for `mode` is useful, if no holder is
+    /// released or renewed before.
     fn holder_ttl(&self, mode: Mode, now: Instant) -> Option<Duration> {
         match self.next_waiter(now) {
-            // The holders admit it, and this waiter is before it, which is passed over unless it polls.
+            // The holders admit the request, but this waiter is before it, and is skipped unless
+            // it polls.
             Some(next) if self.admits(mode) => Some(next.seen + STALE - now),
             _ => self.ends_in(now),
         }
     }
 
-    /// Stands in line, or keeps the place it has.
+    /// Adds a queue entry, or keeps the existing one.
     fn enqueue(&mut self, hold: &Hold, lease: Duration, spare: u32, now: Instant) {
         match self.line.iter_mut().find(|place| place.is_of(hold)) {
             Some(place) => place.seen = now,
@@ -300,7 +307,7 @@ impl Entry {
     }
 }
 
-/// What is said to a request before anything is granted.
+/// The evaluation of a request, before it is granted.
 pub(crate) enum Verdict {
     Free,
     Reply(AcquireReply),
@@ -319,7 +326,7 @@ impl Table {
         self.locks.len() + self.permits.len()
     }
 
-    /// The entry of a key, advanced; none if nothing is left in it.
+    /// Advances the wait queue of a key. Returns its entry unless it is empty.
     fn advanced(
         &mut self,
         key: &LockKey,
@@ -336,12 +343,12 @@ impl Table {
         map.get_mut(key)
     }
 
-    /// After something was given back.
+    /// Advances the wait queue after something was released.
     fn settle(&mut self, key: &LockKey, family: Family, step: &mut Step<'_>) {
         self.advanced(key, family, step);
     }
 
-    /// Whoever asks is still there.
+    /// Keeps the queue entry of the caller alive.
     fn keep_place(&mut self, hold: &Hold, now: Instant) {
         if let Some(entry) = self.map(hold.mode.family()).get_mut(&hold.key) {
             entry.line.retain(|place| now < place.seen + FORGOTTEN);
@@ -351,7 +358,7 @@ impl Table {
         }
     }
 
-    /// How a request stands. Nothing is granted but to those in line.
+    /// Evaluates a request. Grants nothing, except to waiters in the queue.
     pub(crate) fn verdict(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> Verdict {
         let Hold {
             ref key,
@@ -399,7 +406,7 @@ impl Table {
         })
     }
 
-    /// Grants what [`verdict`](Self::verdict) found free.
+    /// Grants a request that [`verdict`](Self::verdict) found free.
     pub(crate) fn grant(&mut self, request: &KeyRequest, step: &Step<'_>) -> Grant {
         let Hold { ref key, mode, .. } = request.hold;
         let map = self.map(mode.family());
@@ -438,7 +445,7 @@ impl Table {
         PollReply::Gone
     }
 
-    /// The slot of a holder, if it still holds. Nobody in line is let in.
+    /// Returns the slot of a holder that still holds the lock. Does not advance the wait queue.
     fn held(&mut self, hold: &Hold, now: Instant) -> Option<&mut Slot> {
         let entry = self.map(hold.mode.family()).get_mut(&hold.key)?;
         entry.slots.retain(|slot| slot.expires > now);
@@ -496,7 +503,7 @@ impl Table {
         }
     }
 
-    /// The reply; `Err` where there was nothing to give back.
+    /// Releases a hold. Returns `Err` with the reply if there was nothing to release.
     fn give_back(&mut self, release: &Release, now: Instant) -> Result<ReleaseReply, ReleaseReply> {
         let hold = &release.hold;
         let Some(entry) = self.map(hold.mode.family()).get_mut(&hold.key) else {
@@ -524,7 +531,8 @@ impl Table {
                 slot.kept = true;
                 slot.expires = now + keep_for;
                 let fence = slot.fence;
-                // The token may have been kept before, when a straggling request took the lock once more.
+                // The token may have an earlier reserved slot, if a delayed request acquired the
+                // lock again.
                 entry
                     .slots
                     .retain(|slot| slot.token != hold.token || slot.fence == fence);
@@ -561,7 +569,7 @@ impl Table {
         slot.fence = step.fences.next(0, step);
         let grant = slot.grant(now);
         entry.mode = Mode::Shared;
-        // Readers in front of the line may come in.
+        // Readers at the front of the queue may be admitted now.
         entry.advance(&hold.key, step);
         ConvertReply::Converted(grant)
     }
@@ -597,7 +605,7 @@ impl Table {
         }
     }
 
-    /// Who held the lock that was revoked.
+    /// Revokes a lock. Returns the reply and the tokens of the holders.
     pub(crate) fn revoke(
         &mut self,
         key: &LockKey,
@@ -622,22 +630,24 @@ impl Table {
     }
 }
 
-/// How long what is given back is kept for nobody.
+/// Returns how long a released lock stays reserved.
 fn kept_for(release: &Release) -> Option<Duration> {
-    // With somebody to take it up the lock does not become free, so there is nothing to keep it from.
+    // With a `next`, the lock does not become free, so there is nothing to reserve.
     release
         .keep_for
         .filter(|keep_for| !keep_for.is_zero() && release.next.is_none())
 }
 
-/// A grant that is told again. A reader's own fencing token may not be the latest, so it is told a larger one.
+/// Updates a grant that is returned again. The fencing token of a reader may not be the
+/// latest, so it gets a larger one.
 fn confirm(slot: &mut Slot, mode: Mode, step: &Step<'_>) {
     if mode != Mode::Exclusive {
         slot.fence = step.fences.next(0, step);
     }
 }
 
-/// Drops what is over before the map has to grow, so that locks nobody released do not pile up.
+/// Drops expired entries before the map has to grow, so that locks that are never released do not
+/// pile up.
 fn shrink(map: &mut Map, now: Instant) {
     if map.len() == map.capacity() {
         map.retain(|_, entry| {

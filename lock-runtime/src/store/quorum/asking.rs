@@ -1,4 +1,4 @@
-//! Acquiring: a campaign is led until something came of it.
+//! Acquire attempts and polls: runs a campaign to its outcome.
 
 use std::{pin::pin, time::Duration};
 
@@ -38,13 +38,14 @@ impl Inner {
         *round_trip = (*round_trip * 7 + took) / 8;
     }
 
-    /// How long one server may take to answer an acquire. Where all are slow it is longer, or nobody would ever get an answer.
+    /// The time in which one server must reply to an acquire. It is longer if all servers are slow;
+    /// otherwise no request would ever get its replies.
     pub(super) fn node_patience(&self, lease: Duration) -> Duration {
         let slow = *lock(&self.round_trip) * 10;
         slow.clamp(node_timeout(lease), call_timeout(lease) * 2 / 3)
     }
 
-    /// Leads a campaign until something came of it.
+    /// Runs a campaign to its outcome.
     pub(super) async fn lead(
         &self,
         campaign: &Shared,
@@ -68,7 +69,7 @@ impl Inner {
             self.send(campaign, &state, &mut terms, calls, &mut under_way.calls);
         }
         self.leave(campaign);
-        // One timer for all replies: each new one would be registered and taken back.
+        // One timer for all replies: a timer for each would be registered and removed again.
         let mut alarm = pin!(sleep_until(silent_at));
         loop {
             let now = Instant::now();
@@ -89,11 +90,13 @@ impl Inner {
                 }
                 next
             };
-            // What is given up is said before anything that is only about to be sent.
+            // Abandon aliases before this round's requests, which are only sent when they
+            // are polled.
             self.leave(campaign);
             let (until, is_awaited) = match next {
                 Next::Done(outcome) => {
-                    // Of the last round alone: a pause is no round trip. A conversion may have sent nothing.
+                    // Measure the last round only, as a pause between rounds is no round trip. A
+                    // conversion is not measured: it may have sent nothing.
                     if matches!(outcome, Outcome::Granted { .. }) && terms.patience.is_none() {
                         self.measured(terms.sent.elapsed());
                     }
@@ -116,7 +119,8 @@ impl Inner {
                         if silent.len() >= self.majority() && terms.sent.elapsed() >= patience {
                             self.measured(patience);
                         }
-                        // Whoever had no time to answer is not to blame.
+                        // A circuit breaker does not open if its server had less than the
+                        // full time.
                         if terms.sent.elapsed() >= patience {
                             silent.iter().for_each(|node| self.nodes[*node].rest(error.clone(), Instant::now()));
                         }
@@ -126,7 +130,7 @@ impl Inner {
         }
     }
 
-    /// Says what is to be said, each to its server.
+    /// Sends the requests of a round to their servers.
     pub(super) fn send(
         &self,
         campaign: &Shared,
@@ -136,11 +140,11 @@ impl Inner {
         under_way: &mut UnderWay,
     ) {
         let now = terms.sent;
-        // Where a server that has voted is ahead, the others are to answer its number, so that none
-        // has to be written back. A smaller one than the clock's would not do: servers that have
-        // lost their data may have given it to another acquisition.
+        // If a server that has voted is ahead, propose its number, so that the other servers reply
+        // with the same one and no write-back is needed. Never propose less than the clock: servers
+        // that have lost their data may have given a smaller number to another acquisition.
         terms.proposal = state.drawn().max(Some(self.proposals.next()));
-        // With too few that are well everybody is asked.
+        // With less than a majority of healthy servers, ask all: ignore the circuit breakers.
         let well = self.nodes.iter().filter(|node| node.is_well(now)).count();
         let spares = well >= self.majority();
         for (index, say) in calls {
@@ -158,7 +162,8 @@ impl Inner {
         }
     }
 
-    /// Gives up names that are not used any more. Not under the lock of the campaign: a server may tell something on the spot.
+    /// Abandons the aliases that a campaign no longer uses. The campaign must not be locked
+    /// meanwhile, as a server may notify it immediately.
     pub(super) fn leave(&self, campaign: &Shared) {
         let (left, hold, lease, was_writer) = {
             let mut state = lock(campaign);
@@ -194,14 +199,14 @@ impl Inner {
         ))
     }
 
-    /// Gives up what a reader that was a writer may hold as a writer still.
+    /// Abandons the votes that a reader may still hold as a writer, from before its conversion.
     pub(super) fn give_up_writer(&self, left: &[Left], hold: &Hold, lease: Duration) {
         let writer = hold.as_writer();
         left.iter()
             .for_each(|left| drop(self.give_up(left, &writer, lease)));
     }
 
-    /// Too few servers have answered.
+    /// The error if too few servers have replied.
     pub(super) fn unreachable(&self, campaign: &Shared) -> StoreError {
         let campaign = lock(campaign);
         let said = campaign
@@ -212,7 +217,8 @@ impl Inner {
     }
 
     pub(super) fn too_few(&self, said: Vec<String>, kinds: &[StoreErrorKind]) -> StoreError {
-        // What will not pass by itself is worth its own kind, if it is the only obstacle.
+        // If all servers failed for the same reason, the error keeps its kind: a permanent cause
+        // must not be reported as `Unavailable`.
         let kind = match kinds {
             [first, rest @ ..] if rest.iter().all(|kind| kind == first) => *first,
             _ => StoreErrorKind::Unavailable,
@@ -280,7 +286,7 @@ impl Inner {
                     has_waiters: false,
                 }
             }
-            // Whoever asked gives the token up.
+            // The caller abandons the token.
             Outcome::Unreachable => return Err(self.unreachable(&campaign)),
         })
     }
@@ -290,9 +296,10 @@ impl Inner {
         Grant::new(fence, until.saturating_duration_since(sent))
     }
 
-    /// All or none: what was granted counts only if all were. The locks are asked for one after the
-    /// other in their order, so of requests that want some of the same ones the first that has the
-    /// first of these goes on, and no two refuse each other.
+    /// Acquires all locks or none: a grant only counts if all locks are granted. The locks are
+    /// acquired one after the other in the order of the requests. So of several requests with
+    /// locks in common, the first to get the first of these locks proceeds, and no two requests
+    /// refuse each other.
     pub(super) async fn acquire_all(
         &self,
         requests: &[KeyRequest],
@@ -306,8 +313,8 @@ impl Inner {
                 })
                 .await?
             {
-                // Its time counts from when it was asked for, so it is no shorter from when all
-                // were.
+                // The TTL counts from this request. The caller counts it from the start of the
+                // batch, which is earlier and therefore safe.
                 AcquireReply::Granted(grant) => grants.push(grant),
                 reply => {
                     join_all(

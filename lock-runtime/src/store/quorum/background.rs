@@ -1,5 +1,5 @@
-//! What is still said to the servers after the caller has its answer: the end of calls that a majority did not wait for, and
-//! names that are given up.
+//! Requests that outlive their caller: calls that a majority did not wait for, and
+//! abandoned aliases.
 
 use std::{
     sync::{
@@ -23,13 +23,14 @@ use crate::{
     store::{Hold, StoreError},
 };
 
-/// Whoever has not answered a call by then is not listened to any more.
+/// The time after which the reply to a background call is no longer awaited.
 pub(super) const LONGEST_CALL: Duration = Duration::from_secs(2);
-/// How long giving up a name waits after its first failure; twice as long after each further one, up to the longest.
+/// The pause before an abandon is retried after its first failure. It doubles with each further
+/// failure, up to [`LONGEST_PAUSE`].
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Calls under way.
+/// Calls in progress.
 pub(super) type UnderWay = FuturesUnordered<BoxFuture<'static, ()>>;
 
 #[derive(Debug, Default)]
@@ -38,7 +39,7 @@ pub(super) struct Background {
     idle: Notify,
 }
 
-/// Something is being said.
+/// A guard that counts a request in progress.
 struct Busy(Arc<Background>);
 
 impl Drop for Busy {
@@ -50,19 +51,19 @@ impl Drop for Busy {
     }
 }
 
-/// A name at a server that is not used any more.
+/// An alias that is no longer used, at a server that may know it.
 pub(super) struct Unused {
     node: Arc<Node>,
     hold: Hold,
-    /// The deadline of a request that may still be executed (PROTOCOL 8).
+    /// The deadline of an acquire that may still be executed (PROTOCOL 8).
     straggler_until: Option<Instant>,
-    /// Whatever it holds ends by then.
+    /// The time at which everything that the server may hold has expired.
     ends: Instant,
     patience: Duration,
 }
 
 impl Unused {
-    /// A name under which `node` may know an acquisition such as `hold`, with that lease.
+    /// The alias under which `node` may know an acquisition like `hold` with this lease.
     pub(super) fn new(node: Arc<Node>, left: &Left, hold: &Hold, lease: Duration) -> Self {
         Self {
             node,
@@ -80,7 +81,7 @@ impl Background {
         Busy(self.clone())
     }
 
-    /// Waits until nothing is being said; not for servers that did not answer and will be asked again.
+    /// Waits until no request is in progress. Does not wait for retries to unresponsive servers.
     pub(super) async fn settled(&self) {
         loop {
             let idle = self.idle.notified();
@@ -91,9 +92,9 @@ impl Background {
         }
     }
 
-    /// Lets calls come to their end.
+    /// Completes calls in the background.
     pub(super) fn finish(self: &Arc<Self>, mut under_way: UnderWay) {
-        // Where a future is dropped outside of a runtime nobody could.
+        // A future that is dropped outside of a runtime cannot complete its calls.
         if let (false, Ok(runtime)) = (under_way.is_empty(), Handle::try_current()) {
             let busy = self.busy();
             runtime.spawn(async move {
@@ -106,12 +107,14 @@ impl Background {
         }
     }
 
-    /// Gives a name up: once more after its straggler's deadline, and again and again until the server has heard it or its lease is
-    /// over in any case. What is returned is ready when it was said once.
+    /// Abandons an alias: retries until the server has received it or its lease has expired in any
+    /// case, and repeats it after the deadline of a delayed acquire. The returned receiver is ready
+    /// after the first attempt.
     pub(super) fn give_up(self: &Arc<Self>, unused: Unused) -> oneshot::Receiver<()> {
         let (said_once, said) = oneshot::channel();
         let mut saying = Box::pin(self.clone().say_until_heard(unused, said_once));
-        // It is sent before anything that its caller sends next, so that no later request of theirs meets what is given up.
+        // Starts sending now, ahead of everything that the caller sends next, so that no later
+        // request of the caller meets the abandoned alias.
         if (&mut saying).now_or_never().is_none()
             && let Ok(runtime) = Handle::try_current()
         {
@@ -135,7 +138,7 @@ impl Background {
             let busy = self.busy();
             let said = timeout(patience, node.store.abandon(&hold)).await;
             drop(busy);
-            // Nobody may wait for it.
+            // The receiver may have been dropped.
             let _ = said_once.take().map(|said_once| said_once.send(()));
             match (
                 said.unwrap_or_else(|_| Err(StoreError::timed_out(patience))),
@@ -146,7 +149,7 @@ impl Background {
                 }
                 (Ok(()), _) => return,
                 (Err(error), _) if !error.is_transient() || Instant::now() >= ends => {
-                    tracing::debug!(key = %hold.key, server = %node, %error, "gave up giving a vote back; its lease ends it");
+                    tracing::debug!(key = %hold.key, server = %node, %error, "stopped retrying the release of a vote; it expires with its lease");
                     return;
                 }
                 (Err(_), _) => {

@@ -1,4 +1,4 @@
-//! What is said to the servers for a campaign, and how it hears of their answers.
+//! Requests of a campaign to the servers, and the delivery of their replies.
 
 use std::{
     sync::{Arc, Mutex},
@@ -19,19 +19,20 @@ use crate::{
     sync::lock,
 };
 
-/// What all acquires of a round have in common.
+/// The parameters that all acquires of a round have in common.
 pub(super) struct Terms {
     pub(super) lease: Duration,
     pub(super) sent: Instant,
-    /// Whoever asks is to have an answer by then: a little before they stop waiting, so that they learn who was silent.
+    /// The time by which the caller must have a reply. It is a little before the caller's time-out,
+    /// so that the caller gets an error that names the servers that did not reply.
     pub(super) answer_by: Instant,
-    /// After that no acquire is to be executed.
+    /// No acquire may be executed after this.
     pub(super) deadline: Instant,
-    /// How long a server may take to answer; by default as long as for an acquire.
+    /// The time in which a server must reply; by default that of an acquire.
     pub(super) patience: Option<Duration>,
-    /// Chosen anew for each of those that are sent together.
+    /// Chosen anew for each batch of requests.
     pub(super) proposal: Option<FencingToken>,
-    /// The names of a reader beside whom this one may come in, at each server.
+    /// For each server, the alias of a reader in whose group this one may be admitted.
     beside: Option<PerNode<Option<Token>>>,
 }
 
@@ -41,7 +42,7 @@ impl Terms {
         beside: Option<PerNode<Option<Token>>>,
         now: Instant,
     ) -> Self {
-        // The deadline tells how long the caller waits.
+        // The deadline is the end of the caller's wait plus `STRAGGLE`.
         let waits = request.deadline.saturating_duration_since(now + STRAGGLE);
         let answer_by = now + waits * 9 / 10;
         let KeyRequest {
@@ -78,7 +79,8 @@ impl Terms {
     }
 }
 
-/// Says one thing to one server, and tells the campaign what came of it. A server that is not `admitted` is not asked.
+/// Sends one request to one server, and passes the reply to the campaign. If the server is not
+/// `admitted`, the error is passed instead and nothing is sent.
 pub(super) fn call(
     node: Arc<Node>,
     index: usize,

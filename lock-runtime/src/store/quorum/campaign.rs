@@ -1,9 +1,14 @@
-//! One acquisition at several servers, as its client sees it. Decides only; it is told the time and the replies.
+//! One acquisition at several servers, as its client sees it. This is a state machine without I/O:
+//! it is given the time and the replies.
 //!
-//! Only votes count: a majority of the servers must hold the lock for this one. One of the servers, the *line node*, keeps
-//! order besides: who wants to wait stands in its line, and who is handed the lock there asks the others. So those who want
-//! the same lock do not split the votes, as long as they can talk to the line node; where they cannot, votes decide alone, and
-//! whoever gets no majority gives up all it has after a while of its own.
+//! Only votes count: a majority of the servers must hold the lock for this acquisition. One of the
+//! servers, the *coordinator*, also keeps the wait queue: waiters queue there, and a waiter to
+//! which the coordinator hands off the lock asks the other servers. So clients that want the same
+//! lock do not split the votes as long as they can reach the coordinator. If they cannot, votes
+//! alone decide, and a client without a majority gives up its votes after a randomized time.
+//!
+//! At each server the acquisition goes by a token of its own, its *alias* there. All aliases share
+//! the stem of the acquisition's token. An abandoned alias is never used again.
 
 mod message;
 mod seat;
@@ -29,21 +34,21 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The line node alone was asked.
+    /// Only the coordinator was asked.
     Line,
-    /// All were asked at once.
+    /// All servers were asked at once.
     All,
-    /// A majority has voted, and the line node for another acquisition: all are asked once more at
-    /// that time.
+    /// A majority has voted for this acquisition, and the coordinator for another one. All servers
+    /// are asked again at this time.
     Aside(Instant),
-    /// The line node holds it for us, and the others were asked.
+    /// The coordinator holds the lock for this acquisition, and the other servers were asked.
     Head,
-    /// A fencing token is being written to those that have another number.
+    /// A fencing token is being written back to the servers that have another number.
     Writing(FencingToken),
     Over,
 }
 
-/// One acquisition.
+/// The state of one acquisition.
 #[derive(Debug)]
 pub(crate) struct Campaign {
     hold: Hold,
@@ -51,36 +56,36 @@ pub(crate) struct Campaign {
     lease: Duration,
     longest_lease: Duration,
     closed: bool,
-    /// So many fencing tokens are reserved behind that of the grant.
+    /// The number of fencing tokens to reserve after that of the grant.
     spare: u32,
     seats: PerNode<Seat>,
-    /// So many names of seats were given up.
+    /// The number of aliases used so far, beyond the first.
     names: u16,
-    /// A number that tells the replies of this round from those of earlier ones.
+    /// The number of this round. It distinguishes its replies from those of earlier rounds.
     round: u32,
     line: Option<usize>,
     if_busy: IfBusy,
-    /// A refusal is followed by a request that queues.
+    /// The caller follows a refusal with a request that queues.
     then_queues: bool,
-    /// It was in line before this round.
+    /// The acquisition was in the queue before this round.
     polls: bool,
     phase: Phase,
-    /// When this round began.
+    /// The start of this round.
     since: Instant,
-    /// When it had a majority without a word of the line node.
+    /// When this round reached a majority; the coordinator's reply may be outstanding.
     majority_at: Option<Instant>,
-    /// The line node's vote for another acquisition, as it was at the last look.
+    /// The coordinator's vote for another acquisition, as of the last check.
     obstacle: Option<Obstacle>,
-    /// The same, when a majority was free all the same.
+    /// The same as of a check in which a majority was free nevertheless.
     was_free: Option<Obstacle>,
-    /// When to look at the other servers, as long as the line node's vote stays the same, and how
-    /// long after that again.
+    /// When to check the other servers if the coordinator's vote stays the same, and the pause
+    /// until the check after that.
     look_at: Instant,
     look_pause: Duration,
-    /// The caller waits no longer.
+    /// The end of the caller's wait.
     answer_by: Instant,
     patience: Patience,
-    /// It has had no majority since then, though it is at the head of the line.
+    /// The time since when the acquisition has had no majority at the head of the queue.
     headless_since: Option<Instant>,
     /// When all servers were asked last.
     asked_all_at: Instant,
@@ -95,33 +100,34 @@ pub(crate) struct Campaign {
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
-    /// 28: the largest fencing token is not written back.
+    /// PROTOCOL 28: the largest fencing token is not written back.
     NoWriteBack,
-    /// 28: a reader counts a server whose number was as large before, as a writer may.
+    /// PROTOCOL 28: a reader, like a writer, counts servers whose counters have passed the number.
     CountsWhatOthersHave,
-    /// Half of the servers is enough.
+    /// Half of the servers are enough.
     MajorityOffByOne,
-    /// 29: who has voted in an earlier round, and does not answer in this one, counts as well.
+    /// PROTOCOL 29: the vote of a server from an earlier round counts even if the server does not
+    /// reply in this round.
     AddsUpRounds,
-    /// 1: the reply to an acquire is believed whose name was given up.
+    /// PROTOCOL 1: the reply to an acquire is applied although its alias was abandoned.
     BelievesTheAbandoned,
 }
 
-/// Somebody in line asks the others as well, though the line node has not let it in, so long after it did so last: the line node
-/// may be held up by a client that holds nothing else. It does so
-/// sooner while the lock is not given on there.
+/// The pause after which a waiter in the coordinator's queue also asks the other servers, although
+/// the coordinator has not admitted it: the coordinator may be held up by a client that has no
+/// other vote. The waiter asks earlier if the coordinator does not hand off the lock.
 const LOOKS_ROUND_EVERY: Duration = Duration::from_millis(700);
 
-/// How long a majority waits for the line node's word, at least; else for as long as the majority took.
+/// The shortest time for which a majority waits for the coordinator's reply.
 const SHORTEST_GRACE: Duration = Duration::from_micros(300);
 
-/// How long the line node is waited for, once a majority took so long to answer.
+/// How long to wait for the coordinator's reply, once a majority has replied after `took`.
 pub(super) fn grace(took: Duration) -> Duration {
     took.max(SHORTEST_GRACE)
 }
 
 impl Campaign {
-    /// An acquisition that nobody was asked for yet.
+    /// Creates an acquisition that has not asked any server yet.
     pub(crate) fn new(
         request: &KeyRequest,
         nodes: usize,
@@ -140,7 +146,7 @@ impl Campaign {
             lease,
             longest_lease: lease,
             closed: false,
-            // A reader's fencing token is one number.
+            // A reader has a single fencing token.
             spare: if request.hold.mode == Mode::Exclusive {
                 spare
             } else {
@@ -176,17 +182,17 @@ impl Campaign {
         self.lease
     }
 
-    /// The longest lease that was asked for: whatever a server holds ends by then.
+    /// The longest lease requested so far: everything that a server holds expires within it.
     pub(crate) fn longest_lease(&self) -> Duration {
         self.longest_lease
     }
 
-    /// The lease is extended.
+    /// Records the extension of the lease.
     pub(crate) fn extends(&mut self, lease: Duration) {
         self.longest_lease = self.longest_lease.max(lease);
     }
 
-    /// It is being given back: no vote is asked for any more (PROTOCOL 13).
+    /// Marks the start of the release: no more votes are requested (PROTOCOL 13).
     pub(crate) fn close(&mut self) {
         self.closed = true;
     }
@@ -195,7 +201,7 @@ impl Campaign {
         self.spare
     }
 
-    /// The largest number that a server has given to it, before it has a fencing token.
+    /// The largest number given to this acquisition, while it has no fencing token yet.
     pub(crate) fn drawn(&self) -> Option<FencingToken> {
         let of_seat = |seat: &Seat| match seat.standing {
             Standing::Holds(vote) => Some(vote.fence),
@@ -208,23 +214,23 @@ impl Campaign {
             .filter(|_| self.fence.is_none())
     }
 
-    /// The server that keeps the order.
+    /// The index of the coordinator.
     pub(crate) fn line(&self) -> Option<usize> {
         self.line
     }
 
-    /// The number of the present round, which goes with all that is said in it.
+    /// The number of the current round, which every request of the round carries.
     pub(crate) fn round(&self) -> u32 {
         self.round
     }
 
-    /// Its name at a server that holds it.
+    /// The alias at a server that holds the lock for this acquisition.
     pub(crate) fn held_at(&self, node: usize) -> Option<Token> {
         let seat = &self.seats[node];
         matches!(seat.standing, Standing::Holds(_)).then_some(seat.token)
     }
 
-    /// The names under which a server may know it.
+    /// The aliases that the servers may know.
     pub(crate) fn known(&self) -> impl Iterator<Item = (usize, Token)> + '_ {
         let seats = self.seats.iter().enumerate();
         seats
@@ -232,7 +238,7 @@ impl Campaign {
             .map(|(node, seat)| (node, seat.token))
     }
 
-    /// All names under which a server may know it, as they are before they are given up.
+    /// All aliases that the servers may know, in the form in which they are abandoned.
     pub(crate) fn all_known(&self) -> PerNode<Left> {
         let left = |(node, seat): (usize, &Seat)| {
             let lingers = !matches!(seat.standing, Standing::Holds(_));
@@ -247,14 +253,14 @@ impl Campaign {
         self.seats.iter().enumerate().filter_map(left).collect()
     }
 
-    /// A writer is about to become a reader.
+    /// Makes this acquisition a reader, before the servers convert it.
     pub(crate) fn converts(&mut self) {
         self.was_writer = true;
         self.hold.mode = Mode::Shared;
     }
 
-    /// Servers have made the writer a reader, asked at `sent`. The round that begins finds it a
-    /// fencing token.
+    /// Records the servers that have converted the writer to a reader, on requests sent at `sent`.
+    /// Begins the round that determines its fencing token.
     pub(crate) fn converted(&mut self, grants: &[(usize, Grant)], sent: Instant, now: Instant) {
         self.begin_round(now);
         self.phase = Phase::Head;
@@ -266,12 +272,13 @@ impl Campaign {
         }
     }
 
-    /// Was it a writer? Then it is one still at a server that has not heard of the change.
+    /// Whether this reader was a writer. If so, it still is one at a server that has not
+    /// executed the conversion.
     pub(crate) fn was_writer(&self) -> bool {
         self.was_writer
     }
 
-    /// Names that it has given up.
+    /// Takes the aliases that are to be abandoned.
     pub(crate) fn take_left(&mut self) -> SmallVec<[Left; 5]> {
         std::mem::take(&mut self.left)
     }
@@ -284,7 +291,8 @@ impl Campaign {
         majority(self.seats.len())
     }
 
-    /// The first question. With `line`, that server keeps the order; and it alone is asked first if the lock is `contended`.
+    /// Begins the first round. If `line` is given, this server is the coordinator; it is asked
+    /// alone if the lock is `contended` and the request queues.
     pub(crate) fn acquire(
         &mut self,
         if_busy: IfBusy,
@@ -313,7 +321,7 @@ impl Campaign {
         self.phase = Phase::All;
         self.asked_all_at = now;
         let (line, if_busy) = (self.line, self.if_busy);
-        // The line node first: its word is waited for.
+        // The coordinator first, as its reply is awaited.
         let others = (0..self.seats.len()).filter(|node| Some(*node) != line);
         let order: PerNode<_> = line.into_iter().chain(others).collect();
         let how = |node| {
@@ -329,7 +337,8 @@ impl Campaign {
             .collect()
     }
 
-    /// How is it doing?
+    /// Begins a round that polls: the coordinator alone while the acquisition waits in its queue,
+    /// otherwise all servers.
     pub(crate) fn poll(&mut self, deadline: Instant, now: Instant) -> Calls {
         self.begin_round(now);
         self.polls = true;
@@ -352,8 +361,8 @@ impl Campaign {
             .collect()
     }
 
-    /// Asks for the votes that are missing, once it is held: servers that come back vote for it again, or one after the other
-    /// would be lost with every restart.
+    /// Requests the missing votes of a held lock. A restarted server votes for the lock again;
+    /// otherwise one restart after another would cost the majority.
     pub(crate) fn heal(&mut self, deadline: Instant) -> Calls {
         let is_held = self.fence.is_some() && self.phase == Phase::Over && !self.closed;
         let missing = |seat: &Seat| matches!(seat.standing, Standing::Outside | Standing::InLine);
@@ -361,19 +370,21 @@ impl Campaign {
             .filter(|node| is_held && missing(&self.seats[*node]))
             .collect();
         let heal = |node| {
-            // A holder waits in no line.
+            // A holder must not stay in a wait queue.
             self.leave(node);
             self.ask(node, IfBusy::Refuse, deadline)
         };
         missing.into_iter().map(heal).collect()
     }
 
-    /// What a server is asked by one who is at the head of the line.
+    /// The request to a server from the head of the queue.
     fn recount(&mut self, node: usize, deadline: Instant) -> (usize, Say) {
         self.count(node, IfBusy::Queue, deadline)
     }
 
-    /// Asks a server how it stands, or to vote. What it is known to keep is not asked for: a refusal would not take it away.
+    /// Builds the request that queries the state at a server, or asks for its vote. A server
+    /// that is known to hold or queue the alias is not sent an acquire: a refusal would not
+    /// remove the alias.
     fn count(&mut self, node: usize, if_busy: IfBusy, deadline: Instant) -> (usize, Say) {
         let seat = &mut self.seats[node];
         let say = match seat.standing {
@@ -388,7 +399,7 @@ impl Campaign {
 
     fn ask(&mut self, node: usize, if_busy: IfBusy, deadline: Instant) -> (usize, Say) {
         if self.seats[node].standing == Standing::Asked {
-            // Nobody knows what becomes of the first request, so it keeps its name for itself.
+            // The outcome of the previous acquire is unknown, so its alias is not used again.
             self.leave(node);
         }
         let seat = &mut self.seats[node];
@@ -407,13 +418,14 @@ impl Campaign {
         }
     }
 
-    /// What waits in the line of a server.
+    /// The acquisition, if it waits in the queue of this server.
     pub(crate) fn waits_at(&self, node: usize) -> Option<Hold> {
         let waits = self.fence.is_none() && self.seats[node].standing == Standing::InLine;
         waits.then(|| self.hold.clone())
     }
 
-    /// A server pushed a grant. It is asked whether that is so; `false` if nobody waits for it.
+    /// Records a grant that a server has pushed, to be verified by the next request. Returns
+    /// `false` if this campaign does not wait for it.
     pub(crate) fn pushed(&mut self, node: usize, token: Token, grant: Grant) -> bool {
         let seat = &mut self.seats[node];
         let waits =
@@ -424,7 +436,8 @@ impl Campaign {
         waits
     }
 
-    /// A server's answer to what was said to it at `sent`, in the round of that number, under the name `token`.
+    /// Applies the reply of a server to the request sent at `sent`, in the round with this number,
+    /// under the alias `token`.
     pub(crate) fn heard(
         &mut self,
         node: usize,
@@ -441,7 +454,8 @@ impl Campaign {
         } else {
             (token, is_of_this_round)
         };
-        // Where it stands is told by the latest question. A number that was raised stays raised.
+        // The latest request determines the state at the server, so replies to earlier ones are
+        // outdated. A raised number stays raised.
         let is_outdated =
             seat.as_of.is_some_and(|as_of| sent < as_of) && !matches!(heard, Heard::Raise(..));
         if seat.token != token || is_outdated {
@@ -466,7 +480,7 @@ impl Campaign {
                 },
             ),
             Heard::Acquire(reply) => (Standing::Outside, Word::Refused(reply)),
-            // The push was an old one: it waits as before.
+            // The notification was outdated: the acquisition still waits.
             Heard::Renew(RenewReply::Gone) if seat.standing == Standing::InLine => (
                 Standing::InLine,
                 Word::InLine {
@@ -486,7 +500,7 @@ impl Campaign {
                     Word::Vote,
                 ),
                 (_, Some(pushed)) => (held(Grant { ttl, ..pushed }), Word::Vote),
-                // Without a fencing token it is no grant yet; the next question brings one.
+                // Without a fencing token it is not a grant yet. The next request obtains one.
                 (standing, None) => (standing, Word::None),
             },
             Heard::Raise(number, reply) => {
@@ -498,18 +512,18 @@ impl Campaign {
                     RaiseReply::NotRaised { latest } => latest,
                 };
                 vote.end = vote.end.max(latest);
-                // A writer's own number begins its block, which ends with what was raised.
+                // A writer's own number begins its block; the raised number ends it.
                 if reply == RaiseReply::Raised && self.hold.mode != Mode::Exclusive {
                     vote.fence = vote.fence.max(number);
                 }
-                // It was not asked for another number meanwhile.
+                // A server is not sent another number while its reply is awaited.
                 if is_of_this_round && matches!(seat.word, Word::Awaited) {
                     seat.word = Word::Vote;
                 }
                 return;
             }
             Heard::Failed(error) => {
-                // What it knew before it may still know.
+                // An unsent acquire leaves nothing behind, but the server keeps its earlier state.
                 if error.is_unsent() && seat.standing == Standing::Asked {
                     seat.standing = Standing::Outside;
                     seat.straggler_until = None;
@@ -520,7 +534,7 @@ impl Campaign {
                 return;
             }
         };
-        // An answer that comes after its round tells where the server stands, but it does not vote.
+        // A reply that arrives after its round updates the state of the server, but is no vote.
         let counts = is_of_this_round && matches!(seat.word, Word::Awaited);
         seat.as_of = Some(sent);
         let straggler_until = seat.straggler_until.take();
@@ -531,7 +545,7 @@ impl Campaign {
             seat.word = word;
         }
         if is_gone {
-            // The name was used there, and must not be used again (PROTOCOL 9).
+            // The alias was used at this server, so it must not be used again (PROTOCOL 9).
             self.left.push(Left {
                 node,
                 token,
@@ -548,7 +562,7 @@ impl Campaign {
         self.hold.token.alias(self.names)
     }
 
-    /// Those who have not answered by now are not waited for any more. They are returned.
+    /// Stops waiting for the servers that have not replied yet, and returns them.
     pub(crate) fn time_is_up(&mut self, error: &StoreError) -> PerNode<usize> {
         let mut silent = PerNode::new();
         for node in 0..self.seats.len() {
@@ -572,7 +586,7 @@ impl Campaign {
         }
     }
 
-    /// Gives up everything, under all its names.
+    /// Abandons all aliases.
     pub(crate) fn leave_all(&mut self) {
         (0..self.seats.len()).for_each(|node| self.leave(node));
     }

@@ -1,4 +1,4 @@
-//! For which locks somebody had to wait lately: there it is better to ask the line node first.
+//! The locks that were contended recently. For these it is better to ask the coordinator first.
 
 use std::{collections::HashMap, sync::Mutex, time::Duration};
 
@@ -7,21 +7,21 @@ use tokio::time::Instant;
 
 use crate::{key::LockKey, sync::lock};
 
-/// So long after somebody had to wait, those who come next will have to as well.
+/// How long a lock counts as contended after a request had to wait for it.
 const LATELY: Duration = Duration::from_millis(100);
-/// So many locks are remembered before those of long ago are forgotten.
+/// The number of locks to remember before old entries are removed.
 const MANY: usize = 256;
 
 #[derive(Debug, Default)]
 pub(super) struct Contended(Mutex<HashMap<LockKey, Instant, RandomState>>);
 
 impl Contended {
-    /// Somebody had to wait for it.
+    /// Records that a request had to wait for this lock.
     pub(super) fn note(&self, key: &LockKey, now: Instant) {
         let mut keys = lock(&self.0);
         if keys.len() >= MANY {
             keys.retain(|_, until| *until > now);
-            // So many at a time need no better than to ask all at once.
+            // With this many contended locks, asking all servers at once is good enough.
             if keys.len() >= MANY {
                 keys.clear();
             }

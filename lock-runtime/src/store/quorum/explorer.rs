@@ -1,13 +1,17 @@
-//! Explores Redlock by schedules drawn from seeds: servers that crash, come back without their data or with old ones, or do
-//! nothing for a while; clients that crash and stop; clocks that do not agree; a network that loses, delays, doubles, parts.
+//! Explores Redlock with random schedules: servers that crash, stall, or come back without their
+//! data or with old data, clients that crash and pause, clocks that differ, and a network that
+//! loses, delays and duplicates messages and is partitioned.
 //!
-//! What decides is the real thing: [`Campaign`](super::campaign::Campaign), the tallies, [`Node`](super::node::Node) with its rests,
-//! the proposals, the line in a process, the [`Lease`](crate::lease::Lease), the quarantine with the estimate of a server's clock, and at
-//! each server the table of the in-memory store. What acts is imitated here by messages in virtual time: `quorum.rs` in `leading.rs`
-//! and `asking.rs`, `background.rs` in `giving_up.rs`, a connection in `link.rs`, the runtime in `user.rs` and `holder.rs`. Whoever
-//! changes one of those changes its imitation, too.
+//! The decisions are made by production code: [`Campaign`](super::campaign::Campaign), the tallies,
+//! [`Node`](super::node::Node) with its circuit breaker, the proposals, the wait queue in a
+//! process, the [`Lease`](crate::lease::Lease), the quarantine with the estimate of a server's
+//! clock, and at each server the table of the in-memory store. The asynchronous code around them is
+//! modelled here as messages in virtual time: `quorum.rs` in `leading.rs` and `asking.rs`,
+//! `background.rs` in `giving_up.rs`, a connection in `link.rs`, and the runtime in `user.rs` and
+//! `holder.rs`. A change to one of these needs the same change to its model.
 //!
-//! `LOCK_EXPLORER_SCHEDULES=5000000` explores more than usual, `LOCK_EXPLORER_SEED=17` shows the trace of one.
+//! `LOCK_EXPLORER_SCHEDULES=5000000` explores more schedules than by default, and
+//! `LOCK_EXPLORER_SEED=17` prints the trace of a single one.
 
 mod asking;
 mod checker;
@@ -31,25 +35,25 @@ use std::time::Duration;
 use self::{checker::Wrong, world::World};
 use super::campaign;
 
-/// When nothing fails any more, a lock is held for so long at most.
+/// The longest time for which a lock is held after the end of the faults.
 const HOLD_AT_LAST: Duration = Duration::from_millis(50);
 
 /// A rule of the protocol that is switched off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
-    /// One of those of a campaign.
+    /// A rule of the campaign.
     Campaign(campaign::Broken),
-    /// Nothing is taken off a lease for clocks that do not run alike.
+    /// A lease is not shortened to allow for clock drift.
     NoDrift,
-    /// Half of the servers is enough for a renewal.
+    /// Half of the servers are enough for a renewal.
     RenewsByHalf,
-    /// 29: what was renewed in earlier rounds counts as well.
+    /// PROTOCOL 29: renewals of earlier rounds count as well.
     AddsUpRenewals,
-    /// 30: a server that was restarted votes at once if its data are old enough.
+    /// PROTOCOL 30: a restarted server votes at once if its data are old enough.
     MarkerOnly,
-    /// 30: a server whose data were deleted votes on.
+    /// PROTOCOL 30: a server whose data were deleted continues to vote.
     UptimeOnly,
-    /// 8: a name is given up once, whatever may still be under way for it.
+    /// PROTOCOL 8: an alias is abandoned once, even if an acquire may still be delayed.
     AbandonsOnce,
 }
 
@@ -57,7 +61,7 @@ fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Panics with the trace of the first schedule in which something goes wrong.
+/// Panics with the trace of the first schedule that violates an invariant.
 fn explore(seeds: impl Iterator<Item = u64>) {
     for seed in seeds {
         if World::random(seed, None, false).run(None).is_err() {
@@ -73,12 +77,12 @@ fn show(seed: u64, broken: Option<Broken>, only: Option<Wrong>) {
     match outcome {
         Ok(()) => println!("seed {seed}\n{trace}"),
         Err(violation) => {
-            panic!("seed {seed}\n{trace}{violation}\nLOCK_EXPLORER_SEED={seed} shows it again")
+            panic!("seed {seed}\n{trace}{violation}\nLOCK_EXPLORER_SEED={seed} reproduces it")
         }
     }
 }
 
-/// Two halves, for two cores.
+/// Runs one half of the schedules, so that two cores can share the work.
 fn explore_half(half: u64) {
     match from_environment("LOCK_EXPLORER_SEED") {
         Some(seed) if seed % 2 == half => show(seed, None, None),

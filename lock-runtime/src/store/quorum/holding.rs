@@ -1,4 +1,4 @@
-//! What is held by a majority: kept, given back, made a reader's.
+//! Locks that a majority holds: renewal, release, conversion and abandonment.
 
 use std::time::Duration;
 
@@ -20,9 +20,10 @@ use crate::{
 };
 
 impl Inner {
-    /// All locks of a batch in one call to each server.
+    /// Renews all locks of a batch with one call to each server.
     pub(super) async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<RenewReply, StoreError>> {
-        // A renewal that would last for longer than a server keeps away is not even sent, and asks for no vote.
+        // A lease longer than a restarted server's quarantine is refused before anything is sent,
+        // and no votes are requested for it.
         let too_long = |renewal: &Renewal| self.check(renewal.hold.mode, renewal.lease).err();
         if let Some(error) = renewals.iter().find_map(too_long) {
             return renewals.iter().map(|_| Err(error.clone())).collect();
@@ -94,7 +95,7 @@ impl Inner {
                             };
                             unused_by(hold);
                             if campaign.was_writer() {
-                                // A server that has not heard of the change keeps the writer's vote.
+                                // Servers that missed the conversion still hold a writer's vote.
                                 unused_by(&hold.as_writer());
                             }
                         }
@@ -138,7 +139,7 @@ impl Inner {
         tallies.into_iter().zip(errors).map(reply).collect()
     }
 
-    /// Asks for the votes that are missing. They count from the next renewal on.
+    /// Requests the missing votes of a held lock. They count from the next renewal on.
     pub(super) fn heal(&self, hold: &Hold, now: Instant, under_way: &mut UnderWay) {
         let Some(campaign) = self.campaign(hold.token) else {
             return;
@@ -149,7 +150,7 @@ impl Inner {
             let calls = state.heal(terms.deadline);
             self.send(&campaign, &state, &mut terms, calls, under_way);
         }
-        // Said before those calls, which are not sent yet.
+        // Sent before these calls, which are only sent when they are polled.
         self.leave(&campaign);
     }
 
@@ -205,7 +206,8 @@ impl Inner {
                 decided.is_some()
             })
             .await;
-        // Whoever has not heard it is told until it does: nobody needs the names again.
+        // The release is repeated in the background for servers that have not received it. The
+        // aliases are no longer needed here.
         self.forget(hold.token);
         match decided {
             Some(true) => Ok(ReleaseReply::Released),
@@ -214,7 +216,8 @@ impl Inner {
         }
     }
 
-    /// Gives one vote back. Where that is not heard, the name is given up until it is.
+    /// Releases one vote. If the server may still know the alias after that, abandons it in
+    /// the background.
     pub(super) fn release_at(
         &self,
         release: &Release,
@@ -229,7 +232,7 @@ impl Inner {
         Box::pin(async move {
             let said = timeout(patience, node.store.release(&release)).await;
             let said = said.unwrap_or_else(|_| Err(StoreError::timed_out(patience)));
-            // It waits there, or a request that would hold it may still be executed.
+            // The alias is in the queue, or a delayed acquire may still make it a holder.
             let lingers =
                 !matches!(said, Ok(ReleaseReply::Released)) && (left.lingers || said.is_err());
             if lingers {
@@ -295,7 +298,8 @@ impl Inner {
         }
     }
 
-    /// Gives up all names of an acquisition, and waits until that was said once to everybody.
+    /// Abandons all aliases of an acquisition. Waits for the first attempt at each server, but no
+    /// longer than [`Inner::node_patience`].
     pub(super) async fn abandon(&self, hold: &Hold) {
         let Some(campaign) = self.campaign(hold.token) else {
             return;

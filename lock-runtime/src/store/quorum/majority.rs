@@ -1,11 +1,12 @@
-//! Majorities: how many are one, and what one of them agrees on.
+//! The size of a majority, and the value on which a majority agrees.
 
-/// More than half of `nodes`. Two majorities have a node in common.
+/// More than half of `nodes`. Any two majorities have a node in common.
 pub(crate) fn majority(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
-/// The `n`th largest of `values`, from 1: so many of them are at least as large. `None` if there are fewer.
+/// The `n`th largest of `values`, counted from 1: at least `n` of the values are no smaller. `None`
+/// if there are fewer than `n` values.
 pub(crate) fn nth_largest<T: Ord>(values: impl IntoIterator<Item = T>, n: usize) -> Option<T> {
     let mut values: Vec<_> = values.into_iter().collect();
     values.sort_unstable();
@@ -28,7 +29,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn so_many_are_at_least_as_large(values in proptest::collection::vec(0u8..9, 0..9), n in 1usize..9) {
+        fn n_values_are_at_least_as_large(values in proptest::collection::vec(0u8..9, 0..9), n in 1usize..9) {
             match nth_largest(values.iter().copied(), n) {
                 Some(value) => {
                     prop_assert!(values.iter().filter(|one| **one >= value).count() >= n);

@@ -1,4 +1,4 @@
-//! One of the servers, and how it has been doing lately.
+//! One of the servers, with its circuit breaker.
 
 use std::{
     fmt,
@@ -14,13 +14,14 @@ use crate::{
     sync::lock,
 };
 
-/// A server that did not answer is not asked again for so long, and then by one request alone.
+/// How long the circuit breaker stays open after a server has failed to reply. After that it
+/// admits a single probe.
 const REST: Duration = Duration::from_millis(500);
 
 pub(super) struct Node {
     name: String,
     pub(super) store: Arc<dyn Store>,
-    /// Until when it is left in peace, and why.
+    /// Until when the circuit breaker is open, and the error that opened it.
     rests: Mutex<Option<(Instant, StoreError)>>,
 }
 
@@ -33,8 +34,8 @@ impl Node {
         }
     }
 
-    /// Is it to be asked? If not, the reason is returned. Of those who come after its rest the first is let through, to see how
-    /// it is.
+    /// Returns the last error while the circuit breaker is open. When this time is over, lets one
+    /// probe through and stays open for the other requests.
     pub(super) fn admits(&self, now: Instant) -> Result<(), StoreError> {
         match &mut *lock(&self.rests) {
             Some((until, error)) if now < *until => Err(error.clone().with_unsent(true)),
@@ -52,7 +53,7 @@ impl Node {
             .is_none_or(|(until, _)| *until <= now)
     }
 
-    /// It has answered, or has not.
+    /// Closes the circuit breaker if the server has replied, and opens it otherwise.
     pub(super) fn note<T>(&self, result: &Result<T, StoreError>, now: Instant) {
         match result {
             Err(error) if error.is_transient() => self.rest(error.clone(), now),
@@ -60,7 +61,7 @@ impl Node {
         }
     }
 
-    /// It has not answered.
+    /// Opens the circuit breaker.
     pub(super) fn rest(&self, error: StoreError, now: Instant) {
         *lock(&self.rests) = Some((now + REST, error));
     }
@@ -78,8 +79,8 @@ impl fmt::Debug for Node {
     }
 }
 
-/// The server that keeps the order of a lock: the same for all clients that list the servers in the same order and find the same
-/// ones well. `None` if none is.
+/// The coordinator of a lock. All clients that list the servers in the same order and find the same
+/// ones healthy choose the same server. `None` if no server is healthy.
 pub(super) fn line_node(nodes: &[Arc<Node>], key: &LockKey, now: Instant) -> Option<usize> {
     let first = stable_hash(key.as_str()) as usize % nodes.len();
     (0..nodes.len())
@@ -87,7 +88,7 @@ pub(super) fn line_node(nodes: &[Arc<Node>], key: &LockKey, now: Instant) -> Opt
         .find(|index| nodes[*index].is_well(now))
 }
 
-/// FNV-1a: every process, of whatever version, has to find the same number.
+/// FNV-1a: every process must compute the same number, whatever its version.
 fn stable_hash(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
@@ -123,7 +124,7 @@ mod tests {
         nodes[first].rest(StoreError::timed_out(REST), now);
         assert_eq!(line_node(&nodes, &key, now), Some((first + 1) % 3));
         assert_eq!(line_node(&nodes, &key, now + REST), Some(first));
-        // What other versions of this code have found.
+        // The value that other versions of this code compute.
         assert_eq!(stable_hash("a"), 0xe40c_292c);
     }
 }

@@ -7,8 +7,9 @@ use std::{
 
 use crate::fence::FencingToken;
 
-/// A clock that never goes back, and that has seen every fencing token its client has: max(last seen + 1, microseconds since 1970). So
-/// its numbers are mostly larger than what any server has given out, and all servers answer the same (a [hybrid logical clock]).
+/// A clock that never goes back and is ahead of every fencing token that its client has seen:
+/// max(last seen + 1, microseconds since 1970), a [hybrid logical clock]. Its numbers are usually
+/// larger than any that a server has given out, so all servers reply with the same number.
 ///
 /// [hybrid logical clock]: https://cse.buffalo.edu/tech-reports/2014-04.pdf
 #[derive(Debug, Default)]
@@ -19,7 +20,7 @@ impl Proposals {
         self.next_at(micros())
     }
 
-    /// The same at `micros` since 1970.
+    /// The next proposal at `micros` microseconds since 1970.
     pub(super) fn next_at(&self, micros: u64) -> FencingToken {
         let Self(latest) = self;
         let next = |latest| FencingToken::next(FencingToken::new(latest), micros);
@@ -30,15 +31,16 @@ impl Proposals {
         next(latest)
     }
 
-    /// A grant has this token.
+    /// Records the token of a grant.
     pub(super) fn seen(&self, fence: FencingToken) {
         self.0.fetch_max(fence.number(), Ordering::Relaxed);
     }
 
-    /// A number to raise the servers' to, `micros` after 1970, when `fence` is their largest: so
-    /// far ahead of the clock that the numbers of grants do not reach it within a `round_trip`, and
-    /// by a `jitter` in 0..1 another one than that of another client that looks for one now. Not
-    /// far from `fence` in any case: a clock that is far ahead must not take the numbers of a year.
+    /// A number to raise the servers' counters to, at `micros` microseconds since 1970, if their
+    /// largest is `fence`. It is far enough ahead of the clock that the numbers of grants do not
+    /// reach it within a `round_trip`. The `jitter`, in 0..1, makes it differ from that of another
+    /// client that chooses a number at the same time. It is never far from `fence`: a client whose
+    /// clock is far ahead must not use up the numbers of a year.
     pub(super) fn beyond(
         fence: FencingToken,
         micros: u64,
@@ -56,7 +58,7 @@ impl Proposals {
     }
 }
 
-/// Microseconds since 1970, by the clock of this machine.
+/// Microseconds since 1970, by the local clock.
 pub(super) fn micros() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)

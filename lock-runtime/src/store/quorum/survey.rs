@@ -1,4 +1,4 @@
-//! Questions to several servers, and how long their answers are waited for.
+//! Requests to several servers at once, and how long to wait for their replies.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -22,8 +22,10 @@ use crate::{
 };
 
 impl Inner {
-    /// Asks servers, until it is decided or nobody is left to answer in time; what is not waited for comes to its end by itself.
-    /// The errors of those who have not answered are returned, each with who it was. `line` is waited for a little longer.
+    /// Sends requests to servers and waits until `decided` returns `true`, all have replied, or the
+    /// time is up. Requests that are no longer awaited complete in the background. Once decided,
+    /// waits a little longer for `line`. Returns the errors of the servers that failed to reply,
+    /// each with the index of its server.
     pub(super) async fn ask<T: Send + 'static>(
         &self,
         patience: Duration,
@@ -86,7 +88,7 @@ impl Inner {
         failed
     }
 
-    /// As `unreachable`, for those who have not answered a question.
+    /// The error if too few servers have replied, like `unreachable`.
     pub(super) fn unanswered(&self, failed: &[(usize, StoreError)]) -> StoreError {
         let kinds: Vec<_> = failed.iter().map(|(_, error)| error.kind()).collect();
         let said = (0..self.nodes.len()).map(|index| {
@@ -98,7 +100,7 @@ impl Inner {
         self.too_few(said.collect(), &kinds)
     }
 
-    /// Asks every server the same.
+    /// Sends the same request to every server.
     pub(super) async fn survey<T: Send + 'static>(
         &self,
         question: impl Fn(Arc<Node>) -> BoxFuture<'static, Result<T, StoreError>>,
@@ -151,7 +153,8 @@ impl Inner {
     }
 }
 
-/// Calls under way. Dropped, they come to their end in the background: what they answer tells where a server stands.
+/// Calls in progress. If dropped, they complete in the background, because their replies show the
+/// state of the servers.
 pub(super) struct Calling<'a> {
     pub(super) background: &'a Arc<Background>,
     pub(super) calls: UnderWay,

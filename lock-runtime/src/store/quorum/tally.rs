@@ -1,4 +1,4 @@
-//! What a majority says to a renewal, a release, a question. Decides only.
+//! The combined replies of a majority to renewals, releases and queries. No I/O.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -16,18 +16,18 @@ pub(crate) struct Renewed {
     nodes: usize,
     until: PerNode<Instant>,
     gone: usize,
-    /// Half of the servers is enough: a rule that is switched off.
+    /// A rule that is switched off: half of the servers are enough.
     #[cfg(test)]
     pub(super) by_half: bool,
 }
 
-/// What a majority says.
+/// The combined result of the replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
     Until(Instant),
-    /// So many do not hold it that no majority can.
+    /// So few servers can still hold the lock that they are no majority.
     Gone,
-    /// The others have to say.
+    /// More replies are needed.
     Open,
 }
 
@@ -42,7 +42,7 @@ impl Renewed {
         }
     }
 
-    /// A server holds it for `ttl` from `sent` on at least, when it was asked.
+    /// Counts a server that holds the lock for at least `ttl` from `sent` on.
     pub(crate) fn renewed(&mut self, sent: Instant, ttl: Duration) {
         self.until.push(sent + ttl);
     }
@@ -51,7 +51,8 @@ impl Renewed {
         self.gone += 1;
     }
 
-    /// It is held for as long as a majority of those who have answered in this very round holds it (PROTOCOL 29).
+    /// The result so far. The lock is held for as long as a majority of the servers holds it,
+    /// according to their replies in this round alone (PROTOCOL 29).
     pub(crate) fn held(&self) -> Held {
         let majority = majority(self.nodes);
         #[cfg(test)]
@@ -64,7 +65,7 @@ impl Renewed {
     }
 }
 
-/// Yes or no, by majority.
+/// A yes-or-no decision by majority.
 #[derive(Debug)]
 pub(crate) struct Vote {
     nodes: usize,
@@ -85,7 +86,7 @@ impl Vote {
         if yes { self.yes += 1 } else { self.no += 1 }
     }
 
-    /// `None` as long as it is open.
+    /// The decision, or `None` while it is open.
     pub(crate) fn decided(&self) -> Option<bool> {
         let majority = majority(self.nodes);
         if self.yes >= majority {
@@ -95,8 +96,8 @@ impl Vote {
     }
 }
 
-/// A lock as a majority of the servers sees it: so many holders as a majority has, each for as long as a majority has one for;
-/// and the longest line.
+/// Combines the replies to an inspection. The lock has as many holders as a majority of the servers
+/// reports, each for as long as a majority reports one. The wait queue is the longest of all.
 pub(crate) fn inspected(nodes: usize, seen: Vec<Inspection>) -> Inspection {
     let majority = majority(nodes);
     let fence = seen.iter().filter_map(|one| one.fence).max();
@@ -126,7 +127,7 @@ pub(crate) fn inspected(nodes: usize, seen: Vec<Inspection>) -> Inspection {
     }
 }
 
-/// Those that expire last in front.
+/// The holders, the one that expires last in front.
 fn by_end(mut holders: Vec<Holder>) -> Vec<Holder> {
     holders.sort_by_key(|holder| Reverse(end(holder)));
     holders
@@ -136,7 +137,7 @@ fn end(holder: &Holder) -> Duration {
     holder.ttl.unwrap_or(Duration::MAX)
 }
 
-/// What a majority says to a revocation. `None` if too few have answered.
+/// Combines the replies to a revocation. `None` if too few servers have replied.
 pub(crate) fn revoked(nodes: usize, replies: &[RevokeReply]) -> Option<RevokeReply> {
     let said = |reply| replies.iter().filter(|one| **one == reply).count();
     let (revoked, free) = (said(RevokeReply::Revoked), said(RevokeReply::NotHeld));

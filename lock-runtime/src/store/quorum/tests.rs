@@ -1,4 +1,4 @@
-//! What the shell around a campaign leaves behind.
+//! Tests of the resources that an acquisition leaves behind: votes, queue entries and memory.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -9,14 +9,14 @@ use crate::{
     store::{MemoryStore, RaiseReply},
 };
 
-/// A server that can stop answering, or deny once what it has granted.
+/// A server that can stop replying, or deny once that it holds a lock.
 #[derive(Debug, Default)]
 struct Server {
     store: MemoryStore,
     silent: AtomicBool,
     denies: AtomicBool,
     granted: Mutex<Vec<Token>>,
-    /// Its numbers are ahead of those of others.
+    /// The numbers of this server are ahead of those of the others.
     is_ahead: AtomicBool,
     raised: AtomicUsize,
 }
@@ -133,7 +133,7 @@ async fn a_release_that_no_majority_hears_is_remembered_no_longer_than_it_is_sai
         .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
     let lease = Duration::from_secs(3);
     let Ok(store) = QuorumStore::new(named, lease) else {
-        panic!("three are right")
+        panic!("three servers are valid")
     };
     let key = LockKey::new("a").unwrap();
     let hold = Hold::new(key.clone(), Mode::Exclusive, Token::random());
@@ -156,11 +156,11 @@ async fn a_release_that_no_majority_hears_is_remembered_no_longer_than_it_is_sai
     tokio::time::sleep(Duration::from_secs(1)).await;
     for server in &servers {
         let Ok(seen) = server.store.inspect(&key, Family::Lock).await else {
-            panic!("it answers")
+            panic!("the server replies")
         };
         assert!(
             seen.holders.is_empty(),
-            "it is given back before its lease ends"
+            "it must be released before its lease expires"
         );
     }
 }
@@ -173,7 +173,7 @@ async fn a_grant_that_is_not_confirmed_is_given_up_where_it_is_held() {
         .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
     let lease = Duration::from_secs(3);
     let Ok(store) = QuorumStore::new(named, lease) else {
-        panic!("three are right")
+        panic!("three servers are valid")
     };
     let store = Arc::new(store);
     let locks = LockClient::with_store(store.clone());
@@ -210,13 +210,14 @@ async fn a_grant_that_is_not_confirmed_is_given_up_where_it_is_held() {
     );
     assert!(
         released.elapsed() < lease / 2,
-        "it waited for what it held itself"
+        "the waiter waited for its own vote"
     );
     assert_eq!(lock(&store.inner.campaigns).len(), 1);
     drop(guard);
 }
 
-/// A lock at three servers, some of which do not hear that its writer becomes a reader. All of it is given back before its lease ends.
+/// Downgrades a lock at three servers, of which the first `silent` do not receive the request.
+/// Everything must be released before its lease expires.
 async fn downgraded_unheard_by(silent: usize) {
     let servers = [(); 3].map(|()| Arc::<Server>::default());
     let named = servers
@@ -224,7 +225,7 @@ async fn downgraded_unheard_by(silent: usize) {
         .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
     let lease = Duration::from_secs(6);
     let Ok(store) = QuorumStore::new(named, lease) else {
-        panic!("three are right")
+        panic!("three servers are valid")
     };
     let locks = LockClient::with_store(Arc::new(store));
     let guard = locks
@@ -235,7 +236,7 @@ async fn downgraded_unheard_by(silent: usize) {
         .acquire()
         .await
         .unwrap();
-    // The last of the servers, which a majority does not wait for, has its say.
+    // Wait for the last server, for which a majority does not wait.
     tokio::time::sleep(Duration::from_millis(10)).await;
 
     let silence = |silence| {
@@ -246,7 +247,7 @@ async fn downgraded_unheard_by(silent: usize) {
     silence(true);
     let reader = guard.downgrade().await;
     silence(false);
-    // Those that were silent are left in peace for a while.
+    // Wait until the circuit breakers of the silent servers are half-open.
     tokio::time::sleep(Duration::from_secs(1)).await;
     match reader {
         Ok(reader) => reader.release().await.unwrap(),
@@ -259,7 +260,7 @@ async fn downgraded_unheard_by(silent: usize) {
             .inspect(&LockKey::new("a").unwrap(), Family::Lock)
             .await
         else {
-            panic!("it answers")
+            panic!("the server replies")
         };
         assert!(seen.holders.is_empty(), "{seen:?}");
     }
@@ -275,7 +276,7 @@ async fn a_writer_that_did_not_become_a_reader_gives_back_what_it_holds_as_a_rea
     downgraded_unheard_by(2).await;
 }
 
-/// The server that does not hear of a downgrade would keep other readers out until the writer's vote ends there.
+/// A server that misses a downgrade must not exclude readers until the writer's vote expires.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
     let servers = [(); 3].map(|()| Arc::<Server>::default());
@@ -284,7 +285,7 @@ async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
         .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
     let lease = Duration::from_secs(6);
     let Ok(store) = QuorumStore::new(named, lease) else {
-        panic!("three are right")
+        panic!("three servers are valid")
     };
     let locks = LockClient::with_store(Arc::new(store));
     let guard = locks
@@ -299,7 +300,8 @@ async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
     servers[0].silent.store(true, Ordering::Relaxed);
     let reader = guard.downgrade().await.unwrap();
     servers[0].silent.store(false, Ordering::Relaxed);
-    // A server that was silent is not asked for half a second. A third of the lease later the lock is renewed.
+    // The circuit breaker of a silent server is open for half a second. The lock is renewed after a
+    // third of the lease.
     tokio::time::sleep(lease * 3 / 4).await;
     let seen = servers[0]
         .store
@@ -315,7 +317,8 @@ async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
     reader.release().await.unwrap();
 }
 
-/// A pause before a second look is no round trip: the time-outs that follow from the round trip would grow with each look.
+/// The pause before a second check is no round trip. Otherwise the time-outs that depend on the
+/// round trip would grow with each check.
 #[tokio::test(start_paused = true)]
 async fn a_second_look_does_not_count_as_a_round_trip() {
     let servers: Vec<_> = (0..5).map(|_| Arc::<Server>::default()).collect();
@@ -324,7 +327,7 @@ async fn a_second_look_does_not_count_as_a_round_trip() {
         .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
     let lease = Duration::from_secs(30);
     let Ok(store) = QuorumStore::new(named, lease) else {
-        panic!("five are right")
+        panic!("five servers are valid")
     };
     let store = Arc::new(store);
     let locks = LockClient::with_store(store.clone());
@@ -347,7 +350,7 @@ async fn a_second_look_does_not_count_as_a_round_trip() {
             .unwrap();
         assert!(
             since.elapsed() >= Duration::from_millis(10),
-            "it did not look twice"
+            "there was no second check"
         );
         guard.release().await.unwrap();
     }
@@ -355,10 +358,10 @@ async fn a_second_look_does_not_count_as_a_round_trip() {
     assert!(round_trip < Duration::from_millis(2), "{round_trip:?}");
 }
 
-/// The line node's clock is ahead of all others, so what it gives out with a hand-over is larger
-/// than what the heir would propose.
+/// The coordinator's clock is ahead of all others, so the fencing token of a hand-off is larger
+/// than the number that the next holder would propose.
 #[tokio::test(start_paused = true)]
-async fn an_heir_proposes_more_than_it_was_handed() {
+async fn the_next_holder_proposes_more_than_it_was_handed() {
     for count in [3, 5] {
         let servers: Vec<_> = (0..count).map(|_| Arc::<Server>::default()).collect();
         let key = LockKey::new("a").unwrap();
@@ -408,7 +411,7 @@ async fn an_heir_proposes_more_than_it_was_handed() {
         assert_eq!(
             raised - before,
             0,
-            "numbers were written back to {count} servers in 20 hand-overs"
+            "numbers were written back to {count} servers in 20 hand-offs"
         );
     }
 }

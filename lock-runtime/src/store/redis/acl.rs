@@ -1,17 +1,19 @@
-//! The access rules that a lock needs on a server with users.
+//! The access rules that locks need on a server with users.
 
 use std::fmt;
 
-/// What the scripts call, and `eval` and `evalsha` for the scripts themselves. `info` is for the checks on connect;
-/// `subscribe`, and `publish` in the scripts, are for what is told unasked.
+/// The commands of the scripts, and `eval` and `evalsha` to run them. `info` is for the checks on
+/// connect; `subscribe`, and `publish` in the scripts, are for push messages.
 const COMMANDS: &str = "+eval +evalsha +info +subscribe +publish +time +type +get +set +del +pttl +pexpire +pexpireat \
                         +hget +hmget +hset +hdel \
                         +zadd +zrem +zscore +zcount +zrange +zrangebyscore +zremrangebyscore";
 
-/// What the nodes of a cluster are asked beyond that: who keeps what, for a key on its way, and for what is told unasked.
+/// The additional commands for the nodes of a cluster: for the slot map, for keys of a migrating
+/// slot, and for push messages.
 const CLUSTER_COMMANDS: &str = "+cluster|slots +asking +ssubscribe +sunsubscribe +spublish";
 
-/// The `ACL SETUSER` line for the locks of one namespace, in database `db` of a server or on the nodes of a cluster.
+/// The `ACL SETUSER` line for the locks of one namespace, in database `db` of a server or on the
+/// nodes of a cluster.
 #[derive(Clone, Debug)]
 pub(super) struct AclLine {
     namespace: String,
@@ -22,7 +24,7 @@ pub(super) struct AclLine {
 
 impl AclLine {
     pub(super) fn new(namespace: &str, db: i64) -> Self {
-        // Key patterns are globs, and cannot hold blanks.
+        // Key patterns are globs, and cannot contain blanks.
         let mut pattern = String::with_capacity(namespace.len());
         for c in namespace.chars() {
             match c {
@@ -39,7 +41,7 @@ impl AclLine {
         }
     }
 
-    /// For a store that waits for replicas, or not.
+    /// Sets whether the store waits for replicas.
     pub(super) fn waiting(self, waits: bool) -> Self {
         Self { waits, ..self }
     }
@@ -62,7 +64,7 @@ impl fmt::Display for AclLine {
             cluster,
         } = self;
         write!(f, "ACL SETUSER <user> on ><password> ~{ns}:*")?;
-        // The keys beside a lock: its fence and its queue.
+        // The side keys of a lock: its fence and its queue.
         for side in ["f", "q"] {
             write!(f, " ~{{{ns}:*}}:{side} ~{side}:{ns}:*")?;
         }

@@ -1,4 +1,5 @@
-//! What time it is on the server, by estimate: a deadline that the server is to keep must be told in its own time.
+//! An estimate of the server's time. The server checks deadlines by its own clock, so they are
+//! sent in that time.
 
 use std::{
     sync::atomic::{AtomicI64, Ordering},
@@ -9,9 +10,10 @@ use tokio::time::Instant;
 
 /// The difference between the server's clock and this process's monotonic one.
 ///
-/// Each observation bounds it from both sides: the server read its clock after the request was sent and before the reply
-/// came. The estimate moves only when it is out of bounds, to the nearer bound, so it settles within the shortest round
-/// trip, follows a slow drift, and after a jump is right again with the first reply.
+/// Each observation bounds it from both sides: the server read its clock after the request was
+/// sent and before the reply arrived. The estimate moves only when it is out of bounds, to the
+/// nearer bound. It thus settles within the shortest round trip, follows a slow drift, and is
+/// right again with the first reply after a jump.
 #[derive(Debug)]
 pub(crate) struct ServerClock {
     base: Instant,
@@ -20,23 +22,25 @@ pub(crate) struct ServerClock {
 }
 
 impl ServerClock {
-    /// The first observation: the server said `micros` at some moment before `received`.
+    /// Creates the clock from a first observation: the server's time was `micros` at some instant
+    /// before `received`.
     pub(crate) fn new(micros: u64, received: Instant) -> Self {
-        // The lower bound: a deadline that is early makes the server refuse, one that is late lets it grant to nobody.
+        // The lower bound: if a deadline is too early the server refuses the request, if it is too
+        // late the server may grant a lock that no client waits for any more.
         Self {
             base: received,
             at_base: AtomicI64::new(micros as i64),
         }
     }
 
-    /// The server said `micros` at some moment between `sent` and `received`.
+    /// Records that the server's time was `micros` at some instant between `sent` and `received`.
     pub(crate) fn observe(&self, micros: u64, sent: Instant, received: Instant) {
         let micros = micros as i64;
         let (lower, upper) = (
             micros - self.since_base(received),
             micros - self.since_base(sent),
         );
-        // A number on its own: no other memory depends on it.
+        // Relaxed, because no other memory depends on this number.
         let clamp = |estimate: i64| Some(estimate.max(lower).min(upper));
         let _ = self
             .at_base

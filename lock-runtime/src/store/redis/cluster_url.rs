@@ -1,4 +1,5 @@
-//! How a cluster is named: `redis+cluster://[user:password@]host[:port][,host[:port]...]`, or URLs of some of its nodes.
+//! The URL of a cluster, `redis+cluster://[user:password@]host[:port][,host[:port]...]`, or the
+//! URLs of some of its nodes.
 
 use redis::{ConnectionAddr, ConnectionInfo};
 
@@ -7,10 +8,10 @@ use crate::error::{LockError, LockErrorKind};
 
 const RIGHT: &str = "redis+cluster://user:password@host:6379,host2:6379";
 
-/// The nodes of a URL for a cluster; `None` if it is not for a cluster.
+/// Parses the nodes of a cluster URL; `None` if the URL is not for a cluster.
 ///
 /// # Errors
-/// `InvalidUrl`; the message never repeats the URL, as it may hold a password.
+/// `InvalidUrl`. The message never repeats the URL, which may contain a password.
 pub(super) fn parse(
     url: &str,
     settings: &Settings,
@@ -30,7 +31,9 @@ fn nodes(scheme: &str, rest: &str, settings: &Settings) -> Result<Vec<Connection
         return Err(invalid("a cluster has no numbered databases"));
     }
     if hosts.contains(['?', '#']) {
-        return Err(invalid("nothing stands behind the hosts"));
+        return Err(invalid(
+            "it has a query (?) or a fragment (#), which are not supported",
+        ));
     }
     seeds(
         hosts
@@ -40,10 +43,10 @@ fn nodes(scheme: &str, rest: &str, settings: &Settings) -> Result<Vec<Connection
     )
 }
 
-/// The nodes that the URLs name, each on its own.
+/// Parses URLs that name one node each.
 ///
 /// # Errors
-/// As [`parse`].
+/// The errors of [`parse`].
 pub(super) fn seeds(
     urls: impl IntoIterator<Item = impl AsRef<str>>,
     settings: &Settings,
@@ -52,7 +55,7 @@ pub(super) fn seeds(
     for url in urls {
         url::check_tls(url.as_ref())?;
         let client = url::open(url.as_ref(), settings).map_err(|error| match error.kind() {
-            LockErrorKind::InvalidUrl => invalid("one of the nodes is not named as it should be"),
+            LockErrorKind::InvalidUrl => invalid("the URL of a node is not valid"),
             _ => error,
         })?;
         let seed = client.get_connection_info().clone();
@@ -60,18 +63,18 @@ pub(super) fn seeds(
             return Err(invalid("a cluster has no numbered databases"));
         }
         if is_tls(&seed).is_none() {
-            return Err(invalid("a node is reached by host and port"));
+            return Err(invalid("a node needs a host and a port"));
         }
         if seeds
             .first()
             .is_some_and(|first| is_tls(first) != is_tls(&seed))
         {
-            return Err(invalid("all nodes are reached over TLS, or none"));
+            return Err(invalid("either all nodes or none use TLS"));
         }
         seeds.push(seed);
     }
     if seeds.is_empty() {
-        Err(invalid("there is no node to begin with"))
+        Err(invalid("no node is given"))
     } else {
         Ok(seeds)
     }
@@ -89,7 +92,7 @@ fn invalid(complaint: &str) -> LockError {
     LockError::new(
         LockErrorKind::InvalidUrl,
         format!(
-            "this does not name a Redis Cluster: {complaint}; a right URL is {RIGHT} (percent-encode special characters of \
+            "this does not name a Redis Cluster: {complaint}; a valid URL is {RIGHT} (percent-encode special characters of \
              the password)"
         ),
     )

@@ -1,11 +1,13 @@
-//! The connection to one server: made again when it is lost, and shared by all calls.
+//! The connection to one server, shared by all calls and re-established when it is lost.
 //!
-//! It subscribes to what the server tells unasked as a part of being made, so it hears whatever is told after the first call
-//! on it. The client library's own reconnecting manager is not used: what is pushed would take a detour there through a task
-//! that ends with the runtime on which the client was made, and a subscription that failed is forgotten.
+//! It subscribes to the push messages while it is being established, so it receives every message
+//! that is sent after its first call. The reconnecting manager of the client library is not used:
+//! it would route push messages through a task that ends with the runtime on which the client was
+//! created, and it forgets a subscription that failed.
 //!
-//! Nothing here waits longer than a connection attempt takes, and nothing is sent a second time but the text of a
-//! script in place of an unknown digest. Timeouts of calls are the caller's.
+//! Apart from the reply itself, a call waits at most for a connection attempt. It is sent again
+//! only as [`Repeat`] permits, or with the text of the script if the server does not know the
+//! digest. Time-outs of calls are left to the caller.
 
 use std::{
     sync::{Arc, PoisonError, RwLock},
@@ -31,12 +33,13 @@ use super::{
 };
 use crate::store::{StoreError, StoreErrorKind};
 
-/// How many renewals are sent at once: enough that the round trip is shared, few enough that other calls get their turn.
+/// The number of renewals that are sent at once: enough to share a round trip, few enough to let
+/// other calls through.
 pub(super) const BATCH: usize = 100;
 
 pub(super) struct Connection {
     dial: Dial,
-    // Not tokio's: it is held for a clone only, never across an await.
+    // A std lock: it is held for a clone only, never across an await.
     link: RwLock<Arc<Link>>,
 }
 
@@ -51,7 +54,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Begins to connect, within a runtime. The first call waits for it.
+    /// Starts to connect, within a runtime. The first call waits for the connection.
     pub(super) fn begin(dial: Dial) -> Self {
         let link = RwLock::new(Arc::new(dial.dial()));
         Self { dial, link }
@@ -71,12 +74,12 @@ impl Connection {
         Err(error)
     }
 
-    /// Another connection to the same place, which listens to nothing.
+    /// Another connection to the same server, without push messages.
     pub(super) fn beside(&self) -> Self {
         Self::begin(self.dial.deaf())
     }
 
-    /// A connection to a server that votes with others, which begins to be made.
+    /// Starts to connect to a server that votes with others.
     pub(super) fn member(client: Client, namespace: &str, longest_lease: Duration) -> Self {
         let acl = AclLine::new(
             namespace,
@@ -89,22 +92,22 @@ impl Connection {
         )
     }
 
-    /// What the marker of the server's data said last, of a server among several.
+    /// The latest marker of the data, on a server of a quorum.
     pub(super) fn marker(&self) -> Option<String> {
         self.dial.tenure().map(|tenure| tenure.marker.clone())
     }
 
-    /// What a server among several calls its present life.
+    /// The `run_id` of a server of a quorum.
     pub(super) fn run_id(&self) -> Option<String> {
         self.dial.tenure()?.run_id.clone()
     }
 
-    /// The server is not what it was: the next call greets it anew.
+    /// Ends the connection because the server has changed. The next call repeats the handshake.
     pub(super) fn greet_again(&self) {
         self.link().end();
     }
 
-    /// Does a connection stand, as far as is known?
+    /// Whether a connection is up, as far as is known.
     pub(super) fn stands(&self) -> bool {
         self.link
             .read()
@@ -112,17 +115,17 @@ impl Connection {
             .stands()
     }
 
-    /// What the connection is made with.
+    /// The parameters of the connection.
     pub(super) fn dial(&self) -> &Dial {
         &self.dial
     }
 
-    /// What the server tells on this connection.
+    /// The receiver of the push messages.
     pub(super) fn pushes(&self) -> &Pushes {
         &self.dial.pushes
     }
 
-    /// The server's clock, for which a first connection is made where there was none.
+    /// The server's clock. Waits for the first connection if there was none.
     pub(super) async fn clock(&self) -> Result<&ServerClock, StoreError> {
         if self.dial.clock().is_none() {
             let link = self.link();
@@ -131,28 +134,29 @@ impl Connection {
                 error.with_unsent(true)
             })?;
         }
-        // A connection that stands has read it.
+        // An established connection has set the clock.
         self.dial.clock().ok_or_else(unexpected)
     }
 
-    /// Where the server is; never with a password.
+    /// The address of the server, without the password.
     pub(super) fn address(&self) -> String {
         self.dial.target.to_string()
     }
 
-    /// Runs one script. If the connection breaks, it is run once more on the next one: what is under the same token does no
-    /// more twice than once.
+    /// Runs a script, and repeats it once if the connection breaks: executed twice under the same
+    /// token, it does no more than once.
     pub(super) async fn call(&self, call: &Call) -> Result<Value, StoreError> {
         self.call_as(call, Repeat::Once).await
     }
 
-    /// Runs one script. One that must not be repeated is one whose answer would mean something else the second time, or that would do
-    /// harm the first time if it were executed late.
+    /// Runs a script. It must not be repeated if its reply would have another meaning the second
+    /// time, or if the first call would do harm when executed late.
     pub(super) async fn call_as(&self, call: &Call, repeat: Repeat) -> Result<Value, StoreError> {
         self.settle(self.answer(None, call, repeat).await?)
     }
 
-    /// Runs, without repeating it, a script that is told a deadline in the server's time and says that time behind its first word.
+    /// Runs a script without repeating it. The script takes a deadline in the server's time, and
+    /// returns that time as the second word of its reply.
     pub(super) async fn call_by(
         &self,
         deadline: Instant,
@@ -161,7 +165,8 @@ impl Connection {
         self.settle(self.answer_by(None, deadline, write).await?)
     }
 
-    /// As [`call_as`](Self::call_as), with the command `first` right ahead of the script's wherever that is sent. An answer that is an error of the server is an answer.
+    /// As [`call_as`](Self::call_as), with the command `first` sent right before the script each
+    /// time. An error reply of the server is returned as a value.
     pub(super) async fn answer(
         &self,
         first: Option<&Cmd>,
@@ -186,7 +191,8 @@ impl Connection {
         }
     }
 
-    /// As [`call_by`](Self::call_by), with `first` and for an answer as in [`answer`](Self::answer).
+    /// As [`call_by`](Self::call_by), with `first` and error replies as in
+    /// [`answer`](Self::answer).
     pub(super) async fn answer_by(
         &self,
         first: Option<&Cmd>,
@@ -207,12 +213,14 @@ impl Connection {
         Ok(value)
     }
 
-    /// Sends a question that may be asked again. An error of the server is an answer.
+    /// Sends a command that is safe to repeat. An error reply of the server is
+    /// returned as a value.
     pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, StoreError> {
         Ok(self.send(command, false).await?)
     }
 
-    /// Runs so many scripts in few round trips, and tells of each how it went. Repeated as [`call`](Self::call).
+    /// Runs `count` scripts in few round trips, and returns a result for each. Repeated as in
+    /// [`call`](Self::call).
     pub(super) async fn call_all(
         &self,
         count: usize,
@@ -229,7 +237,8 @@ impl Connection {
         results
     }
 
-    /// Runs scripts in one round trip. An error of the server is an answer. Repeated as [`call`](Self::call).
+    /// Runs scripts in one round trip. An error reply of the server is returned as a value.
+    /// Repeated as in [`call`](Self::call).
     pub(super) async fn answer_each(
         &self,
         calls: impl ExactSizeIterator<Item = Call>,
@@ -245,7 +254,8 @@ impl Connection {
         }
         let mut values = self.send_all_again(&pipeline, votes).await?;
 
-        // In one round trip as well: the caller's time is that of one.
+        // Unknown scripts share a round trip too, as the caller's time limit is that of
+        // a single call.
         let mut again = Pipeline::new();
         for ((script, by_digest), value) in
             scripts.into_iter().zip(pipeline.cmd_iter()).zip(&values)
@@ -292,7 +302,7 @@ impl Connection {
         self.exchange(votes, send, error::is_of_a_replica).await
     }
 
-    /// Once more if the connection breaks.
+    /// Sends the pipeline, and once more if the connection breaks.
     pub(super) async fn send_all_again(
         &self,
         pipeline: &Pipeline,
@@ -320,7 +330,8 @@ impl Connection {
         .await
     }
 
-    /// Nobody is told on the word of a server that may have forgotten a lock; `votes` says that somebody would be.
+    /// Sends a call on the current connection. `votes` is set for calls that can grant or confirm
+    /// a lock: a quarantined server must not answer them.
     async fn exchange<T>(
         &self,
         votes: bool,
@@ -333,14 +344,14 @@ impl Connection {
             Failed::unsent(error)
         })?;
         if let Some(tenure) = connected.tenure.filter(|_| votes) {
-            // It is the server at the other end of this very connection that is meant.
+            // This is the tenure of the server at the other end of this very connection.
             tenure.check(Instant::now()).map_err(Failed::unsent)?;
         }
         let mut connection = connected.connection;
         let unanswered = link.unanswered();
         let result = call(&mut connection).await;
         unanswered.answered();
-        // What the old primary did last may be unknown to the new one.
+        // The new primary may lack the latest writes of the old one.
         if self.dial.target.moves() && link.is_over() && result.is_ok() {
             let message = "another server has become the primary meanwhile";
             let error = StoreError::new(StoreErrorKind::Unavailable, message);
@@ -350,7 +361,8 @@ impl Connection {
                 broken: true,
             });
         }
-        // It was the primary when the connection was made. The next call connects to whichever is now.
+        // The server was the primary when the connection was established. The next call connects
+        // to the current one.
         if result.as_ref().is_ok_and(is_of_a_replica) {
             link.end();
         }
@@ -365,7 +377,7 @@ impl Connection {
         })
     }
 
-    /// The current connection, or a new one that is being made.
+    /// The current connection, or a new one that is being established.
     fn link(&self) -> Arc<Link> {
         let link = self
             .link
@@ -376,14 +388,14 @@ impl Connection {
             return link;
         }
         let mut current = self.link.write().unwrap_or_else(PoisonError::into_inner);
-        // The first of the calls that find it over dials for all.
+        // The first call that finds the connection over dials for all.
         if current.is_over() {
             *current = Arc::new(self.dial.dial());
         }
         current.clone()
     }
 
-    /// An answer that is an error of the server becomes ours.
+    /// Converts an error reply of the server into a [`StoreError`].
     pub(super) fn settle(&self, value: Value) -> Result<Value, StoreError> {
         match value {
             Value::ServerError(error) => Err(error::refused(&error, &self.dial.acl)),
@@ -395,19 +407,19 @@ impl Connection {
 /// Writes a call for a deadline in the server's time, in microseconds since 1970.
 pub(super) type Writer<'a> = &'a (dyn Fn(u64) -> Call + Sync);
 
-/// May a call be sent again where the connection broke?
+/// Whether a call may be sent again after the connection broke.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repeat {
     Once,
     Never,
 }
 
-/// A call that has no reply.
+/// A call without a reply.
 pub(super) struct Failed {
     pub(super) error: StoreError,
-    /// It may have been executed.
+    /// The call may have been executed.
     pub(super) sent: bool,
-    /// There was a connection, and it is no more.
+    /// The connection was established and has broken.
     broken: bool,
 }
 
@@ -420,7 +432,7 @@ impl Failed {
         }
     }
 
-    /// The call was sent before.
+    /// Records that an earlier attempt was sent.
     fn repeated(self) -> Self {
         Self {
             error: self.error.with_unsent(false),
@@ -440,7 +452,7 @@ pub(super) fn is_unknown_script(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }
 
-/// What a server says of itself that may not know RESP3.
+/// The reply to `INFO` of a server that may not support RESP3.
 async fn without_resp3(client: &Client) -> Option<Info> {
     let info = client.get_connection_info().clone();
     let redis = info

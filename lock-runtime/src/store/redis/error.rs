@@ -1,14 +1,15 @@
-//! What an error of the server or of the connection means for a lock, and what to do about it.
+//! Classification of errors of the server and of the connection, with remedies.
 //!
-//! Messages of a server may repeat the arguments of a command, and so a password or a token: they are shown only where
-//! it is known that they do not.
+//! A message of the server may repeat the arguments of a command, and thus a password or a token.
+//! Messages are shown only where they are known not to do so.
 
 use redis::{ErrorKind, RedisError, ServerError, Value};
 
 use super::{acl::AclLine, link::NO_PROVIDER};
 use crate::store::{StoreError, StoreErrorKind};
 
-/// What a server answers to SELECT with a number that is too large: for its databases, or for any.
+/// Parts of the reply to `SELECT` with a number that is too large: for the server's databases, or
+/// for any server.
 const NO_DATABASE: [&str; 2] = ["DB index", "value is out of range"];
 
 /// Classifies an error reply.
@@ -29,7 +30,7 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
     match error.kind() {
         ErrorKind::Parse => StoreError::new(
             StoreErrorKind::NotRedis,
-            "what answered does not speak the Redis protocol; check host and port, and whether the server asks for TLS (rediss://)",
+            "the server does not speak the Redis protocol; check host and port, and whether it requires TLS (rediss://)",
         ),
         ErrorKind::RESP3NotSupported => too_old(None),
         ErrorKind::InvalidClientConfig if error.to_string().contains(NO_PROVIDER) => {
@@ -40,7 +41,8 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
             StoreErrorKind::Unavailable,
             format!("no connection: {error}"),
         ),
-        // What comes in words of the crate, with those of the server behind: it did not let us select the database.
+        // An error of the crate with the server's message as its detail: the server refused to
+        // select the database.
         ErrorKind::Server(_)
             if error
                 .detail()
@@ -55,8 +57,8 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
         {
             StoreError::new(
                 StoreErrorKind::InvalidUrl,
-                "the server has no database of that number; end the URL with one that it has, such as /0 (`databases` \
-                 in its configuration says how many there are)",
+                "the server has no database of that number; end the URL with a smaller number, such as /0 (the server's \
+                 configuration sets the number of `databases`)",
             )
         }
         _ => StoreError::new(
@@ -66,7 +68,7 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
     }
 }
 
-/// Whether it is what only a replica answers.
+/// Whether the reply is an error that only a replica returns.
 pub(super) fn is_of_a_replica(value: &Value) -> bool {
     let Value::ServerError(error) = value else {
         return false;
@@ -77,24 +79,24 @@ pub(super) fn is_of_a_replica(value: &Value) -> bool {
     )
 }
 
-/// Classifies why there is no first connection, over TLS or not, and says what to look at.
+/// Classifies the failure of a first connection, over TLS or not, and adds a remedy.
 pub(super) fn unconnected(error: &RedisError, tls: bool, acl: &AclLine) -> StoreError {
     if error.kind() != ErrorKind::Io || error.is_connection_refusal() {
         return disconnected(error, acl);
     }
     let text = error.to_string();
-    // rustls' own errors have no type here: redis hands them on as text.
+    // The redis crate passes on the errors of rustls as text, so they have no type here.
     let remedy = if tls
         && (text.contains("CertificateRequired") || text.contains("HandshakeFailure"))
     {
-        "the server may ask for a certificate: give it one by `LockClientBuilder::client_certificate`"
+        "the server may require a client certificate; set one with `LockClientBuilder::client_certificate`"
     } else if tls && text.contains("certificate") {
-        "connect by a name that the certificate is for, and have its authority trusted: by the system, by SSL_CERT_FILE, \
-         or by `LockClientBuilder::root_certificate`"
+        "connect by a name that the certificate is valid for, and trust its authority through the system, SSL_CERT_FILE or \
+         `LockClientBuilder::root_certificate`"
     } else if tls {
-        "does the server speak TLS on this port? a plain one is reached by redis://"
+        "the server may not speak TLS on this port; without TLS the URL begins with redis://"
     } else if error.is_connection_dropped() {
-        "check host and port, and whether the server asks for TLS (rediss://)"
+        "check host and port, and whether the server requires TLS (rediss://)"
     } else {
         return disconnected(error, acl);
     };
@@ -104,7 +106,7 @@ pub(super) fn unconnected(error: &RedisError, tls: bool, acl: &AclLine) -> Store
     )
 }
 
-/// The server does not know RESP3, or what the scripts need.
+/// The error for a server that lacks RESP3 or the commands of the scripts.
 pub(super) fn too_old(version: Option<&str>) -> StoreError {
     let found = version.map_or("the server".into(), |version| format!("Redis {version}"));
     StoreError::new(
@@ -113,7 +115,7 @@ pub(super) fn too_old(version: Option<&str>) -> StoreError {
     )
 }
 
-/// The server is a replica.
+/// The error for a server that is a replica.
 pub(super) fn read_only() -> StoreError {
     StoreError::new(
         StoreErrorKind::ReadOnly,
@@ -124,7 +126,7 @@ pub(super) fn read_only() -> StoreError {
 fn unauthenticated() -> StoreError {
     StoreError::new(
         StoreErrorKind::Unauthenticated,
-        "the server refused the user name and password, or asks for them; \
+        "the server refused the user name and password, or requires them; \
          give them in the URL: redis://user:password@host:6379 (or redis://:password@host:6379)",
     )
 }
@@ -135,17 +137,17 @@ fn classify(code: &str, details: &str, acl: &AclLine) -> StoreError {
         "READONLY" => read_only(),
         "NOPERM" => new(
             StoreErrorKind::Forbidden,
-            format!("the server's access rules forbid what a lock needs ({}); allow it with: {acl}", safe(details)),
+            format!("the server's access rules deny a right that locks need ({}); allow it with: {acl}", safe(details)),
         ),
         "NOAUTH" | "WRONGPASS" => unauthenticated(),
         "DENIED" => new(
             StoreErrorKind::Forbidden,
             "the server is in protected mode and accepts local connections only; give it a password, or bind it".into(),
         ),
-        "WRONGTYPE" => new(StoreErrorKind::ForeignKey, "data of another kind lie under a key of the lock".into()),
+        "WRONGTYPE" => new(StoreErrorKind::ForeignKey, "a key of the lock holds data of another type".into()),
         "UNKNOWN" => new(
             StoreErrorKind::NotRedis,
-            "the server does not know a command that a lock needs; is it Redis 6.0 or later?".into(),
+            "the server does not support a command that locks need; use Redis 6.0 or later".into(),
         ),
         "OOM" => new(StoreErrorKind::Unavailable, "the server is out of memory (maxmemory)".into()),
         "LOADING" => new(StoreErrorKind::Unavailable, "the server is loading its data".into()),
@@ -154,7 +156,7 @@ fn classify(code: &str, details: &str, acl: &AclLine) -> StoreError {
             StoreErrorKind::Unavailable,
             format!(
                 "the server is one node of a cluster and another one keeps this lock ({cause}); \
-                 connect by redis+cluster://host:port"
+                 connect with redis+cluster://host:port"
             ),
         ),
         "TRYAGAIN" => new(
@@ -166,7 +168,8 @@ fn classify(code: &str, details: &str, acl: &AclLine) -> StoreError {
     }
 }
 
-/// The code that tells what went wrong. Before Redis 7 an error within a script comes as `ERR` with the first code in its text.
+/// The code that identifies the error. Before Redis 7 an error within a script is reported as
+/// `ERR`, with the original code in its text.
 fn cause<'a>(code: &'a str, details: &'a str) -> &'a str {
     if code != "ERR" {
         return code;
@@ -204,7 +207,8 @@ fn cause<'a>(code: &'a str, details: &'a str) -> &'a str {
     .unwrap_or(code)
 }
 
-/// A message without the arguments that it repeats, and without the place in the script, which tells a user nothing.
+/// Removes from a message the arguments that it repeats, and the position in the script, which is
+/// of no use to users.
 fn safe(details: &str) -> &str {
     [", with args", " script: "]
         .iter()

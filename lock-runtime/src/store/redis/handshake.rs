@@ -1,4 +1,5 @@
-//! The questions that a server is asked on every connect: is it one that can keep locks, and what time is it there?
+//! The handshake on every new connection: it checks whether the server can store locks, and
+//! reads its time.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::store::{StoreError, StoreErrorKind};
 
-/// What a server said of itself when a connection to it was made.
+/// The replies of a server to the handshake.
 pub(super) struct Greeting {
     pub(super) sent: Instant,
     pub(super) received: Instant,
@@ -25,7 +26,8 @@ pub(super) struct Greeting {
 }
 
 impl Greeting {
-    /// One round trip. Of a server among several the `marker` of its data is asked as well.
+    /// Performs the handshake in one round trip. On a server of a quorum it also reads the
+    /// `marker` of the data.
     pub(super) async fn exchange(
         connection: &mut MultiplexedConnection,
         marker: Option<&Cmd>,
@@ -51,12 +53,12 @@ impl Greeting {
         })
     }
 
-    /// What it is.
+    /// The reply to `INFO`.
     pub(super) fn info(&self, acl: &AclLine) -> Result<Info, StoreError> {
         text(&self.info, acl).map(Info)
     }
 
-    /// The marker of its data, and how long it has had them.
+    /// The marker of the data, and the time for which the server has had it.
     pub(super) fn marker(&self, acl: &AclLine) -> Result<(String, Duration), StoreError> {
         if let Value::ServerError(refusal) = &self.marker {
             return Err(error::refused(refusal, acl));
@@ -66,7 +68,7 @@ impl Greeting {
         Ok((reply.text()?, Duration::from_micros(reply.count()?)))
     }
 
-    /// What time it is there, in microseconds since 1970.
+    /// The server's time, in microseconds since 1970.
     pub(super) fn micros(&self, acl: &AclLine) -> Result<u64, StoreError> {
         match &self.time {
             Value::Array(time) => {
@@ -91,27 +93,28 @@ fn text(value: &Value, acl: &AclLine) -> Result<String, StoreError> {
     }
 }
 
-/// What a server is to be.
+/// The role that a server must have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// A server that keeps all locks.
+    /// A server that stores all locks.
     Primary,
-    /// A node of a cluster, which may be a replica: those are not asked for locks, but for the way.
+    /// A node of a cluster. It may be a replica, which is only queried for the slot map.
     Node,
 }
 
-/// The answer to INFO.
+/// The reply to `INFO`.
 pub(super) struct Info(String);
 
 impl Info {
-    /// The answer `text`.
+    /// Wraps the text of the reply.
     pub(super) fn new(text: String) -> Self {
         Self(text)
     }
 
-    /// The version of a server that is too old.
+    /// The version of the server if it is too old.
     pub(super) fn old_version(&self) -> Option<&str> {
-        // Every Valkey has what locks need, whichever version of Redis it names for compatibility.
+        // Every Valkey has the required features, whichever version of Redis it reports for
+        // compatibility.
         if self.field("valkey_version").is_some() {
             return None;
         }
@@ -120,12 +123,12 @@ impl Info {
         (major < 6).then_some(version)
     }
 
-    /// What it calls its present life.
+    /// The identifier of the current run of the server.
     pub(super) fn run_id(&self) -> Option<String> {
         self.field("run_id").map(str::to_owned)
     }
 
-    /// How long it has been up.
+    /// The time since the server was started.
     pub(super) fn uptime(&self) -> Option<Duration> {
         self.field("uptime_in_seconds")?
             .parse()
@@ -140,7 +143,7 @@ impl Info {
             .map(str::trim)
     }
 
-    /// Is it what it is to be?
+    /// Checks that the server can store locks in the role `kind`.
     pub(super) fn check(&self, kind: Kind) -> Result<(), StoreError> {
         if let Some(version) = self.old_version() {
             return Err(error::too_old(Some(version)));
@@ -155,7 +158,7 @@ impl Info {
             return Err(StoreError::new(StoreErrorKind::NotRedis, message));
         }
         if kind == Kind::Node && self.field("cluster_enabled") != Some("1") {
-            let message = "the server is no node of a cluster; connect by redis://host:port";
+            let message = "the server is not a node of a cluster; connect with redis://host:port";
             return Err(StoreError::new(StoreErrorKind::NotRedis, message));
         }
         if kind == Kind::Primary
@@ -201,7 +204,7 @@ mod tests {
 
     #[test]
     fn valkey_is_known_by_the_fields_of_its_own() {
-        // As Valkey 8.1 prints them.
+        // As printed by Valkey 8.1.
         let info = |version: &str, mode: &str, role: &str| {
             let text = format!(
                 "# Server\r\nredis_version:{version}\r\nserver_name:valkey\r\nvalkey_version:8.1.1\r\n\
@@ -216,7 +219,7 @@ mod tests {
                 .check(Kind::Primary)
                 .is_ok()
         );
-        // A user may have it name another version to old clients.
+        // Valkey can be configured to report another version to old clients.
         assert!(
             info("5.0.0", "standalone", "master")
                 .check(Kind::Primary)

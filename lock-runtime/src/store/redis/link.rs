@@ -42,40 +42,41 @@ use crate::{
     sync::lock,
 };
 
-/// How long one attempt may take; there are two before a call is told.
+/// The time limit of one attempt. A call fails after two of them.
 const ATTEMPT: Duration = Duration::from_secs(1);
-/// Between the two.
+/// The pause between the two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
-/// A connection on which nothing was answered for so long, though something was asked, is given up.
+/// The silence after which a connection is given up: calls have been sent, and none was answered.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How many calls may be on their way to the socket: enough that it is the server that is waited for, not the channel.
+/// The number of calls that may be on their way to the socket: enough that calls wait for the
+/// server, and not for the channel.
 const BUFFERED_CALLS: usize = 4096;
 
 pub(super) const NO_PROVIDER: &str = "TLS could not be set up; install a crypto provider at the start of `main`: \
                                       `rustls::crypto::ring::default_provider().install_default()`";
 
-/// What a connection is made with.
+/// The parameters of a connection.
 #[derive(Clone)]
 pub(super) struct Dial {
     pub(super) target: Target,
     pub(super) pushes: Arc<Pushes>,
     pub(super) acl: AclLine,
-    /// Of a server among several.
+    /// Set for a server of a quorum.
     membership: Option<Membership>,
     pub(super) kind: Kind,
-    /// Set with the first connection that stands.
+    /// Set by the first established connection.
     clock: Arc<OnceLock<ServerClock>>,
-    /// What is worth a warning once, whatever the number of connections.
+    /// Warnings that are logged once, whatever the number of connections.
     warned: Arc<Warned>,
-    /// Whether it listens to what the server tells, and its end is told.
+    /// Whether the connection receives push messages and reports its end.
     listens: bool,
 }
 
-/// What is to be known of a server that votes with others.
+/// The state of a server that votes with others.
 #[derive(Clone)]
 struct Membership {
     longest_lease: Duration,
-    /// Asks for the marker of its data.
+    /// Reads the marker of the server's data.
     question: Cmd,
     latest: Arc<Mutex<Option<Arc<Tenure>>>>,
 }
@@ -85,31 +86,33 @@ struct Warned {
     no_info: Once,
 }
 
-/// A connection that is being made, stands, or is over. It is not made again: whoever finds it over dials anew.
+/// A connection that is being established, is up, or is over. It is not re-established: a caller
+/// that finds it over dials a new one.
 pub(super) struct Link {
     connected: Shared<BoxFuture<'static, Result<Connected, StoreError>>>,
     attempt: AbortHandle,
     life: Arc<Life>,
-    /// Since when no call was answered that was sent; `None` after an answer.
+    /// The time since which calls have been sent without any answer; `None` after an answer.
     silent_since: Mutex<Option<Instant>>,
 }
 
-/// A connection that stands, and the server at its other end.
+/// An established connection, and the server at its other end.
 #[derive(Clone)]
 pub(super) struct Connected {
     pub(super) connection: MultiplexedConnection,
-    /// Of a server among several.
+    /// Set for a server of a quorum.
     pub(super) tenure: Option<Arc<Tenure>>,
 }
 
-/// Whether a connection stands, known to the task that reads from it as well.
+/// Whether a connection is up. Shared with the task that reads from it.
 struct Life {
-    /// It stood once, so its end is news.
+    /// The connection was established, so its end is reported.
     stood: AtomicBool,
     over: AtomicBool,
-    /// Who is told of its end.
+    /// Notified of the end of the connection.
     pushes: Option<Arc<Pushes>>,
-    /// Where the server may be another one in a moment: what ends it then.
+    /// The task that ends the connection when another server becomes the primary, where
+    /// that can happen.
     watch: OnceLock<AbortHandle>,
 }
 
@@ -150,7 +153,7 @@ impl Dial {
         }
     }
 
-    /// To the same place, for connections that listen to nothing.
+    /// The same parameters for a connection that receives no push messages.
     pub(super) fn deaf(&self) -> Self {
         Self {
             listens: false,
@@ -158,7 +161,8 @@ impl Dial {
         }
     }
 
-    /// The same for a server that votes with others. It keeps away for `longest_lease` where it may have forgotten a lock.
+    /// The same parameters for a server that votes with others. It does not vote for
+    /// `longest_lease` if it may have forgotten a lock.
     pub(super) fn member(self, namespace: &str, longest_lease: Duration) -> Self {
         let question = Call::new(&scripts::MARKER, 1)
             .arg(marker_name(namespace))
@@ -174,12 +178,12 @@ impl Dial {
         }
     }
 
-    /// What was seen last of a server among several.
+    /// The latest tenure of a server of a quorum.
     pub(super) fn tenure(&self) -> Option<Arc<Tenure>> {
         lock(&self.membership.as_ref()?.latest).clone()
     }
 
-    /// The same to a node of a cluster, which has a clock of its own.
+    /// The same parameters for a node of a cluster, which has a clock of its own.
     pub(super) fn to_node(&self, client: Client) -> Self {
         let target = Target::Server(Arc::new(client));
         Self {
@@ -190,19 +194,19 @@ impl Dial {
         }
     }
 
-    /// Says once that those who wait are not told.
+    /// Warns once that waiters are not notified.
     pub(super) fn warn_of_silence(&self, error: &StoreError) {
         self.warned.no_pushes.call_once(|| {
-            tracing::warn!(%error, "the server does not tell who is granted a lock: those who wait only ask once a second");
+            tracing::warn!(%error, "the server sends no messages about grants: waiters only poll once a second");
         });
     }
 
-    /// The server's clock, once a connection has stood.
+    /// The server's clock, once a connection has been established.
     pub(super) fn clock(&self) -> Option<&ServerClock> {
         self.clock.get()
     }
 
-    /// Begins to connect, in a task of its own: whoever waits for it may stop waiting.
+    /// Starts to connect in a separate task, as a caller may stop waiting for the connection.
     pub(super) fn dial(&self) -> Link {
         let pushes = self.listens.then(|| self.pushes.clone());
         let life = Arc::new(Life {
@@ -211,7 +215,8 @@ impl Dial {
             pushes,
             watch: OnceLock::new(),
         });
-        // Only the result is shared: the attempt belongs to the runtime it was begun on, and may end with it.
+        // Only the result is shared. The attempt runs on the runtime that started it, and may end
+        // with that runtime.
         let connecting = tokio::spawn(self.clone().connect(life.clone()));
         let attempt = connecting.abort_handle();
         let acl = self.acl.clone();
@@ -242,7 +247,8 @@ impl Dial {
                 result => result,
             }
         };
-        // rustls panics where the application has chosen no crypto provider; a caller deserves an error that says so.
+        // rustls panics if the application has not chosen a crypto provider. Return an error with
+        // that cause instead.
         let connected = AssertUnwindSafe(connecting)
             .catch_unwind()
             .await
@@ -259,7 +265,7 @@ impl Dial {
                 Unconnected::Broken(cause) if self.clock.get().is_some() => {
                     error::disconnected(&cause, &self.acl)
                 }
-                // Nothing has ever answered here: it may be the wrong place.
+                // No connection has succeeded so far: the address may be wrong.
                 Unconnected::Broken(cause) => {
                     error::unconnected(&cause, self.target.is_tls(), &self.acl)
                 }
@@ -270,7 +276,7 @@ impl Dial {
     fn is_worth_another(&self, failed: &Unconnected) -> bool {
         match failed {
             Unconnected::Broken(cause) => cause.is_io_error(),
-            // The Sentinels may be about to name another one.
+            // The Sentinels may be about to name another primary.
             Unconnected::Refused(error) => self.target.moves() && error.is_transient(),
         }
     }
@@ -285,7 +291,7 @@ impl Dial {
             .set_pipeline_buffer_size(BUFFERED_CALLS)
             .set_push_sender(move |push: PushInfo| {
                 match push.kind {
-                    // The end of an attempt that failed is not that of the next one.
+                    // The end of a failed attempt is not that of the next one.
                     PushKind::Disconnection if stands.load(Ordering::Acquire) => reader.end(),
                     PushKind::Disconnection => {}
                     _ => reader.pushes.iter().for_each(|pushes| pushes.take(&push)),
@@ -312,12 +318,12 @@ impl Dial {
         Ok(Connected { connection, tenure })
     }
 
-    /// Ends the connection once its server is not the primary any more.
+    /// Ends the connection once its server is no longer the primary.
     fn watch(&self, named: Option<Named>, life: &Arc<Life>) {
         let listener = Arc::downgrade(life);
         let switched = move || listener.upgrade().into_iter().for_each(|life| life.end());
         if let Some(watch) = self.target.watch(named, switched) {
-            // An attempt stands once at most.
+            // Only one attempt establishes the connection, so this is not set yet.
             let _ = life.watch.set(watch);
         }
     }
@@ -326,7 +332,8 @@ impl Dial {
         let channels = self.pushes.channels();
         let subscribed = timeout(ATTEMPT, connection.subscribe(&channels)).await;
         match subscribed.unwrap_or_else(|_| Err(silence())) {
-            // A refusal in words stands as long as the connection does. Locks do without, but are handed over more slowly.
+            // An explicit refusal holds as long as the connection. Locks work without the
+            // messages, but hand-offs are slower.
             Err(cause)
                 if cause.code().is_some() || cause.clone().into_server_errors().is_some() =>
             {
@@ -337,7 +344,7 @@ impl Dial {
         }
     }
 
-    /// Is it a server that can keep locks?
+    /// Checks that the server can store locks, and returns its tenure.
     fn accept(&self, greeting: &Greeting) -> Result<Option<Arc<Tenure>>, Unconnected> {
         let info = greeting.info(&self.acl);
         match &info {
@@ -345,14 +352,15 @@ impl Dial {
             Err(error) if error.kind() == StoreErrorKind::Forbidden && self.membership.is_none() => {
                 self.warned.no_info.call_once(|| {
                     tracing::warn!(
-                        "the server forbids INFO: whether it is a primary that does not evict locks was not checked"
+                        "the server forbids INFO: its version, role and eviction policy were not checked"
                     );
                 })
             }
             Err(error) => return Err(error.clone().into()),
         }
         let micros = greeting.micros(&self.acl)?;
-        // What it is like is known before its time, which acquires wait for.
+        // Set the tenure before the clock: an acquire waits for the clock, and then
+        // needs the tenure.
         let tenure = self.tenure_by(greeting, info)?;
         let clock = self
             .clock
@@ -361,7 +369,7 @@ impl Dial {
         Ok(tenure)
     }
 
-    /// From when on a server among several votes.
+    /// The tenure of a server of a quorum, with the instant from which it votes.
     fn tenure_by(
         &self,
         greeting: &Greeting,
@@ -382,7 +390,8 @@ impl Dial {
         );
         let tenure = tenure.with_run_id(info.run_id());
         let tenure = match &*lock(&membership.latest) {
-            // Whatever its clock says: this one has seen it change.
+            // The change was observed here, so the full quarantine applies whatever the
+            // server's clock shows.
             Some(before) if !before.is_of_the_same(&tenure) => {
                 tenure.not_before(greeting.sent + membership.longest_lease)
             }
@@ -398,10 +407,10 @@ impl Dial {
     }
 }
 
-/// Why an attempt has failed.
+/// The cause of a failed attempt.
 enum Unconnected {
     Broken(RedisError),
-    /// There is a connection, but not to a server that can keep locks.
+    /// There is no primary, or the server cannot store locks.
     Refused(StoreError),
 }
 
@@ -422,14 +431,14 @@ fn silence() -> RedisError {
 }
 
 impl Drop for Link {
-    /// Nobody waits for the attempt any more, so it closes what it has opened.
+    /// The attempt has no caller any more. Aborting it closes the connection that it has opened.
     fn drop(&mut self) {
         self.attempt.abort();
     }
 }
 
-/// Whether rustls has panicked for want of a crypto provider. It has no question to ask before: what is compiled in
-/// decides too.
+/// Whether rustls panicked because it has no crypto provider. This cannot be checked in advance,
+/// as the enabled features matter too.
 fn is_missing_provider(panic: &(dyn Any + Send)) -> bool {
     let text = panic
         .downcast_ref::<String>()
@@ -439,7 +448,7 @@ fn is_missing_provider(panic: &(dyn Any + Send)) -> bool {
 }
 
 impl Link {
-    /// The connection, once it stands.
+    /// Waits for the connection to be established.
     pub(super) async fn connected(&self) -> Result<Connected, StoreError> {
         self.connected.clone().await
     }
@@ -448,17 +457,18 @@ impl Link {
         self.life.over.load(Ordering::Acquire)
     }
 
-    /// It was made, and is not known to be over.
+    /// Whether the connection was established and is not known to be over.
     pub(super) fn stands(&self) -> bool {
         self.life.stood.load(Ordering::Acquire) && !self.is_over()
     }
 
-    /// It has turned out to be useless. What it would have told is lost.
+    /// Ends a connection that has turned out to be unusable. Messages that it would have
+    /// delivered are lost.
     pub(super) fn end(&self) {
         self.life.end();
     }
 
-    /// A call is about to be sent.
+    /// Records that a call is about to be sent.
     pub(super) fn unanswered(&self) -> Unanswered<'_> {
         lock(&self.silent_since).get_or_insert_with(Instant::now);
         Unanswered {
@@ -468,8 +478,8 @@ impl Link {
     }
 }
 
-/// A call without an answer yet. Dropped so, after a long silence, it gives the connection up: TCP may be alive, and
-/// nobody at the other end.
+/// A call that has not been answered yet. If it is dropped in this state after a long silence, the
+/// connection is given up: TCP may be alive without a server at the other end.
 pub(super) struct Unanswered<'a> {
     link: &'a Link,
     answered: bool,

@@ -1,4 +1,4 @@
-//! Where a lock lies: the names of its keys, and the namespace they share.
+//! The names of a lock's keys, and the namespace that they share.
 
 use crate::{
     error::{LockError, LockErrorKind},
@@ -8,14 +8,12 @@ use crate::{
 };
 
 const MAX_NAMESPACE_BYTES: usize = 64;
-/// What the keys beside a lock whose name has a hash tag: `f` for its fence, `q` for its queue.
+/// The side keys of a lock: `f` for its fence, `q` for its queue. The letter is a prefix if the
+/// name of the lock has a hash tag, and a suffix otherwise.
 const SIDE_KEYS: [&str; 2] = ["f", "q"];
 const PERMITS: &str = "permits";
 
-/// Refuses a namespace whose keys could meet those of another namespace or family.
-///
-/// # Errors
-/// `InvalidSpec`, with the remedy.
+/// Refuses a namespace whose keys could collide with those of another namespace or family.
 pub(crate) fn check_namespace(namespace: &str) -> Result<(), LockError> {
     let complaint = if namespace.is_empty() {
         "is empty; choose a word such as \"lock\""
@@ -26,7 +24,7 @@ pub(crate) fn check_namespace(namespace: &str) -> Result<(), LockError> {
     } else if namespace.chars().any(char::is_control) {
         "contains a control character; leave it out"
     } else if namespace.contains(':') {
-        "contains ':', so its locks could meet those of a shorter namespace; write \"shop-eu\" for \"shop:eu\""
+        "contains ':', so its locks could collide with those of a shorter namespace; write \"shop-eu\" for \"shop:eu\""
     } else if SIDE_KEYS.contains(&namespace) {
         "is reserved; choose a longer word"
     } else {
@@ -39,22 +37,22 @@ pub(crate) fn check_namespace(namespace: &str) -> Result<(), LockError> {
     ))
 }
 
-/// The keys of one lock. They lie in the same cluster slot.
+/// The keys of one lock. They are in the same cluster slot.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Names {
-    /// Who holds it.
+    /// The holders.
     pub(super) lock: String,
-    /// Its latest fencing token.
+    /// The latest fencing token.
     pub(super) fence: String,
-    /// Who waits for it.
+    /// The wait queue.
     pub(super) queue: String,
 }
 
 impl Names {
     pub(super) fn new(namespace: &str, key: &LockKey, family: Family) -> Self {
         let lock = lock_name(namespace, key, family);
-        // A hash tag must stay the first one in the name, so what is added stands in front; without one the whole
-        // name of the lock becomes the tag.
+        // A hash tag must remain the first one in the name, so the letter is a prefix. Without a
+        // hash tag the whole name of the lock becomes the tag.
         let has_tag = key.hash_tag().is_some();
         let beside = |side: &str| match has_tag {
             true => [side, ":", &lock].concat(),
@@ -64,7 +62,7 @@ impl Names {
         Self { lock, fence, queue }
     }
 
-    /// The name of one of them.
+    /// The name of one of the keys.
     pub(super) fn into_part(self, part: KeyPart) -> String {
         match part {
             KeyPart::Lock => self.lock,
@@ -74,7 +72,7 @@ impl Names {
     }
 }
 
-/// The key that says who holds the lock.
+/// The key of the holders.
 pub(super) fn lock_name(namespace: &str, key: &LockKey, family: Family) -> String {
     match family {
         Family::Lock => [namespace, ":", key.as_str()].concat(),
@@ -82,13 +80,14 @@ pub(super) fn lock_name(namespace: &str, key: &LockKey, family: Family) -> Strin
     }
 }
 
-/// The marker of a server's data in a namespace. No lock has that name beside it, as none has an empty name.
+/// The marker of a server's data in a namespace. It is no side key of a lock, as no lock has
+/// an empty name.
 pub(super) fn marker_name(namespace: &str) -> String {
     let [fence, _] = SIDE_KEYS;
     format!("{fence}:{namespace}:")
 }
 
-/// The lock whose key that is; `None` if it is not one of this namespace and family.
+/// The name of the lock that the key belongs to; `None` if it is not in this namespace and family.
 pub(super) fn key_of<'a>(namespace: &str, lock: &'a str, family: Family) -> Option<&'a str> {
     let name = lock.strip_prefix(namespace)?.strip_prefix(':')?;
     match family {
@@ -101,7 +100,8 @@ pub(super) fn key_of<'a>(namespace: &str, lock: &'a str, family: Family) -> Opti
 mod tests {
     use super::*;
 
-    /// What Redis Cluster hashes: the text within the first `{..}` if it is not empty, else the whole key.
+    /// The part that Redis Cluster hashes: the text within the first `{..}` if it is not empty,
+    /// else the whole key.
     fn slot_text(name: &str) -> &str {
         name.split_once('{')
             .and_then(|(_, rest)| rest.split_once('}'))

@@ -1,7 +1,8 @@
-//! What the server tells unasked: grants from the line, locks that are kept for nobody, and locks that were revoked.
+//! The push messages of the server: grants from the wait queue, reservations, and revocations.
 //!
-//! A store has a channel of its own, whose name stands with its places in line, and shares one with all others. Whatever
-//! cannot be understood is ignored: it is a hint at best, and anybody may publish.
+//! A store has a channel of its own, whose name is part of its queue entries, and shares another
+//! one with all stores. A message that cannot be parsed is ignored: messages are only hints, and
+//! every client may publish them.
 
 use std::{str, time::Duration};
 
@@ -15,15 +16,15 @@ use crate::{
     store::{Grant, Hold, Listeners, StoreEvent, Token},
 };
 
-/// Takes what is pushed, and tells the listeners.
+/// Parses push messages, and notifies the listeners.
 #[derive(Debug)]
 pub(super) struct Pushes {
     namespace: String,
     own: String,
     revoked: String,
-    /// A grant counts only when it is asked for.
+    /// A grant counts only once it is polled.
     invites: bool,
-    /// Requests are told by slot, and nothing is told on the channel of the store's own name.
+    /// Requests are notified by slot, and the channel of the store's own name is not used.
     sharded: bool,
     listeners: Listeners,
 }
@@ -41,12 +42,14 @@ impl Pushes {
         }
     }
 
-    /// Whoever is granted a lock is told to ask for it, and not that it is granted: the replicas may not have it yet.
+    /// With `invites`, the message of a grant is an invitation to poll, as the replicas may not
+    /// have the grant yet.
     pub(super) fn inviting(self, invites: bool) -> Self {
         Self { invites, ..self }
     }
 
-    /// The pushes of a cluster, where what one node tells all is passed on to all nodes: a grant is told by slot instead.
+    /// The messages of a cluster, where a published message is forwarded to all nodes. Grants are
+    /// sent by slot instead.
     pub(super) fn sharded(namespace: &str) -> Self {
         Self {
             sharded: true,
@@ -54,7 +57,7 @@ impl Pushes {
         }
     }
 
-    /// What every connection subscribes to.
+    /// The channels to which every connection subscribes.
     pub(super) fn channels(&self) -> Vec<&str> {
         if self.sharded {
             vec![&self.revoked]
@@ -63,7 +66,8 @@ impl Pushes {
         }
     }
 
-    /// Where those who wait in a slot of a cluster are told: `<own>:{tag}`, where `tag` decides the slot.
+    /// The channel for the waiters in a slot of a cluster, `<own>:{tag}`, where `tag`
+    /// determines the slot.
     pub(super) fn of_slot(&self, tag: u32) -> String {
         format!("{}:{{{tag}}}", self.own)
     }
@@ -72,17 +76,18 @@ impl Pushes {
         &self.listeners
     }
 
-    /// Where this store's requests are told of grants, and of locks that are kept for nobody.
+    /// The channel for the grants and reservations of this store's requests.
     pub(super) fn own(&self) -> &str {
         &self.own
     }
 
-    /// Where it is told which holders have lost their lock.
+    /// The channel for revoked holders.
     pub(super) fn revoked(&self) -> &str {
         &self.revoked
     }
 
-    /// Called where the connection is read, so it does no more than parse and tell.
+    /// Handles a message. It runs in the task that reads the connection, so it only
+    /// parses and notifies.
     pub(super) fn take(&self, push: &PushInfo) {
         if !matches!(push.kind, PushKind::Message | PushKind::SMessage) {
             return;
@@ -111,7 +116,7 @@ impl Pushes {
         }
     }
 
-    /// `kept family ttl lock`; the name of the lock may hold blanks.
+    /// Parses `kept family ttl lock`. The name of the lock may contain blanks.
     fn kept(&self, message: &str) -> Option<StoreEvent> {
         let mut words = message.strip_prefix("kept ")?.splitn(3, ' ');
         let family = match words.next()? {
@@ -124,7 +129,7 @@ impl Pushes {
         Some(StoreEvent::Kept { key, family, ttl })
     }
 
-    /// `mode member fence ttl spare lock`; the name of the lock may hold blanks.
+    /// Parses `mode member fence ttl spare lock`. The name of the lock may contain blanks.
     fn granted(&self, message: &str) -> Option<StoreEvent> {
         let mut words = message.splitn(6, ' ');
         let mode = reply::mode(words.next()?)?;
@@ -196,9 +201,9 @@ mod tests {
     #[test]
     fn a_grant_that_the_replicas_may_not_have_is_an_invitation_to_ask() {
         let pushes = Pushes::new("lock").inviting(true);
-        let told = pushes.granted("3 3:0123456789abcdef0123456789abcdef 7 250 0 lock:permits:a");
-        let Some(StoreEvent::Kept { key, family, ttl }) = told else {
-            panic!("{told:?}")
+        let event = pushes.granted("3 3:0123456789abcdef0123456789abcdef 7 250 0 lock:permits:a");
+        let Some(StoreEvent::Kept { key, family, ttl }) = event else {
+            panic!("{event:?}")
         };
         assert_eq!(
             (key, family, ttl),

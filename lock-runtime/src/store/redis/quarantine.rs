@@ -1,7 +1,8 @@
-//! When a server that is one of several may vote: not before every lease is over that it may have forgotten (PROTOCOL 30).
+//! The quarantine of a server of a quorum: it does not vote until every lease that it may have
+//! forgotten is over (PROTOCOL 30).
 //!
-//! A server that was restarted, even with its data of a while ago, tells so by its uptime. One whose data were deleted tells
-//! so by a marker that is gone with them. Either alone is not enough.
+//! The uptime reveals a server that was restarted, even with an old copy of its data. A marker,
+//! which is deleted with the data, reveals a server whose data is gone. Neither is enough alone.
 
 use std::time::Duration;
 
@@ -9,22 +10,23 @@ use tokio::time::Instant;
 
 use crate::store::{StoreError, StoreErrorKind};
 
-/// The uptime is told in whole seconds, of which the first may be a short one.
+/// The resolution of the uptime, which is in whole seconds. The first of them may be a short one.
 const COARSE: Duration = Duration::from_secs(1);
 
-/// What a server is like on one connection.
+/// The identity of a server on one connection, and the end of its quarantine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tenure {
-    /// It votes from then on.
+    /// The server votes from this instant on.
     votes_from: Instant,
-    /// What the marker of its data says. An acquire is refused where it says something else.
+    /// The marker of the server's data. An acquire is refused if the server has another one.
     pub(crate) marker: String,
-    /// What the server calls its present life.
+    /// The `run_id` of the server, which is new after every restart.
     pub(crate) run_id: Option<String>,
 }
 
 impl Tenure {
-    /// A server that was asked at `asked` has been up for `uptime`, and has had its data for `with_data`.
+    /// The tenure of a server that was queried at `asked`, had been up for `uptime`, and had had
+    /// its data for `with_data`.
     pub(crate) fn new(
         longest_lease: Duration,
         uptime: Duration,
@@ -45,12 +47,12 @@ impl Tenure {
         Self { run_id, ..self }
     }
 
-    /// Is it the same life of the server, with the same data?
+    /// Whether both are the same run of the server, with the same data.
     pub(super) fn is_of_the_same(&self, other: &Self) -> bool {
         (&self.run_id, &self.marker) == (&other.run_id, &other.marker)
     }
 
-    /// It votes from then on at the earliest.
+    /// Delays the vote until `votes_from` at the earliest.
     pub(super) fn not_before(self, votes_from: Instant) -> Self {
         Self {
             votes_from: self.votes_from.max(votes_from),
@@ -58,7 +60,7 @@ impl Tenure {
         }
     }
 
-    /// How long it does not vote yet.
+    /// The remaining time of the quarantine; `None` if the server votes.
     pub(crate) fn keeps_away(&self, now: Instant) -> Option<Duration> {
         self.votes_from
             .checked_duration_since(now)
@@ -66,7 +68,7 @@ impl Tenure {
     }
 
     /// # Errors
-    /// `Unavailable` as long as it may have forgotten a lock.
+    /// `Unavailable` as long as the server may have forgotten a lock.
     pub(crate) fn check(&self, now: Instant) -> Result<(), StoreError> {
         match self.keeps_away(now) {
             None => Ok(()),
@@ -79,11 +81,11 @@ impl Tenure {
     }
 }
 
-/// The data were deleted under a connection that stands.
+/// The error for data that was deleted while the connection was up.
 pub(crate) fn lost_its_data() -> StoreError {
     StoreError::new(
         StoreErrorKind::Unavailable,
-        "its data were deleted, and with them what it knew of locks",
+        "its data was deleted, including its record of locks",
     )
 }
 
@@ -99,12 +101,12 @@ mod tests {
         let now = Instant::now();
         let tenure = |uptime, with_data| Tenure::new(LEASE, uptime, with_data, String::new(), now);
         assert_eq!(tenure(LONG, LONG).keeps_away(now), None);
-        // Restarted from an old snapshot, the marker is there.
+        // Restarted from an old snapshot that contains the marker.
         assert_eq!(
             tenure(Duration::from_secs(1), LONG).keeps_away(now),
             Some(LEASE)
         );
-        // Its data were deleted while it ran.
+        // The data was deleted while the server was running.
         assert_eq!(
             tenure(LONG, Duration::from_secs(1)).keeps_away(now),
             Some(LEASE - Duration::from_secs(1))

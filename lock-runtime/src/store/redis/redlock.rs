@@ -1,4 +1,4 @@
-//! From the URLs of several servers to the store over all of them.
+//! Connects to several independent servers: from their URLs to the store over all of them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,15 +15,15 @@ use crate::{
     store::{QuorumStore, Store, StoreError, check_count, majority},
 };
 
-const RIGHT_ONE: &str = "a right one is redlock:redis://host1:6379,redis://host2:6379,redis://host3:6379 (percent-encode \
+const RIGHT_ONE: &str = "a valid one is redlock:redis://host1:6379,redis://host2:6379,redis://host3:6379 (percent-encode \
                          commas in passwords)";
-/// Once a majority stands, the others have so long to say what is wrong with them.
+/// The time that the other servers have to report an error once a majority is connected.
 const STRAGGLERS: Duration = Duration::from_millis(300);
 
-/// The URLs in `redlock:url,url,url`; `None` if it is no such URL.
+/// The URLs in `redlock:url,url,url`; `None` for any other URL.
 ///
 /// # Errors
-/// `InvalidUrl`, without the URL, as it may hold a password.
+/// `InvalidUrl`, without the URL, which may contain a password.
 pub(crate) fn urls_of(url: &str) -> Result<Option<Vec<&str>>, LockError> {
     let Some(list) = url.strip_prefix("redlock:") else {
         return Ok(None);
@@ -40,7 +40,7 @@ pub(crate) fn urls_of(url: &str) -> Result<Option<Vec<&str>>, LockError> {
     }
     let urls: Vec<_> = list.split(',').map(str::trim).collect();
     if urls.iter().any(|url| url.is_empty()) {
-        return invalid("one of the servers is empty");
+        return invalid("the URL of one of the servers is empty");
     }
     if let Err(refused) = check_count(urls.len()) {
         return invalid(&refused.to_string());
@@ -48,10 +48,11 @@ pub(crate) fn urls_of(url: &str) -> Result<Option<Vec<&str>>, LockError> {
     Ok(Some(urls))
 }
 
-/// Connects to all servers at once; a majority has to answer.
+/// Connects to all servers at once. A majority has to answer.
 ///
 /// # Errors
-/// `InvalidUrl`, `InvalidSpec`; what is wrong with a server and does not pass by itself; `Unavailable` if too few answer.
+/// `InvalidUrl`, `InvalidSpec`; a permanent error of one of the servers; `Unavailable` if too few
+/// servers answer.
 pub(crate) async fn connect(
     urls: &[&str],
     namespace: &str,
@@ -60,7 +61,7 @@ pub(crate) async fn connect(
 ) -> Result<QuorumStore, LockError> {
     check_namespace(namespace)?;
     check_count(urls.len())?;
-    // Each connection begins in a task of its own.
+    // Each connection is established in a task of its own.
     runtime::check()?;
     let mut servers = Vec::with_capacity(urls.len());
     for server in urls {
@@ -68,7 +69,7 @@ pub(crate) async fn connect(
         let client = url::open(server, settings).map_err(|error| match error.kind() {
             LockErrorKind::InvalidUrl => LockError::new(
                 LockErrorKind::InvalidUrl,
-                format!("of one of the servers: {error}; {RIGHT_ONE}"),
+                format!("the URL of one of the servers is not valid: {error}; {RIGHT_ONE}"),
             ),
             _ => error,
         })?;
@@ -106,7 +107,7 @@ fn same_server(one: &str, other: &str) -> LockError {
     LockError::new(LockErrorKind::InvalidUrl, message)
 }
 
-/// Waits until a majority stands.
+/// Waits until a majority is connected.
 async fn stand(servers: &[(String, Connection)]) -> Result<(), LockError> {
     let mut answers: FuturesUnordered<_> = servers
         .iter()
@@ -133,7 +134,7 @@ async fn stand(servers: &[(String, Connection)]) -> Result<(), LockError> {
     let refuse = |error: &StoreError, message: String| {
         Err(LockError::new(error.kind().into(), message).with_source(Some(error.clone())))
     };
-    // What does not pass by itself is better found at the start.
+    // A permanent error is better reported at the start.
     for ((name, _), said) in servers.iter().zip(&said) {
         match said {
             Some(Err(error)) if error.kind() != crate::store::StoreErrorKind::Unavailable => {

@@ -1,11 +1,12 @@
-//! Grants that are of use only once so many replicas have them.
+//! Grants that are of use only once enough replicas have them.
 //!
-//! `WAIT` blocks its whole connection, and waits for what was written on that connection. So there is a connection for it
-//! alone, and on it something is written about each grant first, which also shows that this server has granted it
-//! (PROTOCOL 32). Whatever comes while a round is under way goes into the next one together: one wait serves them all.
+//! `WAIT` blocks its whole connection, and waits for the writes of that connection. It therefore
+//! has a connection of its own, on which a key of each grant is written first. That write also
+//! shows that the same server has made the grant (PROTOCOL 32). Calls that arrive during a round
+//! share the next one, so one `WAIT` serves them all.
 //!
-//! A grant that too few replicas have is not told: the call is unanswered, and whoever asked follows it up as any other
-//! unanswered call.
+//! A grant that too few replicas have is not reported. The call counts as unanswered, and the
+//! caller follows it up like any other unanswered call.
 
 use std::{
     mem,
@@ -28,31 +29,31 @@ use crate::{
     sync::lock,
 };
 
-/// What a round may take beyond the wait: the way there and back, and a connection that is made again.
+/// The time that a round may take in addition to the wait: a round trip, and a new connection.
 const MARGIN: Duration = Duration::from_millis(500);
 
 pub(super) struct Replicas {
     connection: Connection,
     required: MinReplicas,
-    // Not tokio's: it is held for a push or a take only, never across an await.
+    // A std mutex: it is held for a push or a take only, never across an await.
     queue: Mutex<Queue>,
 }
 
 #[derive(Default)]
 struct Queue {
     waiting: Vec<Asked>,
-    /// A task serves it.
+    /// A task is serving the queue.
     served: bool,
 }
 
 /// The grants of one call.
 struct Asked {
     grants: Vec<Cmd>,
-    told: oneshot::Sender<Result<(), StoreError>>,
+    sender: oneshot::Sender<Result<(), StoreError>>,
 }
 
 impl Replicas {
-    /// On a connection beside that of the store.
+    /// Opens a connection in addition to that of the store.
     pub(super) async fn open(
         store: &Connection,
         required: MinReplicas,
@@ -62,7 +63,7 @@ impl Replicas {
             required,
             queue: Mutex::default(),
         };
-        // Whether it is allowed is better known now.
+        // Find out now whether `WAIT` is allowed, and not with the first grant.
         let found = replicas.wait(Pipeline::new()).await?.1;
         if found < u64::from(required.count.get()) {
             tracing::warn!(
@@ -91,18 +92,18 @@ impl Replicas {
         };
         let grants = grants.into_iter().map(about).collect();
         self.ask(grants).await.unwrap_or_else(|_| {
-            let message = "the runtime has ended on which the replicas were waited for";
+            let message = "the runtime that waited for the replicas has ended";
             Err(StoreError::new(StoreErrorKind::Unavailable, message))
         })
     }
 
     fn ask(self: &Arc<Self>, grants: Vec<Cmd>) -> oneshot::Receiver<Result<(), StoreError>> {
-        let (told, outcome) = oneshot::channel();
+        let (sender, outcome) = oneshot::channel();
         let mut queue = lock(&self.queue);
-        queue.waiting.push(Asked { grants, told });
+        queue.waiting.push(Asked { grants, sender });
         if !mem::replace(&mut queue.served, true) {
             drop(queue);
-            // In a task of its own: whoever began it may stop waiting.
+            // A separate task, as the caller that starts it may stop waiting.
             tokio::spawn(
                 Rounds {
                     replicas: self.clone(),
@@ -128,21 +129,22 @@ impl Replicas {
             Err(error) => {
                 asked
                     .into_iter()
-                    .for_each(|asked| drop(asked.told.send(Err(error.clone()))));
+                    .for_each(|asked| drop(asked.sender.send(Err(error.clone()))));
                 return;
             }
         };
-        for Asked { grants, told } in asked {
-            // All of them are taken, also behind one that failed.
+        for Asked { grants, sender } in asked {
+            // Take the replies of all grants, even after one that failed.
             let written: Vec<_> = written.by_ref().take(grants.len()).collect();
             let outcome = written
                 .into_iter()
                 .try_for_each(|reply| self.is_written(reply));
-            let _ = told.send(outcome.and_then(|()| self.is_enough(found)));
+            let _ = sender.send(outcome.and_then(|()| self.is_enough(found)));
         }
     }
 
-    /// Writes, and waits for the replicas: what came of each, and how many replicas have it all.
+    /// Writes, then waits for the replicas. Returns the reply to each write, and the number of
+    /// replicas that have them all.
     async fn wait(&self, about: Pipeline) -> Result<(Vec<Value>, u64), StoreError> {
         let wait = wait_for(self.required);
         let mut all = about;
@@ -169,7 +171,8 @@ impl Replicas {
         match self.connection.settle(reply)? {
             Value::Int(1) => Ok(()),
             Value::Int(0) => {
-                // It is not there where we wait: there may be a new primary, for either of the two connections.
+                // The grant is not on the server of this connection. There may be a new primary,
+                // for either of the two connections.
                 self.connection.greet_again();
                 Err(StoreError::new(
                     StoreErrorKind::Unavailable,
@@ -199,7 +202,8 @@ fn wait_for(required: MinReplicas) -> Cmd {
     wait
 }
 
-/// The task that serves the queue until it is empty. Dropped before, with its runtime, it leaves word that it is gone.
+/// The task that serves the queue until it is empty. If it is dropped earlier, with its runtime,
+/// it marks the queue as not served.
 struct Rounds {
     replicas: Arc<Replicas>,
     ended: bool,
@@ -212,14 +216,14 @@ impl Rounds {
         }
     }
 
-    /// All who wait now; `None` if nobody does, and the next one who comes begins anew.
+    /// The calls that are waiting; `None` if there are none, and the next call starts a new task.
     fn next(&mut self) -> Option<Vec<Asked>> {
         let mut queue = lock(&self.replicas.queue);
-        // Who has stopped waiting need not be waited for.
+        // Skip calls whose callers have stopped waiting.
         let asked: Vec<_> = queue
             .waiting
             .drain(..)
-            .filter(|asked| !asked.told.is_closed())
+            .filter(|asked| !asked.sender.is_closed())
             .collect();
         if asked.is_empty() {
             queue.served = false;
@@ -237,7 +241,7 @@ impl Drop for Rounds {
             queue.served = false;
             let left = mem::take(&mut queue.waiting);
             drop(queue);
-            // Who waited there is told so.
+            // Dropping the senders notifies the waiting callers.
             drop(left);
         }
     }

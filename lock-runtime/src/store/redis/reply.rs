@@ -1,4 +1,4 @@
-//! What the scripts answer: a word, then whole numbers.
+//! The replies of the scripts: a word, followed by whole numbers or further words.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ impl Reply {
         Ok(Self { word, rest })
     }
 
-    /// What happened.
+    /// The first word, which is the outcome.
     pub(super) fn word(&self) -> &str {
         &self.word
     }
@@ -50,7 +50,7 @@ impl Reply {
         self.count().map(Duration::from_millis)
     }
 
-    /// Redis says -1 for a key without an expiry.
+    /// A time to live; `None` for -1, which Redis returns for a key without an expiry.
     pub(super) fn known_ttl(&mut self) -> Result<Option<Duration>, StoreError> {
         self.number()
             .map(|millis| u64::try_from(millis).ok().map(Duration::from_millis))
@@ -68,7 +68,7 @@ impl Reply {
         Ok(Grant::new(fence, ttl).spare(spare))
     }
 
-    /// A place in line: the latest fencing token, and what the holder has left.
+    /// A queue entry: the latest fencing token, and the remaining time of the holder.
     pub(super) fn place(&mut self) -> Result<(Option<FencingToken>, Option<Duration>), StoreError> {
         Ok((self.counter()?, self.known_ttl()?))
     }
@@ -77,14 +77,14 @@ impl Reply {
         mode(&self.text()?).ok_or_else(unexpected)
     }
 
-    /// So many holders.
+    /// Reads `count` holders.
     pub(super) fn holders(&mut self, count: u64) -> Result<Vec<Holder>, StoreError> {
         (0..count)
             .map(|_| Ok(Holder::new(self.mode()?, self.known_ttl()?)))
             .collect()
     }
 
-    /// Those who wait: the rest of the reply.
+    /// Reads the waiters: the rest of the reply.
     pub(super) fn waiters(&mut self) -> Result<Vec<Waiter>, StoreError> {
         let mut waiters = Vec::with_capacity(self.rest.len() / 3);
         while self.rest.len() > 0 {
@@ -94,7 +94,7 @@ impl Reply {
     }
 }
 
-/// A mode as the scripts write it.
+/// Parses a mode as the scripts write it.
 pub(super) fn mode(text: &str) -> Option<Mode> {
     match text {
         "exclusive" => Some(Mode::Exclusive),
@@ -103,7 +103,7 @@ pub(super) fn mode(text: &str) -> Option<Mode> {
     }
 }
 
-/// The key in the place of which other data lie, as the scripts write it.
+/// The key that holds foreign data, as the scripts write it.
 pub(super) fn foreign_part(word: &str) -> Option<KeyPart> {
     match word {
         "foreign" => Some(KeyPart::Lock),
@@ -121,10 +121,11 @@ fn text(value: Option<Value>) -> Result<String, StoreError> {
     }
 }
 
-/// An answer that no script of ours gives. It is not shown: it may hold anything.
+/// The error for a reply that no script of ours returns. The reply is not shown, as it may
+/// contain anything.
 pub(super) fn unexpected() -> StoreError {
     StoreError::new(
         StoreErrorKind::NotRedis,
-        "the server answered a script with something else than the script's reply",
+        "the server sent an unexpected reply to a script",
     )
 }

@@ -1,7 +1,8 @@
-//! The scripts that run inside the server, one per operation, and how a call of one is written.
+//! The scripts that run on the server, one per operation, and the encoding of their calls.
 //!
-//! A script is sent by its digest. A server that has forgotten it (a restart, a failover, `SCRIPT FLUSH`) says so
-//! before anything ran, and gets its text once; `SCRIPT LOAD` would need every node of a cluster.
+//! A script is called by its digest. A server that does not know it (after a restart, a failover
+//! or `SCRIPT FLUSH`) reports that before anything ran, and is sent the text once. `SCRIPT LOAD`
+//! would have to be sent to every node of a cluster.
 
 use std::{fmt, sync::LazyLock, time::Duration};
 
@@ -13,7 +14,7 @@ use crate::{
     store::{Hold, Token},
 };
 
-/// A script and its SHA-1, by which the server knows it.
+/// A script and its SHA-1, by which the server identifies it.
 pub(super) struct Script {
     name: &'static str,
     body: &'static str,
@@ -29,35 +30,35 @@ macro_rules! scripts {
 }
 
 scripts! {
-    /// Grants all or none; a single request may stand in line.
+    /// Grants all locks or none. A single request may enter the wait queue.
     ACQUIRE = "acquire_free" "clock" "fence" "holders" "standing" "line" "acquire";
-    /// Does the token hold, or does it wait?
+    /// Returns whether the token holds or waits.
     POLL = "clock" "fence" "holders" "standing" "line" "poll";
-    /// Keeps a writer's lock for longer.
+    /// Extends a writer's lease.
     RENEW = "renew";
-    /// Keeps a share for longer.
+    /// Extends the lease of a share.
     RENEW_SHARE = "clock" "holders" "standing" "renew_share";
-    /// Gives a writer's lock back, and hands it over or keeps it for nobody.
+    /// Releases a writer's lock, and hands it off or reserves it.
     RELEASE = "release" "clock" "fence" "holders" "standing" "line" "hand_over";
-    /// Gives a share back, and may keep it for nobody.
+    /// Releases a share, and may reserve it.
     RELEASE_SHARE = "clock" "fence" "holders" "standing" "line" "release_share";
-    /// Gives back and takes up again, or stands in line.
+    /// Releases a lock and acquires it under another token, or queues that token.
     PASS = "clock" "fence" "holders" "standing" "line" "pass";
-    /// Makes a writer a reader.
+    /// Converts a writer into a reader.
     CONVERT = "clock" "fence" "holders" "standing" "line" "convert";
-    /// Gives up whatever is held or waited for.
+    /// Abandons a token, which may hold or wait.
     ABANDON = "clock" "fence" "holders" "standing" "line" "abandon";
-    /// Writes something about a grant, for the replicas.
+    /// Writes to a key of a grant, for the replicas.
     REPLICATE = "clock" "holders" "standing" "replicate";
-    /// Makes the next fencing token larger, and gives the number before it away.
+    /// Raises the next fencing token above a number, and gives that number to the caller.
     RAISE = "clock" "fence" "raise";
-    /// Since when does the server have its data?
+    /// Returns the marker of the server's data, and its age.
     MARKER = "clock" "marker";
-    /// Gives back what the token may hold, by the key of the lock alone.
+    /// Releases the lock that a token may hold, by the key of the lock alone.
     FREE = "clock" "holders" "free";
-    /// Who holds, and who waits?
+    /// Returns the holders and the waiters.
     INSPECT = "clock" "fence" "holders" "standing" "line" "inspect";
-    /// Takes away.
+    /// Revokes a lock.
     REVOKE = "clock" "fence" "holders" "standing" "line" "revoke";
 }
 
@@ -70,7 +71,8 @@ impl Script {
         }
     }
 
-    /// Does it tell nobody that a lock is held? That much a server may do that has forgotten who holds it.
+    /// Whether the reply never confirms that a lock is held. A quarantined server may run
+    /// such a script.
     fn is_harmless(&self) -> bool {
         matches!(
             self.name,
@@ -78,7 +80,7 @@ impl Script {
         )
     }
 
-    /// The same call by the script's text, which the server then remembers.
+    /// The same call with the text of the script, which the server then caches.
     pub(super) fn by_text(&self, by_digest: &Cmd) -> Cmd {
         const DIGEST: usize = 2;
         let mut command = redis::cmd("EVAL");
@@ -92,14 +94,15 @@ impl Script {
     }
 }
 
-/// One call of a script, by its digest. Written straight into the command: renewals are many.
+/// A call of a script by its digest. It is written straight into the command, as
+/// renewals are frequent.
 pub(super) struct Call {
     script: &'static Script,
     command: Cmd,
 }
 
 impl Call {
-    /// A call with so many `keys`, which come before all other words.
+    /// Begins a call with the given number of keys, which precede all other arguments.
     pub(super) fn new(script: &'static Script, keys: usize) -> Self {
         let mut command = Cmd::with_capacity(3 + keys + 4, 256);
         command.arg("EVALSHA").arg(&script.digest).arg(keys);
@@ -111,7 +114,7 @@ impl Call {
         self
     }
 
-    /// The keys of a lock.
+    /// Adds the keys of a lock.
     pub(super) fn names(self, names: Names) -> Self {
         self.arg(names.lock).arg(names.fence).arg(names.queue)
     }
@@ -120,7 +123,7 @@ impl Call {
         self.arg(number.to_string())
     }
 
-    /// How a lock is held, and by whom.
+    /// Adds the mode and the member of a hold.
     pub(super) fn hold(self, hold: &Hold) -> Self {
         let mode = match hold.mode {
             Mode::Exclusive => "exclusive",
@@ -132,12 +135,13 @@ impl Call {
         self.arg(mode).member(hold.mode, hold.token)
     }
 
-    /// An exclusive holder.
+    /// Adds an exclusive holder.
     pub(super) fn token(self, token: Token) -> Self {
         self.member(Mode::Exclusive, token)
     }
 
-    /// A holder. With permits their number is in it, so that another number is noticed while somebody holds.
+    /// Adds a holder. With permits the member contains their number, so that another number is
+    /// detected while a permit is held.
     pub(super) fn member(self, mode: Mode, token: Token) -> Self {
         match mode {
             Mode::Permits(permits) => {
@@ -154,7 +158,8 @@ impl Call {
         })
     }
 
-    /// In whole milliseconds, rounded up: a lease is at least what was asked. Bounded, so that the server can add its time.
+    /// Adds a duration in whole milliseconds, rounded up, as a lease must last as long as
+    /// requested. The value is bounded, so that the server can add its time.
     pub(super) fn millis(self, duration: Duration) -> Self {
         const MOST: u128 = 1_000_000_000_000;
         self.arg(
@@ -166,7 +171,7 @@ impl Call {
         )
     }
 
-    /// The call by the script's text.
+    /// The call with the text of the script.
     pub(super) fn into_text(self) -> Cmd {
         self.script.by_text(&self.command)
     }
@@ -176,7 +181,7 @@ impl Call {
         self.script.is_harmless()
     }
 
-    /// The first of its keys.
+    /// The first key.
     pub(super) fn key(&self) -> &[u8] {
         const KEY: usize = 3;
         match self.command.args_iter().nth(KEY) {
@@ -194,7 +199,7 @@ impl Call {
     }
 }
 
-// Arguments hold tokens.
+// Omits the arguments, which contain tokens.
 impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Call")

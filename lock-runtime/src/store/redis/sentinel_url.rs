@@ -1,4 +1,4 @@
-//! From a URL that names Sentinels, or from one of the primary and one of each Sentinel, to [`Sentinels`].
+//! The URL that names Sentinels, or the URL of a primary and that of each of its Sentinels.
 
 use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
@@ -23,11 +23,11 @@ pub(super) fn is_one(url: &str) -> bool {
     )
 }
 
-/// The Sentinels of `redis+sentinel://[user:password@]host[:26379][,host...]/<name>[/db][?..]`, and the settings with what
-/// the URL says of them.
+/// Parses `redis+sentinel://[user:password@]host[:26379][,host...]/<name>[/db][?..]`. Returns the
+/// Sentinels, and the settings with the parameters of the URL applied.
 ///
 /// # Errors
-/// `InvalidUrl`; the message never repeats the URL, as it may hold passwords.
+/// `InvalidUrl`. The message never repeats the URL, which may contain passwords.
 pub(super) fn open(url: &str, mut settings: Settings) -> Result<(Sentinels, Settings), LockError> {
     check_tls(url)?;
     let parts = Parts::of(url).map_err(invalid)?;
@@ -42,7 +42,7 @@ pub(super) fn open(url: &str, mut settings: Settings) -> Result<(Sentinels, Sett
     let mut sentinels: Vec<ConnectionInfo> = Vec::new();
     for host in parts.hosts.split(',') {
         let address = address(host, parts.tls).map_err(invalid)?;
-        // One that is named twice has one vote.
+        // A Sentinel that is named twice has one vote.
         if sentinels.iter().all(|other| *other.addr() != address) {
             sentinels.push(at(address, watching.clone())?);
         }
@@ -53,10 +53,11 @@ pub(super) fn open(url: &str, mut settings: Settings) -> Result<(Sentinels, Sett
     ))
 }
 
-/// The same from `redis://[user:password@]<name>[/db]` and a `redis://[user:password@]host[:26379]` for each Sentinel.
+/// Parses `redis://[user:password@]<name>[/db]` and a `redis://[user:password@]host[:26379]` for
+/// each Sentinel.
 ///
 /// # Errors
-/// As [`open`].
+/// The errors of [`open`].
 pub(super) fn open_each<'a>(
     primary: &str,
     urls: impl IntoIterator<Item = &'a str>,
@@ -67,17 +68,17 @@ pub(super) fn open_each<'a>(
     let name = decoded(parts.hosts, "the primary's name").map_err(invalid_primary)?;
     if name.is_empty() {
         return Err(invalid_primary(
-            "it has no name of a primary in the place of the host",
+            "it has no name of a primary in place of the host",
         ));
     }
     if name.contains(':') {
         return Err(invalid_primary(
-            "a port stands behind the primary's name: which one it is, the Sentinels know",
+            "it has a port after the primary's name; the Sentinels supply the port",
         ));
     }
     if name.contains(',') {
         return Err(invalid_primary(
-            "several names stand in the place of the host; a client has one primary",
+            "it has several names in place of the host; a client has one primary",
         ));
     }
     let db = database(parts.path.trim_end_matches('/')).map_err(invalid_primary)?;
@@ -89,7 +90,7 @@ pub(super) fn open_each<'a>(
         let parts = Parts::of(url).map_err(invalid_sentinel)?;
         if !matches!(parts.path, "" | "/") {
             return Err(invalid_sentinel(
-                "something stands behind its address: a Sentinel has no databases",
+                "it has a path after the address; a Sentinel has no databases",
             ));
         }
         parts.no_query().map_err(invalid_sentinel)?;
@@ -100,7 +101,7 @@ pub(super) fn open_each<'a>(
     }
     if sentinels.is_empty() {
         return Err(invalid_sentinel(
-            "there is none; name each of them, three or more",
+            "no Sentinel is given; name each of them, three or more",
         ));
     }
     Sentinels::new(name.into_owned(), primary, sentinels, settings)
@@ -133,10 +134,10 @@ fn invalid_sentinel(complaint: impl Into<Complaint>) -> LockError {
     )
 }
 
-fn refused(what: &str, complaint: impl Into<Complaint>, right: &str) -> LockError {
+fn refused(problem: &str, complaint: impl Into<Complaint>, right: &str) -> LockError {
     let complaint = complaint.into();
     let message = format!(
-        "{what}: {complaint}; a right one is {right} (percent-encode special characters of the password)"
+        "{problem}: {complaint}; a valid one is {right} (percent-encode special characters of the password)"
     );
     LockError::new(LockErrorKind::InvalidUrl, message)
 }
@@ -145,12 +146,12 @@ fn scheme(url: &str) -> &str {
     url.split_once("://").map_or("", |(scheme, _)| scheme)
 }
 
-/// The parts of a URL with several hosts, as they stand there.
+/// The parts of a URL with several hosts.
 struct Parts<'a> {
     tls: bool,
     credentials: Credentials,
     hosts: &'a str,
-    /// What follows the hosts, without its first `/`.
+    /// The text after the hosts, without its first `/`.
     path: &'a str,
     query: Option<&'a str>,
 }
@@ -164,7 +165,7 @@ impl<'a> Parts<'a> {
         };
         let rest = url.split_once("://").map_or("", |(_, rest)| rest);
         if rest.contains('#') {
-            return Err("it has a fragment (#), which means nothing here".into());
+            return Err("it has a fragment (#), which is not supported".into());
         }
         let (rest, query) = match rest.split_once('?') {
             Some((rest, query)) => (rest, Some(query)),
@@ -184,12 +185,12 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// `<name>[/db]`.
+    /// Parses `<name>[/db]`.
     fn name_and_db(&self) -> Result<(String, i64), Complaint> {
         let (name, db) = self.path.split_once('/').unwrap_or((self.path, ""));
         if name.is_empty() {
             return Err(
-                "the name of the primary is missing behind the hosts, as in /mymaster".into(),
+                "the name of the primary is missing after the hosts, as in /mymaster".into(),
             );
         }
         Ok((
@@ -200,7 +201,7 @@ impl<'a> Parts<'a> {
 
     fn no_query(&self) -> Result<(), Complaint> {
         if self.query.is_some() {
-            Err("it has parameters (?), which mean nothing here".into())
+            Err("it has parameters (?), which are not supported here".into())
         } else {
             Ok(())
         }
@@ -211,15 +212,15 @@ fn database(text: &str) -> Result<i64, Complaint> {
     match text.parse::<i64>() {
         _ if text.is_empty() => Ok(0),
         Ok(db) if db >= 0 => Ok(db),
-        Ok(_) => Err("the number of the database is negative".into()),
-        Err(_) => Err("what stands behind the primary's name is no number of a database".into()),
+        Ok(_) => Err("the database number is negative".into()),
+        Err(_) => Err("the text after the primary's name is not a database number".into()),
     }
 }
 
-fn decoded<'a>(text: &'a str, what: &str) -> Result<Cow<'a, str>, Complaint> {
+fn decoded<'a>(text: &'a str, part: &str) -> Result<Cow<'a, str>, Complaint> {
     percent_decode_str(text)
         .decode_utf8()
-        .map_err(|_| format!("{what} is not UTF-8").into())
+        .map_err(|_| format!("{part} is not UTF-8").into())
 }
 
 #[derive(Clone, Default)]
@@ -263,9 +264,9 @@ impl Credentials {
     }
 }
 
-/// `host`, `host:port` or `[::1]:port`.
+/// Parses `host`, `host:port` or `[::1]:port`.
 fn address(text: &str, tls: bool) -> Result<ConnectionAddr, Complaint> {
-    // An IPv6 address is in brackets, and has colons of its own.
+    // An IPv6 address is in brackets, and contains colons of its own.
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
         _ => (text, None),
@@ -287,7 +288,7 @@ fn address(text: &str, tls: bool) -> Result<ConnectionAddr, Complaint> {
         .map_or(Ok(DEFAULT_PORT), str::parse)
         .ok()
         .filter(|port| *port > 0);
-    let port = port.ok_or("a port is no number from 1 to 65535")?;
+    let port = port.ok_or("a port is not a number from 1 to 65535")?;
     Ok(to(host, port, tls))
 }
 
@@ -311,12 +312,12 @@ fn at(address: ConnectionAddr, settings: RedisConnectionInfo) -> Result<Connecti
     Ok(tuned(info.set_redis_settings(settings)))
 }
 
-/// How the primary is connected to, wherever it is.
+/// The connection settings of the primary, without its address.
 fn of_primary(tls: bool, settings: RedisConnectionInfo) -> Result<ConnectionInfo, LockError> {
     at(to(String::new(), 0, tls), settings).map(for_locks)
 }
 
-/// What stands behind the `?`.
+/// The parameters of the URL.
 #[derive(Default)]
 struct Options<'a> {
     user: Option<Cow<'a, str>>,
@@ -339,9 +340,9 @@ impl<'a> Options<'a> {
                 "sentinel_password" => (&mut options.password, "sentinel_password"),
                 "min_replicas" => (&mut options.count, "min_replicas"),
                 "replica_timeout" => (&mut options.timeout, "replica_timeout"),
-                // Its name is not shown: it may be the rest of a password.
+                // The name is not shown, as it may be the rest of a password.
                 _ => {
-                    return Err("it has a parameter that is not known; those are sentinel_user, sentinel_password, \
+                    return Err("it has an unknown parameter; the known ones are sentinel_user, sentinel_password, \
                                 min_replicas and replica_timeout"
                         .into());
                 }
@@ -350,7 +351,7 @@ impl<'a> Options<'a> {
                 return Err(format!("the parameter {name} has no value").into());
             }
             if place.replace(decoded(value, name)?).is_some() {
-                return Err(format!("the parameter {name} stands there twice").into());
+                return Err(format!("the parameter {name} is given twice").into());
             }
         }
         Ok(options)
@@ -370,17 +371,19 @@ impl<'a> Options<'a> {
     fn min_replicas(&self) -> Result<Option<MinReplicas>, Complaint> {
         let Some(count) = &self.count else {
             return match self.timeout {
-                Some(_) => {
-                    Err("replica_timeout needs min_replicas, how many of them to wait for".into())
-                }
+                Some(_) => Err(
+                    "replica_timeout needs min_replicas, the number of replicas to wait for".into(),
+                ),
                 None => Ok(None),
             };
         };
         let count: NonZeroU32 = count
             .parse()
-            .map_err(|_| "min_replicas is no whole number from 1 on")?;
+            .map_err(|_| "min_replicas is not a whole number of at least 1")?;
         let timeout = match &self.timeout {
-            Some(timeout) => duration(timeout).ok_or("replica_timeout is no time such as 50ms")?,
+            Some(timeout) => {
+                duration(timeout).ok_or("replica_timeout is not a duration such as 50ms")?
+            }
             None => MinReplicas::DEFAULT_TIMEOUT,
         };
         let min_replicas = MinReplicas { count, timeout };
@@ -389,7 +392,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// `50ms` or `1s`.
+/// Parses `50ms` or `1s`.
 fn duration(text: &str) -> Option<Duration> {
     if let Some(millis) = text.strip_suffix("ms") {
         return millis.parse().ok().map(Duration::from_millis);
@@ -433,23 +436,23 @@ mod tests {
             ("redis+sentinel://:hunter2@a/mymaster/-1", "negative"),
             (
                 "redis+sentinel://:hunter2@a/mymaster/hunter2",
-                "no number of a database",
+                "not a database number",
             ),
             (
                 "redis+sentinel://:hunter2@a/mymaster/0/1",
-                "no number of a database",
+                "not a database number",
             ),
             (
                 "redis+sentinel://:hunter2@a:hunter2/mymaster",
-                "no number from 1 to 65535",
+                "not a number from 1 to 65535",
             ),
             (
                 "redis+sentinel://:hunter2@a:0/mymaster",
-                "no number from 1 to 65535",
+                "not a number from 1 to 65535",
             ),
             (
                 "redis+sentinel://:hunter2@a:65536/mymaster",
-                "no number from 1 to 65535",
+                "not a number from 1 to 65535",
             ),
             ("redis+sentinel://:hunter2@::1/mymaster", "brackets"),
             ("redis+sentinel://:hunter2@[::1/mymaster", "brackets"),
@@ -465,7 +468,7 @@ mod tests {
             ("redis+sentinel://:hunter2@a/mymaster#hunter2", "fragment"),
             (
                 "redis+sentinel://:hunter2@a/mymaster?hunter2=1",
-                "not known",
+                "unknown parameter",
             ),
             (
                 "redis+sentinel://:hunter2@a/mymaster?sentinel_user=ann",
@@ -481,15 +484,15 @@ mod tests {
             ),
             (
                 "redis+sentinel://:hunter2@a/mymaster?min_replicas=0",
-                "from 1 on",
+                "at least 1",
             ),
             (
                 "redis+sentinel://:hunter2@a/mymaster?min_replicas=-1",
-                "from 1 on",
+                "at least 1",
             ),
             (
                 "redis+sentinel://:hunter2@a/mymaster?min_replicas=many",
-                "from 1 on",
+                "at least 1",
             ),
             (
                 "redis+sentinel://:hunter2@a/mymaster?replica_timeout=50ms",
@@ -683,8 +686,11 @@ mod tests {
             assert!(!text.contains("hunter2"), "{text}");
         }
         let Err(error) = open_each("redis://a", [], &Settings::default()) else {
-            panic!("nobody watches it")
+            panic!("no Sentinel is given")
         };
-        assert!(error.to_string().contains("there is none"), "{error}");
+        assert!(
+            error.to_string().contains("no Sentinel is given"),
+            "{error}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The servers that keep a store's locks: one, or the nodes of a cluster. Where a call goes is decided here; what is said is not.
+//! The servers of a store: one server, or the nodes of a cluster. This module decides where a call
+//! is sent, and not its content.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -19,20 +20,21 @@ pub(super) enum Servers {
     Cluster(Cluster),
 }
 
-/// What came of a call.
+/// The result of a call.
 pub(super) struct Answer {
     value: Value,
-    /// Of a cluster, the node that keeps the lock.
+    /// The node that serves the lock, in a cluster.
     node: Option<Arc<Node>>,
 }
 
-/// What came of a call that frees something.
+/// The result of a call that releases a lock.
 pub(super) enum Freed {
-    /// The script has run.
+    /// The script ran.
     Wholly(Answer),
-    /// The one has run that needs the lock alone, as the lock is on its way from node to node: the line was not looked at.
+    /// Only the single-key script ran, because the slot is migrating. The wait queue
+    /// was not advanced.
     LockAlone(Answer),
-    /// The same after the script had begun, and stopped behind what it gives back.
+    /// As `LockAlone`, but the script had started, and stopped after the release.
     HalfWay,
 }
 
@@ -65,7 +67,7 @@ impl Servers {
         }
     }
 
-    /// Where they are; never with a password.
+    /// The addresses, without passwords.
     pub(super) fn address(&self) -> String {
         match self {
             Self::One(connection) => connection.address(),
@@ -73,7 +75,7 @@ impl Servers {
         }
     }
 
-    /// Where among them `hold` is.
+    /// The slot of `hold` in a cluster, 0 on a single server.
     pub(super) fn place(&self, hold: &Hold) -> Slot {
         match self {
             Self::One(_) => 0,
@@ -81,7 +83,7 @@ impl Servers {
         }
     }
 
-    /// Where a request at that place is to be told of its grant, should it have to wait.
+    /// The channel on which a request in that slot is notified of its grant if it has to wait.
     pub(super) fn channel(&self, place: Slot) -> Cow<'_, str> {
         match self {
             Self::One(connection) => connection.pushes().own().into(),
@@ -89,7 +91,7 @@ impl Servers {
         }
     }
 
-    /// What the marker of its data said last, of one server among several.
+    /// The latest marker of the data, on a server of a quorum.
     pub(super) fn marker(&self) -> Option<String> {
         match self {
             Self::One(connection) => connection.marker(),
@@ -97,21 +99,22 @@ impl Servers {
         }
     }
 
-    /// One server is not what it was: the next call greets it anew.
+    /// Ends the connection to a single server that has changed. The next call repeats
+    /// the handshake.
     pub(super) fn greet_again(&self) {
         if let Self::One(connection) = self {
             connection.greet_again();
         }
     }
 
-    /// `hold` stands in line, as the answer says: it is to be told.
+    /// Registers `hold`, which is queued according to `answer`, for notifications.
     pub(super) fn waits(&self, hold: &Hold, answer: &Answer) {
         if let (Self::Cluster(cluster), Some(node)) = (self, &answer.node) {
             cluster.waits(hold, node);
         }
     }
 
-    /// `hold` stands in no line.
+    /// Unregisters `hold`, which is not queued any more.
     pub(super) fn leaves(&self, hold: &Hold) {
         if let Self::Cluster(cluster) = self {
             cluster.leaves(hold);
@@ -126,7 +129,8 @@ impl Servers {
         }
     }
 
-    /// The places of the requests whose keys one script can speak of, for each such script; the first request is in the first.
+    /// Groups the indices of the requests so that one script can access the keys of each group. The
+    /// first request is in the first group.
     pub(super) fn by_slot(&self, requests: &[KeyRequest]) -> Vec<Vec<usize>> {
         let cluster = match self {
             Self::One(_) => return vec![(0..requests.len()).collect()],
@@ -143,7 +147,7 @@ impl Servers {
         slots.into_iter().map(|(_, indices)| indices).collect()
     }
 
-    /// Runs one script, and once more if the connection breaks.
+    /// Runs a script, and repeats it once if the connection breaks.
     pub(super) async fn call(&self, call: &Call) -> Result<Answer, StoreError> {
         match self {
             Self::One(connection) => connection.call(call).await.map(Answer::from),
@@ -154,8 +158,8 @@ impl Servers {
         }
     }
 
-    /// Runs, without repeating it, the script for a request at that place, which is told a deadline in the server's time and says that time behind its
-    /// first word.
+    /// Runs a script in that slot without repeating it. The script takes a deadline in the
+    /// server's time, and returns that time as the second word of its reply.
     pub(super) async fn call_by(
         &self,
         place: Slot,
@@ -171,7 +175,7 @@ impl Servers {
         }
     }
 
-    /// Runs a script that frees something, or `alone` where that cannot be run.
+    /// Runs a script that releases a lock, or `alone` if that script cannot be run.
     pub(super) async fn free(
         &self,
         call: &Call,
@@ -197,14 +201,14 @@ impl Servers {
                     .into(),
             )),
             Err(Failure::HalfWay(_)) => {
-                // To be sure.
+                // Make sure that the lock is released.
                 cluster.run(slot, Errand::Call(&alone(), repeat)).await?;
                 Ok(Freed::HalfWay)
             }
         }
     }
 
-    /// Runs a script for each of the locks, in few round trips, and tells of each how it went.
+    /// Runs `count` scripts in few round trips, and returns a result for each.
     pub(super) async fn call_each(
         &self,
         count: usize,

@@ -1,4 +1,4 @@
-//! What a store is set up with beside its URL, whatever the topology.
+//! The settings of a store in addition to its URL, independent of the topology.
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
@@ -8,15 +8,15 @@ use redis::{ClientTlsConfig, ConnectionAddr, TlsCertificates};
 
 use crate::error::{LockError, LockErrorKind};
 
-/// What holds for every server of a store.
+/// The settings for every server of a store.
 #[derive(Clone, Default)]
 pub(crate) struct Settings {
-    /// How many replicas must have a grant before it is told.
+    /// The number of replicas that must have a grant before it is reported.
     pub(crate) min_replicas: Option<MinReplicas>,
-    /// Whom to trust, in PEM; `None`: whom the system trusts.
+    /// The trusted certificate authority, in PEM; `None`: those that the system trusts.
     #[cfg(feature = "rustls")]
     pub(crate) root_certificate: Option<Vec<u8>>,
-    /// Who we are.
+    /// The certificate of this client.
     #[cfg(feature = "rustls")]
     pub(crate) client_certificate: Option<ClientCertificate>,
 }
@@ -29,7 +29,7 @@ pub(crate) struct ClientCertificate {
     pub(crate) key: Vec<u8>,
 }
 
-/// How many replicas must have a grant, and how long they are waited for.
+/// The number of replicas that must have a grant, and the time limit of the wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MinReplicas {
     pub(crate) count: NonZeroU32,
@@ -37,17 +37,18 @@ pub(crate) struct MinReplicas {
 }
 
 impl MinReplicas {
-    /// Replicas in the same place have a grant within a round trip; this leaves room for a hiccup.
+    /// Replicas at the same site have a grant within a round trip; the rest is a
+    /// margin for delays.
     pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
-    /// A call to the store takes 500 ms at most, and has more to do.
+    /// A call to the store takes at most 500 ms, and the wait is only a part of it.
     const LONGEST_TIMEOUT: Duration = Duration::from_millis(400);
 
-    /// Says what is wrong with it.
+    /// Checks the time-out, and returns the complaint.
     pub(super) fn check(self) -> Result<(), &'static str> {
-        // The server takes whole milliseconds, and zero for ever.
+        // The server takes whole milliseconds, and waits without limit for zero.
         if self.timeout < Duration::from_millis(1) || self.timeout > Self::LONGEST_TIMEOUT {
             return Err(
-                "replicas are waited for from 1 ms to 400 ms: a call to the store takes 500 ms at most",
+                "the time-out must be from 1 ms to 400 ms, as a call to the store takes at most 500 ms",
             );
         }
         Ok(())
@@ -55,7 +56,7 @@ impl MinReplicas {
 }
 
 impl Settings {
-    /// What is wrong with them is better found before anything is connected.
+    /// Checks the settings, before any connection is established.
     ///
     /// # Errors
     /// `InvalidSpec`.
@@ -70,10 +71,10 @@ impl Settings {
         Ok(())
     }
 
-    /// For a store that cannot wait for replicas.
+    /// Refuses `min_replicas`, for a store that cannot wait for replicas.
     ///
     /// # Errors
-    /// `InvalidSpec` if it was to.
+    /// `InvalidSpec` if it is set.
     pub(crate) fn refuse_replicas(&self, reason: &str) -> Result<(), LockError> {
         match self.min_replicas {
             Some(_) => Err(invalid("min_replicas", &format!("{reason}; leave it out"))),
@@ -81,10 +82,10 @@ impl Settings {
         }
     }
 
-    /// For a store that is connected to in another way.
+    /// Refuses certificates, for a store whose connections are configured in another way.
     ///
     /// # Errors
-    /// `InvalidSpec` if there are some.
+    /// `InvalidSpec` if there are any.
     pub(crate) fn refuse_certificates(&self, reason: &str) -> Result<(), LockError> {
         #[cfg(feature = "rustls")]
         for (setting, is_there) in [
@@ -101,7 +102,7 @@ impl Settings {
 
     #[cfg(feature = "rustls")]
     fn check_certificates(&self) -> Result<(), LockError> {
-        let is_pem = |pem: &[u8], what: &str| String::from_utf8_lossy(pem).contains(what);
+        let is_pem = |pem: &[u8], header: &str| String::from_utf8_lossy(pem).contains(header);
         if self
             .root_certificate
             .as_ref()
@@ -109,28 +110,27 @@ impl Settings {
         {
             return Err(invalid(
                 "root_certificate",
-                "there is no certificate in it; it begins with -----BEGIN CERTIFICATE-----",
+                "it contains no PEM certificate (-----BEGIN CERTIFICATE-----)",
             ));
         }
         if let Some(ClientCertificate { certificate, key }) = &self.client_certificate {
             if !is_pem(certificate, "-----BEGIN CERTIFICATE-----") {
-                let complaint =
-                    "there is no certificate in it; it begins with -----BEGIN CERTIFICATE-----";
+                let complaint = "it contains no PEM certificate (-----BEGIN CERTIFICATE-----)";
                 return Err(invalid("client_certificate", complaint));
             }
             if !is_pem(key, "PRIVATE KEY-----") {
-                let complaint =
-                    "there is no private key beside it; it begins with -----BEGIN PRIVATE KEY-----";
+                let complaint = "it contains no PEM private key (-----BEGIN PRIVATE KEY-----)";
                 return Err(invalid("client_certificate", complaint));
             }
         }
         Ok(())
     }
 
-    /// A client for a server, with the certificates if it speaks TLS.
+    /// Creates a client for a server, with the certificates if it uses TLS.
     ///
     /// # Errors
-    /// `InvalidSpec` for certificates that cannot be used; else what `refused` makes of the error.
+    /// `InvalidSpec` for certificates that cannot be used, otherwise the error that
+    /// `refused` returns.
     pub(super) fn client(
         &self,
         info: ConnectionInfo,
@@ -152,7 +152,7 @@ impl Settings {
                 root_cert: self.root_certificate.clone(),
             };
             return Client::build_with_tls(info, certificates).map_err(|error| {
-                // It tells where the text is no PEM, and does not repeat it.
+                // The error names the position of invalid PEM, and does not repeat the text.
                 LockError::new(
                     LockErrorKind::InvalidSpec,
                     format!("the certificates cannot be used: {error}"),
@@ -170,7 +170,7 @@ fn invalid(setting: &str, complaint: &str) -> LockError {
     )
 }
 
-// Keys are secrets.
+// Omits the keys, which are secret.
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut settings = f.debug_struct("Settings");

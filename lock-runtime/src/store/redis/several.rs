@@ -1,5 +1,6 @@
-//! Several keys at once. Those of one slot are taken by one script; slots of a cluster are taken one after the other, in an order that
-//! is the same for everybody, so that of two requests for the same keys one gets them all.
+//! Acquires several keys at once. The keys of one slot are acquired by one script. The slots of a
+//! cluster are acquired one after another, in an order that is the same for all clients, so that
+//! of two requests for the same keys one gets them all.
 
 use futures_util::future::join_all;
 
@@ -7,7 +8,8 @@ use super::{RedisStore, reply::unexpected};
 use crate::store::{AcquireAllReply, KeyRequest, StoreError};
 
 impl RedisStore {
-    /// Acquires all or none. After an error the outcome is open for each of them, and the caller abandons them all.
+    /// Acquires all locks or none. After an error the state of each is unknown, and the caller
+    /// abandons them all.
     pub(super) async fn acquire_several(
         &self,
         requests: &[KeyRequest],
@@ -30,7 +32,8 @@ impl RedisStore {
                         .for_each(|(index, grant)| grants[*index] = Some(grant));
                 }
                 AcquireAllReply::Refused { index, reply } => {
-                    // Whoever is refused holds nothing, and does not come back to give anything up.
+                    // A refused caller expects to hold nothing, and does not abandon
+                    // anything itself.
                     let held = slots[..taken]
                         .iter()
                         .flatten()

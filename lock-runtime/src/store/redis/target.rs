@@ -1,4 +1,4 @@
-//! Where a connection leads: to a server with an address, or to whichever one the Sentinels name.
+//! The target of a connection: a server at an address, or the primary that the Sentinels name.
 
 use std::{fmt, sync::Arc};
 
@@ -8,7 +8,7 @@ use tokio::task::AbortHandle;
 use super::sentinel::{Named, Sentinels};
 use crate::store::StoreError;
 
-/// Where a connection leads.
+/// The target of a connection.
 #[derive(Clone)]
 pub(super) enum Target {
     Server(Arc<Client>),
@@ -16,7 +16,7 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// The server to connect to now, and how the Sentinels name it.
+    /// The server to connect to now, and its name from the Sentinels.
     pub(super) async fn server(&self) -> Result<(Client, Option<Named>), StoreError> {
         match self {
             Self::Server(client) => Ok(((**client).clone(), None)),
@@ -27,7 +27,8 @@ impl Target {
         }
     }
 
-    /// Calls `switched` once it is another one; `None`: it never is. The task is to be ended with the connection.
+    /// Calls `switched` once the target is another server. Returns `None` if it never changes. The
+    /// caller ends the task with the connection.
     pub(super) fn watch(
         &self,
         named: Option<Named>,
@@ -39,7 +40,7 @@ impl Target {
         }
     }
 
-    /// May it be another server in a moment?
+    /// Whether the target can become another server.
     pub(super) fn moves(&self) -> bool {
         matches!(self, Self::Primary(_))
     }
@@ -60,7 +61,7 @@ impl Target {
     }
 }
 
-/// Without credentials.
+/// Shows no credentials.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,4 +1,4 @@
-//! From a URL, or from a client that the caller made, to a client set up for locks.
+//! Clients set up for locks, from a URL or from a client of the caller.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use redis::{
 use super::settings::Settings;
 use crate::error::{LockError, LockErrorKind};
 
-/// After so long without an answer to what was sent, or to a probe, the connection is given up: a cut that nobody
-/// announces must be noticed well within a lease of usual length.
+/// The time after which a connection is given up if sent data or a probe is not acknowledged. A
+/// connection that is cut silently must be detected well within a lease of usual length.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// Refuses a URL that asks for TLS where it is not compiled in: the rest of it may be right.
+/// Refuses a URL that asks for TLS if TLS is not compiled in. The rest of the URL may be right.
 ///
 /// # Errors
 /// `InvalidUrl`, with the feature to enable.
@@ -35,10 +35,10 @@ fn no_tls() -> LockError {
     )
 }
 
-/// A client for a URL.
+/// Creates a client for a URL.
 ///
 /// # Errors
-/// `InvalidUrl`; the message never repeats the URL, as it may hold a password.
+/// `InvalidUrl`. The message never repeats the URL, which may contain a password.
 pub(super) fn open(url: &str, settings: &Settings) -> Result<Client, LockError> {
     check_tls(url)?;
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
@@ -58,11 +58,11 @@ pub(super) fn open(url: &str, settings: &Settings) -> Result<Client, LockError> 
     let mut names = parameters.map(|parameter| parameter.split('=').next().unwrap_or_default());
     if names.any(|name| !name.is_empty() && !known(name)) {
         return Err(invalid(
-            "it has a parameter that means nothing here (`min_replicas` is a setting of the builder, or of redis+sentinel://)",
+            "it has an unsupported parameter (`min_replicas` is a setting of the builder, or of redis+sentinel://)",
         ));
     }
     let info = url.into_connection_info().map_err(|error| {
-        // The first part is a fixed text; a detail behind it might quote the URL.
+        // The first part is a fixed text. The detail after it might quote the URL.
         invalid(error.to_string().split(" - ").next().unwrap_or_default())
     })?;
     adjust(info, settings)
@@ -72,21 +72,21 @@ fn invalid(complaint: &str) -> LockError {
     LockError::new(
         LockErrorKind::InvalidUrl,
         format!(
-            "the URL does not name a Redis server: {complaint}; a right one is redis://user:password@host:6379/0 \
+            "the URL does not name a Redis server: {complaint}; a valid one is redis://user:password@host:6379/0 \
              (percent-encode special characters of the password)"
         ),
     )
 }
 
-/// The same client, set up for locks.
+/// Sets up a client for locks.
 ///
 /// # Errors
-/// `InvalidUrl` if the client names a server that cannot be reached with what is compiled in.
+/// `InvalidUrl` if the server cannot be reached with the features that are compiled in.
 pub(super) fn adjust(info: ConnectionInfo, settings: &Settings) -> Result<Client, LockError> {
     if info.redis_settings().db() < 0 {
-        return Err(invalid("the number of the database is negative"));
+        return Err(invalid("the database number is negative"));
     }
-    // A ready client may ask for TLS as well.
+    // A client of the caller may ask for TLS as well.
     let is_tls = matches!(info.addr(), ConnectionAddr::TcpTls { .. });
     settings.client(for_locks(info), |error| {
         match is_tls && !cfg!(feature = "rustls") {
@@ -96,9 +96,10 @@ pub(super) fn adjust(info: ConnectionInfo, settings: &Settings) -> Result<Client
     })
 }
 
-/// How a server that keeps locks is connected to.
+/// The connection settings for a server that stores locks.
 pub(super) fn for_locks(info: ConnectionInfo) -> ConnectionInfo {
-    // RESP3 tells of a lost connection by itself, and carries pushes.
+    // With RESP3 the client library reports a lost connection by itself, and delivers
+    // push messages.
     let redis = info
         .redis_settings()
         .clone()
@@ -106,14 +107,15 @@ pub(super) fn for_locks(info: ConnectionInfo) -> ConnectionInfo {
     tuned(info.set_redis_settings(redis))
 }
 
-/// How any server is connected to.
+/// The connection settings for any server.
 pub(super) fn tuned(info: ConnectionInfo) -> ConnectionInfo {
     let mut redis = info.redis_settings().clone();
     if redis.lib_name().is_none() {
-        // A user with narrow access rights may not do this, and would fill the server's log of denials.
+        // A user with few access rights may not set the library name, and would fill the server's
+        // log of denials.
         redis = redis.set_skip_set_lib_name();
     }
-    // Every message is one small request that somebody waits for.
+    // Every message is a small request that a caller waits for.
     let mut tcp = info.tcp_settings().clone().set_nodelay(true);
     if tcp.keepalive().is_none() {
         tcp = tcp.set_keepalive(

@@ -1,4 +1,4 @@
-//! Where a value of a key comes from: what stands between the braces of a template.
+//! The sources of key values: the contents of a placeholder.
 
 use std::{borrow::Cow, str};
 
@@ -20,7 +20,8 @@ pub(in crate::key) enum Source {
     GrpcMethod,
 }
 
-/// What a value is read as, so that a thing has one key in whatever way it is written.
+/// The kind of a value. Values of a kind other than text are normalized, so that all spellings of
+/// a value give the same key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::key) enum Kind {
     Text,
@@ -29,7 +30,7 @@ pub(in crate::key) enum Kind {
 }
 
 impl Source {
-    /// What is named between the braces; otherwise what to write there.
+    /// Parses the contents of a placeholder. The error describes the correct form.
     pub(super) fn parse(name: &str) -> Result<Self, Cow<'static, str>> {
         let (named, kind) = Kind::split(name);
         let of_itself = match named {
@@ -48,21 +49,21 @@ impl Source {
         match of_itself {
             Some(source) if kind == Some(Kind::Text) => return Ok(source),
             Some(_) => {
-                return Err(format!("this is text of no other kind; write \"{{{named}}}\"").into());
+                return Err(format!("this value is always text; write \"{{{named}}}\"").into());
             }
             None => {}
         }
         let kind = kind.ok_or_else(|| {
             let of = &name[named.len()..];
             Cow::Owned(format!(
-                "{of:?} is no kind of value; write \"{{{named}}}\" for text, \"{{{named}:int}}\" for a whole number, \
+                "{of:?} is not a kind of value; write \"{{{named}}}\" for text, \"{{{named}:int}}\" for a whole number, \
                  \"{{{named}:uuid}}\" for a UUID"
             ))
         });
         if let Some(query) = named.strip_prefix("query.") {
             if query.is_empty() || query.contains(char::is_whitespace) {
                 return Err(format!(
-                    "{query:?} is no name of a query parameter; write one such as \"{{query.tenant}}\""
+                    "{query:?} is not a valid name of a query parameter; write one such as \"{{query.tenant}}\""
                 )
                 .into());
             }
@@ -71,24 +72,24 @@ impl Source {
         if let Some(header) = named.strip_prefix("header.") {
             let Ok(header) = HeaderName::from_bytes(header.as_bytes()) else {
                 return Err(format!(
-                    "{header:?} is no name of a header; write one such as \"{{header.x-tenant}}\""
+                    "{header:?} is not a valid name of a header; write one such as \"{{header.x-tenant}}\""
                 )
                 .into());
             };
             return Ok(Self::Header(header, kind?));
         }
         if let Some(name) = name.strip_prefix('*') {
-            return Err(format!("the star belongs to the route only; write \"{{{name}}}\"").into());
+            return Err(format!("the star belongs in the route only; write \"{{{name}}}\"").into());
         }
         if named.starts_with("grpc.") {
             return Err(format!(
-                "{named:?} is not known; write \"{{grpc.service}}\" or \"{{grpc.method}}\""
+                "unknown placeholder {named:?}; write \"{{grpc.service}}\" or \"{{grpc.method}}\""
             )
             .into());
         }
         if named.contains('.') {
             return Err(format!(
-                "{named:?} is not known; write \"{{name}}\" for a path parameter, \"{{header.name}}\" for a header, \
+                "unknown placeholder {named:?}; write \"{{name}}\" for a path parameter, \"{{header.name}}\" for a header, \
                  \"{{query.name}}\" for a query parameter"
             )
             .into());
@@ -97,19 +98,20 @@ impl Source {
             .contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '{' | '/' | '*'))
         {
             return Err(format!(
-                "{named:?} is no name of a path parameter; write the one of the route, as in \"{{id}}\""
+                "{named:?} is not a valid name of a path parameter; write the name in the route, as in \"{{id}}\""
             )
             .into());
         }
         Ok(Self::Path(named.into(), kind?))
     }
 
-    /// Does it need a router to have seen the request?
+    /// Returns whether the value requires a matched route.
     pub(super) fn is_of_the_route(&self) -> bool {
         matches!(self, Self::Path(..) | Self::MatchedPath)
     }
 
-    /// The value in a request, which has matched `route` if the source is of one.
+    /// Returns the value of a request. `route` is the route that it has matched; it must be
+    /// present if the source [is of the route](Self::is_of_the_route).
     pub(super) fn value<'v, B>(
         &'v self,
         req: &'v Request<B>,
@@ -135,7 +137,7 @@ impl Source {
 }
 
 impl Kind {
-    /// The name in braces, and its kind; none if there is a colon and no kind behind it.
+    /// Splits a placeholder into the name and the kind. The kind is `None` if it is unknown.
     fn split(name: &str) -> (&str, Option<Self>) {
         match name.split_once(':') {
             None => (name, Some(Self::Text)),
@@ -145,9 +147,9 @@ impl Kind {
         }
     }
 
-    /// The one way to write what `value` is; `of` says what it is the value of.
+    /// Returns the canonical form of `value`. `of` describes the value in errors.
     fn read(self, value: Cow<'_, str>, of: impl Fn() -> String) -> Result<Cow<'_, str>, KeyError> {
-        let (one, what) = match self {
+        let (canonical, expected) = match self {
             Self::Text => return Ok(value),
             Self::Int => (
                 value.parse::<i128>().ok().map(|number| number.to_string()),
@@ -158,8 +160,9 @@ impl Kind {
                 "a UUID",
             ),
         };
-        one.map(Cow::Owned)
-            .ok_or_else(|| KeyError::bad_request(format!("The {} is not {what}.", of())))
+        canonical
+            .map(Cow::Owned)
+            .ok_or_else(|| KeyError::bad_request(format!("The {} is not {expected}.", of())))
     }
 }
 
@@ -178,8 +181,8 @@ pub(in crate::key) fn header<'r, B>(
     }
 }
 
-/// A parameter of the query, which is read as `application/x-www-form-urlencoded` and, other than by most readers, refused
-/// where it is not UTF-8: a replacement character would stand for many values.
+/// A query parameter, parsed as `application/x-www-form-urlencoded`. Unlike most parsers, this
+/// one rejects values that are not UTF-8: a replacement character would stand for many values.
 fn query<'r, B>(req: &'r Request<B>, name: &str) -> Result<Cow<'r, str>, KeyError> {
     let pairs = req.uri().query().unwrap_or_default().split('&');
     let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
@@ -196,10 +199,10 @@ fn query<'r, B>(req: &'r Request<B>, name: &str) -> Result<Cow<'r, str>, KeyErro
     }
 }
 
-/// Text of a form; none if it is not UTF-8.
+/// Decodes form data; `None` if it is not UTF-8.
 fn decoded(text: &str) -> Option<Cow<'_, str>> {
     if text.contains('+') {
-        // A `+` that is meant is written `%2B`.
+        // A literal `+` is written as `%2B`.
         let blanks = text.replace('+', " ");
         return percent_decode(blanks.as_bytes())
             .decode_utf8()
@@ -209,11 +212,13 @@ fn decoded(text: &str) -> Option<Cow<'_, str>> {
     percent_decode(text.as_bytes()).decode_utf8().ok()
 }
 
-/// Service and method of a [gRPC path](https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests).
+/// The service and the method of a [gRPC path].
+///
+/// [gRPC path]: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests
 fn grpc<B>(req: &Request<B>) -> Result<(&str, &str), KeyError> {
     let path = req.uri().path().strip_prefix('/').unwrap_or_default();
     match path.split_once('/') {
-        // Names of protobuf: whatever else is decoded on the way would have several keys.
+        // Protobuf names only: percent-encoding would give one method several keys.
         Some((service, method)) if is_name(service) && is_name(method) => Ok((service, method)),
         _ => Err(KeyError::bad_request(
             "The path is not that of a gRPC method, \"/package.Service/Method\".",

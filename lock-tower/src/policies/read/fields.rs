@@ -1,4 +1,4 @@
-//! The fields of `[defaults]`, of groups and of routes.
+//! The fields of `[defaults]`, groups and routes.
 
 use std::num::NonZeroU32;
 
@@ -15,9 +15,9 @@ use crate::{
     protocol::Hold,
 };
 
-/// What only a route says.
+/// The fields that only routes have.
 pub(super) const OF_ROUTES: [&str; 3] = ["name", "group", "skip"];
-/// In the order of the manual.
+/// In the order of the documentation.
 pub(super) const FIELDS: [&str; 17] = [
     "key",
     "global",
@@ -37,7 +37,7 @@ pub(super) const FIELDS: [&str; 17] = [
     "fail_open",
     "status",
 ];
-/// What other libraries, and the attribute, call it.
+/// Names of the same options in other libraries and in the attribute.
 const ALIASES: [(&str, &str); 11] = [
     ("ttl", "lease"),
     ("expiry", "lease"),
@@ -51,7 +51,7 @@ const ALIASES: [(&str, &str); 11] = [
     ("fair", "strict_order"),
     ("template", "key"),
 ];
-/// The table of refusals.
+/// The rows of the table of refusals.
 pub(in crate::policies) const ROWS: [(&str, Answer); 6] = [
     ("busy", Answer::Busy),
     ("overloaded", Answer::Overloaded),
@@ -62,7 +62,8 @@ pub(in crate::policies) const ROWS: [(&str, Answer); 6] = [
 ];
 
 impl Reader<'_> {
-    /// What a table says; `own` are the names that it may have beside, and that others read.
+    /// Parses the fields of a table. `own` lists further fields of this table that are parsed
+    /// elsewhere.
     pub(super) fn settings<'d>(&mut self, table: &'d DeTable<'_>, own: &[&str]) -> Settings<'d> {
         let mut settings = Settings::default();
         for (one, other) in [("wait", "no_wait"), ("mode", "permits")] {
@@ -70,7 +71,7 @@ impl Reader<'_> {
             {
                 self.mistakes.add(
                     second.span().start,
-                    format!("`{one}` and `{other}` say the same thing: leave one out"),
+                    format!("`{one}` and `{other}` set the same option: leave one out"),
                 );
             }
         }
@@ -93,7 +94,7 @@ impl Reader<'_> {
             "key" => {
                 settings.key = self.text(name, "\"order:{id}\"", value);
                 settings.mistaken_key = settings.key.is_none();
-                // Here, as nobody may go by it.
+                // Checked here as well, because no route may use it.
                 if let Some(key) = settings.key {
                     self.template(key);
                 }
@@ -109,10 +110,9 @@ impl Reader<'_> {
             }
             "no_wait" => match self.flag(name, value) {
                 Some(true) => settings.waiting = Some(Waiting::No),
-                Some(false) => self.mistakes.add(
-                    at(value),
-                    "say how long to wait instead: write wait = \"2s\"",
-                ),
+                Some(false) => self
+                    .mistakes
+                    .add(at(value), "set the wait instead: write wait = \"2s\""),
                 None => {}
             },
             "mode" => {
@@ -134,7 +134,7 @@ impl Reader<'_> {
                     Some(Some(permits)) => settings.sharing = Some(Sharing::Permits(permits)),
                     Some(None) => self
                         .mistakes
-                        .add(at(value), format!("permits are 1 to {}", u32::MAX)),
+                        .add(at(value), format!("`permits` must be 1 to {}", u32::MAX)),
                     None => {}
                 }
             }
@@ -166,8 +166,10 @@ impl Reader<'_> {
             "status" => settings.statuses = self.statuses(value),
             _ if own.contains(&name) => {}
             _ if OF_ROUTES.contains(&name) => {
-                self.mistakes
-                    .add(field.span().start, format!("only a route has a `{name}`"));
+                self.mistakes.add(
+                    field.span().start,
+                    format!("`{name}` is a field of routes only"),
+                );
             }
             _ => {
                 let meant = self.unknown(
@@ -206,7 +208,7 @@ impl Reader<'_> {
                 Some(status) => statuses.push((answer, status)),
                 None => self
                     .mistakes
-                    .add(at(value), "a refusal has a status from 400 to 599"),
+                    .add(at(value), "the status of a refusal must be from 400 to 599"),
             }
         }
         statuses

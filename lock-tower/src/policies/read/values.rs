@@ -1,4 +1,4 @@
-//! What is written, as what it means; or what to write instead.
+//! Parsers of single values. Their errors describe the correct form.
 
 use std::time::Duration;
 
@@ -30,11 +30,11 @@ impl Reader<'_> {
         let meant = alias.or_else(|| nearest(text, known.iter().copied()));
         let advice = match meant {
             Some(near) => format!("did you mean `{near}`?"),
-            None => format!("there are {}", known.join(", ")),
+            None => format!("expected one of {}", known.join(", ")),
         };
         self.mistakes.add(
             name.span().start,
-            format!("there is no {what} `{}`: {advice}", text.escape_debug()),
+            format!("unknown {what} `{}`: {advice}", text.escape_debug()),
         );
         meant
     }
@@ -71,7 +71,7 @@ impl Reader<'_> {
             self.mistakes.add(
                 at(value),
                 format!(
-                    "a string is meant, not {}: write {name} = {example}",
+                    "expected a string, found {}: write {name} = {example}",
                     kind(value)
                 ),
             );
@@ -86,7 +86,7 @@ impl Reader<'_> {
         let flag = value.get_ref().as_bool();
         if flag.is_none() {
             let message = format!(
-                "true or false is meant, not {}: write {name} = true",
+                "expected true or false, found {}: write {name} = true",
                 kind(value)
             );
             self.mistakes.add(at(value), message);
@@ -106,7 +106,7 @@ impl Reader<'_> {
             ),
             None => {
                 let message = format!(
-                    "a whole number is meant, not {}: write {name} = {example}",
+                    "expected a whole number, found {}: write {name} = {example}",
                     kind(value)
                 );
                 self.mistakes.add(at(value), message);
@@ -127,13 +127,17 @@ impl Reader<'_> {
             let words = words.map(|(word, _)| format!("{word:?}"));
             self.mistakes.add(
                 said.at,
-                format!("`{name}` is {}, not {:?}", words.join(" or "), said.value),
+                format!(
+                    "`{name}` must be {}, not {:?}",
+                    words.join(" or "),
+                    said.value
+                ),
             );
         }
         found.map(|(_, meaning)| *meaning)
     }
 
-    /// A duration that is fit for the lock: `spec` says where it goes.
+    /// Parses a duration. `spec` builds the lock options that must be valid with it.
     pub(super) fn duration(
         &mut self,
         name: &str,
@@ -149,7 +153,7 @@ impl Reader<'_> {
                     !said.value.is_empty() && said.value.bytes().all(|byte| byte.is_ascii_digit());
                 let seconds = if bare { said.value } else { "2" };
                 let message = format!(
-                    "{:?} is no duration ({error}): write {name} = \"{seconds}s\", \"500ms\" or the like",
+                    "{:?} is not a duration ({error}): write {name} = \"{seconds}s\", \"500ms\" or the like",
                     said.value
                 );
                 self.mistakes.add(said.at, message);
@@ -179,7 +183,7 @@ impl Reader<'_> {
     }
 }
 
-/// Where a value is written.
+/// Returns the offset of a value.
 pub(super) fn at(value: &Value<'_>) -> usize {
     value.span().start
 }
@@ -196,7 +200,7 @@ fn kind(value: &Value<'_>) -> &'static str {
     }
 }
 
-/// Which of the names was probably meant.
+/// Returns the name that was probably meant.
 pub(super) fn nearest<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
     let near = names
         .into_iter()

@@ -1,4 +1,4 @@
-//! What tests look at in a table, and how they break it.
+//! Test access to a table: inspection, and ways to break its rules.
 
 #[cfg(feature = "redis")]
 use super::{AtomicU64, Fences};
@@ -12,7 +12,7 @@ impl Table {
         }
     }
 
-    /// Until when the table keeps a lock for its holder; none if it does not.
+    /// Returns the instant until which the table keeps a lock for its holder, if it does.
     pub(crate) fn held_until(&self, hold: &Hold, now: Instant) -> Option<Instant> {
         let entry = self
             .entry(&hold.key, hold.mode.family())
@@ -24,7 +24,7 @@ impl Table {
             .map(|slot| slot.expires)
     }
 
-    /// Everybody whom the table knows: those that hold a lock, and those that stand in line for it.
+    /// Returns the tokens of the holders, with their mode, and of the waiters.
     pub(crate) fn tokens(
         &self,
         key: &LockKey,
@@ -46,7 +46,8 @@ impl Table {
         })
     }
 
-    /// PROTOCOL 11 switched off: the lock is kept for `lease` from now, and not for longer.
+    /// Switches PROTOCOL 11 off: keeps the lock for `lease` from now, even if that shortens the
+    /// lease.
     pub(crate) fn shorten(&mut self, hold: &Hold, lease: Duration, now: Instant) {
         if let Some(slot) = self.held(hold, now) {
             slot.expires = now + lease;
@@ -56,7 +57,8 @@ impl Table {
 
 #[cfg(feature = "redis")]
 impl Fences {
-    /// Those of a store that has given out none, and whose clock showed so many microseconds since 1970 at `began`.
+    /// Creates the counter of a store that has issued no tokens, and whose clock showed `micros`
+    /// microseconds since 1970 at `began`.
     pub(crate) fn since(began: Instant, micros: u64) -> Self {
         Self {
             latest: AtomicU64::new(0),
@@ -64,7 +66,7 @@ impl Fences {
         }
     }
 
-    /// What a store finds after a restart that has the data of now.
+    /// Returns the counter of a store that restarts with the data of now.
     pub(crate) fn saved(&self) -> Self {
         let latest = self.latest().map_or(0, |latest| latest.number());
         Self {

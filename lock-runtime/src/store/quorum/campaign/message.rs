@@ -1,4 +1,4 @@
-//! What a campaign says and hears, and what comes of it.
+//! The requests and replies of a campaign, and its outcomes.
 
 use std::time::Duration;
 
@@ -10,20 +10,20 @@ use crate::{
     store::{AcquireReply, IfBusy, PollReply, RaiseReply, RenewReply, StoreError, Token},
 };
 
-/// One for each server: five, mostly.
+/// One value for each server; there are usually up to five.
 pub(crate) type PerNode<T> = SmallVec<[T; 5]>;
 
-/// What is to be said to one of the servers.
+/// A request to one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Say {
     Acquire(Token, IfBusy),
     Poll(Token),
     Renew(Token),
-    /// The number is to be this acquisition's, and the next fencing token larger.
+    /// Gives this number to the acquisition, and makes the next fencing token larger.
     Raise(FencingToken),
 }
 
-/// What a server has said.
+/// The reply of a server.
 #[derive(Clone, Debug)]
 pub(crate) enum Heard {
     Acquire(AcquireReply),
@@ -33,10 +33,10 @@ pub(crate) enum Heard {
     Failed(StoreError),
 }
 
-/// Something to say, and to whom.
+/// Requests, each with the index of its server.
 pub(crate) type Calls = PerNode<(usize, Say)>;
 
-/// What is to be done next.
+/// The next step of a campaign.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -44,62 +44,64 @@ pub(crate) type Calls = PerNode<(usize, Say)>;
 )]
 pub(crate) enum Next {
     Send(Calls),
-    /// Wait for the next reply, at most until then.
+    /// Wait for the next reply, at most until this time.
     Wait(Option<Instant>),
-    /// Go on at that time; no reply is waited for.
+    /// Continue at this time, without waiting for replies.
     Pause(Instant),
     Done(Outcome),
 }
 
-/// What came of a question.
+/// The outcome of a round or of several.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// It is held until then, by a majority.
+    /// A majority holds the lock until this time.
     Granted {
         fence: FencingToken,
         until: Instant,
         spare: u32,
     },
-    /// It waits in line.
+    /// The acquisition waits in the queue.
     InLine { holder_ttl: Option<Duration> },
-    /// Somebody else has it, or it cannot be had.
+    /// The lock is held by another acquisition, or cannot be granted.
     Refused(AcquireReply),
-    /// It is neither held nor in line any more.
+    /// The acquisition is neither a holder nor in the queue any more.
     Gone,
-    /// Too few servers have answered; see [`Campaign::complaints`].
+    /// Too few servers have replied; see [`Campaign::complaints`].
     Unreachable,
 }
 
-/// A name that is not used any more, and that a server may know.
+/// An alias that is no longer used and that a server may know.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Left {
     pub(crate) node: usize,
     pub(crate) token: Token,
-    /// A request for it may still be executed until then (PROTOCOL 8).
+    /// An acquire under this alias may still be executed until then (PROTOCOL 8).
     pub(crate) straggler_until: Option<Instant>,
-    /// It is not known to hold: it may stand in line.
+    /// The alias is not known to hold the lock: it may be in the queue.
     pub(crate) lingers: bool,
 }
 
-/// How long a campaign that has no majority keeps what it has.
+/// Time-outs of a campaign: how long it keeps its votes without having a majority.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// Nobody else can have a majority either.
+    /// If no other client can have a majority either.
     pub(crate) split: Duration,
-    /// Somebody else may.
+    /// If another client may have a majority.
     pub(crate) beaten: Duration,
-    /// How often a waiter asks the line node whether the lock is given on there. Where it is not,
-    /// the other servers are looked at after that time, and then after twice as long each time.
+    /// The interval at which a waiter polls the coordinator. If the lock is not handed off
+    /// there, the waiter checks the other servers after this time, and then after intervals that
+    /// double each time.
     pub(crate) line: Duration,
 }
 
 impl Patience {
-    /// Long enough for a release that is on its way to every server; and a different time for everybody, by a `jitter` in 0..1, so
-    /// that of two who wait for each other one steps back first.
+    /// Derives the time-outs from the round trip. They are long enough for a release to reach every
+    /// server. The `jitter`, in 0..1, differs between clients: of two clients that wait for each
+    /// other, one gives up first.
     pub(crate) fn new(round_trip: Duration, jitter: f64) -> Self {
         let split = round_trip * 10 + Duration::from_millis(20);
         let beaten = Duration::from_secs(1);
-        // Where answers take long, questions are not to be what they wait for.
+        // If servers are slow, polls must not be the cause.
         let line = (round_trip * 4 + Duration::from_millis(80)).min(beaten);
         Self {
             split: split.mul_f64(0.5 + jitter),

@@ -1,4 +1,4 @@
-//! Where one server stands in a campaign, and what it has said.
+//! The state of a campaign at one server.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use crate::{
     store::{AcquireReply, Grant, StoreError, Token},
 };
 
-/// Where one server stands.
+/// The state of a campaign at one server.
 #[derive(Debug)]
 pub(super) struct Seat {
-    /// The name of the acquisition there. It is another one after each time that it was given up (PROTOCOL 1).
+    /// The alias of the acquisition here. It is replaced when it is abandoned (PROTOCOL 1).
     pub(super) token: Token,
     pub(super) standing: Standing,
-    /// Told by the server, and not asked about yet.
+    /// A grant that the server has pushed and that is not verified yet.
     pub(super) pushed: Option<Grant>,
-    /// The deadline of an acquire whose reply has not come.
+    /// The deadline of an acquire whose reply is outstanding.
     pub(super) straggler_until: Option<Instant>,
-    /// When the request was sent whose reply this comes from.
+    /// When the request was sent whose reply set `standing`.
     pub(super) as_of: Option<Instant>,
     pub(super) word: Word,
 }
@@ -47,21 +47,21 @@ impl Seat {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// The server does not know the name.
+    /// The server does not know the alias.
     Outside,
-    /// It may.
+    /// The server may know the alias.
     Asked,
     InLine,
     Holds(Vote),
 }
 
-/// A server that holds the lock for us.
+/// The vote of a server that holds the lock for this acquisition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Vote {
-    /// The number that it has given to this acquisition, and to no other.
+    /// The number that the server has given to this acquisition and to no other.
     pub(super) fence: FencingToken,
-    /// Its next number is larger than this: the last of those that it has reserved, or that it was
-    /// raised to.
+    /// The server's next number is larger than this. It is the last of the numbers that the server
+    /// has reserved, or the one that it was raised to.
     pub(super) end: FencingToken,
     pub(super) until: Instant,
 }
@@ -76,20 +76,20 @@ impl Vote {
     }
 }
 
-/// A vote of the line node for another acquisition.
+/// A vote of the coordinator for another acquisition.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Obstacle {
-    /// The latest fencing token there.
+    /// The latest fencing token at the coordinator.
     pub(super) counter: Option<FencingToken>,
-    /// It ends between these two, if it is not given back before.
+    /// The vote expires between these two times, unless it is released earlier.
     pub(super) ends: Option<(Instant, Instant)>,
 }
 
 impl Obstacle {
-    /// Whether the two may be of one grant. If not, the lock has been given on in between; or a
-    /// writer that is before this reader in the queue has polled, which puts off the end.
+    /// Whether both may belong to the same grant. If not, the lock was handed off in between, or a
+    /// writer in front of this reader in the queue has polled, which postpones the end.
     pub(super) fn may_be(&self, other: &Self, mode: Mode) -> bool {
-        // While a writer waits the counter stays as it is.
+        // The counter does not change while a writer waits, so it proves nothing to a reader.
         let same_counter =
             mode != Mode::Shared && self.counter.is_some() && self.counter == other.counter;
         same_counter
@@ -103,16 +103,16 @@ impl Obstacle {
     }
 }
 
-/// Servers count in whole milliseconds.
+/// Servers report times in whole milliseconds.
 const ROUNDING: Duration = Duration::from_millis(2);
 
-/// What a server has said in this round.
+/// The reply of a server in this round.
 #[derive(Clone, Debug)]
 pub(super) enum Word {
-    /// It was not asked.
+    /// The server was not asked.
     None,
     Awaited,
-    /// It holds the lock for us.
+    /// The server holds the lock for this acquisition.
     Vote,
     InLine {
         counter: Option<FencingToken>,

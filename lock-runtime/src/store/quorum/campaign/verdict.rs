@@ -1,4 +1,4 @@
-//! What comes of the answers so far: who has won, who yields to whom, who is asked next.
+//! The decisions of a campaign: when it has won, when it yields, and which servers to ask next.
 
 use std::time::Duration;
 
@@ -31,9 +31,9 @@ impl Campaign {
             .count()
     }
 
-    /// What is to be done now.
+    /// Determines the next step.
     ///
-    /// `beyond` makes a fencing token larger than the one it is given.
+    /// `beyond` returns a fencing token larger than its argument.
     pub(crate) fn next(&mut self, deadline: Instant, now: Instant, beyond: Beyond<'_>) -> Next {
         match self.phase {
             Phase::Line => self.next_in_line(deadline, now),
@@ -74,7 +74,7 @@ impl Campaign {
             Some(Word::Refused(reply @ AcquireReply::Busy { .. })) => {
                 self.give_up(Outcome::Refused(reply))
             }
-            // Votes alone decide; the next question goes by another line.
+            // Votes alone decide this round. The next acquire attempt chooses its coordinator anew.
             Some(Word::Failed(_) | Word::Refused(_)) if !self.polls => {
                 self.phase = Phase::All;
                 self.ask_others(deadline)
@@ -85,7 +85,8 @@ impl Campaign {
         }
     }
 
-    /// All but the line node are to vote, without standing in line where they do not yet.
+    /// Asks all servers but the coordinator to vote. The acquisition does not join a queue in which
+    /// it does not wait yet.
     pub(super) fn ask_others(&mut self, deadline: Instant) -> Next {
         let others: PerNode<_> = (0..self.seats.len())
             .filter(|node| Some(*node) != self.line)
@@ -155,11 +156,11 @@ impl Campaign {
             return Next::Wait(None);
         }
         if !self.is_beaten() {
-            // With what it has it may go on; who asks gives it up if it likes.
+            // The votes are kept: the campaign may go on with them, or the caller abandons them.
             return self.over(Outcome::Unreachable);
         }
         let since = *self.headless_since.get_or_insert(now);
-        // As long as nobody else can have a majority, somebody has to step back.
+        // While no other client can have a majority, one of them has to give up its votes.
         let waits = self
             .seats
             .iter()
@@ -172,7 +173,7 @@ impl Campaign {
         };
         match (since + patience).checked_duration_since(now) {
             Some(left) if !left.is_zero() && (votes > 0 || waits > 0) => {
-                // Some of the votes that others have may end before.
+                // Some of the votes for others may expire earlier.
                 let holder_ttl = self.free_in().map_or(left, |ends| ends.min(left));
                 self.over(Outcome::InLine {
                     holder_ttl: Some(holder_ttl),
@@ -195,8 +196,8 @@ impl Campaign {
         if agreed + awaited >= self.majority() {
             return Next::Wait(None);
         }
-        // Others have taken the number, or a larger one. A new one is larger than all that those
-        // know who vote.
+        // Others have taken the number or a larger one. The new number is larger than all that the
+        // voting servers know.
         match self.votes().map(|vote| vote.end).max() {
             Some(end)
                 if self.hold.mode != Mode::Exclusive && self.votes().count() >= self.majority() =>
@@ -207,7 +208,8 @@ impl Campaign {
         }
     }
 
-    /// The line node holds it for us: the others are asked, and those that somebody else holds are waited for.
+    /// Asks the other servers after the coordinator has granted the lock. Where another client
+    /// holds it, the acquisition waits in the queue of that server.
     pub(super) fn become_head(&mut self, deadline: Instant) -> Next {
         self.phase = Phase::Head;
         let line = self.line;
@@ -222,29 +224,30 @@ impl Campaign {
         )
     }
 
-    /// A majority has voted.
+    /// Continues after a majority has voted.
     pub(super) fn won(&mut self, now: Instant) -> Next {
         let largest = self.votes().map(|vote| vote.fence).max();
-        // It is told again, with the number that it was told with.
+        // A repeated grant keeps its fencing token or gets a larger one.
         let Some(fence) = largest.max(self.fence) else {
             return self.give_up(Outcome::Unreachable);
         };
         self.agree(fence, now)
     }
 
-    /// Is the vote one for that fencing token?
+    /// Whether a vote counts for this fencing token.
     ///
-    /// A reader's is, if the server has given the number to this acquisition. No server gives it to
-    /// another one, and two majorities have a server in common, so no other reader has a majority
-    /// for the number.
+    /// A reader's vote counts if the server has given the number to this acquisition. No server
+    /// gives it to another acquisition as well, and two majorities have a server in common, so no
+    /// other reader has a majority for the number.
     ///
-    /// A writer's is as well, if the server's numbers have come so far without it. Say that a
-    /// majority keeps the lock for the writer when it has its token, and knows it. Whatever other
-    /// grant there is, a majority keeps the lock for that one when it has its own; one server is in
-    /// both and keeps the lock for one at a time. The later of the two has drawn its number there
-    /// after the other had its token, which that server knew: so its token is larger.
+    /// A writer's vote also counts if the server's counter has reached the number without this
+    /// acquisition. Proof: when the writer has its token, a majority holds the lock for the writer
+    /// and knows the token. The same is true for any other grant when it has its token. One server
+    /// is in both majorities and holds the lock for one of the two at a time. The later one drew
+    /// its number at this server after the other had its token, which the server knew; so the later
+    /// token is larger.
     fn is_for(&self, vote: &Vote, fence: FencingToken) -> bool {
-        // All that is given out has to be known to a majority.
+        // A majority has to know every number that is handed out.
         let is_known = vote.end >= fence.later(self.spare_left());
         #[cfg(test)]
         let is_known = is_known || self.broken == Some(Broken::NoWriteBack);
@@ -262,7 +265,7 @@ impl Campaign {
         self.votes().filter(|vote| self.is_for(vote, fence)).count()
     }
 
-    /// Has that fencing token, or writes it to those that have another number.
+    /// Grants the lock with this fencing token, or writes it back to voters with another number.
     fn agree(&mut self, fence: FencingToken, now: Instant) -> Next {
         let is_for = |vote: &Vote| self.is_for(vote, fence);
         let agreed = nth_largest(
@@ -305,7 +308,7 @@ impl Campaign {
         })
     }
 
-    /// What is told again has been given out before.
+    /// The number of fencing tokens to reserve: none for a repeated grant.
     pub(super) fn spare_left(&self) -> u32 {
         if self.fence.is_none() { self.spare } else { 0 }
     }
@@ -315,7 +318,8 @@ impl Campaign {
         Next::Done(outcome)
     }
 
-    /// Have enough servers answered for a majority, and somebody else holds it, or has a claim?
+    /// Whether a majority of the servers has replied. Without enough votes, another acquisition
+    /// then holds the lock or has a claim to it.
     pub(super) fn is_beaten(&self) -> bool {
         let answers = |seat: &&Seat| {
             matches!(
@@ -326,7 +330,7 @@ impl Campaign {
         self.seats.iter().filter(answers).count() >= self.majority()
     }
 
-    /// What to tell a request that is refused: what it can do something about comes first.
+    /// The reply to a refused request. A reason that the caller can act on takes precedence.
     pub(super) fn refusal(&self) -> AcquireReply {
         let (mut busy, mut has_waiters, mut late, mut unfit) =
             (false, false, false, PerNode::new());
@@ -346,7 +350,7 @@ impl Campaign {
                 _ => {}
             }
         }
-        // Of one server it is that server's affair.
+        // A minority of servers with unfit data does not affect the others.
         if unfit.len() > self.seats.len() - self.majority() {
             return unfit[0];
         }
@@ -359,8 +363,8 @@ impl Campaign {
         }
     }
 
-    /// How long until enough of the votes for others have ended for a majority, if none is given
-    /// back before. `None` if that is not known.
+    /// The time until enough of the votes for others have expired for a majority, if none is
+    /// released earlier. `None` if it is unknown.
     fn free_in(&self) -> Option<Duration> {
         let ttl = |seat: &Seat| match seat.word {
             Word::Refused(AcquireReply::Busy { holder_ttl, .. })
@@ -373,7 +377,7 @@ impl Campaign {
         ttls.get(missing - 1).copied().flatten()
     }
 
-    /// The vote of the line node for another acquisition, by its answer in this round.
+    /// The vote of the coordinator for another acquisition, according to its reply in this round.
     fn obstacle(&self, now: Instant) -> Option<Obstacle> {
         let seat = &self.seats[self.line?];
         let (counter, holder_ttl) = match seat.word {
@@ -384,13 +388,13 @@ impl Campaign {
             Word::Refused(AcquireReply::Busy { holder_ttl, .. }) => (None, holder_ttl),
             _ => return None,
         };
-        // The server has looked at some time between the question and the answer.
+        // The server read its clock at some time between the request and the reply.
         let ends = holder_ttl.map(|ttl| (seat.as_of.unwrap_or(now) + ttl, now + ttl));
         Some(Obstacle { counter, ends })
     }
 
-    /// Has the lock not been given on at the line node since the last look? If it has, that is
-    /// well, and a while passes before the next one.
+    /// Whether the coordinator has not handed off the lock since the last check. If it has, the
+    /// queue makes progress, and the next check is postponed.
     fn stands_still(&mut self, now: Instant) -> bool {
         let obstacle = self.obstacle(now);
         let before = std::mem::replace(&mut self.obstacle, obstacle);
@@ -405,9 +409,9 @@ impl Campaign {
         stands_still
     }
 
-    /// A majority has voted, and the line node for another acquisition. Its client is about to ask
-    /// the others and has its turn; or it died before. So it is waited for, once, for as long as a
-    /// hand-over takes.
+    /// Handles a majority of votes that lacks the coordinator's. The client with the coordinator's
+    /// vote is about to ask the other servers and takes precedence, or it has died. So the campaign
+    /// waits for it once, for as long as a hand-off takes.
     fn free_but_for_line(&mut self, now: Instant) -> Next {
         let obstacle = self.obstacle(now);
         let before = self.was_free.take();
@@ -420,16 +424,16 @@ impl Campaign {
             return self.yield_to_line(now);
         }
         let pause = match self.line_word() {
-            // A request that waits is granted the lock before one that does not.
+            // A waiter takes precedence over a request that does not wait.
             Some(Word::Refused(AcquireReply::Busy {
                 has_waiters: true, ..
             })) => return self.yield_to_line(now),
-            // There is to be time for a second look.
+            // Leaves time for a second check.
             _ if self.if_busy == IfBusy::Refuse => self
                 .patience
                 .split
                 .min(self.answer_by.saturating_duration_since(now) / 3),
-            // A writer may be in front, which polls in the meantime if it lives.
+            // A writer may be in front. If it is alive it polls in the meantime.
             _ if self.hold.mode == Mode::Shared => self.patience.line * 3,
             _ => self.patience.split,
         };
@@ -446,8 +450,8 @@ impl Campaign {
         }
     }
 
-    /// Waits in the line node's line. Asks again before long, or it would not know when the lock
-    /// was given on there; and in time for the next look.
+    /// Waits in the coordinator's queue. The next poll is due in time for the next check, and soon
+    /// in any case: otherwise a hand-off at the coordinator would go unnoticed.
     fn waits_in_line(&mut self, holder_ttl: Option<Duration>, now: Instant) -> Next {
         let again_in = self
             .look_at
@@ -459,7 +463,8 @@ impl Campaign {
         })
     }
 
-    /// Gives up what the other servers hold, and waits in the line node's line; or, without a place there, is refused.
+    /// Abandons the votes of the other servers and waits in the coordinator's queue. Without an
+    /// entry in that queue the request is refused.
     pub(super) fn yield_to_line(&mut self, now: Instant) -> Next {
         self.stands_still(now);
         let word = self.line_word().cloned();
@@ -482,7 +487,7 @@ impl Campaign {
         self.over(outcome)
     }
 
-    /// What each server has said, for an error.
+    /// The reply of each server, for an error message.
     pub(crate) fn complaints(&self) -> impl Iterator<Item = (usize, String)> + '_ {
         self.seats.iter().enumerate().map(|(node, seat)| {
             let said = match &seat.word {
@@ -490,18 +495,18 @@ impl Campaign {
                 Word::Awaited => "has not answered yet".to_owned(),
                 Word::Vote => "granted it".to_owned(),
                 Word::InLine { .. } | Word::Refused(AcquireReply::Busy { .. }) => {
-                    "is held by somebody else".to_owned()
+                    "granted it to another client".to_owned()
                 }
-                Word::Refused(AcquireReply::Late) => "came to it too late".to_owned(),
-                Word::Refused(_) => "holds something else under that name".to_owned(),
-                Word::Gone => "does not know it any more".to_owned(),
+                Word::Refused(AcquireReply::Late) => "received the request too late".to_owned(),
+                Word::Refused(_) => "holds other data under the key of the lock".to_owned(),
+                Word::Gone => "no longer knows the request".to_owned(),
                 Word::Failed(error) => error.to_string(),
             };
             (node, said)
         })
     }
 
-    /// The errors among them.
+    /// The errors among the replies.
     pub(crate) fn errors(&self) -> impl Iterator<Item = &StoreError> {
         self.seats.iter().filter_map(|seat| match &seat.word {
             Word::Failed(error) => Some(error),

@@ -1,4 +1,4 @@
-//! Questions to all servers that a majority decides: what `Inner::ask`, `renew`, `release` and `release_at` do.
+//! Requests decided by a majority: models `Inner::ask`, `renew`, `release` and `release_at`.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// Somebody asks all servers at once.
+/// A request to all servers at once.
 pub(super) struct Ask {
     awaited: PerNode<usize>,
     patience: Duration,
@@ -37,15 +37,15 @@ enum What {
     Release(u32, Vote),
 }
 
-/// Who renews.
+/// The origin of a renewal.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Asker {
     Holder(u32),
-    /// Confirms a grant before anybody relies on it.
+    /// Confirms a grant before it is used.
     User(u32),
 }
 
-/// A lock that is given back: what the driver's clean-up does.
+/// A release in progress: models the clean-up of the driver.
 pub(super) struct Releasing {
     token: Token,
     lease: Duration,
@@ -54,7 +54,7 @@ pub(super) struct Releasing {
 }
 
 impl Client {
-    /// Renews one lock. A tally of earlier rounds goes on only where a rule is switched off.
+    /// Renews one lock. A tally of earlier rounds is continued only if a rule is switched off.
     pub(super) fn renew(
         &mut self,
         sim: &mut Sim,
@@ -161,7 +161,7 @@ impl Client {
         }
     }
 
-    /// One vote is given back, or is given up until that is heard.
+    /// Counts the release of one vote. If the server may still know the alias, abandons it.
     pub(super) fn release_heard(
         &mut self,
         sim: &mut Sim,

@@ -1,4 +1,4 @@
-//! What must hold at every moment of a run, and at its end.
+//! The invariants of a run: those that hold at every moment, and those that hold at its end.
 
 use std::fmt;
 
@@ -16,20 +16,20 @@ use crate::{
     store::{Hold, quorum::majority::majority},
 };
 
-/// What can go wrong.
+/// The kinds of violations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wrong {
-    /// Two who exclude each other hold a lock, each by its own clock.
+    /// Two holders that exclude each other hold a lock at the same time, each by its own clock.
     TwoHolders,
-    /// Somebody believes to hold what no majority keeps for it, or not for so long.
+    /// A holder is valid, but no majority holds the lock for it, or not for as long.
     NotHeld,
     /// A fencing token was handed out before, or is not larger than an earlier one.
     Fence,
-    /// A server keeps something for a name that nobody in its living client knows.
+    /// A server keeps something for an alias that no part of its living client knows.
     Orphan,
-    /// Somebody is not served although nothing fails any more.
+    /// A request is not served although there are no more faults.
     Stuck,
-    /// Something is left at a server or in a client when all is over.
+    /// Something is left at a server or in a client at the end.
     Leak,
 }
 
@@ -44,19 +44,19 @@ impl fmt::Display for Violation {
     }
 }
 
-/// A holder whose client has crashed. Nobody has released what it held.
+/// A holder whose client has crashed without a release.
 pub(super) struct Dead {
     pub(super) hold: Hold,
-    /// By the true time.
+    /// In true time.
     pub(super) until: Instant,
 }
 
 /// The fencing tokens of one lock that were handed out.
 #[derive(Default)]
 struct Fences {
-    /// All of them, and by the true time when.
+    /// All tokens, each with the true time at which it was handed out.
     all: Vec<(FencingToken, Instant)>,
-    /// The largest one of a writer.
+    /// The largest token of a writer.
     exclusive: Option<FencingToken>,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Checker {
     fences: Vec<Fences>,
     pub(super) dead: Vec<Dead>,
     found: Option<Violation>,
-    /// Only this is looked for.
+    /// If set, all other violations are ignored.
     pub(super) only: Option<Wrong>,
 }
 
@@ -84,7 +84,7 @@ impl Checker {
         self.found.take()
     }
 
-    /// After something has happened to a client.
+    /// Checks the state after an event at a client.
     pub(super) fn look(&mut self, sim: &mut Sim, clients: &[Client], servers: &[Server]) {
         for began in std::mem::take(&mut sim.began) {
             self.began(sim, &began.hold, began.fence);
@@ -93,9 +93,9 @@ impl Checker {
         self.votes(sim, clients, servers);
     }
 
-    /// Each grant has a token of its own, larger than all that were handed out before it was asked
-    /// for. A writer's is larger than all that were handed out before, and a reader's than all of
-    /// writers.
+    /// Checks that each grant has a token of its own, and that it is larger than all tokens handed
+    /// out before the grant was requested. The token of a writer is larger than all tokens handed
+    /// out before it, and that of a reader is larger than all earlier tokens of writers.
     fn began(&mut self, sim: &Sim, hold: &Hold, fence: FencingToken) {
         let lock = sim
             .keys
@@ -172,7 +172,8 @@ impl Checker {
         }
     }
 
-    /// A majority keeps what somebody holds, for as long as its validity lasts. One that has forgotten it does not vote meanwhile.
+    /// Checks that a majority holds each lock for as long as its holder is valid. A server that has
+    /// lost the lock with its data counts too, as it does not vote in the meantime.
     fn votes(&mut self, sim: &Sim, clients: &[Client], servers: &[Server]) {
         for client in clients {
             let local = client.now(sim);
@@ -208,7 +209,8 @@ impl Checker {
         }
     }
 
-    /// After a server has executed something: everything it keeps is somebody's, unless its client is dead.
+    /// Checks, after each request that a server executes, that everything it keeps has an owner,
+    /// unless its client is dead.
     pub(super) fn owners(
         &mut self,
         sim: &Sim,
@@ -232,9 +234,9 @@ impl Checker {
                     } else {
                         Wrong::Orphan
                     };
-                    let place = if mode.is_some() { "held" } else { "in line" };
+                    let place = if mode.is_some() { "held" } else { "queued" };
                     self.report(wrong, || {
-                        format!("{} is {place} at s{number} for nobody", sim.name(token))
+                        format!("{} is {place} unowned at s{number}", sim.name(token))
                     });
                 }
             }

@@ -1,4 +1,4 @@
-//! One client: what it has in memory, and its calls to the servers.
+//! One client: its state, and its calls to the servers.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -33,10 +33,10 @@ use crate::{
     },
 };
 
-/// What a call to a server is for.
+/// The purpose of a call to a server.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Purpose {
-    /// A question of a campaign, by its leader's number.
+    /// A request of a campaign, with the number of its [`Lead`].
     Lead(u32, Led),
     Ask(u32),
     Release(u32, Left, Duration),
@@ -55,7 +55,7 @@ pub(super) struct Calling {
 pub(super) struct Client {
     pub(super) who: Who,
     pub(super) clock: Clock,
-    /// So far is its clock from the right time, in microseconds.
+    /// The difference between its clock and the true time, in microseconds.
     pub(super) ahead: i64,
     pub(super) nodes: Vec<Arc<Node>>,
     pub(super) links: Vec<Link>,
@@ -71,7 +71,7 @@ pub(super) struct Client {
     pub(super) users: BTreeMap<u32, User>,
     pub(super) holders: BTreeMap<u32, Holder>,
     pub(super) releases: BTreeMap<u32, Releasing>,
-    /// While it is stopped: what waits for it.
+    /// The events that wait for the client while it is paused.
     pub(super) stopped: Option<Vec<Event>>,
 }
 
@@ -106,7 +106,7 @@ impl Client {
         }
     }
 
-    /// What its clock shows.
+    /// The time of its monotonic clock.
     pub(super) fn now(&self, sim: &Sim) -> Instant {
         self.clock.at(sim.now)
     }
@@ -119,7 +119,7 @@ impl Client {
         self.proposals.next_at(self.micros(sim))
     }
 
-    /// What the clock of its machine shows, in microseconds since 1970.
+    /// The time of its wall clock, in microseconds since 1970.
     pub(super) fn micros(&self, sim: &Sim) -> u64 {
         (MICROS + (sim.now - sim.start).as_micros() as u64).saturating_add_signed(self.ahead)
     }
@@ -145,7 +145,7 @@ impl Client {
             .retain(|campaign| campaign.hold().token.stem() != token.stem());
     }
 
-    /// What came of a call.
+    /// Handles the end of a call.
     pub(super) fn done(&mut self, sim: &mut Sim, id: Call, result: Result<Reply, StoreError>) {
         let Some(call) = self.calls.remove(&id) else {
             return;
@@ -169,7 +169,7 @@ impl Client {
         }
     }
 
-    /// Nobody waits for what a leader or somebody who asked has left under way, but for so long.
+    /// Limits how long the remaining calls of a finished [`Lead`] or [`Ask`] are awaited.
     pub(super) fn finish(&self, sim: &mut Sim, number: u32) {
         self.timer_at(sim, self.now(sim) + LONGEST_CALL, Timer::Forget(number));
     }
@@ -207,11 +207,11 @@ impl Client {
         }
     }
 
-    /// A server pushed a grant: what `Inner::told` does.
+    /// Handles a grant that a server has pushed: models `Inner::on_event`.
     pub(super) fn pushed(&mut self, sim: &mut Sim, server: usize, hold: &Hold, grant: Grant) {
         say!(
             sim,
-            "{} hears of a push for {}",
+            "{} receives a push for {}",
             self.who,
             sim.name(hold.token)
         );
@@ -224,7 +224,7 @@ impl Client {
         }
     }
 
-    /// A connection that stood is over: what was pushed meanwhile is lost.
+    /// Handles the loss of an established connection, and with it of push messages.
     pub(super) fn disconnected(&mut self, sim: &mut Sim) {
         let now = self.now(sim);
         let holders: Vec<_> = self.holders.keys().copied().collect();
@@ -241,7 +241,7 @@ impl Client {
         }
     }
 
-    /// Does somebody here know that the server may know the name, and see to it?
+    /// Whether this client knows that the server may know the alias, and takes care of it.
     pub(super) fn owns(&self, server: usize, token: Token) -> bool {
         self.campaigns.iter().any(|campaign| campaign.known().any(|known| known == (server, token)))
             || self.giving_up.values().any(|giving_up| giving_up.speaks_of(server, token))
@@ -250,7 +250,7 @@ impl Client {
             })
     }
 
-    /// What it still has to do, or has forgotten to forget.
+    /// Describes the state that is left in the client, or returns `None` if there is none.
     pub(super) fn unrest(&self, sim: &Sim) -> Option<String> {
         let campaigns: Vec<_> = self
             .campaigns
@@ -264,7 +264,7 @@ impl Client {
             self.giving_up.len(),
         );
         (users + holders + releases + giving_up + campaigns.len() > 0).then(|| {
-            format!("{users} users, {holders} holders, {releases} releases, {giving_up} names given up, campaigns {campaigns:?}")
+            format!("{users} users, {holders} holders, {releases} releases, {giving_up} abandoned aliases, campaigns {campaigns:?}")
         })
     }
 }

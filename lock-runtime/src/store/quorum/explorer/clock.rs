@@ -1,4 +1,4 @@
-//! Clocks that do not run alike.
+//! Clocks that drift apart.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use tokio::time::Instant;
 
 const MILLION: u128 = 1_000_000;
 
-/// A clock that runs fast. It shows the right time at the start of the run.
+/// A clock that runs fast. It is right at the start of the run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
     start: Instant,
-    /// By so many millionths.
+    /// In millionths.
     fast: u32,
 }
 
@@ -19,7 +19,7 @@ impl Clock {
         Self { start, fast }
     }
 
-    /// What it shows.
+    /// The time that the clock shows at `now`.
     pub(super) fn at(self, now: Instant) -> Instant {
         self.start
             + scaled(
@@ -30,7 +30,7 @@ impl Clock {
             )
     }
 
-    /// When it shows that.
+    /// The true time at which the clock shows `local`.
     pub(super) fn when(self, local: Instant) -> Instant {
         let rate = MILLION + u128::from(self.fast);
         self.start
@@ -42,7 +42,7 @@ impl Clock {
             )
     }
 
-    /// Microseconds that it has counted.
+    /// The microseconds that the clock has counted.
     pub(super) fn micros(self, now: Instant) -> u64 {
         (self.at(now) - self.start).as_micros() as u64
     }

@@ -1,4 +1,4 @@
-//! A name at a server that is given up: what `background.rs` does.
+//! The abandonment of an alias at a server: models `background.rs`.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ impl GivingUp {
     }
 }
 
-/// How long one word to a server about a name that is not used any more may take.
+/// The time-out of one abandon.
 pub(super) fn patience(lease: Duration) -> Duration {
     node_timeout(lease).max(Duration::from_millis(50))
 }

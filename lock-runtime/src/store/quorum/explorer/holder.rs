@@ -1,4 +1,4 @@
-//! A lock that a client holds: what `holding.rs` and the driver do.
+//! A holder: models `holding.rs` and the driver.
 
 use std::time::Duration;
 
@@ -23,15 +23,16 @@ pub(super) struct Holder {
     pub(super) arrival: Arrival,
     pub(super) hold: Hold,
     pub(super) lease: Lease,
-    /// When the acquisition was told of its grant, by the true time.
+    /// When the grant reached the holder, in true time.
     pub(super) since: Instant,
     renewal: Option<u32>,
-    /// What earlier rounds have renewed, where that is believed.
+    /// The renewals of earlier rounds, if they count.
     earlier: Option<Renewed>,
     plan: u32,
 }
 
-/// With nothing taken off for clocks that do not run alike, that would be a validity of `ttl`.
+/// Compensates for the allowance for clock drift where that rule is switched off, so that the lease
+/// is valid for the whole `ttl`.
 fn undrifted(sim: &Sim, ttl: Duration) -> Duration {
     if sim.is_broken(Broken::NoDrift) {
         (ttl + Duration::from_millis(2)).mul_f64(1.0 / 0.99)
@@ -41,7 +42,7 @@ fn undrifted(sim: &Sim, ttl: Duration) -> Duration {
 }
 
 impl Client {
-    /// A lease for a grant; none without validity.
+    /// Starts the lease of a grant. `None` if it has no validity left.
     pub(super) fn start(
         &self,
         sim: &mut Sim,
@@ -54,7 +55,8 @@ impl Client {
         (!lease.validity(self.now(sim)).is_zero()).then_some(lease)
     }
 
-    /// The same for a grant out of the line, which is short. `None`: it is to be confirmed first.
+    /// Starts the lease of a grant from the wait queue, which is short. `None` if the grant has to
+    /// be confirmed first.
     pub(super) fn handed_over(
         &self,
         sim: &mut Sim,
@@ -72,7 +74,7 @@ impl Client {
         (lease.validity(now) > call_timeout(length)).then_some(lease)
     }
 
-    /// The guard is handed out.
+    /// Hands out the guard.
     pub(super) fn begin(
         &mut self,
         sim: &mut Sim,
@@ -118,7 +120,7 @@ impl Client {
         self.plan(sim, id);
     }
 
-    /// The driver looks at the lease when it is due.
+    /// Schedules the next check of the lease by the driver.
     pub(super) fn plan(&mut self, sim: &mut Sim, id: u32) {
         let Some(holder) = self.holders.get_mut(&id) else {
             return;
@@ -199,7 +201,7 @@ impl Client {
         self.plan(sim, id);
     }
 
-    /// The token is given up, as the servers may not know yet (PROTOCOL 9).
+    /// Abandons the token, as the servers may not know of the loss (PROTOCOL 9).
     fn lose(&mut self, sim: &mut Sim, id: u32) {
         let Some(holder) = self.holders.remove(&id) else {
             return;
@@ -214,12 +216,12 @@ impl Client {
         self.again(sim, holder.arrival);
     }
 
-    /// The holder is done.
+    /// Ends the hold.
     pub(super) fn holder_done(&mut self, sim: &mut Sim, id: u32) {
         let now = self.now(sim);
         match self.holders.get(&id) {
             None => return,
-            // The clock may know of a loss before the driver does.
+            // The lease may have expired before the driver has noticed it.
             Some(holder) if holder.lease.loss(now).is_some() => return self.lose(sim, id),
             Some(_) => {}
         }

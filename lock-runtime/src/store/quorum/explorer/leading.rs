@@ -1,4 +1,4 @@
-//! A round of a campaign: what `Inner::lead`, `acquire`, `poll` and `abandon` do by awaiting, and `calls.rs`.
+//! The rounds of a campaign: models `Inner::lead`, `acquire`, `poll` and `abandon`, and `calls.rs`.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// A round that somebody waits for.
+/// The rounds of a request that a user awaits.
 pub(super) struct Lead {
     user: u32,
     token: Token,
@@ -35,11 +35,11 @@ pub(super) struct Lead {
     silent_at: Instant,
     polls: bool,
     plan: u32,
-    /// Replies are waited for.
+    /// Replies are awaited.
     is_awaited: bool,
 }
 
-/// What a call of a round was for.
+/// The request of a round for which a call was made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Led {
     token: Token,
@@ -49,7 +49,7 @@ pub(super) struct Led {
     pub(super) asked_again: bool,
 }
 
-/// What came of a round.
+/// The outcome of a [`Lead`].
 pub(super) enum Answer {
     Acquire(AcquireReply),
     Poll(PollReply),
@@ -105,7 +105,7 @@ impl Client {
         self.leads.insert(id, lead);
         self.leave(sim, token);
         self.lead_send(sim, id, calls);
-        // Those who were not asked at all have had their say.
+        // Servers that were not asked have failed already, which may decide the round.
         self.timer_at(sim, now, Timer::Lead(id, 0));
         id
     }
@@ -199,9 +199,9 @@ impl Client {
             Ok(Reply::Renew(reply)) => Heard::Renew(reply),
             Ok(Reply::Raise(reply)) => match raised {
                 Some(number) => Heard::Raise(number, reply),
-                None => unreachable!("nothing was to be raised"),
+                None => unreachable!("no number was to be raised"),
             },
-            Ok(other) => unreachable!("{other:?} answers no campaign"),
+            Ok(other) => unreachable!("{other:?} is no reply to a campaign"),
             Err(error) => Heard::Failed(error),
         };
         if let Some(campaign) = self.campaign_mut(led.token) {
@@ -334,14 +334,14 @@ impl Client {
         self.seen(fence);
     }
 
-    /// Nobody waits for a round any more. What is under way comes to its end in the background.
+    /// Drops the future of a [`Lead`]. Its calls complete in the background.
     pub(super) fn drop_lead(&mut self, sim: &mut Sim, id: u32) {
         if self.leads.remove(&id).is_some() {
             self.finish(sim, id);
         }
     }
 
-    /// Gives up names that a campaign does not use any more.
+    /// Abandons the aliases that a campaign no longer uses.
     fn leave(&mut self, sim: &mut Sim, token: Token) {
         let Some(campaign) = self.campaign_mut(token) else {
             return;
@@ -356,7 +356,7 @@ impl Client {
         }
     }
 
-    /// Gives up all names of an acquisition.
+    /// Abandons all aliases of an acquisition.
     pub(super) fn abandon(&mut self, sim: &mut Sim, token: Token) {
         let who = self.who;
         let Some(campaign) = self.campaign_mut(token) else {

@@ -1,4 +1,4 @@
-//! A client's connection to a server, and calls on it: what `redis/link.rs` and `redis/connection.rs` do.
+//! The connection of a client to a server: models `redis/link.rs` and `redis/connection.rs`.
 
 use std::{io, time::Duration};
 
@@ -24,13 +24,13 @@ use crate::{
 const ATTEMPT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
 const SILENCE: Duration = Duration::from_secs(2);
-/// A server that was not restarted lately, and whose data are old.
+/// The uptime of a server that was not restarted recently, or the age of old data.
 const LONG: Duration = Duration::from_secs(1_000_000);
 
 #[derive(Default)]
 pub(super) struct Link {
     state: State,
-    /// What was learnt when a connection stood last.
+    /// As of the last established connection.
     clock: Option<ServerClock>,
     marker: Option<u64>,
     silent_since: Option<Instant>,
@@ -50,19 +50,19 @@ enum State {
 }
 
 impl Link {
-    /// What the server's marker was when a connection stood last.
+    /// The server's marker, as of the last established connection.
     pub(super) fn marker(&self, sim: &Sim) -> Option<u64> {
         self.marker.filter(|_| !sim.is_broken(Broken::UptimeOnly))
     }
 }
 
-/// Is a call made once more?
+/// Whether a call is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// Once, if its connection breaks.
+    /// Once, if its connection is lost.
     Once,
     Never,
-    /// It was.
+    /// It was repeated.
     Done,
 }
 
@@ -187,13 +187,14 @@ impl Client {
             .for_each(|call| self.transmit_late(sim, call));
     }
 
-    /// A call that has waited for the connection. Before the first one the server's time was not known.
+    /// Sends a call that has waited for the connection. The server's time was not known before the
+    /// first connection.
     fn transmit_late(&mut self, sim: &mut Sim, id: Call) {
         self.complete(sim, id);
         self.transmit(sim, id);
     }
 
-    /// What a server is told of its own.
+    /// Fills in the parameters that depend on the server: the deadline in its time, and its marker.
     fn complete(&mut self, sim: &Sim, id: Call) {
         let Some(call) = self.calls.get_mut(&id) else {
             return;
@@ -208,7 +209,7 @@ impl Client {
         }
     }
 
-    /// An acquire is asked with what is known of the server at first.
+    /// Sends an acquire with the parameters of the server as they are known at first.
     pub(super) fn acquire(
         &mut self,
         sim: &mut Sim,
@@ -233,7 +234,7 @@ impl Client {
         self.transmit(sim, id);
     }
 
-    /// An attempt to connect has failed.
+    /// Handles a failed attempt to connect.
     pub(super) fn attempt_over(&mut self, sim: &mut Sim, conn: Conn) {
         let server = sim.connections[conn].server;
         let link = &mut self.links[server];
@@ -299,15 +300,15 @@ impl Client {
                     call.conn = None;
                     self.transmit(sim, id);
                 }
-                _ => self.done(sim, id, Err(broken("the connection broke"))),
+                _ => self.done(sim, id, Err(broken("the connection was lost"))),
             }
         }
     }
 
-    /// A connection is not used any more. What was asked on it may still be answered.
+    /// Closes a connection. Requests sent on it may still be answered.
     fn end(&mut self, sim: &mut Sim, server: usize, conn: Conn) {
         if matches!(self.links[server].state, State::Up(current, _) if current == conn) {
-            say!(sim, "{} gives up its connection to s{server}", self.who);
+            say!(sim, "{} closes its connection to s{server}", self.who);
             self.links[server].state = State::Over;
             self.links[server].silent_since = None;
             self.disconnected(sim);
@@ -349,7 +350,7 @@ impl Client {
             clock.observe(micros, call.sent, now);
         }
         match (reply, &mut call.purpose, &mut call.request) {
-            // Its clock is not what it was believed to be: once more.
+            // The estimate of the server's clock was wrong: repeat the request.
             (
                 Reply::Acquire(AcquireReply::Late, _),
                 Purpose::Lead(_, led),
@@ -361,7 +362,7 @@ impl Client {
                 self.transmit_late(sim, id);
             }
             (Reply::Strange(_), ..) if sim.is_broken(Broken::UptimeOnly) => {
-                unreachable!("no marker was asked for")
+                unreachable!("no marker was required")
             }
             (Reply::Strange(_), ..) => {
                 self.end_current(sim, server);
@@ -377,7 +378,7 @@ impl Client {
         }
     }
 
-    /// Nobody waits for an answer any more. After a long silence the connection is given up.
+    /// Drops a call that is no longer awaited. After a long silence, closes the connection.
     pub(super) fn drop_call(&mut self, sim: &mut Sim, id: Call) {
         let now = self.now(sim);
         let Some(call) = self.calls.remove(&id) else {

@@ -1,4 +1,4 @@
-//! What clients and servers say to each other.
+//! The messages between clients and servers.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// The number of a call; 0 where nobody waits for the reply.
+/// The number of a call; 0 if its reply is not awaited.
 pub(super) type Call = u32;
 
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ pub(super) enum Request {
     Renew(Hold, Duration),
     Release(Hold),
     Abandon(Hold),
-    /// With the marker that the server is to have.
+    /// With the marker that the server must have.
     Raise(FencingToken, Option<u64>),
 }
 
@@ -34,13 +34,13 @@ pub(super) struct Acquire {
     pub(super) proposal: FencingToken,
     /// In the server's time.
     pub(super) deadline: u64,
-    /// The same by the client's clock, in true time.
+    /// The client's deadline, in true time.
     pub(super) deadline_there: Instant,
     pub(super) marker: Option<u64>,
 }
 
 impl Request {
-    /// Is somebody told on its reply that a lock is held?
+    /// Whether a grant may rely on the reply.
     pub(super) fn votes(&self) -> bool {
         matches!(
             self,
@@ -48,7 +48,7 @@ impl Request {
         )
     }
 
-    /// Is it said once more when the connection breaks?
+    /// Whether the request is repeated if the connection is lost.
     pub(super) fn is_repeated(&self) -> bool {
         matches!(
             self,
@@ -92,7 +92,7 @@ impl super::sim::Sim {
     pub(super) fn show(&self, request: &Request) -> String {
         let name = |hold: &Hold| self.name(hold.token);
         match request {
-            Request::Greet => "greets".into(),
+            Request::Greet => "greet".into(),
             Request::Acquire(acquire) => {
                 let proposal = short(acquire.proposal);
                 format!(
@@ -127,12 +127,12 @@ impl super::sim::Sim {
     }
 }
 
-/// The end of a fencing token: the rest is the same for all.
+/// The last digits of a fencing token: the others are the same for all.
 pub(super) fn short(fence: FencingToken) -> u64 {
     fence.number() % 1_000_000_000
 }
 
-/// What the names of an acquisition begin with, and the number of the name.
+/// The stem of an acquisition's aliases, and the number of this alias.
 pub(super) fn parts(token: Token) -> (u128, u64) {
     let hex = token.to_hex();
     let end = std::str::from_utf8(&hex[28..])

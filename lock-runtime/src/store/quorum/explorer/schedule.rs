@@ -1,47 +1,47 @@
-//! What happens to whom in a run, apart from what the network does: drawn from a seed.
+//! The events of a run, apart from those of the network: drawn from a seed.
 
 use std::time::Duration;
 
 use super::server::Left;
 use crate::{explorer::dice::Dice, spec::Mode};
 
-/// How bad the network is. Probabilities are in a thousand.
+/// The fault rates of the network. Probabilities are in thousandths.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Network {
     pub(super) lost: usize,
     pub(super) doubled: usize,
-    /// So many messages take more than a millisecond, up to `longest`.
+    /// Messages that take more than a millisecond, up to `longest`.
     pub(super) late: usize,
-    /// So many messages are the last ones of their connection whose sender is not told of its end at once.
+    /// Messages after which the connection ends. The client notices its end after a delay.
     pub(super) breaks: usize,
     pub(super) longest: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Action {
-    /// The arrival of that number.
+    /// The arrival with this number.
     Arrive(usize),
-    /// Everything the client had in memory is gone; it starts anew.
+    /// The client loses everything it had in memory, and restarts.
     Crash(usize),
-    /// The client does nothing for so long.
+    /// The client does nothing for this time.
     Stop(usize, Duration),
     Continue(usize),
-    /// A client's clock jumps, by so many microseconds.
+    /// The clock of a client jumps by this number of microseconds.
     Jump(usize, i64),
-    /// A server is gone for so long, and comes back with some of its data.
+    /// A server is down for this time, and comes back with some of its data.
     Restart(usize, Duration, Left),
     Start(usize, Left),
     Flush(usize),
     Save(usize),
-    /// The server executes nothing for so long.
+    /// The server executes nothing for this time.
     Stall(usize, Duration),
-    /// A client and a server do not reach each other for so long.
+    /// A client and a server cannot reach each other for this time.
     Part(usize, usize, Duration),
-    /// From now on there are no faults.
+    /// There are no more faults.
     Quiet,
 }
 
-/// Somebody who wants a lock.
+/// A request for a lock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     /// Its index among the arrivals.
@@ -54,14 +54,14 @@ pub(super) struct Arrival {
     pub(super) wait: Option<Duration>,
     pub(super) hold_for: Duration,
     pub(super) cancel_after: Option<Duration>,
-    /// Comes again, so long after it has ended.
+    /// Repeats the request, this time after it has ended.
     pub(super) again: Option<Duration>,
-    /// So many times.
+    /// The number of arrivals left.
     pub(super) times: u32,
 }
 
 pub(super) struct Schedule {
-    /// How fast the clock of each server runs, in millionths, and how far it is ahead, in microseconds.
+    /// For each server, the speed of its clock in millionths and its lead in microseconds.
     pub(super) servers: Vec<(u32, i64)>,
     pub(super) clients: Vec<(u32, i64)>,
     pub(super) locks: usize,
@@ -69,7 +69,7 @@ pub(super) struct Schedule {
     pub(super) network: Network,
     pub(super) arrivals: Vec<Arrival>,
     pub(super) actions: Vec<(Duration, Action)>,
-    /// Within this time after the end of the faults everybody must have been served.
+    /// The time, counted from the end of the faults, within which every request must be served.
     pub(super) bound: Duration,
 }
 
@@ -83,7 +83,7 @@ impl Schedule {
         ];
         let longest_lease = leases[0].max(leases[1]);
         let horizon = (leases[0] * dice.one_of(&[1, 2, 2, 4])).clamp(millis(600), millis(6000));
-        // Replies come when they are hardly waited for any more.
+        // Many replies arrive at about the time-out of their requests.
         let is_sluggish = dice.chance(150);
         let mut network = Network {
             lost: dice.one_of(&[0, 0, 10, 50]),
@@ -143,7 +143,7 @@ impl Schedule {
                 (when.min(horizon), Action::Arrive(arrival.number))
             })
             .collect();
-        // A number that is forgotten must be smaller than any clock when its servers vote again.
+        // A number that servers have forgotten must be smaller than any clock when they vote again.
         let forgets = dice.chance(500);
         let (apart, jumps) = if forgets {
             (longest_lease / 4, false)
@@ -200,7 +200,8 @@ impl Schedule {
             .map(|_| (fast(dice), ahead(dice, of_clients)))
             .collect();
         actions.push((horizon, Action::Quiet));
-        // The quarantine; a dead holder's lease; a dead waiter's grant; the pause of one who gives up; a turn.
+        // The sum of: the quarantine and a dead holder's lease; a dead waiter's grant; the longest
+        // delay of the network; the longest pause of a retry; and a turn.
         let bound = longest_lease * 2
             + millis(1000)
             + millis(3000)

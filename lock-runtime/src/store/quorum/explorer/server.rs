@@ -1,4 +1,4 @@
-//! One of the servers: its data, its clock, and what it answers.
+//! One of the servers: its data, its clock, and its replies.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ use crate::{
     },
 };
 
-/// The run begins then, by a right clock.
+/// The start of the run in true time, in microseconds since 1970.
 pub(super) const MICROS: u64 = 1_800_000_000_000_000;
 
-/// What a server is left with after a restart.
+/// The data that a server has after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
     All,
-    /// What was saved last.
+    /// The data that were saved last.
     Saved,
     Nothing,
 }
@@ -57,7 +57,7 @@ impl Data {
 pub(super) struct Server {
     number: usize,
     pub(super) clock: Clock,
-    /// What its clock shows at the start of the run.
+    /// The time of its clock at the start of the run.
     epoch: u64,
     data: Data,
     saved: Data,
@@ -65,16 +65,16 @@ pub(super) struct Server {
     pub(super) life: u32,
     started: u64,
     pub(super) stalls_until: Instant,
-    /// What it kept before is forgotten.
+    /// Everything that the server kept before is lost.
     pub(super) lost_data_at: Option<Instant>,
-    /// Who is told of grants, and on which connection.
+    /// The clients that receive push messages, each with its connection.
     ears: Vec<(Who, Conn)>,
 }
 
 impl Server {
     pub(super) fn new(number: usize, start: Instant, fast: u32, ahead: i64) -> Self {
         let epoch = MICROS.saturating_add_signed(ahead);
-        // It has been up for long, with its marker.
+        // The server has been up for long, with its marker.
         let long_ago = epoch - 1_000_000_000;
         let mut data = Data::none(start, epoch);
         data.marker = Some((0, long_ago));
@@ -192,11 +192,11 @@ impl Server {
                 deadline_there,
                 ..
             }) => {
-                // While nothing was heard of the server its clock went its own way.
+                // Without recent replies, the client's estimate of the server's clock is outdated.
                 if sim.now > *deadline_there {
                     sim.excuse(hold.token);
                 }
-                // It is not late.
+                // The deadline was checked above.
                 let request = KeyRequest::new(hold.clone(), *lease, now).proposal(Some(*proposal));
                 Reply::Acquire(
                     table.acquire(

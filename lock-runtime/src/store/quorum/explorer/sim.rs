@@ -1,4 +1,4 @@
-//! What all parts of a run share: the true time, what happens when, the network, the dice and the trace.
+//! The shared state of a run: the true time, the event queue, the network, the dice, the trace.
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
@@ -16,11 +16,11 @@ use crate::{
     store::{Grant, Hold, StoreError, Token},
 };
 
-/// Nothing of a trusted network takes longer.
+/// The longest delay of a message that is not late.
 const SHORT: Duration = Duration::from_millis(1);
 const AT_LAST: Duration = Duration::from_micros(200);
 
-/// A client, and which of its lives: after a crash it is another one.
+/// A client, and the number of its restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Who {
     pub(super) client: usize,
@@ -33,39 +33,39 @@ pub(super) type Conn = usize;
 pub(super) enum Event {
     /// A request reaches a server.
     AtServer(Conn, Call, Request),
-    /// The reply reaches whoever has sent the request.
+    /// A reply reaches the sender of the request.
     Replied(Conn, Call, Reply),
     Pushed(Conn, Hold, Grant),
-    /// The client hears of the end of a connection.
+    /// The client notices the end of a connection.
     Broken(Conn),
-    /// A call cannot be made.
+    /// A call cannot be sent.
     Failed(Who, Call, StoreError),
     Timer(Who, Timer),
     Action(Action),
 }
 
-/// What a client waits for. A second number tells the present wait from one that is over.
+/// The timers of a client. A second number distinguishes the current wait from earlier ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Timer {
-    /// A connection does not come to stand.
+    /// The time-out of an attempt to connect.
     Attempt(Conn),
     Redial(usize, Conn),
-    /// The leader of a round is to look again.
+    /// The next check of a [`Lead`](super::leading::Lead).
     Lead(u32, u32),
-    /// What a leader or somebody who asked has left behind is not listened to any more.
+    /// The calls that a finished request has left are no longer awaited.
     Forget(u32),
     Ask(u32),
-    /// A vote was not given back in time.
+    /// The time-out of the release of a vote.
     Release(Call),
     GiveUp(u32, u32),
     User(u32, u32),
-    /// Whoever waits wants no more.
+    /// The user is cancelled.
     Cancel(u32),
-    /// The driver is to look at a lease.
+    /// The driver checks a lease.
     Lease(u32, u32),
     /// The holder is done.
     Done(u32),
-    /// A renewal has had no answer.
+    /// The time-out of a renewal.
     Renewal(u32, u32),
     ReleaseAgain(u32),
 }
@@ -79,9 +79,9 @@ pub(super) struct Began {
 pub(super) struct Connection {
     pub(super) who: Who,
     pub(super) server: usize,
-    /// Which life of the server it leads to, once that was greeted.
+    /// The life of the server to which it leads, once the greeting has been executed.
     pub(super) life: Option<u32>,
-    /// What is sent later does not arrive before.
+    /// The latest arrival in each direction: messages do not overtake each other.
     arrives: Instant,
     returns: Instant,
 }
@@ -94,19 +94,20 @@ pub(super) struct Sim {
     pub(super) dice: Dice,
     pub(super) network: Network,
     pub(super) connections: Vec<Connection>,
-    /// Clients and servers that do not reach each other until then.
+    /// Clients and servers that cannot reach each other until the given time.
     pub(super) parted: Vec<(usize, usize, Instant)>,
-    /// Faults are over.
+    /// There are no more faults.
     pub(super) quiet: bool,
     pub(super) broken: Option<Broken>,
     pub(super) keys: Vec<LockKey>,
     pub(super) longest_lease: Duration,
-    /// Whose the names of an acquisition are, by what they begin with, and since when.
+    /// The stem of each acquisition, the number of its first alias, its client, and when it began.
     stems: Vec<(u128, u64, Who, Instant)>,
-    /// Names that may lie at a server for nobody: they came back with old data, or giving them up had to be given up.
+    /// Aliases that may stay at a server without an owner: they came back with old data, or retries
+    /// of their abandonment had to end.
     excused: Vec<Token>,
     pub(super) began: Vec<Began>,
-    /// There is something for the checker to look at.
+    /// There is something to check.
     pub(super) look: bool,
     pub(super) trace: Option<String>,
 }
@@ -172,7 +173,8 @@ impl Sim {
         self.connections.len() - 1
     }
 
-    /// A request on its way: lost, late or doubled. Two acquires under one name are never sent, so none is doubled.
+    /// Sends a request, which may be lost, delayed or duplicated. An acquire is not duplicated,
+    /// because no two acquires are ever sent under one alias.
     pub(super) fn send(&mut self, conn: Conn, call: Call, request: Request) {
         let fate = self.travel(conn, false);
         let Connection { who, server, .. } = self.connections[conn];
@@ -224,7 +226,7 @@ impl Sim {
         }
     }
 
-    /// When something arrives that is sent now, if it does.
+    /// The time at which a message that is sent now arrives, or `None` if it is lost.
     fn travel(&mut self, conn: Conn, returns: bool) -> Option<Instant> {
         let Connection {
             who,
@@ -297,7 +299,7 @@ impl Sim {
         self.excused.contains(&token)
     }
 
-    /// What a name is called in the trace.
+    /// The name of an alias in the trace.
     pub(super) fn name(&self, token: Token) -> String {
         let (stem, number) = parts(token);
         match self.stems.iter().position(|(known, ..)| *known == stem) {

@@ -1,4 +1,4 @@
-//! Stories that chance has told, and that are told here again, each in a few words.
+//! Scenarios that random schedules have found, each reduced to a few steps.
 
 use std::time::Duration;
 
@@ -16,16 +16,16 @@ use crate::{
 
 const LEASE: Duration = Duration::from_secs(30);
 
-/// A campaign at five servers, told of answers at once.
-struct Told {
+/// A campaign at five servers that gets its replies at once.
+struct Case {
     campaign: Campaign,
     now: Instant,
 }
 
-impl Told {
+impl Case {
     fn new() -> Self {
         let (Ok(key), now) = (LockKey::new("a"), Instant::now()) else {
-            panic!("the key is right")
+            panic!("the key is valid")
         };
         let hold = Hold::new(key, Mode::Exclusive, Token::random());
         Self {
@@ -43,7 +43,7 @@ impl Told {
         self.now + Duration::from_secs(1)
     }
 
-    /// Hears what each of those says who were asked.
+    /// Passes the reply of each server to the campaign.
     fn hears(&mut self, calls: Calls, says: impl Fn(usize) -> Heard) {
         for (node, say) in calls {
             let (Say::Acquire(name, _) | Say::Poll(name) | Say::Renew(name)) = say else {
@@ -89,24 +89,25 @@ fn queued() -> Heard {
     })
 }
 
-/// The line node votes for it, and the others keep the lock for another one for a moment longer.
+/// The coordinator votes for the acquisition, and the other servers hold the lock for another one
+/// a moment longer.
 #[test]
 fn the_head_of_the_line_asks_again_when_the_votes_of_others_end() {
     let soon = Duration::from_millis(2);
-    let mut told = Told::new();
-    let calls = told
+    let mut case = Case::new();
+    let calls = case
         .campaign
-        .acquire(IfBusy::Queue, Some(0), true, told.deadline(), told.now);
-    told.hears(calls, |_| granted());
-    let others = told.asks();
+        .acquire(IfBusy::Queue, Some(0), true, case.deadline(), case.now);
+    case.hears(calls, |_| granted());
+    let others = case.asks();
     let queued = |holder_ttl| {
         Heard::Acquire(AcquireReply::Queued {
             counter: None,
             holder_ttl: Some(holder_ttl),
         })
     };
-    told.hears(others, |node| queued(if node < 3 { soon } else { LEASE }));
-    let next = told.next();
+    case.hears(others, |node| queued(if node < 3 { soon } else { LEASE }));
+    let next = case.next();
     // Two of them are needed for a majority.
     assert!(
         matches!(next, Next::Done(Outcome::InLine { holder_ttl: Some(ttl) }) if ttl == soon),
@@ -114,21 +115,22 @@ fn the_head_of_the_line_asks_again_when_the_votes_of_others_end() {
     );
 }
 
-/// The head of the line holds two of five servers and waits at the others. The line node loses its data, so it stands at the end of
-/// the line there, and looks round after a while.
+/// The head of the queue holds two of five servers and waits at the others. The coordinator
+/// loses its data, so the acquisition is at the end of the queue there, and checks the other
+/// servers after a while.
 #[test]
-fn whoever_looks_round_forgets_nothing_that_is_kept_for_it() {
-    let mut told = Told::new();
-    let calls = told
+fn a_check_of_the_other_servers_forgets_nothing_that_they_keep() {
+    let mut case = Case::new();
+    let calls = case
         .campaign
-        .acquire(IfBusy::Queue, Some(0), true, told.deadline(), told.now);
-    told.hears(calls, |_| granted());
-    let others = told.asks();
-    told.hears(others, |node| if node == 1 { granted() } else { queued() });
-    told.waits();
+        .acquire(IfBusy::Queue, Some(0), true, case.deadline(), case.now);
+    case.hears(calls, |_| granted());
+    let others = case.asks();
+    case.hears(others, |node| if node == 1 { granted() } else { queued() });
+    case.waits();
 
-    let calls = told.campaign.poll(told.deadline(), told.now);
-    told.hears(calls, |node| match node {
+    let calls = case.campaign.poll(case.deadline(), case.now);
+    case.hears(calls, |node| match node {
         0 => Heard::Renew(RenewReply::Gone),
         1 => Heard::Renew(RenewReply::Renewed { ttl: LEASE }),
         _ => Heard::Poll(PollReply::Queued {
@@ -137,34 +139,34 @@ fn whoever_looks_round_forgets_nothing_that_is_kept_for_it() {
         }),
     });
     assert_eq!(
-        told.campaign.take_left().len(),
+        case.campaign.take_left().len(),
         1,
-        "a name that is gone is given up (PROTOCOL 9)"
+        "an alias that is gone is abandoned (PROTOCOL 9)"
     );
-    told.waits();
-    let calls = told.campaign.poll(told.deadline(), told.now);
-    told.hears(calls, |node| {
+    case.waits();
+    let calls = case.campaign.poll(case.deadline(), case.now);
+    case.hears(calls, |node| {
         if node == 0 {
             queued()
         } else {
             Heard::Failed(StoreError::timed_out(LEASE))
         }
     });
-    let next = told.next();
+    let next = case.next();
     assert!(matches!(next, Next::Done(Outcome::Unreachable)), "{next:?}");
 
-    told.now += Duration::from_secs(1);
-    let calls = told.campaign.poll(told.deadline(), told.now);
+    case.now += Duration::from_secs(1);
+    let calls = case.campaign.poll(case.deadline(), case.now);
     assert!(matches!(calls[..], [(0, Say::Poll(_))]), "{calls:?}");
-    told.hears(calls, |_| {
+    case.hears(calls, |_| {
         Heard::Poll(PollReply::Queued {
             counter: None,
             holder_ttl: Some(LEASE),
         })
     });
-    let known: Vec<_> = told.campaign.known().collect();
-    let calls = told.asks();
-    // Asked for anew, and refused or not reached, it would be believed to keep nothing.
+    let known: Vec<_> = case.campaign.known().collect();
+    let calls = case.asks();
+    // If they were sent an acquire that was refused or lost, they would be assumed to hold nothing.
     assert!(
         matches!(
             calls[..],
@@ -177,11 +179,11 @@ fn whoever_looks_round_forgets_nothing_that_is_kept_for_it() {
         ),
         "{calls:?}"
     );
-    told.hears(calls, |_| {
+    case.hears(calls, |_| {
         Heard::Failed(StoreError::timed_out(LEASE).with_unsent(true))
     });
-    told.waits();
-    let left: Vec<_> = told
+    case.waits();
+    let left: Vec<_> = case
         .campaign
         .take_left()
         .iter()
@@ -190,6 +192,6 @@ fn whoever_looks_round_forgets_nothing_that_is_kept_for_it() {
     assert_eq!(
         left,
         known[1..],
-        "all that is not in the line is given back"
+        "all that is not in the queue is abandoned"
     );
 }

@@ -1,4 +1,4 @@
-//! Somebody who wants a lock: what `acquire.rs`, `in_line.rs` and `question.rs` do by awaiting, alone in a line of its own.
+//! A request with a local queue of its own: models `acquire.rs`, `in_line.rs` and `question.rs`.
 
 use std::{
     task::{Context, Waker},
@@ -26,7 +26,7 @@ use crate::{
 
 pub(super) struct User {
     arrival: Arrival,
-    /// `None`: does not wait.
+    /// `None` if it does not wait.
     pub(super) until: Option<Instant>,
     line: Line,
     ticket: Option<u64>,
@@ -36,9 +36,9 @@ pub(super) struct User {
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// Asks beside the line, or does not wait at all.
+    /// Makes an acquire attempt without entering the wait queue.
     Beside(u32, Token),
-    /// For news, or for the time to ask.
+    /// Waits for a notification or for the next request to be due.
     Waiting,
     Asking(u32, Token),
     Polling(u32, Token),
@@ -92,7 +92,7 @@ impl Client {
         let Some(user) = self.users.get_mut(&id) else {
             return;
         };
-        // Nobody else waits in this line to whom it could be passed on.
+        // This local queue has no other waiter for a local hand-off.
         let wish = Wish {
             mode: user.arrival.mode,
             lease: user.arrival.lease,
@@ -135,7 +135,7 @@ impl Client {
         self.timer_at(sim, until, Timer::User(id, wait));
     }
 
-    /// There is news for those who wait for a lock.
+    /// Notifies the users that wait for a lock.
     pub(super) fn call_waiting(
         &mut self,
         sim: &mut Sim,
@@ -166,7 +166,7 @@ impl Client {
         }
     }
 
-    /// The wait of a user is over, for a call or for the time to ask.
+    /// Ends the current wait of a user: for a call, or for the next request to be due.
     pub(super) fn wait_over(&mut self, sim: &mut Sim, id: u32, wait: u32) {
         let now = self.now(sim);
         let Some(user) = self.users.get(&id).filter(|user| user.wait == wait) else {
@@ -186,7 +186,7 @@ impl Client {
         }
     }
 
-    /// Not yet served: goes on, as long as there is patience.
+    /// Continues without the lock, unless the user's time is up.
     fn go_on(&mut self, sim: &mut Sim, id: u32) {
         let now = self.now(sim);
         match self.users.get(&id) {
@@ -234,8 +234,8 @@ impl Client {
                     self.abandon(sim, token);
                     self.with_line(id, |line| line.failed(token, None, now, jitter));
                 }
-                // No store with several servers tells of a grant in so many words, and nobody passes anything on.
-                Next::Take(_) | Next::Granted(..) => unreachable!("a user is alone in its line"),
+                // A quorum store never reports a grant by itself, and there are no local hand-offs.
+                Next::Take(_) | Next::Granted(..) => unreachable!("a user is alone in its queue"),
             }
         }
     }
@@ -289,7 +289,7 @@ impl Client {
                         self.abandon(sim, token);
                         Some(error)
                     }
-                    Answer::Poll(_) => unreachable!("an acquire is not answered like a poll"),
+                    Answer::Poll(_) => unreachable!("an acquire has no reply of a poll"),
                 };
                 if is_beside {
                     return self.not_beside(sim, id);
@@ -314,7 +314,7 @@ impl Client {
                 }
                 Answer::Poll(PollReply::Gone) => user.line.gone(token, now),
                 Answer::Unreachable(error) => user.line.unanswered(token, &error, now, jitter),
-                Answer::Acquire(_) => unreachable!("a poll is not answered like an acquire"),
+                Answer::Acquire(_) => unreachable!("a poll has no reply of an acquire"),
             },
             _ => return,
         }
@@ -395,7 +395,7 @@ impl Client {
         self.begin(sim, user.arrival, hold, grant, lease);
     }
 
-    /// The future is dropped.
+    /// Drops the future of the user.
     pub(super) fn cancel(&mut self, sim: &mut Sim, id: u32) {
         if !sim.quiet && self.users.contains_key(&id) {
             say!(sim, "{} u{id} is cancelled", self.who);
@@ -428,7 +428,7 @@ impl Client {
         self.again(sim, user.arrival);
     }
 
-    /// A worker that is done comes again, as long as there are faults.
+    /// Repeats the request of a worker, until the end of the faults.
     pub(super) fn again(&mut self, sim: &mut Sim, arrival: Arrival) {
         if let Some(pause) = arrival.again
             && arrival.times > 0

@@ -23,10 +23,10 @@ use crate::{
     store::{MemoryStore, Store},
 };
 
-/// A run with more events than this does not end by itself.
+/// The number of events after which a run counts as endless.
 const MOST_EVENTS: usize = 200_000;
 
-/// What a [`Node`](crate::store::quorum::node::Node) is made with here, and never asks.
+/// The store of each [`Node`](crate::store::quorum::node::Node), which is never called here.
 fn nothing() -> &'static Arc<dyn Store> {
     static NOTHING: OnceLock<Arc<dyn Store>> = OnceLock::new();
     NOTHING.get_or_init(|| Arc::new(MemoryStore::new()))
@@ -39,7 +39,7 @@ pub(super) struct World {
     arrivals: Vec<Arrival>,
     checker: Checker,
     bound: Duration,
-    /// Faults have ended, and everybody must be served until then.
+    /// Set at the end of the faults: the time by which every request must be served.
     served_by: Option<Instant>,
 }
 
@@ -110,7 +110,7 @@ impl World {
         self.sim.trace.take().unwrap_or_default()
     }
 
-    /// Until nothing happens any more. Only violations of the given sort are looked for, if one is given.
+    /// Runs until there are no more events. With `only`, looks for violations of that kind alone.
     pub(super) fn run(&mut self, only: Option<Wrong>) -> Result<(), Violation> {
         self.checker.only = only;
         for _ in 0..MOST_EVENTS {
@@ -124,7 +124,7 @@ impl World {
             }
             if self.served_by.is_some_and(|by| self.sim.now > by) {
                 self.served_by = None;
-                self.nobody_waits();
+                self.report_waiters();
             }
             if let Some(violation) = self.checker.found() {
                 return Err(violation);
@@ -136,7 +136,7 @@ impl World {
         })
     }
 
-    fn nobody_waits(&mut self) {
+    fn report_waiters(&mut self) {
         for client in &self.clients {
             if let Some(user) = client.users.keys().next() {
                 self.checker.report(Wrong::Stuck, || {
@@ -146,9 +146,9 @@ impl World {
         }
     }
 
-    /// Nothing happens any more.
+    /// Checks the state at the end of the run.
     fn end(&mut self) -> Result<(), Violation> {
-        self.nobody_waits();
+        self.report_waiters();
         for (number, server) in self.servers.iter().enumerate() {
             self.checker
                 .owners(&self.sim, &self.clients, number, server, true);
@@ -162,7 +162,7 @@ impl World {
         self.checker.found().map_or(Ok(()), Err)
     }
 
-    /// Does that life of the client go on, and run? What reaches a stopped one waits.
+    /// Whether this life of the client is current and running. Defers the event if it is paused.
     fn running(&mut self, who: Who, event: impl FnOnce() -> Event) -> bool {
         let client = &mut self.clients[who.client];
         if client.who != who {
@@ -194,13 +194,13 @@ impl World {
                     life == server.life
                 });
                 if !server.up || !stands {
-                    // It is told that nobody is there.
+                    // The connection is refused.
                     return self
                         .sim
                         .after(Duration::from_micros(200), Event::Broken(conn));
                 }
                 server.execute(&mut self.sim, conn, call, &request);
-                // What is left for nobody is in somebody's way.
+                // A vote or queue entry without an owner does harm once another request meets it.
                 if let Request::Acquire(_) = request {
                     self.checker.owners(
                         &self.sim,
@@ -257,7 +257,7 @@ impl World {
             }
             Action::Crash(client) => self.crash(client),
             Action::Stop(client, pause) => {
-                say!(sim, "{} is stopped for {pause:?}", self.clients[client].who);
+                say!(sim, "{} is paused for {pause:?}", self.clients[client].who);
                 self.clients[client].stopped.get_or_insert_default();
                 sim.after(pause, Event::Action(Action::Continue(client)));
             }
@@ -289,7 +289,7 @@ impl World {
             Action::Part(client, server, pause) => {
                 say!(
                     sim,
-                    "{} and s{server} are parted for {pause:?}",
+                    "{} and s{server} cannot reach each other for {pause:?}",
                     self.clients[client].who
                 );
                 sim.parted.push((client, server, sim.now + pause));
@@ -324,7 +324,7 @@ impl World {
                     until,
                 }
             }));
-        // Whoever starts it again lets its requests in, too.
+        // The arrivals of a paused client go to its next life.
         for event in dead.stopped.into_iter().flatten() {
             if let Event::Action(_) = event {
                 self.sim.at(self.sim.now, event);
@@ -332,19 +332,19 @@ impl World {
         }
     }
 
-    /// What has waited for a stopped client reaches it in any order.
+    /// Delivers the deferred events of a paused client, in any order.
     fn go_on(&mut self, client: usize) {
         let Some(waiting) = self.clients[client].stopped.take() else {
             return;
         };
-        say!(self.sim, "{} goes on", self.clients[client].who);
+        say!(self.sim, "{} resumes", self.clients[client].who);
         for event in waiting {
             let pause = self.sim.dice.up_to(Duration::from_micros(100));
             self.sim.after(pause, event);
         }
     }
 
-    /// Nothing fails any more, everybody has patience, and nobody holds for long.
+    /// Ends the faults. From now on every request waits long enough, and no lock is held for long.
     fn quiet(&mut self) {
         say!(self.sim, "no more faults");
         self.sim.quiet = true;

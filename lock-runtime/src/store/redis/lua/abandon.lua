@@ -1,8 +1,9 @@
--- Frees whatever a token may hold, and gives up its place in line.
+-- Releases any lock that a token may hold, and removes its queue entry.
 -- KEYS: lock, fence, queue. ARGV: mode, member.
--- {'released'} | {'not_held'}
+-- Returns {'released'} | {'not_held'}
 --
--- What frees comes first: a server out of memory lets it pass, and what follows the first write of a script too.
+-- The release comes first: a server that is out of memory accepts it, and then also the later
+-- writes of the script.
 local lock, fence, mode, member = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local line = line_of(KEYS[3], member)
 local kind, holder = look(lock, mode)

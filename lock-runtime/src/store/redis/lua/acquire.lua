@@ -1,22 +1,26 @@
--- Grants every lock that is asked for, or none. A single request may stand in line.
--- KEYS: for each request its lock, its fence and its queue; of one server among several the marker of its data as well.
--- ARGV: the deadline (server time, microseconds); where to tell a grant from the line ('': the request does not stand in
--- line); for each request its mode, member, lease (ms), and its spare fencing tokens or, of a reader, the member beside whom it
--- may come in before those who wait ('': nobody); of one server among several what its marker is to say, and the number
--- that is proposed as fencing token (0: none).
--- {'granted', server time, fence, ttl, spare, ...} | {'queued', server time, counter, ttl}
--- | {'refused', server time, index, 'busy', ttl, 1 if a waiter stands in the line} | {'refused', server time, index, why}
--- | {'late', server time} | {'strange', server time}
--- Why: 'mismatch', or in the place of which key other data lie: 'foreign' (the lock), 'foreign fence', 'foreign queue'.
+-- Grants all requested locks or none. A single request may enter the wait queue.
+-- KEYS: the lock, fence and queue of each request; on a server of a quorum also the
+-- marker of its data.
+-- ARGV: the deadline (server time, microseconds); the channel for a grant from the queue ('': do
+-- not enqueue); for each request its mode, member and lease (ms), and the number of fencing tokens
+-- to reserve or, for a reader, the member alongside which it may enter ahead of the waiters ('':
+-- none); on a server of a quorum also the expected marker, and the number proposed as the fencing
+-- token (0: none).
+-- Returns {'granted', server time, fence, ttl, spare, ...} | {'queued', server time, counter, ttl}
+-- | {'refused', server time, index, 'busy', ttl, 1 if the queue has a live waiter}
+-- | {'refused', server time, index, reason} | {'late', server time} | {'strange', server time}
+-- The reason is 'mismatch', or names the key that holds foreign data: 'foreign' (the lock),
+-- 'foreign fence' or 'foreign queue'.
 if micros > tonumber(ARGV[1]) then
   return {'late', micros}
 end
 if #KEYS % 3 == 1 then
-  -- Without its data the server may have forgotten a lock that counts on it.
+  -- Without its data the server may have forgotten a lock that relies on its vote.
   if redis.call('GET', KEYS[#KEYS]) ~= ARGV[#ARGV - 1] then
     return {'strange', micros}
   end
-  -- At most a minute ahead: a client whose clock is far ahead must not take the numbers of a year.
+  -- At most a minute ahead: a client whose clock is far ahead must not use up the
+  -- numbers of a year.
   local proposal = tonumber(ARGV[#ARGV])
   if proposal > 0 then
     base = math.min(proposal, micros + 60000000)
@@ -82,8 +86,9 @@ for _, request in ipairs(requests) do
   if request.ttl then
     grant = {confirm(request.fence, request.counter, request.mode), request.ttl, 0}
   else
-    -- The fence is written before the lock. A server out of memory refuses only the first write of a script, and
-    -- refusing the lock after the fence was written would do no harm; the other way round it would be held by nobody.
+    -- Write the fence before the lock. A server that is out of memory refuses only the first write
+    -- of a script. Refusing the lock after the fence was written is harmless; the other order
+    -- would leave a lock without an owner.
     local number = draw(request.fence, request.counter, request.spare)
     hold(request.lock, request.mode, request.member, request.lease)
     grant = {number, request.lease, request.spare}

@@ -1,5 +1,6 @@
--- Grants a single exclusive lock that is free and for which nobody waits. That is how most requests find it, and what follows here
--- (acquire.lua and what it stands on) is not even looked at then.
+-- Grants a single exclusive lock that is free and has no waiters. Most requests find the
+-- lock in this state, and return before the rest of the script (acquire.lua and the parts
+-- that it needs) runs.
 -- KEYS, ARGV: those of acquire.lua.
 if ARGV[3] == 'exclusive' and #KEYS < 6 then
   local time = redis.call('TIME')
@@ -12,14 +13,14 @@ if ARGV[3] == 'exclusive' and #KEYS < 6 then
       base = math.min(proposal, micros + 60000000)
     end
   end
-  -- Where something else lies than is asked for, GET and HGET say so and touch nothing. Above 2^53 a Lua number is no longer
-  -- exact.
+  -- On a key of another type GET and HGET fail and change nothing. Above 2^53 a Lua number is
+  -- no longer exact.
   local text = redis.pcall('GET', KEYS[2])
   local last = not text and 0 or type(text) == 'string' and string.match(text, '^%d+$') and tonumber(text)
   if known and micros <= tonumber(ARGV[1]) and last and last < 9007199254740991 and
       not redis.pcall('HGET', KEYS[3], 'ends') and
       redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5], 'NX') then
-    -- The lock was free, so a server out of memory, or one that forbids SET, has refused by now.
+    -- The lock was free. A server that is out of memory, or that forbids SET, has refused by now.
     local number, spare = math.max(last + 1, base), tonumber(ARGV[6])
     redis.call('SET', KEYS[2], string.format('%.0f', number + spare), 'EX', 86400)
     return {'granted', micros, number, tonumber(ARGV[5]), spare}

@@ -1,4 +1,5 @@
--- The server's time, in microseconds and milliseconds: the clocks of clients differ, and a lock must end for all at once.
+-- The server's time, in microseconds and milliseconds. The clocks of clients differ, and a lock
+-- must end for all of them at once.
 local time = redis.call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now = math.floor(micros / 1000)

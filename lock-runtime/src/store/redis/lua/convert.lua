@@ -1,7 +1,7 @@
--- Makes a writer a reader under the same token, for the time that it has left, so that no other writer comes between.
--- The readers who are first in line come in with it.
+-- Converts a writer into a reader under the same token for the remaining lease, so that no other
+-- writer comes in between. The readers at the head of the queue are granted the lock with it.
 -- KEYS: lock, fence, queue. ARGV: member.
--- {'converted', fence, ttl, spare} | {'not_held'} | {'foreign fence'}
+-- Returns {'converted', fence, ttl, spare} | {'not_held'} | {'foreign fence'}
 local lock, fence, member = KEYS[1], KEYS[2], ARGV[1]
 local line = line_of(KEYS[3], member)
 local mode = 'exclusive'
@@ -20,7 +20,8 @@ if standing == 'held' and ttl > 0 then
   if mode == 'shared' then
     reply = {'converted', confirm(fence, latest, mode), ttl, 0}
   else
-    -- DEL comes first: a server out of memory lets it pass, and what follows the first write of a script too.
+    -- DEL comes first: a server that is out of memory accepts it, and then also the later writes
+    -- of the script.
     redis.call('DEL', lock)
     reply = {'converted', draw(fence, latest, 0), ttl, 0}
     join(lock, member, now + ttl)

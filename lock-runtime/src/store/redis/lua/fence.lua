@@ -1,6 +1,6 @@
--- The latest fencing token of a lock, 0 if there is none, nil if somebody's data lie in its place.
+-- The latest fencing token of a lock; 0 if there is none, nil if the key holds foreign data.
 local function counter(fence)
-  -- Where something else than a string lies, GET says so and touches nothing.
+  -- On a key of another type GET fails and changes nothing.
   local text = redis.pcall('GET', fence)
   if not text then
     return 0
@@ -16,21 +16,22 @@ local function counter(fence)
   return number and number < 9007199254740991 and number or nil
 end
 
--- Where the tokens of this script's grants begin: at the server's time, unless the request proposes a number.
+-- The lower bound of the fencing tokens that this script grants: the server's time, unless the
+-- request proposes a number.
 local base = micros
 
--- The token of a new grant, and so many behind it that are its own as well. The clock keeps it increasing where the
--- counter was lost (expired, evicted, or a replica was promoted that lagged behind), the counter keeps it increasing
--- where the clock went back.
+-- Draws the token of a new grant, and reserves the next `spare` tokens for the same grant. The
+-- clock keeps the tokens increasing if the counter was lost (it expired, was evicted, or a lagging
+-- replica was promoted). The counter keeps them increasing if the clock went back.
 local function draw(fence, last, spare)
   local number = math.max(last + 1, base)
   redis.call('SET', fence, whole(number + spare), 'EX', 86400)
   return number
 end
 
--- The token of a grant that was given before. A writer's is the counter, as nobody can have been granted since: its own
--- token or the last of those that are reserved for it. A reader's is not: another reader may have been granted the
--- counter's value, so this one takes a larger.
+-- The token of an earlier grant. For a writer it is the counter, as there can have been no other
+-- grant since: its own token, or the last of its reserved tokens. For a reader it is not: another
+-- reader may have been granted the counter's value, so a larger token is drawn.
 local function confirm(fence, last, mode)
   if mode == 'exclusive' and last > 0 then
     return last

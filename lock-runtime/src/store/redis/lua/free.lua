@@ -1,15 +1,17 @@
--- Gives back what a token may hold, while a cluster moves the slot and a script with more keys than this one would be told
--- to try again. It hands nothing over: whoever waits finds out by asking.
--- KEYS: lock. ARGV: mode, member, how long to keep it for nobody (ms; 0: not at all).
--- {'released'} | {'not_held'}
+-- Releases the lock that a token may hold while its slot migrates in a cluster, where a script
+-- with more keys would have to be retried. It does not hand off the lock: waiters find it free
+-- when they poll.
+-- KEYS: lock. ARGV: mode, member, duration of the reservation (ms; 0: none).
+-- Returns {'released'} | {'not_held'}
 --
--- A key that this has taken away is not to be touched again: the node would look for it where the slot is moving to.
+-- A key that this script has deleted must not be accessed again: the node would look for it at the
+-- destination of the slot.
 local lock, mode, member, keep = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local kept = member .. '.kept'
 local kind, holder = look(lock, mode)
 if mode == 'exclusive' then
   if kind == 'string' and holder == member then
-    -- A server out of memory refuses SET, and lets DEL pass.
+    -- A server that is out of memory refuses SET, and accepts DEL.
     if keep == 0 or redis.pcall('SET', lock, kept, 'PX', keep).err then
       redis.call('DEL', lock)
     end

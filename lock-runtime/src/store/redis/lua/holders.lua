@@ -1,8 +1,10 @@
--- What lies under a lock's name: 'none', 'string' (with what it says, if a writer asks), 'set' (with the member that
--- expires last, and when) or 'foreign'. The type is known before anything is touched. A set of ours has a lifetime,
--- which ends with its longest holder; a set without one, or with another, is somebody's data.
+-- Reads the key of a lock. Returns 'none', 'string' (for a writer with the value), 'set' (with the
+-- member that expires last, and its expiry) or 'foreign'. The type is known before anything is
+-- changed. A set of ours has a time to live, which ends with its longest holder; a set without
+-- one, or with another one, is foreign data.
 local function look(lock, mode)
-  -- A writer mostly meets a writer or nobody: GET tells both in one command, and touches nothing else.
+  -- For a writer the key is usually a string, or missing. GET detects both in one command, and
+  -- changes nothing on a key of another type.
   if mode == 'exclusive' then
     local holder = redis.pcall('GET', lock)
     if not holder then
@@ -39,12 +41,13 @@ local function permits_of(member)
   return string.match(member, '^(%d+):')
 end
 
--- When a member of a set expires; 0 if it is not there.
+-- The expiry of a member of a set; 0 if it is not in the set.
 local function expiry_of(lock, member)
   return tonumber(redis.call('ZSCORE', lock, member) or 0)
 end
 
--- Lets a set end with its longest holder: neither before (a writer would come in) nor after (see `look`).
+-- Sets the expiry of a set to that of its longest holder: neither earlier (a writer would be
+-- admitted) nor later (see `look`).
 local function settle(lock)
   local last = redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')
   if last[2] then
@@ -52,8 +55,9 @@ local function settle(lock)
   end
 end
 
--- Puts a holder into a set. A user whom the server forbids one of the commands is told before there is a set that would
--- never end, or whose end is not that of its longest holder: the first PEXPIREAT changes nothing.
+-- Adds a holder to a set. If the server's access rules forbid one of the commands, the script
+-- fails before it has created a set that never ends, or that does not end with its longest holder:
+-- the first PEXPIREAT changes nothing.
 local function join(lock, member, expiry)
   local last = tonumber(redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')[2] or expiry)
   redis.call('PEXPIREAT', lock, whole(last))
@@ -61,7 +65,7 @@ local function join(lock, member, expiry)
   redis.call('PEXPIREAT', lock, whole(math.max(last, expiry)))
 end
 
--- Writes down a new holder of a lock that lets it in.
+-- Records a new holder of a lock that admits it.
 local function hold(lock, mode, member, lease)
   if mode == 'exclusive' then
     redis.call('SET', lock, member, 'PX', lease)

@@ -1,7 +1,9 @@
--- Tells who holds a lock, and who waits for it. Reads only.
+-- Returns the holders and the waiters of a lock. Reads only.
 -- KEYS: lock, fence, queue. ARGV: 'lock' or 'permits'.
--- {'holders', counter, how many hold, mode, ttl, ..., mode, lease, silent, ...} | {'foreign'} | {'foreign fence'} | {'foreign queue'}
--- The holders that expire first in front, ttl -1: no expiry; behind them those who wait, in their order.
+-- Returns {'holders', counter, number of holders, mode, ttl, ..., mode, lease, silent, ...}
+-- | {'foreign'} | {'foreign fence'} | {'foreign queue'}
+-- The holders come first, by expiry (ttl -1: no expiry), followed by the waiters in queue order,
+-- each with the time since its last request (silent, ms).
 local lock, permits = KEYS[1], ARGV[1] == 'permits'
 local kind, last = look(lock, 'shared')
 local latest = counter(KEYS[2])

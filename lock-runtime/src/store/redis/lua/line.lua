@@ -1,13 +1,15 @@
--- The line of those who wait for a lock, first come first served. It is a hash:
---   ends      'first last count': the numbers of the first and the last place, and how many of the places are taken
---   <number>  'seen mode lease spare member channel': who stands there, and when it was heard of last (ms)
---   <member>  the number of its place
--- It lives for as long as somebody in it may come back: each word from one of them begins that time anew.
+-- The wait queue of a lock, first come, first served. It is a hash:
+--   ends      'first last count': the first and the last position, and the number of entries
+--   <number>  'seen mode lease spare member channel': the entry at this position, and the time of
+--             its last request (ms)
+--   <member>  the position of the member
+-- The hash expires once no waiter can come back: each request of a waiter renews its time to live.
 local STALE, FORGOTTEN, HANDED_OVER = 3000, 10000, 3000
--- A waiter polls at least this often (ms), and at the time at which the latest reply expects the lock to be free.
+-- A waiter polls at least this often (ms), and at the time at which the latest reply expects the
+-- lock to be free.
 local LONGEST_POLL = 1000
 
--- The line by its field `ends` (false: nobody stands there), nil if somebody's data lie in its place.
+-- The queue from its field `ends` (false: the queue is empty); nil if the key holds foreign data.
 local function line_by(queue, ends)
   if not ends then
     return {queue = queue, first = 1, last = 0, count = 0, news = {}}
@@ -19,9 +21,9 @@ local function line_by(queue, ends)
   return {queue = queue, first = tonumber(first), last = tonumber(last), count = tonumber(count), news = {}}
 end
 
--- The same, with the place of a member.
+-- The same, with the position of a member.
 local function line_of(queue, member)
-  -- Where something else than a hash lies, HMGET says so and touches nothing.
+  -- On a key of another type HMGET fails and changes nothing.
   local fields = redis.pcall('HMGET', queue, 'ends', member)
   if fields.err then
     if string.find(fields.err, 'WRONGTYPE', 1, true) then
@@ -36,7 +38,7 @@ local function line_of(queue, member)
   return line
 end
 
--- Takes a member out of its place. Nothing is left of a line in which nobody stands.
+-- Removes a member from its position. An empty queue is deleted.
 local function leave(line, place, member)
   line.count = line.count - 1
   line.changed = true
@@ -52,7 +54,7 @@ local function leave(line, place, member)
   end
 end
 
--- Writes down that the member was heard of, if it stands in line; one that is forgotten does not stand there.
+-- Records a request of a member that is in the queue. An entry that has expired is removed.
 local function refresh(line, member)
   local entry = line.own and redis.call('HGET', line.queue, line.own)
   local seen, rest = string.match(entry or '', '^(%d+) (.+)$')
@@ -62,7 +64,8 @@ local function refresh(line, member)
     leave(line, line.own, member)
     line.own = nil
   else
-    -- PEXPIRE comes first: a server out of memory lets it pass, and what follows the first write of a script too.
+    -- PEXPIRE comes first: a server that is out of memory accepts it, and then also the later
+    -- writes of the script.
     redis.call('PEXPIRE', line.queue, FORGOTTEN)
     redis.call('HSET', line.queue, line.own, whole(now) .. ' ' .. rest)
   end
@@ -72,15 +75,16 @@ local function ends_of(line)
   return string.format('%.0f %.0f %.0f', line.first, line.last, line.count)
 end
 
--- Calls a command on the line with many words, which Lua cannot hand over all at once.
+-- Calls a command on the queue with many arguments, in chunks that Lua can unpack.
 local function in_parts(line, command, words)
   for from = 1, #words, 1000 do
     redis.call(command, line.queue, unpack(words, from, math.min(from + 999, #words)))
   end
 end
 
--- Moves those in line together, in their order, and drops whom it has forgotten. Nobody is moved onto one who is still to
--- move, and a server out of memory refuses the first write, before anything is changed.
+-- Closes the gaps between the entries, keeps their order, and drops expired entries. No entry is
+-- moved onto one that is still to be moved, and a server that is out of memory refuses the first
+-- write, before anything has changed.
 local function close_up(line)
   local old, moved, over, last = {}, {}, {}, line.first - 1
   for from = line.first, line.last, 1000 do
@@ -113,13 +117,15 @@ local function close_up(line)
   line.last, line.count = last, last - line.first + 1
 end
 
--- Puts a member at the end of the line. False: somebody's data lie there.
+-- Appends a member to the queue. Returns false if the key holds foreign data.
 local function enqueue(line, member, mode, lease, spare, channel)
-  -- Without `ends` it may be somebody's hash. Where a line ended just now there is none.
+  -- A hash without `ends` may be foreign data. A queue that has just been emptied no
+  -- longer exists.
   if line.last == 0 and redis.call('TYPE', line.queue).ok ~= 'none' then
     return false
   end
-  -- While a writer holds, nobody else walks over the gaps of those who gave up. As many came since it was done last.
+  -- While a writer holds the lock, no other step removes the gaps that waiters leave when they
+  -- give up. The cost is amortized: at least as many waiters have come since the last time.
   if line.last - line.first + 1 > 2 * line.count + 64 then
     close_up(line)
   end
@@ -130,7 +136,7 @@ local function enqueue(line, member, mode, lease, spare, channel)
   redis.call('HSET', line.queue, 'ends', ends_of(line), line.last, entry, member, line.last)
   local kept = redis.pcall('PEXPIRE', line.queue, FORGOTTEN)
   if type(kept) == 'table' then
-    -- Forbidden by the server's access rules: no line may be left that never ends.
+    -- Forbidden by the server's access rules. Do not leave a queue that never expires.
     if line.count == 1 then
       redis.call('DEL', line.queue)
     end
@@ -139,15 +145,17 @@ local function enqueue(line, member, mode, lease, spare, channel)
   return true
 end
 
--- Grants the lock to those whose turn it is, as long as its holders let them in. `kind` tells what lies under the lock's
--- name. Afterwards the line knows whether a live waiter is left (`waits`, and in `stale_in` when it is passed over unless it
--- polls), and the latest fencing token and the lease if a waiter was granted the lock. All but `own`, which gets the script's
--- reply, are sent their grants in the end (`finish`).
+-- Grants the lock to the waiters whose turn it is, as long as the holders admit them. `kind` is
+-- the type of the data under the lock's key (see `look`). Afterwards `line` has: whether a live
+-- waiter is left (`waits`), and the time after which that waiter is skipped unless it polls
+-- (`stale_in`); if a waiter was granted the lock, the latest fencing token and the lease
+-- (`latest`, `lease`). `finish` publishes all of these grants except that of `own`, which gets the
+-- reply of the script.
 local function advance(line, lock, fence, kind, own)
   local latest, kept
   local place = line.first
   while place <= line.last do
-    -- Who gave up leaves a gap.
+    -- A waiter that gave up leaves a gap.
     local entry = redis.call('HGET', line.queue, place) or ''
     local seen, mode, lease, spare, member, channel = string.match(entry, '^(%d+) (%w+) (%d+) (%d+) (%S+) (.+)$')
     if seen then
@@ -155,7 +163,7 @@ local function advance(line, lock, fence, kind, own)
       if silent >= FORGOTTEN then
         leave(line, place, member)
       elseif silent >= STALE then
-        -- It keeps its place, and has its turn once it is heard of again.
+        -- It keeps its position, and has its turn after its next request.
         kept = kept or place
       else
         local standing = kind == 'none' and 'free' or 'busy'
@@ -169,8 +177,8 @@ local function advance(line, lock, fence, kind, own)
           leave(line, place, member)
         elseif standing == 'free' and latest then
           lease, spare = math.min(tonumber(lease), HANDED_OVER), tonumber(spare)
-          -- The fence is written before the lock, and what names the heir after it: stopped in between by an error, the
-          -- script leaves nothing that two could hold.
+          -- The fence is written before the lock, and the queue and the message to the next holder
+          -- after it. If an error stops the script in between, no two clients can hold the lock.
           local number = draw(fence, latest, spare)
           latest = number + spare
           hold(lock, mode, member, lease)
@@ -179,7 +187,8 @@ local function advance(line, lock, fence, kind, own)
           if member ~= own then
             table.insert(line.news, {channel, table.concat({mode, member, whole(number), lease, spare, lock}, ' ')})
           end
-          -- The next waiter's poll may come after the end of a short lease, which a dead process does not renew.
+          -- A short lease, which a dead process does not renew, may end before the
+          -- next waiter polls.
           line.frees = line.frees or lease < LONGEST_POLL
           kind = mode == 'exclusive' and 'string' or 'set'
           if kind == 'string' and not (lease < LONGEST_POLL) then
@@ -195,15 +204,16 @@ local function advance(line, lock, fence, kind, own)
     end
     place = place + 1
   end
-  -- The last may have left.
+  -- The last entry may have been removed.
   line.first = math.min(kept or place, line.last + 1)
 end
 
--- How a request stands (see `judge`) after all those had their turn who come before it.
--- A reader comes in beside a reader who stood in line before it in the same place, as one of a group.
+-- The standing of a request (see `judge`) after the waiters ahead of it have had their turn. A
+-- reader may enter alongside a reader that stood before it at the same position of the queue
+-- (`beside`), as part of one group.
 local function approach(line, lock, fence, mode, member, beside)
   local standing, ttl, kind = judge(lock, mode, member)
-  -- A writer lets nobody in.
+  -- A writer admits no other holder.
   if line.count > 0 and (kind == 'none' or kind == 'set') then
     advance(line, lock, fence, kind, member)
     if line.latest then
@@ -216,13 +226,14 @@ local function approach(line, lock, fence, mode, member, beside)
   return standing, ttl
 end
 
--- A channel that names a slot is one of a cluster, where PUBLISH would bother every node.
+-- A channel that names a slot belongs to a cluster, where PUBLISH would reach every node.
 local function publish(channel, message)
   return redis.pcall(string.sub(channel, -1) == '}' and 'SPUBLISH' or 'PUBLISH', channel, message)
 end
 
--- Sends the next waiter the time after which the lock may be free, if that is over before its next poll. Where no connection
--- receives it the process may be gone, and the waiter behind it is informed instead; of many such ones the polls find out.
+-- Sends the next waiter the time after which the lock may be free, if that time ends before its
+-- next poll. If no connection receives the message, the process of the waiter may be gone, and the
+-- waiter behind it is notified instead. After several such waiters the rest is left to the polls.
 local function remind(line, lock)
   local attempts = 8
   for place = line.first, line.last do
@@ -243,7 +254,7 @@ local function remind(line, lock)
   end
 end
 
--- Whether a live waiter stands in the line.
+-- Whether the queue has a live waiter.
 local function is_waited_for(line)
   for place = line.first, line.last do
     local seen = string.match(redis.call('HGET', line.queue, place) or '', '^(%d+) ')
@@ -254,8 +265,9 @@ local function is_waited_for(line)
   return false
 end
 
--- Writes the ends of the line, and publishes grants; after a change that lets a lock end earlier (`frees`) also when that is.
--- That comes last, and a failure of it is found by a poll.
+-- Writes the ends of the queue and publishes the grants. After a change that lets a lock
+-- end earlier (`frees`), also publishes the new end. This comes last, and a poll makes up
+-- for a failure.
 local function finish(line, lock)
   if line.changed and line.count > 0 then
     redis.call('HSET', line.queue, 'ends', ends_of(line))

@@ -1,7 +1,8 @@
--- The marker of a server's data: when it was written, by the server's clock (microseconds), and a name. It is written where it
--- is missing: then the server is new here, or has lost its data.
+-- The marker of a server's data: the time at which it was written, by the server's clock
+-- (microseconds), and a name. It is written if it is missing: the server is then new here, or has
+-- lost its data.
 -- KEYS: marker. ARGV: a name.
--- {'marked', server time, marker, microseconds since}
+-- Returns {'marked', server time, marker, microseconds since it was written}
 local marker = redis.call('GET', KEYS[1])
 local since = tonumber(string.match(marker or '', '^(%d+) '))
 if not since or since > micros then

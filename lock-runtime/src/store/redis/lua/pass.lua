@@ -1,13 +1,15 @@
--- Gives an exclusive lock back and takes it up again under another token, in one step. If somebody waits whose turn it
--- is, that one gets the lock, and the other token stands at the end of the line.
--- KEYS: lock, fence, queue. ARGV: member, next member, lease (ms), spare fencing tokens, where to tell a grant.
--- {'passed', fence, ttl, spare} | {'queued', counter, ttl} | {'released'} | {'not_held'} | {'foreign fence'}
+-- Releases an exclusive lock and acquires it under another token, in one step. If it is the turn
+-- of a waiter, that waiter gets the lock, and the other token is appended to the queue.
+-- KEYS: lock, fence, queue. ARGV: member, next member, lease (ms), number of fencing tokens to
+-- reserve, channel for a grant.
+-- Returns {'passed', fence, ttl, spare} | {'queued', counter, ttl} | {'released'} | {'not_held'}
+-- | {'foreign fence'}
 local lock, fence, queue, member, heir = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2]
 local lease, spare, channel = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local kind, holder = look(lock, 'exclusive')
--- Of a set it is the name of one among several.
+-- For a set this would be only one of several members.
 holder = kind == 'string' and holder
--- Somebody's data in the place of the line keep nobody from giving the lock back.
+-- Foreign data in place of the queue does not prevent the release.
 local line = line_of(queue, heir) or line_by(queue, false)
 
 if holder == heir or line.own then
@@ -43,16 +45,17 @@ if holder ~= member then
 end
 
 local latest = counter(fence)
--- DEL comes first: a server out of memory lets it pass, and what follows the first write of a script too.
+-- DEL comes first: a server that is out of memory accepts it, and then also the later writes
+-- of the script.
 redis.call('DEL', lock)
 if not latest then
-  -- Without a fencing token there is no grant, but the lock is given back all the same.
+  -- Without a fencing token there is no grant, but the lock is released all the same.
   return {'released'}
 end
 local reply
 advance(line, lock, fence, 'none')
 if line.latest then
-  -- There is a line of ours, so there is room in it.
+  -- The queue is ours, so `enqueue` does not refuse.
   enqueue(line, heir, 'exclusive', lease, spare, channel)
   reply = {'queued', line.latest, line.lease}
 else

@@ -1,7 +1,8 @@
--- Tells a request that stood in line how it is doing, and keeps its place. Never puts it there, and makes no grant last
--- longer.
+-- Returns the state of a queued request, and keeps its queue entry. Never enqueues it, and never
+-- extends a grant.
 -- KEYS: lock, fence, queue. ARGV: mode, member.
--- {'granted', fence, ttl, spare} | {'queued', counter, ttl} | {'gone'} | {'foreign'} | {'foreign fence'} | {'foreign queue'}
+-- Returns {'granted', fence, ttl, spare} | {'queued', counter, ttl} | {'gone'}
+-- | {'foreign'} | {'foreign fence'} | {'foreign queue'}
 local lock, fence, mode, member = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local line = line_of(KEYS[3], member)
 if not line then

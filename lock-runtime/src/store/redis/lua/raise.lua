@@ -1,7 +1,8 @@
--- Makes the fencing token of the next grant larger than a number, and gives that number to the caller alone. Never makes
--- it smaller.
--- KEYS: fence; of one server among several the marker of its data as well. ARGV: the number; what the marker is to say.
--- {'raised'} | {'not_raised', latest} | {'foreign fence'} | {'strange'}
+-- Makes the fencing token of the next grant larger than a number, and gives that number to the
+-- caller alone. Never lowers it.
+-- KEYS: fence; on a server of a quorum also the marker of its data. ARGV: the number; the
+-- expected marker.
+-- Returns {'raised'} | {'not_raised', latest} | {'foreign fence'} | {'strange'}
 --
 -- Without its data the server may have given the number away before.
 if KEYS[2] and redis.call('GET', KEYS[2]) ~= ARGV[2] then

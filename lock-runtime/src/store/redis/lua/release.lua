@@ -1,14 +1,16 @@
--- Releases a writer's lock if the token holds it. It is handed over to the first waiter, or reserved for a while and the first
--- waiter informed, by what follows here (hand_over.lua).
--- KEYS: lock, fence, queue. ARGV: member, how long to keep it (ms; 0: not at all).
--- {'released'} | {'handed_over'} | {'not_held'}
+-- Releases a writer's lock if the token holds it. The second part of the script (hand_over.lua)
+-- hands the lock off to the first waiter, or notifies the first waiter of the reservation.
+-- KEYS: lock, fence, queue. ARGV: member, duration of the reservation (ms; 0: none).
+-- Returns {'released'} | {'handed_over'} | {'not_held'}
 --
--- A kept lock belongs to another name than its last holder's, so that no late renewal or abandon of that one reaches
--- it, and a repeated release can tell that it was done. DEL comes first: a server out of memory lets it pass, and what
--- follows the first write of a script too.
+-- A reserved lock is held under a name other than that of its last holder. A late renewal or
+-- abandon of that holder therefore does not affect it, and a repeated release finds that it was
+-- done. DEL comes first: a server that is out of memory accepts it, and then also the later writes
+-- of the script.
 local lock, fence, queue, member, keep = KEYS[1], KEYS[2], KEYS[3], ARGV[1], tonumber(ARGV[2])
 
--- Where something else lies than is asked for, GET and HGET say so and touch nothing; a server that forbids them says that.
+-- On a key of another type GET and HGET fail and change nothing. Any other error is returned, such
+-- as that of a server that forbids them.
 local function is_error(reply)
   return type(reply) == 'table' and not string.find(reply.err, 'WRONGTYPE', 1, true)
 end
@@ -33,7 +35,7 @@ elseif holder == member then
     kept = true
   end
 end
--- Mostly it ends here, and what follows is not even looked at: nobody waits, or another writer holds the lock.
+-- In most cases the script ends here: there is no waiter, or another writer holds the lock.
 if type(ends) ~= 'string' or type(holder) == 'string' then
   return reply
 end

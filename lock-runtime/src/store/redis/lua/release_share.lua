@@ -1,10 +1,10 @@
--- Releases a reader's or a permit holder's share if the token holds it, and may reserve it for a while; the waiters that
--- the remaining holders admit are granted theirs.
--- KEYS: lock, fence, queue. ARGV: member, how long to keep it (ms; 0: not at all).
--- {'released'} | {'not_held'}
+-- Releases the share of a reader or permit holder if the token holds it, and may reserve it for a
+-- while. The waiters that the remaining holders admit are granted theirs.
+-- KEYS: lock, fence, queue. ARGV: member, duration of the reservation (ms; 0: none).
+-- Returns {'released'} | {'not_held'}
 --
--- A kept share belongs to another name, as a kept lock does. ZREM comes first: a server out of memory lets it pass, and
--- what follows the first write of a script too.
+-- A reserved share is held under another name, as a reserved lock is (see release.lua). ZREM comes
+-- first: a server that is out of memory accepts it, and then also the later writes of the script.
 local lock, fence, member, keep = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2])
 local kept = member .. '.kept'
 local line = line_of(KEYS[3], member)

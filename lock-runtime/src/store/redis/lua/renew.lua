@@ -1,9 +1,12 @@
--- Keeps a writer's lock for at least so long from now. Never shortens a lease and never creates one. It has one key, so
--- that renewals go on while a cluster moves the slot; and few commands, as renewals are many.
--- KEYS: lock. ARGV: member, lease (ms; 0 only asks).
--- The time that is left (ms), -1 if the lock is no longer held: a bare number, as renewals are many.
+-- Extends a writer's lease to at least the given time from now. Never shortens or creates a lease.
+-- It has one key, so that renewals go on while a cluster migrates the slot, and few commands, as
+-- renewals are frequent.
+-- KEYS: lock. ARGV: member, lease (ms; 0 only queries it).
+-- Returns the remaining time (ms), or -1 if the lock is no longer held: a bare number, as
+-- renewals are frequent.
 local lock, member, lease = KEYS[1], ARGV[1], tonumber(ARGV[2])
--- Where something else than a string lies, GET says so and touches nothing; a server that forbids GET says that.
+-- On a key of another type GET fails and changes nothing. Any other error is returned, such as
+-- that of a server that forbids GET.
 local holder = redis.pcall('GET', lock)
 if type(holder) == 'table' and not string.find(holder.err, 'WRONGTYPE', 1, true) then
   return holder
@@ -12,7 +15,7 @@ if holder ~= member then
   return -1
 end
 local ttl = redis.call('PTTL', lock)
--- Ours always has a lifetime.
+-- A lock of ours always has a time to live.
 if ttl < 0 then
   return -1
 end

@@ -1,7 +1,8 @@
--- Keeps a reader's or a permit holder's share for at least so long from now. Never shortens a lease and never creates
--- one. It has one key, so that renewals go on while a cluster moves the slot.
--- KEYS: lock. ARGV: mode, member, lease (ms; 0 only asks).
--- The time that is left (ms), -1 if the share is no longer held.
+-- Extends the lease of a reader or permit holder to at least the given time from now. Never
+-- shortens or creates a lease. It has one key, so that renewals go on while a cluster
+-- migrates the slot.
+-- KEYS: lock. ARGV: mode, member, lease (ms; 0 only queries it).
+-- Returns the remaining time (ms), or -1 if the share is no longer held.
 local lock, mode, member, lease = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local standing, ttl = judge(lock, mode, member)
 if standing ~= 'held' then
@@ -10,8 +11,9 @@ end
 if lease <= ttl then
   return ttl
 end
--- The first PEXPIREAT changes nothing: a server out of memory lets it pass, and what follows the first write of a
--- script too; a user whom the server forbids ZADD is told before the set has an end that is not its longest holder's.
+-- The first PEXPIREAT changes nothing: a server that is out of memory accepts it, and then also
+-- the later writes of the script. If the server's access rules forbid ZADD, the script fails
+-- before the end of the set differs from that of its longest holder.
 local expiry = now + lease
 local last = tonumber(redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')[2])
 redis.call('PEXPIREAT', lock, whole(last))

@@ -1,6 +1,8 @@
--- Takes a lock away from whoever holds it. What has no expiry may not be a lock, and is left alone unless that is asked for.
--- KEYS: lock, fence, queue. ARGV: 'lock' or 'permits'; 'leased' or 'endless'; where to tell who lost it.
--- {'revoked'} | {'not_held'} | {'endless'} | {'foreign'}
+-- Revokes a lock from all its holders. A key without an expiry may not be a lock, and is left
+-- alone unless the caller includes it.
+-- KEYS: lock, fence, queue. ARGV: 'lock' or 'permits'; 'leased' or 'endless'; the channel for the
+-- revoked members.
+-- Returns {'revoked'} | {'not_held'} | {'endless'} | {'foreign'}
 local lock, fence, permits = KEYS[1], KEYS[2], ARGV[1] == 'permits'
 local kind, last = look(lock, 'exclusive')
 if kind == 'foreign' or (kind == 'string' and permits) then
@@ -18,7 +20,7 @@ if kind ~= 'none' then
   redis.call('DEL', lock)
   reply = {'revoked'}
 end
--- Somebody's data in the place of the line keep no lock from being revoked.
+-- Foreign data in place of the queue does not prevent the revocation.
 local line = line_of(KEYS[3], '')
 if line and line.count > 0 then
   advance(line, lock, fence, 'none')

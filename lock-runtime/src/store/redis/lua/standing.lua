@@ -1,6 +1,7 @@
--- How a request stands, by reading only: 'free'; 'held', by the request's own token, for so long; 'busy', for so long
--- (-1: not known); 'foreign'; 'mismatch'. The mode is 'exclusive', 'shared', or the number of permits. Also what lies
--- under the lock's name.
+-- The standing of a request, by reading only: 'free'; 'held' by the request's own token, and
+-- 'busy', each with the remaining time (-1: unknown); 'foreign'; 'mismatch'. The mode is
+-- 'exclusive', 'shared', or the number of permits. Also returns the type of the data under the
+-- lock's key (see `look`).
 local function judge(lock, mode, member)
   local kind, last, expiry = look(lock, mode)
   if kind == 'none' then
@@ -15,13 +16,14 @@ local function judge(lock, mode, member)
       return 'mismatch', nil, kind
     end
     local ttl = redis.call('PTTL', lock)
-    -- Ours always has a lifetime.
+    -- A lock of ours always has a time to live.
     if mode == 'exclusive' and ttl >= 0 and last == member then
       return 'held', ttl, kind
     end
     return 'busy', ttl, kind
   end
-  -- One member speaks for all: nobody joins a set of another shape while somebody in it is alive, and the last is.
+  -- One member stands for all: no member of another kind joins a set that has a live member, and
+  -- the last member is alive.
   if permits_of(last) ~= string.match(mode, '^%d+$') then
     return 'mismatch', nil, kind
   end

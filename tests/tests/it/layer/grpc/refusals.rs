@@ -135,7 +135,7 @@ async fn a_missing_part_of_the_key_is_an_invalid_argument() {
     assert_refused(
         &status,
         Code::InvalidArgument,
-        "The header \"x-item\" is there more than once.",
+        "The header \"x-item\" occurs more than once.",
         None,
     );
 }

@@ -1,0 +1,187 @@
+//! Recipes: short solutions to common problems.
+//!
+//! | Recipe | Uses |
+//! |---|---|
+//! | [A job on many replicas](#a-scheduled-job-on-many-replicas) | `no_wait`, `min_hold` |
+//! | [Tests](#tests) | [`in_memory`](crate::LockClient::in_memory), a paused clock |
+//! | [Blocking code](#blocking-code) | `spawn_blocking`, `Handle::block_on` |
+//! | [One lock for two services](#one-lock-for-two-services) | [`KeyWriter`](crate::KeyWriter) |
+//!
+//! `lock_tower::recipes` has recipes for axum and tonic: a key from a JSON body, from a cookie or
+//! from an authenticated user, and graceful shutdown on SIGTERM.
+//!
+//! # A scheduled job on many replicas
+//!
+//! All replicas start the job, and one of them runs it. `no_wait` makes the others skip it.
+//! `min_hold` keeps the lock after a short run, so that a replica that starts a little later
+//! skips it, too.
+//!
+#![cfg_attr(feature = "macros", doc = "```")]
+#![cfg_attr(not(feature = "macros"), doc = "```ignore")]
+//! use std::time::Duration;
+//!
+//! use lock_runtime::{LockClient, LockError, distributed_lock};
+//! use tokio::time::{MissedTickBehavior, interval};
+//! # use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+//! # static RUNS: AtomicU32 = AtomicU32::new(0);
+//!
+//! #[distributed_lock(
+//!     key = "send-invoices", global, client = locks, no_wait, min_hold = "55s", on_busy = skip
+//! )]
+//! async fn send_invoices(locks: &LockClient) -> Result<(), LockError> {
+//!     // ...
+//! #   RUNS.fetch_add(1, Relaxed);
+//!     Ok(())
+//! }
+//!
+//! async fn every_minute(locks: LockClient) {
+//!     let mut ticks = interval(Duration::from_secs(60));
+//!     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+//!     loop {
+//!         ticks.tick().await;
+//!         if let Err(error) = send_invoices(&locks).await {
+//!             eprintln!("invoices not sent: {error}");
+//!         }
+//!     }
+//! }
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() {
+//! # let locks = LockClient::in_memory();
+//! # let other = async {
+//! #     tokio::time::sleep(Duration::from_secs(20)).await;
+//! #     every_minute(locks.clone()).await
+//! # };
+//! # let both = async { tokio::join!(every_minute(locks.clone()), other) };
+//! # assert!(tokio::time::timeout(Duration::from_secs(170), both).await.is_err());
+//! # assert_eq!(RUNS.load(Relaxed), 3);
+//! # }
+//! ```
+//!
+//! tokio's `interval` starts with its process, so the replicas tick at different times.
+//! `min_hold` must then be a little less than the period, as above. A scheduler that goes by the
+//! time of day, such as the crate `tokio-cron-scheduler`, starts the job on all replicas at
+//! almost the same time. Then `min_hold` only has to exceed the difference between their clocks,
+//! and a few seconds suffice.
+//!
+//! **Caveat:** the lock does not record that the job has run. If the replica crashes during the
+//! job, the next tick after the end of the lease starts it again. If the job fails, `min_hold`
+//! still applies, and the next run is at the next tick.
+//!
+//! # Tests
+//!
+//! Pass the client to the code under test, and give each test a client of its own. Each
+//! [`LockClient::in_memory`](crate::LockClient::in_memory) has its own store, so tests that run
+//! in parallel do not affect each other. The store uses tokio's clock: with `start_paused`
+//! (tokio's feature `test-util`) waits and leases pass at once.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use lock_runtime::{LockClient, LockError, LockErrorKind};
+//!
+//! async fn pay(locks: &LockClient, id: u64) -> Result<String, LockError> {
+//!     let lock = locks.exclusive(format!("order:{id}")).wait(Duration::from_secs(2));
+//!     lock.run(|_| async move { format!("order {id} is paid") }).await
+//! }
+//!
+//! // In a test module, under #[tokio::test(start_paused = true)]:
+//! async fn a_locked_order_is_not_paid() -> Result<(), LockError> {
+//!     let locks = LockClient::in_memory();
+//!     let other = locks.exclusive("order:42").acquire().await?;
+//!     let error = pay(&locks, 42).await.unwrap_err(); // after 2 s of the paused clock
+//!     assert_eq!(error.kind(), LockErrorKind::WaitTimeout);
+//!
+//!     other.release().await?;
+//!     assert_eq!(pay(&locks, 42).await?, "order 42 is paid");
+//!     Ok(())
+//! }
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> Result<(), LockError> { a_locked_order_is_not_paid().await }
+//! ```
+//!
+//! Run functions under `#[distributed_lock]` that name no client in
+//! [`LockClient::scope`](crate::LockClient::scope).
+//! [`LockClient::revoke`](crate::LockClient::revoke) makes a holder lose its lock.
+//!
+//! **Caveat:** [`install`](crate::LockClient::install) sets the client of the whole process, and
+//! so of all tests in the binary. A paused clock is for the in-memory store only: with a real
+//! server it skips over the time-outs while a reply is on its way.
+//!
+//! # Blocking code
+//!
+//! Acquire and release the lock with `Handle::block_on` on the thread of `spawn_blocking`. The
+//! client renews the lease on the runtime in the meantime. The thread is in no scope of the
+//! caller: a lock that the caller holds is contended there, unless
+//! [`HeldLock::scope`](crate::HeldLock::scope) wraps the request.
+//!
+//! ```
+//! use lock_runtime::{FencingToken, LockClient, LockError};
+//! use tokio::{runtime::Handle, task::spawn_blocking};
+//!
+//! fn write_report(fence: FencingToken) {
+//!     // blocking I/O
+//! }
+//!
+//! fn report(locks: &LockClient) -> Result<(), LockError> {
+//!     let runtime = Handle::current();
+//!     let guard = runtime.block_on(locks.exclusive("report").acquire())?;
+//!     write_report(guard.fence());
+//!     runtime.block_on(guard.release()) // `Lost`, if the lock was lost in the meantime
+//! }
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let locks = LockClient::in_memory();
+//! spawn_blocking(move || report(&locks)).await??;
+//! # Ok(()) }
+//! ```
+//!
+//! **Caveat:** a loss cannot stop blocking code. Between its steps check
+//! [`is_lost`](crate::HeldLock::is_lost) or [`validity`](crate::HeldLock::validity), and send the
+//! fencing token with each write. Do not block in an async task instead: `Handle::block_on`
+//! panics there, and on a current-thread runtime blocking code also stops the renewal.
+//!
+//! # One lock for two services
+//!
+//! Two services exclude each other if they lock the same key, of the same kind, in the same
+//! namespace of the same store. Put the function that builds the key into a crate that both
+//! services use:
+//!
+//! ```
+//! use lock_runtime::{KeyWriter, LockClient, LockError, LockKey};
+//!
+//! /// The lock of an order, in all services.
+//! pub fn order_lock(shop: &str, id: u64) -> Result<LockKey, LockError> {
+//!     let mut key = KeyWriter::new();
+//!     key.lit("order:").arg(format_args!("{shop}")).lit(":").arg(format_args!("{id}"));
+//!     key.finish()
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), LockError> {
+//! # let store = std::sync::Arc::new(lock_runtime::store::MemoryStore::new());
+//! # let connect = || LockClient::with_store(store.clone());
+//! // Each: LockClient::builder().namespace("shop").connect("redis://10.0.0.1/0").await?
+//! let orders = connect();
+//! let billing = connect();
+//!
+//! let guard = orders.exclusive(order_lock("north", 42)).acquire().await?;
+//! assert!(billing.exclusive(order_lock("north", 42)).try_acquire().await?.is_none());
+//! # guard.release().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! | Must agree | Details |
+//! |---|---|
+//! | the store | the same server and database number, Sentinel primary or cluster |
+//! | the servers of `redlock:` | the same, in the same order, with the same `longest_lease` |
+//! | the namespace | [`namespace`](crate::LockClientBuilder::namespace), `lock` by default |
+//! | the key | byte for byte, after formatting and escaping: `order:7` is not `order:07` |
+//! | the kind | exclusive, read and write locks exclude each other; permits are separate |
+//! | the number of permits | another number is `ModeMismatch` while one is held |
+//!
+//! All other settings may differ: lease, wait, `min_hold`, `max_hold`, order and re-entry.
+//!
+//! **Caveat:** `#[distributed_lock(key = "order:{id}")]`, the templates of lock-tower and
+//! `KeyWriter` escape values, `format!` does not. For the value `a:b` the first three give
+//! `order:a%3Ab` and `format!` gives `order:a:b`, which is another lock.

@@ -1,0 +1,230 @@
+//! Recipes for axum and tonic.
+//!
+//! | Recipe | Uses |
+//! |---|---|
+//! | [A key from a JSON body](#a-key-from-a-json-body) | [`LockRequest::run`] in the handler |
+//! | [A key from a cookie](#a-key-from-a-cookie) | [`LockLayer::with_key`] |
+//! | [A key from an authenticated user](#a-key-from-an-authenticated-user) | [`from_extension`] |
+//! | [Graceful shutdown of axum](#graceful-shutdown-of-axum) | [`LockClient::shutdown`] |
+//! | [Graceful shutdown of tonic](#graceful-shutdown-of-tonic) | [`LockClient::shutdown`] |
+//!
+//! Scheduled jobs, tests, blocking code and locks shared by services are in the guide of
+//! lock-runtime, on the page [`recipes`](crate::runtime::guide::recipes).
+//!
+//! [`LockRequest::run`]: crate::runtime::LockRequest::run
+//! [`LockLayer::with_key`]: crate::LockLayer::with_key
+//! [`from_extension`]: crate::key::from_extension
+//! [`LockClient::shutdown`]: crate::runtime::LockClient::shutdown
+//!
+//! # A key from a JSON body
+//!
+//! A layer runs before the body is read. So extract the body first, and acquire the lock in the
+//! handler. A [`LockError`](crate::runtime::LockError) is a response with the statuses of the
+//! layer:
+//!
+//! ```
+//! use axum::{Json, Router, extract::State, routing::post};
+//! use lock_tower::runtime::{KeyWriter, LockClient, LockError};
+//! # use axum::{body::Body, http::Request};
+//! # use tower::ServiceExt;
+//!
+//! #[derive(serde::Deserialize)]
+//! struct Payment {
+//!     order: String,
+//! }
+//!
+//! async fn pay(
+//!     State(locks): State<LockClient>,
+//!     Json(Payment { order }): Json<Payment>,
+//! ) -> Result<String, LockError> {
+//!     let key = KeyWriter::new().lit("order:").arg(format_args!("{order}")).finish();
+//!     let lock = locks.exclusive(key).no_wait();
+//!     lock.run(|_| async move { format!("order {order} is paid") }).await
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let locks = LockClient::in_memory();
+//! let app = Router::new().route("/payments", post(pay)).with_state(locks.clone());
+//! # let request = || {
+//! #     Request::post("/payments")
+//! #         .header("content-type", "application/json")
+//! #         .body(Body::from(r#"{"order":"42"}"#))
+//! # };
+//! # assert_eq!(app.clone().oneshot(request()?).await?.status(), 200);
+//! # let guard = locks.exclusive("order:42").acquire().await?;
+//! # assert_eq!(app.oneshot(request()?).await?.status(), 409);
+//! # guard.release().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! **Caveat:** the settings of a layer do not apply here. In particular a request waits for at
+//! most 10 s by default, and not 2 s as in a layer.
+//!
+//! # A key from a cookie
+//!
+//! A closure or a function reads the parts of the request that a [template](crate::KeyTemplate)
+//! cannot name. A missing cookie is answered with 400:
+//!
+//! ```
+//! use axum::{
+//!     Router,
+//!     body::Body,
+//!     http::{Request, header::COOKIE},
+//!     routing::post,
+//! };
+//! use lock_tower::{
+//!     KeyError, LockLayer,
+//!     runtime::{KeyWriter, LockClient, LockKey},
+//! };
+//! # use tower::ServiceExt;
+//!
+//! fn cart(request: &Request<Body>) -> Result<LockKey, KeyError> {
+//!     let cookies = request.headers().get_all(COOKIE);
+//!     let cart = cookies
+//!         .iter()
+//!         .filter_map(|cookies| cookies.to_str().ok())
+//!         .flat_map(|cookies| cookies.split(';'))
+//!         .find_map(|cookie| cookie.trim().strip_prefix("cart="))
+//!         .filter(|cart| !cart.is_empty())
+//!         .ok_or_else(|| KeyError::bad_request("The cookie \"cart\" is missing."))?;
+//!     Ok(KeyWriter::new().lit("cart:").arg(format_args!("{cart}")).finish()?)
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let locks = LockClient::in_memory();
+//! let lock = LockLayer::with_key(locks.clone(), cart).no_wait();
+//! let app: Router = Router::new().route("/checkout", post(async || "done").layer(lock));
+//! # let request = || {
+//! #     Request::post("/checkout").header(COOKIE, "theme=dark; cart=7").body(Body::empty())
+//! # };
+//! # assert_eq!(app.clone().oneshot(request()?).await?.status(), 200);
+//! # let guard = locks.exclusive("cart:7").acquire().await?;
+//! # assert_eq!(app.clone().oneshot(request()?).await?.status(), 409);
+//! # let without = Request::post("/checkout").body(Body::empty())?;
+//! # assert_eq!(app.oneshot(without).await?.status(), 400);
+//! # guard.release().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! **Caveat:** the key is visible in the store and in events. Do not use a cookie that is a
+//! secret, such as a session id: take the user behind it, as in the next recipe, or a digest.
+//!
+//! # A key from an authenticated user
+//!
+//! The middleware that authenticates the request puts the user into the extensions of the
+//! request, and [`from_extension`] reads it there. The user implements
+//! [`IntoTarget`](crate::IntoTarget):
+//!
+//! ```
+//! use axum::{
+//!     Router,
+//!     extract::Request,
+//!     http::StatusCode,
+//!     middleware::{Next, from_fn},
+//!     response::Response,
+//!     routing::post,
+//! };
+//! use lock_tower::{
+//!     IntoTarget, KeyError, LockLayer, Target, key,
+//!     runtime::{KeyWriter, LockClient},
+//! };
+//! # use axum::body::Body;
+//! # use tower::ServiceExt;
+//!
+//! #[derive(Clone)]
+//! struct User(u64);
+//!
+//! impl IntoTarget for User {
+//!     fn into_target(self) -> Result<Target, KeyError> {
+//!         Ok(KeyWriter::new().lit("user:").arg(format_args!("{}", self.0)).finish()?.into())
+//!     }
+//! }
+//!
+//! async fn authenticate(mut request: Request, next: Next) -> Result<Response, StatusCode> {
+//! #   fn user_of(_request: &Request) -> Option<User> {
+//! #       _request.headers().contains_key("authorization").then_some(User(7))
+//! #   }
+//!     let user = user_of(&request).ok_or(StatusCode::UNAUTHORIZED)?;
+//!     request.extensions_mut().insert(user);
+//!     Ok(next.run(request).await)
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let locks = LockClient::in_memory();
+//! let lock = LockLayer::with_key(locks.clone(), key::from_extension::<User>()).no_wait();
+//! // The first layer of a tuple is the outer one.
+//! let layers = (from_fn(authenticate), lock);
+//! let app: Router = Router::new().route("/profile", post(async || "saved").layer(layers));
+//! # let request = || {
+//! #     Request::post("/profile").header("authorization", "Bearer t").body(Body::empty())
+//! # };
+//! # assert_eq!(app.clone().oneshot(request()?).await?.status(), 200);
+//! # let guard = locks.exclusive("user:7").acquire().await?;
+//! # assert_eq!(app.clone().oneshot(request()?).await?.status(), 409);
+//! # let anonymous = Request::post("/profile").body(Body::empty())?;
+//! # assert_eq!(app.oneshot(anonymous).await?.status(), 401);
+//! # guard.release().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! **Caveat:** the authentication must be outside of the lock. A request without the extension is
+//! answered with 500 and an error event.
+//!
+//! # Graceful shutdown of axum
+//!
+//! On SIGTERM the server stops accepting connections and finishes the open requests, under their
+//! locks. Then [`LockClient::shutdown`] waits until all locks are released, for a few seconds at
+//! most:
+//!
+//! ```no_run
+//! use axum::Router;
+//! use lock_tower::runtime::LockClient;
+//! use tokio::{net::TcpListener, signal::unix::{SignalKind, signal}};
+//!
+//! async fn serve(app: Router, locks: LockClient) -> std::io::Result<()> {
+//!     let mut terminate = signal(SignalKind::terminate())?;
+//!     let listener = TcpListener::bind("0.0.0.0:8080").await?;
+//!     let served = axum::serve(listener, app)
+//!         .with_graceful_shutdown(async move {
+//!             terminate.recv().await;
+//!         })
+//!         .await;
+//!     locks.shutdown().await;
+//!     served
+//! }
+//! ```
+//!
+//! **Caveat:** axum waits for open requests without a limit. Put a time-out on the handlers
+//! (`TimeoutLayer` of tower-http), so that both steps end within the grace period of the
+//! orchestrator, 30 s in Kubernetes. Requests that are cut off leave their locks until the leases
+//! end. The server does not wait for requests under a [`DetachLayer`](crate::DetachLayer).
+//!
+//! # Graceful shutdown of tonic
+//!
+//! The steps are the same. The lock is a layer of the server:
+//!
+//! ```no_run
+//! use lock_tower::{LockLayer, runtime::LockClient};
+//! use tokio::signal::unix::{SignalKind, signal};
+//! use tonic::{service::Routes, transport::Server};
+//!
+//! async fn serve(services: Routes, locks: LockClient) -> Result<(), Box<dyn std::error::Error>> {
+//!     let mut terminate = signal(SignalKind::terminate())?;
+//!     let lock = LockLayer::new(locks.clone(), "item:{header.x-item}")?;
+//!     let served = Server::builder()
+//!         .layer(lock)
+//!         .add_routes(services)
+//!         .serve_with_shutdown("0.0.0.0:50051".parse()?, async move {
+//!             terminate.recv().await;
+//!         })
+//!         .await;
+//!     locks.shutdown().await;
+//!     Ok(served?)
+//! }
+//! ```
+//!
+//! **Caveat:** tonic waits for open streams without a limit, too. A handler that streams has to
+//! end its streams on the same signal, for example through the `CancellationToken` of tokio-util.
