@@ -103,7 +103,7 @@ async fn no_acquire_may_be_executed_a_second_after_its_call_timeout() {
 
 // Rule 8.
 #[tokio::test(start_paused = true)]
-async fn a_straggler_that_its_abandon_has_overtaken_is_abandoned_once_more_after_the_deadline() {
+async fn abandon_is_repeated_after_the_deadline_of_its_request() {
     for several in [false, true] {
         // The first request is executed after the abandon of its token.
         let overtaken = Arc::new(Mutex::<Option<KeyRequest>>::default());
