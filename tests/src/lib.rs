@@ -1,6 +1,6 @@
-//! Fixtures of the workspace's tests: real servers, faults on the wire and in a store, resources that
-//! notice a broken lock, other processes, and captured traces. Except for the faulty store and the
-//! tasks of a storm, they know Redis, TCP and processes, and nothing of the locks under test.
+//! Fixtures of the workspace's tests: real servers, faults on the wire and in a store, resources
+//! that notice a broken lock, other processes, and captured traces. Except for the faulty store and
+//! the tasks of a storm, they know Redis, TCP and processes, and nothing of the locks under test.
 //!
 //! A fixture panics when it cannot do its work, with what went wrong: a test can do nothing better with the error.
 //!
