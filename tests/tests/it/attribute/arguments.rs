@@ -258,7 +258,7 @@ async fn without_renewal_it_ends_with_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_spec_comes_from_wherever_it_is_and_what_is_written_beside_it_wins() {
+async fn attribute_spec_is_an_expression_that_arguments_override() {
     with_client(async |locks| {
         let config = Config {
             lock: LockSpec::exclusive().lease(LEASE).no_wait(),
