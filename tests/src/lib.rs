@@ -14,8 +14,10 @@
 //! | [`processes`] | worker processes that run this package's code (`lock-worker`) |
 //! | [`storm`] | tasks that ask for locks in every mode and option, and record what they saw |
 //! | [`traces`] | the `tracing` events of a test |
+//! | [`errors`] | errors as an error reporter prints them |
 
 pub mod cluster;
+pub mod errors;
 pub mod fenced;
 pub mod processes;
 pub mod proxy;
@@ -30,6 +32,7 @@ mod resp;
 mod supervised;
 
 pub use cluster::{RedisCluster, shared_cluster};
+pub use errors::chain;
 pub use fenced::{FencedResource, RedisFencedResource};
 pub use processes::Worker;
 pub use proxy::Proxy;

@@ -18,7 +18,7 @@ use axum::{
     routing::{MethodRouter, post},
 };
 use lock_runtime::{HeldLock, LockClient, LockKey};
-use lock_tower::{Hold, LockLayer, ServiceError};
+use lock_tower::{HoldUntil, LockLayer, ServiceError};
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
@@ -152,7 +152,7 @@ async fn the_wait_for_capacity_is_bounded_by_what_is_called_before_it_begins() {
 #[tokio::test]
 async fn a_body_that_makes_no_progress_ends_with_an_error_and_frees_the_lock() {
     let locks = LockClient::in_memory();
-    let lock = orders(&locks).hold(Hold::Body);
+    let lock = orders(&locks).hold_until(HoldUntil::Body);
     let idle = || ResponseBodyTimeoutLayer::new(SOON);
     let outside = |route: MethodRouter| route.layer((idle(), lock.clone()));
     let within = |route: MethodRouter| route.layer((lock.clone(), idle()));

@@ -179,8 +179,8 @@ async fn a_lock_that_is_held_for_the_body_is_held_until_its_last_frame() {
         [defaults]
         key = "report:{id}"
         [routes]
-        "/body/{id}" = { hold = "body" }
-        "/response/{id}" = { hold = "response" }
+        "/body/{id}" = { hold_until = "body" }
+        "/response/{id}" = { hold_until = "response" }
     "#;
     let (half, rest) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let handler = {
