@@ -46,7 +46,7 @@ use crate::{
 const ATTEMPT: Duration = Duration::from_secs(1);
 /// The pause between the two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
-/// A connection is given up if calls have been sent on it and none was answered for this long.
+/// The silence after which a connection is given up: calls have been sent, and none was answered.
 const SILENCE: Duration = Duration::from_secs(2);
 /// The number of calls that may be on their way to the socket: enough that calls wait for the
 /// server, and not for the channel.
@@ -313,9 +313,8 @@ impl Dial {
         let tenure = self.accept(&greeting.unwrap_or_else(|_| Err(silence()))?)?;
         stood.store(true, Ordering::Release);
         life.stood.store(true, Ordering::Release);
-        if self.listens {
-            self.watch(named, life);
-        }
+        // Also where nothing is heard: a primary that hangs, and was replaced, would hold its calls up until they time out.
+        self.watch(named, life);
         Ok(Connected { connection, tenure })
     }
 

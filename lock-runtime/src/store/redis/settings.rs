@@ -1,4 +1,4 @@
-//! [`RedisOptions`]: the options of a store in addition to its URL, for every topology.
+//! [`RedisOptions`]: the options of a store in addition to its URL, independent of the topology.
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
@@ -31,7 +31,7 @@ pub struct RedisOptions {
     pub(super) min_replicas: Option<MinReplicas>,
     /// The longest lease over several servers.
     longest_lease: Option<Duration>,
-    /// The trusted authority, in PEM; `None` trusts those of the system.
+    /// The trusted certificate authority, in PEM; `None`: those that the system trusts.
     #[cfg(feature = "rustls")]
     root_certificate: Option<Vec<u8>>,
     /// The certificate of this client.
@@ -190,17 +190,16 @@ impl RedisOptions {
         {
             return Err(invalid(
                 "root_certificate",
-                "it contains no certificate; a certificate begins with -----BEGIN CERTIFICATE-----",
+                "it contains no PEM certificate (-----BEGIN CERTIFICATE-----)",
             ));
         }
         if let Some(ClientCertificate { certificate, key }) = &self.client_certificate {
             if !is_pem(certificate, "-----BEGIN CERTIFICATE-----") {
-                let complaint = "it contains no certificate; a certificate begins with -----BEGIN CERTIFICATE-----";
+                let complaint = "it contains no PEM certificate (-----BEGIN CERTIFICATE-----)";
                 return Err(invalid("client_certificate", complaint));
             }
             if !is_pem(key, "PRIVATE KEY-----") {
-                let complaint =
-                    "it has no private key; a private key begins with -----BEGIN PRIVATE KEY-----";
+                let complaint = "it contains no PEM private key (-----BEGIN PRIVATE KEY-----)";
                 return Err(invalid("client_certificate", complaint));
             }
         }
