@@ -70,7 +70,7 @@ mod spec;
 /// | `no_renew` | the lock ends with its lease | renewed every third of the lease |
 /// | `strict_order` | processes take turns: no local hand-offs | local hand-offs |
 /// | `spec = self.config.lock` | a `LockSpec` with a mode; other arguments override it | |
-/// | `client = self.locks` | the `LockClient` to use | the one of `scope` or `install` |
+/// | `client = self.locks` | the `LockClient` to use | the one of `as_default` or `install` |
 /// | `guard = lock` | the name of the lock in the body, a `&HeldLock` | |
 /// | `on_busy = skip` | return `Ok(Default::default())`, `None` or `()` if it is held | the error |
 /// | `on_busy = expr` | return this value if the lock is held | the error |

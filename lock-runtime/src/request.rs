@@ -11,7 +11,7 @@ use crate::{
     error::{LockError, LockErrorKind},
     guard::{HeldLock, LockGuard},
     key::IntoLockKey,
-    named::Acquire,
+    named::AcquireFuture,
     spec::{LockSpec, Mode, Terms},
     under_lock::{OnLoss, under_lock},
 };
@@ -140,8 +140,8 @@ impl LockRequest {
     /// # Cancellation
     /// Dropping the future leaves nothing behind: the next waiter continues with the queue entry,
     /// and a lock that may have been granted in the meantime is abandoned in the background.
-    pub fn acquire(self) -> Acquire {
-        Acquire::new(self.acquired())
+    pub fn acquire(self) -> AcquireFuture {
+        AcquireFuture::new(self.acquired())
     }
 
     /// Acquires the lock if it is free. The same as [`acquire`](Self::acquire) with

@@ -9,7 +9,7 @@ mod template;
 use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 
 use http::HeaderName;
-use lock_runtime::{LockError, LockKey, web::Answer};
+use lock_runtime::{LockError, LockKey, web::ErrorClass};
 
 use crate::policy::Policy;
 
@@ -170,22 +170,22 @@ impl KeyError {
         Self::Under(policy, Box::new(self))
     }
 
-    /// Returns the row of the table of refusals for this error.
-    pub fn answer(&self) -> Answer {
+    /// Returns the class of this error: a row of the table of refusals.
+    pub fn class(&self) -> ErrorClass {
         match self {
-            Self::Under(_, error) => error.answer(),
+            Self::Under(_, error) => error.class(),
             Self::MissingHeader(_)
             | Self::RepeatedHeader(_)
             | Self::InvalidHeader(_)
             | Self::MissingQuery(_)
             | Self::RepeatedQuery(_)
             | Self::InvalidQuery(_)
-            | Self::BadRequest(_) => Answer::BadRequest,
-            Self::Lock(error) => error.answer(),
+            | Self::BadRequest(_) => ErrorClass::BadRequest,
+            Self::Lock(error) => error.class(),
             Self::NoSuchParameter { .. }
             | Self::RepeatedParameter { .. }
             | Self::NotRouted
-            | Self::Misconfigured(_) => Answer::Internal,
+            | Self::Misconfigured(_) => ErrorClass::Internal,
         }
     }
 

@@ -15,8 +15,10 @@
 //! | [`processes`] | worker processes that run this package's code (`lock-worker`) |
 //! | [`storm`] | tasks that ask for locks in every mode and option, and record what they saw |
 //! | [`traces`] | the `tracing` events of a test |
+//! | [`errors`] | errors as an error reporter prints them |
 
 pub mod cluster;
+pub mod errors;
 pub mod faulty_store;
 pub mod fenced;
 pub mod processes;
@@ -32,6 +34,7 @@ mod resp;
 mod supervised;
 
 pub use cluster::{RedisCluster, shared_cluster};
+pub use errors::chain;
 pub use faulty_store::FaultyStore;
 pub use fenced::{FencedResource, RedisFencedResource};
 pub use processes::Worker;

@@ -108,12 +108,8 @@ use crate::{
     spec::{Family, Mode},
 };
 
-#[cfg(feature = "rustls")]
-pub(crate) use self::settings::ClientCertificate;
-pub(crate) use self::{
-    names::check_namespace,
-    settings::{MinReplicas, Settings},
-};
+pub(crate) use self::names::check_namespace;
+pub use self::settings::RedisOptions;
 
 /// The time limit of [`RedisStore::connect`]: two attempts of a second each, the pause between
 /// them, and the checks.
@@ -164,26 +160,32 @@ impl RedisStore {
     /// - `ReadOnly`: the server is a replica.
     /// - `NotRedis`: the server is not Redis, is a Sentinel, or is older than 6.0.
     pub async fn connect(url: &str, namespace: &str) -> Result<Self, LockError> {
-        Self::connect_with(url, namespace, Settings::default()).await
+        Self::connect_with(url, namespace, RedisOptions::default()).await
     }
 
-    pub(crate) async fn connect_with(
+    /// Connects as [`connect`](Self::connect) does, with `options` for what a URL cannot express,
+    /// such as certificates.
+    ///
+    /// # Errors
+    /// The errors of [`connect`](Self::connect), and `InvalidSpec` for invalid options.
+    pub async fn connect_with(
         url: &str,
         namespace: &str,
-        settings: Settings,
+        options: RedisOptions,
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
+        options.check()?;
         if sentinel_url::is_one(url) {
-            let (sentinels, settings) = sentinel_url::open(url, settings)?;
-            return Self::open(Target::Primary(Arc::new(sentinels)), namespace, &settings).await;
+            let (sentinels, options) = sentinel_url::open(url, options)?;
+            return Self::open(Target::Primary(Arc::new(sentinels)), namespace, &options).await;
         }
-        match cluster_url::parse(url, &settings) {
-            Some(seeds) => Self::open_cluster(seeds?, namespace, &settings).await,
+        match cluster_url::parse(url, &options) {
+            Some(seeds) => Self::open_cluster(seeds?, namespace, &options).await,
             None => {
                 Self::open(
-                    Target::Server(Arc::new(url::open(url, &settings)?)),
+                    Target::Server(Arc::new(url::open(url, &options)?)),
                     namespace,
-                    &settings,
+                    &options,
                 )
                 .await
             }
@@ -196,36 +198,12 @@ impl RedisStore {
         primary: &str,
         urls: &[String],
         namespace: &str,
-        settings: &Settings,
+        settings: &RedisOptions,
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
         let sentinels =
             sentinel_url::open_each(primary, urls.iter().map(String::as_str), settings)?;
         Self::open(Target::Primary(Arc::new(sentinels)), namespace, settings).await
-    }
-
-    /// Connects with the settings of a [`redis::Client`], for options that a URL cannot express,
-    /// such as certificates or socket settings.
-    ///
-    /// The address, credentials, database and certificates of the client are used. The protocol is
-    /// set to RESP3, `TCP_NODELAY` is enabled, and keepalive and user timeout are set unless the
-    /// client sets them.
-    ///
-    /// # Errors
-    /// The errors of [`connect`](Self::connect).
-    pub async fn from_client(client: redis::Client, namespace: &str) -> Result<Self, LockError> {
-        Self::from_client_with(client, namespace, Settings::default()).await
-    }
-
-    pub(crate) async fn from_client_with(
-        client: redis::Client,
-        namespace: &str,
-        settings: Settings,
-    ) -> Result<Self, LockError> {
-        check_namespace(namespace)?;
-        settings.refuse_certificates("a configured client has its own certificates")?;
-        let client = url::adjust(client.get_connection_info().clone(), &settings)?;
-        Self::open(Target::Server(Arc::new(client)), namespace, &settings).await
     }
 
     /// Connects to the Redis Cluster that any of the `seeds` belongs to. The seeds are URLs of
@@ -240,14 +218,14 @@ impl RedisStore {
         namespace: &str,
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
-        let settings = Settings::default();
+        let settings = RedisOptions::default();
         Self::open_cluster(cluster_url::seeds(seeds, &settings)?, namespace, &settings).await
     }
 
     pub(crate) async fn cluster_with(
         seeds: impl IntoIterator<Item = impl AsRef<str>>,
         namespace: &str,
-        settings: &Settings,
+        settings: &RedisOptions,
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
         Self::open_cluster(cluster_url::seeds(seeds, settings)?, namespace, settings).await
@@ -281,7 +259,7 @@ impl RedisStore {
     async fn open_cluster(
         seeds: Vec<redis::ConnectionInfo>,
         namespace: &str,
-        settings: &Settings,
+        settings: &RedisOptions,
     ) -> Result<Self, LockError> {
         settings.refuse_replicas("a cluster does not support waiting for replicas")?;
         let addresses: Vec<_> = seeds.iter().map(|seed| seed.addr().to_string()).collect();
@@ -294,7 +272,11 @@ impl RedisStore {
         Self::over(servers, &addresses.join(","), namespace).await
     }
 
-    async fn open(target: Target, namespace: &str, settings: &Settings) -> Result<Self, LockError> {
+    async fn open(
+        target: Target,
+        namespace: &str,
+        settings: &RedisOptions,
+    ) -> Result<Self, LockError> {
         let place = target.to_string();
         let acl = AclLine::new(namespace, target.settings().db())
             .waiting(settings.min_replicas.is_some());

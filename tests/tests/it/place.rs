@@ -93,7 +93,7 @@ impl Place {
 
     pub(crate) async fn client_of(&self, builder: LockClientBuilder) -> LockClient {
         match self {
-            Self::Memory(_) | Self::Majority(_) => builder.with_store(self.store().await),
+            Self::Memory(_) | Self::Majority(_) => builder.build_with_store(self.store().await),
             Self::Redis { url, namespace } => builder
                 .namespace(namespace)
                 .connect(url)

@@ -10,7 +10,7 @@ use std::{
 };
 
 use lock_runtime::{LockClient, LockError, LockErrorKind, LockKey, RevokeScope, distributed_lock};
-use lock_tests::{RedisServer, shared_server, unique};
+use lock_tests::{RedisServer, chain, shared_server, unique};
 use tokio::{
     runtime::{Builder, Runtime},
     time::timeout,
@@ -375,7 +375,7 @@ impl Elsewhere {
             "`Runtime::block_on`"
         };
         assert!(
-            error.to_string().contains(remedy) && error.to_string().contains("#[tokio::main]"),
+            chain(&error).contains(remedy) && chain(&error).contains("#[tokio::main]"),
             "{error}"
         );
     }
@@ -425,7 +425,7 @@ fn acquire_without_a_runtime_or_its_timers_is_an_error() {
         elsewhere.refuses(None, LockClient::connect(&url));
         let several = format!("redlock:{url}/1,redis://127.0.0.1:1,redis://127.0.0.1:2");
         elsewhere.refuses(None, LockClient::connect(&several));
-        elsewhere.refuses(None, LockClient::builder().cluster([&url]));
+        elsewhere.refuses(None, LockClient::builder().connect_cluster([&url]));
     }
 }
 

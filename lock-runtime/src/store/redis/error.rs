@@ -89,10 +89,10 @@ pub(super) fn unconnected(error: &RedisError, tls: bool, acl: &AclLine) -> Store
     let remedy = if tls
         && (text.contains("CertificateRequired") || text.contains("HandshakeFailure"))
     {
-        "the server may require a client certificate; set one with `LockClientBuilder::client_certificate`"
+        "the server may require a client certificate; set one with `RedisOptions::client_certificate`"
     } else if tls && text.contains("certificate") {
         "connect by a name that the certificate is valid for, and trust its authority through the system, SSL_CERT_FILE or \
-         `LockClientBuilder::root_certificate`"
+         `RedisOptions::root_certificate`"
     } else if tls {
         "the server may not speak TLS on this port; without TLS the URL begins with redis://"
     } else if error.is_connection_dropped() {

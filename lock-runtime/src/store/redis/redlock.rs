@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     CONNECT, RedisStore, check_namespace, connection::Connection, servers::Servers,
-    settings::Settings, url,
+    settings::RedisOptions, url,
 };
 use crate::{
     error::{LockError, LockErrorKind},
@@ -57,7 +57,7 @@ pub(crate) async fn connect(
     urls: &[&str],
     namespace: &str,
     longest_lease: Duration,
-    settings: &Settings,
+    settings: &RedisOptions,
 ) -> Result<QuorumStore, LockError> {
     check_namespace(namespace)?;
     check_count(urls.len())?;

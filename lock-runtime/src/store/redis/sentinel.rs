@@ -26,7 +26,7 @@ use tokio::time::{Instant, timeout};
 
 pub(super) use self::votes::Named;
 use self::votes::{Answer, Votes};
-use super::{acl::AclLine, error, settings::Settings};
+use super::{acl::AclLine, error, settings::RedisOptions};
 use crate::{
     error::{LockError, LockErrorKind},
     store::{StoreError, StoreErrorKind},
@@ -60,7 +60,7 @@ impl Sentinels {
         name: String,
         primary: ConnectionInfo,
         sentinels: Vec<ConnectionInfo>,
-        settings: &Settings,
+        settings: &RedisOptions,
     ) -> Result<Self, LockError> {
         let client = |info| {
             settings.client(info, |error| {

@@ -325,7 +325,7 @@ async fn bodies_never_overlap() {
             let (locks, resource) = (locks.clone(), resource.clone());
             tasks.spawn(async move {
                 for _ in 0..20 {
-                    locks.scope(increment(&resource)).await.unwrap();
+                    locks.as_default(increment(&resource)).await.unwrap();
                 }
             });
         }

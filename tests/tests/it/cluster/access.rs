@@ -1,10 +1,10 @@
 //! A cluster with users, and one that speaks TLS.
 
 use lock_runtime::{
-    LockClient, LockErrorKind,
+    LockClient, LockErrorKind, RedisOptions,
     store::{StoreErrorKind, redis::RedisStore},
 };
-use lock_tests::{Captured, RedisCluster};
+use lock_tests::{Captured, RedisCluster, chain};
 
 use super::{
     HOUR, LONG, Place, key_at, key_of_each, lock_name, nobody_listens, place_on, use_lock,
@@ -143,7 +143,7 @@ async fn connect_names_missing_cluster_rights_or_does_without_them() {
         allow(&cluster, &without("+cluster|slots")).await;
         let error = RedisStore::connect(url, "lock").await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Forbidden, "{error}");
-        assert!(error.to_string().contains(&line), "{error}");
+        assert!(chain(&error).contains(&line), "{error}");
 
         for missing in ["+eval", "+get"] {
             allow(&cluster, &without(missing)).await;
@@ -159,10 +159,7 @@ async fn connect_names_missing_cluster_rights_or_does_without_them() {
                     StoreErrorKind::Forbidden,
                     "without {missing}: {error}"
                 );
-                assert!(
-                    error.to_string().contains(&line),
-                    "without {missing}: {error}"
-                );
+                assert!(chain(&error).contains(&line), "without {missing}: {error}");
             }
         }
 
@@ -239,9 +236,10 @@ async fn connect_reaches_a_cluster_over_tls_with_the_documented_acl() {
             &rules(&line).join(" "),
         );
         let cluster = cluster.start().await;
-        let trusting = LockClient::builder().root_certificate(cluster.ca_pem());
+        let trusting =
+            LockClient::builder().redis(RedisOptions::new().root_certificate(cluster.ca_pem()));
         let seed = &cluster.tls_urls_as("ann", PASSWORD)[5];
-        let locks = trusting.clone().cluster([seed]).await.unwrap();
+        let locks = trusting.clone().connect_cluster([seed]).await.unwrap();
         // The URL says the same.
         let others = trusting
             .connect(&seed.replacen("rediss://", "rediss+cluster://", 1))
@@ -306,9 +304,12 @@ async fn connect_reaches_a_cluster_over_tls_with_the_documented_acl() {
             "nothing was denied behind our back: {denied:?}"
         );
 
-        let error = LockClient::builder().cluster([seed]).await.unwrap_err();
+        let error = LockClient::builder()
+            .connect_cluster([seed])
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
-        let text = error.to_string();
+        let text = chain(&error);
         assert!(
             text.contains("certificate") && text.contains("root_certificate"),
             "{text}"

@@ -8,7 +8,7 @@ use lock_runtime::{
         redis::RedisStore,
     },
 };
-use lock_tests::{Captured, RedisServer};
+use lock_tests::{Captured, RedisServer, chain};
 use tokio::time::Instant;
 
 use super::{Duration, HOUR, assert_says, permits, within};
@@ -190,10 +190,7 @@ async fn every_missing_permission_is_told_with_the_whole_line() {
                 StoreErrorKind::Forbidden,
                 "without {missing}: {error}"
             );
-            assert!(
-                error.to_string().contains(&line),
-                "without {missing}: {error}"
-            );
+            assert!(chain(&error).contains(&line), "without {missing}: {error}");
         }
         match *missing {
             "+info" => {

@@ -12,7 +12,7 @@ use lock_runtime::{
         redis::RedisStore,
     },
 };
-use lock_tests::{RedisServer, shared_server, unique};
+use lock_tests::{RedisServer, chain, shared_server, unique};
 use tokio::time::Instant;
 
 use super::{Duration, HOUR, assert_says, permits, within};
@@ -285,7 +285,7 @@ async fn data_under_a_locks_name_are_told_with_the_key_and_the_remedy() {
     ] {
         assert_says(&refused, LockErrorKind::ForeignKey, &words);
         assert!(
-            refused.to_string().contains("another name or namespace"),
+            chain(&refused).contains("another name or namespace"),
             "{refused}"
         );
     }
@@ -327,7 +327,7 @@ fn assert_store_names<T: std::fmt::Debug>(reply: Result<T, StoreError>, key: &st
     let error = reply.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::ForeignKey, "{error}");
     assert!(
-        error.to_string().contains(&format!("the key {key}, ")) && error.to_string().contains(kept),
+        chain(&error).contains(&format!("the key {key}, ")) && chain(&error).contains(kept),
         "{error}"
     );
 }

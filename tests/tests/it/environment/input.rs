@@ -138,7 +138,7 @@ async fn a_lease_out_of_range_is_refused_with_the_range() {
 async fn connect_refuses_invalid_defaults_before_it_connects() {
     let builder =
         LockClient::builder().defaults(LockSpec::exclusive().lease(Duration::from_millis(1)));
-    let error = builder.clone().in_memory().unwrap_err();
+    let error = builder.clone().build_in_memory().unwrap_err();
     assert_says(&error, LockErrorKind::InvalidSpec, &["100 ms to 24 h"]);
     let error = builder.connect("redis://127.0.0.1:1").await.unwrap_err();
     assert_says(&error, LockErrorKind::InvalidSpec, &["100 ms to 24 h"]);
@@ -233,10 +233,7 @@ async fn a_bad_namespace_is_refused_with_the_remedy() {
         let builder = LockClient::builder().namespace(namespace);
         let error = builder.clone().connect(&url).await.unwrap_err();
         assert_says(&error, LockErrorKind::InvalidSpec, &words);
-        let error = builder
-            .redis_client(redis::Client::open(url.as_str()).unwrap())
-            .await
-            .unwrap_err();
+        let error = builder.connect_cluster([&url]).await.unwrap_err();
         assert_says(&error, LockErrorKind::InvalidSpec, &words);
     }
 }

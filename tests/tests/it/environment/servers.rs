@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use lock_runtime::{LockClient, LockErrorKind};
-use lock_tests::{RedisServer, shared_server, unique};
+use lock_tests::{RedisServer, chain, shared_server, unique};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpSocket, TcpStream},
@@ -52,7 +52,7 @@ async fn a_closed_port_is_unavailable() {
         LockErrorKind::Unavailable,
         &[&address.to_string(), "refused"],
     );
-    assert!(!error.to_string().contains("hunter2"), "{error}");
+    assert!(!chain(&error).contains("hunter2"), "{error}");
     // 15 of the failures seen elsewhere: the cause is not hidden.
     assert!(error.store_error().is_some());
 }
@@ -70,7 +70,7 @@ async fn a_host_that_does_not_exist_is_unavailable() {
         LockErrorKind::Unavailable,
         &["no.such.host.invalid:6379"],
     );
-    assert!(!error.to_string().contains("hunter2"), "{error}");
+    assert!(!chain(&error).contains("hunter2"), "{error}");
 }
 
 #[tokio::test]
@@ -141,7 +141,7 @@ async fn a_server_that_asks_for_a_password_says_where_to_put_it() {
             LockErrorKind::Unauthenticated,
             &[&server.addr().to_string(), right[0]],
         );
-        assert!(!error.to_string().contains("hunter2"), "{error}");
+        assert!(!chain(&error).contains("hunter2"), "{error}");
     }
     let locks = LockClient::connect(&server.url())
         .await
@@ -181,7 +181,7 @@ async fn who_is_no_longer_let_in_is_told_so() {
         let error = within(wait, locks.exclusive("k").wait(wait).acquire())
             .await
             .unwrap_err();
-        assert!(!error.to_string().contains("hunter2"), "{error}");
+        assert!(!chain(&error).contains("hunter2"), "{error}");
         assert_eq!(error.key().unwrap().as_str(), "k");
         error.kind()
     };

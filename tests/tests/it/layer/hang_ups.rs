@@ -11,7 +11,7 @@ use std::sync::Arc;
 use axum::{Router, body::Body, routing::post};
 use lock_runtime::{HeldLock, LockClient, store::MemoryStore};
 use lock_tests::{FaultyStore, faulty_store::Operation};
-use lock_tower::{DetachLayer, Hold, LockLayer};
+use lock_tower::{DetachLayer, HoldUntil, LockLayer};
 use tokio::sync::{mpsc, oneshot, watch};
 use tower::{limit::GlobalConcurrencyLimitLayer, util::option_layer};
 
@@ -55,16 +55,16 @@ struct Scene {
 }
 
 impl Scene {
-    async fn of(http: Http, hold: Hold) -> Self {
+    async fn of(http: Http, hold: HoldUntil) -> Self {
         Self::with(http, hold, None).await
     }
 
     /// With a [`DetachLayer`] outside of the lock.
-    async fn detached(http: Http, hold: Hold) -> Self {
+    async fn detached(http: Http, hold: HoldUntil) -> Self {
         Self::with(http, hold, Some(DetachLayer::new())).await
     }
 
-    async fn with(http: Http, hold: Hold, detach: Option<DetachLayer>) -> Self {
+    async fn with(http: Http, hold: HoldUntil, detach: Option<DetachLayer>) -> Self {
         let (releases_stopped, stopped) = watch::channel(false);
         let store = FaultyStore::new(Arc::new(MemoryStore::new()), move |call| {
             let mut stopped = stopped.clone();
@@ -78,7 +78,7 @@ impl Scene {
         });
         let locks = LockClient::builder()
             .max_waiters(WAITERS)
-            .with_store(store.clone());
+            .build_with_store(store.clone());
         let (entered, entries) = mpsc::unbounded_channel();
         let handler = async move |lock: HeldLock| {
             let (answer, told) = oneshot::channel();
@@ -89,7 +89,7 @@ impl Scene {
         let lock = LockLayer::new(locks.clone(), "order:{id}")
             .unwrap()
             .wait(LONG)
-            .hold(hold);
+            .hold_until(hold);
         let route = post(handler).layer((
             option_layer(detach),
             lock,

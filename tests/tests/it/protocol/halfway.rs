@@ -10,7 +10,7 @@ use lock_runtime::{
         StoreErrorKind, Token,
     },
 };
-use lock_tests::{Captured, RedisServer, shared_server};
+use lock_tests::{Captured, RedisServer, chain, shared_server};
 use tracing::Level;
 
 use super::{
@@ -96,7 +96,7 @@ async fn a_server_out_of_memory_grants_nothing_rather_than_a_half() {
         let request = KeyRequest::new(hold.clone(), HOUR, in_a_minute());
         let error = store.acquire(&request).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Unavailable);
-        assert!(error.to_string().contains("maxmemory"), "{error}");
+        assert!(chain(&error).contains("maxmemory"), "{error}");
         assert_eq!(
             server.query::<i64>(&["EXISTS", &lock_name(&hold)]).await,
             0,
@@ -107,7 +107,7 @@ async fn a_server_out_of_memory_grants_nothing_rather_than_a_half() {
     let error = locks.exclusive("k").wait(wait).acquire().await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable);
     assert!(
-        error.to_string().contains("lock k: ") && error.to_string().contains("maxmemory"),
+        chain(&error).contains("lock k: ") && chain(&error).contains("maxmemory"),
         "{error}"
     );
     let waiting = tokio::spawn(locks.exclusive("k").wait(super::LONG).acquire());

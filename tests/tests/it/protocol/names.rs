@@ -5,7 +5,7 @@ use lock_runtime::{
     Family, LockErrorKind, LockKey, Mode, RevokeReply, RevokeScope,
     store::{AcquireReply, KeyPart, Next, Release, ReleaseReply, RenewReply, Renewal, Store},
 };
-use lock_tests::{RedisServer, shared_server};
+use lock_tests::{RedisServer, chain, shared_server};
 
 use super::{
     HOUR, Hold, MODES, acquire, beside, eventually, fresh_hold, granted, inspect, lock_name,
@@ -83,7 +83,7 @@ async fn the_keys_of_a_lock_lie_in_one_slot_of_a_cluster() {
         .await
         .expect_err("it is a cluster");
     assert!(
-        error.to_string().contains("CrossSlot") || error.to_string().contains("CROSSSLOT"),
+        chain(&error).contains("CrossSlot") || chain(&error).contains("CROSSSLOT"),
         "{error}"
     );
     let store = redis_on(&server).await;

@@ -4,7 +4,7 @@ use lock_runtime::{
     LockErrorKind, Loss,
     store::{Next, Release, ReleaseReply},
 };
-use lock_tests::{Proxy, proxy::DropReply, shared_server, unique};
+use lock_tests::{Proxy, chain, proxy::DropReply, shared_server, unique};
 
 use super::{HOUR, MODES, beside, both, fresh_hold, granted, inspect, warm_client};
 
@@ -58,7 +58,7 @@ async fn a_guard_whose_lock_was_taken_leaves_the_new_holder_alone() {
         .await;
     let error = guard.release().await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Lost(Loss::Taken));
-    assert!(error.to_string().contains(&name), "{error}");
+    assert!(chain(&error).contains(&name), "{error}");
     locks.shutdown().await;
     assert_eq!(server.query::<String>(&["GET", &lock]).await, "somebody");
 }
@@ -77,7 +77,7 @@ async fn release_without_a_reply_is_unknown_and_its_retry_harmless() {
     proxy.drop_reply(DropReply::next().to("EVALSHA"));
     let error = guard.release().await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::ReleaseUnknown);
-    assert!(error.to_string().contains(&name), "{error}");
+    assert!(chain(&error).contains(&name), "{error}");
     // It was executed, so the next one has the lock before the retry comes.
     let next = others
         .exclusive(name.as_str())

@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU32;
 
-use lock_runtime::{LockClient, LockErrorKind, LockGuard, Loss};
+use lock_runtime::{LockClient, LockErrorKind, LockGuard, Loss, RedisOptions};
 use lock_tests::{RedisServer, SentinelSet};
 use tokio::{
     sync::mpsc,
@@ -332,7 +332,8 @@ async fn acquire_with_min_replicas_resumes_once_a_replica_is_back() {
     in_time(async {
         let set = SentinelSet::start().await;
         let ns = namespace();
-        let replicated = builder(&ns).min_replicas(NonZeroU32::MIN, Duration::from_millis(50));
+        let replicated = builder(&ns)
+            .redis(RedisOptions::new().min_replicas(NonZeroU32::MIN, Duration::from_millis(50)));
         let locks = replicated.connect(&url_of(set.sentinels())).await.unwrap();
         copied(&set).await;
         let (granted, mut grants) = mpsc::unbounded_channel();

@@ -5,7 +5,7 @@
 //! after twice the failover's time-out if that was in vain. No service is promised meanwhile; it is from the moment at which
 //! the set has a primary, and as many replicas of it as are asked for.
 
-use lock_runtime::LockClient;
+use lock_runtime::{LockClient, RedisOptions};
 use lock_tests::{RedisServer, SentinelSet};
 use tokio::time::sleep;
 
@@ -30,7 +30,7 @@ async fn storm(set: &SentinelSet, replicas: u32, faults: impl AsyncFn(&Faults)) 
         let builder = if replicas == 0 {
             builder
         } else {
-            builder.min_replicas(count(replicas), REPLICATED)
+            builder.redis(RedisOptions::new().min_replicas(count(replicas), REPLICATED))
         };
         clients.push(builder.connect(&url_of(set.sentinels())).await.unwrap());
     }

@@ -22,7 +22,7 @@ mod processes;
 use std::{env, fmt, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use lock_runtime::{Inspection, LockClient, store::MemoryStore};
+use lock_runtime::{Inspection, LockClient, RedisOptions, store::MemoryStore};
 use lock_tests::{
     Proxy, RedisServer, SentinelSet, shared_cluster, shared_sentinels,
     storm::{KEYS, Plan},
@@ -127,7 +127,12 @@ impl Site {
         let builder = LockClient::builder().namespace(&self.namespace);
         let client = match &self.urls(client)[..] {
             [url] => builder.connect(url).await,
-            urls => builder.longest_lease(LONGEST_LEASE).redlock(urls).await,
+            urls => {
+                builder
+                    .redis(RedisOptions::new().longest_lease(LONGEST_LEASE))
+                    .connect_redlock(urls)
+                    .await
+            }
         };
         client.expect("a client of servers that run")
     }

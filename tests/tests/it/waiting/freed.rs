@@ -7,7 +7,7 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use lock_runtime::{
-    Acquire, LockClient, LockGuard, LockKey, LockRequest, Mode, RevokeScope,
+    AcquireFuture, LockClient, LockGuard, LockKey, LockRequest, Mode, RevokeScope,
     store::{AcquireReply, Hold, KeyRequest, Store, Token},
 };
 use lock_tests::{
@@ -152,7 +152,7 @@ async fn acquired(request: LockRequest) -> LockGuard {
     acquire(request.acquire()).await
 }
 
-async fn acquire(acquire: Acquire) -> LockGuard {
+async fn acquire(acquire: AcquireFuture) -> LockGuard {
     acquire.await.unwrap()
 }
 

@@ -2,7 +2,7 @@
 
 use lock_examples::inventory::Place;
 use lock_runtime::{LockClient, RevokeScope};
-use lock_tower::{Hold, LockLayer};
+use lock_tower::{HoldUntil, LockLayer};
 use tonic::{Code, Status, Streaming};
 use tonic_types::StatusExt;
 
@@ -14,7 +14,7 @@ use super::{
 use crate::place::in_time;
 
 fn streams(locks: &LockClient) -> LockLayer {
-    items(locks).hold(Hold::Body)
+    items(locks).hold_until(HoldUntil::Body)
 }
 
 /// A stream that has begun.

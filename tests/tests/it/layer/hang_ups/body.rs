@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderMap, header::ETAG};
 use http_body::Frame;
-use lock_tower::Hold;
+use lock_tower::HoldUntil;
 use tokio::time::timeout;
 
 use super::Scene;
@@ -22,7 +22,7 @@ over_both_versions!(
 
 /// A client that hangs up when it has read `read`.
 async fn after_reading(http: Http, read: &[&'static str]) {
-    let mut scene = Scene::of(http, Hold::Body).await;
+    let mut scene = Scene::of(http, HoldUntil::Body).await;
     let (call, _) = scene.call("/orders/7").await;
     let (frames, body) = body_of();
     scene.entered().await.answer(body);
@@ -48,7 +48,7 @@ async fn in_the_middle_the_lock_is_freed(http: Http) {
 }
 
 async fn before_the_trailers_the_lock_is_freed(http: Http) {
-    let mut scene = Scene::of(http, Hold::Body).await;
+    let mut scene = Scene::of(http, HoldUntil::Body).await;
     let (call, _) = scene.call("/orders/7").await;
     let (frames, body) = body_of();
     scene.entered().await.answer(body);
@@ -70,7 +70,7 @@ async fn before_the_trailers_the_lock_is_freed(http: Http) {
 }
 
 async fn while_the_server_cannot_write_the_lock_is_freed(http: Http) {
-    let mut scene = Scene::of(http, Hold::Body).await;
+    let mut scene = Scene::of(http, HoldUntil::Body).await;
     let (call, _) = scene.call("/orders/7").await;
     let (frames, body) = body_of();
     scene.entered().await.answer(body);

@@ -1,6 +1,6 @@
 //! Up to the head of the response.
 
-use lock_tower::Hold;
+use lock_tower::HoldUntil;
 
 use super::{Scene, dropped};
 use crate::{
@@ -17,7 +17,7 @@ over_both_versions!(
 );
 
 async fn in_line_a_place_is_given_up(http: Http) {
-    let mut scene = Scene::of(http, Hold::Response).await;
+    let mut scene = Scene::of(http, HoldUntil::Response).await;
     let held = scene.locks.exclusive("order:7").acquire().await.unwrap();
     let (call, end) = scene.call("/orders/7").await;
     let (behind, _) = scene.call("/orders/7").await;
@@ -28,7 +28,7 @@ async fn in_line_a_place_is_given_up(http: Http) {
 }
 
 async fn before_the_inner_service_is_ready_the_lock_is_freed(http: Http) {
-    let mut scene = Scene::of(http, Hold::Response).await;
+    let mut scene = Scene::of(http, HoldUntil::Response).await;
     let (other, _) = scene.call("/orders/1").await;
     let takes_the_capacity = scene.entered().await;
     let (call, end) = scene.call("/orders/7").await;
@@ -42,7 +42,7 @@ async fn before_the_inner_service_is_ready_the_lock_is_freed(http: Http) {
 }
 
 async fn in_the_handler_the_lock_is_freed(http: Http) {
-    let mut scene = Scene::of(http, Hold::Response).await;
+    let mut scene = Scene::of(http, HoldUntil::Response).await;
     let (call, end) = scene.call("/orders/7").await;
     let entry = scene.entered().await;
     let (behind, _) = scene.call("/orders/7").await;
@@ -54,9 +54,9 @@ async fn in_the_handler_the_lock_is_freed(http: Http) {
 
 async fn a_release_that_is_under_way_goes_on(http: Http) {
     for (hold, body) in [
-        (Hold::Response, "paid"),
-        (Hold::Body, "paid"),
-        (Hold::Body, ""),
+        (HoldUntil::Response, "paid"),
+        (HoldUntil::Body, "paid"),
+        (HoldUntil::Body, ""),
     ] {
         let mut scene = Scene::of(http, hold).await;
         scene.stop_releases(true);
@@ -66,7 +66,7 @@ async fn a_release_that_is_under_way_goes_on(http: Http) {
         let (behind, _) = scene.call("/orders/7").await;
         match (hold, body) {
             // The head is there, and the only frame of the body waits for the release.
-            (Hold::Body, "paid") => drop(call.response().await.unwrap()),
+            (HoldUntil::Body, "paid") => drop(call.response().await.unwrap()),
             _ => {
                 call.hang_up().await;
                 dropped(end).await;
@@ -82,7 +82,7 @@ async fn a_release_that_is_under_way_goes_on(http: Http) {
 
 /// Several requests at each stage, all of which hang up in the same moment.
 async fn all_at_once_leave_nothing(http: Http) {
-    let mut scene = Scene::of(http, Hold::Response).await;
+    let mut scene = Scene::of(http, HoldUntil::Response).await;
     let mut calls = vec![scene.call("/orders/7").await];
     let entry = scene.entered().await;
     for path in ["/orders/7", "/orders/7", "/orders/8", "/orders/8"] {

@@ -18,7 +18,7 @@ use axum::{
     routing::{MethodRouter, post},
 };
 use lock_runtime::{HeldLock, LockClient, LockKey};
-use lock_tower::{Hold, LockLayer, ServiceError};
+use lock_tower::{HoldUntil, LockLayer, ServiceError};
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
@@ -152,7 +152,7 @@ async fn layer_bounds_its_wait_for_capacity_by_an_earlier_timeout() {
 #[tokio::test]
 async fn layer_frees_the_lock_of_a_body_that_makes_no_progress() {
     let locks = LockClient::in_memory();
-    let lock = orders(&locks).hold(Hold::Body);
+    let lock = orders(&locks).hold_until(HoldUntil::Body);
     let idle = || ResponseBodyTimeoutLayer::new(SOON);
     let outside = |route: MethodRouter| route.layer((idle(), lock.clone()));
     let within = |route: MethodRouter| route.layer((lock.clone(), idle()));

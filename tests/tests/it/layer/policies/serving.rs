@@ -179,8 +179,8 @@ async fn policy_file_hold_body_keeps_the_lock_until_the_last_frame() {
         [defaults]
         key = "report:{id}"
         [routes]
-        "/body/{id}" = { hold = "body" }
-        "/response/{id}" = { hold = "response" }
+        "/body/{id}" = { hold_until = "body" }
+        "/response/{id}" = { hold_until = "response" }
     "#;
     let (half, rest) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let handler = {
