@@ -101,7 +101,9 @@ impl Gates {
             return Err(Shut::FullInAll);
         }
         let line = lines.by_lock.entry(lock_name.clone()).or_default();
-        let ticket = line.enter(wish, limit.min(self.limit)).ok_or(Shut::Full)?;
+        let ticket = line
+            .enter(wish, limit.min(self.limit), Instant::now())
+            .ok_or(Shut::Full)?;
         let first = line.is_head(ticket);
         lines.tickets += 1;
         Ok(Turn {

@@ -92,7 +92,7 @@ fn a_lock_that_returns_under_an_abandoned_token_is_not_taken() {
     let (now, lease) = (Instant::now(), Duration::from_secs(30));
     let wish = schedule::terms(Mode::Exclusive, lease, Wait::AtMost(lease)).wish();
     let mut line = Line::default();
-    let Some(waiter) = line.enter(wish, 1) else {
+    let Some(waiter) = line.enter(wish, 1, now) else {
         panic!("the queue is empty")
     };
     let (Parting::HandBack(token), _) = line.part(lease, None, now) else {
@@ -104,7 +104,7 @@ fn a_lock_that_returns_under_an_abandoned_token_is_not_taken() {
         Some(token),
         "it has no other owner, so it is abandoned"
     );
-    assert!(line.enter(wish, 1).is_some());
+    assert!(line.enter(wish, 1, now).is_some());
 
     let (Ok(key), Some(fence)) = (LockKey::new("a"), FencingToken::new(1)) else {
         panic!("both are valid")

@@ -112,7 +112,7 @@ impl Process {
             return;
         };
         let line = self.lines[waiter.arrival.lock].get_or_insert_default();
-        let Some(ticket) = line.enter(waiter.arrival.terms.wish(), usize::MAX) else {
+        let Some(ticket) = line.enter(waiter.arrival.terms.wish(), usize::MAX, sim.now) else {
             return;
         };
         waiter.ticket = Some(ticket);

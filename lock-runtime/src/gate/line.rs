@@ -33,7 +33,7 @@ pub(crate) struct Wish {
 /// The waiters for one lock, in order of arrival. The head is not counted as waiting.
 #[derive(Default)]
 pub(crate) struct Line {
-    head: Option<(Ticket, Wish)>,
+    head: Option<Head>,
     behind: BTreeMap<Ticket, Waiting>,
     next: Ticket,
     place: Option<Place>,
@@ -60,8 +60,17 @@ pub(crate) struct Line {
     pub(crate) last: Refusal,
 }
 
+#[derive(Clone, Copy)]
+struct Head {
+    ticket: Ticket,
+    wish: Wish,
+    /// When it entered the queue.
+    since: Instant,
+}
+
 struct Waiting {
     wish: Wish,
+    since: Instant,
     waker: Option<Waker>,
 }
 
@@ -120,23 +129,34 @@ pub(crate) enum Parting {
 }
 
 impl Line {
-    pub(crate) fn enter(&mut self, wish: Wish, limit: usize) -> Option<Ticket> {
+    pub(crate) fn enter(&mut self, wish: Wish, limit: usize, now: Instant) -> Option<Ticket> {
         if self.head.is_some() && self.behind.len() >= limit {
             return None;
         }
         let ticket = self.next;
         self.next += 1;
         match self.head {
-            None => self.head = Some((ticket, wish)),
+            None => {
+                self.head = Some(Head {
+                    ticket,
+                    wish,
+                    since: now,
+                });
+            }
             Some(_) => {
-                self.behind.insert(ticket, Waiting { wish, waker: None });
+                let waiting = Waiting {
+                    wish,
+                    since: now,
+                    waker: None,
+                };
+                self.behind.insert(ticket, waiting);
             }
         }
         Some(ticket)
     }
 
     pub(crate) fn is_head(&self, ticket: Ticket) -> bool {
-        self.head.is_some_and(|(head, _)| head == ticket)
+        self.head.is_some_and(|head| head.ticket == ticket)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -163,10 +183,17 @@ impl Line {
         let (head, wake) = self
             .behind
             .pop_first()
-            .map(|(ticket, next)| ((ticket, next.wish), next.waker))
+            .map(|(ticket, Waiting { wish, since, waker })| {
+                let head = Head {
+                    ticket,
+                    wish,
+                    since,
+                };
+                (head, waker)
+            })
             .unzip();
         self.head = head;
-        let wish = self.head.map(|(_, wish)| wish);
+        let wish = self.head.map(|head| head.wish);
         let orphan = self
             .place
             .take_if(|place| wish.is_none_or(|wish| !place.fits(wish)))
@@ -187,7 +214,7 @@ impl Line {
         if let Some(baton) = self.baton.take() {
             return Next::Take(baton);
         }
-        let Some((_, wish)) = self.head else {
+        let Some(Head { wish, since, .. }) = self.head else {
             return Next::Wait(now);
         };
         if self.place.is_none()
@@ -198,6 +225,11 @@ impl Line {
         }
         let place = self.place.get_or_insert_with(|| Place::new(wish, now));
         if let Some(proven) = place.proven() {
+            // The entry is that of an earlier waiter. Its grant may be older than grants that
+            // other holders got before this waiter came; a poll draws a larger fencing token.
+            if wish.mode != Mode::Exclusive && proven.as_of < since {
+                return Next::Poll(place.token);
+            }
             return Next::Granted(place.token, proven);
         }
         if place.ask_at > now {
@@ -227,7 +259,7 @@ impl Line {
     /// Returns the reader together with which the head may be admitted, if both belong
     /// to one reader group.
     pub(crate) fn beside(&self) -> Option<Token> {
-        let (ticket, wish) = self.head?;
+        let Head { ticket, wish, .. } = self.head?;
         let (token, end) = self.group?;
         (wish.mode == Mode::Shared && ticket < end).then_some(token)
     }
@@ -365,14 +397,13 @@ impl Line {
     /// Returns whether the lock was not free at some time since the queue was created.
     pub(crate) fn served(&mut self, token: Option<Token>, passing_until: Option<Instant>) -> bool {
         if let Some(token) = token {
-            self.group =
-                self.head
-                    .filter(|(_, wish)| wish.mode == Mode::Shared)
-                    .map(|(ticket, _)| {
-                        // Waiters that arrive from now on belong to the next group.
-                        let end = self.group.map(|(_, end)| end).filter(|end| ticket < *end);
-                        (token, end.unwrap_or(self.next))
-                    });
+            self.group = self.head.filter(|head| head.wish.mode == Mode::Shared).map(
+                |Head { ticket, .. }| {
+                    // Waiters that arrive from now on belong to the next group.
+                    let end = self.group.map(|(_, end)| end).filter(|end| ticket < *end);
+                    (token, end.unwrap_or(self.next))
+                },
+            );
             self.drop_place(token);
             // The store would not have granted the lock while the hold of a pending
             // hand-off lasted.
@@ -381,7 +412,7 @@ impl Line {
         self.passing_until = passing_until;
         self.stuck = self
             .head
-            .is_some_and(|(_, wish)| wish.mode == Mode::Exclusive);
+            .is_some_and(|head| head.wish.mode == Mode::Exclusive);
         self.last = Refusal::None;
         self.contended
     }
@@ -440,7 +471,7 @@ impl Line {
     ) -> (Parting, Option<Waker>) {
         let heir = self
             .head
-            .map(|(_, wish)| wish)
+            .map(|head| head.wish)
             .filter(|wish| takes(*wish, lease) && self.baton.is_none());
         match (heir, baton, &self.place) {
             (None, ..) => (Parting::GiveBack, None),
@@ -474,7 +505,9 @@ impl Line {
         }
         self.drop_place(baton.hold.token);
         match self.head {
-            Some((_, wish)) if self.baton.is_none() && takes(wish, baton.lease.length()) => {
+            Some(Head { wish, .. })
+                if self.baton.is_none() && takes(wish, baton.lease.length()) =>
+            {
                 (Ok(()), self.pass(baton))
             }
             _ => {

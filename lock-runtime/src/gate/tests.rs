@@ -125,6 +125,31 @@ fn a_place_goes_to_the_next_with_the_same_wish() {
     assert_ne!(asked(&reader), token);
 }
 
+/// Readers of other processes may have larger fencing tokens than a grant that is older than the reader.
+#[test]
+fn a_reader_polls_for_the_grant_of_an_inherited_place() {
+    let gates = Gates::new(10, usize::MAX);
+    let wish = Wish {
+        mode: Mode::Shared,
+        lease: LEASE,
+        passing: false,
+    };
+    let enter = || gates.enter(&key(), wish, usize::MAX).unwrap();
+    let first = enter();
+    let token = queued(&first);
+    std::thread::sleep(Duration::from_millis(2));
+    let second = enter();
+    drop(first.leave());
+    let hold = Hold::new(key(), Mode::Shared, token);
+    gates.pushed(&hold, grant(8));
+    assert!(matches!(second.next(Instant::now()), Next::Poll(polled) if polled == token));
+
+    // In the queue at a time after its arrival: a later grant is younger than the reader.
+    second.queued(token, Instant::now(), FencingToken::new(8), Some(LEASE));
+    gates.pushed(&hold, grant(9));
+    assert!(matches!(second.next(Instant::now()), Next::Granted(granted, _) if granted == token));
+}
+
 #[test]
 fn the_last_to_leave_gives_up_a_place_that_the_store_knows() {
     let gates = Gates::new(10, usize::MAX);

@@ -5,6 +5,7 @@ mod crowds;
 mod fairness;
 mod freed;
 mod given_up;
+mod inherited;
 mod order;
 mod outage;
 mod passing;

@@ -90,6 +90,9 @@ pub(crate) struct Campaign {
     /// When all servers were asked last.
     asked_all_at: Instant,
     fence: Option<FencingToken>,
+    /// A reader that has its fencing token polls again: others may have received larger tokens
+    /// since, so the reply carries a new one.
+    redraws: bool,
     left: SmallVec<[Left; 5]>,
     /// A rule that is switched off.
     #[cfg(test)]
@@ -168,6 +171,7 @@ impl Campaign {
             headless_since: None,
             asked_all_at: now,
             fence: None,
+            redraws: false,
             left: SmallVec::new(),
             #[cfg(test)]
             broken: None,
@@ -342,6 +346,7 @@ impl Campaign {
     pub(crate) fn poll(&mut self, deadline: Instant, now: Instant) -> Calls {
         self.begin_round(now);
         self.polls = true;
+        self.redraws = self.hold.mode == Mode::Shared;
         let waits_in = self
             .line
             .filter(|line| self.seats[*line].standing == Standing::InLine);

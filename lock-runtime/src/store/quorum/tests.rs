@@ -317,6 +317,37 @@ async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
     reader.release().await.unwrap();
 }
 
+/// A reader whose grant was not heard polls again, after another reader has been granted the lock.
+#[tokio::test(start_paused = true)]
+async fn poll_gives_a_reader_a_larger_token_than_earlier_grants() {
+    let servers = [(); 3].map(|()| Arc::<Server>::default());
+    let named = servers
+        .iter()
+        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+    let lease = Duration::from_secs(6);
+    let Ok(store) = QuorumStore::new(named, lease) else {
+        panic!("three are right")
+    };
+    let key = LockKey::new("a").unwrap();
+    let granted = async |hold: &Hold| {
+        let request = KeyRequest::new(hold.clone(), lease, Instant::now() + lease);
+        match store.acquire(&request).await {
+            Ok(AcquireReply::Granted(grant)) => grant.fence,
+            reply => panic!("{reply:?}"),
+        }
+    };
+    let [first, second] = [(); 2].map(|()| Hold::new(key.clone(), Mode::Shared, Token::random()));
+    let before = granted(&first).await;
+    let other = granted(&second).await;
+    assert!(other > before);
+    let Ok(PollReply::Granted(again)) = store.poll(&first).await else {
+        panic!("it holds the lock")
+    };
+    assert!(again.fence > other, "{} after {other}", again.fence);
+    let repeated = granted(&first).await;
+    assert!(repeated > again.fence);
+}
+
 /// The pause before a second check is no round trip. Otherwise the time-outs that depend on the
 /// round trip would grow with each check.
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,6 @@
 //! The decisions of a campaign: when it has won, when it yields, and which servers to ask next.
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
 use tokio::time::Instant;
 
@@ -35,6 +35,9 @@ impl Campaign {
     ///
     /// `beyond` returns a fencing token larger than its argument.
     pub(crate) fn next(&mut self, deadline: Instant, now: Instant, beyond: Beyond<'_>) -> Next {
+        if mem::take(&mut self.redraws) {
+            self.fence = self.fence.map(beyond);
+        }
         match self.phase {
             Phase::Line => self.next_in_line(deadline, now),
             Phase::All => self.next_of_all(deadline, now),

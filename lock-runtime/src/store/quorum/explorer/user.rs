@@ -98,7 +98,7 @@ impl Client {
             lease: user.arrival.lease,
             passing: false,
         };
-        user.ticket = user.line.enter(wish, 1);
+        user.ticket = user.line.enter(wish, 1, sim.now);
         self.go(sim, id);
     }
 
