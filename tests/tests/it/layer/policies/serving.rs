@@ -29,7 +29,7 @@ async fn named(lock: Option<HeldLock>) -> String {
     lock.map_or("none".into(), |lock| lock.key().to_string())
 }
 
-fn layer(locks: &LockClient, text: &str) -> PolicyLayer {
+fn layer(locks: &LockClient, text: &str) -> PolicyLayer<LockPolicies> {
     PolicyLayer::new(locks.clone(), LockPolicies::from_toml_str(text).unwrap())
 }
 
