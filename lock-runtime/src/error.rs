@@ -68,7 +68,7 @@ pub enum LockErrorKind {
     /// The access rules of the server forbid an operation that locks need.
     Forbidden,
     /// The server is not a Redis server, or its version is too old.
-    NotRedis,
+    WrongServer,
     /// The server is a read-only replica.
     ReadOnly,
 }
@@ -215,7 +215,7 @@ impl LockErrorKind {
             Self::InvalidUrl => "invalid_url",
             Self::Unauthenticated => "unauthenticated",
             Self::Forbidden => "forbidden",
-            Self::NotRedis => "not_redis",
+            Self::WrongServer => "wrong_server",
             Self::ReadOnly => "read_only",
         }
     }
@@ -227,7 +227,7 @@ impl From<StoreErrorKind> for LockErrorKind {
             StoreErrorKind::Unavailable => Self::Unavailable,
             StoreErrorKind::Unauthenticated => Self::Unauthenticated,
             StoreErrorKind::Forbidden => Self::Forbidden,
-            StoreErrorKind::NotRedis => Self::NotRedis,
+            StoreErrorKind::WrongServer => Self::WrongServer,
             StoreErrorKind::ReadOnly => Self::ReadOnly,
             StoreErrorKind::ForeignKey => Self::ForeignKey,
             StoreErrorKind::Unsupported => Self::InvalidSpec,

@@ -266,7 +266,7 @@ impl Entry {
         self.holding
             .core()
             .gates
-            .released(&reader.hold().key, reader.hold().mode.family());
+            .released(&reader.hold().key, reader.hold().mode.kind());
         Ok(Self::first(reader, self.contended))
     }
 }

@@ -82,6 +82,6 @@ pub use lock_macros::distributed_lock;
 pub use named::{Acquire, Release};
 pub use owner::{InScope, is_held};
 pub use request::LockRequest;
-pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, Family, LockSpec, MAX_LEASE, MIN_LEASE, Mode};
+pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, LockKind, LockSpec, MAX_LEASE, MIN_LEASE, Mode};
 pub use store::{Holder, Inspection, RevokeReply, RevokeScope, Waiter};
 pub use under_lock::{UnderLock, WhileHeld};

@@ -12,7 +12,7 @@ use std::{fmt, sync::Weak};
 
 use futures_util::future::BoxFuture;
 
-use crate::{fence::FencingToken, key::LockKey, spec::Family};
+use crate::{fence::FencingToken, key::LockKey, spec::LockKind};
 
 mod error;
 mod event;
@@ -26,9 +26,10 @@ pub use error::{StoreError, StoreErrorKind};
 pub use event::{Listener, Listeners, StoreEvent};
 pub use memory::MemoryStore;
 pub use message::{
-    AcquireAllReply, AcquireReply, ConvertReply, FORESIGHT, FORGOTTEN, Grant, HANDED_OVER, Hold,
-    Holder, IfBusy, Inspection, KeyPart, KeyRequest, LONGEST_POLL, Next, PollReply, RaiseReply,
-    Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, STALE, Token, Waiter,
+    AcquireAllReply, AcquireReply, ConvertReply, ENTRY_STALE_AFTER, ENTRY_TTL, Grant,
+    HANDOFF_LEASE, Hold, Holder, IfBusy, Inspection, KeyPart, KeyRequest, MAX_PROPOSAL_SKEW,
+    NextHolder, POLL_INTERVAL, PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal,
+    RevokeReply, RevokeScope, Token, Waiter,
 };
 pub use quorum::QuorumStore;
 #[cfg(feature = "redis")]
@@ -48,15 +49,15 @@ pub(crate) use quorum::{check_count, majority};
 /// `acquire`, `acquire_all`, `poll`, `release`, `convert`, `abandon` and `revoke` *advance* the
 /// queue in the same step, before they evaluate the request of the caller and after they have
 /// released something. Beginning at the front, an entry whose waiter has been silent for
-/// [`STALE`] is skipped, and it is removed after [`FORGOTTEN`]. The first of the other entries
-/// is granted its lock if the current holders admit it, then the next one, and so on until an
-/// entry is not admitted. A grant from the queue lasts min(lease, [`HANDED_OVER`]) and is sent
-/// to the [`Listener`] of its waiter. A new request is granted its lock only if the queue has no
-/// entry left that comes before it.
+/// [`ENTRY_STALE_AFTER`] is skipped, and it is removed after [`ENTRY_TTL`]. The first of the other
+/// entries is granted its lock if the current holders admit it, then the next one, and so on until
+/// an entry is not admitted. A grant from the queue lasts min(lease, [`HANDOFF_LEASE`]) and is
+/// sent to the [`Listener`] of its waiter. A new request is granted its lock only if the queue has
+/// no entry left that comes before it.
 ///
 /// A queue entry is identified by its token. Its waiter calls [`poll`](Store::poll) at least
-/// every [`LONGEST_POLL`], and at the time at which the lock should be free according to the
-/// latest reply. A store that learns of an earlier end sends [`StoreEvent::Kept`].
+/// every [`POLL_INTERVAL`], and at the time at which the lock should be free according to the
+/// latest reply. A store that learns of an earlier end sends [`StoreEvent::FreeIn`].
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Grants the lock, queues the request or refuses it.
     ///
@@ -114,10 +115,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn raise<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         fence: FencingToken,
     ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
-        let _ = (key, family, fence);
+        let _ = (key, kind, fence);
         let message =
             "the store cannot be part of a quorum: it does not accept fencing tokens from others";
         Box::pin(std::future::ready(Err(StoreError::new(
@@ -130,21 +131,21 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn inspect<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
     ) -> BoxFuture<'a, Result<Inspection, StoreError>>;
 
     /// Takes the lock away from its holders, and hands it off to the next waiter.
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>>;
 
     /// Returns the name under which the store keeps `part` of a lock, for messages. `None` if its
     /// keys have no names.
-    fn name_of(&self, key: &LockKey, family: Family, part: KeyPart) -> Option<String> {
-        let _ = (key, family, part);
+    fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
+        let _ = (key, kind, part);
         None
     }
 
@@ -153,8 +154,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// Renewals on different servers do not share a call, so that an unresponsive server costs no
     /// lock of another server. The number of a lock may change.
-    fn server_of(&self, key: &LockKey, family: Family) -> u64 {
-        let _ = (key, family);
+    fn server_of(&self, key: &LockKey, kind: LockKind) -> u64 {
+        let _ = (key, kind);
         0
     }
 

@@ -19,7 +19,7 @@ use super::{
     PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope,
     Store, StoreError, StoreEvent, Token,
 };
-use crate::{fence::FencingToken, key::LockKey, spec::Family, sync::lock};
+use crate::{fence::FencingToken, key::LockKey, spec::LockKind, sync::lock};
 
 /// Large enough that tasks on two different keys rarely share a shard, small enough that an
 /// idle store takes little memory.
@@ -78,16 +78,17 @@ impl MemoryStore {
     ) -> T {
         let mut step = Step::new(Instant::now(), &self.fences, caller);
         let outcome = operation(&mut self.shard(key), &mut step);
-        self.tell(step);
+        self.notify(step);
         outcome
     }
 
-    fn tell(&self, step: Step<'_>) {
+    fn notify(&self, step: Step<'_>) {
         for (hold, grant) in step.handed_over {
-            self.listeners.tell(&StoreEvent::Granted { hold, grant });
+            self.listeners.notify(&StoreEvent::Granted { hold, grant });
         }
-        for (key, family, ttl) in step.kept {
-            self.listeners.tell(&StoreEvent::Kept { key, family, ttl });
+        for (key, kind, ttl) in step.free_in {
+            self.listeners
+                .notify(&StoreEvent::FreeIn { key, kind, ttl });
         }
     }
 
@@ -129,14 +130,14 @@ impl MemoryStore {
             AcquireAllReply::Granted(requests.iter().zip(grants).map(grant_one).collect())
         });
         drop(shards);
-        self.tell(step);
+        self.notify(step);
         reply
     }
 
-    fn revoke_now(&self, key: &LockKey, family: Family) -> RevokeReply {
-        let (reply, holders) = self.step(key, None, |table, step| table.revoke(key, family, step));
+    fn revoke_now(&self, key: &LockKey, kind: LockKind) -> RevokeReply {
+        let (reply, holders) = self.step(key, None, |table, step| table.revoke(key, kind, step));
         for token in holders {
-            self.listeners.tell(&StoreEvent::Revoked { token });
+            self.listeners.notify(&StoreEvent::Revoked { token });
         }
         reply
     }
@@ -206,7 +207,7 @@ impl Store for MemoryStore {
     fn raise<'a>(
         &'a self,
         _key: &'a LockKey,
-        _family: Family,
+        _kind: LockKind,
         fence: FencingToken,
     ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
         now(move || self.fences.raise(fence))
@@ -215,18 +216,18 @@ impl Store for MemoryStore {
     fn inspect<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
     ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        now(move || self.shard(key).inspect(key, family, Instant::now()))
+        now(move || self.shard(key).inspect(key, kind, Instant::now()))
     }
 
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         _scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
-        now(move || self.revoke_now(key, family))
+        now(move || self.revoke_now(key, kind))
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {
@@ -278,7 +279,7 @@ mod tests {
         assert!(
             store
                 .shard(&late.hold.key)
-                .inspect(&late.hold.key, Family::Lock, Instant::now())
+                .inspect(&late.hold.key, LockKind::Lock, Instant::now())
                 .holders
                 .is_empty()
         );

@@ -106,7 +106,7 @@ use super::{
 use crate::{
     error::{LockError, LockErrorKind},
     key::LockKey,
-    spec::{Family, Mode, call_timeout},
+    spec::{LockKind, Mode, call_timeout},
     sync::lock,
 };
 
@@ -144,7 +144,7 @@ struct Ear {
 }
 
 impl Listener for Ear {
-    fn tell(&self, event: &StoreEvent) {
+    fn on_event(&self, event: &StoreEvent) {
         if let Some(inner) = self.inner.upgrade() {
             inner.on_event(self.node, event);
         }
@@ -236,7 +236,7 @@ impl Inner {
     /// # Errors
     /// `Unsupported` for permits, and for a lease longer than `longest_lease`.
     fn check(&self, mode: Mode, lease: Duration) -> Result<(), StoreError> {
-        let message = if mode.family() == Family::Permits {
+        let message = if mode.kind() == LockKind::Permits {
             "a majority of servers cannot count permits: with two permits on each of five servers, three clients could \
              have three votes each; use one server for permits"
                 .into()
@@ -285,10 +285,10 @@ impl Inner {
                 if state.pushed(node, hold.token, *grant) {
                     drop(state);
                     // Makes the waiter poll at once. That poll also asks the other servers.
-                    let (key, family) = (hold.key.clone(), hold.mode.family());
-                    self.listeners.tell(&StoreEvent::Kept {
+                    let (key, kind) = (hold.key.clone(), hold.mode.kind());
+                    self.listeners.notify(&StoreEvent::FreeIn {
                         key,
-                        family,
+                        kind,
                         ttl: Duration::ZERO,
                     });
                 }
@@ -296,7 +296,7 @@ impl Inner {
             StoreEvent::Revoked { token } => {
                 if let Some(campaign) = self.campaign(*token) {
                     let token = lock(&campaign).hold().token;
-                    self.listeners.tell(&StoreEvent::Revoked { token });
+                    self.listeners.notify(&StoreEvent::Revoked { token });
                 }
             }
             // The other servers make up for notifications and data that this server has lost. Only
@@ -306,15 +306,15 @@ impl Inner {
                 for campaign in campaigns {
                     let waiting = lock(&campaign).waits_at(node);
                     if let Some(Hold { key, mode, .. }) = waiting {
-                        self.listeners.tell(&StoreEvent::Kept {
+                        self.listeners.notify(&StoreEvent::FreeIn {
                             key,
-                            family: mode.family(),
+                            kind: mode.kind(),
                             ttl: Duration::ZERO,
                         });
                     }
                 }
             }
-            event => self.listeners.tell(event),
+            event => self.listeners.notify(event),
         }
     }
 }
@@ -366,23 +366,23 @@ impl Store for QuorumStore {
     fn inspect<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
     ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        Box::pin(self.inner.inspect(key, family))
+        Box::pin(self.inner.inspect(key, kind))
     }
 
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
-        Box::pin(self.inner.revoke(key, family, scope))
+        Box::pin(self.inner.revoke(key, kind, scope))
     }
 
-    fn name_of(&self, key: &LockKey, family: Family, part: KeyPart) -> Option<String> {
+    fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
         // All servers use the same names.
-        self.inner.nodes.first()?.store.name_of(key, family, part)
+        self.inner.nodes.first()?.store.name_of(key, kind, part)
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {

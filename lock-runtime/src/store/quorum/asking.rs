@@ -241,14 +241,16 @@ impl Inner {
         self.check(mode, request.lease)?;
         let now = Instant::now();
         let (campaign, is_new) = self.begin(request, now);
-        let beside = request.beside.and_then(|beside| self.campaign(beside));
-        let beside = beside.map(|beside| {
-            let beside = lock(&beside);
+        let reader_group = request
+            .reader_group
+            .and_then(|reader_group| self.campaign(reader_group));
+        let reader_group = reader_group.map(|reader_group| {
+            let reader_group = lock(&reader_group);
             (0..self.nodes.len())
-                .map(|node| beside.held_at(node))
+                .map(|node| reader_group.held_at(node))
                 .collect()
         });
-        let terms = Terms::new(request, beside, now);
+        let terms = Terms::new(request, reader_group, now);
         let outcome = if is_new {
             let line = line_node(&self.nodes, key, now);
             let contended = self.contended.is(key, now);
@@ -266,8 +268,8 @@ impl Inner {
             Outcome::Granted {
                 fence,
                 until,
-                spare,
-            } => AcquireReply::Granted(self.granted(fence, until, now).spare(spare)),
+                reserved,
+            } => AcquireReply::Granted(self.granted(fence, until, now).reserved(reserved)),
             Outcome::InLine { holder_ttl } => {
                 self.contended.note(key, Instant::now());
                 AcquireReply::Queued {
@@ -345,10 +347,10 @@ impl Inner {
             Outcome::Granted {
                 fence,
                 until,
-                spare,
+                reserved,
             } => {
                 self.contended.note(&hold.key, Instant::now());
-                PollReply::Granted(self.granted(fence, until, now).spare(spare))
+                PollReply::Granted(self.granted(fence, until, now).reserved(reserved))
             }
             Outcome::InLine { holder_ttl } => PollReply::Queued {
                 counter: None,

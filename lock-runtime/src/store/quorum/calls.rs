@@ -33,13 +33,13 @@ pub(super) struct Terms {
     /// Chosen anew for each batch of requests.
     pub(super) proposal: Option<FencingToken>,
     /// For each server, the alias of a reader in whose group this one may be admitted.
-    beside: Option<PerNode<Option<Token>>>,
+    reader_group: Option<PerNode<Option<Token>>>,
 }
 
 impl Terms {
     pub(super) fn new(
         request: &KeyRequest,
-        beside: Option<PerNode<Option<Token>>>,
+        reader_group: Option<PerNode<Option<Token>>>,
         now: Instant,
     ) -> Self {
         // The deadline is the end of the caller's wait plus `STRAGGLE`.
@@ -55,7 +55,7 @@ impl Terms {
             deadline,
             patience: None,
             proposal: None,
-            beside,
+            reader_group,
         }
     }
 
@@ -70,7 +70,7 @@ impl Terms {
             deadline,
             patience: None,
             proposal: None,
-            beside: None,
+            reader_group: None,
         }
     }
 
@@ -115,12 +115,15 @@ pub(super) fn call(
     }
     match say {
         Say::Acquire(token, if_busy) => {
-            let beside = terms.beside.as_ref().and_then(|beside| beside[index]);
-            let request =
-                KeyRequest::new(hold(token), terms.lease, terms.deadline).spare(state.spare());
+            let reader_group = terms
+                .reader_group
+                .as_ref()
+                .and_then(|reader_group| reader_group[index]);
+            let request = KeyRequest::new(hold(token), terms.lease, terms.deadline)
+                .reserved(state.reserved());
             let request = KeyRequest {
                 if_busy,
-                ..request.beside(beside).proposal(terms.proposal)
+                ..request.reader_group(reader_group).proposal(terms.proposal)
             };
             Box::pin(async move {
                 let result = node.store.acquire(&request).await;
@@ -148,7 +151,7 @@ pub(super) fn call(
         Say::Raise(fence) => {
             let (key, token) = (key.clone(), state.held_at(index).unwrap_or(token));
             Box::pin(async move {
-                let result = node.store.raise(&key, mode.family(), fence).await;
+                let result = node.store.raise(&key, mode.kind(), fence).await;
                 node.note(&result, Instant::now());
                 tell(
                     &campaign,

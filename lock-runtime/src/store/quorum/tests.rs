@@ -73,12 +73,12 @@ impl Store for Server {
     ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
         self.answer(Box::pin(async {
             if self.is_ahead.load(Ordering::Relaxed) {
-                let (key, family) = (&release.hold.key, release.hold.mode.family());
-                let latest = self.store.inspect(key, family).await?.fence;
+                let (key, kind) = (&release.hold.key, release.hold.mode.kind());
+                let latest = self.store.inspect(key, kind).await?.fence;
                 if let Some(ahead) =
                     latest.and_then(|latest| FencingToken::new(latest.number() + 5_000))
                 {
-                    self.store.raise(key, family, ahead).await?;
+                    self.store.raise(key, kind, ahead).await?;
                 }
             }
             self.store.release(release).await
@@ -96,28 +96,28 @@ impl Store for Server {
     fn raise<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         fence: FencingToken,
     ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
         self.raised.fetch_add(1, Ordering::Relaxed);
-        self.answer(self.store.raise(key, family, fence))
+        self.answer(self.store.raise(key, kind, fence))
     }
 
     fn inspect<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
     ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        self.answer(self.store.inspect(key, family))
+        self.answer(self.store.inspect(key, kind))
     }
 
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
-        self.answer(self.store.revoke(key, family, scope))
+        self.answer(self.store.revoke(key, kind, scope))
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {
@@ -155,7 +155,7 @@ async fn a_release_that_no_majority_hears_is_remembered_no_longer_than_it_is_sai
     silence(false);
     tokio::time::sleep(Duration::from_secs(1)).await;
     for server in &servers {
-        let Ok(seen) = server.store.inspect(&key, Family::Lock).await else {
+        let Ok(seen) = server.store.inspect(&key, LockKind::Lock).await else {
             panic!("the server replies")
         };
         assert!(
@@ -257,7 +257,7 @@ async fn downgraded_unheard_by(silent: usize) {
     for server in &servers {
         let Ok(seen) = server
             .store
-            .inspect(&LockKey::new("a").unwrap(), Family::Lock)
+            .inspect(&LockKey::new("a").unwrap(), LockKind::Lock)
             .await
         else {
             panic!("the server replies")
@@ -305,7 +305,7 @@ async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
     tokio::time::sleep(lease * 3 / 4).await;
     let seen = servers[0]
         .store
-        .inspect(&LockKey::new("a").unwrap(), Family::Lock)
+        .inspect(&LockKey::new("a").unwrap(), LockKind::Lock)
         .await
         .unwrap();
     assert!(

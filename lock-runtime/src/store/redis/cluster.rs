@@ -399,7 +399,7 @@ impl Shared {
     }
 
     fn slot(&self, hold: &Hold) -> Slot {
-        slot_of(lock_name(&self.namespace, &hold.key, hold.mode.family()).as_bytes())
+        slot_of(lock_name(&self.namespace, &hold.key, hold.mode.kind()).as_bytes())
     }
 
     /// Who keeps the slot.
@@ -561,7 +561,10 @@ impl Shared {
         drop(map);
         if is_failover && self.is_another_failover() {
             // A node keeps no slot any more: what it did last may be unknown to the one in its place.
-            self.dial.pushes.listeners().tell(&StoreEvent::Disconnected);
+            self.dial
+                .pushes
+                .listeners()
+                .notify(&StoreEvent::Disconnected);
         }
         is_news
     }
@@ -575,7 +578,7 @@ impl Shared {
 }
 
 impl Listener for Shared {
-    fn tell(&self, event: &StoreEvent) {
+    fn on_event(&self, event: &StoreEvent) {
         match event {
             StoreEvent::Granted { hold, .. } => {
                 self.subscriptions.leaves(|| self.slot(hold), hold.token)

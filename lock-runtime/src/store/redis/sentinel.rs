@@ -275,7 +275,7 @@ fn in_words_of_a_sentinel(error: StoreError) -> StoreError {
             kind,
             format!("its access rules forbid to ask; allow it with: {SENTINEL_ACL}"),
         ),
-        StoreErrorKind::NotRedis => no_sentinel(),
+        StoreErrorKind::WrongServer => no_sentinel(),
         _ => error,
     }
 }
@@ -286,7 +286,7 @@ const SENTINEL_ACL: &str =
 
 fn no_sentinel() -> StoreError {
     StoreError::new(
-        StoreErrorKind::NotRedis,
+        StoreErrorKind::WrongServer,
         "it is no Sentinel; they usually listen on port 26379",
     )
 }
@@ -325,7 +325,7 @@ mod tests {
             let Answer::Failed(error) = answer(other) else {
                 panic!("it is no Sentinel")
             };
-            assert_eq!(error.kind(), StoreErrorKind::NotRedis);
+            assert_eq!(error.kind(), StoreErrorKind::WrongServer);
         }
     }
 }

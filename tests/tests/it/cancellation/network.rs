@@ -9,7 +9,7 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use lock_runtime::{
-    Family, LockClient, LockKey, RevokeReply, RevokeScope,
+    LockClient, LockKey, LockKind, RevokeReply, RevokeScope,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener,
         MemoryStore, PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError,
@@ -59,7 +59,7 @@ async fn over_a_bad_network_nobody_meets_nobody_hangs_and_nothing_is_left() {
         // The longest a straggler and its lease may last.
         sleep(LEASE * 3).await;
         for key in ["a", "b"].map(|key| LockKey::new(key).unwrap()) {
-            let left = store.inspect(&key, Family::Lock).await.unwrap().holders;
+            let left = store.inspect(&key, LockKind::Lock).await.unwrap().holders;
             assert!(left.is_empty(), "seed {seed}: {key} is left: {left:?}");
         }
     }
@@ -86,7 +86,7 @@ async fn a_request_that_is_executed_after_it_was_given_up_holds_nothing() {
         }
         sleep(Duration::from_secs(6)).await;
         for key in keys {
-            let left = store.inspect(&key, Family::Lock).await.unwrap().holders;
+            let left = store.inspect(&key, LockKind::Lock).await.unwrap().holders;
             assert!(left.is_empty(), "seed {seed}: {key} is left: {left:?}");
         }
     }
@@ -255,18 +255,18 @@ impl Store for Network {
     fn inspect<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
     ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        self.store.inspect(key, family)
+        self.store.inspect(key, kind)
     }
 
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
-        self.store.revoke(key, family, scope)
+        self.store.revoke(key, kind, scope)
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {

@@ -195,7 +195,7 @@ async fn a_server_that_is_no_node_and_a_node_that_is_asked_alone_are_told() {
             .cluster([server.url()])
             .await
             .unwrap_err();
-        assert_eq!(error.kind(), LockErrorKind::NotRedis, "{error}");
+        assert_eq!(error.kind(), LockErrorKind::WrongServer, "{error}");
         assert!(error.to_string().contains("redis://host:port"), "{error}");
 
         let cluster = shared_cluster().await;

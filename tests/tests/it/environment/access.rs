@@ -4,7 +4,7 @@ use crate::replies::Replies as _;
 use lock_runtime::{
     LockClient, LockErrorKind, LockKey, Mode, RevokeScope,
     store::{
-        Hold, KeyRequest, Next, Release, Renewal, Store, StoreError, StoreErrorKind, Token,
+        Hold, KeyRequest, NextHolder, Release, Renewal, Store, StoreError, StoreErrorKind, Token,
         redis::RedisStore,
     },
 };
@@ -62,10 +62,12 @@ pub(crate) async fn everything(store: &dyn Store) -> Vec<StoreError> {
                     .all()
                     .map(drop),
             );
-            told(store.inspect(&key, mode.family()).await.map(drop));
+            told(store.inspect(&key, mode.kind()).await.map(drop));
             told(
                 store
-                    .release(&Release::new(first.clone()).next(Next::new(heir.token, HOUR, 0)))
+                    .release(
+                        &Release::new(first.clone()).next(NextHolder::new(heir.token, HOUR, 0)),
+                    )
                     .await
                     .map(drop),
             );
@@ -84,7 +86,7 @@ pub(crate) async fn everything(store: &dyn Store) -> Vec<StoreError> {
             );
             told(
                 store
-                    .revoke(&key, mode.family(), RevokeScope::Leased)
+                    .revoke(&key, mode.kind(), RevokeScope::Leased)
                     .await
                     .map(drop),
             );
@@ -249,7 +251,7 @@ async fn a_refused_reader_leaves_the_set_of_the_others_as_it_was() {
                 .unwrap_err();
             assert_eq!(
                 others
-                    .inspect(&key, mode.family())
+                    .inspect(&key, mode.kind())
                     .await
                     .unwrap()
                     .holders
@@ -263,7 +265,7 @@ async fn a_refused_reader_leaves_the_set_of_the_others_as_it_was() {
             .unwrap_err();
         assert_eq!(
             others
-                .inspect(&key, mode.family())
+                .inspect(&key, mode.kind())
                 .await
                 .unwrap()
                 .holders
@@ -274,7 +276,7 @@ async fn a_refused_reader_leaves_the_set_of_the_others_as_it_was() {
         others.release(&Release::new(mine)).await.unwrap();
         assert!(
             others
-                .inspect(&key, mode.family())
+                .inspect(&key, mode.kind())
                 .await
                 .unwrap()
                 .holders

@@ -6,7 +6,8 @@ use std::time::Duration;
 use lock_runtime::{
     LockClient, LockKey, Mode, RevokeScope,
     store::{
-        Hold, KeyRequest, Next, Release, RenewReply, Renewal, Store as _, Token, redis::RedisStore,
+        Hold, KeyRequest, NextHolder, Release, RenewReply, Renewal, Store as _, Token,
+        redis::RedisStore,
     },
 };
 use lock_tests::{Captured, Proxy, RedisServer, proxy::Direction};
@@ -47,7 +48,7 @@ async fn every_call_survives_a_server_that_forgot_its_scripts() {
         ));
         flush().await;
         store
-            .release(&Release::new(hold.clone()).next(Next::new(next, HOUR, 0)))
+            .release(&Release::new(hold.clone()).next(NextHolder::new(next, HOUR, 0)))
             .await
             .unwrap();
         flush().await;
@@ -55,7 +56,7 @@ async fn every_call_survives_a_server_that_forgot_its_scripts() {
         flush().await;
         assert_eq!(
             store
-                .inspect(&key, Mode::Shared.family())
+                .inspect(&key, Mode::Shared.kind())
                 .await
                 .unwrap()
                 .holders
@@ -66,7 +67,7 @@ async fn every_call_survives_a_server_that_forgot_its_scripts() {
         flush().await;
         if round == 0 {
             store
-                .revoke(&key, Mode::Shared.family(), RevokeScope::Leased)
+                .revoke(&key, Mode::Shared.kind(), RevokeScope::Leased)
                 .await
                 .unwrap();
         } else {

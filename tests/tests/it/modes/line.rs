@@ -7,7 +7,7 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use lock_runtime::{
-    Family, LockClient, LockGuard, LockKey, RevokeReply, RevokeScope,
+    LockClient, LockGuard, LockKey, LockKind, RevokeReply, RevokeScope,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener,
         MemoryStore, PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError,
@@ -216,18 +216,18 @@ impl Store for Spy {
     fn inspect<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
     ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        self.store.inspect(key, family)
+        self.store.inspect(key, kind)
     }
 
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
-        self.store.revoke(key, family, scope)
+        self.store.revoke(key, kind, scope)
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lock_runtime::{
     Mode,
-    store::{ConvertReply, Grant, Next, PollReply, Release, ReleaseReply, Store, Token},
+    store::{ConvertReply, Grant, NextHolder, PollReply, Release, ReleaseReply, Store, Token},
 };
 use lock_tests::{RedisServer, shared_server};
 
@@ -149,7 +149,7 @@ async fn a_counter_lives_for_a_day_after_each_grant() {
     granted(&*store, &writer, HOUR).await;
     refreshed("the next grant").await;
     store
-        .release(&Release::new(writer).next(Next::new(heir.token, HOUR, 0)))
+        .release(&Release::new(writer).next(NextHolder::new(heir.token, HOUR, 0)))
         .await
         .unwrap();
     refreshed("passing on").await;
@@ -172,7 +172,7 @@ async fn every_grant_carries_a_larger_fencing_token() {
         for _ in 0..20 {
             let next = Token::random();
             let ReleaseReply::Passed(grant) = store
-                .release(&Release::new(writer.clone()).next(Next::new(
+                .release(&Release::new(writer.clone()).next(NextHolder::new(
                     next,
                     Duration::from_secs(60),
                     0,

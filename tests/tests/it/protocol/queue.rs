@@ -9,7 +9,7 @@ use lock_runtime::{
     LockKey, Mode, RevokeScope,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, KeyPart, KeyRequest, Listener,
-        Next, PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreErrorKind,
+        NextHolder, PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreErrorKind,
         StoreEvent, Token, redis::RedisStore,
     },
 };
@@ -33,7 +33,7 @@ struct Heard {
 }
 
 impl Listener for Heard {
-    fn tell(&self, event: &StoreEvent) {
+    fn on_event(&self, event: &StoreEvent) {
         if self.also_revocations || !matches!(event, StoreEvent::Revoked { .. }) {
             let _ = self.news.send(event.clone());
         }
@@ -139,7 +139,7 @@ impl Client {
     }
 
     async fn release_to(&self, hold: &Hold, next: Token) -> ReleaseReply {
-        let next = Next::new(next, HOUR, 3);
+        let next = NextHolder::new(next, HOUR, 3);
         self.store
             .release(&Release::new(hold.clone()).next(next))
             .await
@@ -249,7 +249,7 @@ async fn a_grant_from_the_line_is_newer_than_its_place_and_short() {
             client.release(&holders[0]).await;
             let grant = client.pushed(&waiter).await;
             assert!(grant.fence > counter, "{mode:?}");
-            assert_eq!((grant.ttl, grant.spare), (longest, 0), "{mode:?}");
+            assert_eq!((grant.ttl, grant.reserved), (longest, 0), "{mode:?}");
             let ttl: u64 = server.query(&["PTTL", &lock_name(&waiter)]).await;
             if mode != TWO_PERMITS {
                 assert!(u128::from(ttl) <= longest.as_millis(), "{mode:?}: {ttl}");
@@ -267,18 +267,18 @@ async fn a_block_of_fencing_tokens_belongs_to_one_writer() {
     let request = |hold: &Hold| {
         KeyRequest::new(hold.clone(), HOUR, in_a_minute())
             .queued()
-            .spare(32)
+            .reserved(32)
     };
     let reply = client.store.acquire(&request(&first)).await.unwrap();
     let AcquireReply::Granted(block) = reply else {
         panic!("{reply:?}")
     };
-    assert_eq!(block.spare, 32);
+    assert_eq!(block.reserved, 32);
     let PollReply::Granted(again) = client.poll(&first).await else {
         panic!("it holds")
     };
     assert_eq!(
-        (again.fence.number(), again.spare),
+        (again.fence.number(), again.reserved),
         (block.fence.number() + 32, 0),
         "told again, it is the last of the block"
     );
@@ -290,13 +290,16 @@ async fn a_block_of_fencing_tokens_belongs_to_one_writer() {
     );
     client.release(&first).await;
     let grant = client.pushed(&second).await;
-    assert!(grant.fence > again.fence && grant.spare == 32, "{grant:?}");
+    assert!(
+        grant.fence > again.fence && grant.reserved == 32,
+        "{grant:?}"
+    );
     let next = Token::random();
     let ReleaseReply::Passed(passed) = client.release_to(&second, next).await else {
         panic!("nobody waits")
     };
     assert!(
-        passed.fence.number() > grant.fence.number() + 32 && passed.spare == 3,
+        passed.fence.number() > grant.fence.number() + 32 && passed.reserved == 3,
         "{passed:?}"
     );
     client
@@ -305,7 +308,7 @@ async fn a_block_of_fencing_tokens_belongs_to_one_writer() {
     let reader = fresh_hold(Mode::Shared);
     let reply = client.store.acquire(&request(&reader)).await.unwrap();
     assert!(
-        matches!(reply, AcquireReply::Granted(Grant { spare: 0, .. })),
+        matches!(reply, AcquireReply::Granted(Grant { reserved: 0, .. })),
         "{reply:?}"
     );
 }
@@ -621,7 +624,7 @@ async fn whatever_frees_a_lock_hands_it_over() {
         client.pushed(&first).await;
         client
             .store
-            .revoke(&holder.key, mode.family(), RevokeScope::Leased)
+            .revoke(&holder.key, mode.kind(), RevokeScope::Leased)
             .await
             .unwrap();
         let mut told = [client.told().await, client.told().await].to_vec();
@@ -824,7 +827,7 @@ async fn a_lock_that_is_passed_on_goes_to_the_line_first() {
     client.pushed(&waiter).await;
     client.release(&waiter).await;
     let grant = client.pushed(&next).await;
-    assert_eq!(grant.spare, 3);
+    assert_eq!(grant.reserved, 3);
     // The reply to a repeated release tells of the grant, whatever led to it.
     let reply = client.release_to(&holder, next.token).await;
     assert!(
@@ -874,13 +877,10 @@ async fn a_lock_that_is_kept_is_handed_over_afterwards() {
         );
         // The first in line is told, who would not notice before its next poll.
         let told = client.told_so_far().await;
-        let [StoreEvent::Kept { key, family, ttl }] = &told[..] else {
+        let [StoreEvent::FreeIn { key, kind, ttl }] = &told[..] else {
             panic!("{told:?}")
         };
-        assert_eq!(
-            (key, *family, *ttl),
-            (&holder.key, mode.family(), SECOND / 5)
-        );
+        assert_eq!((key, *kind, *ttl), (&holder.key, mode.kind(), SECOND / 5));
         assert!(gone.told_so_far().await.is_empty());
         eventually("it is free", async || client.is_held(&waiter).await).await;
     }
@@ -963,7 +963,7 @@ async fn somebodys_data_in_the_place_of_a_line_stay_whole() {
             );
             client
                 .store
-                .revoke(&holder.key, mode.family(), RevokeScope::Leased)
+                .revoke(&holder.key, mode.kind(), RevokeScope::Leased)
                 .await
                 .unwrap();
             let after: Vec<u8> = server.query(&["DUMP", &queue]).await;
@@ -1221,7 +1221,7 @@ async fn a_line_lies_beside_its_lock() {
             );
             client
                 .store
-                .revoke(&holder.key, mode.family(), RevokeScope::Leased)
+                .revoke(&holder.key, mode.kind(), RevokeScope::Leased)
                 .await
                 .unwrap();
         }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use lock_runtime::{
-    Family, LockKey, RevokeScope,
+    LockKey, LockKind, RevokeScope,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyRequest, Listener,
         PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, StoreErrorKind,
@@ -258,17 +258,17 @@ impl Store for Watched {
         Box::pin(self.abandon_there(hold))
     }
 
-    fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> Reply<'a, Inspection> {
-        self.behind.inspect(key, family)
+    fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Reply<'a, Inspection> {
+        self.behind.inspect(key, kind)
     }
 
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> Reply<'a, lock_runtime::RevokeReply> {
-        self.behind.revoke(key, family, scope)
+        self.behind.revoke(key, kind, scope)
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {

@@ -12,7 +12,7 @@ use std::{
 
 use futures_util::{future::BoxFuture, poll};
 use lock_runtime::{
-    Family, FencingToken, LockClient, LockErrorKind, LockKey, Mode, RevokeReply, RevokeScope,
+    FencingToken, LockClient, LockErrorKind, LockKey, LockKind, Mode, RevokeReply, RevokeScope,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyPart, KeyRequest,
         Listener, MemoryStore, PollReply, QuorumStore, RaiseReply, Release, ReleaseReply,
@@ -70,7 +70,7 @@ impl Server {
 
     async fn holders(&self) -> usize {
         self.store()
-            .inspect(&key(), Family::Lock)
+            .inspect(&key(), LockKind::Lock)
             .await
             .unwrap()
             .holders
@@ -133,7 +133,7 @@ impl Store for Server {
     fn raise<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         fence: FencingToken,
     ) -> Reply<'a, RaiseReply> {
         Box::pin(async move {
@@ -141,21 +141,21 @@ impl Store for Server {
             if is(&self.stubborn) {
                 return Err(StoreError::new(StoreErrorKind::Unavailable, "not now"));
             }
-            store.raise(key, family, fence).await
+            store.raise(key, kind, fence).await
         })
     }
 
-    fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> Reply<'a, Inspection> {
-        Box::pin(async move { self.reached().await?.inspect(key, family).await })
+    fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Reply<'a, Inspection> {
+        Box::pin(async move { self.reached().await?.inspect(key, kind).await })
     }
 
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> Reply<'a, RevokeReply> {
-        Box::pin(async move { self.reached().await?.revoke(key, family, scope).await })
+        Box::pin(async move { self.reached().await?.revoke(key, kind, scope).await })
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {
@@ -240,7 +240,7 @@ async fn what_a_refused_request_has_given_up_frees_no_later_grant() {
     set(&other.down, false);
     other
         .store()
-        .revoke(&key(), Family::Lock, RevokeScope::Leased)
+        .revoke(&key(), LockKind::Lock, RevokeScope::Leased)
         .await
         .unwrap();
     let next = third
@@ -300,7 +300,7 @@ async fn the_tokens_of_a_block_are_known_to_a_majority() {
     // The line node's numbers are far ahead, so the others have to be told.
     let Some(fence) = line
         .store()
-        .inspect(&key(), Family::Lock)
+        .inspect(&key(), LockKind::Lock)
         .await
         .unwrap()
         .fence
@@ -309,10 +309,10 @@ async fn the_tokens_of_a_block_are_known_to_a_majority() {
     };
     let ahead = FencingToken::new(fence.number() + 5_000_000).unwrap();
     line.store()
-        .raise(&key(), Family::Lock, ahead)
+        .raise(&key(), LockKind::Lock, ahead)
         .await
         .unwrap();
-    let mut queued = request(&waiting, LEASE).spare(32);
+    let mut queued = request(&waiting, LEASE).reserved(32);
     queued.if_busy = IfBusy::Queue;
     assert!(matches!(
         waiter.acquire(&queued).await,
@@ -332,7 +332,7 @@ async fn the_tokens_of_a_block_are_known_to_a_majority() {
         panic!("it is free")
     };
     assert!(
-        later.fence.number() > grant.fence.number() + u64::from(grant.spare),
+        later.fence.number() > grant.fence.number() + u64::from(grant.reserved),
         "{later:?} after {grant:?}"
     );
 }

@@ -162,14 +162,14 @@ async fn a_server_that_is_no_sentinel_is_told_and_a_sentinel_that_is_taken_for_a
         let error = LockClient::connect(&url).await.unwrap_err();
         assert_says(
             &error,
-            LockErrorKind::NotRedis,
+            LockErrorKind::WrongServer,
             &[&server.addr().to_string(), "no Sentinel", "26379"],
         );
         let sentinel = &shared_sentinels().await.sentinels()[0];
         let error = LockClient::connect(&sentinel.url()).await.unwrap_err();
         assert_says(
             &error,
-            LockErrorKind::NotRedis,
+            LockErrorKind::WrongServer,
             &["a Sentinel", "redis+sentinel://"],
         );
     })

@@ -135,7 +135,7 @@ impl Server {
             for (token, _) in self
                 .data
                 .table
-                .tokens(&key, crate::spec::Family::Lock, now)
+                .tokens(&key, crate::spec::LockKind::Lock, now)
                 .collect::<Vec<_>>()
             {
                 sim.excuse(token);

@@ -10,15 +10,15 @@ use tokio::time::Instant;
 use super::slots::{Address, Slot};
 use crate::{
     key::LockKey,
-    spec::Family,
-    store::{FORGOTTEN, Hold, Token},
+    spec::LockKind,
+    store::{ENTRY_TTL, Hold, Token},
 };
 
 /// A channel is kept for so long after the last who waited there.
 pub(super) const LINGER: Duration = Duration::from_secs(1);
 
 /// A lock that somebody waits for.
-pub(super) type Wanted = (LockKey, Family);
+pub(super) type Wanted = (LockKey, LockKind);
 
 /// Those who wait, by slot.
 #[derive(Default)]
@@ -35,7 +35,7 @@ struct Seat {
 
 struct Waiting {
     key: LockKey,
-    family: Family,
+    kind: LockKind,
     /// Whoever stands in line asks at least once a second, so one who was not heard of for long is gone.
     heard: Instant,
 }
@@ -84,7 +84,7 @@ impl Audience {
         seat.empty_since = None;
         let waiting = Waiting {
             key: hold.key.clone(),
-            family: hold.mode.family(),
+            kind: hold.mode.kind(),
             heard: now,
         };
         seat.waiting.insert(hold.token, waiting);
@@ -166,7 +166,7 @@ impl Audience {
         let mut left = Vec::new();
         self.seats.retain(|slot, seat| {
             seat.waiting
-                .retain(|_, waiting| now.saturating_duration_since(waiting.heard) < FORGOTTEN);
+                .retain(|_, waiting| now.saturating_duration_since(waiting.heard) < ENTRY_TTL);
             if seat.waiting.is_empty() && seat.empty_since.is_none() {
                 seat.empty_since = Some(now);
             }
@@ -193,7 +193,7 @@ impl Seat {
     fn wanted(&self) -> impl Iterator<Item = Wanted> {
         self.waiting
             .values()
-            .map(|waiting| (waiting.key.clone(), waiting.family))
+            .map(|waiting| (waiting.key.clone(), waiting.kind))
     }
 }
 
@@ -213,7 +213,7 @@ mod tests {
     }
 
     fn wanted() -> Vec<Wanted> {
-        vec![(LockKey::new("k").unwrap(), Family::Lock)]
+        vec![(LockKey::new("k").unwrap(), LockKind::Lock)]
     }
 
     fn subscribe() -> Todo {
@@ -279,9 +279,9 @@ mod tests {
     fn who_was_not_heard_of_for_long_keeps_no_channel() {
         let (mut audience, now) = (Audience::default(), Instant::now());
         audience.waits(SLOT, &hold(), &node("a"), now);
-        assert!(audience.sweep(now + FORGOTTEN).is_empty());
+        assert!(audience.sweep(now + ENTRY_TTL).is_empty());
         assert_eq!(
-            audience.sweep(now + FORGOTTEN + LINGER),
+            audience.sweep(now + ENTRY_TTL + LINGER),
             [(SLOT, node("a"))]
         );
     }

@@ -142,7 +142,7 @@ impl Subscriptions {
                 // Of a server before 7.0 too, which does not know the command.
                 let forbidden = matches!(
                     refusal.kind(),
-                    StoreErrorKind::Forbidden | StoreErrorKind::NotRedis
+                    StoreErrorKind::Forbidden | StoreErrorKind::WrongServer
                 );
                 if forbidden {
                     self.dial.warn_of_silence(&refusal);
@@ -202,10 +202,10 @@ impl Subscriptions {
 
     /// Has those ask who wait.
     fn call(&self, wanted: Vec<Wanted>) {
-        for (key, family) in wanted {
-            self.dial.pushes.listeners().tell(&StoreEvent::Kept {
+        for (key, kind) in wanted {
+            self.dial.pushes.listeners().notify(&StoreEvent::FreeIn {
                 key,
-                family,
+                kind,
                 ttl: Duration::ZERO,
             });
         }
