@@ -23,8 +23,8 @@ use crate::{
     runtime,
     spec::{DEFAULT_LEASE, LockKind, LockSpec, call_timeout},
     store::{
-        Inspection, KeyPart, Listener, MemoryStore, Release, RevokeReply, RevokeScope, Store,
-        StoreError, StoreEvent,
+        Inspection, KeyPart, Limits, Listener, MemoryStore, Release, RevokeReply, RevokeScope,
+        Store, StoreError, StoreEvent,
     },
 };
 
@@ -49,6 +49,7 @@ pub(crate) struct Core {
     pub(crate) gates: Gates,
     pub(crate) driver: Driver,
     pub(crate) defaults: LockSpec,
+    pub(crate) limits: Limits,
     ids: AtomicU64,
     /// Keeps the listener alive; the store has only a weak reference to it.
     _ear: Arc<Ear>,
@@ -753,6 +754,7 @@ impl LockClientBuilder {
             let listener: Weak<Ear> = Arc::downgrade(&ear);
             store.listen(listener);
             Core {
+                limits: store.limits(),
                 store,
                 gates,
                 driver: Driver::default(),

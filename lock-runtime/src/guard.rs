@@ -101,6 +101,10 @@ impl LockGuard {
             let message = format!("a lease of {lease:?} is out of range; give 100 ms to 24 h");
             return Err(LockError::new(LockErrorKind::InvalidSpec, message).with_key(self.key()));
         }
+        let limits = &self.held.first().core().limits;
+        limits
+            .check_lease(lease)
+            .map_err(|error| error.with_key(self.key()))?;
         for holding in self.held.holdings.iter() {
             holding.extend(lease).await?;
         }

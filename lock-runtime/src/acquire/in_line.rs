@@ -11,7 +11,7 @@ use super::{
     shutting_down,
 };
 use crate::{
-    call::{renew_one, within},
+    call::{poll_one, renew_one},
     client::Core,
     driver::CleanUp,
     error::{LockError, LockErrorKind},
@@ -256,7 +256,7 @@ impl Waiter<'_> {
         let reply = tokio::select! {
             biased;
             news = self.turn.news() => return news.map(|()| None).map_err(|shut| shut_out(shut, self.key)),
-            reply = within(patience, self.core.store.poll(&hold)) => reply,
+            reply = poll_one(self.core, patience, &hold) => reply,
         };
         match reply {
             Ok(PollReply::Granted(grant)) => match self.granted(token, grant, sent) {

@@ -95,8 +95,14 @@ pub struct KeyRequest {
     pub hold: Hold,
     /// How long the store keeps the lock without a renewal.
     pub lease: Duration,
-    /// If the store executes the request after this instant, it must reply [`AcquireReply::Late`]
-    /// and do nothing.
+    /// Bounds the effect of a delayed request: once the deadline has passed and an
+    /// [`abandon`](super::Store::abandon) sent after it is acknowledged, no request of the token
+    /// has an effect any more.
+    ///
+    /// Before the deadline, a delayed request may be executed after the token was abandoned, so
+    /// the caller abandons the token again. A store with a clock replies [`AcquireReply::Late`] to
+    /// a request that it executes after the deadline, and does nothing. A store without a clock
+    /// can ignore the deadline if no request of an abandoned token ever has an effect there.
     pub deadline: Instant,
     /// The behavior if the lock is not free.
     pub if_busy: IfBusy,
@@ -110,11 +116,6 @@ pub struct KeyRequest {
     /// behind that reader in the same queue entry. So readers are admitted in groups, and a
     /// waiting writer is delayed by at most one group. For shared holds only.
     pub reader_group: Option<Token>,
-    /// The fencing token that the grant should have. The store uses it unless it has issued a
-    /// larger one, or it is more than [`MAX_PROPOSAL_SKEW`] ahead of the store's clock. So several
-    /// stores can reply with the same number. Without a proposal, the token follows the store's
-    /// clock.
-    pub proposal: Option<FencingToken>,
 }
 
 impl KeyRequest {
@@ -128,7 +129,6 @@ impl KeyRequest {
             then_queues: false,
             reserved: 0,
             reader_group: None,
-            proposal: None,
         }
     }
 
@@ -139,12 +139,6 @@ impl KeyRequest {
             reader_group,
             ..self
         }
-    }
-
-    /// Sets the proposed fencing token.
-    #[must_use]
-    pub fn proposal(self, proposal: Option<FencingToken>) -> Self {
-        Self { proposal, ..self }
     }
 
     /// Sets the number of fencing tokens to reserve in addition to its own.
@@ -256,7 +250,8 @@ pub enum AcquireReply {
         /// Whether another request waits for the lock.
         has_waiters: bool,
     },
-    /// The deadline had passed when the store executed the request. Nothing was done.
+    /// The deadline had passed when the store executed the request. Nothing was done. Never the
+    /// reply of a store without a clock.
     Late,
     /// Foreign data is stored under this key of the lock. It was left untouched.
     ForeignKey(KeyPart),
@@ -411,7 +406,7 @@ pub enum ReleaseReply {
     NotHeld,
 }
 
-/// The reply to [`Store::raise`](super::Store::raise).
+/// The reply to [`QuorumMember::raise`](super::QuorumMember::raise).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RaiseReply {

@@ -76,11 +76,12 @@ mod url;
 
 use std::{
     fmt,
+    future::ready,
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use tokio::time::Instant;
 
 use self::{
@@ -92,13 +93,13 @@ use self::{
     replicas::Replicas,
     reply::{Reply, foreign_part, unexpected},
     scripts::{Call, Script},
-    servers::{Freed, Servers},
+    servers::{Answer, Freed, Servers},
     target::Target,
 };
 use super::{
     AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, IfBusy, Inspection, KeyPart,
-    KeyRequest, Listener, NextHolder, PollReply, RaiseReply, Release, ReleaseReply, RenewReply,
-    Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind,
+    KeyRequest, Limits, Listener, NextHolder, PollReply, QuorumMember, RaiseReply, Release,
+    ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind,
 };
 use crate::{
     error::LockError,
@@ -370,6 +371,7 @@ impl RedisStore {
         &self,
         requests: &[KeyRequest],
         if_busy: IfBusy,
+        proposal: Option<FencingToken>,
     ) -> Result<Acquired, StoreError> {
         let Some(deadline) = requests.iter().map(|request| request.deadline).min() else {
             return Ok(Acquired::All(AcquireAllReply::Granted(Vec::new())));
@@ -413,7 +415,6 @@ impl RedisStore {
                 };
             }
             let Some(marker) = marker else { return call };
-            let proposal = requests.iter().find_map(|request| request.proposal);
             // Without a proposal the server's clock determines the token.
             call.arg(marker)
                 .arg(proposal.map_or(0, FencingToken::number).to_string())
@@ -472,8 +473,9 @@ impl RedisStore {
         &self,
         requests: &[KeyRequest],
         if_busy: IfBusy,
+        proposal: Option<FencingToken>,
     ) -> Result<Acquired, StoreError> {
-        let reply = self.try_acquire(requests, if_busy).await?;
+        let reply = self.try_acquire(requests, if_busy, proposal).await?;
         let late = matches!(
             reply,
             Acquired::All(AcquireAllReply::Refused {
@@ -483,14 +485,14 @@ impl RedisStore {
         );
         let now = Instant::now();
         if late && requests.iter().all(|request| request.deadline > now) {
-            return self.try_acquire(requests, if_busy).await;
+            return self.try_acquire(requests, if_busy, proposal).await;
         }
         Ok(reply)
     }
 
     /// Acquires all keys with one script.
     async fn acquire_each(&self, requests: &[KeyRequest]) -> Result<AcquireAllReply, StoreError> {
-        match self.acquire_in_time(requests, IfBusy::Refuse).await? {
+        match self.acquire_in_time(requests, IfBusy::Refuse, None).await? {
             Acquired::All(reply) => {
                 if matches!(reply, AcquireAllReply::Granted(_)) {
                     self.settle(requests.iter().map(|request| &request.hold))
@@ -502,9 +504,13 @@ impl RedisStore {
         }
     }
 
-    async fn acquire_one(&self, request: &KeyRequest) -> Result<AcquireReply, StoreError> {
+    async fn acquire_one(
+        &self,
+        request: &KeyRequest,
+        proposal: Option<FencingToken>,
+    ) -> Result<AcquireReply, StoreError> {
         match self
-            .acquire_in_time(std::slice::from_ref(request), request.if_busy)
+            .acquire_in_time(std::slice::from_ref(request), request.if_busy, proposal)
             .await?
         {
             Acquired::All(AcquireAllReply::Granted(grants)) => {
@@ -521,11 +527,18 @@ impl RedisStore {
         }
     }
 
-    async fn poll_one(&self, hold: &Hold) -> Result<PollReply, StoreError> {
-        let call = self
-            .on_all(&scripts::POLL, &hold.key, hold.mode.kind())
-            .hold(hold);
-        let mut answer = self.servers.call(&call).await?;
+    async fn poll_all(&self, holds: &[Hold]) -> Vec<Result<PollReply, StoreError>> {
+        let call = |index| {
+            let hold: &Hold = &holds[index];
+            self.on_all(&scripts::POLL, &hold.key, hold.mode.kind())
+                .hold(hold)
+        };
+        let answers = self.servers.call_each(holds.len(), &call).await;
+        let polled = async |(hold, answer): (&Hold, Result<_, _>)| self.polled(hold, answer?).await;
+        join_all(holds.iter().zip(answers).map(polled)).await
+    }
+
+    async fn polled(&self, hold: &Hold, mut answer: Answer) -> Result<PollReply, StoreError> {
         let mut reply = answer.reply()?;
         match reply.word() {
             "granted" => {
@@ -564,13 +577,13 @@ impl RedisStore {
     }
 
     async fn renew_all(&self, renewals: &[Renewal]) -> Vec<Result<RenewReply, StoreError>> {
-        let values = self
+        let answers = self
             .servers
             .call_each(renewals.len(), &|index| self.renewal(&renewals[index]))
             .await;
-        values
+        answers
             .into_iter()
-            .map(|value| value.and_then(renewed))
+            .map(|answer| renewed(answer?.into_value()))
             .collect()
     }
 
@@ -809,7 +822,7 @@ impl Store for RedisStore {
         &'a self,
         request: &'a KeyRequest,
     ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
-        Box::pin(self.acquire_one(request))
+        Box::pin(self.acquire_one(request, None))
     }
 
     fn acquire_all<'a>(
@@ -819,8 +832,8 @@ impl Store for RedisStore {
         Box::pin(self.acquire_several(requests))
     }
 
-    fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
-        Box::pin(self.poll_one(hold))
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+        Box::pin(self.poll_all(holds))
     }
 
     fn renew<'a>(
@@ -843,15 +856,6 @@ impl Store for RedisStore {
 
     fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(self.abandon_one(hold))
-    }
-
-    fn raise<'a>(
-        &'a self,
-        key: &'a LockKey,
-        kind: LockKind,
-        fence: FencingToken,
-    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
-        Box::pin(self.raise_one(key, kind, fence))
     }
 
     fn inspect<'a>(
@@ -880,8 +884,35 @@ impl Store for RedisStore {
             .server_of(&lock_name(&self.namespace, key, kind))
     }
 
+    fn limits(&self) -> Limits {
+        Limits::new()
+    }
+
     fn listen(&self, listener: Weak<dyn Listener>) {
         self.servers.pushes().listeners().add(listener);
+    }
+
+    fn settled(&self) -> BoxFuture<'_, ()> {
+        Box::pin(ready(()))
+    }
+}
+
+impl QuorumMember for RedisStore {
+    fn acquire_proposed<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+        proposal: FencingToken,
+    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+        Box::pin(self.acquire_one(request, Some(proposal)))
+    }
+
+    fn raise<'a>(
+        &'a self,
+        key: &'a LockKey,
+        kind: LockKind,
+        fence: FencingToken,
+    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
+        Box::pin(self.raise_one(key, kind, fence))
     }
 }
 

@@ -369,7 +369,6 @@ impl Table {
         if now > request.deadline {
             return Verdict::Reply(AcquireReply::Late);
         }
-        step.proposal = request.proposal;
         self.keep_place(&request.hold, now);
         let Some(entry) = self.advanced(key, mode.kind(), step) else {
             return Verdict::Free;

@@ -66,7 +66,7 @@ impl Inner {
         {
             let mut state = lock(campaign);
             let calls = begin(&mut state, &terms, terms.sent);
-            self.send(campaign, &state, &mut terms, calls, &mut under_way.calls);
+            self.send(campaign, &state, &terms, calls, &mut under_way.calls);
         }
         self.leave(campaign);
         // One timer for all replies: a timer for each would be registered and removed again.
@@ -83,7 +83,7 @@ impl Inner {
                     self.send(
                         campaign,
                         &state,
-                        &mut terms,
+                        &terms,
                         calls.clone(),
                         &mut under_way.calls,
                     );
@@ -135,7 +135,7 @@ impl Inner {
         &self,
         campaign: &Shared,
         state: &Campaign,
-        terms: &mut Terms,
+        terms: &Terms,
         calls: Calls,
         under_way: &mut UnderWay,
     ) {
@@ -143,7 +143,8 @@ impl Inner {
         // If a server that has voted is ahead, propose its number, so that the other servers reply
         // with the same one and no write-back is needed. Never propose less than the clock: servers
         // that have lost their data may have given a smaller number to another acquisition.
-        terms.proposal = state.drawn().max(Some(self.proposals.next()));
+        let next = self.proposals.next();
+        let proposal = state.drawn().map_or(next, |drawn| drawn.max(next));
         // With less than a majority of healthy servers, ask all: ignore the circuit breakers.
         let well = self.nodes.iter().filter(|node| node.is_well(now)).count();
         let spares = well >= self.majority();
@@ -151,11 +152,11 @@ impl Inner {
             let node = self.nodes[index].clone();
             let admitted = if spares { node.admits(now) } else { Ok(()) };
             under_way.push(calls::call(
-                node,
-                index,
+                (index, node),
                 campaign.clone(),
                 state,
                 terms,
+                proposal,
                 say,
                 admitted,
             ));
@@ -233,12 +234,7 @@ impl Inner {
     }
 
     pub(super) async fn acquire(&self, request: &KeyRequest) -> Result<AcquireReply, StoreError> {
-        let Hold {
-            ref key,
-            mode,
-            token,
-        } = request.hold;
-        self.check(mode, request.lease)?;
+        let Hold { ref key, token, .. } = request.hold;
         let now = Instant::now();
         let (campaign, is_new) = self.begin(request, now);
         let reader_group = request

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     acquire::STRAGGLE,
+    call::only,
     fence::FencingToken,
     store::{Hold, KeyRequest, Renewal, StoreError, Token},
     sync::lock,
@@ -30,8 +31,6 @@ pub(super) struct Terms {
     pub(super) deadline: Instant,
     /// The time in which a server must reply; by default that of an acquire.
     pub(super) patience: Option<Duration>,
-    /// Chosen anew for each batch of requests.
-    pub(super) proposal: Option<FencingToken>,
     /// For each server, the alias of a reader in whose group this one may be admitted.
     reader_group: Option<PerNode<Option<Token>>>,
 }
@@ -54,7 +53,6 @@ impl Terms {
             answer_by,
             deadline,
             patience: None,
-            proposal: None,
             reader_group,
         }
     }
@@ -69,7 +67,6 @@ impl Terms {
             answer_by,
             deadline,
             patience: None,
-            proposal: None,
             reader_group: None,
         }
     }
@@ -80,13 +77,13 @@ impl Terms {
 }
 
 /// Sends one request to one server, and passes the reply to the campaign. If the server is not
-/// `admitted`, the error is passed instead and nothing is sent.
+/// `admitted`, the error is passed instead and nothing is sent. An acquire proposes `proposal`.
 pub(super) fn call(
-    node: Arc<Node>,
-    index: usize,
+    (index, node): (usize, Arc<Node>),
     campaign: Arc<Mutex<Campaign>>,
     state: &Campaign,
     terms: &Terms,
+    proposal: FencingToken,
     say: Say,
     admitted: Result<(), StoreError>,
 ) -> BoxFuture<'static, ()> {
@@ -123,10 +120,10 @@ pub(super) fn call(
                 .reserved(state.reserved());
             let request = KeyRequest {
                 if_busy,
-                ..request.reader_group(reader_group).proposal(terms.proposal)
+                ..request.reader_group(reader_group)
             };
             Box::pin(async move {
-                let result = node.store.acquire(&request).await;
+                let result = node.store.acquire_proposed(&request, proposal).await;
                 node.note(&result, Instant::now());
                 tell(&campaign, token, result.map(Heard::Acquire));
             })
@@ -134,7 +131,7 @@ pub(super) fn call(
         Say::Poll(token) => {
             let hold = hold(token);
             Box::pin(async move {
-                let result = node.store.poll(&hold).await;
+                let result = only(node.store.poll(std::slice::from_ref(&hold))).await;
                 node.note(&result, Instant::now());
                 tell(&campaign, token, result.map(Heard::Poll));
             })
@@ -142,8 +139,7 @@ pub(super) fn call(
         Say::Renew(token) => {
             let renewal = Renewal::new(hold(token), terms.lease);
             Box::pin(async move {
-                let mut replies = node.store.renew(std::slice::from_ref(&renewal)).await;
-                let result = replies.pop().unwrap_or_else(|| Err(StoreError::late()));
+                let result = only(node.store.renew(std::slice::from_ref(&renewal))).await;
                 node.note(&result, Instant::now());
                 tell(&campaign, token, result.map(Heard::Renew));
             })

@@ -6,6 +6,7 @@ use super::*;
 use crate::fence::FencingToken;
 use crate::{
     client::LockClient,
+    spec::Mode,
     store::{MemoryStore, RaiseReply},
 };
 
@@ -19,6 +20,7 @@ struct Server {
     /// The numbers of this server are ahead of those of the others.
     is_ahead: AtomicBool,
     raised: AtomicUsize,
+    limits: Limits,
 }
 
 impl Server {
@@ -36,13 +38,7 @@ impl Store for Server {
         &'a self,
         request: &'a KeyRequest,
     ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
-        self.answer(Box::pin(async {
-            let reply = self.store.acquire(request).await?;
-            if let AcquireReply::Granted(_) = reply {
-                lock(&self.granted).push(request.hold.token);
-            }
-            Ok(reply)
-        }))
+        self.answer(self.store.acquire(request))
     }
 
     fn acquire_all<'a>(
@@ -52,8 +48,8 @@ impl Store for Server {
         self.answer(self.store.acquire_all(requests))
     }
 
-    fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
-        self.answer(self.store.poll(hold))
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+        self.answer(self.store.poll(holds))
     }
 
     fn renew<'a>(
@@ -93,16 +89,6 @@ impl Store for Server {
         self.answer(self.store.abandon(hold))
     }
 
-    fn raise<'a>(
-        &'a self,
-        key: &'a LockKey,
-        kind: LockKind,
-        fence: FencingToken,
-    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
-        self.raised.fetch_add(1, Ordering::Relaxed);
-        self.answer(self.store.raise(key, kind, fence))
-    }
-
     fn inspect<'a>(
         &'a self,
         key: &'a LockKey,
@@ -120,8 +106,50 @@ impl Store for Server {
         self.answer(self.store.revoke(key, kind, scope))
     }
 
+    fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
+        self.store.name_of(key, kind, part)
+    }
+
+    fn server_of(&self, key: &LockKey, kind: LockKind) -> u64 {
+        self.store.server_of(key, kind)
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
     fn listen(&self, listener: Weak<dyn Listener>) {
         self.store.listen(listener);
+    }
+
+    fn settled(&self) -> BoxFuture<'_, ()> {
+        self.store.settled()
+    }
+}
+
+impl QuorumMember for Server {
+    fn acquire_proposed<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+        proposal: FencingToken,
+    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+        self.answer(Box::pin(async move {
+            let reply = self.store.acquire_proposed(request, proposal).await?;
+            if let AcquireReply::Granted(_) = reply {
+                lock(&self.granted).push(request.hold.token);
+            }
+            Ok(reply)
+        }))
+    }
+
+    fn raise<'a>(
+        &'a self,
+        key: &'a LockKey,
+        kind: LockKind,
+        fence: FencingToken,
+    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
+        self.raised.fetch_add(1, Ordering::Relaxed);
+        self.answer(self.store.raise(key, kind, fence))
     }
 }
 
@@ -130,7 +158,7 @@ async fn a_release_that_no_majority_hears_is_remembered_no_longer_than_it_is_sai
     let servers = [(); 3].map(|()| Arc::<Server>::default());
     let named = servers
         .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
     let lease = Duration::from_secs(3);
     let Ok(store) = QuorumStore::new(named, lease) else {
         panic!("three servers are valid")
@@ -170,7 +198,7 @@ async fn a_grant_that_is_not_confirmed_is_given_up_where_it_is_held() {
     let servers = [(); 3].map(|()| Arc::<Server>::default());
     let named = servers
         .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
     let lease = Duration::from_secs(3);
     let Ok(store) = QuorumStore::new(named, lease) else {
         panic!("three servers are valid")
@@ -222,7 +250,7 @@ async fn downgraded_unheard_by(silent: usize) {
     let servers = [(); 3].map(|()| Arc::<Server>::default());
     let named = servers
         .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
     let lease = Duration::from_secs(6);
     let Ok(store) = QuorumStore::new(named, lease) else {
         panic!("three servers are valid")
@@ -282,7 +310,7 @@ async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
     let servers = [(); 3].map(|()| Arc::<Server>::default());
     let named = servers
         .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
     let lease = Duration::from_secs(6);
     let Ok(store) = QuorumStore::new(named, lease) else {
         panic!("three servers are valid")
@@ -324,7 +352,7 @@ async fn a_second_look_does_not_count_as_a_round_trip() {
     let servers: Vec<_> = (0..5).map(|_| Arc::<Server>::default()).collect();
     let named = servers
         .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
     let lease = Duration::from_secs(30);
     let Ok(store) = QuorumStore::new(named, lease) else {
         panic!("five servers are valid")
@@ -367,14 +395,19 @@ async fn the_next_holder_proposes_more_than_it_was_handed() {
         let key = LockKey::new("a").unwrap();
         let nodes: Vec<_> = servers
             .iter()
-            .map(|server| Arc::new(Node::new(String::new(), server.clone() as Arc<dyn Store>)))
+            .map(|server| {
+                Arc::new(Node::new(
+                    String::new(),
+                    server.clone() as Arc<dyn QuorumMember>,
+                ))
+            })
             .collect();
         let line = node::line_node(&nodes, &key, Instant::now()).unwrap();
         servers[line].is_ahead.store(true, Ordering::Relaxed);
         let client = || {
             let named = servers
                 .iter()
-                .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+                .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
             let Ok(store) = QuorumStore::new(named, Duration::from_secs(30)) else {
                 panic!("the number is odd")
             };

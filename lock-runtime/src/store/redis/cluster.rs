@@ -89,6 +89,9 @@ pub(super) struct Node {
     connection: Connection,
 }
 
+/// The reply to one call of a batch, and the node that serves the lock.
+type Indexed = (usize, Result<(Value, Arc<Node>), StoreError>);
+
 /// When the map is looked up.
 struct Refresh {
     /// Somebody is at it.
@@ -309,7 +312,7 @@ impl Cluster {
         &self,
         count: usize,
         write: &(dyn Fn(usize) -> Call + Sync),
-    ) -> Vec<Result<Value, StoreError>> {
+    ) -> Vec<Result<(Value, Arc<Node>), StoreError>> {
         let mut by_node: HashMap<u64, Vec<(usize, Call)>> = HashMap::new();
         for index in 0..count {
             let call = write(index);
@@ -337,7 +340,7 @@ impl Cluster {
         &self,
         batch: Vec<(usize, Call)>,
         write: &(dyn Fn(usize) -> Call + Sync),
-    ) -> Vec<(usize, Result<Value, StoreError>)> {
+    ) -> Vec<Indexed> {
         let Some(slot) = batch.first().map(|(_, call)| slot_of(call.key())) else {
             return Vec::new();
         };
@@ -355,7 +358,10 @@ impl Cluster {
             Ok(values) => {
                 for (index, value) in indices.into_iter().zip(values) {
                     match redirection(&value, &node) {
-                        None => results.push((index, node.connection.settle(value))),
+                        None => {
+                            let value = node.connection.settle(value);
+                            results.push((index, value.map(|value| (value, node.clone()))));
+                        }
                         Some(_) => elsewhere.push(index),
                     }
                 }
@@ -371,10 +377,7 @@ impl Cluster {
             let outcome = self
                 .run(slot_of(call.key()), Errand::Call(&call, Repeat::Once))
                 .await;
-            (
-                index,
-                outcome.map(|(value, _)| value).map_err(StoreError::from),
-            )
+            (index, outcome.map_err(StoreError::from))
         });
         results.extend(join_all(elsewhere).await);
         results
@@ -382,7 +385,7 @@ impl Cluster {
 }
 
 /// The same for all of them.
-fn all(indices: Vec<usize>, error: &StoreError) -> Vec<(usize, Result<Value, StoreError>)> {
+fn all(indices: Vec<usize>, error: &StoreError) -> Vec<Indexed> {
     indices
         .into_iter()
         .map(|index| (index, Err(error.clone())))

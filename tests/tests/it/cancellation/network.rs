@@ -11,9 +11,9 @@ use futures_util::future::BoxFuture;
 use lock_runtime::{
     LockClient, LockKey, LockKind, RevokeReply, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener,
-        MemoryStore, PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError,
-        StoreErrorKind,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Limits,
+        Listener, MemoryStore, PollReply, Release, ReleaseReply, RenewReply, Renewal, Store,
+        StoreError, StoreErrorKind,
     },
 };
 use lock_tests::FencedResource;
@@ -220,9 +220,10 @@ impl Store for Network {
         self.send(|store| Box::pin(async move { store.acquire_all(&requests).await }))
     }
 
-    fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
-        let hold = hold.clone();
-        self.send(|store| Box::pin(async move { store.poll(&hold).await }))
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+        let holds = holds.to_vec();
+        let answer = self.send(|store| Box::pin(async move { Ok(store.poll(&holds).await) }));
+        Box::pin(async { answer.await.unwrap_or_else(|error| vec![Err(error)]) })
     }
 
     fn renew<'a>(
@@ -271,5 +272,21 @@ impl Store for Network {
 
     fn listen(&self, listener: Weak<dyn Listener>) {
         self.store.listen(listener);
+    }
+
+    fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
+        self.store.name_of(key, kind, part)
+    }
+
+    fn server_of(&self, key: &LockKey, kind: LockKind) -> u64 {
+        self.store.server_of(key, kind)
+    }
+
+    fn limits(&self) -> Limits {
+        self.store.limits()
+    }
+
+    fn settled(&self) -> BoxFuture<'_, ()> {
+        self.store.settled()
     }
 }

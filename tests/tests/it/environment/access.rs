@@ -1,6 +1,6 @@
 //! A server with users: the line of the documentation is all that a lock needs, and nothing that it does not need.
 
-use crate::replies::Replies as _;
+use crate::replies::{Replies as _, poll};
 use lock_runtime::{
     LockClient, LockErrorKind, LockKey, Mode, RevokeScope,
     store::{
@@ -49,11 +49,11 @@ pub(crate) async fn everything(store: &dyn Store) -> Vec<StoreError> {
             for acquired in [&first, &first, &second] {
                 told(store.acquire(&request(acquired)).await.map(drop));
             }
-            told(store.poll(&first).await.map(drop));
+            told(poll(store, &first).await.map(drop));
             for asked in [&waiter, &waiter, &second] {
                 told(store.acquire(&request(asked).queued()).await.map(drop));
             }
-            told(store.poll(&waiter).await.map(drop));
+            told(poll(store, &waiter).await.map(drop));
             told(store.abandon(&waiter).await);
             told(
                 store

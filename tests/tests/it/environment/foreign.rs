@@ -1,6 +1,6 @@
 //! Somebody's data under the names that a lock needs: told as such, and the same to the last byte afterwards.
 
-use crate::replies::Replies as _;
+use crate::replies::{Replies as _, poll};
 use std::sync::Arc;
 
 use lock_runtime::{
@@ -8,8 +8,8 @@ use lock_runtime::{
     RevokeScope,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Hold, KeyPart, KeyRequest, NextHolder,
-        PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, StoreErrorKind,
-        Token, redis::RedisStore,
+        PollReply, QuorumMember as _, Release, ReleaseReply, RenewReply, Renewal, Store,
+        StoreError, StoreErrorKind, Token, redis::RedisStore,
     },
 };
 use lock_tests::{RedisServer, shared_server, unique};
@@ -86,7 +86,7 @@ async fn try_everything(store: &dyn Store, hold: &Hold) {
             "{reply:?}"
         );
     }
-    let reply = store.poll(hold).await;
+    let reply = poll(store, hold).await;
     assert!(
         matches!(reply, Ok(PollReply::Gone)) || foreign(reply.clone()),
         "{reply:?}"
@@ -224,7 +224,7 @@ async fn data_that_came_under_the_fences_name_later_do_not_keep_the_lock() {
             store.acquire(&request).await.unwrap(),
             AcquireReply::ForeignKey(KeyPart::Fence)
         );
-        assert!(foreign(store.poll(&hold).await));
+        assert!(foreign(poll(&*store, &hold).await));
         if mode == Mode::Exclusive {
             assert!(foreign(store.convert(&hold).await));
         }

@@ -1,6 +1,6 @@
 //! 12 of the failures seen elsewhere: a server that has forgotten the scripts.
 
-use crate::replies::Replies as _;
+use crate::replies::{Replies as _, poll};
 use std::time::Duration;
 
 use lock_runtime::{
@@ -36,7 +36,7 @@ async fn every_call_survives_a_server_that_forgot_its_scripts() {
             .await
             .unwrap();
         flush().await;
-        store.poll(&hold).await.unwrap();
+        poll(&store, &hold).await.unwrap();
         flush().await;
         assert!(matches!(
             store

@@ -1,6 +1,6 @@
 //! A store that is asked step by step, and its answers in a form that two stores have in common.
 
-use crate::replies::Replies as _;
+use crate::replies::{Replies as _, poll};
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use lock_runtime::{
@@ -128,7 +128,7 @@ impl Side {
                     reply => Err(format!("{reply:?}")),
                 }
             }
-            Step::Poll(hold) => match store.poll(hold).await? {
+            Step::Poll(hold) => match poll(&*store, hold).await? {
                 PollReply::Granted(grant) => self.granted(hold, grant).map(Answer::Granted),
                 PollReply::Gone => Ok(Answer::Gone),
                 PollReply::Queued {

@@ -9,9 +9,9 @@ use futures_util::future::BoxFuture;
 use lock_runtime::{
     LockClient, LockGuard, LockKey, LockKind, RevokeReply, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener,
-        MemoryStore, PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError,
-        Token,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Limits,
+        Listener, MemoryStore, PollReply, Release, ReleaseReply, RenewReply, Renewal, Store,
+        StoreError, Token,
     },
 };
 use lock_tests::Captured;
@@ -187,8 +187,8 @@ impl Store for Spy {
         self.store.acquire_all(requests)
     }
 
-    fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
-        self.store.poll(hold)
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+        self.store.poll(holds)
     }
 
     fn renew<'a>(
@@ -232,5 +232,21 @@ impl Store for Spy {
 
     fn listen(&self, listener: Weak<dyn Listener>) {
         self.store.listen(listener);
+    }
+
+    fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
+        self.store.name_of(key, kind, part)
+    }
+
+    fn server_of(&self, key: &LockKey, kind: LockKind) -> u64 {
+        self.store.server_of(key, kind)
+    }
+
+    fn limits(&self) -> Limits {
+        self.store.limits()
+    }
+
+    fn settled(&self) -> BoxFuture<'_, ()> {
+        self.store.settled()
     }
 }

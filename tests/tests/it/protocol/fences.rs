@@ -8,6 +8,8 @@ use lock_runtime::{
 };
 use lock_tests::{RedisServer, shared_server};
 
+use crate::replies::poll;
+
 use super::{
     HOUR, Hold, MODES, beside, both, fence_name, fresh_hold, granted, lock_name, member, micros,
     redis_on,
@@ -195,7 +197,7 @@ async fn every_grant_carries_a_larger_fencing_token() {
         }
         for reader in &readers {
             // A reader is told a larger one, as another may have had the counter's.
-            let PollReply::Granted(grant) = store.poll(reader).await.unwrap() else {
+            let PollReply::Granted(grant) = poll(&*store, reader).await.unwrap() else {
                 panic!("{store:?}")
             };
             larger(grant);

@@ -1,6 +1,6 @@
 //! Rules 21 and 22: the type is looked at first, and all keys of a lock are declared and lie in one slot.
 
-use crate::replies::Replies as _;
+use crate::replies::{Replies as _, poll};
 use lock_runtime::{
     LockErrorKind, LockKey, LockKind, Mode, RevokeReply, RevokeScope,
     store::{AcquireReply, KeyPart, NextHolder, Release, ReleaseReply, RenewReply, Renewal, Store},
@@ -21,7 +21,7 @@ async fn live(store: &dyn Store, key: &LockKey) {
         let waiter = beside(key, Mode::Exclusive);
         if mode.kind() == waiter.mode.kind() {
             queued(store, &waiter, HOUR).await;
-            store.poll(&waiter).await.unwrap();
+            poll(store, &waiter).await.unwrap();
             store.abandon(&waiter).await.unwrap();
         }
         assert!(matches!(
@@ -32,7 +32,7 @@ async fn live(store: &dyn Store, key: &LockKey) {
                 .unwrap()[0],
             RenewReply::Renewed { .. }
         ));
-        store.poll(&hold).await.unwrap();
+        poll(store, &hold).await.unwrap();
         assert_eq!(inspect(store, &hold).await.holders.len(), 1);
         let heir = beside(key, mode);
         let reply = store

@@ -20,6 +20,8 @@ use tokio::{
 };
 use tracing::Level;
 
+use crate::replies::poll;
+
 use super::{
     HOUR, LONG, MODES, TWO_PERMITS, acquire, beside, eventually, fence_name, fresh_hold, granted,
     in_a_minute, inspect, key, lock_name, member, micros,
@@ -120,7 +122,7 @@ impl Client {
     }
 
     async fn poll(&self, hold: &Hold) -> PollReply {
-        self.store.poll(hold).await.unwrap()
+        poll(&*self.store, hold).await.unwrap()
     }
 
     async fn is_queued(&self, hold: &Hold) -> bool {
@@ -948,7 +950,7 @@ async fn somebodys_data_in_the_place_of_a_line_stay_whole() {
                 AcquireReply::ForeignKey(KeyPart::Queue),
                 "{data:?}"
             );
-            match client.store.poll(&waiter).await {
+            match poll(&*client.store, &waiter).await {
                 Ok(reply) => assert_eq!(reply, PollReply::Gone, "{data:?}"),
                 Err(error) => assert_eq!(error.kind(), StoreErrorKind::ForeignKey, "{data:?}"),
             }
@@ -1099,7 +1101,7 @@ async fn who_lost_its_connection_is_told_again_on_the_next() {
         proxy.cut();
         assert!(matches!(client.told().await, StoreEvent::Disconnected));
         eventually("it is back", async || {
-            client.store.poll(&waiter).await.is_ok()
+            poll(&*client.store, &waiter).await.is_ok()
         })
         .await;
         there.release(&holder).await;
@@ -1132,12 +1134,12 @@ async fn who_was_turned_away_is_told_again_afterwards() {
     say(&["CONFIG", "SET", "requirepass", "another"]).await;
     say(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
     eventually("it is turned away", async || {
-        client.store.poll(&waiter).await.is_err()
+        poll(&*client.store, &waiter).await.is_err()
     })
     .await;
     say(&["CONFIG", "SET", "requirepass", ""]).await;
     let back = async || {
-        client.store.poll(&waiter).await.is_ok() && there.store.poll(&holder).await.is_ok()
+        poll(&*client.store, &waiter).await.is_ok() && poll(&*there.store, &holder).await.is_ok()
     };
     eventually("it is back", back).await;
     there.release(&holder).await;

@@ -11,9 +11,9 @@ use std::{
 use lock_runtime::{
     LockKey, LockKind, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyRequest, Listener,
-        PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, StoreErrorKind,
-        Token,
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyPart, KeyRequest,
+        Limits, Listener, PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError,
+        StoreErrorKind, Token,
     },
 };
 use tokio::{
@@ -216,8 +216,11 @@ impl Store for Watched {
         })
     }
 
-    fn poll<'a>(&'a self, hold: &'a Hold) -> Reply<'a, PollReply> {
-        self.behind.poll(hold)
+    fn poll<'a>(
+        &'a self,
+        holds: &'a [Hold],
+    ) -> futures_util::future::BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+        self.behind.poll(holds)
     }
 
     fn renew<'a>(
@@ -273,5 +276,21 @@ impl Store for Watched {
 
     fn listen(&self, listener: Weak<dyn Listener>) {
         self.behind.listen(listener);
+    }
+
+    fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
+        self.behind.name_of(key, kind, part)
+    }
+
+    fn server_of(&self, key: &LockKey, kind: LockKind) -> u64 {
+        self.behind.server_of(key, kind)
+    }
+
+    fn limits(&self) -> Limits {
+        self.behind.limits()
+    }
+
+    fn settled(&self) -> futures_util::future::BoxFuture<'_, ()> {
+        self.behind.settled()
     }
 }

@@ -15,8 +15,8 @@ use lock_runtime::{
     FencingToken, LockClient, LockErrorKind, LockKey, LockKind, Mode, RevokeReply, RevokeScope,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyPart, KeyRequest,
-        Listener, MemoryStore, PollReply, QuorumStore, RaiseReply, Release, ReleaseReply,
-        RenewReply, Renewal, Store, StoreError, StoreErrorKind, Token,
+        Limits, Listener, MemoryStore, PollReply, QuorumMember, QuorumStore, RaiseReply, Release,
+        ReleaseReply, RenewReply, Renewal, Store, StoreError, StoreErrorKind, Token,
     },
 };
 use tokio::time::{Instant, sleep};
@@ -88,22 +88,20 @@ type Reply<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
 impl Store for Server {
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Reply<'a, AcquireReply> {
-        Box::pin(async {
-            let store = self.reached().await?;
-            if is(&self.foreign) {
-                Ok(AcquireReply::ForeignKey(KeyPart::Lock))
-            } else {
-                store.acquire(request).await
-            }
-        })
+        Box::pin(async { self.reached().await?.acquire(request).await })
     }
 
     fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Reply<'a, AcquireAllReply> {
         Box::pin(async { self.reached().await?.acquire_all(requests).await })
     }
 
-    fn poll<'a>(&'a self, hold: &'a Hold) -> Reply<'a, PollReply> {
-        Box::pin(async { self.reached().await?.poll(hold).await })
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+        Box::pin(async {
+            match self.reached().await {
+                Ok(store) => store.poll(holds).await,
+                Err(error) => holds.iter().map(|_| Err(error.clone())).collect(),
+            }
+        })
     }
 
     fn renew<'a>(
@@ -130,21 +128,6 @@ impl Store for Server {
         Box::pin(async { self.reached().await?.abandon(hold).await })
     }
 
-    fn raise<'a>(
-        &'a self,
-        key: &'a LockKey,
-        kind: LockKind,
-        fence: FencingToken,
-    ) -> Reply<'a, RaiseReply> {
-        Box::pin(async move {
-            let store = self.reached().await?;
-            if is(&self.stubborn) {
-                return Err(StoreError::new(StoreErrorKind::Unavailable, "not now"));
-            }
-            store.raise(key, kind, fence).await
-        })
-    }
-
     fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Reply<'a, Inspection> {
         Box::pin(async move { self.reached().await?.inspect(key, kind).await })
     }
@@ -162,6 +145,54 @@ impl Store for Server {
         if !is(&self.mute) {
             self.store().listen(listener);
         }
+    }
+
+    fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
+        self.store().name_of(key, kind, part)
+    }
+
+    fn server_of(&self, key: &LockKey, kind: LockKind) -> u64 {
+        self.store().server_of(key, kind)
+    }
+
+    fn limits(&self) -> Limits {
+        self.store().limits()
+    }
+
+    fn settled(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async { self.store().settled().await })
+    }
+}
+
+impl QuorumMember for Server {
+    fn acquire_proposed<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+        proposal: FencingToken,
+    ) -> Reply<'a, AcquireReply> {
+        Box::pin(async move {
+            let store = self.reached().await?;
+            if is(&self.foreign) {
+                Ok(AcquireReply::ForeignKey(KeyPart::Lock))
+            } else {
+                store.acquire_proposed(request, proposal).await
+            }
+        })
+    }
+
+    fn raise<'a>(
+        &'a self,
+        key: &'a LockKey,
+        kind: LockKind,
+        fence: FencingToken,
+    ) -> Reply<'a, RaiseReply> {
+        Box::pin(async move {
+            let store = self.reached().await?;
+            if is(&self.stubborn) {
+                return Err(StoreError::new(StoreErrorKind::Unavailable, "not now"));
+            }
+            store.raise(key, kind, fence).await
+        })
     }
 }
 
@@ -183,7 +214,7 @@ impl Servers {
         listed.rotate_right(hash as usize % servers.len());
         let named = listed
             .into_iter()
-            .map(|server| (String::from("server"), server as Arc<dyn Store>));
+            .map(|server| (String::from("server"), server as Arc<dyn QuorumMember>));
         QuorumStore::new(named, LEASE).unwrap()
     }
 
@@ -321,7 +352,8 @@ async fn the_tokens_of_a_block_are_known_to_a_majority() {
     holder.release(&Release::new(held)).await.unwrap();
     sleep(Duration::from_millis(10)).await;
     set(&third.stubborn, true);
-    let Ok(PollReply::Granted(grant)) = waiter.poll(&waiting).await else {
+    let [Ok(PollReply::Granted(grant))] = waiter.poll(std::slice::from_ref(&waiting)).await[..]
+    else {
         panic!("it is its turn")
     };
     waiter.release(&Release::new(waiting)).await.unwrap();

@@ -197,7 +197,8 @@ impl Server {
                     sim.excuse(hold.token);
                 }
                 // The deadline was checked above.
-                let request = KeyRequest::new(hold.clone(), *lease, now).proposal(Some(*proposal));
+                let request = KeyRequest::new(hold.clone(), *lease, now);
+                step.proposal = Some(*proposal);
                 Reply::Acquire(
                     table.acquire(
                         &KeyRequest {

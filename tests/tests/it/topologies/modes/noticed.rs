@@ -4,7 +4,7 @@ use std::{collections::HashMap, ops::Range, sync::Arc, time::Duration};
 
 use lock_runtime::{
     FencingToken, LockClient, LockKey, LockKind,
-    store::{MemoryStore, Store as _},
+    store::{MemoryStore, QuorumMember as _},
 };
 use lock_tests::storm::{Ask, Event, Kind, Record};
 

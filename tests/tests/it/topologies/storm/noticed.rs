@@ -9,7 +9,7 @@ use std::{
 
 use lock_runtime::{
     FencingToken, LockClient, LockKey, LockKind,
-    store::{MemoryStore, Store as _},
+    store::{MemoryStore, QuorumMember as _},
 };
 use tokio::time::sleep;
 
