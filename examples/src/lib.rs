@@ -8,12 +8,7 @@ pub use child::{Child, order, parent_hangs_up, say};
 pub use start::{run_id, start};
 
 /// The generated messages, client and server of `proto/inventory.proto`.
-#[allow(
-    missing_docs,
-    unreachable_pub,
-    clippy::all,
-    reason = "generated code"
-)]
+#[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
 pub mod inventory {
     tonic::include_proto!("inventory.v1");
 }

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_that_the_error_quotes_is_told_once() {
+    fn a_cause_that_the_error_quotes_is_printed_once() {
         let error = Err::<(), _>(std::io::Error::other("refused"))
             .context("no connection: refused")
             .context("stuck");

@@ -1,4 +1,4 @@
-//! Each story, told small: what it ends with is what it promises.
+//! Runs each example with a small load, and checks the last line of its output.
 
 use std::{
     process::{Command, Output},
@@ -8,22 +8,23 @@ use std::{
 use lock_tests::RedisServer;
 
 fn tell(story: &str, options: &[&str]) -> Output {
-    // One after the other: each of them keeps all processors busy, and its requests wait for fractions of a second only.
+    // One at a time, because each of them keeps all processors busy, and its requests wait only
+    // for fractions of a second.
     static RUNNING: Mutex<()> = Mutex::new(());
     let _running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     let output = Command::new(story)
         .args(options)
         .output()
-        .expect("the story is built");
+        .expect("the example is built");
     assert!(
         !output.stdout.is_empty(),
-        "it says nothing: {}",
+        "no output: {}",
         String::from_utf8_lossy(&output.stderr)
     );
     output
 }
 
-/// The last line of a story that ended well.
+/// Returns the last line of a successful run.
 fn last_line(output: &Output) -> String {
     let (out, error) = (
         String::from_utf8_lossy(&output.stdout),
@@ -105,12 +106,9 @@ async fn an_inventory_is_reserved_and_counted_exactly() {
             line.starts_with("orders=1600 ") && line.ends_with(" oversold=0 miscounted=0 errors=0"),
             "{line}"
         );
-        // Two stock-takings last four times as long as a request waits.
+        // Two stock counts take four times as long as a request waits.
         let text = String::from_utf8_lossy(&output.stdout);
-        assert!(
-            text.contains("refused: Aborted, come back in 100ms."),
-            "{text}"
-        );
+        assert!(text.contains("refused: Aborted, retry in 100ms."), "{text}");
     }
 }
 
@@ -148,7 +146,7 @@ fn a_mistake_in_the_options_is_one_line() {
         let output = Command::new(env!("CARGO_BIN_EXE_flash-sale"))
             .args(options)
             .output()
-            .expect("the story is built");
+            .expect("the example is built");
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(
             !output.status.success() && error.contains(word),

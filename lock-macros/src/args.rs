@@ -132,8 +132,7 @@ impl Draft {
                 self.keys = Some(value::keys(&name, input)?);
             }
             "global" => {
-                // Set even if a value follows, because "or add `global`" would then be
-                // misleading.
+                // Set even if a value follows; otherwise "or add `global`" would be misleading.
                 self.global = Some(name.clone());
                 value::flag(&name, input)?;
             }
@@ -281,7 +280,7 @@ impl Draft {
         }
     }
 
-    /// Rejects a constant key without `global`: it excludes all calls from each other, which is
+    /// Rejects a constant key without `global`: it lets only one call run at a time, which is
     /// rarely intended.
     fn check_global(&mut self) {
         let Some(keys) = &self.keys else { return };

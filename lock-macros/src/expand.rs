@@ -137,8 +137,7 @@ impl Expansion {
         } else {
             brace.span.join()
         });
-        // The user's own span, because the compiler does not name the variables of a macro's
-        // block.
+        // The user's own span: the compiler does not name the variables of a macro's block.
         let open = brace.span.open();
         let mut outer = Group::new(Delimiter::Brace, quote!(#guard #used #anchor #block));
         outer.set_span(open);
@@ -213,8 +212,7 @@ impl Expansion {
         };
         let span = Span::mixed_site();
         let rt = self.runtime.at(span);
-        // The same name, for errors that mention it; unless it is the only other name in use
-        // here.
+        // The same name, for errors that mention it, unless it is the only other name here.
         let mut held = if guard == "__entered" {
             Ident::new("__held", guard.span())
         } else {
@@ -308,8 +306,7 @@ impl Returned {
         let mut call = Group::new(Delimiter::Parenthesis, TokenStream::new());
         call.set_span(end);
         let span = located_at(start);
-        // The user's own span at both ends, so that "return type inferred to be" underlines the
-        // type.
+        // The user's own span at both ends: "return type inferred to be" underlines the type.
         let mut closure = Group::new(
             Delimiter::Parenthesis,
             quote_spanned!(span=> || -> #ty { loop {} }),

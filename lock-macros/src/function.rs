@@ -469,7 +469,7 @@ fn collect_words(tokens: TokenStream, words: &mut HashMap<String, Span>) {
     }
 }
 
-/// Returns the spans of the first and the last token. Stable macros cannot join spans, the
+/// Returns the spans of the first and the last token. Stable macros cannot join spans, but the
 /// compiler can.
 pub(crate) fn ends(tokens: &impl ToTokens) -> (Span, Span) {
     let mut spans = tokens

@@ -38,7 +38,7 @@ impl Given {
     /// Expands to the value, with the type given at the span of the argument's name, so that a
     /// type error is reported there.
     ///
-    /// As a plain function argument, an error would show that function to the user.
+    /// If it were a plain function argument, an error would show that function to the user.
     pub(crate) fn value(&self, ty: impl FnOnce(Span) -> TokenStream) -> TokenStream {
         let (ty, expr) = (ty(located_at(self.name)), &self.expr);
         quote_spanned!(Span::mixed_site()=> { let __value: #ty = #expr; __value })

@@ -222,8 +222,7 @@ where
                     let last = last.take();
                     stage.set(Stage::Done);
                     return Poll::Ready(match released {
-                        // The body was complete, but the work that it reports may not be
-                        // protected.
+                        // The body is complete, but its contents may be invalid.
                         Err(error) if matches!(error.kind(), LockErrorKind::Lost(_)) => {
                             Some(lost_frame(error, this.watch.policy(), *this.wire))
                         }

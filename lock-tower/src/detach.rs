@@ -1,4 +1,4 @@
-//! [`DetachLayer`]: completes every started request, even if its client disconnects.
+//! [`DetachLayer`]: requests that continue if their clients disconnect.
 
 use std::{
     fmt,

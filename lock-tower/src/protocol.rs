@@ -39,8 +39,7 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
     /// Hides all locks from the inner service, including that of an outer layer.
     #[doc(hidden)]
     fn leave(req: &mut Req);
-    /// Converts the result of the inner service. `guard` is present if the response keeps the
-    /// lock.
+    /// Converts the result of the inner service. `guard` is set if the response keeps the lock.
     #[doc(hidden)]
     fn served(
         &self,
@@ -227,8 +226,7 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
         caller: Caller,
     ) -> Result<Self::Response, Err> {
         result.map(|response| {
-            // A gRPC caller that receives another content type would take trailers for a clean
-            // end.
+            // After another content type, a gRPC caller would take trailers for a clean end.
             let is_grpc = caller.http2 && caller.wire == Wire::Grpc && is_grpc(response.headers());
             let wire = if is_grpc { Wire::Grpc } else { Wire::Http };
             response.map(|body| match guard {

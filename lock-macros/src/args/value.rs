@@ -179,7 +179,7 @@ fn no_duration(source: &str, error: &humantime::DurationError) -> String {
 fn out_of_range(name: &Ident, duration: Duration) -> Option<String> {
     if name == "lease" && !(MIN_LEASE..=MAX_LEASE).contains(&duration) {
         return Some(
-            "a lease is 100ms to 24h: it says how fast a crash is noticed, and is renewed while the body runs".into(),
+            "a lease is 100ms to 24h: it determines how fast a crash is noticed, and is renewed while the body runs".into(),
         );
     }
     if name == "max_hold" {

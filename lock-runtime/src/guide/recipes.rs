@@ -110,7 +110,9 @@
 //! # Blocking code
 //!
 //! Acquire and release the lock with `Handle::block_on` on the thread of `spawn_blocking`. The
-//! client renews the lease on the runtime meanwhile.
+//! client renews the lease on the runtime in the meantime. The thread is in no scope of the
+//! caller: a lock that the caller holds is contended there, unless
+//! [`HeldLock::scope`](crate::HeldLock::scope) wraps the request.
 //!
 //! ```
 //! use lock_runtime::{FencingToken, LockClient, LockError};
@@ -136,8 +138,8 @@
 //!
 //! **Caveat:** a loss cannot stop blocking code. Between its steps check
 //! [`is_lost`](crate::HeldLock::is_lost) or [`validity`](crate::HeldLock::validity), and send the
-//! fencing token with each write. Blocking directly in an async task is no substitute: on a
-//! current-thread runtime it also stops the renewal, and `Handle::block_on` panics there.
+//! fencing token with each write. Do not block in an async task instead: `Handle::block_on`
+//! panics there, and on a current-thread runtime blocking code also stops the renewal.
 //!
 //! # One lock for two services
 //!

@@ -1,8 +1,8 @@
 //! The wait queue: order, hand-off, latency, dead waiters.
 //!
-//! A request that cannot be granted waits for at most its [`wait`](crate::LockSpec::wait). It
-//! does not depend on polling: the script that releases a lock also grants it to the next waiter,
-//! draws that waiter's fencing token and notifies it, in one step.
+//! A request that cannot be granted waits for at most its [`wait`](crate::LockSpec::wait). The
+//! waiter is notified and does not have to poll: the script that releases a lock also grants it
+//! to the next waiter, draws that waiter's fencing token and notifies it, in one step.
 //!
 //! # The order
 //!
@@ -14,8 +14,8 @@
 //! - **Readers** behind a writer are admitted together. A reader queues behind a waiting writer,
 //!   so writers do not starve.
 //! - **Permits** are granted one by one.
-//! - **No request overtakes a waiter.** A request that does not wait is refused while there is a
-//!   waiter that comes before it.
+//! - **No barging:** a request that does not wait is refused while there is a waiter that comes
+//!   before it.
 //!
 //! # Hand-off within a process
 //!
@@ -64,8 +64,9 @@
 //! - the end of the lease of a killed writer, of the last reader or of a permit holder, or
 //! - the end of a hand-off to a process that was killed while it waited.
 //!
-//! A waiter behind a killed process that blocks it (a writer before a reader, for example)
-//! **polls when that process is passed over**, 3 s after the last poll of that process.
+//! If only a killed process in front of it keeps a waiter from a free lock (a writer before a
+//! reader, for example), the waiter **polls when that process is passed over**, 3 s after the
+//! last poll of that process.
 //!
 //! In the following cases a waiter is granted the lock **at its next poll**, at most a second
 //! later:

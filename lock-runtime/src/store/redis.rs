@@ -12,8 +12,8 @@
 //!
 //! - An exclusive lock expires with its lease, and is compatible with every client that uses
 //!   `SET key token NX PX`. A set expires with its longest holder.
-//! - `<lock>` is the key of the same lock in the rows above. The forms `f:<lock>` and `q:<lock>` are
-//!   used if the name of the lock has a hash tag.
+//! - `<lock>` is the key of the same lock in the rows above. The forms `f:<lock>` and `q:<lock>`
+//!   are used if the name of the lock has a hash tag.
 //! - The fencing token is kept for a day after each grant. The wait queue is deleted when it is
 //!   empty, or expires 10 s after the last request of a waiter.
 //! - A lock that is released before its `min_hold` is reserved under the name `<token>.kept`.

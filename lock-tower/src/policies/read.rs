@@ -240,8 +240,7 @@ impl Reader<'_> {
         Some(template)
     }
 
-    /// Parses a key template. A malformed one is reported once, even if it is parsed more than
-    /// once.
+    /// Parses a key template. A malformed one is reported only once, however often it is parsed.
     fn template(&mut self, key: Said<&str>) -> Option<KeyTemplate> {
         let complain = |error: TemplateError| {
             self.mistakes.add(
@@ -252,8 +251,7 @@ impl Reader<'_> {
         KeyTemplate::parse(key.value).map_err(complain).ok()
     }
 
-    /// Returns the offset of the byte `index` of a string, or that of the string if it has
-    /// escapes.
+    /// Returns the offset of the byte `index` of a string, or of its start if it has escapes.
     fn within(&self, said: Said<&str>, index: usize) -> usize {
         let written = self.mistakes.text().get(said.at + 1..).unwrap_or_default();
         if written.starts_with(said.value) {

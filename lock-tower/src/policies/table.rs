@@ -183,8 +183,8 @@ fn twice(route: &Route, first: &Route, line: usize) -> String {
     }
 }
 
-/// Returns how well a route of `methods` matches a request of `method`; lower is better. `None`
-/// as the method stands for all methods that no route names.
+/// Returns how well a route of `methods` matches a request of `method`; lower is better. If
+/// `method` is `None`, it stands for all methods that no route names.
 fn rank(methods: &[Method], method: Option<&Method>) -> Option<u8> {
     match method {
         _ if methods.is_empty() => Some(2),

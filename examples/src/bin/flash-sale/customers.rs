@@ -1,4 +1,4 @@
-//! The crowd: customers with one connection each, who make a fixed number of attempts to buy.
+//! The crowd: customers with one connection each, and a fixed number of attempts to buy.
 
 use std::{
     collections::BTreeMap,

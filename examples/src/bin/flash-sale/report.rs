@@ -1,4 +1,4 @@
-//! What came of it: a table for people, a line for programs.
+//! The result of a run: a table for people, and one line for programs.
 
 use std::process::ExitCode;
 
@@ -16,7 +16,7 @@ pub(crate) struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// Prints everything; the exit code says whether the promise was kept.
+    /// Prints the report. The exit code indicates whether the lock prevented overselling.
     pub(crate) fn print(&self) -> ExitCode {
         let Self {
             options,
@@ -62,7 +62,7 @@ impl Report<'_> {
         for (kind, (count, message)) in &experience.errors {
             row(
                 &format!("error {kind}"),
-                format!("{count}, such as: {message}"),
+                format!("{count}, for example: {message}"),
             );
         }
         row(
@@ -96,7 +96,7 @@ impl Report<'_> {
             (0, 0) if self.options.no_lock => {
                 "Lucky: nothing went wrong without the lock. Try more --requests.".into()
             }
-            (0, 0) => format!("The lock held: every sale took a piece of its own out of {stock}."),
+            (0, 0) => format!("The lock held: every sale took its own piece out of {stock}."),
             (oversold, unbooked) => format!(
                 "{}: {sold} sales took {} pieces out of {stock}; {oversold} customers get nothing.",
                 if self.options.no_lock {
@@ -109,14 +109,15 @@ impl Report<'_> {
         }
     }
 
-    /// Customers who were told that they bought a piece that never was.
+    /// Confirmed sales beyond the stock.
     fn oversold(&self) -> u64 {
         self.experience.sold.saturating_sub(self.options.stock)
     }
 
-    /// Sales that another one wrote over, so that the stock does not know of them.
+    /// Lost updates: sales that are missing in the stock, because another sale has overwritten
+    /// them.
     fn unbooked(&self) -> u64 {
-        // All servers have one stock, and had stopped selling when they looked.
+        // All servers share one stock, and have read it after their last sale.
         let left = self.servers.first().map_or(0, |server| server.left);
         self.sold_by_servers()
             .saturating_sub(self.options.stock.saturating_sub(left))
@@ -141,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// What the report counts: oversold, unbooked.
+    /// Returns the counts of a report: oversold, unbooked.
     fn count(confirmed: u64, servers: &[Account]) -> (u64, u64) {
         let options = Options::parse_from(["flash-sale", "--stock=10"]);
         let experience = Experience {

@@ -1,4 +1,4 @@
-//! A server process: opens the shop, sells until it is told to stop, and tells how it went.
+//! A server process: opens the shop, sells until it is stopped, and reports the result.
 
 use std::{
     fmt,
@@ -25,27 +25,27 @@ use crate::{
     stock::{RedisStock, Stock},
 };
 
-/// How many connections may be on their way in at once.
+/// The number of connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
-/// How long requests under way may take when the server is told to stop.
+/// The time that requests in flight have to finish after a stop.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// How a server did.
+/// The result of one server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Account {
-    /// What it sold.
+    /// The number of its sales.
     pub(crate) sold: u64,
-    /// What its stock says is left.
+    /// The number of pieces left in its stock.
     pub(crate) left: u64,
-    /// Locks in its store that nobody gave back.
+    /// Locks in its store that were not released.
     pub(crate) leftover_keys: u64,
 }
 
-/// Sells on behalf of the parent process until that hangs up.
+/// Sells on behalf of the parent process until the parent closes the input.
 pub(crate) async fn serve_parent(options: &Options, run: &str) -> anyhow::Result<ExitCode> {
     let server = Server::open(options, run).await?;
     if options.redis.is_none() {
-        // Those who share a stock find it filled.
+        // A shared stock is already filled.
         server.shop.stock.write(ITEM, options.stock).await?;
     }
     let listener = listen((Ipv4Addr::LOCALHOST, 0).into())?;
@@ -55,7 +55,7 @@ pub(crate) async fn serve_parent(options: &Options, run: &str) -> anyhow::Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sells to whoever comes to `address`, until ctrl-c.
+/// Sells to all clients at `address`, until Ctrl-C.
 pub(crate) async fn serve_public(
     options: &Options,
     address: SocketAddr,
@@ -72,14 +72,14 @@ pub(crate) async fn serve_public(
         "in memory"
     };
     let how = if options.no_lock {
-        "with no lock: expect too many"
+        "without a lock: expect overselling"
     } else {
         "under the lock stock:{item}"
     };
     println!(
-        "flash-sale sells {} pieces, kept {store}, {how}; at most {files} files are open at once.\n\n  \
+        "flash-sale sells {} pieces, kept {store}, {how}; at most {files} open files.\n\n  \
          curl -X POST http://{address}/buy/{ITEM}         buys one\n  \
-         curl http://{address}/stock/{ITEM}               how many are left\n  \
+         curl http://{address}/stock/{ITEM}               shows how many are left\n  \
          oha -m POST -n {} -c {} http://{address}/buy/{ITEM}\n\n\
          200 is sold, 410 is sold out, anything else is an error. Ctrl-C ends the sale.",
         options.stock, options.requests, options.concurrency,
@@ -118,7 +118,7 @@ fn conclude(options: &Options, account: Account) -> ExitCode {
     }
 }
 
-/// A client whose lines are long enough for every customer at once.
+/// A client whose wait queues can hold all customers at once.
 pub(crate) fn lock_client(options: &Options, run: &str) -> LockClientBuilder {
     let customers = usize::try_from(options.concurrency).unwrap_or(usize::MAX);
     LockClient::builder()
@@ -169,23 +169,23 @@ impl Server {
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<Account> {
         let Self { shop, locks } = self;
-        let (told, stopping) = tokio::sync::oneshot::channel();
+        let (stopped, stopping) = tokio::sync::oneshot::channel();
         let stop = async {
             stop.await;
-            // Nobody to tell if serving failed meanwhile.
-            let _ = told.send(());
+            // The receiver is gone if serving has failed in the meantime.
+            let _ = stopped.send(());
         };
-        // A small answer must not wait for the acknowledgement of the one before it. A connection for which that cannot be
-        // set is dead already.
+        // A small response must not wait for the acknowledgement of the previous one. A
+        // connection that rejects this option is already dead.
         let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
         let serving = axum::serve(listener, routes(shop.clone())).with_graceful_shutdown(stop);
         let serving = tokio::spawn(serving.into_future());
-        // An error is that of a sender that is gone: serving has failed, and says why.
+        // An error means that the sender was dropped: serving has failed, and its error follows.
         let _ = stopping.await;
         match timeout(FAREWELL, serving).await {
             Ok(served) => served??,
             Err(_) => eprintln!(
-                "flash-sale: requests are still under way after {FAREWELL:?}; leaving them"
+                "flash-sale: requests are still in flight after {FAREWELL:?}; abandoning them"
             ),
         }
         locks.shutdown().await;
@@ -210,7 +210,7 @@ impl FromStr for Account {
     fn from_str(text: &str) -> anyhow::Result<Self> {
         let numbers: Vec<u64> = text.split(' ').map(str::parse).collect::<Result<_, _>>()?;
         let [sold, left, leftover_keys] = numbers[..] else {
-            anyhow::bail!("{text:?} is no account of a sale")
+            anyhow::bail!("{text:?} is not an account of a sale")
         };
         Ok(Self {
             sold,

@@ -1,4 +1,4 @@
-//! The shop: one route, and the critical section that the whole example is about.
+//! The shop: two routes, and the critical section of the example.
 
 use std::sync::{
     Arc,
@@ -21,20 +21,20 @@ use crate::stock::Stock;
 #[derive(Clone)]
 pub(crate) struct Shop {
     pub(crate) stock: Stock,
-    /// `None`: sell without a lock.
+    /// `None` to sell without a lock.
     pub(crate) locks: Option<LockClient>,
-    /// What this server has sold.
+    /// The number of sales of this server.
     pub(crate) sold: Arc<AtomicU64>,
 }
 
-/// The answer to somebody who wants to buy.
+/// The result of an attempt to buy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sale {
     Sold,
     SoldOut,
 }
 
-/// Why there is no such answer.
+/// The reason for a failed attempt to buy.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("unknown_item: we do not sell that")]
@@ -45,7 +45,7 @@ pub(crate) enum Refusal {
     Stock(#[from] redis::RedisError),
 }
 
-/// `POST /buy/{item}` sells one, `GET /stock/{item}` tells how many are left.
+/// `POST /buy/{item}` sells one piece, `GET /stock/{item}` returns the number of pieces left.
 pub(crate) fn routes(shop: Shop) -> Router {
     Router::new()
         .route("/buy/{item}", post(buy))
@@ -64,13 +64,14 @@ async fn buy(State(shop): State<Shop>, Path(item): Path<String>) -> Result<Sale,
     Ok(sale)
 }
 
-/// Everybody wants the same item, so all of them stand in one line: the wait is that of a patient customer.
+/// All customers want the same item, so all of them wait in one queue. The wait is that of a
+/// patient customer.
 #[distributed_lock(key = "stock:{item}", wait = "60s", client = locks)]
 async fn sell(locks: &LockClient, stock: &Stock, item: &str) -> Result<Sale, Refusal> {
     sell_without_lock(stock, item).await
 }
 
-/// A read, a pause, a write. Two of these at the same time read the same number and sell the same piece.
+/// A read, a pause, a write. Two concurrent calls read the same number and sell the same piece.
 async fn sell_without_lock(stock: &Stock, item: &str) -> Result<Sale, Refusal> {
     let left = stock.left(item).await?.ok_or(Refusal::UnknownItem)?;
     yield_now().await;

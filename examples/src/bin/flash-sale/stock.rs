@@ -1,4 +1,4 @@
-//! What there is to sell: numbers that anybody can read and write. Keeping readers and writers apart is left to the lock.
+//! The stock: numbers without any synchronization of their own. That is left to the lock.
 
 use std::{
     collections::HashMap,
@@ -11,19 +11,20 @@ use redis::{
     AsyncCommands, AsyncConnectionConfig, Client, IntoConnectionInfo, aio::MultiplexedConnection,
 };
 
-/// A run that is killed leaves its stock behind for so long.
+/// The expiry of the stock, for runs that are killed.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Where the numbers are.
+/// The storage of the numbers.
 #[derive(Clone)]
 pub(crate) enum Stock {
-    /// The mutex is held for one read or one write, never for both: this is no lock on the sale.
+    /// The mutex is held for one read or one write, never for both, so it does not protect a
+    /// sale.
     Memory(Arc<Mutex<HashMap<String, u64>>>),
     Redis(RedisStock),
 }
 
-/// A stock in Redis, and all else that one run keeps there.
+/// A stock in Redis, and the other keys of this run.
 #[derive(Clone)]
 pub(crate) struct RedisStock {
     connection: MultiplexedConnection,
@@ -35,7 +36,7 @@ impl Stock {
         Self::Memory(Arc::default())
     }
 
-    /// How many pieces are left; `None` if nobody ever sold that.
+    /// Returns the number of pieces left; `None` for an unknown item.
     pub(crate) async fn left(&self, item: &str) -> redis::RedisResult<Option<u64>> {
         match self {
             Self::Memory(items) => Ok(items
@@ -47,7 +48,7 @@ impl Stock {
         }
     }
 
-    /// From now on so many are left.
+    /// Sets the number of pieces left.
     pub(crate) async fn write(&self, item: &str, left: u64) -> redis::RedisResult<()> {
         match self {
             Self::Memory(items) => {
@@ -69,7 +70,7 @@ impl Stock {
 }
 
 impl RedisStock {
-    /// Connects to the server that the locks were found to like.
+    /// Connects to a server that a lock client has already accepted.
     pub(crate) async fn connect(url: &str, run: &str) -> anyhow::Result<Self> {
         let connect = async {
             let info = url.into_connection_info()?;
@@ -91,19 +92,20 @@ impl RedisStock {
         format!("{}:stock:{item}", self.run)
     }
 
-    /// The namespace of this run's locks.
+    /// Returns the namespace of this run's locks.
     pub(crate) fn lock_namespace(run: &str) -> String {
         format!("{run}-lock")
     }
 
-    /// How many keys of this run's locks are left, fence counters aside: those outlive the locks on purpose, for a day, so
-    /// that fencing tokens keep growing.
+    /// Counts the leftover keys of this run's locks, without fence counters. Those outlive the
+    /// locks by design, for a day, so that fencing tokens keep growing.
     pub(crate) async fn leftover_locks(&self) -> redis::RedisResult<u64> {
         let names = self.lock_keys().await?;
         Ok(names.iter().filter(|name| !is_fence(name)).count() as u64)
     }
 
-    /// Deletes the item, and the fence counters, which nobody will ask for again: the next run has names of its own.
+    /// Deletes the item, and the fence counters, which later runs do not need, because their
+    /// names differ.
     pub(crate) async fn clear(&self, item: &str) -> redis::RedisResult<()> {
         let mut names = self.lock_keys().await?;
         names.retain(|name| is_fence(name));
@@ -113,7 +115,7 @@ impl RedisStock {
 
     async fn lock_keys(&self) -> redis::RedisResult<Vec<String>> {
         let mut connection = self.connection.clone();
-        // The names beside a lock hold the lock's name, in braces or behind a prefix.
+        // The keys that belong to a lock contain its name, in braces or after a prefix.
         let pattern = format!("*{}:*", Self::lock_namespace(&self.run));
         let mut found = connection.scan_match::<_, String>(pattern).await?;
         let mut names = Vec::new();

@@ -1,4 +1,4 @@
-//! The other side: warehouses that reserve and release, and an auditor who takes stock.
+//! The clients: warehouses that reserve and release pieces, and an auditor that counts the stock.
 
 use std::{sync::Once, time::Duration};
 
@@ -9,21 +9,21 @@ use tonic_types::StatusExt;
 
 use crate::ITEMS;
 
-/// A connection to the server, and what has come of all requests on it.
+/// A connection to the server, and the results of all requests on it.
 pub(crate) struct Client {
     inventory: InventoryClient<Channel>,
     pub(crate) ledger: Ledger,
 }
 
-/// What the server has confirmed, and what it has refused.
+/// Counts of the server's responses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ledger {
-    /// How many pieces of each item are set aside.
+    /// The number of reserved pieces of each item.
     pub(crate) reserved: [u64; ITEMS.len()],
     pub(crate) sold_out: u64,
-    /// Statuses that said when to come back. Nothing had been done.
+    /// Refusals with a retry delay. These requests had no effect.
     pub(crate) refused: u64,
-    /// All others.
+    /// All other errors.
     pub(crate) errors: u64,
 }
 
@@ -35,7 +35,8 @@ impl Client {
         })
     }
 
-    /// Orders one to three pieces so many times, of each item in turn, and gives back every fourth order.
+    /// Makes `orders` orders of one to three pieces, of each item in turn, and releases every
+    /// fourth order.
     pub(crate) async fn order(mut self, orders: u64) -> Ledger {
         for (number, index) in (0..orders).zip((0..ITEMS.len()).cycle()) {
             let pieces = Pieces {
@@ -59,7 +60,8 @@ impl Client {
         self.ledger
     }
 
-    /// How many pieces of an item are on the shelf and how many are set aside; `None` if the server did not come to an end.
+    /// Counts the pieces of an item on the shelf and set aside. `None` if the response is
+    /// incomplete.
     pub(crate) async fn count(&mut self, item: &'static str) -> Option<[u64; 2]> {
         let named = Item {
             item: item.to_owned(),
@@ -81,7 +83,8 @@ impl Client {
         }
     }
 
-    /// Comes back whenever the server says so, and gives up at any other refusal.
+    /// Retries a request as long as the server returns a retry delay, and gives up on any other
+    /// error.
     async fn patiently<T>(
         &mut self,
         request: impl AsyncFn(&mut InventoryClient<Channel>) -> Result<Response<T>, Status>,
@@ -94,7 +97,7 @@ impl Client {
         }
     }
 
-    /// Counts a refusal, and says when to come back if the server does.
+    /// Counts an error, and returns the server's retry delay, if there is one.
     fn note(&mut self, status: &Status) -> Option<Duration> {
         let retry = status
             .get_error_details()
@@ -102,11 +105,11 @@ impl Client {
             .and_then(|info| info.retry_delay);
         match retry {
             Some(delay) => {
-                // All of them are like the first.
-                static TOLD: Once = Once::new();
-                TOLD.call_once(|| {
+                // Only the first is shown; the others are alike.
+                static SHOWN: Once = Once::new();
+                SHOWN.call_once(|| {
                     println!(
-                        "refused: {:?}, come back in {delay:?}. {}",
+                        "refused: {:?}, retry in {delay:?}. {}",
                         status.code(),
                         status.message()
                     );
@@ -123,7 +126,7 @@ impl Client {
     }
 }
 
-/// A request that names its item where the lock can see it.
+/// Creates a request with its item in the metadata, where the layer can read it.
 fn of<T>(item: &'static str, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request

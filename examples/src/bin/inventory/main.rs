@@ -1,7 +1,7 @@
-//! An inventory over gRPC: warehouses reserve and release pieces, all at once, and an auditor takes stock meanwhile. A layer
-//! around the tonic server lets in one at a time for each item.
+//! An inventory over gRPC: warehouses reserve and release pieces concurrently, while an auditor
+//! counts the stock. A layer around the tonic server admits one request at a time for each item.
 //!
-//! The lock is in `server.rs`, and it is one line.
+//! The lock is configured in `server.rs`.
 
 mod client;
 mod server;
@@ -22,34 +22,37 @@ use crate::{
     stock::Stock,
 };
 
-/// What there is, each under a lock of its own.
+/// The items, each with its own lock.
 const ITEMS: [&str; 2] = ["bolt", "nut"];
 
-/// Lets warehouses reserve and release stock over gRPC while somebody counts it, and counts what went wrong
+/// Runs warehouses that reserve and release stock over gRPC during a stock count, and counts
+/// errors
 ///
-/// The server keeps a lock for each item, from the request to the last frame of the response: a stock-taking is streamed under
-/// its lock, and nothing is moved until it has been read out. Who waits too long meanwhile is refused, told when to
-/// come back, and comes back. It fails if more was reserved than there was, or if a count was not exact.
+/// The server holds a lock for each item, from the request to the last frame of the response: a
+/// stock count is streamed under its lock, and no piece moves until the count is complete. A
+/// request that waits too long is refused with a retry delay, and its client retries. The run
+/// fails if more was reserved than in stock, or if a count was not exact.
 #[derive(Debug, Parser)]
 #[command(name = "inventory")]
 struct Options {
-    /// How many warehouses there are, each on a connection of its own
+    /// The number of warehouses, each with its own connection
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = value_parser!(u64).range(2..=500))]
     warehouses: u64,
 
-    /// How many orders each of them has
+    /// The number of orders of each warehouse
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = value_parser!(u64).range(1..))]
     orders: u64,
 
-    /// How many pieces of each item there are
+    /// The number of pieces of each item
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     stock: u64,
 
-    /// Keep the locks in this Redis, such as redis://user:password@host:6379/0, instead of in memory
+    /// Keep the locks in this Redis, such as redis://user:password@host:6379/0, instead of in
+    /// memory
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
 
-    /// Serve without the lock, to see what it is good for
+    /// Serve without the lock, to show the race
     #[arg(long)]
     no_lock: bool,
 }
@@ -69,13 +72,13 @@ async fn open(options: &Options) -> anyhow::Result<ExitCode> {
     } = options;
     println!(
         "inventory: {warehouses} warehouses place {orders} orders each, over gRPC, for {stock} bolts and {stock} nuts.\n\
-         An auditor takes stock meanwhile. {}\n",
+         An auditor counts the stock meanwhile. {}\n",
         match (no_lock, redis) {
-            (true, _) => "With --no-lock nothing keeps them apart.",
+            (true, _) => "With --no-lock, requests can overlap.",
             (false, None) =>
-                "LockLayer::new(locks, \"item:{header.x-item}\") keeps them apart, in memory.",
+                "LockLayer::new(locks, \"item:{header.x-item}\") serializes them per item, in memory.",
             (false, Some(_)) =>
-                "LockLayer::new(locks, \"item:{header.x-item}\") keeps them apart, in Redis.",
+                "LockLayer::new(locks, \"item:{header.x-item}\") serializes them per item, in Redis.",
         },
     );
     let url = redis.as_deref().unwrap_or("memory:");
@@ -94,7 +97,7 @@ async fn open(options: &Options) -> anyhow::Result<ExitCode> {
         stopped,
     );
     let business = async {
-        // Whatever comes of it, the server is told to stop.
+        // Dropped after the trade, even if it fails, to stop the server.
         let _stop = stop;
         trade(options, &url).await
     };
@@ -104,10 +107,10 @@ async fn open(options: &Options) -> anyhow::Result<ExitCode> {
     Ok(report?.print(options))
 }
 
-/// What the clients have met with.
+/// The results of all clients.
 struct Report {
     ledger: Ledger,
-    /// Counts that did not add up.
+    /// Counts that were not exact.
     miscounted: u64,
 }
 
@@ -143,7 +146,7 @@ async fn trade(options: &Options, url: &str) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Counts one item while it is being traded; `true` if that adds up.
+/// Counts one item while it is traded. Returns whether the sum is correct.
 async fn audit(options: &Options, mut auditor: Client, item: &'static str) -> (Client, bool) {
     let Some([on_the_shelf, set_aside]) = auditor.count(item).await else {
         return (auditor, false);
@@ -157,7 +160,7 @@ async fn audit(options: &Options, mut auditor: Client, item: &'static str) -> (C
 }
 
 impl Report {
-    /// The last line; the exit code says whether the promise was kept.
+    /// Prints the last line. The exit code indicates whether the lock prevented errors.
     fn print(&self, options: &Options) -> ExitCode {
         let Self {
             ledger:

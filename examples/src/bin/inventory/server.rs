@@ -1,4 +1,4 @@
-//! The server: an ordinary tonic service, and a lock around it.
+//! The server: an ordinary tonic service behind a lock layer.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,13 +20,13 @@ use tonic::{
 
 use crate::stock::{Pieces, Stale, Stock};
 
-/// How long a request stands in line before it is told to come back later, and when.
+/// How long a request waits for the lock before it is refused, and the delay of a retry.
 const WAIT: Duration = Duration::from_millis(250);
 const COME_BACK: Duration = Duration::from_millis(100);
-/// The walk from the shelf to what was set aside, when stock is taken.
+/// The time between counting the shelf and counting the pieces set aside.
 const WALK: Duration = Duration::from_millis(500);
 
-/// Serves until `stop`; without a lock if there is no client.
+/// Serves until `stop`. Without a client, it serves without a lock.
 pub(crate) async fn serve(
     incoming: TcpIncoming,
     stock: Stock,
@@ -38,7 +38,8 @@ pub(crate) async fn serve(
     });
     match locks {
         Some(locks) => {
-            // One at a time for each item, until the last frame has been sent: whoever takes stock is not disturbed.
+            // One request at a time for each item, until the last frame has been sent, so that a
+            // stock count is exact.
             let lock = LockLayer::new(locks, "item:{header.x-item}")?
                 .hold(Hold::Body)
                 .wait(WAIT)
@@ -73,7 +74,7 @@ impl Inventory for Hall {
             set_aside,
         } = self.look_at(&item).await?;
         let Some(on_the_shelf) = on_the_shelf.checked_sub(quantity) else {
-            return Err(Status::failed_precondition("not so many are left"));
+            return Err(Status::failed_precondition("not enough pieces are left"));
         };
         self.stock.write(
             &item,
@@ -96,7 +97,9 @@ impl Inventory for Hall {
             set_aside,
         } = self.look_at(&item).await?;
         let Some(set_aside) = set_aside.checked_sub(quantity) else {
-            return Err(Status::failed_precondition("not so many are set aside"));
+            return Err(Status::failed_precondition(
+                "not enough pieces are set aside",
+            ));
         };
         let on_the_shelf = on_the_shelf + quantity;
         self.stock.write(
@@ -146,7 +149,8 @@ impl Inventory for Hall {
 }
 
 impl Hall {
-    /// A read, a pause, and a write to come. Two at the same time read the same number and sell the same pieces.
+    /// A read and a pause, before a write. Two concurrent calls read the same number and sell the
+    /// same pieces.
     async fn look_at(&self, item: &str) -> Result<Pieces, Status> {
         let pieces = self.stock.read(item).ok_or_else(unknown)?;
         yield_now().await;
@@ -154,8 +158,8 @@ impl Hall {
     }
 }
 
-/// The fencing token of the request's lock; none without a lock. The lock is that of the item in the metadata, so the
-/// message has to mean the same one.
+/// Returns the fencing token of the request's lock, or `None` without a lock. The layer locks the
+/// item of the metadata, so the message must name the same item.
 fn fence<T>(request: &Request<T>, item: &str) -> Result<Option<FencingToken>, Status> {
     match request.metadata().get("x-item") {
         Some(named) if named == item => Ok(request.extensions().get().map(HeldLock::fence)),
@@ -171,6 +175,6 @@ fn unknown() -> Status {
 
 impl From<Stale> for Status {
     fn from(_: Stale) -> Self {
-        Self::aborted("somebody else has had the item since")
+        Self::aborted("another request has locked the item since")
     }
 }

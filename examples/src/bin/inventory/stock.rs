@@ -1,5 +1,5 @@
-//! How many pieces are where. It keeps nobody apart, that is left to the lock; it only refuses whoever comes with the fencing
-//! token of a lock that somebody else has had since.
+//! The stock. It does not synchronize its users, that is left to the lock. It only rejects writes
+//! with the fencing token of an earlier lock.
 
 use std::{
     collections::HashMap,
@@ -15,23 +15,23 @@ pub(crate) struct Pieces {
     pub(crate) set_aside: u64,
 }
 
-/// The mutex is held for one read or one write, never for both.
+/// The pieces of all items. The mutex is held for one read or one write, never for both.
 #[derive(Debug)]
 pub(crate) struct Stock(Mutex<HashMap<&'static str, Record>>);
 
 #[derive(Debug)]
 struct Record {
     pieces: Pieces,
-    /// The largest that was seen.
+    /// The largest token so far.
     fence: Option<FencingToken>,
 }
 
-/// Somebody else has had the lock since.
+/// The error for a token that is older than the latest one.
 #[derive(Debug)]
 pub(crate) struct Stale;
 
 impl Stock {
-    /// So many of each item are on the shelf.
+    /// Creates a stock with `each` pieces of each item on the shelf.
     pub(crate) fn of(items: &[&'static str], each: u64) -> Self {
         let record = || Record {
             pieces: Pieces {
@@ -45,12 +45,12 @@ impl Stock {
         ))
     }
 
-    /// `None` for an item that there is not.
+    /// Returns `None` for an unknown item.
     pub(crate) fn read(&self, item: &str) -> Option<Pieces> {
         self.records().get(item).map(|record| record.pieces)
     }
 
-    /// From now on the pieces are there. Nothing comes of it if there is no such item.
+    /// Sets the pieces of an item. An unknown item is ignored.
     pub(crate) fn write(
         &self,
         item: &str,

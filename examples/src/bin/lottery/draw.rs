@@ -1,4 +1,4 @@
-//! The job, and what a replica has to tell about it.
+//! The job, and its outcome on a replica.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -6,9 +6,9 @@ use lock_runtime::{LockError, LockErrorKind, distributed_lock};
 use rand::seq::IteratorRandom;
 use tokio::time::sleep;
 
-/// How many win.
+/// The number of winners.
 const WINNERS: usize = 10;
-/// What drawing one winner takes.
+/// The time for drawing one winner.
 const SUSPENSE: Duration = Duration::from_millis(10);
 
 const PARTICIPANTS: [&str; 40] = [
@@ -54,11 +54,12 @@ const PARTICIPANTS: [&str; 40] = [
     "Yukihiro",
 ];
 
-/// Draws the winners: one replica, once.
+/// Draws the winners: on one replica, once.
 ///
-/// - `no_wait`: who does not get the lock at once has nothing to do.
-/// - `min_hold`: the draw is short, and clocks differ. The lock is kept for longer than any two of them do.
-/// - `lease`: if the drawing replica dies, another one may draw after so long.
+/// - `no_wait`: a replica that does not get the lock at once has nothing to do.
+/// - `min_hold`: the draw is short, and clocks differ. The lock is held for longer than the
+///   difference of any two clocks.
+/// - `lease`: if the drawing replica dies, another one may draw after the lease has expired.
 #[distributed_lock(key = "lottery:draw", global, no_wait, min_hold = "3s", lease = "10s")]
 async fn draw() -> Result<Vec<&'static str>, LockError> {
     let winners = PARTICIPANTS
@@ -71,7 +72,7 @@ async fn draw() -> Result<Vec<&'static str>, LockError> {
     Ok(winners)
 }
 
-/// What became of the job on one replica.
+/// The outcome of the job on one replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Drew(Vec<String>),
@@ -79,7 +80,7 @@ pub(crate) enum Outcome {
     Failed(String),
 }
 
-/// Runs the job as a scheduler would.
+/// Runs the job like a scheduler.
 pub(crate) async fn fire() -> Outcome {
     match draw().await {
         Ok(winners) => Outcome::Drew(winners.into_iter().map(str::to_owned).collect()),
@@ -106,7 +107,7 @@ impl FromStr for Outcome {
             ("drew", winners) => Ok(Self::Drew(winners.split(", ").map(str::to_owned).collect())),
             ("skipped", "") => Ok(Self::Skipped),
             ("failed", why) => Ok(Self::Failed(why.to_owned())),
-            _ => anyhow::bail!("{line:?} is not what a replica says"),
+            _ => anyhow::bail!("{line:?} is not the outcome of a replica"),
         }
     }
 }

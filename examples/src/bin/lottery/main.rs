@@ -1,7 +1,9 @@
-//! A lottery: a job that fires on every replica of a service at once, and must run on one of them only.
+//! A lottery: a job that fires on every replica of a service at once, and must run on only one of
+//! them.
 //!
-//! The job is in `draw.rs`: whoever gets the lock draws, the others skip. `min_hold` keeps the lock for a while after the
-//! draw, so that a replica whose clock is behind does not draw a second time.
+//! The job is in `draw.rs`: the replica that gets the lock draws, the others skip. `min_hold`
+//! keeps the lock for a while after the draw, so that a replica whose clock is behind does not
+//! draw a second time.
 
 mod draw;
 mod private_redis;
@@ -19,22 +21,23 @@ use lock_runtime::LockClient;
 
 use crate::{draw::Outcome, private_redis::PrivateRedis, replica::Replica};
 
-/// Time for every replica to hear when to fire.
+/// The time for every replica to receive its instant.
 const NOTICE: Duration = Duration::from_millis(200);
-/// How long after the draw the replica with the slow clock fires.
+/// The delay of the replica with the slow clock, after the draw.
 const LATENESS: Duration = Duration::from_millis(500);
 
-/// Draws ten winners, once, although every replica of the service sets out to
+/// Draws ten winners once, although every replica of the service starts the draw
 ///
-/// Starts the replicas as processes of their own, which share a Redis, and lets all of them fire at the same instant; but
-/// one is late, as if its clock were behind. It fails unless exactly one of them drew and all others skipped.
+/// Starts the replicas as separate processes that share a Redis, and fires all of them at the
+/// same instant, except for a late one, whose clock is behind. The run fails unless exactly one
+/// replica drew and all others skipped.
 ///
-/// Without --redis it starts a redis-server of its own for the time of the run. Where there is none installed, the replicas
-/// are tasks in one process, with the lock in memory.
+/// Without --redis, it starts a redis-server for the time of the run. If none is installed, the
+/// replicas are tasks in one process, with the lock in memory.
 #[derive(Debug, Parser)]
 #[command(name = "lottery")]
 struct Options {
-    /// How many replicas there are
+    /// The number of replicas
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = value_parser!(u64).range(1..=100))]
     replicas: u64,
 
@@ -42,7 +45,7 @@ struct Options {
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
 
-    /// Be a replica on behalf of a parent process, under the names of its run.
+    /// Be a replica on behalf of a parent process, under the name of its run.
     #[arg(long, value_name = "RUN", hide = true, requires = "redis")]
     child_of: Option<String>,
 }
@@ -63,7 +66,7 @@ async fn hold_lottery(options: &Options) -> anyhow::Result<ExitCode> {
          #[distributed_lock(key = \"lottery:draw\", global, no_wait, min_hold = \"3s\", lease = \"10s\")]",
         options.replicas
     );
-    // Alive for as long as the replicas need it.
+    // Alive as long as the replicas need it.
     let own = if options.redis.is_none() {
         PrivateRedis::start().await?
     } else {
@@ -89,13 +92,13 @@ async fn hold_lottery(options: &Options) -> anyhow::Result<ExitCode> {
         "your Redis"
     };
     println!("The replicas are processes; the lock is in {server}.\n");
-    // Says better than eight replicas at once what may be wrong with the server.
+    // Connects once first, because one error message is better than one per replica.
     LockClient::connect(url).await?.shutdown().await;
     let run = run_id("lottery");
     draw_once(try_join_all((0..options.replicas).map(|_| Replica::start(url, &run))).await?).await
 }
 
-/// Has every replica fire once, and checks that only one of them drew.
+/// Fires every replica once, and checks that only one of them drew.
 async fn draw_once(mut replicas: Vec<Replica>) -> anyhow::Result<ExitCode> {
     let (late, on_time) = match replicas.split_last_mut() {
         Some((late, on_time)) if !on_time.is_empty() => (Some(late), on_time),
@@ -105,7 +108,7 @@ async fn draw_once(mut replicas: Vec<Replica>) -> anyhow::Result<ExitCode> {
     let mut outcomes =
         try_join_all(on_time.iter_mut().map(|replica| replica.fire(instant))).await?;
     if let Some(late) = late {
-        // The draw is over by now: without `min_hold` the lock would be free.
+        // The draw is over at this time. Without `min_hold` the lock would be free.
         outcomes.push(late.fire(SystemTime::now() + LATENESS).await?);
     }
     try_join_all(replicas.into_iter().map(Replica::end)).await?;

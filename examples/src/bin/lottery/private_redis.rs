@@ -1,4 +1,4 @@
-//! A `redis-server` of our own, for the time of one run.
+//! A private `redis-server` for the time of one run.
 
 use std::{io, process::Stdio, time::Duration};
 
@@ -10,8 +10,8 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// Ends the server when its input is closed, also if we die without a word: a server that outlives its user is a nuisance.
-/// The server removes its socket by itself.
+/// Ends the server when its input is closed, even if this process is killed. The server removes
+/// its socket itself.
 const SUPERVISOR: &str = r#"
 directory=$1
 shift
@@ -23,20 +23,21 @@ rmdir -- "$directory"
 "#;
 const START: Duration = Duration::from_secs(10);
 
-/// It listens on a socket in a directory of its own, so that it takes no port from anybody. Dropping it ends it.
+/// A server that listens on a socket in a directory of its own, and so on no port. Dropping it
+/// ends the server.
 #[derive(Debug)]
 pub(crate) struct PrivateRedis {
-    /// Closed first: the supervisor then ends the server.
+    /// Dropped first: the supervisor then ends the server.
     _alive: ChildStdin,
     _supervisor: Child,
     url: String,
 }
 
 impl PrivateRedis {
-    /// Starts one; `None` if no `redis-server` is installed.
+    /// Starts a server; `None` if no `redis-server` is installed.
     ///
     /// # Errors
-    /// If there is one, and it does not start.
+    /// If the server is installed but does not start.
     pub(crate) async fn start() -> anyhow::Result<Option<Self>> {
         match Command::new("redis-server")
             .arg("--version")
@@ -47,9 +48,9 @@ impl PrivateRedis {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             status => status.context("cannot run redis-server")?,
         };
-        // The supervisor removes it, after the server has ended.
+        // The supervisor removes the directory after the server has ended.
         let directory = TempDir::new()
-            .context("no place for a redis-server")?
+            .context("cannot create a directory for the redis-server")?
             .keep();
         let socket = directory.join("redis.sock");
         let mut supervisor = Command::new("sh")
@@ -67,7 +68,8 @@ impl PrivateRedis {
             .arg(&socket)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
-            // Ctrl-C in a terminal reaches a whole process group, and the supervisor has to live on to do its work.
+            // Ctrl-C in a terminal reaches a whole process group, but the supervisor must survive
+            // it to clean up.
             .process_group(0)
             .spawn()
             .context("cannot start a redis-server")?;

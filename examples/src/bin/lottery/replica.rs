@@ -1,4 +1,4 @@
-//! A replica of the service: a process, or a task where there is no store to share.
+//! A replica of the service: a process, or a task if there is no shared store.
 
 use std::{
     process::ExitCode,
@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use crate::draw::{Outcome, fire};
 
-/// One that waits for its time.
+/// A replica that waits for its instant.
 #[derive(Debug)]
 pub(crate) enum Replica {
     Process(Box<Child>),
@@ -20,14 +20,14 @@ pub(crate) enum Replica {
 }
 
 impl Replica {
-    /// Starts a process that locks in the store at `url`, and waits until it is connected.
+    /// Starts a process that uses the store at `url`, and waits until it is connected.
     pub(crate) async fn start(url: &str, run: &str) -> anyhow::Result<Self> {
         let mut child = Child::spawn([format!("--child-of={run}"), format!("--redis={url}")])?;
         child.line().await?;
         Ok(Self::Process(child.into()))
     }
 
-    /// Has it fire at `instant`, and waits for what comes of it.
+    /// Fires the job at `instant`, and returns its outcome.
     pub(crate) async fn fire(&mut self, instant: SystemTime) -> anyhow::Result<Outcome> {
         match self {
             Self::Process(child) => {
@@ -41,11 +41,11 @@ impl Replica {
                 fire().await
             })
             .await
-            .context("a replica fell over"),
+            .context("a replica panicked"),
         }
     }
 
-    /// Ends it, and waits until it has.
+    /// Ends the replica, and waits until it has terminated.
     pub(crate) async fn end(self) -> anyhow::Result<()> {
         match self {
             Self::Process(child) => child.end().await.map(drop),
@@ -54,10 +54,10 @@ impl Replica {
     }
 }
 
-/// The life of a replica that is a process.
+/// The main function of a replica that is a process.
 pub(crate) async fn follow_orders(url: &str, run: &str) -> anyhow::Result<ExitCode> {
-    // A service would have one namespace for good. Here each run has its own, so that it does not have to wait for the
-    // `min_hold` of the last one.
+    // A service would have a fixed namespace. Here each run has its own, so that it does not have
+    // to wait for the `min_hold` of the previous run.
     let locks = LockClient::builder().namespace(run).connect(url).await?;
     locks.clone().install()?;
     say("ready");
@@ -69,7 +69,7 @@ pub(crate) async fn follow_orders(url: &str, run: &str) -> anyhow::Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits for a time of day, as a scheduler does.
+/// Waits for a time of day, like a scheduler.
 async fn sleep_until(instant: SystemTime) {
     sleep(
         instant

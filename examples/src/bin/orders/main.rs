@@ -1,7 +1,8 @@
-//! An order service whose locks are in a file: which routes are locked, under which keys, and what those are told who are
-//! refused.
+//! An order service with its lock policies in a file: the locked routes, their keys, and the
+//! responses to refused requests.
 //!
-//! `locks.toml` is the file, `service.rs` the service. Everything here plays customers and the operator.
+//! `locks.toml` is the file, `service.rs` the service. The other files simulate customers and the
+//! operator.
 
 mod service;
 mod story;
@@ -25,21 +26,22 @@ use crate::service::{Orders, app};
 
 const LOCKS: &str = include_str!("locks.toml");
 
-/// Serves orders under the lock policies of a file, and has customers and an operator try them out
+/// Serves orders under the lock policies of a file, to simulated customers and an operator
 ///
-/// It fails if an order is ever charged twice.
+/// The run fails if an order is ever charged twice.
 #[derive(Debug, Parser)]
 #[command(name = "orders")]
 struct Options {
-    /// Serve at this address until ctrl-c, instead of telling the story
+    /// Serve at this address until Ctrl-C, instead of running the story
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1:8080")]
     serve: Option<SocketAddr>,
 
-    /// Take the policies from this file, instead of those that come with the example
+    /// Read the policies from this file, instead of those of the example
     #[arg(long, value_name = "FILE", requires = "serve")]
     policies: Option<PathBuf>,
 
-    /// Keep the locks in this Redis, such as redis://user:password@host:6379/0, instead of in memory
+    /// Keep the locks in this Redis, such as redis://user:password@host:6379/0, instead of in
+    /// memory
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
 }
@@ -48,7 +50,8 @@ fn main() -> ExitCode {
     let options = Options::parse();
     start("orders", async move {
         let url = options.redis.as_deref().unwrap_or("memory:");
-        // All servers of a fleet have one namespace, or they would not exclude each other. A story is alone.
+        // Servers of one service share a namespace, or they would not exclude each other. A story
+        // is alone.
         let namespace = if options.serve.is_some() {
             "orders".to_owned()
         } else {
@@ -81,21 +84,21 @@ async fn serve(
         .with_context(|| format!("cannot serve at {address}"))?;
     let address = listener.local_addr()?;
     println!(
-        "orders serves at http://{address} until ctrl-c.\n\n  \
+        "orders serves at http://{address} until Ctrl-C.\n\n  \
          curl -i -X POST http://{address}/orders/7/pay\n  \
          curl -i http://{address}/orders/7\n  \
          curl -N http://{address}/reports/2026-11 -H 'x-tenant: acme'"
     );
     if let Some(file) = &file {
         println!(
-            "  kill -HUP {}         reads {} again",
+            "  kill -HUP {}         reloads {}",
             std::process::id(),
             file.display()
         );
     }
     reload_on_hangup(policies.clone(), |reloaded| match reloaded {
-        Ok(()) => eprintln!("orders: the policies were read again"),
-        Err(error) => eprintln!("orders: the policies stay as they were:\n{error}"),
+        Ok(()) => eprintln!("orders: policies reloaded"),
+        Err(error) => eprintln!("orders: the policies were not changed:\n{error}"),
     })?;
     let app = app(Orders::default(), locks, policies);
     axum::serve(listener, app)
@@ -108,7 +111,7 @@ async fn serve(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads the policies again at each SIGHUP. A bad file changes nothing.
+/// Reloads the policies on each SIGHUP. An invalid file changes nothing.
 fn reload_on_hangup(
     policies: LockPolicies,
     tell: impl Fn(Result<(), PolicyError>) + Send + 'static,

@@ -1,5 +1,5 @@
-//! The order service. Nothing in it speaks of locks but the fencing token that each change presents: what is locked, how
-//! long and how it is refused is in `locks.toml`.
+//! The order service. It uses only the fencing token of its lock, with each change: the locked
+//! routes, the options and the refusals are in `locks.toml`.
 
 use std::{
     collections::HashMap,
@@ -20,7 +20,7 @@ use lock_runtime::{FencingToken, HeldLock, LockClient};
 use lock_tower::{LockPolicies, PolicyLayer};
 use tokio::time::sleep;
 
-/// How long the bank takes.
+/// The time that a charge by the bank takes.
 const CHARGE: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ struct Order {
     fence: Option<FencingToken>,
 }
 
-/// All orders, and what the bank has charged.
+/// All orders, and the number of charges by the bank.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Orders(Arc<Mutex<Ledger>>);
 
@@ -46,7 +46,7 @@ impl Orders {
         self.ledger().charges
     }
 
-    /// What cannot be taken back.
+    /// Charges a customer, which cannot be undone.
     async fn charge(&self) {
         self.ledger().charges += 1;
         sleep(CHARGE).await;
@@ -56,7 +56,7 @@ impl Orders {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes an order, unless somebody with a later token has been there.
+    /// Changes an order, unless a change with a later token has been made.
     fn change<T>(
         &self,
         id: u64,
@@ -73,7 +73,7 @@ impl Orders {
     }
 }
 
-/// The service under its locks.
+/// The service with its lock policies.
 pub(crate) fn app(orders: Orders, locks: LockClient, policies: LockPolicies) -> Router {
     Router::new()
         .route("/orders/{id}/pay", post(pay))
@@ -84,9 +84,9 @@ pub(crate) fn app(orders: Orders, locks: LockClient, policies: LockPolicies) -> 
         .with_state(orders)
 }
 
-/// Looks whether the order is paid, charges the customer and writes it down: twice at once, and they pay twice. The
-/// fencing token keeps the ledger right whatever happens; the bank knows nothing of it, so there it is the lock that
-/// counts.
+/// Checks whether the order is paid, charges the customer and records the payment: without the
+/// lock, two concurrent requests would charge twice. The fencing token protects the ledger in any
+/// case, but the bank does not know it, so the charge relies on the lock.
 async fn pay(
     State(orders): State<Orders>,
     Path(id): Path<u64>,
@@ -131,7 +131,7 @@ async fn look(State(orders): State<Orders>, Path(id): Path<u64>) -> Result<Strin
     ))
 }
 
-/// A report that is written while it is sent.
+/// A report that is generated while it is sent.
 async fn report(Path(month): Path<String>) -> Body {
     let lines = stream::iter(1..=3).then(move |line| {
         let text = format!("{month}, line {line} of 3\n");

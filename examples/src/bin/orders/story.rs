@@ -1,4 +1,5 @@
-//! Customers who press the button twice, and an operator who changes the policies meanwhile.
+//! Customers that press the button twice, and an operator that changes the policies at the same
+//! time.
 
 use std::{collections::BTreeMap, fs, net::SocketAddr, process::ExitCode, time::Instant};
 
@@ -21,9 +22,9 @@ use crate::{
     service::{Orders, app},
 };
 
-/// One is paid under the policies as they were, one as they are then.
+/// The first is paid under the original policies, the second after the reload.
 const ORDERS: [u64; 2] = [7, 8];
-/// How many press the button at once.
+/// The number of simultaneous requests.
 const PRESSES: u64 = 20;
 
 pub(crate) async fn tell(locks: LockClient) -> anyhow::Result<ExitCode> {
@@ -31,14 +32,14 @@ pub(crate) async fn tell(locks: LockClient) -> anyhow::Result<ExitCode> {
     let file = directory.path().join("locks.toml");
     fs::write(&file, LOCKS)?;
     let policies = LockPolicies::from_file(&file)?;
-    let (told, mut reloads) = mpsc::unbounded_channel();
-    reload_on_hangup(policies.clone(), move |reloaded| drop(told.send(reloaded)))?;
+    let (reloaded, mut reloads) = mpsc::unbounded_channel();
+    reload_on_hangup(policies.clone(), move |result| drop(reloaded.send(result)))?;
     let orders = Orders::default();
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let customers = Customers::of(listener.local_addr()?);
     tokio::spawn(axum::serve(listener, app(orders.clone(), locks, policies)).into_future());
     println!(
-        "orders: the service keeps its locks in a file, locks.toml. {PRESSES} requests at once try to pay an order.\n"
+        "orders: the lock policies of the service are in locks.toml. {PRESSES} concurrent requests try to pay an order.\n"
     );
 
     let presses = customers.press(ORDERS[0]).await?;
@@ -46,37 +47,43 @@ pub(crate) async fn tell(locks: LockClient) -> anyhow::Result<ExitCode> {
     let refused = presses
         .iter()
         .find(|(status, _)| *status == StatusCode::LOCKED);
-    let (_, problem) = refused.context("nobody was told 423")?;
+    let (_, problem) = refused.context("no request was refused with 423")?;
     println!("                       {problem}");
 
     let since = Instant::now();
     let reports = [customers.report(), customers.report()];
     try_join_all(reports).await?;
     println!(
-        "report, hold = body:   two of one tenant, one after the other: {:.1?}",
+        "report, hold = body:   two requests of one tenant, one after the other: {:.1?}",
         since.elapsed()
     );
 
     let mut reload = async |text: String| -> anyhow::Result<_> {
         fs::write(&file, text)?;
         kill_process(getpid(), Signal::HUP)?;
-        reloads.recv().await.context("nobody listens to SIGHUP")
+        reloads
+            .recv()
+            .await
+            .context("the SIGHUP listener has ended")
     };
     let bad = LOCKS
         .replace("max_hold", "max_hodl")
         .replace("order:{id:int}", "order:{number:int}");
-    let mistakes = reload(bad).await?.err().context("a bad file was taken")?;
+    let mistakes = reload(bad)
+        .await?
+        .err()
+        .context("an invalid file was accepted")?;
     let shown: Vec<_> = mistakes
         .all()
         .iter()
         .map(|at| format!("{}:{}: {}", at.line, at.column, at.message))
         .collect();
     println!(
-        "SIGHUP, a bad file:    refused, and nothing has changed\n    {}",
+        "SIGHUP, invalid file:  rejected, the policies have not changed\n    {}",
         shown.join("\n    ")
     );
     reload(LOCKS.replace("no_wait = true", "wait = \"5s\"")).await??;
-    println!("SIGHUP, wait = \"5s\":   taken");
+    println!("SIGHUP, wait = \"5s\":   accepted");
     let waited = customers.press(ORDERS[1]).await?;
     println!("pay, wait = \"5s\":      {}", counted(&waited));
 
@@ -97,7 +104,7 @@ pub(crate) async fn tell(locks: LockClient) -> anyhow::Result<ExitCode> {
         orders.charges(),
         counts(&presses).get(&StatusCode::LOCKED).unwrap_or(&0)
     );
-    // Whoever waits gets an answer that is not a refusal.
+    // All requests that waited must be served.
     let served = waited.iter().all(|(status, _)| status.is_success());
     let failed =
         double_charges > 0 || errors > 0 || paid(&presses) != 1 || paid(&waited) != 1 || !served;
@@ -137,7 +144,7 @@ impl Customers {
         }
     }
 
-    /// Everybody presses the button at once.
+    /// Sends all requests for an order at once.
     async fn press(&self, order: u64) -> anyhow::Result<Vec<(StatusCode, String)>> {
         let presses = (0..PRESSES).map(async |_| {
             let response = self

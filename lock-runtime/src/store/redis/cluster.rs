@@ -1,10 +1,15 @@
-//! The nodes of a Redis Cluster: a connection to each that is needed, made when it is, and the map of who keeps which slot.
+//! The nodes of a Redis Cluster: a connection to each node, established when it is first needed,
+//! and the slot map.
 //!
-//! Calls go straight to the node that keeps their slot, and nobody waits for the map: it is looked up in the background, and until it is
-//! right the nodes themselves say where to go. So a node that is dead or silent fails the keys that it keeps, and no others. The client
-//! library's own cluster connection is not used: it stops all calls while it looks up its map, and sends them again as it sees fit.
+//! Calls go straight to the node that serves their slot, and no call waits for the map. It is
+//! refreshed in the background, and until it is right the nodes themselves redirect calls. A node
+//! that is dead or silent thus fails the keys of its own slots, and no others. The cluster
+//! connection of the client library is not used: it stops all calls while it refreshes its map,
+//! and repeats them at its own discretion.
 //!
-//! What a node refuses because it does not keep the slot was not executed. That is the only thing that is sent elsewhere.
+//! A call that a node refuses because it does not serve the slot was not executed, and is sent to
+//! another node. A call whose node cannot be reached is sent to the node in its place if it was
+//! not sent before, or may be repeated.
 
 mod audience;
 mod slots;
@@ -44,16 +49,18 @@ use crate::{
     sync::lock,
 };
 
-/// A call is sent on so often at most. More than one or two are due where the nodes do not agree.
+/// The maximum number of redirections of a call. More than one or two occur only if the
+/// nodes disagree.
 const REDIRECTIONS: usize = 5;
-/// The map is looked up so often at most, and less often the longer it stays as it was.
+/// The pause after a refresh of the map. It doubles up to [`LONGEST_PAUSE`] while the map
+/// does not change.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// Changes of the map that follow each other within this time are of one failover.
+/// Changes of the map that follow each other within this time belong to one failover.
 const FAILOVER: Duration = Duration::from_secs(2);
-/// So long a node may take to say who keeps what.
+/// The time that a node has to return its map.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// So many nodes are asked at a time: one that is silent costs no time then.
+/// The number of nodes that are queried at a time, so that a silent one costs no time.
 const ASKED_AT_ONCE: usize = 3;
 
 static ASKING: LazyLock<Cmd> = LazyLock::new(|| redis::cmd("ASKING"));
@@ -66,14 +73,15 @@ pub(super) struct Cluster {
 struct Shared {
     this: Weak<Self>,
     namespace: String,
-    /// What the connections have in common.
+    /// The parameters that all connections share.
     dial: Dial,
-    /// Where to begin. The first also says as whom the nodes are spoken to that are found on the way.
+    /// The nodes to begin with. The credentials and TLS settings of the first are used for all
+    /// nodes that are discovered later.
     seeds: Vec<(Address, ConnectionInfo)>,
-    // Not tokio's: it is held to look up or to write down, never across an await.
+    // A std lock: it is held to read or update the map, never across an await.
     map: RwLock<Map>,
     refresh: Mutex<Refresh>,
-    /// Told whenever the map was looked up.
+    /// Notified after each refresh of the map.
     looked_up: watch::Sender<()>,
     subscriptions: Arc<Subscriptions>,
 }
@@ -83,7 +91,7 @@ struct Map {
     nodes: HashMap<Address, Arc<Node>>,
 }
 
-/// A node, once it was needed.
+/// A node that has been needed.
 pub(super) struct Node {
     address: Address,
     connection: Connection,
@@ -92,31 +100,31 @@ pub(super) struct Node {
 /// The reply to one call of a batch, and the node that serves the lock.
 type Indexed = (usize, Result<(Value, Arc<Node>), StoreError>);
 
-/// When the map is looked up.
+/// The state of the refresh of the map.
 struct Refresh {
-    /// Somebody is at it.
+    /// A task is refreshing the map.
     running: bool,
-    /// There was reason to after it was begun.
+    /// Another refresh was requested after the current one had begun.
     wanted: bool,
     not_before: Instant,
     pause: Duration,
-    /// The latest failover that the listeners heard of.
+    /// The latest failover that was detected.
     failover_at: Option<Instant>,
 }
 
-/// What is sent to the node that keeps a slot.
+/// A request to the node that serves a slot.
 #[derive(Clone, Copy)]
 pub(super) enum Errand<'a> {
     Call(&'a Call, Repeat),
-    /// Written for the clock of the node that is to execute it, and never repeated.
+    /// Written for the clock of the node that executes it, and never repeated.
     By(Instant, Writer<'a>),
 }
 
-/// Why an errand has failed.
+/// The cause of a failed request.
 pub(super) enum Failure {
-    /// Some of its keys are at one node and some at another: one key alone can be spoken of.
+    /// The keys are split between two nodes. Only a call with a single key is possible.
     Moving(StoreError),
-    /// It was not executed to its end, for the same reason: what it gives back comes first.
+    /// The script stopped halfway for the same reason. Its release comes first.
     HalfWay(StoreError),
     Failed(StoreError),
 }
@@ -141,7 +149,7 @@ impl Errand<'_> {
 }
 
 impl Cluster {
-    /// Finds the cluster that the seeds belong to; the first answer will do.
+    /// Discovers the cluster that the seeds belong to. The first answer is used.
     pub(super) async fn open(
         seeds: Vec<ConnectionInfo>,
         namespace: &str,
@@ -151,7 +159,7 @@ impl Cluster {
             .filter_map(|info| Some((address_of(&info)?, info)))
             .collect();
         let Some((_, first)) = seeds.first() else {
-            return Err(nobody());
+            return Err(no_node());
         };
         let (pushes, acl) = (
             Arc::new(Pushes::sharded(namespace)),
@@ -198,25 +206,25 @@ impl Cluster {
                     shared.adopt(slots);
                     let ear: Weak<Shared> = Arc::downgrade(&shared);
                     pushes.listeners().add(ear);
-                    // The numbers are looked for now, and not by the first who waits.
+                    // Compute the numbers now, and not for the first waiter.
                     number_in(0);
                     return Ok(Self { shared });
                 }
-                // What says more than that nobody is there comes first.
+                // Prefer a permanent error, which says more than that no node is reachable.
                 Err(other) if error.as_ref().is_none_or(StoreError::is_transient) => {
                     error = Some(other)
                 }
                 Err(_) => {}
             }
         }
-        Err(error.unwrap_or_else(nobody))
+        Err(error.unwrap_or_else(no_node))
     }
 
     pub(super) fn pushes(&self) -> &Pushes {
         &self.shared.dial.pushes
     }
 
-    /// Where it was looked for.
+    /// The addresses of the seeds.
     pub(super) fn address(&self) -> String {
         let seeds: Vec<_> = self
             .shared
@@ -227,12 +235,12 @@ impl Cluster {
         seeds.join(",")
     }
 
-    /// The slot of the lock that `hold` holds or wants.
+    /// The slot of the lock that `hold` holds or requests.
     pub(super) fn slot(&self, hold: &Hold) -> Slot {
         self.shared.slot(hold)
     }
 
-    /// Where those are told who wait in the slot.
+    /// The channel for the waiters in a slot.
     pub(super) fn channel(&self, slot: Slot) -> String {
         self.shared.subscriptions.channel(slot)
     }
@@ -242,7 +250,7 @@ impl Cluster {
         self.shared.read().slots.owner_number(slot)
     }
 
-    /// `hold` stands in line at the node.
+    /// Registers `hold`, which is queued at `node`, for notifications.
     pub(super) fn waits(&self, hold: &Hold, node: &Node) {
         let slot = self.slot(hold);
         if let Target::Server(client) = &node.connection.dial().target {
@@ -252,14 +260,14 @@ impl Cluster {
         }
     }
 
-    /// `hold` stands in no line.
+    /// Unregisters `hold`, which is not queued any more.
     pub(super) fn leaves(&self, hold: &Hold) {
         self.shared
             .subscriptions
             .leaves(|| self.slot(hold), hold.token);
     }
 
-    /// Has the node that keeps the slot do something, and says which one that is.
+    /// Sends a request to the node that serves the slot. Returns the reply and that node.
     pub(super) async fn run(
         &self,
         slot: Slot,
@@ -267,13 +275,13 @@ impl Cluster {
     ) -> Result<(Value, Arc<Node>), Failure> {
         let shared = &self.shared;
         let mut owner = shared.owner(slot)?;
-        // Asked in place of the owner, for this once.
+        // The node that is tried once in place of the owner, after an `ASK` redirection.
         let mut other: Option<Arc<Node>> = None;
         for _ in 0..=REDIRECTIONS {
             let node = other.as_ref().unwrap_or(&owner);
             let value = match shared.ask(node, other.is_some(), errand).await {
                 Ok(value) => value,
-                // Nobody has executed it, or it may be executed again.
+                // The call was not executed, or may be executed again.
                 Err(failed) if !failed.sent || errand.may_be_repeated() => {
                     match shared.replaced(slot, &owner).await {
                         Some(node) => {
@@ -302,12 +310,12 @@ impl Cluster {
             }
         }
         shared.refresh_soon();
-        let message = "the nodes of the cluster do not agree who keeps this lock";
+        let message = "the nodes of the cluster do not agree on which of them keeps this lock";
         Err(StoreError::new(StoreErrorKind::Unavailable, message).into())
     }
 
-    /// Runs so many scripts, in as few round trips as there are nodes, and tells of each how it went. A node that is silent keeps nobody
-    /// from being asked.
+    /// Runs `count` scripts in concurrent batches, grouped by node, and returns a result for each.
+    /// A silent node does not keep the calls from the others.
     pub(super) async fn run_each(
         &self,
         count: usize,
@@ -328,14 +336,14 @@ impl Cluster {
                     .push(self.run_batch(calls.drain(..calls.len().min(BATCH)).collect(), write));
             }
         }
-        let mut results: Vec<_> = (0..count).map(|_| Err(nobody())).collect();
+        let mut results: Vec<_> = (0..count).map(|_| Err(no_node())).collect();
         for (index, result) in join_all(batches).await.into_iter().flatten() {
             results[index] = result;
         }
         results
     }
 
-    /// Those of one node.
+    /// Runs the scripts of one node.
     async fn run_batch(
         &self,
         batch: Vec<(usize, Call)>,
@@ -371,7 +379,7 @@ impl Cluster {
                 None => return all(indices, &error),
             },
         }
-        // Each goes its own way.
+        // Redirect each call on its own.
         let elsewhere = elsewhere.into_iter().map(async |index| {
             let call = write(index);
             let outcome = self
@@ -384,7 +392,7 @@ impl Cluster {
     }
 }
 
-/// The same for all of them.
+/// The same error for all calls.
 fn all(indices: Vec<usize>, error: &StoreError) -> Vec<Indexed> {
     indices
         .into_iter()
@@ -405,7 +413,7 @@ impl Shared {
         slot_of(lock_name(&self.namespace, &hold.key, hold.mode.kind()).as_bytes())
     }
 
-    /// Who keeps the slot.
+    /// The node that serves the slot.
     fn owner(self: &Arc<Self>, slot: Slot) -> Result<Arc<Node>, StoreError> {
         let address = {
             let map = self.read();
@@ -426,7 +434,7 @@ impl Shared {
         }
     }
 
-    /// The node, to which a connection is begun if there is none.
+    /// The node at `address`. Starts to connect to it if there is no connection.
     fn node(&self, address: &Address) -> Result<Arc<Node>, StoreError> {
         if let Some(node) = self.read().nodes.get(address) {
             return Ok(node.clone());
@@ -444,7 +452,7 @@ impl Shared {
         Ok(node)
     }
 
-    /// How a node is spoken to.
+    /// The connection settings for a node.
     fn info(&self, address: &Address) -> ConnectionInfo {
         if let Some((_, info)) = self.seeds.iter().find(|(seed, _)| seed == address) {
             return info.clone();
@@ -467,7 +475,7 @@ impl Shared {
         first.clone().set_addr(address)
     }
 
-    /// A node said that another one keeps the slot. Others may have moved with it.
+    /// Records a `MOVED` redirection. Other slots may have moved with this one.
     fn moved(self: &Arc<Self>, slot: Slot, address: Address) -> Result<Arc<Node>, StoreError> {
         self.write().slots.moved(slot, address.clone());
         self.refresh_soon();
@@ -490,26 +498,26 @@ impl Shared {
         answer
     }
 
-    /// The map as a seed has it, once there is a connection.
+    /// The map of a seed, once it is connected.
     async fn first_map(&self, seed: Address) -> Result<Slots, StoreError> {
         let node = self.node(&seed)?;
         node.connection.ready().await?;
         node.slots().await
     }
 
-    /// Who keeps the slot in place of a node that cannot be reached, as the next look at the map tells. A node is dead for some time
-    /// before another takes its place, and nobody waits for that here.
+    /// The node that serves the slot in place of an unreachable one, according to the next refresh
+    /// of the map. A dead node is replaced only after some time, and this does not wait for it.
     async fn replaced(self: &Arc<Self>, slot: Slot, dead: &Node) -> Option<Arc<Node>> {
         let mut looked_up = self.looked_up.subscribe();
         self.refresh_soon();
-        // The task that looks may end with its runtime.
+        // The task that refreshes the map may end with its runtime.
         let _ = timeout(LONGEST_PAUSE, looked_up.changed()).await;
         self.owner(slot)
             .ok()
             .filter(|owner| owner.address != dead.address)
     }
 
-    /// Looks up the map in the background, if there is a runtime to do it on.
+    /// Refreshes the map in the background, if there is a runtime.
     fn refresh_soon(self: &Arc<Self>) {
         let Ok(runtime) = Handle::try_current() else {
             return;
@@ -520,7 +528,7 @@ impl Shared {
             return;
         }
         drop(refresh);
-        // Not under the lock: a runtime that is shutting down drops a new task on the spot.
+        // Spawn without the lock: a runtime that is shutting down drops a new task on the spot.
         runtime.spawn(
             Refresher {
                 shared: Arc::downgrade(self),
@@ -530,7 +538,7 @@ impl Shared {
         );
     }
 
-    /// The map as any of the nodes has it, those first that are connected.
+    /// Queries the map from any node, connected ones first.
     async fn look_up(&self) -> Option<Slots> {
         let mut nodes: Vec<_> = self.read().nodes.values().cloned().collect();
         nodes.shuffle(&mut rand::rng());
@@ -549,21 +557,23 @@ impl Shared {
         first_of(&others).await
     }
 
-    /// Goes by another map from now on. Says whether it says anything new.
+    /// Replaces the map. Returns whether it has changed.
     fn adopt(&self, slots: Slots) -> bool {
         let mut map = self.write();
         let is_news = !map.slots.agrees_with(&slots);
         let is_failover = is_news && !map.slots.owners().is_subset(&slots.owners());
         map.slots = slots;
         let Map { slots, nodes } = &mut *map;
-        // Closed once the map is free. A replica that was asked for the way is not needed any more.
+        // These are closed after the map is unlocked. A replica that only supplied the map is not
+        // needed any more.
         let owners = slots.owners();
         let _left: Vec<_> = nodes
             .extract_if(|address, _| !owners.contains(address))
             .collect();
         drop(map);
         if is_failover && self.is_another_failover() {
-            // A node keeps no slot any more: what it did last may be unknown to the one in its place.
+            // A node does not serve any slot any more. The node in its place may lack its
+            // latest writes.
             self.dial
                 .pushes
                 .listeners()
@@ -572,7 +582,8 @@ impl Shared {
         is_news
     }
 
-    /// While a cluster is split its nodes name different owners, and the map may change with each look.
+    /// Whether this is a new failover. While a cluster is partitioned its nodes name different
+    /// owners, and the map may change with every refresh.
     fn is_another_failover(&self) -> bool {
         let now = Instant::now();
         let before = lock(&self.refresh).failover_at.replace(now);
@@ -586,7 +597,7 @@ impl Listener for Shared {
             StoreEvent::Granted { hold, .. } => {
                 self.subscriptions.leaves(|| self.slot(hold), hold.token)
             }
-            // A node may be gone, and with it what it kept moved to another.
+            // A node may be gone, and its slots may have moved to another one.
             StoreEvent::Disconnected => {
                 if let Some(shared) = self.this.upgrade() {
                     shared.refresh_soon();
@@ -598,7 +609,7 @@ impl Listener for Shared {
 }
 
 impl Node {
-    /// Who keeps what, as it says.
+    /// The map of this node.
     async fn slots(&self) -> Result<Slots, StoreError> {
         let mut question = redis::cmd("CLUSTER");
         question.arg("SLOTS");
@@ -612,7 +623,7 @@ impl Node {
     }
 }
 
-/// The map as the first of the nodes has it that answers.
+/// The map of the first node that answers.
 async fn first_of(nodes: &[Arc<Node>]) -> Option<Slots> {
     for some in nodes.chunks(ASKED_AT_ONCE) {
         let mut answers: FuturesUnordered<_> = some
@@ -628,7 +639,7 @@ async fn first_of(nodes: &[Arc<Node>]) -> Option<Slots> {
     None
 }
 
-/// Looks up the map as long as there is reason to.
+/// Refreshes the map as long as that is requested.
 struct Refresher {
     shared: Weak<Shared>,
     done: bool,
@@ -671,7 +682,7 @@ impl Refresher {
 }
 
 impl Drop for Refresher {
-    /// Its runtime may have ended; the next one who has reason to begins anew.
+    /// Its runtime may have ended. The next request starts a new task.
     fn drop(&mut self) {
         if !self.done
             && let Some(shared) = self.shared.upgrade()
@@ -681,7 +692,7 @@ impl Drop for Refresher {
     }
 }
 
-/// A call that is on its way to a node. If it comes to nothing, or nobody waits for it any more, the map may be wrong.
+/// A call in flight. If it fails, or its caller stops waiting for it, the map may be wrong.
 struct Watch<'a> {
     shared: &'a Arc<Shared>,
     answered: bool,
@@ -708,7 +719,7 @@ impl Drop for Watch<'_> {
     }
 }
 
-/// Where else the node sends what it was asked.
+/// The redirection in a reply of the node, if it is one.
 fn redirection(value: &Value, node: &Node) -> Option<Redirection> {
     match value {
         Value::ServerError(error) => Redirection::parse(error, &node.address),
@@ -716,12 +727,12 @@ fn redirection(value: &Value, node: &Node) -> Option<Redirection> {
     }
 }
 
-/// What the node has said instead of doing it.
+/// The error for a call that the node refused.
 fn refusal(node: &Node, value: Value) -> StoreError {
-    node.connection.settle(value).err().unwrap_or_else(nobody)
+    node.connection.settle(value).err().unwrap_or_else(no_node)
 }
 
-fn nobody() -> StoreError {
+fn no_node() -> StoreError {
     StoreError::new(
         StoreErrorKind::Unavailable,
         "no node of the cluster answers",

@@ -149,8 +149,8 @@ impl Connection {
         self.call_as(call, Repeat::Once).await
     }
 
-    /// Runs a script. One that must not be repeated is one whose reply would have another meaning
-    /// the second time, or that would do harm if the first call were executed late.
+    /// Runs a script. It must not be repeated if its reply would have another meaning the second
+    /// time, or if the first call would do harm when executed late.
     pub(super) async fn call_as(&self, call: &Call, repeat: Repeat) -> Result<Value, StoreError> {
         self.settle(self.answer(None, call, repeat).await?)
     }

@@ -1,7 +1,7 @@
 //! Classification of errors of the server and of the connection, with remedies.
 //!
 //! A message of the server may repeat the arguments of a command, and thus a password or a token.
-//! Messages are shown only where they are known not to.
+//! Messages are shown only where they are known not to do so.
 
 use redis::{ErrorKind, RedisError, ServerError, Value};
 
@@ -57,7 +57,7 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
         {
             StoreError::new(
                 StoreErrorKind::InvalidUrl,
-                "the server has no database of that number; end the URL with a smaller one, such as /0 (the server's \
+                "the server has no database of that number; end the URL with a smaller number, such as /0 (the server's \
                  configuration sets the number of `databases`)",
             )
         }
@@ -137,7 +137,7 @@ fn classify(code: &str, details: &str, acl: &AclLine) -> StoreError {
         "READONLY" => read_only(),
         "NOPERM" => new(
             StoreErrorKind::Forbidden,
-            format!("the server's access rules forbid a command or key that locks need ({}); allow it with: {acl}", safe(details)),
+            format!("the server's access rules deny a right that locks need ({}); allow it with: {acl}", safe(details)),
         ),
         "NOAUTH" | "WRONGPASS" => unauthenticated(),
         "DENIED" => new(

@@ -106,7 +106,7 @@ pub(super) enum Kind {
 pub(super) struct Info(String);
 
 impl Info {
-    /// Creates it from the text of the reply.
+    /// Wraps the text of the reply.
     pub(super) fn new(text: String) -> Self {
         Self(text)
     }

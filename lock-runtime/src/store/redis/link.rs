@@ -46,7 +46,7 @@ use crate::{
 const ATTEMPT: Duration = Duration::from_secs(1);
 /// The pause between the two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
-/// A connection is given up if calls have been sent on it and none was answered for this long.
+/// The silence after which a connection is given up: calls have been sent, and none was answered.
 const SILENCE: Duration = Duration::from_secs(2);
 /// The number of calls that may be on their way to the socket: enough that calls wait for the
 /// server, and not for the channel.

@@ -48,8 +48,8 @@ impl Pushes {
         Self { invites, ..self }
     }
 
-    /// The messages of a cluster. There a published message is forwarded to all nodes, so grants
-    /// are sent by slot instead.
+    /// The messages of a cluster, where a published message is forwarded to all nodes. Grants are
+    /// sent by slot instead.
     pub(super) fn sharded(namespace: &str) -> Self {
         Self {
             sharded: true,

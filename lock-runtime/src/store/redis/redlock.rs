@@ -1,4 +1,4 @@
-//! The connection to several independent servers, from their URLs to the store over all of them.
+//! Connects to several independent servers: from their URLs to the store over all of them.
 
 use std::{sync::Arc, time::Duration};
 

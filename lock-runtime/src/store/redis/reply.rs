@@ -26,7 +26,7 @@ impl Reply {
         Ok(Self { word, rest })
     }
 
-    /// The outcome.
+    /// The first word, which is the outcome.
     pub(super) fn word(&self) -> &str {
         &self.word
     }

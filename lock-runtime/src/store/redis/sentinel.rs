@@ -1,9 +1,11 @@
-//! Which server is the primary: the Sentinels that watch it are asked each time a connection to it is made.
+//! The current primary, for which its Sentinels are queried before each connection to it.
 //!
-//! [`Votes`] decides and does no I/O, and [`watch`] listens for another primary while a connection stands. A Sentinel that was cut off or has just started may name an old primary; each answer
-//! carries the epoch of the configuration it is from, and the largest among the answers of a majority is the latest that
-//! a majority has agreed on (<https://redis.io/docs/latest/operate/oss_and_stack/management/sentinel/>). That what is
-//! named is a primary is checked where it is connected to.
+//! [`Votes`] evaluates the answers without I/O, and [`watch`] listens for another primary while a
+//! connection is up. A Sentinel that was cut off or has just started may name an old primary. Each
+//! answer has the epoch of its configuration, and the largest epoch among the answers of a
+//! majority is the latest that a majority has agreed on
+//! (<https://redis.io/docs/latest/operate/oss_and_stack/management/sentinel/>). Whether the named
+//! server is a primary is checked on the connection to it.
 
 mod votes;
 mod watch;
@@ -31,20 +33,23 @@ use crate::{
     sync::lock,
 };
 
-/// How long one Sentinel may take, its connection included. It is waited for only where a majority has not answered.
+/// The time limit for one Sentinel, its connection included. It matters only if no
+/// majority has answered.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// What one Sentinel has told unasked is believed for so long; the others know by then.
+/// The time for which a notification of a single Sentinel is trusted. After that the others know
+/// the new primary.
 const HEARD: Duration = Duration::from_secs(10);
 
-/// The Sentinels that watch one primary, and how to connect to it.
+/// The Sentinels that monitor one primary, and the connection settings of that primary.
 pub(super) struct Sentinels {
     name: String,
-    /// Credentials, database and TLS of the primary, whichever server that is; the address is nobody's.
+    /// Credentials, database and TLS settings of the primary, whichever server it is. The address
+    /// is a placeholder.
     primary: ConnectionInfo,
     sentinels: Vec<Client>,
-    /// The latest primary that one of them has told of unasked. A std mutex: it is held for a copy only.
+    /// The latest primary that one of them has announced. A std mutex: it is held for a copy only.
     heard: Mutex<Option<(Named, Instant)>>,
-    /// That they do not tell is worth a warning once.
+    /// Limits the warning about missing notifications to one.
     warned: Once,
 }
 
@@ -81,15 +86,16 @@ impl Sentinels {
         self.primary.redis_settings()
     }
 
-    /// Its host and port mean nothing.
+    /// The address of the primary, whose host and port are placeholders.
     pub(super) fn primary_address(&self) -> &ConnectionAddr {
         self.primary.addr()
     }
 
-    /// Where the primary is now, and a client for it.
+    /// The current address of the primary, and a client for it.
     ///
     /// # Errors
-    /// Of the kind on which all Sentinels agree, or `Unavailable`; it tells what each of them said.
+    /// The kind of error on which all Sentinels agree, or `Unavailable`. The message contains the
+    /// answer of each Sentinel.
     pub(super) async fn primary(&self) -> Result<(Named, Client), StoreError> {
         let mut votes = Votes::new(self.sentinels.len());
         let ask = async |(index, sentinel)| (index, ask(sentinel, &self.name).await);
@@ -200,9 +206,10 @@ async fn ask(sentinel: &Client, name: &str) -> Answer {
             .get_multiplexed_async_connection_with_config(&config)
             .await?;
         let mut questions = redis::pipe();
-        // The Sentinel that leads a failover goes on naming the old primary in the first answer, but with the new epoch,
-        // until every replica follows the new one; the second names the new one. In this order, as it may change its
-        // mind between the two: a new address with an old epoch is outvoted by the others at worst.
+        // The Sentinel that leads a failover names the old primary in its first reply, but with
+        // the new epoch, until every replica follows the new primary. Its second reply names the
+        // new primary. The order matters, as the Sentinel may change its view between the two: at
+        // worst a new address has an old epoch, and is outvoted by the others.
         questions.cmd("SENTINEL").arg("MASTER").arg(name);
         questions
             .cmd("SENTINEL")
@@ -262,18 +269,18 @@ fn unanswered(cause: &RedisError, tls: bool) -> StoreError {
     in_words_of_a_sentinel(error::unconnected(cause, tls, &AclLine::new("", 0)))
 }
 
-/// The remedies for a Sentinel are others than for a server that keeps locks.
+/// Replaces the remedy of an error with that for a Sentinel.
 fn in_words_of_a_sentinel(error: StoreError) -> StoreError {
     let kind = error.kind();
     match kind {
         StoreErrorKind::Unauthenticated => StoreError::new(
             kind,
-            "it refused the user name and password for Sentinels, or asks for them (sentinel_user and sentinel_password in \
+            "it refused the user name and password for Sentinels, or requires them (sentinel_user and sentinel_password in \
              the URL)",
         ),
         StoreErrorKind::Forbidden => StoreError::new(
             kind,
-            format!("its access rules forbid to ask; allow it with: {SENTINEL_ACL}"),
+            format!("its access rules forbid the query; allow it with: {SENTINEL_ACL}"),
         ),
         StoreErrorKind::WrongServer => no_sentinel(),
         _ => error,
@@ -287,7 +294,7 @@ const SENTINEL_ACL: &str =
 fn no_sentinel() -> StoreError {
     StoreError::new(
         StoreErrorKind::WrongServer,
-        "it is no Sentinel; they usually listen on port 26379",
+        "it is not a Sentinel; Sentinels usually listen on port 26379",
     )
 }
 
@@ -323,7 +330,7 @@ mod tests {
             vec![fields("a"), Value::Nil],
         ] {
             let Answer::Failed(error) = answer(other) else {
-                panic!("it is no Sentinel")
+                panic!("it is not a Sentinel")
             };
             assert_eq!(error.kind(), StoreErrorKind::WrongServer);
         }

@@ -133,8 +133,8 @@ impl Servers {
         }
     }
 
-    /// Groups the requests, by index, so that one script can access the keys of a group. The first
-    /// request is in the first group.
+    /// Groups the indices of the requests so that one script can access the keys of each group. The
+    /// first request is in the first group.
     pub(super) fn by_slot(&self, requests: &[KeyRequest]) -> Vec<Vec<usize>> {
         let cluster = match self {
             Self::One(_) => return vec![(0..requests.len()).collect()],

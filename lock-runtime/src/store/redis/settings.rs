@@ -1,4 +1,4 @@
-//! The settings of a store in addition to its URL, for every topology.
+//! The settings of a store in addition to its URL, independent of the topology.
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::error::{LockError, LockErrorKind};
 pub(crate) struct Settings {
     /// The number of replicas that must have a grant before it is reported.
     pub(crate) min_replicas: Option<MinReplicas>,
-    /// The trusted authority, in PEM; `None` trusts those of the system.
+    /// The trusted certificate authority, in PEM; `None`: those that the system trusts.
     #[cfg(feature = "rustls")]
     pub(crate) root_certificate: Option<Vec<u8>>,
     /// The certificate of this client.
@@ -110,17 +110,16 @@ impl Settings {
         {
             return Err(invalid(
                 "root_certificate",
-                "it contains no certificate; a certificate begins with -----BEGIN CERTIFICATE-----",
+                "it contains no PEM certificate (-----BEGIN CERTIFICATE-----)",
             ));
         }
         if let Some(ClientCertificate { certificate, key }) = &self.client_certificate {
             if !is_pem(certificate, "-----BEGIN CERTIFICATE-----") {
-                let complaint = "it contains no certificate; a certificate begins with -----BEGIN CERTIFICATE-----";
+                let complaint = "it contains no PEM certificate (-----BEGIN CERTIFICATE-----)";
                 return Err(invalid("client_certificate", complaint));
             }
             if !is_pem(key, "PRIVATE KEY-----") {
-                let complaint =
-                    "it has no private key; a private key begins with -----BEGIN PRIVATE KEY-----";
+                let complaint = "it contains no PEM private key (-----BEGIN PRIVATE KEY-----)";
                 return Err(invalid("client_certificate", complaint));
             }
         }

@@ -10,7 +10,7 @@ use redis::{
 use super::settings::Settings;
 use crate::error::{LockError, LockErrorKind};
 
-/// A connection is given up if sent data or a probe is not acknowledged for this long: a
+/// The time after which a connection is given up if sent data or a probe is not acknowledged. A
 /// connection that is cut silently must be detected well within a lease of usual length.
 const SILENCE: Duration = Duration::from_secs(5);
 
@@ -111,7 +111,7 @@ pub(super) fn for_locks(info: ConnectionInfo) -> ConnectionInfo {
 pub(super) fn tuned(info: ConnectionInfo) -> ConnectionInfo {
     let mut redis = info.redis_settings().clone();
     if redis.lib_name().is_none() {
-        // A user with few access rights may not set it, and would fill the server's
+        // A user with few access rights may not set the library name, and would fill the server's
         // log of denials.
         redis = redis.set_skip_set_lib_name();
     }

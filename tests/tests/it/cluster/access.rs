@@ -182,7 +182,7 @@ async fn what_a_cluster_needs_beyond_a_server_is_told_with_the_whole_line_or_don
                     traces
                         .events()
                         .iter()
-                        .any(|event| event.message.contains("only ask once a second"))
+                        .any(|event| event.message.contains("only poll once a second"))
                 };
                 eventually("it is said", said).await;
             }

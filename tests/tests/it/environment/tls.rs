@@ -195,7 +195,7 @@ async fn tls_to_a_plain_port_and_plain_to_a_tls_port_are_told() {
     } else {
         LockErrorKind::Unavailable
     };
-    assert_says(&error, kind, &[&address, "asks for TLS (rediss://)"]);
+    assert_says(&error, kind, &[&address, "requires TLS (rediss://)"]);
 }
 
 #[tokio::test]

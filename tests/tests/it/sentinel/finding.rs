@@ -300,6 +300,6 @@ async fn a_wrong_url_is_refused_with_a_right_one() {
     assert_says(
         &error,
         LockErrorKind::InvalidUrl,
-        &["there is none", "redis://user:password@host:26379"],
+        &["no Sentinel is given", "redis://user:password@host:26379"],
     );
 }

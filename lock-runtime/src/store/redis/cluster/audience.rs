@@ -1,7 +1,9 @@
-//! Who waits in which slot, and so which channels are to be subscribed to, and where. Decides only; it is told the time.
+//! The waiters of each slot, and the subscriptions that they need. This module does no I/O, and
+//! its callers pass the time.
 //!
-//! A slot has one channel, however many wait there, and is listened to only while somebody does, and a little longer: a lock that goes
-//! back and forth need not be subscribed to each time.
+//! A slot has one channel, however many waiters it has. The channel is subscribed to while there
+//! are waiters and a little longer, so that a lock that alternates between processes is not
+//! subscribed to each time.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -14,13 +16,13 @@ use crate::{
     store::{ENTRY_TTL, Hold, Token},
 };
 
-/// A channel is kept for so long after the last who waited there.
+/// The time for which a channel outlives its last waiter.
 pub(super) const LINGER: Duration = Duration::from_secs(1);
 
-/// A lock that somebody waits for.
+/// A lock that has waiters.
 pub(super) type Wanted = (LockKey, LockKind);
 
-/// Those who wait, by slot.
+/// The waiters, by slot.
 #[derive(Default)]
 pub(super) struct Audience {
     seats: HashMap<Slot, Seat>,
@@ -29,14 +31,15 @@ pub(super) struct Audience {
 struct Seat {
     waiting: HashMap<Token, Waiting>,
     standing: Standing,
-    /// Nobody waits here since then.
+    /// The time since which the slot has had no waiters.
     empty_since: Option<Instant>,
 }
 
 struct Waiting {
     key: LockKey,
     kind: LockKind,
-    /// Whoever stands in line asks at least once a second, so one who was not heard of for long is gone.
+    /// The latest request. A waiter polls at least once a second, so one without a recent
+    /// request is gone.
     heard: Instant,
 }
 
@@ -45,9 +48,9 @@ enum Standing {
     Out,
     /// A subscription is under way.
     Asked(Address),
-    /// What is told there is heard.
+    /// The channel is subscribed to.
     In(Address),
-    /// The node forbids it. It is not asked again.
+    /// The node forbids the subscription, which is not requested again.
     Refused(Address),
 }
 
@@ -60,12 +63,12 @@ impl Standing {
     }
 }
 
-/// What is to be done for one who waits.
+/// The actions that a new waiter requires.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Todo {
     /// Subscribe to the slot's channel at the node.
     pub(super) subscribe: bool,
-    /// It has moved away from there.
+    /// Unsubscribe from it at this node, from which the slot has moved.
     pub(super) unsubscribe: Option<Address>,
 }
 
@@ -74,7 +77,7 @@ impl Audience {
         self.seats.is_empty()
     }
 
-    /// `hold` stands in line, as `node` has said.
+    /// Registers `hold`, which is queued at `node`.
     pub(super) fn waits(&mut self, slot: Slot, hold: &Hold, node: &Address, now: Instant) -> Todo {
         let seat = self.seats.entry(slot).or_insert_with(|| Seat {
             waiting: HashMap::new(),
@@ -98,7 +101,7 @@ impl Audience {
         }
     }
 
-    /// `token` does not wait any more. Says whether the slot has become empty by that.
+    /// Removes a waiter. Returns whether it was the last one of its slot.
     pub(super) fn leaves(&mut self, slot: Slot, token: Token, now: Instant) -> bool {
         let Some(seat) = self.seats.get_mut(&slot) else {
             return false;
@@ -110,12 +113,14 @@ impl Audience {
         emptied
     }
 
-    /// The channel is heard at `node` from now on. Those who wait may have missed what was told before.
+    /// The channel is now subscribed to at `node`. Returns the locks to poll, as their waiters may
+    /// have missed earlier messages.
     pub(super) fn subscribed(&mut self, slot: Slot, node: &Address) -> Vec<Wanted> {
         self.stands(slot, node, Standing::In(node.clone()))
     }
 
-    /// The channel is no longer heard at `node`. Those who wait are to ask, and ask for it anew.
+    /// The channel is no longer subscribed to at `node`. Returns the locks to poll, which also
+    /// subscribes again.
     pub(super) fn unsubscribed(&mut self, slot: Slot, node: &Address) -> Vec<Wanted> {
         self.stands(slot, node, Standing::Out)
     }
@@ -134,7 +139,8 @@ impl Audience {
         }
     }
 
-    /// The subscription at `node` did not come about; whoever asks next tries again, unless the node has forbidden it.
+    /// The subscription at `node` has failed. The next poll tries again, unless the
+    /// node forbids it.
     pub(super) fn failed(&mut self, slot: Slot, node: &Address, forbidden: bool) {
         if let Some(seat) = self.seats.get_mut(&slot)
             && seat.standing == Standing::Asked(node.clone())
@@ -147,7 +153,7 @@ impl Audience {
         }
     }
 
-    /// Nothing is heard from `node` any more. Those who wait there are to ask.
+    /// The connection to `node` is lost. Returns the locks to poll.
     pub(super) fn lost(&mut self, node: &Address) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         for seat in self
@@ -161,7 +167,8 @@ impl Audience {
         wanted
     }
 
-    /// Forgets the channels that nobody has waited at for a while; each is to be unsubscribed from.
+    /// Removes the channels that have had no waiters for a while. Each of them is to be
+    /// unsubscribed from.
     pub(super) fn sweep(&mut self, now: Instant) -> Vec<(Slot, Address)> {
         let mut left = Vec::new();
         self.seats.retain(|slot, seat| {
@@ -181,7 +188,7 @@ impl Audience {
         left
     }
 
-    /// Is any channel listened to at `node`, or to be?
+    /// Whether a channel is subscribed to at `node`, or about to be.
     pub(super) fn listens_at(&self, node: &Address) -> bool {
         self.seats
             .values()
@@ -230,12 +237,12 @@ mod tests {
         assert_eq!(
             audience.waits(SLOT, &hold(), &node("a"), now),
             Todo::default(),
-            "it is under way"
+            "a subscription is under way"
         );
         assert_eq!(
             audience.subscribed(SLOT, &node("a")).len(),
             2,
-            "what was told before is asked for"
+            "earlier messages may have been missed"
         );
         assert_eq!(
             audience.waits(SLOT, &hold(), &node("a"), now),
@@ -258,17 +265,17 @@ mod tests {
         assert!(audience.leaves(SLOT, second.token, now));
         assert!(
             !audience.leaves(SLOT, second.token, now),
-            "it has left already"
+            "it was removed before"
         );
         assert!(audience.sweep(now + LINGER / 2).is_empty());
         assert_eq!(
             audience.waits(SLOT, &first, &node("a"), now + LINGER / 2),
             Todo::default(),
-            "it is still heard"
+            "it is still subscribed to"
         );
         assert!(
             audience.sweep(now + LINGER).is_empty(),
-            "somebody waits again"
+            "the slot has a waiter again"
         );
         assert!(audience.leaves(SLOT, first.token, now + LINGER));
         assert_eq!(audience.sweep(now + 2 * LINGER), [(SLOT, node("a"))]);
@@ -300,7 +307,7 @@ mod tests {
         assert_eq!(audience.waits(SLOT, &waiter, &b, now), moved);
         assert!(
             audience.unsubscribed(SLOT, &a).is_empty(),
-            "of no interest any more"
+            "not subscribed to there any more"
         );
         assert!(audience.lost(&a).is_empty());
         assert_eq!(audience.subscribed(SLOT, &b), wanted());
@@ -338,7 +345,7 @@ mod tests {
         assert_eq!(
             audience.waits(SLOT, &waiter, &node("a"), now),
             subscribe(),
-            "another connection may be let in"
+            "another connection may be allowed"
         );
     }
 }

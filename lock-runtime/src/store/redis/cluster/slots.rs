@@ -1,4 +1,5 @@
-//! Which node of a cluster keeps which keys. Decides only; it is told what the nodes answer.
+//! The slot map of a cluster. This module does no I/O, and its callers pass the
+//! replies of the nodes.
 //!
 //! <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/>
 
@@ -12,22 +13,23 @@ use std::{
 use crc16::{State, XMODEM};
 use redis::{ServerError, Value};
 
-/// Into so many slots the keys of a cluster are divided.
+/// The number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16_384;
 
-/// One of them.
+/// A slot.
 pub(in super::super) type Slot = u16;
 
-/// The slot of a key: that of the text within its first `{..}`, if there is one and it is not empty.
+/// The slot of a key: that of the text within its first `{..}` if that is not empty, otherwise
+/// that of the whole key.
 pub(in super::super) fn slot_of(key: &[u8]) -> Slot {
     State::<XMODEM>::calculate(hash_tag(key)) % SLOTS
 }
 
-/// A number whose digits lie in the slot. Found by search, once for all slots.
+/// A number whose digits hash to the slot. The numbers of all slots are found by a single search.
 pub(in super::super) fn number_in(slot: Slot) -> u32 {
     static NUMBERS: LazyLock<Vec<u32>> = LazyLock::new(|| {
         let (mut numbers, mut missing) = (vec![None; usize::from(SLOTS)], SLOTS);
-        // The first 200,000 or so meet every slot.
+        // The first 200,000 or so cover every slot.
         for number in 0.. {
             let found = &mut numbers[usize::from(slot_of(number.to_string().as_bytes()))];
             if found.is_none() {
@@ -52,7 +54,7 @@ fn hash_tag(key: &[u8]) -> &[u8] {
     tag().unwrap_or(key)
 }
 
-/// Where a node is reached.
+/// The address of a node.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Address {
     pub(super) host: Arc<str>,
@@ -67,10 +69,10 @@ impl Address {
         }
     }
 
-    /// `host:port` as a redirection names it. An empty host is that of the node which `asked` names, as it is for a cluster whose nodes do
-    /// not know by what name their clients reach them.
+    /// Parses `host:port` in a redirection. An empty host is the host of the node `asked`: the
+    /// nodes of the cluster then do not know the name by which clients reach them.
     fn parse(text: &str, asked: &Self) -> Option<Self> {
-        // An address of IPv6 comes without brackets.
+        // An IPv6 address comes without brackets.
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok()?;
         match host {
@@ -101,30 +103,30 @@ impl fmt::Debug for Address {
     }
 }
 
-/// What a node says instead of doing what it was asked.
+/// The reply of a node that does not execute a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Redirection {
-    /// Another node keeps the slot. `None`: it does not say which.
+    /// Another node serves the slot. `None` if the reply does not name it.
     Moved(Slot, Option<Address>),
-    /// The slot is on its way to another node, and the keys are there already, or not at all.
+    /// The slot is migrating to another node. The keys are there already, or do not exist.
     Ask(Address),
-    /// Some of the keys have gone to the other node, some have not.
+    /// Some of the keys have moved to the other node, some have not.
     TryAgain,
-    /// The script has taken a key away that it came to look for again, and that a node does not do which is moving the slot. It was not
-    /// executed to its end.
+    /// The script has deleted a key and accessed it again, which a node refuses while the slot
+    /// migrates. The script was not executed to its end.
     HalfWay,
-    /// The node does not serve the slot at present, and who does is to be found out.
+    /// The node does not serve the slot at present, and its owner is to be looked up.
     Down,
 }
 
 impl Redirection {
-    /// What the node `asked` means by an error reply; `None` if it has done what it was asked, or refuses it.
+    /// Parses an error reply of the node `asked`; `None` if it is not a redirection.
     pub(super) fn parse(error: &ServerError, asked: &Address) -> Option<Self> {
         let details = error.details().unwrap_or_default();
         let place = || {
             let (slot, address) = details.split_once(' ')?;
             let slot = slot.parse().ok().filter(|slot| *slot < SLOTS)?;
-            // Valkey may say more behind the address.
+            // Valkey may add words after the address.
             Some((slot, Address::parse(address.split(' ').next()?, asked)))
         };
         match error.code() {
@@ -132,34 +134,35 @@ impl Redirection {
             "ASK" => place().and_then(|(_, address)| address).map(Self::Ask),
             "TRYAGAIN" => Some(Self::TryAgain),
             "ERR" if details.contains("non local key") => Some(Self::HalfWay),
-            // A replica that is connected to as one, and a primary that has become one while a script ran.
+            // Also sent by a replica that is connected to as a node, and by a primary that has
+            // become a replica while a script ran.
             "CLUSTERDOWN" | "READONLY" | "MASTERDOWN" => Some(Self::Down),
             _ => None,
         }
     }
 }
 
-/// The map of a cluster.
+/// The slot map.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Slots {
-    /// For each slot the place of its owner in `members`, or `NOBODY`.
+    /// For each slot the index of its owner in `members`, or `NO_OWNER`.
     owners: Vec<u16>,
-    /// All nodes that are known to belong to it, replicas too.
+    /// All known nodes of the cluster, replicas included.
     members: Vec<Address>,
 }
 
-const NOBODY: u16 = u16::MAX;
+const NO_OWNER: u16 = u16::MAX;
 
 impl Slots {
     pub(super) fn empty() -> Self {
         Self {
-            owners: vec![NOBODY; usize::from(SLOTS)],
+            owners: vec![NO_OWNER; usize::from(SLOTS)],
             members: Vec::new(),
         }
     }
 
-    /// The reply of the node `asked` to `CLUSTER SLOTS`: a range of slots, its primary, then its replicas, for each range. `None` if it is
-    /// something else, or says nothing of any slot.
+    /// Parses the reply of the node `asked` to `CLUSTER SLOTS`, which has for each range of slots
+    /// its primary and then its replicas. `None` if it is another reply, or names no node.
     pub(super) fn parse(reply: &Value, asked: &Address) -> Option<Self> {
         let Value::Array(ranges) = reply else {
             return None;
@@ -194,7 +197,7 @@ impl Slots {
                 self.members.len() - 1
             });
         // A cluster has a thousand nodes at most.
-        u16::try_from(known).unwrap_or(NOBODY)
+        u16::try_from(known).unwrap_or(NO_OWNER)
     }
 
     fn assign(&mut self, range: RangeInclusive<Slot>, owner: Address) {
@@ -206,27 +209,27 @@ impl Slots {
         }
     }
 
-    /// A node said that another one keeps the slot.
+    /// Records that another node serves the slot.
     pub(super) fn moved(&mut self, slot: Slot, owner: Address) {
         self.assign(slot..=slot, owner);
     }
 
-    /// Who keeps the slot.
+    /// The node that serves the slot.
     pub(super) fn owner(&self, slot: Slot) -> Option<&Address> {
         self.members
             .get(usize::from(*self.owners.get(usize::from(slot))?))
     }
 
-    /// The place of the owner among the members: a number that the keys of one node share.
+    /// The index of the owner among the members: a number that the keys of one node share.
     pub(super) fn owner_number(&self, slot: Slot) -> u64 {
         self.owners
             .get(usize::from(slot))
             .copied()
-            .unwrap_or(NOBODY)
+            .unwrap_or(NO_OWNER)
             .into()
     }
 
-    /// All who keep any slot.
+    /// All nodes that serve a slot.
     pub(super) fn owners(&self) -> HashSet<&Address> {
         let mut places = self.owners.clone();
         places.dedup();
@@ -236,7 +239,7 @@ impl Slots {
             .collect()
     }
 
-    /// Does every slot have the same owner?
+    /// Whether every slot has the same owner in both maps.
     pub(super) fn agrees_with(&self, other: &Self) -> bool {
         (0..SLOTS).all(|slot| self.owner(slot) == other.owner(slot))
     }
@@ -254,8 +257,8 @@ impl fmt::Debug for Slots {
     }
 }
 
-/// A node of a reply to `CLUSTER SLOTS`: host, port, and from Redis 7 on its id and other names. `None` if it does not say how it is
-/// reached.
+/// Parses a node in a reply to `CLUSTER SLOTS`: host, port, and from Redis 7 on its id and other
+/// names. `None` if it has no address.
 fn address_of(node: &Value, asked: &Address) -> Option<Address> {
     let Value::Array(parts) = node else {
         return None;
@@ -265,7 +268,7 @@ fn address_of(node: &Value, asked: &Address) -> Option<Address> {
     };
     let port = u16::try_from(*port).ok()?;
     match text(host) {
-        // It was to be announced by name, and has none.
+        // The node is to be announced by its name, and has none.
         Some("?") => Some(Address::new(ip_of(rest.get(1)?)?, port)),
         Some("") | None => Some(Address {
             host: asked.host.clone(),
@@ -275,7 +278,7 @@ fn address_of(node: &Value, asked: &Address) -> Option<Address> {
     }
 }
 
-/// The value beside `ip` among a node's other names.
+/// The value of `ip` among a node's other names.
 fn ip_of(names: &Value) -> Option<&str> {
     match names {
         Value::Map(names) => names

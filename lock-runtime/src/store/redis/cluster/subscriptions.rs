@@ -1,11 +1,14 @@
-//! Where those who wait are told of grants: on a channel of their slot, at the node that keeps it, as long as somebody waits.
+//! Subscriptions to the channels on which waiters are notified of grants. Each channel belongs to
+//! a slot, and is subscribed to at the node that serves the slot, while the slot has waiters.
 //!
-//! Each node is listened to on a connection of its own. When a slot moves, the node ends the subscription with a message that looks like
-//! the answer to a command, and whatever else was asked on that connection would get the answer of its neighbour
+//! Each node has a separate connection for subscriptions. When a slot moves, the node ends the
+//! subscription with a message that looks like the reply to a command, and any other command on
+//! that connection would get the reply of its neighbour
 //! (<https://github.com/valkey-io/valkey/issues/1066>).
 //!
-//! Nobody waits for a subscription: whoever stands in line already is told to ask once it stands. What is lost is found by the polls,
-//! each of which sees to it that the slot is listened to.
+//! No request waits for a subscription: a waiter that is queued earlier is prompted to poll once
+//! the subscription is established. Polls make up for lost messages, and each poll also ensures
+//! that the slot's channel is subscribed to.
 
 use std::{
     collections::HashMap,
@@ -36,7 +39,7 @@ use crate::{
     sync::lock,
 };
 
-/// A node that has not answered for so long is not heard.
+/// The time limit for a connection to a node, and for each reply on it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The channels of one store.
@@ -49,21 +52,21 @@ pub(super) struct Subscriptions {
 struct Desk {
     audience: Audience,
     ears: HashMap<Address, Arc<Ear>>,
-    /// Somebody looks for channels that nobody waits at.
+    /// A task looks for channels without waiters.
     swept: bool,
 }
 
-/// The connection on which a node is listened to.
+/// The subscription connection to a node.
 struct Ear {
     address: Address,
     client: Client,
     connection: OnceCell<MultiplexedConnection>,
-    /// It was made, so its end is news.
+    /// The connection was established, so its end is reported.
     stood: AtomicBool,
 }
 
 impl Subscriptions {
-    /// `dial` tells whom to tell.
+    /// Creates the subscriptions of a store. Events go to the listeners of `dial`.
     pub(super) fn new(dial: Dial) -> Self {
         Self {
             dial,
@@ -76,7 +79,8 @@ impl Subscriptions {
         self.dial.pushes.of_slot(number_in(slot))
     }
 
-    /// `hold` stands in line, as the node says that keeps the slot and is reached by `client`.
+    /// Registers `hold`, which is queued at the node that serves the slot. `client`
+    /// connects to that node.
     pub(super) fn waits(
         self: &Arc<Self>,
         slot: Slot,
@@ -84,7 +88,7 @@ impl Subscriptions {
         node: &Address,
         client: &Client,
     ) {
-        // Outside of a runtime nobody can listen.
+        // A subscription needs a runtime.
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
@@ -101,7 +105,7 @@ impl Subscriptions {
         });
         let sweep = !std::mem::replace(&mut desk.swept, true);
         drop(desk);
-        // Not under the lock: a runtime that is shutting down drops a new task on the spot.
+        // Spawn without the lock: a runtime that is shutting down drops a new task on the spot.
         if let Some(before) = before {
             let channel = self.channel(slot);
             runtime.spawn(async move { before.unsubscribe(&channel).await });
@@ -119,7 +123,7 @@ impl Subscriptions {
         }
     }
 
-    /// `token` does not wait any more.
+    /// Removes a waiter.
     pub(super) fn leaves(&self, slot: impl FnOnce() -> Slot, token: Token) {
         let mut desk = lock(&self.desk);
         if !desk.audience.is_empty() {
@@ -139,7 +143,7 @@ impl Subscriptions {
         match timeout(PATIENCE, answer).await {
             Ok(Ok(Value::ServerError(refusal))) => {
                 let refusal = error::refused(&refusal, &self.dial.acl);
-                // Of a server before 7.0 too, which does not know the command.
+                // A server before 7.0 does not know the command.
                 let forbidden = matches!(
                     refusal.kind(),
                     StoreErrorKind::Forbidden | StoreErrorKind::WrongServer
@@ -151,7 +155,8 @@ impl Subscriptions {
                     .audience
                     .failed(slot, &ear.address, forbidden);
             }
-            // Where it stands, that has been told already; this may be the word on another subscription.
+            // A push message has already reported the subscription if it is established. This may
+            // be the reply for another one.
             Ok(Ok(_)) => lock(&self.desk).audience.failed(slot, &ear.address, false),
             Ok(Err(_)) | Err(_) => {
                 self.forget(ear);
@@ -159,7 +164,7 @@ impl Subscriptions {
         }
     }
 
-    /// What is told on the connection.
+    /// Handles a message on the connection.
     fn take(&self, ear: &Arc<Ear>, push: &PushInfo) {
         let slot = || match push.data.first() {
             Some(Value::BulkString(channel)) => Some(slot_of(channel)),
@@ -178,10 +183,11 @@ impl Subscriptions {
         self.call(wanted.unwrap_or_default());
     }
 
-    /// Nothing is heard on the connection any more.
+    /// Handles the end of the connection.
     fn lost(&self, ear: &Arc<Ear>) {
         let wanted = self.forget(ear);
-        // One that was never made has nothing to miss: asking at once would only try it again and again.
+        // A connection that was never established has missed nothing. To poll at once would only
+        // repeat the attempt again and again.
         if ear.stood.load(Ordering::Acquire) {
             self.call(wanted);
         }
@@ -200,7 +206,7 @@ impl Subscriptions {
         desk.audience.lost(&ear.address)
     }
 
-    /// Has those ask who wait.
+    /// Prompts the waiters of these locks to poll.
     fn call(&self, wanted: Vec<Wanted>) {
         for (key, kind) in wanted {
             self.dial.pushes.listeners().notify(&StoreEvent::FreeIn {
@@ -211,7 +217,8 @@ impl Subscriptions {
         }
     }
 
-    /// Says which channels nobody waits at, and closes the connections on which nothing is to be heard. `None` if nobody waits at all.
+    /// Returns the channels without waiters, and closes the connections without channels. `None`
+    /// if there are no channels left.
     fn sweep(&self) -> Option<Vec<(Slot, Arc<Ear>)>> {
         let mut desk = lock(&self.desk);
         let left = desk.audience.sweep(Instant::now());
@@ -220,7 +227,7 @@ impl Subscriptions {
             ears,
             swept,
         } = &mut *desk;
-        // Closed once the desk is free: their end is told here.
+        // These are closed after the desk is unlocked, as their end is reported here.
         let _closed: Vec<_> = ears
             .extract_if(|node, _| !audience.listens_at(node))
             .collect();
@@ -269,19 +276,20 @@ impl Ear {
         self.connection.get_or_try_init(connect).await.cloned()
     }
 
-    /// If there is a connection.
+    /// Unsubscribes from the channel, if there is a connection.
     async fn unsubscribe(&self, channel: &str) {
         let Some(mut connection) = self.connection.get().cloned() else {
             return;
         };
         let mut command = redis::cmd("SUNSUBSCRIBE");
         command.arg(channel);
-        // That it stands no longer is told by a message.
+        // A push message reports the end of the subscription.
         let _ = timeout(PATIENCE, connection.req_packed_command(&command)).await;
     }
 }
 
-/// Belongs to the task that reads from the connection, and ends with it: also when the runtime of that task ends.
+/// Belongs to the task that reads from the connection, and is dropped with it, also when the
+/// runtime of that task ends.
 struct Reader {
     all: Weak<Subscriptions>,
     ear: Weak<Ear>,
@@ -303,7 +311,7 @@ impl Drop for Reader {
     }
 }
 
-/// Looks for channels that nobody waits at, as long as there are any.
+/// Unsubscribes from channels without waiters, as long as there are any channels.
 struct Sweeper {
     all: Weak<Subscriptions>,
     done: bool,
@@ -328,7 +336,7 @@ impl Sweeper {
 }
 
 impl Drop for Sweeper {
-    /// Its runtime may have ended, and another one goes on.
+    /// Its runtime may have ended, while another one goes on.
     fn drop(&mut self) {
         if !self.done
             && let Some(all) = self.all.upgrade()

@@ -1,10 +1,10 @@
-//! Which of several answers is believed. Decides only.
+//! The evaluation of the answers of several Sentinels, without I/O.
 
 use std::fmt;
 
 use crate::store::{StoreError, StoreErrorKind};
 
-/// What the Sentinels have said so far.
+/// The answers so far.
 pub(super) struct Votes {
     answers: Vec<Option<Answer>>,
 }
@@ -12,12 +12,12 @@ pub(super) struct Votes {
 #[derive(Debug)]
 pub(super) enum Answer {
     Named(Named),
-    /// It watches no primary of that name.
+    /// The Sentinel monitors no primary of that name.
     Unknown,
     Failed(StoreError),
 }
 
-/// A primary, by the configuration of one epoch.
+/// A primary, as of the configuration of one epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::store::redis) struct Named {
     pub(super) host: String,
@@ -26,7 +26,7 @@ pub(in crate::store::redis) struct Named {
 }
 
 impl Named {
-    /// Whether it is another one, of a later configuration.
+    /// Whether this is another primary, of a later configuration.
     pub(super) fn replaces(&self, other: &Self) -> bool {
         self.epoch > other.epoch && (&self.host, self.port) != (&other.host, other.port)
     }
@@ -45,7 +45,7 @@ impl Votes {
         }
     }
 
-    /// Whether that decides it, whatever the others may say.
+    /// Records an answer. Returns whether it decides the vote, whatever the other answers are.
     pub(super) fn take(&mut self, index: usize, answer: Answer) -> bool {
         self.answers[index] = Some(answer);
         self.named().count() > self.answers.len() / 2
@@ -58,8 +58,9 @@ impl Votes {
         })
     }
 
-    /// The one of the latest configuration; should two be of the same one, that which more of them name.
-    /// `heard` is what one of them has told unasked a moment ago, when the others may not have known yet.
+    /// The primary of the latest configuration. Of two with the same epoch it is the one that more
+    /// Sentinels name. `heard` is a recent notification of one Sentinel, which the others may not
+    /// have known yet.
     pub(super) fn elected<'a>(&'a self, heard: Option<&'a Named>) -> Option<&'a Named> {
         let votes = |named: &Named| self.named().filter(|other| *other == named).count();
         self.named()
@@ -67,12 +68,12 @@ impl Votes {
             .max_by_key(|named| (named.epoch, votes(named)))
     }
 
-    /// What each of them said.
+    /// The answer of each Sentinel.
     pub(super) fn answers(&self) -> impl Iterator<Item = Option<&Answer>> {
         self.answers.iter().map(Option::as_ref)
     }
 
-    /// What it is called when nobody names one.
+    /// The kind of the error if no Sentinel names a primary.
     pub(super) fn failure(&self) -> StoreErrorKind {
         let mut kinds = self.answers.iter().map(|answer| match answer {
             Some(Answer::Failed(error)) => error.kind(),
@@ -121,7 +122,7 @@ mod tests {
         assert_eq!(
             votes.elected(None).unwrap().host,
             "a",
-            "when nobody is left to ask"
+            "when no Sentinel is left to ask"
         );
         assert!(votes.take(4, named("b", 2)));
         assert_eq!(votes.elected(None).unwrap().host, "b");

@@ -1,8 +1,9 @@
-//! Listening for another primary while a connection to one stands.
+//! Listens for another primary while a connection to the current one is up.
 //!
-//! In a failover that somebody asks for, the old primary goes on taking writes for seconds after the new one has begun to
-//! (until the Sentinels make it a replica): whoever stays there would hold locks beside those who have moved. And where the
-//! old one is gone without a word, this is how it is known soonest.
+//! In a manual failover the old primary accepts writes for seconds after the new one has begun to,
+//! until the Sentinels make it a replica. A client that stays connected to it would hold locks at
+//! the same time as clients of the new one. If the old primary has failed silently, this is also
+//! the earliest notice.
 
 use std::{future::pending, sync::Arc, time::Duration};
 
@@ -17,12 +18,13 @@ use super::{Answer, Named, PATIENCE, Sentinels, ask};
 use crate::sync::lock;
 
 const SWITCH: &str = "+switch-master";
-/// Before a Sentinel is listened to again that was lost.
+/// The pause before another connection to a Sentinel that was lost.
 const PAUSE: Duration = Duration::from_secs(2);
 
 impl Sentinels {
-    /// Calls `switched` once a Sentinel names another primary than `current`, of a later configuration. In a task of its own,
-    /// which is to be ended with the connection to the primary.
+    /// Calls `switched` once a Sentinel names a primary other than `current`, of a later
+    /// configuration. It runs in a separate task, which the caller ends with the connection
+    /// to the primary.
     pub(in crate::store::redis) fn watch(
         self: &Arc<Self>,
         current: Named,
@@ -39,7 +41,7 @@ impl Sentinels {
                 return;
             };
             tracing::info!(primary = %named, before = %current, name = sentinels.name, "the Sentinels name another primary");
-            // The next connection is made with the help of Sentinels that may not know yet.
+            // The next connection queries Sentinels that may not know the new primary yet.
             *lock(&sentinels.heard) = Some((named, Instant::now()));
             switched();
         });
@@ -60,11 +62,11 @@ impl Sentinels {
     async fn listen(&self, current: &Named, sentinel: &Client) -> Option<Named> {
         let mut pubsub = match timeout(PATIENCE, subscribed(sentinel)).await.ok()? {
             Ok(pubsub) => pubsub,
-            // A refusal in words stands.
+            // An explicit refusal is final.
             Err(cause) if cause.code().is_some() => {
                 let sentinel = sentinel.get_connection_info().addr();
                 self.warned.call_once(|| {
-                    tracing::warn!(%sentinel, %cause, "a Sentinel does not tell of failovers: they are found when the connection is lost");
+                    tracing::warn!(%sentinel, %cause, "a Sentinel sends no notifications of failovers: they are detected when the connection is lost");
                 });
                 return pending().await;
             }
@@ -72,7 +74,8 @@ impl Sentinels {
         };
         let mut messages = pubsub.on_message();
         loop {
-            // Asked behind the subscription and behind each message: so nothing is missed, and the epoch is known.
+            // Query after the subscription and after each message, so that nothing is missed and
+            // the epoch is known.
             match ask(sentinel, &self.name).await {
                 Answer::Named(named) if named.replaces(current) => return Some(named),
                 Answer::Named(_) => {}
