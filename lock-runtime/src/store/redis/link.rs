@@ -313,9 +313,8 @@ impl Dial {
         let tenure = self.accept(&greeting.unwrap_or_else(|_| Err(silence()))?)?;
         stood.store(true, Ordering::Release);
         life.stood.store(true, Ordering::Release);
-        if self.listens {
-            self.watch(named, life);
-        }
+        // Also where nothing is heard: a primary that hangs, and was replaced, would hold its calls up until they time out.
+        self.watch(named, life);
         Ok(Connected { connection, tenure })
     }
 

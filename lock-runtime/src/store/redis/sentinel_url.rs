@@ -279,7 +279,9 @@ fn address(text: &str, tls: bool) -> Result<ConnectionAddr, Complaint> {
         Ok(Host::Ipv4(address)) => address.to_string(),
         Ok(Host::Ipv6(address)) => address.to_string(),
         Err(_) => {
-            return Err("a host is not valid; an IPv6 address is written in brackets, [::1]".into());
+            return Err(
+                "a host is not valid; an IPv6 address is written in brackets, [::1]".into(),
+            );
         }
     };
     let port = port

@@ -198,26 +198,35 @@ impl Site {
         };
         let working = plan.start(&clients, &records.log());
         let processes = Processes::start_all(self.places(), seed, records.clone());
-        let struck = Struck {
-            servers: &self.servers,
-            proxies: &self.proxies,
-            processes: &processes,
-            lease: LEASE,
-            quarantine: QUARANTINE,
-            log: &log,
-        };
-        for round in 0..times_as_long() as u64 {
-            if round > 0 {
-                sleep(LEASE + RECOVERY).await;
+        let storm = async {
+            let struck = Struck {
+                servers: &self.servers,
+                proxies: &self.proxies,
+                processes: &processes,
+                lease: LEASE,
+                quarantine: QUARANTINE,
+                log: &log,
+            };
+            for round in 0..times_as_long() as u64 {
+                if round > 0 {
+                    sleep(LEASE + RECOVERY).await;
+                }
+                sleep(CALM).await;
+                struck.strike_for(STRUCK, seed.wrapping_add(round)).await;
             }
-            sleep(CALM).await;
-            struck.strike_for(STRUCK, seed.wrapping_add(round)).await;
-        }
-        let (killed, ()) = timeout(LONG, async {
-            tokio::join!(processes.finish(), working.finish())
-        })
-        .await
-        .expect("a process of the storm hangs");
+            timeout(LONG, async {
+                tokio::join!(processes.finish(), working.finish())
+            })
+            .await
+            .expect("a process of the storm hangs")
+        };
+        let (killed, ()) = match &self.servers[..] {
+            [server] => tokio::select! {
+                killed = storm => killed,
+                () = records.watch(server) => unreachable!("it has no end"),
+            },
+            _ => storm.await,
+        };
         join_all(clients.iter().map(LockClient::shutdown)).await;
         let chronicle = Chronicle::new(records.take(), killed, log.into_inner(), LEASE);
         let report = Report::new(self.name(), &chronicle, begin.elapsed(), seed);
@@ -301,9 +310,10 @@ impl Report {
             .iter()
             .filter(|gap| gap.length > gap.allowed)
             .collect();
+        let requests: Vec<_> = idle.iter().flat_map(|gap| &gap.requests).collect();
         assert!(
             idle.is_empty(),
-            "a lock was free and waited for: {idle:?}\n{self}"
+            "a lock was free and waited for: {idle:#?}\n{requests:#?}\n{self}"
         );
     }
 

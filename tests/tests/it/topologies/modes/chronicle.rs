@@ -108,6 +108,8 @@ pub(super) struct Gap {
     pub(super) length: Duration,
     pub(super) allowed: Duration,
     pub(super) explained_by: Vec<String>,
+    /// Those for the lock about that time, where nothing explains it; in milliseconds since its beginning.
+    pub(super) requests: Vec<String>,
 }
 
 /// What fencing tokens may not do, and have done.
@@ -438,6 +440,11 @@ impl Chronicle {
         let length = time.end - time.start;
         let length = Duration::from_nanos(length.saturating_sub(self.stalled(time.clone(), None)));
         let explained_by = faults.iter().map(|fault| fault.name.clone()).collect();
+        let requests = if length > allowed {
+            self.about(lock, &time)
+        } else {
+            Vec::new()
+        };
         Gap {
             key: lock.0.clone(),
             permits: lock.1,
@@ -445,7 +452,50 @@ impl Chronicle {
             length,
             allowed,
             explained_by,
+            requests,
         }
+    }
+
+    /// The requests for a lock from a second before `time` to its end.
+    fn about(&self, lock: &Lock, time: &Range<Nanos>) -> Vec<String> {
+        let since = time.start.saturating_sub(1_000_000_000);
+        let millis = |at: Nanos| (at as f64 - time.start as f64) / 1e6;
+        let of_lock = |request: &&Request| request.locks().any(|own| own == *lock);
+        let near = |request: &&Request| {
+            let end = request.leaving.or(request.answered);
+            request.asked < time.end && end.is_none_or(|end| end >= since)
+        };
+        let text = |request: &Request| {
+            let Request {
+                process,
+                ask,
+                refused,
+                released,
+                ..
+            } = request;
+            let [asked, answered, leaving] =
+                [Some(request.asked), request.answered, request.leaving].map(|at| at.map(millis));
+            format!(
+                "process {process}: {ask:?} asked at {asked:?}, answered at {answered:?}, {refused:?}; left at {leaving:?}, \
+                 {released:?}, valid {:?}",
+                request
+                    .claim()
+                    .map(|claim| (millis(claim.start), millis(claim.end)))
+            )
+        };
+        let stalls = self
+            .stalls
+            .iter()
+            .filter(|(_, stall)| meets(stall, &(since..time.end)));
+        let stalls = stalls.map(|(process, stall)| {
+            format!(
+                "process {process} stalled from {:?} to {:?}",
+                millis(stall.start),
+                millis(stall.end)
+            )
+        });
+        let requests = self.requests.iter().filter(of_lock).filter(near).map(text);
+        requests.chain(stalls).collect()
     }
 }
 

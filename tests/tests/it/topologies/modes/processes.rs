@@ -10,15 +10,24 @@ use std::{
 };
 
 use lock_tests::{
-    Worker,
-    storm::{Log, Record, nanos},
+    RedisServer, Worker,
+    storm::{Event, Log, Record, nanos},
 };
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    sync::mpsc,
+    task::JoinHandle,
+    time::{Duration, sleep},
+};
 
-use super::chronicle::Nanos;
+use super::chronicle::{Nanos, in_nanos};
+
+/// Between two looks at the server.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// The process of the test itself.
 const THIS: usize = 0;
+/// The only server of a storm.
+const SERVER: usize = usize::MAX;
 
 /// What all processes have recorded, with the number of each.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +38,33 @@ impl Records {
     pub(super) fn log(&self) -> Log {
         let records = self.clone();
         Arc::new(move |record| records.add(THIS, record))
+    }
+
+    /// Records when the only server did not reply: it was stopped, wrote its log to a slow disk, or the machine ran other
+    /// processes.
+    pub(super) async fn watch(&self, server: &RedisServer) {
+        loop {
+            if let Ok(mut connection) = server.connection().await {
+                let mut since = nanos();
+                while redis::cmd("PING").exec_async(&mut connection).await.is_ok() {
+                    let at = nanos();
+                    if at - since >= in_nanos(LOOK) {
+                        let event = Event::Stalled { since };
+                        self.add(
+                            SERVER,
+                            Record {
+                                at,
+                                request: 0,
+                                event,
+                            },
+                        );
+                    }
+                    sleep(LOOK).await;
+                    since = nanos();
+                }
+            }
+            sleep(LOOK).await;
+        }
     }
 
     fn add(&self, process: usize, record: Record) {
