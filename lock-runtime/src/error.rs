@@ -51,7 +51,7 @@ pub enum LockErrorKind {
     ForeignKey,
     /// The name of the lock is invalid.
     InvalidKey,
-    /// The spec is invalid.
+    /// The spec is invalid, or beyond the [`Limits`](crate::store::Limits) of the store.
     InvalidSpec,
     /// No client is installed for the macro.
     NoClient,

@@ -92,7 +92,8 @@ impl LockGuard {
     /// as before and never shorten it.
     ///
     /// # Errors
-    /// `InvalidSpec` for a lease out of range, `Lost`, `NoRuntime`, `Unavailable`.
+    /// `InvalidSpec` for a lease out of range or beyond the limits of the store, `Lost`,
+    /// `NoRuntime`, `Unavailable`.
     ///
     /// # Cancellation
     /// Dropping the future leaves the lock held; it may or may not have been extended.

@@ -12,7 +12,8 @@
 //! proposal counts as at most 60 s ahead of the server's clock. The fencing token of the grant is
 //! the largest number among the votes of the majority. If a majority replied with exactly this
 //! number, the grant is complete. This is the usual case and takes one round trip. Otherwise the
-//! number is first written back to the servers that voted with another one ([`QuorumMember::raise`]).
+//! number is first written back to the servers that voted with another one
+//! (`QuorumMember::raise`).
 //!
 //! A server gives each number to at most one acquisition: it either draws the number for the
 //! acquisition, or raises its counter to the number for it. The token of a reader counts when a
@@ -168,8 +169,9 @@ impl QuorumStore {
     ///
     /// No server may forget a lock before its lease has expired. `longest_lease` is the longest
     /// lease of a request ([`Limits`]), and therefore the time for which a server must not vote
-    /// after a restart. The servers of [`LockClientBuilder::redlock`](crate::LockClientBuilder::redlock)
-    /// observe this by themselves.
+    /// after a restart. The servers of
+    /// [`LockClientBuilder::redlock`](crate::LockClientBuilder::redlock) observe this by
+    /// themselves.
     ///
     /// # Errors
     /// `InvalidSpec` if the number of servers is even or less than three.

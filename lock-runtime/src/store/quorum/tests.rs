@@ -1,12 +1,17 @@
 //! Tests of the resources that an acquisition leaves behind: votes, queue entries and memory.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::{
+    num::{NonZeroU32, NonZeroUsize},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+use futures_util::FutureExt as _;
 
 use super::*;
 use crate::fence::FencingToken;
 use crate::{
     client::LockClient,
-    spec::Mode,
+    spec::{LockSpec, Mode},
     store::{MemoryStore, RaiseReply},
 };
 
@@ -446,5 +451,83 @@ async fn the_next_holder_proposes_more_than_it_was_handed() {
             0,
             "numbers were written back to {count} servers in 20 hand-offs"
         );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn acquire_beyond_the_limits_is_refused_before_any_call() {
+    let second = Duration::from_secs(1);
+    let limits = Limits::new()
+        .shortest_lease(second)
+        .longest_lease(3 * second)
+        .keys_at_once(NonZeroUsize::MIN)
+        .permits(false);
+    let server = Arc::new(Server {
+        limits,
+        ..Server::default()
+    });
+    let locks = LockClient::with_store(server.clone());
+    let of = |lease| LockSpec::exclusive().lease(lease);
+    let Ok(guard) = locks.request("held", of(3 * second)).acquire().await else {
+        panic!("the lease is within the limits")
+    };
+    // Every call stays without a reply, so only a request that makes none is ready at once.
+    server.silent.store(true, Ordering::Relaxed);
+    let permits = LockSpec::permits(NonZeroU32::MIN).lease(second);
+    for (request, remedy) in [
+        (locks.request("a", of(second / 2)), "use a longer lease"),
+        (locks.request("held", of(4 * second)), "use a shorter lease"),
+        (locks.request("a", permits), "use one server for permits"),
+        (
+            locks.request_all(["a", "b"], of(second).no_wait()),
+            "let the request wait",
+        ),
+    ] {
+        let Some(Err(error)) = request.acquire().now_or_never() else {
+            panic!("not refused: {remedy}")
+        };
+        assert_eq!(error.kind(), LockErrorKind::InvalidSpec, "{error}");
+        assert!(error.to_string().contains(remedy), "{error}");
+        assert!(error.key().is_some(), "{error}");
+    }
+    let Some(Err(error)) = guard.extend(4 * second).now_or_never() else {
+        panic!("the extension is not refused")
+    };
+    assert_eq!(error.kind(), LockErrorKind::InvalidSpec, "{error}");
+    server.silent.store(false, Ordering::Relaxed);
+    assert!(guard.extend(3 * second).await.is_ok());
+    let one_by_one = locks.request_all(["a", "b"], of(second)).acquire().await;
+    assert!(one_by_one.is_ok(), "{one_by_one:?}");
+}
+
+#[test]
+fn limits_of_a_quorum_are_those_of_all_its_servers() {
+    let [second, minute] = [1, 60].map(Duration::from_secs);
+    let limits = [
+        Limits::new().shortest_lease(second),
+        Limits::new()
+            .longest_lease(minute)
+            .keys_at_once(NonZeroUsize::MIN),
+        Limits::new().push(false),
+    ];
+    let of = |longest_lease| {
+        let servers = limits.map(|limits| {
+            let server = Server {
+                limits,
+                ..Server::default()
+            };
+            (String::new(), Arc::new(server) as Arc<dyn QuorumMember>)
+        });
+        QuorumStore::new(servers, longest_lease).map(|store| store.limits())
+    };
+    let shared = Limits::new()
+        .shortest_lease(second)
+        .push(false)
+        .permits(false);
+    for (longest_lease, expected) in [(minute / 2, minute / 2), (2 * minute, minute)] {
+        let Ok(limits) = of(longest_lease) else {
+            panic!("three servers are valid")
+        };
+        assert_eq!(limits, shared.longest_lease(expected));
     }
 }

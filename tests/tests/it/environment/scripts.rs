@@ -6,7 +6,7 @@ use std::time::Duration;
 use lock_runtime::{
     LockClient, LockKey, Mode, RevokeScope,
     store::{
-        Hold, KeyRequest, NextHolder, Release, RenewReply, Renewal, Store as _, Token,
+        Hold, KeyRequest, NextHolder, PollReply, Release, RenewReply, Renewal, Store as _, Token,
         redis::RedisStore,
     },
 };
@@ -135,6 +135,26 @@ async fn forgotten_scripts_cost_a_batch_one_more_round_trip_and_not_one_for_each
         [RenewReply::Gone; 100]
     );
     assert!(since.elapsed() < 50 * on_the_way, "{:?}", since.elapsed());
+}
+
+/// After the first batch, which teaches the server the script.
+#[tokio::test]
+async fn poll_of_a_batch_takes_one_round_trip() {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::to(&server).await;
+    let store = RedisStore::connect(&proxy.url(), "lock").await.unwrap();
+    let hold = |_| Hold::new(LockKey::new("k").unwrap(), Mode::Exclusive, Token::random());
+    let holds: Vec<_> = (0..100).map(hold).collect();
+    let on_the_way = Duration::from_millis(50);
+    proxy.delay(Direction::ToServer, on_the_way);
+    store.poll(&holds).await.all().unwrap();
+    let since = Instant::now();
+    assert_eq!(
+        store.poll(&holds).await.all().unwrap(),
+        [PollReply::Gone; 100]
+    );
+    // As many round trips as polls would take 5 s.
+    assert!(since.elapsed() < 10 * on_the_way, "{:?}", since.elapsed());
 }
 
 #[tokio::test]
