@@ -23,10 +23,10 @@ use crate::{
     key::{IntoLockKey, LockKey},
     request::LockRequest,
     runtime,
-    spec::{DEFAULT_LEASE, Family, LockSpec, call_timeout},
+    spec::{DEFAULT_LEASE, LockKind, LockSpec, call_timeout},
     store::{
-        Inspection, KeyPart, Listener, MemoryStore, Release, RevokeReply, RevokeScope, Store,
-        StoreError, StoreEvent,
+        Inspection, KeyPart, Limits, Listener, MemoryStore, Release, RevokeReply, RevokeScope,
+        Store, StoreError, StoreEvent,
     },
 };
 
@@ -51,6 +51,7 @@ pub(crate) struct Core {
     pub(crate) gates: Gates,
     pub(crate) driver: Driver,
     pub(crate) defaults: LockSpec,
+    pub(crate) limits: Limits,
     ids: AtomicU64,
     /// Keeps the listener alive; the store has only a weak reference to it.
     _ear: Arc<Ear>,
@@ -63,8 +64,8 @@ impl Core {
     }
 
     /// Returns the error for foreign data under one of the lock's keys.
-    pub(crate) fn foreign(&self, key: &LockKey, family: Family, part: KeyPart) -> LockError {
-        let name = self.store.name_of(key, family, part);
+    pub(crate) fn foreign(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> LockError {
+        let name = self.store.name_of(key, kind, part);
         LockError::from_store(StoreError::foreign(name.as_deref(), part)).with_key(key)
     }
 }
@@ -73,7 +74,7 @@ impl Core {
 struct Ear(Weak<Core>);
 
 impl Listener for Ear {
-    fn tell(&self, event: &StoreEvent) {
+    fn on_event(&self, event: &StoreEvent) {
         let Some(core) = self.0.upgrade() else { return };
         match event {
             StoreEvent::Granted { hold, grant } => {
@@ -86,7 +87,7 @@ impl Listener for Ear {
                         .clean_up(&core, CleanUp::abandon(hold.clone(), grant.ttl, None));
                 }
             }
-            StoreEvent::Kept { key, family, ttl } => core.gates.kept(key, *family, *ttl),
+            StoreEvent::FreeIn { key, kind, ttl } => core.gates.free_in(key, *kind, *ttl),
             StoreEvent::Revoked { token } => {
                 let holdings = core.driver.holdings();
                 if let Some(holding) = holdings
@@ -181,7 +182,7 @@ impl LockClient {
     ///   or needs a feature that is not compiled in.
     /// - `NoRuntime` outside a Tokio runtime, or in one without timers. `memory:` needs no
     ///   runtime.
-    /// - `Unavailable`, `Unauthenticated`, `Forbidden`, `NotRedis` or `ReadOnly`, within 3 s, if
+    /// - `Unavailable`, `Unauthenticated`, `Forbidden`, `WrongServer` or `ReadOnly`, within 3 s, if
     ///   the server cannot be reached or cannot be used.
     ///
     /// # Cancellation
@@ -267,7 +268,7 @@ impl LockClient {
     /// # Cancellation
     /// Dropping the future has no effect.
     pub async fn inspect(&self, key: impl IntoLockKey) -> Result<Inspection, LockError> {
-        self.inspect_family(key, Family::Lock).await
+        self.inspect_kind(key, LockKind::Lock).await
     }
 
     /// Returns the holders and the waiters of the permits of this name, as the store sees them
@@ -279,16 +280,16 @@ impl LockClient {
     /// # Cancellation
     /// Dropping the future has no effect.
     pub async fn inspect_permits(&self, key: impl IntoLockKey) -> Result<Inspection, LockError> {
-        self.inspect_family(key, Family::Permits).await
+        self.inspect_kind(key, LockKind::Permits).await
     }
 
-    async fn inspect_family(
+    async fn inspect_kind(
         &self,
         key: impl IntoLockKey,
-        family: Family,
+        kind: LockKind,
     ) -> Result<Inspection, LockError> {
         let key = key.into_lock_key()?;
-        self.bounded(self.core.store.inspect(&key, family))
+        self.bounded(self.core.store.inspect(&key, kind))
             .await
             .map_err(|error| error.with_key(&key))
     }
@@ -312,7 +313,7 @@ impl LockClient {
         key: impl IntoLockKey,
         scope: RevokeScope,
     ) -> Result<RevokeReply, LockError> {
-        self.revoke_family(key, Family::Lock, scope).await
+        self.revoke_kind(key, LockKind::Lock, scope).await
     }
 
     /// Takes the permits of this name away from all of their holders. See
@@ -324,14 +325,14 @@ impl LockClient {
     /// # Cancellation
     /// Same as [`revoke`](Self::revoke).
     pub async fn revoke_permits(&self, key: impl IntoLockKey) -> Result<RevokeReply, LockError> {
-        self.revoke_family(key, Family::Permits, RevokeScope::Leased)
+        self.revoke_kind(key, LockKind::Permits, RevokeScope::Leased)
             .await
     }
 
-    async fn revoke_family(
+    async fn revoke_kind(
         &self,
         key: impl IntoLockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> Result<RevokeReply, LockError> {
         let key = key.into_lock_key()?;
@@ -340,10 +341,10 @@ impl LockClient {
             .driver
             .holdings()
             .into_iter()
-            .filter(|holding| holding.hold().key == key && holding.hold().mode.family() == family)
+            .filter(|holding| holding.hold().key == key && holding.hold().mode.kind() == kind)
             .collect();
         let reply = self
-            .bounded(self.core.store.revoke(&key, family, scope))
+            .bounded(self.core.store.revoke(&key, kind, scope))
             .await
             .map_err(|error| error.with_key(&key))?;
         match reply {
@@ -351,9 +352,9 @@ impl LockClient {
                 held_here
                     .iter()
                     .for_each(|holding| holding.lose(Loss::Revoked));
-                self.core.gates.released(&key, family);
+                self.core.gates.released(&key, kind);
             }
-            RevokeReply::ForeignKey => return Err(self.core.foreign(&key, family, KeyPart::Lock)),
+            RevokeReply::ForeignKey => return Err(self.core.foreign(&key, kind, KeyPart::Lock)),
             RevokeReply::NotHeld | RevokeReply::Endless => {}
         }
         Ok(reply)
@@ -683,6 +684,7 @@ impl LockClientBuilder {
             let listener: Weak<Ear> = Arc::downgrade(&ear);
             store.listen(listener);
             Core {
+                limits: store.limits(),
                 store,
                 gates,
                 driver: Driver::default(),

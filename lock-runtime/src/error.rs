@@ -55,7 +55,7 @@ pub enum LockErrorKind {
     ForeignKey,
     /// The name of the lock is invalid.
     InvalidKey,
-    /// The spec is invalid.
+    /// The spec is invalid, or beyond the [`Limits`](crate::store::Limits) of the store.
     InvalidSpec,
     /// No client is installed for the macro.
     NoClient,
@@ -72,7 +72,7 @@ pub enum LockErrorKind {
     /// The access rules of the server forbid an operation that locks need.
     Forbidden,
     /// The server is not a Redis server, or its version is too old.
-    NotRedis,
+    WrongServer,
     /// The server is a read-only replica.
     ReadOnly,
 }
@@ -218,7 +218,7 @@ impl LockErrorKind {
             Self::InvalidUrl => "invalid_url",
             Self::Unauthenticated => "unauthenticated",
             Self::Forbidden => "forbidden",
-            Self::NotRedis => "not_redis",
+            Self::WrongServer => "wrong_server",
             Self::ReadOnly => "read_only",
         }
     }
@@ -230,7 +230,7 @@ impl From<StoreErrorKind> for LockErrorKind {
             StoreErrorKind::Unavailable => Self::Unavailable,
             StoreErrorKind::Unauthenticated => Self::Unauthenticated,
             StoreErrorKind::Forbidden => Self::Forbidden,
-            StoreErrorKind::NotRedis => Self::NotRedis,
+            StoreErrorKind::WrongServer => Self::WrongServer,
             StoreErrorKind::ReadOnly => Self::ReadOnly,
             StoreErrorKind::ForeignKey => Self::ForeignKey,
             StoreErrorKind::Unsupported => Self::InvalidSpec,

@@ -153,7 +153,8 @@ impl LockGuard {
     /// as before and never shorten it.
     ///
     /// # Errors
-    /// `InvalidSpec` for a lease out of range, `Lost`, `NoRuntime`, `Unavailable`.
+    /// `InvalidSpec` for a lease out of range or beyond the limits of the store, `Lost`,
+    /// `NoRuntime`, `Unavailable`.
     ///
     /// # Cancellation
     /// Dropping the future leaves the lock held; it may or may not have been extended.
@@ -162,6 +163,10 @@ impl LockGuard {
             let message = format!("a lease of {lease:?} is out of range; give 100 ms to 24 h");
             return Err(LockError::new(LockErrorKind::InvalidSpec, message).with_key(self.key()));
         }
+        let limits = &self.held.first().core().limits;
+        limits
+            .check_lease(lease)
+            .map_err(|error| error.with_key(self.key()))?;
         for holding in self.held.holdings.iter() {
             holding.extend(lease).await?;
         }
@@ -319,7 +324,7 @@ impl Entry {
         self.holding
             .core()
             .gates
-            .released(&reader.hold().key, reader.hold().mode.family());
+            .released(&reader.hold().key, reader.hold().mode.kind());
         Ok(Self::first(reader, self.contended))
     }
 }

@@ -84,7 +84,7 @@ pub use lock_macros::distributed_lock;
 pub use named::{AcquireFuture, ReleaseFuture};
 pub use owner::{ScopeFuture, is_held};
 pub use request::LockRequest;
-pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, Family, LockSpec, MAX_LEASE, MIN_LEASE, Mode};
+pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, LockKind, LockSpec, MAX_LEASE, MIN_LEASE, Mode};
 #[cfg(feature = "redis")]
 pub use store::redis::RedisOptions;
 pub use store::{Holder, Inspection, RevokeReply, RevokeScope, Waiter};

@@ -96,7 +96,7 @@ pub(crate) fn enclosing(
     let same = |holding: &&Arc<Holding>| {
         let held = holding.hold();
         held.key == *key
-            && held.mode.family() == terms.mode.family()
+            && held.mode.kind() == terms.mode.kind()
             && Arc::ptr_eq(holding.core(), core)
             && !holding.is_released()
     };

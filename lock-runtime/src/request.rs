@@ -135,7 +135,11 @@ impl LockRequest {
     pub(crate) fn asked(self) -> Result<Asked, LockError> {
         let Self { core, keys, spec } = self;
         let keys = keys?;
-        match spec.terms(&core.defaults) {
+        let terms = spec.terms(&core.defaults).and_then(|terms| {
+            core.limits.check(&terms, keys.len())?;
+            Ok(terms)
+        });
+        match terms {
             Ok(terms) => Ok(Asked { core, keys, terms }),
             Err(error) => Err(keys
                 .first()

@@ -86,7 +86,7 @@ impl From<LockErrorKind> for ErrorClass {
             | LockErrorKind::InvalidUrl
             | LockErrorKind::Unauthenticated
             | LockErrorKind::Forbidden
-            | LockErrorKind::NotRedis => Self::Internal,
+            | LockErrorKind::WrongServer => Self::Internal,
         }
     }
 }

@@ -29,11 +29,11 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use lock_runtime::{
-    Family, FencingToken, LockKey, RevokeReply, RevokeScope,
+    FencingToken, LockKey, LockKind, RevokeReply, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest,
-        Listener, PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Store,
-        StoreError,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Limits,
+        Listener, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply, RenewReply, Renewal,
+        Store, StoreError,
     },
 };
 use tokio::sync::watch;
@@ -48,31 +48,35 @@ type Reply<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 #[expect(missing_docs, reason = "the variants are named after the methods")]
 pub enum Operation {
     Acquire(KeyRequest),
+    AcquireProposed(KeyRequest, FencingToken),
     AcquireAll(Vec<KeyRequest>),
-    Poll(Hold),
+    Poll(Vec<Hold>),
     Renew(Vec<Renewal>),
     Release(Release),
     Convert(Hold),
     Abandon(Hold),
-    Raise(LockKey, Family, FencingToken),
-    Inspect(LockKey, Family),
-    Revoke(LockKey, Family, RevokeScope),
+    Raise(LockKey, LockKind, FencingToken),
+    Inspect(LockKey, LockKind),
+    Revoke(LockKey, LockKind, RevokeScope),
 }
 
 impl Operation {
     /// Executes the operation on `store`.
-    pub async fn execute(&self, store: &dyn Store) -> Outcome {
+    pub async fn execute(&self, store: &dyn QuorumMember) -> Outcome {
         Ok(match self {
             Self::Acquire(request) => Box::new(store.acquire(request).await?),
+            Self::AcquireProposed(request, proposal) => {
+                Box::new(store.acquire_proposed(request, *proposal).await?)
+            }
             Self::AcquireAll(requests) => Box::new(store.acquire_all(requests).await?),
-            Self::Poll(hold) => Box::new(store.poll(hold).await?),
+            Self::Poll(holds) => Box::new(store.poll(holds).await),
             Self::Renew(renewals) => Box::new(store.renew(renewals).await),
             Self::Release(release) => Box::new(store.release(release).await?),
             Self::Convert(hold) => Box::new(store.convert(hold).await?),
             Self::Abandon(hold) => Box::new(store.abandon(hold).await?),
-            Self::Raise(key, family, fence) => Box::new(store.raise(key, *family, *fence).await?),
-            Self::Inspect(key, family) => Box::new(store.inspect(key, *family).await?),
-            Self::Revoke(key, family, scope) => Box::new(store.revoke(key, *family, *scope).await?),
+            Self::Raise(key, kind, fence) => Box::new(store.raise(key, *kind, *fence).await?),
+            Self::Inspect(key, kind) => Box::new(store.inspect(key, *kind).await?),
+            Self::Revoke(key, kind, scope) => Box::new(store.revoke(key, *kind, *scope).await?),
         })
     }
 }
@@ -85,7 +89,7 @@ pub struct Call {
     /// The number of earlier calls of the same method.
     pub nth: usize,
     /// The store that the operation is meant for.
-    pub inner: Arc<dyn Store>,
+    pub inner: Arc<dyn QuorumMember>,
 }
 
 impl Call {
@@ -97,7 +101,7 @@ impl Call {
 
 /// A [`Store`] that passes its operations through a hook, and records them.
 pub struct FaultyStore {
-    inner: Arc<dyn Store>,
+    inner: Arc<dyn QuorumMember>,
     hook: Box<dyn Fn(Call) -> BoxFuture<'static, Outcome> + Send + Sync>,
     operations: watch::Sender<Vec<Operation>>,
 }
@@ -105,7 +109,7 @@ pub struct FaultyStore {
 impl FaultyStore {
     /// Passes every operation on `inner` through `hook`.
     pub fn new<F: Future<Output = Outcome> + Send + 'static>(
-        inner: Arc<dyn Store>,
+        inner: Arc<dyn QuorumMember>,
         hook: impl Fn(Call) -> F + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -123,7 +127,7 @@ impl FaultyStore {
     /// The requests for locks so far, of one key or of several.
     pub fn requests(&self) -> Vec<KeyRequest> {
         let requests = |operation| match operation {
-            Operation::Acquire(request) => vec![request],
+            Operation::Acquire(request) | Operation::AcquireProposed(request, _) => vec![request],
             Operation::AcquireAll(requests) => requests,
             _ => Vec::new(),
         };
@@ -145,12 +149,12 @@ impl FaultyStore {
     }
 
     async fn call<T: 'static>(&self, operation: Operation) -> Result<T, StoreError> {
-        let kind = discriminant(&operation);
+        let method = discriminant(&operation);
         let mut nth = 0;
         self.operations.send_modify(|all| {
             nth = all
                 .iter()
-                .filter(|&each| discriminant(each) == kind)
+                .filter(|&each| discriminant(each) == method)
                 .count();
             all.push(operation.clone());
         });
@@ -182,8 +186,10 @@ impl Store for FaultyStore {
         Box::pin(self.call(Operation::AcquireAll(requests.to_vec())))
     }
 
-    fn poll<'a>(&'a self, hold: &'a Hold) -> Reply<'a, PollReply> {
-        Box::pin(self.call(Operation::Poll(hold.clone())))
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+        let all_failed = |error: StoreError| vec![Err(error); holds.len()];
+        let replies = self.call(Operation::Poll(holds.to_vec()));
+        Box::pin(async move { replies.await.unwrap_or_else(all_failed) })
     }
 
     fn renew<'a>(
@@ -207,34 +213,29 @@ impl Store for FaultyStore {
         Box::pin(self.call(Operation::Abandon(hold.clone())))
     }
 
-    fn raise<'a>(
-        &'a self,
-        key: &'a LockKey,
-        family: Family,
-        fence: FencingToken,
-    ) -> Reply<'a, RaiseReply> {
-        Box::pin(self.call(Operation::Raise(key.clone(), family, fence)))
-    }
-
-    fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> Reply<'a, Inspection> {
-        Box::pin(self.call(Operation::Inspect(key.clone(), family)))
+    fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Reply<'a, Inspection> {
+        Box::pin(self.call(Operation::Inspect(key.clone(), kind)))
     }
 
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> Reply<'a, RevokeReply> {
-        Box::pin(self.call(Operation::Revoke(key.clone(), family, scope)))
+        Box::pin(self.call(Operation::Revoke(key.clone(), kind, scope)))
     }
 
-    fn name_of(&self, key: &LockKey, family: Family, part: KeyPart) -> Option<String> {
-        self.inner.name_of(key, family, part)
+    fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
+        self.inner.name_of(key, kind, part)
     }
 
-    fn server_of(&self, key: &LockKey, family: Family) -> u64 {
-        self.inner.server_of(key, family)
+    fn server_of(&self, key: &LockKey, kind: LockKind) -> u64 {
+        self.inner.server_of(key, kind)
+    }
+
+    fn limits(&self) -> Limits {
+        self.inner.limits()
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {
@@ -243,5 +244,24 @@ impl Store for FaultyStore {
 
     fn settled(&self) -> BoxFuture<'_, ()> {
         self.inner.settled()
+    }
+}
+
+impl QuorumMember for FaultyStore {
+    fn acquire_proposed<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+        proposal: FencingToken,
+    ) -> Reply<'a, AcquireReply> {
+        Box::pin(self.call(Operation::AcquireProposed(request.clone(), proposal)))
+    }
+
+    fn raise<'a>(
+        &'a self,
+        key: &'a LockKey,
+        kind: LockKind,
+        fence: FencingToken,
+    ) -> Reply<'a, RaiseReply> {
+        Box::pin(self.call(Operation::Raise(key.clone(), kind, fence)))
     }
 }

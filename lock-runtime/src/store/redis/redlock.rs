@@ -12,7 +12,7 @@ use super::{
 use crate::{
     error::{LockError, LockErrorKind},
     runtime,
-    store::{QuorumStore, Store, StoreError, check_count, majority},
+    store::{QuorumMember, QuorumStore, StoreError, check_count, majority},
 };
 
 const RIGHT_ONE: &str = "a valid one is redlock:redis://host1:6379,redis://host2:6379,redis://host3:6379 (percent-encode \
@@ -96,7 +96,7 @@ pub(crate) async fn connect(
             replicas: None,
             namespace: namespace.to_owned(),
         };
-        (name, Arc::new(server) as Arc<dyn Store>)
+        (name, Arc::new(server) as Arc<dyn QuorumMember>)
     });
     QuorumStore::new(servers, longest_lease)
 }

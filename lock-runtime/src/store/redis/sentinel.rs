@@ -282,7 +282,7 @@ fn in_words_of_a_sentinel(error: StoreError) -> StoreError {
             kind,
             format!("its access rules forbid the query; allow it with: {SENTINEL_ACL}"),
         ),
-        StoreErrorKind::NotRedis => no_sentinel(),
+        StoreErrorKind::WrongServer => no_sentinel(),
         _ => error,
     }
 }
@@ -293,7 +293,7 @@ const SENTINEL_ACL: &str =
 
 fn no_sentinel() -> StoreError {
     StoreError::new(
-        StoreErrorKind::NotRedis,
+        StoreErrorKind::WrongServer,
         "it is not a Sentinel; Sentinels usually listen on port 26379",
     )
 }
@@ -332,7 +332,7 @@ mod tests {
             let Answer::Failed(error) = answer(other) else {
                 panic!("it is not a Sentinel")
             };
-            assert_eq!(error.kind(), StoreErrorKind::NotRedis);
+            assert_eq!(error.kind(), StoreErrorKind::WrongServer);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use lock_runtime::{
-    Family, LockClient, LockKey,
+    LockClient, LockKey, LockKind,
     store::{MemoryStore, Store as _, StoreError, StoreErrorKind},
 };
 use lock_tests::{FaultyStore, FencedResource};
@@ -51,7 +51,7 @@ async fn acquire_over_a_bad_network_excludes_and_leaves_no_lock() {
         // A delayed request and its lease last no longer.
         sleep(LEASE * 3).await;
         for key in ["a", "b"].map(|key| LockKey::new(key).unwrap()) {
-            let left = store.inspect(&key, Family::Lock).await.unwrap().holders;
+            let left = store.inspect(&key, LockKind::Lock).await.unwrap().holders;
             assert!(left.is_empty(), "seed {seed}: {key} is left: {left:?}");
         }
     }
@@ -74,7 +74,7 @@ async fn acquire_executed_after_its_caller_gave_up_holds_no_lock() {
         }
         sleep(Duration::from_secs(6)).await;
         for key in keys {
-            let left = store.inspect(&key, Family::Lock).await.unwrap().holders;
+            let left = store.inspect(&key, LockKind::Lock).await.unwrap().holders;
             assert!(left.is_empty(), "seed {seed}: {key} is left: {left:?}");
         }
     }

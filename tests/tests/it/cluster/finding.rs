@@ -195,7 +195,7 @@ async fn connect_reports_a_server_that_is_no_node_and_a_lone_node() {
             .connect_cluster([server.url()])
             .await
             .unwrap_err();
-        assert_eq!(error.kind(), LockErrorKind::NotRedis, "{error}");
+        assert_eq!(error.kind(), LockErrorKind::WrongServer, "{error}");
         assert!(chain(&error).contains("redis://host:port"), "{error}");
 
         let cluster = shared_cluster().await;

@@ -109,7 +109,7 @@ async fn a_server_of_another_kind_is_not_redis() {
             .unwrap_err();
         assert_says(
             &error,
-            LockErrorKind::NotRedis,
+            LockErrorKind::WrongServer,
             &[&address.to_string(), "host and port", "rediss://"],
         );
     }

@@ -161,7 +161,7 @@ async fn tls_to_a_plain_port_and_plain_to_a_tls_port_are_told() {
         .await
         .unwrap_err();
     // The server hangs up, and whether its last words arrive before that is a race.
-    let kind = if error.kind() == LockErrorKind::NotRedis {
+    let kind = if error.kind() == LockErrorKind::WrongServer {
         error.kind()
     } else {
         LockErrorKind::Unavailable

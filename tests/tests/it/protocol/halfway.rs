@@ -6,7 +6,7 @@ use std::time::Duration;
 use lock_runtime::{
     LockClient, LockErrorKind, Mode,
     store::{
-        ConvertReply, KeyPart, KeyRequest, Next, Release, ReleaseReply, Renewal, Store as _,
+        ConvertReply, KeyPart, KeyRequest, NextHolder, Release, ReleaseReply, Renewal, Store as _,
         StoreErrorKind, Token,
     },
 };
@@ -66,7 +66,7 @@ async fn a_server_out_of_memory_passes_locks_on() {
     granted(&*store, &writer, HOUR).await;
     full(&server, true).await;
     let passed = store
-        .release(&Release::new(writer.clone()).next(Next::new(heir, HOUR, 0)))
+        .release(&Release::new(writer.clone()).next(NextHolder::new(heir, HOUR, 0)))
         .await
         .unwrap();
     assert!(matches!(passed, ReleaseReply::Passed(_)), "{passed:?}");
@@ -166,7 +166,7 @@ async fn a_counter_that_turned_foreign_does_not_keep_a_lock() {
     server
         .command(&["SET", &fence_name(&writer), "somebody's"])
         .await;
-    let release = Release::new(writer.clone()).next(Next::new(Token::random(), HOUR, 0));
+    let release = Release::new(writer.clone()).next(NextHolder::new(Token::random(), HOUR, 0));
     assert_eq!(
         store.release(&release).await.unwrap(),
         ReleaseReply::Released

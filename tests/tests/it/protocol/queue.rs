@@ -9,8 +9,8 @@ use std::{
 use lock_runtime::{
     LockKey, Mode, RevokeScope,
     store::{
-        AcquireReply, Grant, Hold, KeyRequest, Listener, Next, PollReply, Release, ReleaseReply,
-        Store as _, StoreEvent, Token, redis::RedisStore,
+        AcquireReply, Grant, Hold, KeyRequest, Listener, NextHolder, PollReply, Release,
+        ReleaseReply, Store as _, StoreEvent, Token, redis::RedisStore,
     },
 };
 use lock_tests::RedisServer;
@@ -18,6 +18,8 @@ use tokio::{
     sync::{Mutex, mpsc},
     time::timeout,
 };
+
+use crate::replies::poll;
 
 use super::{
     HOUR, LONG, MODES, TWO_PERMITS, acquire, beside, eventually, fence_name, fresh_hold, granted,
@@ -39,7 +41,7 @@ struct Recorder {
 }
 
 impl Listener for Recorder {
-    fn tell(&self, event: &StoreEvent) {
+    fn on_event(&self, event: &StoreEvent) {
         if self.also_revocations || !matches!(event, StoreEvent::Revoked { .. }) {
             let _ = self.events.send(event.clone());
         }
@@ -157,7 +159,7 @@ impl Client {
     }
 
     async fn poll(&self, hold: &Hold) -> PollReply {
-        self.store.poll(hold).await.unwrap()
+        poll(&*self.store, hold).await.unwrap()
     }
 
     async fn is_queued(&self, hold: &Hold) -> bool {
@@ -180,7 +182,7 @@ impl Client {
     }
 
     async fn release_to(&self, hold: &Hold, next: Token) -> ReleaseReply {
-        let next = Next::new(next, HOUR, 3);
+        let next = NextHolder::new(next, HOUR, 3);
         self.store
             .release(&Release::new(hold.clone()).next(next))
             .await
@@ -189,7 +191,7 @@ impl Client {
 
     async fn revoke(&self, hold: &Hold) {
         self.store
-            .revoke(&hold.key, hold.mode.family(), RevokeScope::Leased)
+            .revoke(&hold.key, hold.mode.kind(), RevokeScope::Leased)
             .await
             .unwrap();
     }

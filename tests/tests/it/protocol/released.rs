@@ -2,7 +2,7 @@
 
 use lock_runtime::{
     LockErrorKind, Loss,
-    store::{Next, Release, ReleaseReply},
+    store::{NextHolder, Release, ReleaseReply},
 };
 use lock_tests::{Proxy, chain, proxy::DropReply, shared_server, unique};
 
@@ -19,7 +19,7 @@ async fn a_release_compares_the_token() {
             for release in [
                 Release::new(stranger.clone()),
                 Release::new(stranger.clone()).keep_for(Some(HOUR)),
-                Release::new(stranger.clone()).next(Next::new(stranger.token, HOUR, 0)),
+                Release::new(stranger.clone()).next(NextHolder::new(stranger.token, HOUR, 0)),
             ] {
                 assert_eq!(
                     store.release(&release).await.unwrap(),

@@ -5,7 +5,7 @@ use std::{future::pending, sync::Arc};
 
 use lock_runtime::{
     LockClient, LockErrorKind, Mode,
-    store::{MemoryStore, Next, Release, ReleaseReply, RenewReply, Renewal, Token},
+    store::{MemoryStore, NextHolder, Release, ReleaseReply, RenewReply, Renewal, Token},
 };
 use lock_tests::{
     FaultyStore,
@@ -111,7 +111,7 @@ async fn a_lock_that_was_passed_on_no_longer_knows_its_old_token() {
         let old = fresh_hold(Mode::Exclusive);
         let heir = Hold::new(old.key.clone(), old.mode, Token::random());
         granted(&*store, &old, HOUR).await;
-        let release = Release::new(old.clone()).next(Next::new(heir.token, HOUR, 0));
+        let release = Release::new(old.clone()).next(NextHolder::new(heir.token, HOUR, 0));
         let ReleaseReply::Passed(grant) = store.release(&release).await.unwrap() else {
             panic!("{store:?}")
         };

@@ -9,8 +9,8 @@ use futures_util::future::join_all;
 use lock_runtime::{
     LockClient, LockErrorKind, LockKey, LockRequest, Mode,
     store::{
-        AcquireReply, Hold, IfBusy, KeyRequest, MemoryStore, QuorumStore, Store, Token,
-        redis::RedisStore,
+        AcquireReply, Hold, IfBusy, KeyRequest, MemoryStore, QuorumMember, QuorumStore, Store,
+        Token, redis::RedisStore,
     },
 };
 use tokio::time::{Instant, sleep, timeout};
@@ -40,10 +40,12 @@ impl Stores {
     }
 
     fn client(&self) -> LockClient {
-        let servers = self
-            .0
-            .iter()
-            .map(|store| (String::from("store"), store.clone() as Arc<dyn Store>));
+        let servers = self.0.iter().map(|store| {
+            (
+                String::from("store"),
+                store.clone() as Arc<dyn QuorumMember>,
+            )
+        });
         LockClient::with_store(Arc::new(QuorumStore::new(servers, LONGEST_LEASE).unwrap()))
     }
 

@@ -12,10 +12,10 @@ use std::{
 
 use futures_util::poll;
 use lock_runtime::{
-    Family, FencingToken, LockClient, LockErrorKind, LockKey, Mode, RevokeScope,
+    FencingToken, LockClient, LockErrorKind, LockKey, LockKind, Mode, RevokeScope,
     store::{
-        AcquireReply, Hold, IfBusy, KeyPart, KeyRequest, MemoryStore, PollReply, QuorumStore,
-        Release, ReleaseReply, Renewal, Store, StoreError, StoreErrorKind, Token,
+        AcquireReply, Hold, IfBusy, KeyPart, KeyRequest, MemoryStore, PollReply, QuorumMember,
+        QuorumStore, Release, ReleaseReply, Renewal, Store, StoreError, StoreErrorKind, Token,
     },
 };
 use lock_tests::{
@@ -61,7 +61,7 @@ impl Server {
     }
 
     /// The server as a client sees it.
-    fn connect(self: Arc<Self>) -> Arc<dyn Store> {
+    fn connect(self: Arc<Self>) -> Arc<dyn QuorumMember> {
         // A mute server's events go to the listeners of a store that executes nothing.
         let listened = match is(&self.mute) {
             true => Arc::default(),
@@ -78,7 +78,7 @@ impl Server {
         sleep(Duration::from_millis(self.late.load(Ordering::Relaxed))).await;
         match operation {
             _ if is(&self.down) => unavailable("down"),
-            Operation::Acquire(_) if is(&self.foreign) => {
+            Operation::AcquireProposed(..) if is(&self.foreign) => {
                 Ok(Box::new(AcquireReply::ForeignKey(KeyPart::Lock)))
             }
             Operation::Raise(..) if is(&self.stubborn) => unavailable("not now"),
@@ -88,7 +88,7 @@ impl Server {
 
     async fn holders(&self) -> usize {
         self.store()
-            .inspect(&key(), Family::Lock)
+            .inspect(&key(), LockKind::Lock)
             .await
             .unwrap()
             .holders
@@ -172,7 +172,7 @@ async fn abandon_of_a_refused_request_frees_no_later_grant() {
     set(&other.down, false);
     other
         .store()
-        .revoke(&key(), Family::Lock, RevokeScope::Leased)
+        .revoke(&key(), LockKind::Lock, RevokeScope::Leased)
         .await
         .unwrap();
     let next = third
@@ -233,7 +233,7 @@ async fn poll_reserves_a_fence_block_that_a_majority_knows() {
     // The coordinator's fencing tokens are far ahead, so those of the others have to be raised.
     let Some(fence) = coordinator
         .store()
-        .inspect(&key(), Family::Lock)
+        .inspect(&key(), LockKind::Lock)
         .await
         .unwrap()
         .fence
@@ -243,10 +243,10 @@ async fn poll_reserves_a_fence_block_that_a_majority_knows() {
     let ahead = FencingToken::new(fence.number() + 5_000_000).unwrap();
     coordinator
         .store()
-        .raise(&key(), Family::Lock, ahead)
+        .raise(&key(), LockKind::Lock, ahead)
         .await
         .unwrap();
-    let mut queued = request(&waiting, LEASE).spare(32);
+    let mut queued = request(&waiting, LEASE).reserved(32);
     queued.if_busy = IfBusy::Queue;
     assert!(matches!(
         waiter.acquire(&queued).await,
@@ -255,7 +255,8 @@ async fn poll_reserves_a_fence_block_that_a_majority_knows() {
     holder.release(&Release::new(held)).await.unwrap();
     sleep(Duration::from_millis(10)).await;
     set(&third.stubborn, true);
-    let Ok(PollReply::Granted(grant)) = waiter.poll(&waiting).await else {
+    let [Ok(PollReply::Granted(grant))] = waiter.poll(std::slice::from_ref(&waiting)).await[..]
+    else {
         panic!("it is its turn")
     };
     waiter.release(&Release::new(waiting)).await.unwrap();
@@ -266,7 +267,7 @@ async fn poll_reserves_a_fence_block_that_a_majority_knows() {
         panic!("it is free")
     };
     assert!(
-        later.fence.number() > grant.fence.number() + u64::from(grant.spare),
+        later.fence.number() > grant.fence.number() + u64::from(grant.reserved),
         "{later:?} after {grant:?}"
     );
 }

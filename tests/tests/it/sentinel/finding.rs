@@ -162,14 +162,14 @@ async fn connect_reports_a_sentinel_and_a_server_that_are_mixed_up() {
         let error = LockClient::connect(&url).await.unwrap_err();
         assert_says(
             &error,
-            LockErrorKind::NotRedis,
+            LockErrorKind::WrongServer,
             &[&server.addr().to_string(), "no Sentinel", "26379"],
         );
         let sentinel = &shared_sentinels().await.sentinels()[0];
         let error = LockClient::connect(&sentinel.url()).await.unwrap_err();
         assert_says(
             &error,
-            LockErrorKind::NotRedis,
+            LockErrorKind::WrongServer,
             &["a Sentinel", "redis+sentinel://"],
         );
     })

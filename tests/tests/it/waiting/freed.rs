@@ -52,7 +52,7 @@ const RESERVED: Duration = Duration::from_millis(400);
 /// How late a waiter may be on a machine that does much else.
 const LATE: Duration = Duration::from_millis(250);
 /// As long as a dead process holds what it was not heard of for.
-const STALE: Duration = lock_runtime::store::STALE;
+const ENTRY_STALE_AFTER: Duration = lock_runtime::store::ENTRY_STALE_AFTER;
 const KEY: &str = "a";
 
 /// Three processes.
@@ -370,7 +370,7 @@ async fn a_dead_writer_in_the_queue_is_passed_over_on_time(place: Place) {
     let mut readers = Vec::new();
     for key in KEYS {
         readers.push(acquired(scene.here.read(key)).await);
-        let free = scene.dies_waiting(key, Mode::Exclusive, LONG).await + STALE;
+        let free = scene.dies_waiting(key, Mode::Exclusive, LONG).await + ENTRY_STALE_AFTER;
         let waiting = scene.waits_for(scene.there.read(key), key, 1).await;
         // A majority may grant it without the server whose queue the dead one stands in.
         granted.push(waiting.granted_by(free));
@@ -455,7 +455,7 @@ async fn a_dead_waiter_for_a_permit_is_passed_over_on_time(place: Place) {
         );
     }
     // The dead waiters are passed over by then.
-    sleep(STALE + RESERVED).await;
+    sleep(ENTRY_STALE_AFTER + RESERVED).await;
     let free = Instant::now();
     join_all(held.into_iter().map(released)).await;
     let granted = join_all(waiting.into_iter().map(|waiting| waiting.granted_at(free))).await;

@@ -36,7 +36,7 @@ async fn release_grants_the_waiter_a_short_lease_and_a_newer_fence() {
             client.release(&holder).await;
             let grant = client.pushed(&waiter).await;
             assert!(grant.fence > counter, "{mode:?}");
-            assert_eq!((grant.ttl, grant.spare), (longest, 0), "{mode:?}");
+            assert_eq!((grant.ttl, grant.reserved), (longest, 0), "{mode:?}");
             let ttl: u64 = server.query(&["PTTL", &lock_name(&waiter)]).await;
             if mode != TWO_PERMITS {
                 assert!(u128::from(ttl) <= longest.as_millis(), "{mode:?}: {ttl}");
@@ -54,18 +54,18 @@ async fn acquire_reserves_a_fence_block_for_one_writer() {
     let request = |hold: &Hold| {
         KeyRequest::new(hold.clone(), HOUR, in_a_minute())
             .queued()
-            .spare(32)
+            .reserved(32)
     };
     let reply = client.store.acquire(&request(&first)).await.unwrap();
     let AcquireReply::Granted(block) = reply else {
         panic!("{reply:?}")
     };
-    assert_eq!(block.spare, 32);
+    assert_eq!(block.reserved, 32);
     let PollReply::Granted(again) = client.poll(&first).await else {
         panic!("it holds")
     };
     assert_eq!(
-        (again.fence.number(), again.spare),
+        (again.fence.number(), again.reserved),
         (block.fence.number() + 32, 0),
         "a repeated reply has the last token of the block"
     );
@@ -77,13 +77,16 @@ async fn acquire_reserves_a_fence_block_for_one_writer() {
     );
     client.release(&first).await;
     let grant = client.pushed(&second).await;
-    assert!(grant.fence > again.fence && grant.spare == 32, "{grant:?}");
+    assert!(
+        grant.fence > again.fence && grant.reserved == 32,
+        "{grant:?}"
+    );
     let next = Token::random();
     let ReleaseReply::Passed(passed) = client.release_to(&second, next).await else {
         panic!("the queue is empty")
     };
     assert!(
-        passed.fence.number() > grant.fence.number() + 32 && passed.spare == 3,
+        passed.fence.number() > grant.fence.number() + 32 && passed.reserved == 3,
         "{passed:?}"
     );
     client
@@ -92,7 +95,7 @@ async fn acquire_reserves_a_fence_block_for_one_writer() {
     let reader = fresh_hold(Mode::Shared);
     let reply = client.store.acquire(&request(&reader)).await.unwrap();
     assert!(
-        matches!(reply, AcquireReply::Granted(Grant { spare: 0, .. })),
+        matches!(reply, AcquireReply::Granted(Grant { reserved: 0, .. })),
         "{reply:?}"
     );
 }
@@ -171,7 +174,7 @@ async fn release_to_a_next_holder_serves_the_queue_first() {
     client.pushed(&waiter).await;
     client.release(&waiter).await;
     let grant = client.pushed(&next).await;
-    assert_eq!(grant.spare, 3);
+    assert_eq!(grant.reserved, 3);
     // The reply to a repeated release has the grant, whatever led to it.
     let reply = client.release_to(&holder, next.token).await;
     assert!(
@@ -217,13 +220,10 @@ async fn release_with_a_reservation_hands_off_when_it_ends() {
         );
         // The first waiter is notified: it would not notice the reservation before its next poll.
         let events = client.events_so_far().await;
-        let [StoreEvent::Kept { key, family, ttl }] = &events[..] else {
+        let [StoreEvent::FreeIn { key, kind, ttl }] = &events[..] else {
             panic!("{events:?}")
         };
-        assert_eq!(
-            (key, *family, *ttl),
-            (&holder.key, mode.family(), SECOND / 5)
-        );
+        assert_eq!((key, *kind, *ttl), (&holder.key, mode.kind(), SECOND / 5));
         assert!(gone.events_so_far().await.is_empty());
         eventually("it is free", async || client.is_held(&waiter).await).await;
     }

@@ -10,6 +10,8 @@ use lock_runtime::{
 use lock_tests::{Captured, Proxy, RedisServer, shared_server};
 use tracing::Level;
 
+use crate::replies::poll;
+
 use super::{
     Client, HOUR, MODES, TWO_PERMITS, beside, conflicting, eventually, fresh_hold, granted,
     in_a_minute, key, lock_name, only_the_counter_is_left, queue_name,
@@ -88,7 +90,7 @@ async fn acquire_leaves_foreign_data_in_the_queue_key_unchanged() {
                 AcquireReply::ForeignKey(KeyPart::Queue),
                 "{data:?}"
             );
-            match client.store.poll(&waiter).await {
+            match poll(&*client.store, &waiter).await {
                 Ok(reply) => assert_eq!(reply, PollReply::Gone, "{data:?}"),
                 Err(error) => assert_eq!(error.kind(), StoreErrorKind::ForeignKey, "{data:?}"),
             }
@@ -214,7 +216,7 @@ async fn release_notifies_a_client_that_has_reconnected() {
         proxy.cut();
         assert!(matches!(client.event().await, StoreEvent::Disconnected));
         eventually("it is back", async || {
-            client.store.poll(&waiter).await.is_ok()
+            poll(&*client.store, &waiter).await.is_ok()
         })
         .await;
         there.release(&holder).await;
@@ -241,12 +243,12 @@ async fn release_notifies_a_client_that_was_refused_before() {
     command(&["CONFIG", "SET", "requirepass", "another"]).await;
     command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
     eventually("it is refused", async || {
-        client.store.poll(&waiter).await.is_err()
+        poll(&*client.store, &waiter).await.is_err()
     })
     .await;
     command(&["CONFIG", "SET", "requirepass", ""]).await;
     let back = async || {
-        client.store.poll(&waiter).await.is_ok() && there.store.poll(&holder).await.is_ok()
+        poll(&*client.store, &waiter).await.is_ok() && poll(&*there.store, &holder).await.is_ok()
     };
     eventually("it is back", back).await;
     there.release(&holder).await;

@@ -8,8 +8,8 @@ use std::{
 };
 
 use lock_runtime::{
-    Family, FencingToken, LockClient, LockKey,
-    store::{MemoryStore, Store as _},
+    FencingToken, LockClient, LockKey, LockKind,
+    store::{MemoryStore, QuorumMember as _},
 };
 use tokio::time::sleep;
 
@@ -135,7 +135,7 @@ async fn two_locks_for_one_thing_are_noticed() {
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_secs(3600);
     let in_an_hour = FencingToken::next(None, u64::try_from(in_an_hour.as_micros()).unwrap());
     ahead
-        .raise(&LockKey::new("key-0").unwrap(), Family::Lock, in_an_hour)
+        .raise(&LockKey::new("key-0").unwrap(), LockKind::Lock, in_an_hour)
         .await
         .unwrap();
     let clients = vec![LockClient::in_memory(), LockClient::with_store(ahead)];
