@@ -65,6 +65,9 @@ pub enum LockErrorKind {
     NotRedis,
     /// The server is a read-only replica.
     ReadOnly,
+    /// The keys of the namespace have a format that another version of this library writes. Choose
+    /// another namespace, or use versions of one format for all its clients.
+    IncompatibleFormat,
 }
 
 /// How a lock was lost.
@@ -207,6 +210,7 @@ impl LockErrorKind {
             Self::Forbidden => "forbidden",
             Self::NotRedis => "not_redis",
             Self::ReadOnly => "read_only",
+            Self::IncompatibleFormat => "incompatible_format",
         }
     }
 }
@@ -222,6 +226,7 @@ impl From<StoreErrorKind> for LockErrorKind {
             StoreErrorKind::ForeignKey => Self::ForeignKey,
             StoreErrorKind::Unsupported => Self::InvalidSpec,
             StoreErrorKind::InvalidUrl => Self::InvalidUrl,
+            StoreErrorKind::IncompatibleFormat => Self::IncompatibleFormat,
         }
     }
 }

@@ -78,7 +78,8 @@ impl From<LockErrorKind> for Answer {
             | LockErrorKind::InvalidUrl
             | LockErrorKind::Unauthenticated
             | LockErrorKind::Forbidden
-            | LockErrorKind::NotRedis => Self::Internal,
+            | LockErrorKind::NotRedis
+            | LockErrorKind::IncompatibleFormat => Self::Internal,
         }
     }
 }

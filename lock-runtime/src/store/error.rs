@@ -33,6 +33,8 @@ pub enum StoreErrorKind {
     Unsupported,
     /// The URL names what the server does not have, such as a database.
     InvalidUrl,
+    /// The keys of the namespace have a format that another version of this library writes.
+    IncompatibleFormat,
 }
 
 impl StoreError {

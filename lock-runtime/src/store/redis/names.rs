@@ -88,6 +88,13 @@ pub(super) fn marker_name(namespace: &str) -> String {
     format!("{fence}:{namespace}:")
 }
 
+/// The version of the format of a namespace; absent for version 1. No lock has that fence, as the
+/// name of a lock whose fence begins so has a hash tag.
+pub(super) fn format_name(namespace: &str) -> String {
+    let [fence, _] = SIDE_KEYS;
+    format!("{fence}:{namespace}:format")
+}
+
 /// The lock whose key that is; `None` if it is not one of this namespace and family.
 pub(super) fn key_of<'a>(namespace: &str, lock: &'a str, family: Family) -> Option<&'a str> {
     let name = lock.strip_prefix(namespace)?.strip_prefix(':')?;
@@ -145,6 +152,7 @@ mod tests {
         };
         assert_eq!(names("{a}b", Family::Lock), tagged);
         assert_eq!(names("a", Family::Permits).lock, "lock:permits:a");
+        assert_eq!(format_name("lock"), "f:lock:format");
     }
 
     #[test]

@@ -54,6 +54,10 @@ impl Pushes {
         }
     }
 
+    pub(super) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
     /// What every connection subscribes to.
     pub(super) fn channels(&self) -> Vec<&str> {
         if self.sharded {
