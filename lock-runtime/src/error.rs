@@ -75,6 +75,9 @@ pub enum LockErrorKind {
     WrongServer,
     /// The server is a read-only replica.
     ReadOnly,
+    /// The keys of the namespace have a format that another version of this library writes. Choose
+    /// another namespace, or use versions of one format for all its clients.
+    IncompatibleFormat,
 }
 
 /// How a lock was lost.
@@ -220,6 +223,7 @@ impl LockErrorKind {
             Self::Forbidden => "forbidden",
             Self::WrongServer => "wrong_server",
             Self::ReadOnly => "read_only",
+            Self::IncompatibleFormat => "incompatible_format",
         }
     }
 }
@@ -235,6 +239,7 @@ impl From<StoreErrorKind> for LockErrorKind {
             StoreErrorKind::ForeignKey => Self::ForeignKey,
             StoreErrorKind::Unsupported => Self::InvalidSpec,
             StoreErrorKind::InvalidUrl => Self::InvalidUrl,
+            StoreErrorKind::IncompatibleFormat => Self::IncompatibleFormat,
         }
     }
 }

@@ -86,7 +86,8 @@ impl From<LockErrorKind> for ErrorClass {
             | LockErrorKind::InvalidUrl
             | LockErrorKind::Unauthenticated
             | LockErrorKind::Forbidden
-            | LockErrorKind::WrongServer => Self::Internal,
+            | LockErrorKind::WrongServer
+            | LockErrorKind::IncompatibleFormat => Self::Internal,
         }
     }
 }

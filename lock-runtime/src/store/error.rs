@@ -35,6 +35,8 @@ pub enum StoreErrorKind {
     Unsupported,
     /// The URL names something that the server does not have, such as a database.
     InvalidUrl,
+    /// The keys of the namespace have a format that another version of this library writes.
+    IncompatibleFormat,
 }
 
 impl StoreError {

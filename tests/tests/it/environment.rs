@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout};
 pub(crate) mod access;
 mod connection;
 mod foreign;
+mod format;
 mod input;
 mod scripts;
 mod servers;

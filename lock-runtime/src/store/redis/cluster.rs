@@ -39,7 +39,7 @@ use super::{
     acl::AclLine,
     connection::{BATCH, Connection, Failed, Repeat, Writer},
     link::Dial,
-    names::lock_name,
+    names::{format_name, lock_name},
     pushes::Pushes,
     scripts::Call,
     target::Target,
@@ -204,6 +204,7 @@ impl Cluster {
                 Ok(slots) => {
                     drop(answers);
                     shared.adopt(slots);
+                    shared.check_format().await?;
                     let ear: Weak<Shared> = Arc::downgrade(&shared);
                     pushes.listeners().add(ear);
                     // Compute the numbers now, and not for the first waiter.
@@ -503,6 +504,19 @@ impl Shared {
         let node = self.node(&seed)?;
         node.connection.ready().await?;
         node.slots().await
+    }
+
+    /// Refuses a namespace of another format. Each connection to the node that keeps the version
+    /// checks it; this makes the first one. A node that does not reply in time refuses nothing.
+    async fn check_format(self: &Arc<Self>) -> Result<(), StoreError> {
+        let node = async {
+            let slot = slot_of(format_name(&self.namespace).as_bytes());
+            self.owner(slot)?.connection.ready().await
+        };
+        match timeout(PATIENCE, node).await {
+            Ok(Err(error)) if error.kind() == StoreErrorKind::IncompatibleFormat => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// The node that serves the slot in place of an unreachable one, according to the next refresh

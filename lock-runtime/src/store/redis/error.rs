@@ -5,7 +5,7 @@
 
 use redis::{ErrorKind, RedisError, ServerError, Value};
 
-use super::{acl::AclLine, link::NO_PROVIDER};
+use super::{acl::AclLine, handshake::FORMAT, link::NO_PROVIDER, names::format_name};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Parts of the reply to `SELECT` with a number that is too large: for the server's databases, or
@@ -121,6 +121,22 @@ pub(super) fn read_only() -> StoreError {
         StoreErrorKind::ReadOnly,
         "the server is a read-only replica; connect to its primary",
     )
+}
+
+/// The namespace has another format; `None`: its version cannot be read.
+pub(super) fn incompatible(namespace: &str, found: Option<u32>) -> StoreError {
+    let key = format_name(namespace);
+    let message = match found {
+        Some(found) => format!(
+            "the namespace {namespace:?} has format {found} (key {key}), and this client has format {FORMAT}: choose \
+             another namespace, or upgrade or stop the clients of the older format"
+        ),
+        None => format!(
+            "the key {key}, which keeps the format of the namespace {namespace:?}, holds other data, and this client has \
+             format {FORMAT}: choose another namespace, or move the data"
+        ),
+    };
+    StoreError::new(StoreErrorKind::IncompatibleFormat, message)
 }
 
 fn unauthenticated() -> StoreError {

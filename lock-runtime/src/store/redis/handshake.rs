@@ -12,9 +12,15 @@ use tokio::time::Instant;
 use super::{
     acl::AclLine,
     error,
+    names::format_name,
     reply::{Reply, unexpected},
 };
 use crate::store::{StoreError, StoreErrorKind};
+
+/// The version of the format of all keys, values and messages of a namespace, which clients of
+/// different versions must not share. A new version leaves its own key and the marker as they are:
+/// a connection of any version reads both, and may write the marker, before it knows the version.
+pub(super) const FORMAT: u32 = 1;
 
 /// The replies of a server to the handshake.
 pub(super) struct Greeting {
@@ -22,6 +28,7 @@ pub(super) struct Greeting {
     pub(super) received: Instant,
     info: Value,
     time: Value,
+    format: Value,
     marker: Value,
 }
 
@@ -30,10 +37,12 @@ impl Greeting {
     /// `marker` of the data.
     pub(super) async fn exchange(
         connection: &mut MultiplexedConnection,
+        namespace: &str,
         marker: Option<&Cmd>,
     ) -> Result<Self, RedisError> {
         let mut questions = redis::pipe();
         questions.cmd("INFO").cmd("TIME");
+        questions.cmd("GET").arg(format_name(namespace));
         marker.into_iter().for_each(|marker| {
             questions.add_command(marker.clone());
         });
@@ -43,12 +52,13 @@ impl Greeting {
             .await?
             .into_iter();
         let received = Instant::now();
-        let [info, time, marker] = [(); 3].map(|()| answers.next().unwrap_or(Value::Nil));
+        let [info, time, format, marker] = [(); 4].map(|()| answers.next().unwrap_or(Value::Nil));
         Ok(Self {
             sent,
             received,
             info,
             time,
+            format,
             marker,
         })
     }
@@ -56,6 +66,35 @@ impl Greeting {
     /// The reply to `INFO`.
     pub(super) fn info(&self, acl: &AclLine) -> Result<Info, StoreError> {
         text(&self.info, acl).map(Info)
+    }
+
+    /// Refuses a namespace of another format. The check is skipped where the access rules forbid
+    /// it, and on a node of a cluster that does not serve the key.
+    pub(super) fn check_format(&self, namespace: &str, acl: &AclLine) -> Result<(), StoreError> {
+        let found = match &self.format {
+            Value::Nil => return Ok(()),
+            Value::ServerError(refusal) => {
+                let error = error::refused(refusal, acl);
+                match (refusal.code(), error.kind()) {
+                    ("MOVED" | "ASK" | "CLUSTERDOWN", _) => return Ok(()),
+                    (_, StoreErrorKind::Forbidden) => {
+                        let key = format_name(namespace);
+                        tracing::debug!(
+                            key,
+                            "the access rules forbid GET: the format of the namespace was not checked"
+                        );
+                        return Ok(());
+                    }
+                    (_, StoreErrorKind::ForeignKey) => None,
+                    _ => return Err(error),
+                }
+            }
+            value => text(value, acl).ok().and_then(|text| text.parse().ok()),
+        };
+        match found {
+            Some(FORMAT) => Ok(()),
+            found => Err(error::incompatible(namespace, found)),
+        }
     }
 
     /// The marker of the data, and the time for which the server has had it.

@@ -309,7 +309,8 @@ impl Dial {
             .membership
             .as_ref()
             .map(|membership| &membership.question);
-        let greeting = timeout(ATTEMPT, Greeting::exchange(&mut connection, marker)).await;
+        let greeting = Greeting::exchange(&mut connection, self.pushes.namespace(), marker);
+        let greeting = timeout(ATTEMPT, greeting).await;
         let tenure = self.accept(&greeting.unwrap_or_else(|_| Err(silence()))?)?;
         stood.store(true, Ordering::Release);
         life.stood.store(true, Ordering::Release);
@@ -358,6 +359,7 @@ impl Dial {
             }
             Err(error) => return Err(error.clone().into()),
         }
+        greeting.check_format(self.pushes.namespace(), &self.acl)?;
         let micros = greeting.micros(&self.acl)?;
         // Set the tenure before the clock: an acquire waits for the clock, and then
         // needs the tenure.

@@ -87,6 +87,13 @@ pub(super) fn marker_name(namespace: &str) -> String {
     format!("{fence}:{namespace}:")
 }
 
+/// The version of the format of a namespace; absent for version 1. No lock has that fence, as the
+/// name of a lock whose fence begins so has a hash tag.
+pub(super) fn format_name(namespace: &str) -> String {
+    let [fence, _] = SIDE_KEYS;
+    format!("{fence}:{namespace}:format")
+}
+
 /// The name of the lock that the key belongs to; `None` if it is not in this namespace and kind.
 pub(super) fn key_of<'a>(namespace: &str, lock: &'a str, kind: LockKind) -> Option<&'a str> {
     let name = lock.strip_prefix(namespace)?.strip_prefix(':')?;
@@ -145,6 +152,7 @@ mod tests {
         };
         assert_eq!(names("{a}b", LockKind::Lock), tagged);
         assert_eq!(names("a", LockKind::Permits).lock, "lock:permits:a");
+        assert_eq!(format_name("lock"), "f:lock:format");
     }
 
     #[test]

@@ -57,6 +57,10 @@ impl Pushes {
         }
     }
 
+    pub(super) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
     /// The channels to which every connection subscribes.
     pub(super) fn channels(&self) -> Vec<&str> {
         if self.sharded {

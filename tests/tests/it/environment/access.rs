@@ -16,7 +16,7 @@ use super::{Duration, HOUR, assert_says, permits, within};
 const PASSWORD: &str = "hunter2";
 
 /// Makes, or changes, a user by the words of an ACL line behind its name.
-async fn allow(server: &RedisServer, user: &str, rules: &[&str]) {
+pub(crate) async fn allow(server: &RedisServer, user: &str, rules: &[&str]) {
     let command: Vec<_> = ["ACL", "SETUSER", user]
         .iter()
         .chain(rules)
