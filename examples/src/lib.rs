@@ -13,6 +13,7 @@ pub use start::{run_id, start};
     clippy::all,
     reason = "written by a machine"
 )]
+#[cfg(feature = "inventory")]
 pub mod inventory {
     tonic::include_proto!("inventory.v1");
 }

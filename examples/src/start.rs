@@ -5,6 +5,7 @@ use std::process::ExitCode;
 /// Runs a story, and turns what stopped it into one line on standard error and a failing exit code.
 pub fn start(name: &str, story: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
     // `rediss://` needs a crypto provider, and which one is the application's choice. It fails only if there is one already.
+    #[cfg(feature = "rustls")]
     let _ = rustls::crypto::ring::default_provider().install_default();
     let ended = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -1,10 +1,10 @@
 //! A `redis-server` of our own, for the time of one run.
 
-use std::{io, process::Stdio, time::Duration};
+use std::{env, fs::DirBuilder, io, os::unix::fs::DirBuilderExt, process::Stdio, time::Duration};
 
 use anyhow::{Context, bail};
+use lock_examples::run_id;
 use lock_runtime::LockClient;
-use tempfile::TempDir;
 use tokio::{
     process::{Child, ChildStdin, Command},
     time::{Instant, sleep},
@@ -48,9 +48,11 @@ impl PrivateRedis {
             status => status.context("cannot run redis-server")?,
         };
         // The supervisor removes it, after the server has ended.
-        let directory = TempDir::new()
-            .context("no place for a redis-server")?
-            .keep();
+        let directory = env::temp_dir().join(run_id("lottery"));
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&directory)
+            .context("no place for a redis-server")?;
         let socket = directory.join("redis.sock");
         let mut supervisor = Command::new("sh")
             .args(["-c", SUPERVISOR, "supervisor"])
