@@ -3,6 +3,8 @@
 //! Use it through `lock-runtime`, which re-exports it and holds everything that the expansion calls; this crate depends on
 //! nothing of it.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod args;
 mod expand;
 mod function;

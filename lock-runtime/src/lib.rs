@@ -31,6 +31,13 @@
 //! | `axum` | | `LockError` as a response, `HeldLock` as an extractor |
 //! | `tonic` | | `LockError` as a `tonic::Status` |
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+// Links to items of features that are not enabled.
+#![cfg_attr(
+    not(all(feature = "macros", feature = "redis", feature = "rustls")),
+    allow(rustdoc::broken_intra_doc_links)
+)]
+
 pub mod guide;
 pub mod store;
 pub mod web;

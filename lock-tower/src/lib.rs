@@ -146,6 +146,8 @@
 //!
 //! `redis` (default) and `rustls`: the stores of lock-runtime of those names.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[macro_use]
 mod macros;
 
