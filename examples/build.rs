@@ -4,7 +4,10 @@ use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
-    let files = protox::compile(["inventory.proto"], ["proto"])?;
-    tonic_prost_build::configure().compile_fds(files)?;
+    #[cfg(feature = "inventory")]
+    {
+        let files = protox::compile(["inventory.proto"], ["proto"])?;
+        tonic_prost_build::configure().compile_fds(files)?;
+    }
     Ok(())
 }

@@ -9,6 +9,7 @@ pub use start::{run_id, start};
 
 /// The generated messages, client and server of `proto/inventory.proto`.
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
+#[cfg(feature = "inventory")]
 pub mod inventory {
     tonic::include_proto!("inventory.v1");
 }

@@ -96,6 +96,7 @@ async fn a_catalog_is_never_read_while_it_is_written() {
     }
 }
 
+#[cfg(feature = "inventory")]
 #[tokio::test]
 async fn an_inventory_is_reserved_and_counted_exactly() {
     let server = RedisServer::start().await;
@@ -112,6 +113,7 @@ async fn an_inventory_is_reserved_and_counted_exactly() {
     }
 }
 
+#[cfg(feature = "inventory")]
 #[test]
 fn an_inventory_without_a_lock_is_oversold_and_miscounted() {
     let line = last_line(&tell(env!("CARGO_BIN_EXE_inventory"), &["--no-lock"]));
@@ -123,6 +125,7 @@ fn an_inventory_without_a_lock_is_oversold_and_miscounted() {
     );
 }
 
+#[cfg(feature = "orders")]
 #[tokio::test]
 async fn an_order_is_charged_once_whatever_its_policy() {
     let server = RedisServer::start().await;

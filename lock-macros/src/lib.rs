@@ -3,6 +3,8 @@
 //! Use it through `lock-runtime`, which re-exports it and contains everything that the expansion
 //! calls. This crate does not depend on lock-runtime.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod args;
 mod expand;
 mod function;

@@ -37,6 +37,13 @@
 //! | `tonic` | | `LockError` as a `tonic::Status` |
 //! | `serde` | | `Serialize` and `Deserialize` for `LockSpec`, `LockKey` and `FencingToken` |
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+// Links to items of features that are not enabled.
+#![cfg_attr(
+    not(all(feature = "macros", feature = "redis", feature = "rustls")),
+    allow(rustdoc::broken_intra_doc_links)
+)]
+
 pub mod guide;
 pub mod store;
 pub mod web;

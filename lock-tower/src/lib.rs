@@ -168,6 +168,8 @@
 //!   [`LockKey`](runtime::LockKey) and [`FencingToken`](runtime::FencingToken).
 //! - `redis` (default) and `rustls`: the stores of lock-runtime of the same names.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[macro_use]
 mod macros;
 

@@ -1,10 +1,10 @@
 //! A private `redis-server` for the time of one run.
 
-use std::{io, process::Stdio, time::Duration};
+use std::{env, fs::DirBuilder, io, os::unix::fs::DirBuilderExt, process::Stdio, time::Duration};
 
 use anyhow::{Context, bail};
+use lock_examples::run_id;
 use lock_runtime::LockClient;
-use tempfile::TempDir;
 use tokio::{
     process::{Child, ChildStdin, Command},
     time::{Instant, sleep},
@@ -49,9 +49,11 @@ impl PrivateRedis {
             status => status.context("cannot run redis-server")?,
         };
         // The supervisor removes the directory after the server has ended.
-        let directory = TempDir::new()
-            .context("cannot create a directory for the redis-server")?
-            .keep();
+        let directory = env::temp_dir().join(run_id("lottery"));
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&directory)
+            .context("cannot create a directory for the redis-server")?;
         let socket = directory.join("redis.sock");
         let mut supervisor = Command::new("sh")
             .args(["-c", SUPERVISOR, "supervisor"])
