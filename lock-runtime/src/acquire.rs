@@ -29,7 +29,7 @@ use crate::{
     holding::Holding,
     key::LockKey,
     owner, runtime,
-    spec::{Family, Mode, Terms, Wait},
+    spec::{LockKind, Mode, Terms, Wait},
     store::{AcquireAllReply, AcquireReply, Hold, StoreError, Token},
 };
 
@@ -80,7 +80,7 @@ async fn acquire_several(
             None => fresh.push(key.clone()),
         }
     }
-    if fresh.len() > 1 && terms.wait == Wait::No && terms.mode.family() == Family::Lock {
+    if fresh.len() > 1 && terms.wait == Wait::No && terms.mode.kind() == LockKind::Lock {
         let all = match acquire_at_once(core, &fresh, terms, patience).await {
             Err(error)
                 if error.kind() == LockErrorKind::Unavailable && patience.is_fresh(terms) =>
@@ -255,8 +255,8 @@ async fn ask_beside(
     terms: &Terms,
     patience: &Patience,
 ) -> Result<Beside, LockError> {
-    let family = terms.mode.family();
-    let others_wait = || core.gates.last_refusal(key, family).is_some();
+    let kind = terms.mode.kind();
+    let others_wait = || core.gates.last_refusal(key, kind).is_some();
     if terms.mode == Mode::Exclusive || core.gates.is_closed() || others_wait() {
         return Ok(Beside::Line { refused: false });
     }
@@ -277,7 +277,7 @@ fn check_gates(core: &Core, key: &LockKey, terms: &Terms) -> Result<(), LockErro
     if core.gates.is_closed() {
         return Err(shutting_down(key));
     }
-    match core.gates.last_refusal(key, terms.mode.family()) {
+    match core.gates.last_refusal(key, terms.mode.kind()) {
         None => Ok(()),
         Some(Refusal::None | Refusal::Busy(_)) => Err(contended(key, None)),
         Some(Refusal::Unavailable(_)) if core.driver.excludes(key, terms.mode) => {
@@ -360,7 +360,7 @@ async fn acquire_at_once(
                 AcquireReply::Busy { holder_ttl, .. } | AcquireReply::Queued { holder_ttl, .. } => {
                     contended(key, holder_ttl)
                 }
-                AcquireReply::ForeignKey(part) => core.foreign(key, terms.mode.family(), part),
+                AcquireReply::ForeignKey(part) => core.foreign(key, terms.mode.kind(), part),
                 AcquireReply::ModeMismatch => error(LockErrorKind::ModeMismatch, MISMATCH),
                 AcquireReply::Granted(_) | AcquireReply::Late => {
                     error(LockErrorKind::Unavailable, "the request came too late")

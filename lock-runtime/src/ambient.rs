@@ -50,14 +50,14 @@ impl LockClient {
     /// installed client.
     ///
     /// Tasks that are spawned within `future` do not inherit it.
-    pub fn scope<F: Future>(&self, future: F) -> Scoped<F> {
-        Scoped {
+    pub fn as_default<F: Future>(&self, future: F) -> AsDefaultFuture<F> {
+        AsDefaultFuture {
             inner: SCOPED.scope(self.clone(), future),
         }
     }
 }
 
-/// Returns the client for `function`, which names none: that of the innermost `scope`, or else
+/// Returns the client for `function`, which names none: that of the innermost `as_default`, or else
 /// the installed one.
 pub(crate) fn ambient(function: &str) -> Result<LockClient, LockError> {
     SCOPED.try_with(LockClient::clone).ok().or_else(|| INSTALLED.get().cloned()).ok_or_else(|| {
@@ -82,15 +82,15 @@ impl fmt::Display for AlreadyInstalled {
 
 impl Error for AlreadyInstalled {}
 
-/// A future with its own client. See [`LockClient::scope`].
+/// A future with its own client. See [`LockClient::as_default`].
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
-pub struct Scoped<F> {
+pub struct AsDefaultFuture<F> {
     #[pin]
     inner: TaskLocalFuture<LockClient, F>,
 }
 
-impl<F: Future> Future for Scoped<F> {
+impl<F: Future> Future for AsDefaultFuture<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
@@ -98,8 +98,8 @@ impl<F: Future> Future for Scoped<F> {
     }
 }
 
-impl<F> fmt::Debug for Scoped<F> {
+impl<F> fmt::Debug for AsDefaultFuture<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scoped").finish_non_exhaustive()
+        f.debug_struct("AsDefaultFuture").finish_non_exhaustive()
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     future::{Future, poll_fn},
     pin::pin,
+    slice,
     task::Poll,
     time::Duration,
 };
@@ -11,7 +12,7 @@ use tokio::time::timeout;
 
 use crate::{
     client::Core,
-    store::{RenewReply, Renewal, StoreError},
+    store::{Hold, PollReply, RenewReply, Renewal, StoreError},
 };
 
 /// Waits for the store's reply for at most `patience`. Sets no timer if the reply is
@@ -29,18 +30,27 @@ pub(crate) async fn within<T>(
     }
 }
 
+/// Returns the reply to a call with a single hold.
+pub(crate) async fn only<T>(
+    call: impl Future<Output = Vec<Result<T, StoreError>>>,
+) -> Result<T, StoreError> {
+    call.await.pop().ok_or_else(StoreError::late)?
+}
+
 /// Renews one lock.
 pub(crate) async fn renew_one(
     core: &Core,
     patience: Duration,
     renewal: &Renewal,
 ) -> Result<RenewReply, StoreError> {
-    let reply = async {
-        core.store
-            .renew(std::slice::from_ref(renewal))
-            .await
-            .pop()
-            .ok_or_else(StoreError::late)?
-    };
-    within(patience, reply).await
+    within(patience, only(core.store.renew(slice::from_ref(renewal)))).await
+}
+
+/// Polls one queue entry.
+pub(crate) async fn poll_one(
+    core: &Core,
+    patience: Duration,
+    hold: &Hold,
+) -> Result<PollReply, StoreError> {
+    within(patience, only(core.store.poll(slice::from_ref(hold)))).await
 }

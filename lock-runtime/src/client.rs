@@ -13,6 +13,8 @@ use std::{
 
 use tokio::time::timeout;
 
+#[cfg(feature = "redis")]
+use crate::store::redis::RedisOptions;
 use crate::{
     call::within,
     driver::{CleanUp, Driver},
@@ -21,10 +23,10 @@ use crate::{
     key::{IntoLockKey, LockKey},
     request::LockRequest,
     runtime,
-    spec::{DEFAULT_LEASE, Family, LockSpec, call_timeout},
+    spec::{DEFAULT_LEASE, LockKind, LockSpec, call_timeout},
     store::{
-        Inspection, KeyPart, Listener, MemoryStore, Release, RevokeReply, RevokeScope, Store,
-        StoreError, StoreEvent,
+        Inspection, KeyPart, Limits, Listener, MemoryStore, Release, RevokeReply, RevokeScope,
+        Store, StoreError, StoreEvent,
     },
 };
 
@@ -49,6 +51,7 @@ pub(crate) struct Core {
     pub(crate) gates: Gates,
     pub(crate) driver: Driver,
     pub(crate) defaults: LockSpec,
+    pub(crate) limits: Limits,
     ids: AtomicU64,
     /// Keeps the listener alive; the store has only a weak reference to it.
     _ear: Arc<Ear>,
@@ -61,8 +64,8 @@ impl Core {
     }
 
     /// Returns the error for foreign data under one of the lock's keys.
-    pub(crate) fn foreign(&self, key: &LockKey, family: Family, part: KeyPart) -> LockError {
-        let name = self.store.name_of(key, family, part);
+    pub(crate) fn foreign(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> LockError {
+        let name = self.store.name_of(key, kind, part);
         LockError::from_store(StoreError::foreign(name.as_deref(), part)).with_key(key)
     }
 }
@@ -71,7 +74,7 @@ impl Core {
 struct Ear(Weak<Core>);
 
 impl Listener for Ear {
-    fn tell(&self, event: &StoreEvent) {
+    fn on_event(&self, event: &StoreEvent) {
         let Some(core) = self.0.upgrade() else { return };
         match event {
             StoreEvent::Granted { hold, grant } => {
@@ -84,7 +87,7 @@ impl Listener for Ear {
                         .clean_up(&core, CleanUp::abandon(hold.clone(), grant.ttl, None));
                 }
             }
-            StoreEvent::Kept { key, family, ttl } => core.gates.kept(key, *family, *ttl),
+            StoreEvent::FreeIn { key, kind, ttl } => core.gates.free_in(key, *kind, *ttl),
             StoreEvent::Revoked { token } => {
                 let holdings = core.driver.holdings();
                 if let Some(holding) = holdings
@@ -179,7 +182,7 @@ impl LockClient {
     ///   or needs a feature that is not compiled in.
     /// - `NoRuntime` outside a Tokio runtime, or in one without timers. `memory:` needs no
     ///   runtime.
-    /// - `Unavailable`, `Unauthenticated`, `Forbidden`, `NotRedis` or `ReadOnly`, within 3 s, if
+    /// - `Unavailable`, `Unauthenticated`, `Forbidden`, `WrongServer` or `ReadOnly`, within 3 s, if
     ///   the server cannot be reached or cannot be used.
     ///
     /// # Cancellation
@@ -195,7 +198,7 @@ impl LockClient {
 
     /// Creates a client of a custom [`Store`].
     pub fn with_store(store: Arc<dyn Store>) -> Self {
-        Self::builder().with_store(store)
+        Self::builder().build_with_store(store)
     }
 
     /// Creates a request for an exclusive lock, which has one holder.
@@ -265,7 +268,7 @@ impl LockClient {
     /// # Cancellation
     /// Dropping the future has no effect.
     pub async fn inspect(&self, key: impl IntoLockKey) -> Result<Inspection, LockError> {
-        self.inspect_family(key, Family::Lock).await
+        self.inspect_kind(key, LockKind::Lock).await
     }
 
     /// Returns the holders and the waiters of the permits of this name, as the store sees them
@@ -277,16 +280,16 @@ impl LockClient {
     /// # Cancellation
     /// Dropping the future has no effect.
     pub async fn inspect_permits(&self, key: impl IntoLockKey) -> Result<Inspection, LockError> {
-        self.inspect_family(key, Family::Permits).await
+        self.inspect_kind(key, LockKind::Permits).await
     }
 
-    async fn inspect_family(
+    async fn inspect_kind(
         &self,
         key: impl IntoLockKey,
-        family: Family,
+        kind: LockKind,
     ) -> Result<Inspection, LockError> {
         let key = key.into_lock_key()?;
-        self.bounded(self.core.store.inspect(&key, family))
+        self.bounded(self.core.store.inspect(&key, kind))
             .await
             .map_err(|error| error.with_key(&key))
     }
@@ -310,7 +313,7 @@ impl LockClient {
         key: impl IntoLockKey,
         scope: RevokeScope,
     ) -> Result<RevokeReply, LockError> {
-        self.revoke_family(key, Family::Lock, scope).await
+        self.revoke_kind(key, LockKind::Lock, scope).await
     }
 
     /// Takes the permits of this name away from all of their holders. See
@@ -322,14 +325,14 @@ impl LockClient {
     /// # Cancellation
     /// Same as [`revoke`](Self::revoke).
     pub async fn revoke_permits(&self, key: impl IntoLockKey) -> Result<RevokeReply, LockError> {
-        self.revoke_family(key, Family::Permits, RevokeScope::Leased)
+        self.revoke_kind(key, LockKind::Permits, RevokeScope::Leased)
             .await
     }
 
-    async fn revoke_family(
+    async fn revoke_kind(
         &self,
         key: impl IntoLockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> Result<RevokeReply, LockError> {
         let key = key.into_lock_key()?;
@@ -338,10 +341,10 @@ impl LockClient {
             .driver
             .holdings()
             .into_iter()
-            .filter(|holding| holding.hold().key == key && holding.hold().mode.family() == family)
+            .filter(|holding| holding.hold().key == key && holding.hold().mode.kind() == kind)
             .collect();
         let reply = self
-            .bounded(self.core.store.revoke(&key, family, scope))
+            .bounded(self.core.store.revoke(&key, kind, scope))
             .await
             .map_err(|error| error.with_key(&key))?;
         match reply {
@@ -349,9 +352,9 @@ impl LockClient {
                 held_here
                     .iter()
                     .for_each(|holding| holding.lose(Loss::Revoked));
-                self.core.gates.released(&key, family);
+                self.core.gates.released(&key, kind);
             }
-            RevokeReply::ForeignKey => return Err(self.core.foreign(&key, family, KeyPart::Lock)),
+            RevokeReply::ForeignKey => return Err(self.core.foreign(&key, kind, KeyPart::Lock)),
             RevokeReply::NotHeld | RevokeReply::Endless => {}
         }
         Ok(reply)
@@ -421,8 +424,7 @@ impl fmt::Debug for LockClient {
 
 /// A builder for a [`LockClient`].
 ///
-/// The last call creates the client: [`connect`](Self::connect), [`in_memory`](Self::in_memory),
-/// ...
+/// The methods that begin with `connect` or `build` create the client.
 #[must_use = "a builder does nothing until it makes a client"]
 #[derive(Clone, Debug)]
 pub struct LockClientBuilder {
@@ -438,8 +440,7 @@ pub struct LockClientBuilder {
     max_waiters: usize,
     max_waiters_in_all: usize,
     #[cfg(feature = "redis")]
-    settings: crate::store::redis::Settings,
-    longest_lease: Duration,
+    redis: RedisOptions,
 }
 
 impl Default for LockClientBuilder {
@@ -450,8 +451,7 @@ impl Default for LockClientBuilder {
             max_waiters: MAX_WAITERS,
             max_waiters_in_all: MAX_WAITERS_IN_ALL,
             #[cfg(feature = "redis")]
-            settings: crate::store::redis::Settings::default(),
-            longest_lease: DEFAULT_LEASE,
+            redis: RedisOptions::new(),
         }
     }
 }
@@ -504,65 +504,10 @@ impl LockClientBuilder {
         }
     }
 
-    /// Reports a grant only once `replicas` replicas have it, and waits for them for at
-    /// most `timeout`, 1 ms to 400 ms.
-    ///
-    /// The URL of Sentinels can set the same (`?min_replicas=1&replica_timeout=50ms`) and takes
-    /// precedence.
-    ///
-    /// Without this setting, the promotion of a lagging replica loses grants. A lock may then
-    /// have two holders until the first one notices the loss at its next renewal. With it, each
-    /// grant costs one more round trip. If too few replicas answer in time, no lock is granted:
-    /// the request fails with `Unavailable` or continues to wait. Renewals do not wait for
-    /// replicas. The setting narrows the gap and does not close it; see the guide's
-    /// [page on Redis](crate::guide::redis#what-a-failover-may-lose).
-    ///
-    /// It applies to a single server and to the primary behind Sentinels. The Redis user needs
-    /// the permission `+wait`.
+    /// Sets the options for connections to Redis. Each option names the stores that it applies to.
     #[cfg(feature = "redis")]
-    pub fn min_replicas(mut self, replicas: NonZeroU32, timeout: Duration) -> Self {
-        self.settings.min_replicas = Some(crate::store::redis::MinReplicas {
-            count: replicas,
-            timeout,
-        });
-        self
-    }
-
-    /// Trusts the authorities of these certificates (PEM) for TLS connections (`rediss://`),
-    /// instead of those that the system trusts.
-    #[cfg(feature = "rustls")]
-    pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.settings.root_certificate = Some(pem.into());
-        self
-    }
-
-    /// Presents this certificate, with its private key (both PEM), to servers that request one on
-    /// a TLS connection.
-    #[cfg(feature = "rustls")]
-    pub fn client_certificate(
-        mut self,
-        certificate: impl Into<Vec<u8>>,
-        key: impl Into<Vec<u8>>,
-    ) -> Self {
-        let (certificate, key) = (certificate.into(), key.into());
-        self.settings.client_certificate =
-            Some(crate::store::redis::ClientCertificate { certificate, key });
-        self
-    }
-
-    /// Sets the longest lease of a request over several servers ([`redlock`](Self::redlock)),
-    /// 30 s by default.
-    ///
-    /// Use the same value for all clients. A lease that is left unset is at most this long.
-    ///
-    /// A server does not vote for this long after a restart, or after its first use in a
-    /// namespace, because it may have forgotten a lock. A larger value makes that time longer.
-    /// Other stores ignore this setting.
-    pub fn longest_lease(self, longest_lease: Duration) -> Self {
-        Self {
-            longest_lease,
-            ..self
-        }
+    pub fn redis(self, redis: RedisOptions) -> Self {
+        Self { redis, ..self }
     }
 
     /// Connects to the store at `url`. See [`LockClient::connect`].
@@ -575,7 +520,7 @@ impl LockClientBuilder {
     /// Dropping the future closes the connection.
     pub async fn connect(self, url: &str) -> Result<LockClient, LockError> {
         match url.strip_prefix("memory") {
-            Some("" | ":" | "://") => return self.in_memory(),
+            Some("" | ":" | "://") => return self.build_in_memory(),
             Some(rest) if rest.starts_with(':') => {
                 let message = "a store in this process has no address: its URL is \"memory:\" and nothing else; \
                                that of a Redis server is redis://user:password@host:6379/0";
@@ -585,7 +530,7 @@ impl LockClientBuilder {
         }
         #[cfg(feature = "redis")]
         if let Some(urls) = crate::store::redis::redlock::urls_of(url)? {
-            return self.redlock(urls).await;
+            return self.connect_redlock(urls).await;
         }
         #[cfg(feature = "redis")]
         return {
@@ -593,7 +538,7 @@ impl LockClientBuilder {
             let connecting = crate::store::redis::RedisStore::connect_with(
                 url,
                 &self.namespace,
-                self.settings.clone(),
+                self.redis.clone(),
             );
             self.over(connecting.await?)
         };
@@ -618,7 +563,7 @@ impl LockClientBuilder {
     /// # Cancellation
     /// Dropping the future closes the connection.
     #[cfg(feature = "redis")]
-    pub async fn sentinel(
+    pub async fn connect_sentinel(
         self,
         primary: &str,
         sentinels: impl IntoIterator<Item = impl AsRef<str>>,
@@ -629,9 +574,9 @@ impl LockClientBuilder {
             .into_iter()
             .map(|url| url.as_ref().to_owned())
             .collect();
-        let (namespace, settings) = (&self.namespace, &self.settings);
+        let (namespace, options) = (&self.namespace, &self.redis);
         let store =
-            crate::store::redis::RedisStore::by_sentinels(primary, &sentinels, namespace, settings)
+            crate::store::redis::RedisStore::by_sentinels(primary, &sentinels, namespace, options)
                 .await?;
         self.over(store)
     }
@@ -649,21 +594,21 @@ impl LockClientBuilder {
     /// # Cancellation
     /// Dropping the future closes the connections.
     #[cfg(feature = "redis")]
-    pub async fn redlock(
+    pub async fn connect_redlock(
         mut self,
         urls: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<LockClient, LockError> {
         self.check()?;
-        self.settings
+        self.redis
             .refuse_replicas("servers of a quorum are not replicas of each other")?;
-        let open = LockSpec::exclusive().lease(self.longest_lease.min(DEFAULT_LEASE));
+        let longest_lease = self.redis.longest_lease_or_default();
+        let open = LockSpec::exclusive().lease(longest_lease.min(DEFAULT_LEASE));
         self.defaults = self.defaults.or(&open);
         // Report a bad default now rather than at the first request.
         let lease = self.defaults.terms(&LockSpec::exclusive())?.lease;
-        if lease > self.longest_lease {
+        if lease > longest_lease {
             let message = format!(
-                "the default lease of {lease:?} is longer than the `longest_lease` of {:?}; set one of them",
-                self.longest_lease
+                "the default lease of {lease:?} is longer than the `longest_lease` of {longest_lease:?}; set one of them"
             );
             return Err(LockError::new(LockErrorKind::InvalidSpec, message));
         }
@@ -673,29 +618,10 @@ impl LockClientBuilder {
             crate::store::redis::redlock::connect(
                 &urls,
                 &self.namespace,
-                self.longest_lease,
-                &self.settings,
+                longest_lease,
+                &self.redis,
             )
             .await?,
-        )
-    }
-
-    /// Uses the address, credentials and TLS settings of an existing `redis::Client`.
-    ///
-    /// The store opens its own connections, over RESP3.
-    ///
-    /// # Errors
-    /// Same as [`LockClient::connect`].
-    ///
-    /// # Cancellation
-    /// Dropping the future closes the connection.
-    #[cfg(feature = "redis")]
-    pub async fn redis_client(self, client: redis::Client) -> Result<LockClient, LockError> {
-        self.check()?;
-        let settings = self.settings.clone();
-        self.over(
-            crate::store::redis::RedisStore::from_client_with(client, &self.namespace, settings)
-                .await?,
         )
     }
 
@@ -710,7 +636,7 @@ impl LockClientBuilder {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), lock_runtime::LockError> {
     /// let locks = LockClient::builder()
-    ///     .cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"])
+    ///     .connect_cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"])
     ///     .await?;
     /// # Ok(()) }
     /// ```
@@ -721,31 +647,31 @@ impl LockClientBuilder {
     /// # Cancellation
     /// Dropping the future closes the connections.
     #[cfg(feature = "redis")]
-    pub async fn cluster(
+    pub async fn connect_cluster(
         self,
         seeds: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<LockClient, LockError> {
         self.check()?;
         self.over(
-            crate::store::redis::RedisStore::cluster_with(seeds, &self.namespace, &self.settings)
+            crate::store::redis::RedisStore::cluster_with(seeds, &self.namespace, &self.redis)
                 .await?,
         )
     }
 
-    /// Uses a new in-memory store.
+    /// Creates a client of a new in-memory store.
     ///
     /// # Errors
     /// `InvalidSpec` for invalid settings, such as the defaults.
-    pub fn in_memory(self) -> Result<LockClient, LockError> {
+    pub fn build_in_memory(self) -> Result<LockClient, LockError> {
         self.check()?;
         #[cfg(feature = "redis")]
-        self.settings
+        self.redis
             .refuse_replicas("a store in this process has none")?;
         self.over(MemoryStore::new())
     }
 
-    /// Uses a custom [`Store`]. Settings of connections are ignored.
-    pub fn with_store(self, store: Arc<dyn Store>) -> LockClient {
+    /// Creates a client of a custom [`Store`]. The namespace and the options for Redis are ignored.
+    pub fn build_with_store(self, store: Arc<dyn Store>) -> LockClient {
         let Self {
             defaults,
             max_waiters,
@@ -758,6 +684,7 @@ impl LockClientBuilder {
             let listener: Weak<Ear> = Arc::downgrade(&ear);
             store.listen(listener);
             Core {
+                limits: store.limits(),
                 store,
                 gates,
                 driver: Driver::default(),
@@ -775,14 +702,13 @@ impl LockClientBuilder {
     /// Reports bad settings when the client is created rather than at the first request.
     fn check(&self) -> Result<(), LockError> {
         self.defaults.check()?;
-        LockSpec::exclusive().lease(self.longest_lease).check()?;
         #[cfg(feature = "redis")]
-        self.settings.check()?;
+        self.redis.check()?;
         Ok(())
     }
 
     fn over(&self, store: impl Store) -> Result<LockClient, LockError> {
-        Ok(self.clone().with_store(Arc::new(store)))
+        Ok(self.clone().build_with_store(Arc::new(store)))
     }
 }
 
@@ -837,20 +763,25 @@ mod tests {
         let builder = LockClient::builder;
         errors.push(
             builder()
-                .sentinel("rediss://mymaster", ["redis://10.0.0.1"])
+                .connect_sentinel("rediss://mymaster", ["redis://10.0.0.1"])
                 .await
                 .unwrap_err(),
         );
         errors.push(
             builder()
-                .sentinel("redis://mymaster", ["rediss://10.0.0.1"])
+                .connect_sentinel("redis://mymaster", ["rediss://10.0.0.1"])
                 .await
                 .unwrap_err(),
         );
-        errors.push(builder().cluster(["rediss://10.0.0.1"]).await.unwrap_err());
         errors.push(
             builder()
-                .redlock(["rediss://10.0.0.1", "redis://b", "redis://c"])
+                .connect_cluster(["rediss://10.0.0.1"])
+                .await
+                .unwrap_err(),
+        );
+        errors.push(
+            builder()
+                .connect_redlock(["rediss://10.0.0.1", "redis://b", "redis://c"])
                 .await
                 .unwrap_err(),
         );

@@ -127,7 +127,7 @@ impl Driver {
             let held = holding.hold();
             let excludes = held.mode == Mode::Exclusive || mode == Mode::Exclusive;
             held.key == *key
-                && held.mode.family() == mode.family()
+                && held.mode.kind() == mode.kind()
                 && excludes
                 && !holding.validity().is_zero()
         })

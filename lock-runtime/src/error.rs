@@ -1,6 +1,6 @@
 //! The error type of the crate.
 
-use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
+use std::{borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
 
 use crate::{
     key::LockKey,
@@ -12,6 +12,10 @@ use crate::{
 /// Cloning is cheap. Match on [`kind`](Self::kind), and use [`code`](Self::code) in logs and wire
 /// formats. The message contains the key and, if there is one, a remedy. It never contains a
 /// token.
+///
+/// If the store caused the error, [`source`](Error::source) returns its [`StoreError`], and
+/// `Display` leaves it to error reporters such as `anyhow` to print it. To print both in one line,
+/// use the alternate form: `{error:#}`. `Debug` always prints both.
 #[derive(Clone)]
 pub struct LockError(Arc<Inner>);
 
@@ -38,8 +42,8 @@ pub enum LockErrorKind {
     WouldDeadlock,
     /// The lock was held and has been lost.
     Lost(Loss),
-    /// The store did not answer. For an acquire, the message contains the time waited, the number
-    /// of attempts and the last cause.
+    /// The store did not answer. For an acquire, the message contains the time waited and the
+    /// number of attempts. The source is the last error of the store.
     Unavailable,
     /// The release was sent and its outcome is unknown. The lock ends with its lease at the
     /// latest.
@@ -51,7 +55,7 @@ pub enum LockErrorKind {
     ForeignKey,
     /// The name of the lock is invalid.
     InvalidKey,
-    /// The spec is invalid.
+    /// The spec is invalid, or beyond the [`Limits`](crate::store::Limits) of the store.
     InvalidSpec,
     /// No client is installed for the macro.
     NoClient,
@@ -68,7 +72,7 @@ pub enum LockErrorKind {
     /// The access rules of the server forbid an operation that locks need.
     Forbidden,
     /// The server is not a Redis server, or its version is too old.
-    NotRedis,
+    WrongServer,
     /// The server is a read-only replica.
     ReadOnly,
 }
@@ -145,19 +149,18 @@ impl LockError {
         self.edit(|inner| inner.source = source)
     }
 
-    /// Puts the effort of the request before the last cause. Affects only `Unavailable`.
+    /// Adds the effort of the request to the message. Affects only `Unavailable`.
     pub(crate) fn with_effort(self, effort: impl fmt::Display) -> Self {
         if self.kind() != LockErrorKind::Unavailable {
             return self;
         }
         self.edit(|inner| {
-            // The cause follows the message, unless the message itself is the cause.
-            let cause = if inner.source.is_none() {
-                format!(": {}", inner.message)
-            } else {
-                String::new()
-            };
-            inner.message = format!("{UNAVAILABLE}: {effort}; last{cause}").into();
+            inner.message = match &inner.source {
+                Some(_) => format!("{UNAVAILABLE}: {effort}"),
+                // The message itself is the last cause.
+                None => format!("{UNAVAILABLE}: {effort}; last: {}", inner.message),
+            }
+            .into();
         })
     }
 
@@ -215,7 +218,7 @@ impl LockErrorKind {
             Self::InvalidUrl => "invalid_url",
             Self::Unauthenticated => "unauthenticated",
             Self::Forbidden => "forbidden",
-            Self::NotRedis => "not_redis",
+            Self::WrongServer => "wrong_server",
             Self::ReadOnly => "read_only",
         }
     }
@@ -227,7 +230,7 @@ impl From<StoreErrorKind> for LockErrorKind {
             StoreErrorKind::Unavailable => Self::Unavailable,
             StoreErrorKind::Unauthenticated => Self::Unauthenticated,
             StoreErrorKind::Forbidden => Self::Forbidden,
-            StoreErrorKind::NotRedis => Self::NotRedis,
+            StoreErrorKind::WrongServer => Self::WrongServer,
             StoreErrorKind::ReadOnly => Self::ReadOnly,
             StoreErrorKind::ForeignKey => Self::ForeignKey,
             StoreErrorKind::Unsupported => Self::InvalidSpec,
@@ -242,22 +245,24 @@ impl fmt::Display for LockError {
             write!(f, "lock {key}: ")?;
         }
         f.write_str(&self.0.message)?;
-        // Only the store's error has the remedy, and most logs show a single line.
         match &self.0.source {
-            Some(source) => write!(f, ": {source}"),
-            None => Ok(()),
+            Some(source) if f.alternate() => write!(f, ": {source}"),
+            _ => Ok(()),
         }
     }
 }
 
 impl fmt::Debug for LockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LockError({}: {self})", self.code())
+        write!(f, "LockError({}: {self:#})", self.code())
     }
 }
 
-// No `source`: the message already contains the cause, and a chain would repeat it.
-impl std::error::Error for LockError {}
+impl Error for LockError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.store_error().map(|error| error as _)
+    }
+}
 
 impl From<LockError> for std::io::Error {
     fn from(error: LockError) -> Self {
@@ -275,5 +280,24 @@ impl From<LockError> for std::io::Error {
             _ => ErrorKind::Other,
         };
         Self::new(kind, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn display_leaves_the_cause_to_source() {
+        let cause = StoreError::new(StoreErrorKind::Unavailable, "no answer");
+        let error = LockError::from_store(cause).with_key(&LockKey::new("k").unwrap());
+        assert_eq!(error.to_string(), "lock k: the store is unavailable");
+        assert_eq!(error.source().unwrap().to_string(), "no answer");
+        let both = "lock k: the store is unavailable: no answer";
+        assert_eq!(format!("{error:#}"), both);
+        assert_eq!(
+            format!("{error:?}"),
+            format!("LockError(unavailable: {both})")
+        );
     }
 }

@@ -29,7 +29,7 @@ pub(crate) use self::{
 use crate::{
     fence::FencingToken,
     key::LockKey,
-    spec::Family,
+    spec::LockKind,
     store::{Grant, Hold, StoreError, Token},
     sync::lock,
 };
@@ -54,15 +54,15 @@ struct Lines {
     tickets: usize,
     /// The latest time at which the store may have lost data.
     lost: Option<Instant>,
-    by_lock: HashMap<(Family, LockKey), Line, RandomState>,
+    by_lock: HashMap<(LockKind, LockKey), Line, RandomState>,
 }
 
 impl Lines {
-    fn line(&mut self, family: Family, key: &LockKey) -> Option<&mut Line> {
+    fn line(&mut self, kind: LockKind, key: &LockKey) -> Option<&mut Line> {
         if self.by_lock.is_empty() {
             return None;
         }
-        self.by_lock.get_mut(&(family, key.clone()))
+        self.by_lock.get_mut(&(kind, key.clone()))
     }
 }
 
@@ -92,7 +92,7 @@ impl Gates {
     /// Takes a ticket at the end of the queue, unless `limit` waiters or as many as the client
     /// allows stand behind its head.
     pub(crate) fn enter(&self, key: &LockKey, wish: Wish, limit: usize) -> Result<Turn<'_>, Shut> {
-        let lock_name = (wish.mode.family(), key.clone());
+        let lock_name = (wish.mode.kind(), key.clone());
         let mut lines = lock(&self.lines);
         if lines.closed {
             return Err(Shut::Closed);
@@ -115,23 +115,23 @@ impl Gates {
     }
 
     /// Calls `f` with the queue of a lock, if there is one.
-    fn with<T>(&self, family: Family, key: &LockKey, f: impl FnOnce(&mut Line) -> T) -> Option<T> {
-        lock(&self.lines).line(family, key).map(f)
+    fn with<T>(&self, kind: LockKind, key: &LockKey, f: impl FnOnce(&mut Line) -> T) -> Option<T> {
+        lock(&self.lines).line(kind, key).map(f)
     }
 
     /// Returns the store's latest reply to the waiters of this process, unless there are
     /// none or the lock was granted to all of them. A request that does not wait needs no
     /// call of its own then.
-    pub(crate) fn last_refusal(&self, key: &LockKey, family: Family) -> Option<Refusal> {
-        self.with(family, key, |line| line.stuck.then(|| line.last.clone()))
+    pub(crate) fn last_refusal(&self, key: &LockKey, kind: LockKind) -> Option<Refusal> {
+        self.with(kind, key, |line| line.stuck.then(|| line.last.clone()))
             .flatten()
     }
 
     /// Records that the lock was released or lost in this process. Its queue may make
     /// an attempt at once.
-    pub(crate) fn released(&self, key: &LockKey, family: Family) {
+    pub(crate) fn released(&self, key: &LockKey, kind: LockKind) {
         wake(
-            self.with(family, key, |line| line.released(Instant::now()))
+            self.with(kind, key, |line| line.released(Instant::now()))
                 .flatten(),
         );
     }
@@ -145,7 +145,7 @@ impl Gates {
     ) -> Parting {
         let mut lines = lock(&self.lines);
         let lost = lines.lost;
-        let Some(line) = lines.line(Family::Lock, key) else {
+        let Some(line) = lines.line(LockKind::Lock, key) else {
             return Parting::GiveBack;
         };
         let now = Instant::now();
@@ -164,7 +164,7 @@ impl Gates {
     pub(crate) fn handed_back(&self, baton: Baton) -> Result<(), Hold> {
         let mut lines = lock(&self.lines);
         let lost = lines.lost;
-        let Some(line) = lines.line(Family::Lock, &baton.hold.key) else {
+        let Some(line) = lines.line(LockKind::Lock, &baton.hold.key) else {
             return Err(baton.hold);
         };
         let (handed_back, waker) = if baton.budget.is_after(lost) {
@@ -188,7 +188,7 @@ impl Gates {
         counter: Option<FencingToken>,
         holder_ttl: Option<Duration>,
     ) -> bool {
-        let queued = self.with(Family::Lock, &hold.key, |line| {
+        let queued = self.with(LockKind::Lock, &hold.key, |line| {
             line.queued(
                 hold.token,
                 sent,
@@ -207,7 +207,7 @@ impl Gates {
 
     /// Removes the queue entry that a release was to open and did not.
     pub(crate) fn drop_place(&self, hold: &Hold) {
-        let waker = self.with(Family::Lock, &hold.key, |line| {
+        let waker = self.with(LockKind::Lock, &hold.key, |line| {
             line.drop_place(hold.token);
             line.released(Instant::now())
         });
@@ -217,7 +217,7 @@ impl Gates {
     /// Records a pushed grant. Returns `false` if no waiter uses its token.
     pub(crate) fn pushed(&self, hold: &Hold, grant: Grant) -> bool {
         let pushed = self
-            .with(hold.mode.family(), &hold.key, |line| {
+            .with(hold.mode.kind(), &hold.key, |line| {
                 line.pushed(hold.token, grant)
             })
             .flatten();
@@ -227,7 +227,7 @@ impl Gates {
     }
 
     /// Records that the lock may be free after `ttl`; see [`Line::ask_by`].
-    pub(crate) fn kept(&self, key: &LockKey, family: Family, ttl: Duration) {
+    pub(crate) fn free_in(&self, key: &LockKey, kind: LockKind, ttl: Duration) {
         // One millisecond past the expiry, so that the request does not arrive just before it.
         // Without a remaining time it is sent at once.
         let past = if ttl.is_zero() {
@@ -239,7 +239,7 @@ impl Gates {
             .checked_add(past)
             .and_then(|ttl| Instant::now().checked_add(ttl));
         wake(
-            over.and_then(|over| self.with(family, key, |line| line.ask_by(over)))
+            over.and_then(|over| self.with(kind, key, |line| line.ask_by(over)))
                 .flatten(),
         );
     }
@@ -305,7 +305,7 @@ fn wake(waker: Option<Waker>) {
 /// A ticket in a queue. Its owner must call [`leave`](Self::leave), also when it is dropped.
 pub(crate) struct Turn<'a> {
     gates: &'a Gates,
-    lock_name: (Family, LockKey),
+    lock_name: (LockKind, LockKey),
     ticket: Ticket,
     first: bool,
 }
@@ -343,9 +343,9 @@ impl Turn<'_> {
         self.with(|line| line.next(now)).unwrap_or(Next::Wait(now))
     }
 
-    /// See [`Line::beside`].
-    pub(crate) fn beside(&self) -> Option<Token> {
-        self.with(|line| line.beside()).flatten()
+    /// See [`Line::reader_group`].
+    pub(crate) fn reader_group(&self) -> Option<Token> {
+        self.with(|line| line.reader_group()).flatten()
     }
 
     /// Waits for news for the head. Dropping the future loses nothing.

@@ -11,11 +11,11 @@ use crate::{
     gate::{Baton, Budget},
     lease::Lease,
     spec::Mode,
-    store::{Hold, Next, Release, ReleaseReply, StoreError},
+    store::{Hold, NextHolder, Release, ReleaseReply, StoreError},
 };
 
 /// The hold that takes up the lock again after `release`.
-pub(crate) fn heir(release: &Release, next: Next) -> Hold {
+pub(crate) fn heir(release: &Release, next: NextHolder) -> Hold {
     Hold::new(release.hold.key.clone(), Mode::Exclusive, next.token)
 }
 
@@ -30,7 +30,7 @@ pub(crate) async fn give_back(
     let Some(next) = release.next else {
         let reply = within(patience, core.store.release(release)).await?;
         core.gates
-            .released(&release.hold.key, release.hold.mode.family());
+            .released(&release.hold.key, release.hold.mode.kind());
         return Ok(reply);
     };
     let sent = Instant::now();
@@ -39,7 +39,7 @@ pub(crate) async fn give_back(
     match reply {
         ReleaseReply::Passed(grant) => {
             let lease = Lease::granted(next.lease, true, sent, grant.ttl, rand::random());
-            let budget = Budget::new(grant.spare, sent, Instant::now());
+            let budget = Budget::new(grant.reserved, sent, Instant::now());
             let baton = Baton {
                 hold,
                 fence: grant.fence,

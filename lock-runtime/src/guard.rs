@@ -1,10 +1,9 @@
 //! The types of a held lock: [`LockGuard`] owns the lock, [`HeldLock`] is a view of it, and
-//! [`Lost`] resolves when it is lost.
+//! [`LostFuture`] resolves when it is lost.
 
 use std::{
     fmt,
     future::Future,
-    ops::Deref,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -22,7 +21,7 @@ use crate::{
     giving_back::give_back,
     holding::{Holding, Left},
     key::LockKey,
-    owner::{Frame, InScope},
+    owner::{Frame, ScopeFuture},
     runtime,
     spec::{MAX_LEASE, MIN_LEASE, Mode, call_timeout},
     store::{Hold, Release, ReleaseReply},
@@ -35,8 +34,9 @@ use crate::{
 /// [`LockClient::shutdown`](crate::LockClient::shutdown) at the end of `main`, so that the
 /// process does not end before the release.
 ///
-/// The guard derefs to [`HeldLock`], which has the fencing token and the loss.
-#[must_use = "the lock is released when the guard is dropped"]
+/// The guard has the methods of a [`HeldLock`]. It cannot be cloned; [`held`](Self::held) returns a
+/// view to share.
+#[must_use = "dropping the guard releases the lock: bind it to a name, `let _guard = ..`; `let _ = ..` drops it at once"]
 #[derive(Debug)]
 pub struct LockGuard {
     held: HeldLock,
@@ -61,6 +61,67 @@ impl LockGuard {
     /// Returns a view of the lock that can be shared. The view does not keep the lock.
     pub fn held(&self) -> HeldLock {
         self.held.clone()
+    }
+
+    /// The name of the lock. See [`HeldLock::key`].
+    pub fn key(&self) -> &LockKey {
+        self.held.key()
+    }
+
+    /// The fencing token. See [`HeldLock::fence`].
+    pub fn fence(&self) -> FencingToken {
+        self.held.fence()
+    }
+
+    /// Every key with its fencing token. See [`HeldLock::fences`].
+    pub fn fences(&self) -> impl Iterator<Item = (&LockKey, FencingToken)> {
+        self.held.fences()
+    }
+
+    /// Returns how long the lock is surely still held. See [`HeldLock::validity`].
+    pub fn validity(&self) -> Duration {
+        self.held.validity()
+    }
+
+    /// Returns how many renewals the store has confirmed. See [`HeldLock::renewals`].
+    pub fn renewals(&self) -> u64 {
+        self.held.renewals()
+    }
+
+    /// Returns whether the request had competitors. See [`HeldLock::was_contended`].
+    pub fn was_contended(&self) -> bool {
+        self.held.was_contended()
+    }
+
+    /// Returns whether the lock was lost. See [`HeldLock::is_lost`].
+    pub fn is_lost(&self) -> bool {
+        self.held.is_lost()
+    }
+
+    /// Resolves with the reason when the lock is lost. See [`HeldLock::lost`].
+    pub fn lost(&self) -> LostFuture {
+        self.held.lost()
+    }
+
+    /// Runs `future` in a frame of this lock. See [`HeldLock::scope`].
+    pub fn scope<F: Future>(&self, future: F) -> ScopeFuture<F> {
+        self.held.scope(future)
+    }
+
+    /// Runs `work` in a frame of this lock. See [`HeldLock::in_scope`].
+    pub fn in_scope<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.held.in_scope(work)
+    }
+
+    /// Verifies at the store that the lock is held. See [`HeldLock::verify`].
+    ///
+    /// # Errors
+    /// `Lost`, `NoRuntime`, `Unavailable`.
+    ///
+    /// # Cancellation
+    /// Dropping the future has no effect on the lock.
+    pub async fn verify(&self) -> Result<(), LockError> {
+        self.held.verify().await
     }
 
     /// Releases the lock and waits for the store's reply, for at most one call time-out
@@ -92,7 +153,8 @@ impl LockGuard {
     /// as before and never shorten it.
     ///
     /// # Errors
-    /// `InvalidSpec` for a lease out of range, `Lost`, `NoRuntime`, `Unavailable`.
+    /// `InvalidSpec` for a lease out of range or beyond the limits of the store, `Lost`,
+    /// `NoRuntime`, `Unavailable`.
     ///
     /// # Cancellation
     /// Dropping the future leaves the lock held; it may or may not have been extended.
@@ -101,6 +163,10 @@ impl LockGuard {
             let message = format!("a lease of {lease:?} is out of range; give 100 ms to 24 h");
             return Err(LockError::new(LockErrorKind::InvalidSpec, message).with_key(self.key()));
         }
+        let limits = &self.held.first().core().limits;
+        limits
+            .check_lease(lease)
+            .map_err(|error| error.with_key(self.key()))?;
         for holding in self.held.holdings.iter() {
             holding.extend(lease).await?;
         }
@@ -136,14 +202,6 @@ impl LockGuard {
 
 fn mismatch(key: &LockKey, message: &'static str) -> LockError {
     LockError::new(LockErrorKind::ModeMismatch, message).with_key(key)
-}
-
-impl Deref for LockGuard {
-    type Target = HeldLock;
-
-    fn deref(&self) -> &HeldLock {
-        &self.held
-    }
 }
 
 /// Inline storage for one key, which is the common case.
@@ -266,7 +324,7 @@ impl Entry {
         self.holding
             .core()
             .gates
-            .released(&reader.hold().key, reader.hold().mode.family());
+            .released(&reader.hold().key, reader.hold().mode.kind());
         Ok(Self::first(reader, self.contended))
     }
 }
@@ -395,8 +453,8 @@ impl HeldLock {
     ///
     /// The loss is detected by the local clock, even if the store is silent. The future needs no
     /// runtime. It is woken by the client's task, which runs where the lock was acquired.
-    pub fn lost(&self) -> Lost {
-        Lost {
+    pub fn lost(&self) -> LostFuture {
+        LostFuture {
             held: self.clone(),
             listener: self.first().core().next_id(),
         }
@@ -411,7 +469,7 @@ impl HeldLock {
     /// released, even if the first guard is gone by then. After a release, a `reentrant` request
     /// waits like any other. A loss does not end `future`: its guards and [`lost`](Self::lost)
     /// report the loss, and requests for the same lock are refused as `Lost` from then on.
-    pub fn scope<F: Future>(&self, future: F) -> InScope<F> {
+    pub fn scope<F: Future>(&self, future: F) -> ScopeFuture<F> {
         Frame::enclosing(self.clone()).scope(future)
     }
 
@@ -448,12 +506,12 @@ impl fmt::Debug for HeldLock {
 /// A future that resolves when a lock is lost; see [`HeldLock::lost`].
 #[must_use = "futures do nothing unless polled"]
 #[derive(Debug)]
-pub struct Lost {
+pub struct LostFuture {
     held: HeldLock,
     listener: u64,
 }
 
-impl Future for Lost {
+impl Future for LostFuture {
     type Output = LockError;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LockError> {
@@ -469,7 +527,7 @@ impl Future for Lost {
     }
 }
 
-impl Drop for Lost {
+impl Drop for LostFuture {
     fn drop(&mut self) {
         self.held
             .holdings

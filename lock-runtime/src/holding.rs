@@ -19,7 +19,7 @@ use crate::{
     lease::{Due, Lease},
     runtime,
     spec::{Mode, Terms, call_timeout},
-    store::{ConvertReply, Grant, HANDED_OVER, Hold, Next, Release, RenewReply, Renewal},
+    store::{ConvertReply, Grant, HANDOFF_LEASE, Hold, NextHolder, Release, RenewReply, Renewal},
     sync::lock,
 };
 
@@ -99,7 +99,7 @@ impl Holding {
         let budget = terms
             .wish()
             .passing
-            .then(|| Budget::new(grant.spare, sent, now));
+            .then(|| Budget::new(grant.reserved, sent, now));
         Self::begin(
             core,
             hold,
@@ -125,7 +125,7 @@ impl Holding {
             return None;
         }
         let now = Instant::now();
-        let ttl = grant.ttl.min(HANDED_OVER).min(terms.lease);
+        let ttl = grant.ttl.min(HANDOFF_LEASE).min(terms.lease);
         let mut lease = Lease::granted(terms.lease, true, as_of, ttl, rand::random());
         lease.hurry(now + CONFIRM_WITHIN);
         // With less validity than a renewal may take, the lock would be lost at once.
@@ -135,7 +135,7 @@ impl Holding {
         let budget = terms
             .wish()
             .passing
-            .then(|| Budget::new(grant.spare, as_of, now));
+            .then(|| Budget::new(grant.reserved, as_of, now));
         Self::begin(
             core,
             hold,
@@ -226,7 +226,7 @@ impl Holding {
                 None
             }
             Parting::HandBack(token) => {
-                Some(release.next(Next::new(token, self.terms.lease, PASSES)))
+                Some(release.next(NextHolder::new(token, self.terms.lease, PASSES)))
             }
             Parting::GiveBack => Some(release),
         }
@@ -451,7 +451,7 @@ impl Holding {
         );
         self.core
             .gates
-            .released(&self.hold.key, self.hold.mode.family());
+            .released(&self.hold.key, self.hold.mode.kind());
     }
 
     /// Extends the lease to at least `lease` from now. Zero only queries whether the

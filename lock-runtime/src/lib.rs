@@ -73,17 +73,19 @@ pub use __rt::FromLockError;
 // Compiler errors name these traits by their shortest path.
 #[doc(hidden)]
 pub use __rt::{LockKeys, Skipped};
-pub use ambient::{AlreadyInstalled, Scoped};
+pub use ambient::{AlreadyInstalled, AsDefaultFuture};
 pub use client::{LockClient, LockClientBuilder};
 pub use error::{LockError, LockErrorKind, Loss};
 pub use fence::{FencingToken, InvalidFencingToken};
-pub use guard::{HeldLock, LockGuard, Lost};
+pub use guard::{HeldLock, LockGuard, LostFuture};
 pub use key::{IntoLockKey, KeyWriter, LockKey, MAX_KEY_BYTES};
 #[cfg(feature = "macros")]
 pub use lock_macros::distributed_lock;
-pub use named::{Acquire, Release};
-pub use owner::{InScope, is_held};
+pub use named::{AcquireFuture, ReleaseFuture};
+pub use owner::{ScopeFuture, is_held};
 pub use request::LockRequest;
-pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, Family, LockSpec, MAX_LEASE, MIN_LEASE, Mode};
+pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, LockKind, LockSpec, MAX_LEASE, MIN_LEASE, Mode};
+#[cfg(feature = "redis")]
+pub use store::redis::RedisOptions;
 pub use store::{Holder, Inspection, RevokeReply, RevokeScope, Waiter};
-pub use under_lock::{UnderLock, WhileHeld};
+pub use under_lock::{CancelOnLossFuture, WhileHeldFuture};

@@ -1,5 +1,5 @@
-//! Named futures of a lock, for hand-written state machines: [`Acquire`], and [`Release`] in
-//! the same allocation.
+//! Named futures of a lock, for hand-written state machines: [`AcquireFuture`], and
+//! [`ReleaseFuture`] in the same allocation.
 
 use std::{
     fmt,
@@ -16,12 +16,12 @@ use crate::{error::LockError, guard::LockGuard};
 ///
 /// # Cancellation
 /// Dropping it leaves nothing behind, as described there.
-#[must_use = "futures do nothing unless polled"]
-pub struct Acquire {
+#[must_use = "the lock is acquired by `.await`: bind the guard to a name, `let _guard = ..`; `let _ = ..` releases it at once"]
+pub struct AcquireFuture {
     steps: Pin<Box<dyn Steps>>,
 }
 
-impl Acquire {
+impl AcquireFuture {
     pub(crate) fn new(
         acquire: impl Future<Output = Result<LockGuard, LockError>> + Send + 'static,
     ) -> Self {
@@ -52,41 +52,41 @@ impl Acquire {
     /// acquire.release(guard).await?;
     /// # Ok(()) }
     /// ```
-    pub fn release(mut self, guard: LockGuard) -> Release {
+    pub fn release(mut self, guard: LockGuard) -> ReleaseFuture {
         self.steps.as_mut().release(guard);
-        Release { steps: self.steps }
+        ReleaseFuture { steps: self.steps }
     }
 }
 
-impl Future for Acquire {
+impl Future for AcquireFuture {
     type Output = Result<LockGuard, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match ready!(self.steps.as_mut().poll(cx)) {
             Ok(Some(guard)) => Poll::Ready(Ok(guard)),
             #[expect(clippy::unreachable, reason = "`release` takes this future")]
-            Ok(None) => unreachable!("it is not a `Release` yet"),
+            Ok(None) => unreachable!("it is not a `ReleaseFuture` yet"),
             Err(error) => Poll::Ready(Err(error)),
         }
     }
 }
 
-impl fmt::Debug for Acquire {
+impl fmt::Debug for AcquireFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Acquire").finish_non_exhaustive()
+        f.debug_struct("AcquireFuture").finish_non_exhaustive()
     }
 }
 
-/// The future of [`Acquire::release`].
+/// The future of [`AcquireFuture::release`].
 ///
 /// # Cancellation
 /// Dropping it releases the lock in the background.
 #[must_use = "futures do nothing unless polled"]
-pub struct Release {
+pub struct ReleaseFuture {
     steps: Pin<Box<dyn Steps>>,
 }
 
-impl Future for Release {
+impl Future for ReleaseFuture {
     type Output = Result<(), LockError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -94,9 +94,9 @@ impl Future for Release {
     }
 }
 
-impl fmt::Debug for Release {
+impl fmt::Debug for ReleaseFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Release").finish_non_exhaustive()
+        f.debug_struct("ReleaseFuture").finish_non_exhaustive()
     }
 }
 

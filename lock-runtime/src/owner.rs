@@ -51,8 +51,8 @@ impl Frame {
     }
 
     /// Runs `future` within this frame.
-    pub(crate) fn scope<F: Future>(self, future: F) -> InScope<F> {
-        InScope {
+    pub(crate) fn scope<F: Future>(self, future: F) -> ScopeFuture<F> {
+        ScopeFuture {
             inner: FRAME.scope(self, future),
         }
     }
@@ -96,7 +96,7 @@ pub(crate) fn enclosing(
     let same = |holding: &&Arc<Holding>| {
         let held = holding.hold();
         held.key == *key
-            && held.mode.family() == terms.mode.family()
+            && held.mode.kind() == terms.mode.kind()
             && Arc::ptr_eq(holding.core(), core)
             && !holding.is_released()
     };
@@ -129,12 +129,12 @@ pub(crate) fn enclosing(
 /// A future within the frame of a lock; see [`HeldLock::scope`].
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
-pub struct InScope<F> {
+pub struct ScopeFuture<F> {
     #[pin]
     inner: TaskLocalFuture<Frame, F>,
 }
 
-impl<F: Future> Future for InScope<F> {
+impl<F: Future> Future for ScopeFuture<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
@@ -142,8 +142,8 @@ impl<F: Future> Future for InScope<F> {
     }
 }
 
-impl<F> fmt::Debug for InScope<F> {
+impl<F> fmt::Debug for ScopeFuture<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InScope").finish_non_exhaustive()
+        f.debug_struct("ScopeFuture").finish_non_exhaustive()
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     error::{LockError, LockErrorKind},
     guard::{HeldLock, LockGuard},
     key::IntoLockKey,
-    named::Acquire,
+    named::AcquireFuture,
     spec::{LockSpec, Terms},
     under_lock::{OnLoss, under_lock},
 };
@@ -83,8 +83,8 @@ impl LockRequest {
     /// # Cancellation
     /// Dropping the future leaves nothing behind: the next waiter continues with the queue entry,
     /// and a lock that may have been granted in the meantime is abandoned in the background.
-    pub fn acquire(self) -> Acquire {
-        Acquire::new(self.acquired())
+    pub fn acquire(self) -> AcquireFuture {
+        AcquireFuture::new(self.acquired())
     }
 
     /// Acquires the lock if it is free. The same as [`acquire`](Self::acquire) with
@@ -135,7 +135,11 @@ impl LockRequest {
     pub(crate) fn asked(self) -> Result<Asked, LockError> {
         let Self { core, keys, spec } = self;
         let keys = keys?;
-        match spec.terms(&core.defaults) {
+        let terms = spec.terms(&core.defaults).and_then(|terms| {
+            core.limits.check(&terms, keys.len())?;
+            Ok(terms)
+        });
+        match terms {
             Ok(terms) => Ok(Asked { core, keys, terms }),
             Err(error) => Err(keys
                 .first()

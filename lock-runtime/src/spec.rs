@@ -44,11 +44,11 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Returns the family of locks that the mode belongs to.
-    pub fn family(self) -> Family {
+    /// Returns the kind of locks that the mode belongs to.
+    pub fn kind(self) -> LockKind {
         match self {
-            Self::Exclusive | Self::Shared => Family::Lock,
-            Self::Permits(_) => Family::Permits,
+            Self::Exclusive | Self::Shared => LockKind::Lock,
+            Self::Permits(_) => LockKind::Permits,
         }
     }
 }
@@ -56,7 +56,7 @@ impl Mode {
 /// The two independent kinds of locks that share a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
-pub enum Family {
+pub enum LockKind {
     /// Exclusive and shared locks, which exclude each other.
     Lock,
     /// Permits.

@@ -12,10 +12,11 @@ use std::{fmt, sync::Weak};
 
 use futures_util::future::BoxFuture;
 
-use crate::{fence::FencingToken, key::LockKey, spec::Family};
+use crate::{fence::FencingToken, key::LockKey, spec::LockKind};
 
 mod error;
 mod event;
+mod limits;
 pub mod memory;
 mod message;
 mod quorum;
@@ -24,11 +25,13 @@ pub mod redis;
 
 pub use error::{StoreError, StoreErrorKind};
 pub use event::{Listener, Listeners, StoreEvent};
+pub use limits::Limits;
 pub use memory::MemoryStore;
 pub use message::{
-    AcquireAllReply, AcquireReply, ConvertReply, FORESIGHT, FORGOTTEN, Grant, HANDED_OVER, Hold,
-    Holder, IfBusy, Inspection, KeyPart, KeyRequest, LONGEST_POLL, Next, PollReply, RaiseReply,
-    Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, STALE, Token, Waiter,
+    AcquireAllReply, AcquireReply, ConvertReply, ENTRY_STALE_AFTER, ENTRY_TTL, Grant,
+    HANDOFF_LEASE, Hold, Holder, IfBusy, Inspection, KeyPart, KeyRequest, MAX_PROPOSAL_SKEW,
+    NextHolder, POLL_INTERVAL, PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal,
+    RevokeReply, RevokeScope, Token, Waiter,
 };
 pub use quorum::QuorumStore;
 #[cfg(feature = "redis")]
@@ -48,15 +51,22 @@ pub(crate) use quorum::{check_count, majority};
 /// `acquire`, `acquire_all`, `poll`, `release`, `convert`, `abandon` and `revoke` *advance* the
 /// queue in the same step, before they evaluate the request of the caller and after they have
 /// released something. Beginning at the front, an entry whose waiter has been silent for
-/// [`STALE`] is skipped, and it is removed after [`FORGOTTEN`]. The first of the other entries
-/// is granted its lock if the current holders admit it, then the next one, and so on until an
-/// entry is not admitted. A grant from the queue lasts min(lease, [`HANDED_OVER`]) and is sent
-/// to the [`Listener`] of its waiter. A new request is granted its lock only if the queue has no
-/// entry left that comes before it.
+/// [`ENTRY_STALE_AFTER`] is skipped, and it is removed after [`ENTRY_TTL`]. The first of the other
+/// entries is granted its lock if the current holders admit it, then the next one, and so on until
+/// an entry is not admitted. A grant from the queue lasts min(lease, [`HANDOFF_LEASE`]) and is
+/// sent to the [`Listener`] of its waiter. A new request is granted its lock only if the queue has
+/// no entry left that comes before it.
 ///
 /// A queue entry is identified by its token. Its waiter calls [`poll`](Store::poll) at least
-/// every [`LONGEST_POLL`], and at the time at which the lock should be free according to the
-/// latest reply. A store that learns of an earlier end sends [`StoreEvent::Kept`].
+/// every [`POLL_INTERVAL`], and at the time at which the lock should be free according to the
+/// latest reply. A store that learns of an earlier end sends [`StoreEvent::FreeIn`].
+///
+/// # Stability
+///
+/// Implementing this trait is **unstable**. The trait, [`QuorumMember`], their messages and
+/// [`Limits`] may change in any minor release, also after 1.0, until a store of another kind than
+/// Redis and memory is built on them. Code that only passes a store on, for example to
+/// [`LockClient::with_store`](crate::LockClient::with_store), is not affected.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Grants the lock, queues the request or refuses it.
     ///
@@ -74,9 +84,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         requests: &'a [KeyRequest],
     ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>>;
 
-    /// Returns the state of a request that was queued, and keeps its queue entry alive. Never
+    /// Returns the states of requests that were queued, and keeps their queue entries alive. Never
     /// queues a request, and never extends a grant.
-    fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>>;
+    ///
+    /// Returns a reply for each hold, in the same order, so that a poll that fails does not affect
+    /// the others.
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>>;
 
     /// Renews leases. Never shortens a lease, and never creates one.
     ///
@@ -97,74 +110,82 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>>;
 
     /// Releases any lock that the token may hold, and removes its queue entry.
+    ///
+    /// Once an abandon that was sent after the [`deadline`](KeyRequest::deadline) of the token's
+    /// requests is acknowledged, none of them has an effect any more. A delayed request may be
+    /// executed after an earlier abandon, so the caller repeats that one after the deadline.
     fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>>;
-
-    /// Makes the fencing token of the lock's next grant larger than `fence`. Never makes it
-    /// smaller.
-    ///
-    /// [`RaiseReply::Raised`] assigns the number `fence` to the caller: the store returns this
-    /// reply for it only once, and uses the number for no grant. So several stores can assign the
-    /// same number to the same acquisition ([`QuorumStore`]). If the reply is lost and the call
-    /// is repeated, the number is already taken, and the reply is [`RaiseReply::NotRaised`].
-    ///
-    /// # Errors
-    /// `Unsupported` by default, because only a store that is one of several needs this
-    /// operation. Otherwise the errors of an acquire. A store that may have forgotten a number it
-    /// has assigned refuses, because it does not vote.
-    fn raise<'a>(
-        &'a self,
-        key: &'a LockKey,
-        family: Family,
-        fence: FencingToken,
-    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
-        let _ = (key, family, fence);
-        let message =
-            "the store cannot be part of a quorum: it does not accept fencing tokens from others";
-        Box::pin(std::future::ready(Err(StoreError::new(
-            StoreErrorKind::Unsupported,
-            message,
-        ))))
-    }
 
     /// Returns the holders and the waiters of the lock.
     fn inspect<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
     ) -> BoxFuture<'a, Result<Inspection, StoreError>>;
 
     /// Takes the lock away from its holders, and hands it off to the next waiter.
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>>;
 
     /// Returns the name under which the store keeps `part` of a lock, for messages. `None` if its
     /// keys have no names.
-    fn name_of(&self, key: &LockKey, family: Family, part: KeyPart) -> Option<String> {
-        let _ = (key, family, part);
-        None
-    }
+    fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String>;
 
-    /// Returns a number that is shared by all locks on the same server, for a store with several
-    /// servers that may fail independently.
+    /// Returns a number that is shared by all locks on the same server. Always the same number,
+    /// such as 0, for a store whose locks can only fail together.
     ///
     /// Renewals on different servers do not share a call, so that an unresponsive server costs no
     /// lock of another server. The number of a lock may change.
-    fn server_of(&self, key: &LockKey, family: Family) -> u64 {
-        let _ = (key, family);
-        0
-    }
+    fn server_of(&self, key: &LockKey, kind: LockKind) -> u64;
+
+    /// Returns the requests that the store supports, the same ones each time.
+    ///
+    /// The caller makes no request beyond these limits, and no renewal with a longer lease.
+    fn limits(&self) -> Limits;
 
     /// Sends all further events to `listener`.
     fn listen(&self, listener: Weak<dyn Listener>);
 
     /// Waits for the calls to servers that continue after the store has replied to its callers.
+    /// Ready at once for a store that makes no such calls.
     ///
     /// [`LockClient::shutdown`](crate::LockClient::shutdown) waits for this, for a bounded time.
-    fn settled(&self) -> BoxFuture<'_, ()> {
-        Box::pin(std::future::ready(()))
-    }
+    fn settled(&self) -> BoxFuture<'_, ()>;
+}
+
+/// A store that can be one of the servers of a [`QuorumStore`]: it accepts fencing tokens from its
+/// clients, so that several stores can give the same number to the same acquisition.
+///
+/// As unstable as [`Store`].
+pub trait QuorumMember: Store {
+    /// Same as [`acquire`](Store::acquire), but proposes the fencing token of the grant.
+    ///
+    /// The grant has the number `proposal`, unless the store has issued that number or a larger
+    /// one before, or the proposal is more than [`MAX_PROPOSAL_SKEW`] ahead of the store's clock.
+    fn acquire_proposed<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+        proposal: FencingToken,
+    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>>;
+
+    /// Makes the fencing token of the lock's next grant larger than `fence`. Never makes it
+    /// smaller.
+    ///
+    /// [`RaiseReply::Raised`] assigns the number `fence` to the caller: the store returns this
+    /// reply for it only once, and uses the number for no grant. If the reply is lost and the call
+    /// is repeated, the number is already taken, and the reply is [`RaiseReply::NotRaised`].
+    ///
+    /// # Errors
+    /// Those of an acquire. A store that may have forgotten a number it has assigned refuses,
+    /// because it does not vote.
+    fn raise<'a>(
+        &'a self,
+        key: &'a LockKey,
+        kind: LockKind,
+        fence: FencingToken,
+    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>>;
 }

@@ -13,8 +13,8 @@ use pin_project::pin_project;
 
 use crate::{
     error::LockError,
-    guard::{LockGuard, Lost},
-    owner::InScope,
+    guard::{LockGuard, LostFuture},
+    owner::ScopeFuture,
 };
 
 impl LockGuard {
@@ -29,8 +29,8 @@ impl LockGuard {
     ///
     /// # Cancellation
     /// Dropping the future drops the body, then releases the lock in the background.
-    pub fn cancel_on_loss<F: Future>(self, body: F) -> UnderLock<F> {
-        UnderLock {
+    pub fn cancel_on_loss<F: Future>(self, body: F) -> CancelOnLossFuture<F> {
+        CancelOnLossFuture {
             stages: Stages::new(self, body, OnLoss::Cancel, |guard| {
                 Box::pin(guard.release())
             }),
@@ -47,20 +47,20 @@ impl LockGuard {
     ///
     /// # Cancellation
     /// Dropping the future drops the body, then releases the lock in the background.
-    pub fn while_held<F: Future>(self, body: F) -> WhileHeld<F> {
-        WhileHeld::new(self, body, OnLoss::Cancel)
+    pub fn while_held<F: Future>(self, body: F) -> WhileHeldFuture<F> {
+        WhileHeldFuture::new(self, body, OnLoss::Cancel)
     }
 }
 
 /// The future of a body under a lock; see [`LockGuard::cancel_on_loss`].
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
-pub struct UnderLock<F: Future> {
+pub struct CancelOnLossFuture<F: Future> {
     #[pin]
     stages: Stages<F, BoxFuture<'static, Result<(), LockError>>>,
 }
 
-impl<F: Future> Future for UnderLock<F> {
+impl<F: Future> Future for CancelOnLossFuture<F> {
     type Output = Result<F::Output, LockError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -68,9 +68,9 @@ impl<F: Future> Future for UnderLock<F> {
     }
 }
 
-impl<F: Future> fmt::Debug for UnderLock<F> {
+impl<F: Future> fmt::Debug for CancelOnLossFuture<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UnderLock").finish_non_exhaustive()
+        f.debug_struct("CancelOnLossFuture").finish_non_exhaustive()
     }
 }
 
@@ -83,7 +83,7 @@ pub(crate) enum OnLoss {
     Finish,
 }
 
-/// The same as [`UnderLock`] for callers that need not name its type; the release then
+/// The same as [`CancelOnLossFuture`] for callers that need not name its type; the release then
 /// needs no box.
 pub(crate) fn under_lock<F: Future>(
     guard: LockGuard,
@@ -106,7 +106,7 @@ struct Stages<F: Future, R> {
 
 #[pin_project(project = Projected)]
 enum Stage<F: Future, R> {
-    Running(#[pin] WhileHeld<F>),
+    Running(#[pin] WhileHeldFuture<F>),
     Releasing {
         #[pin]
         release: R,
@@ -118,7 +118,7 @@ enum Stage<F: Future, R> {
 impl<F: Future, R> Stages<F, R> {
     fn new(guard: LockGuard, body: F, on_loss: OnLoss, release: fn(LockGuard) -> R) -> Self {
         Self {
-            stage: Stage::Running(WhileHeld::new(guard, body, on_loss)),
+            stage: Stage::Running(WhileHeldFuture::new(guard, body, on_loss)),
             release,
         }
     }
@@ -159,7 +159,7 @@ where
                     clippy::panic,
                     reason = "a future must not be polled after it was ready"
                 )]
-                Projected::Done => panic!("`UnderLock` was polled after it was ready"),
+                Projected::Done => panic!("`CancelOnLossFuture` was polled after it was ready"),
             };
             stage.set(next);
         }
@@ -168,17 +168,17 @@ where
 
 /// The future of a body under a lock that is kept afterwards; see [`LockGuard::while_held`].
 #[pin_project]
-#[must_use = "futures do nothing unless polled"]
-pub struct WhileHeld<F: Future> {
+#[must_use = "the body runs by `.await`: bind the guard in the output to a name, `_guard`; `_` releases the lock at once"]
+pub struct WhileHeldFuture<F: Future> {
     /// Dropped before the guard.
     #[pin]
-    body: InScope<F>,
+    body: ScopeFuture<F>,
     /// `None` for a body that continues after a loss.
-    lost: Option<Lost>,
+    lost: Option<LostFuture>,
     guard: Option<LockGuard>,
 }
 
-impl<F: Future> WhileHeld<F> {
+impl<F: Future> WhileHeldFuture<F> {
     fn new(guard: LockGuard, body: F, on_loss: OnLoss) -> Self {
         let lost = (on_loss == OnLoss::Cancel).then(|| guard.lost());
         Self {
@@ -189,7 +189,7 @@ impl<F: Future> WhileHeld<F> {
     }
 }
 
-impl<F: Future> Future for WhileHeld<F> {
+impl<F: Future> Future for WhileHeldFuture<F> {
     type Output = Result<(F::Output, LockGuard), LockError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -206,7 +206,7 @@ impl<F: Future> Future for WhileHeld<F> {
                     reason = "a future must not be polled after it was ready"
                 )]
                 let Some(guard) = this.guard.take() else {
-                    panic!("`WhileHeld` was polled after it was ready")
+                    panic!("`WhileHeldFuture` was polled after it was ready")
                 };
                 Poll::Ready(Ok((output, guard)))
             }
@@ -216,13 +216,13 @@ impl<F: Future> Future for WhileHeld<F> {
     }
 }
 
-fn poll_loss(lost: &mut Option<Lost>, cx: &mut Context<'_>) -> Poll<LockError> {
+fn poll_loss(lost: &mut Option<LostFuture>, cx: &mut Context<'_>) -> Poll<LockError> {
     lost.as_mut()
         .map_or(Poll::Pending, |lost| Pin::new(lost).poll(cx))
 }
 
-impl<F: Future> fmt::Debug for WhileHeld<F> {
+impl<F: Future> fmt::Debug for WhileHeldFuture<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WhileHeld").finish_non_exhaustive()
+        f.debug_struct("WhileHeldFuture").finish_non_exhaustive()
     }
 }

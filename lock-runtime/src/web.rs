@@ -26,10 +26,10 @@ use crate::error::{LockError, LockErrorKind};
 /// The default of `Retry-After` and `RetryInfo`.
 pub const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// A row of the [table](crate::web): the meaning of an error for the caller.
+/// The class of an error, which is a row of the [table](crate::web): its meaning for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Answer {
+pub enum ErrorClass {
     /// The lock is held by another holder. The caller may retry.
     Busy,
     /// Too many requests wait already. The caller may retry.
@@ -65,7 +65,7 @@ impl From<GrpcCode> for i32 {
     }
 }
 
-impl From<LockErrorKind> for Answer {
+impl From<LockErrorKind> for ErrorClass {
     fn from(kind: LockErrorKind) -> Self {
         match kind {
             LockErrorKind::Contended | LockErrorKind::WaitTimeout => Self::Busy,
@@ -86,12 +86,12 @@ impl From<LockErrorKind> for Answer {
             | LockErrorKind::InvalidUrl
             | LockErrorKind::Unauthenticated
             | LockErrorKind::Forbidden
-            | LockErrorKind::NotRedis => Self::Internal,
+            | LockErrorKind::WrongServer => Self::Internal,
         }
     }
 }
 
-impl Answer {
+impl ErrorClass {
     /// Returns the HTTP status code.
     pub const fn http_status(self) -> u16 {
         match self {
@@ -127,6 +127,8 @@ impl Answer {
     /// The level is debug for everyday refusals and mistakes of the caller, warn for conditions
     /// that operators should know about, and error for problems that have to be fixed.
     pub fn trace(self, code: &'static str, error: &dyn fmt::Display) {
+        // Including the cause.
+        let error = format_args!("{error:#}");
         match self {
             Self::Busy | Self::BadRequest => tracing::debug!(code, %error, "request refused"),
             Self::Overloaded | Self::Unavailable | Self::Lost => {
@@ -139,7 +141,7 @@ impl Answer {
 
 /// Returns a stable sentence for the caller. The message of a [`LockError`] contains the key
 /// and the store, and is for logs.
-pub const fn detail(kind: LockErrorKind) -> &'static str {
+pub const fn public_detail(kind: LockErrorKind) -> &'static str {
     match kind {
         LockErrorKind::Contended => "The resource is in use.",
         LockErrorKind::WaitTimeout => {
@@ -156,12 +158,12 @@ pub const fn detail(kind: LockErrorKind) -> &'static str {
         LockErrorKind::InvalidKey => {
             "A part of the request that names the resource is empty, too long or contains invalid characters."
         }
-        _ => OURS,
+        _ => INTERNAL_ERROR_DETAIL,
     }
 }
 
-/// The detail of an internal error.
-pub const OURS: &str =
+/// The [`public_detail`] of an internal error.
+pub const INTERNAL_ERROR_DETAIL: &str =
     "An internal error occurred while locking the resource; see the log of the server.";
 
 #[cfg(feature = "http")]
@@ -173,8 +175,8 @@ mod problem;
 mod retry_info;
 
 impl LockError {
-    /// Returns the meaning of the error for a caller over the network.
-    pub fn answer(&self) -> Answer {
+    /// Returns the class of the error in responses over the network.
+    pub fn class(&self) -> ErrorClass {
         self.kind().into()
     }
 }
@@ -202,20 +204,20 @@ mod tests {
             (Duration::from_millis(2_001), None, "3"),
             (second * 5, Some(Duration::from_millis(1)), "1"),
         ] {
-            let after = Answer::Busy.retry_after(configured, holder);
-            let response: Response<String> = Problem::new(Answer::Busy, "contended", "")
+            let after = ErrorClass::Busy.retry_after(configured, holder);
+            let response: Response<String> = Problem::new(ErrorClass::Busy, "contended", "")
                 .retry_after(after)
                 .into_response();
             assert_eq!(response.headers()[RETRY_AFTER], expected);
         }
-        assert_eq!(Answer::Lost.retry_after(second, None), None);
+        assert_eq!(ErrorClass::Lost.retry_after(second, None), None);
     }
 
     #[test]
     fn a_problem_document_is_json_whatever_the_detail_says() {
         let detail = "say \"x\"\n\u{1}\\";
         let response: Response<String> =
-            Problem::new(Answer::BadRequest, "bad_request", detail).into_response();
+            Problem::new(ErrorClass::BadRequest, "bad_request", detail).into_response();
         let document: serde_json::Value = serde_json::from_str(response.body()).unwrap();
         assert_eq!(document["detail"], detail);
         assert_eq!(

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
-use lock_runtime::{HeldLock, LockError, LockErrorKind, LockGuard, Lost};
+use lock_runtime::{LockError, LockErrorKind, LockGuard, LostFuture};
 use pin_project::pin_project;
 
 use crate::{
@@ -26,9 +26,9 @@ pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Response body for [`Lock`](crate::Lock). It does not box the inner body.
 ///
-/// With [`Hold::Body`](crate::Hold::Body), it holds the lock until its last frame, or until it is
-/// dropped. If the lock is lost before that, the body ends with the [`LockError`]; a gRPC body
-/// ends with trailers that carry the error.
+/// With [`HoldUntil::Body`](crate::HoldUntil::Body), it holds the lock until its last frame, or
+/// until it is dropped. If the lock is lost before that, the body ends with the [`LockError`]; a
+/// gRPC body ends with trailers that carry the error.
 #[pin_project]
 pub struct LockBody<B> {
     #[pin]
@@ -153,7 +153,7 @@ enum Stage<B> {
     Streaming {
         #[pin]
         body: B,
-        lost: Lost,
+        lost: LostFuture,
         guard: Option<LockGuard>,
     },
     /// The lock is being released; the last frame is sent after that.
@@ -189,10 +189,10 @@ where
             let next = match stage.as_mut().project() {
                 Projected::Streaming { body, lost, guard } => {
                     // Only the `End` arm below takes the guard, and it leaves this stage.
-                    let Some(held) = guard.as_deref() else {
+                    let Some(guarded) = guard.as_ref() else {
                         return Poll::Ready(None);
                     };
-                    match ready!(step(body, lost, held, cx)) {
+                    match ready!(step(body, lost, guarded, cx)) {
                         Step::Frame(frame) => return Poll::Ready(Some(Ok(frame))),
                         Step::End(last) => match guard.take() {
                             Some(guard) => Stage::Releasing {
@@ -239,8 +239,8 @@ where
 
 fn step<B>(
     mut body: Pin<&mut B>,
-    lost: &mut Lost,
-    held: &HeldLock,
+    lost: &mut LostFuture,
+    guard: &LockGuard,
     cx: &mut Context<'_>,
 ) -> Poll<Step>
 where
@@ -251,7 +251,7 @@ where
     if let Poll::Ready(error) = Pin::new(&mut *lost).poll(cx) {
         return Poll::Ready(Step::Lost(error));
     }
-    match held.in_scope(|| body.as_mut().poll_frame(cx)) {
+    match guard.in_scope(|| body.as_mut().poll_frame(cx)) {
         Poll::Pending => Pin::new(lost).poll(cx).map(Step::Lost),
         Poll::Ready(None) => Poll::Ready(Step::End(None)),
         Poll::Ready(Some(Err(error))) => Poll::Ready(Step::Failed(error.into())),

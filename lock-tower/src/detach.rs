@@ -16,15 +16,15 @@ use tracing::Instrument;
 /// Layer that runs each request in a task of its own, which continues if the client disconnects.
 ///
 /// When a client disconnects, a server drops the response future and with it the handler, at its
-/// current await point. Outside of a [`LockLayer`](crate::LockLayer), this layer keeps both
-/// alive: the handler finishes under its lock, and the lock is released afterwards. The response
-/// is then dropped without being sent, so with [`Hold::Body`](crate::Hold::Body) the lock is
+/// current await point. Outside of a [`LockLayer`](crate::LockLayer), this layer keeps both alive:
+/// the handler finishes under its lock, and the lock is released afterwards. The response is then
+/// dropped without being sent, so with [`HoldUntil::Body`](crate::HoldUntil::Body) the lock is
 /// released at that point. A request that is still waiting for its lock keeps waiting, up to its
 /// [`wait`](crate::LockLayer::wait).
 ///
 /// The task runs in the `tracing` span of the caller. It does not inherit task-locals, including
-/// that of [`LockClient::scope`](lock_runtime::LockClient::scope). It requires a tokio runtime. A
-/// graceful shutdown of the server does not wait for it.
+/// that of [`LockClient::as_default`](lock_runtime::LockClient::as_default). It requires a tokio
+/// runtime. A graceful shutdown of the server does not wait for it.
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]

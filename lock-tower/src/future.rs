@@ -7,7 +7,9 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use lock_runtime::{Acquire, LockError, LockErrorKind, LockGuard, Release, WhileHeld};
+use lock_runtime::{
+    AcquireFuture, LockError, LockErrorKind, LockGuard, ReleaseFuture, WhileHeldFuture,
+};
 use pin_project::pin_project;
 use tower::util::Oneshot;
 use tower_service::Service;
@@ -37,17 +39,17 @@ pub struct ResponseFuture<S: Service<Req>, Req, P> {
 pub(crate) enum State<S: Service<Req>, Req> {
     Acquiring {
         /// Taken, like `call`, when this stage is left.
-        acquire: Option<Acquire>,
+        acquire: Option<AcquireFuture>,
         call: Option<(S, Req)>,
     },
     Locked {
         #[pin]
-        inner: WhileHeld<Oneshot<S, Req>>,
+        inner: WhileHeldFuture<Oneshot<S, Req>>,
         /// Taken for the release, which reuses its allocation.
-        acquire: Option<Acquire>,
+        acquire: Option<AcquireFuture>,
     },
     Releasing {
-        release: Release,
+        release: ReleaseFuture,
         /// Taken when the lock is free.
         result: Option<Result<S::Response, S::Error>>,
     },
@@ -60,7 +62,7 @@ pub(crate) enum State<S: Service<Req>, Req> {
 }
 
 impl<S: Service<Req>, Req> State<S, Req> {
-    pub(crate) fn acquiring(acquire: Acquire, inner: S, req: Req) -> Self {
+    pub(crate) fn acquiring(acquire: AcquireFuture, inner: S, req: Req) -> Self {
         Self::Acquiring {
             acquire: Some(acquire),
             call: Some((inner, req)),
@@ -106,8 +108,9 @@ where
                         let Some((inner, mut req)) = call.take() else {
                             continue;
                         };
-                        this.watch.granted(&guard);
-                        P::enter(&mut req, guard.held());
+                        let held = guard.held();
+                        this.watch.granted(&held);
+                        P::enter(&mut req, held);
                         State::Locked {
                             inner: guard.while_held(Oneshot::new(inner, req)),
                             acquire: acquire.take(),
@@ -121,7 +124,8 @@ where
                             && is_out_of_reach(&error) =>
                     {
                         let (code, policy) = (error.code(), this.watch.policy().name());
-                        tracing::warn!(code, policy, %error, "served without its lock");
+                        let cause = format_args!("{error:#}");
+                        tracing::warn!(code, policy, error = %cause, "served without its lock");
                         this.watch.refused(&error, true);
                         let Some((inner, mut req)) = call.take() else {
                             continue;
@@ -202,7 +206,7 @@ where
 }
 
 fn poll_acquire(
-    acquire: &mut Option<Acquire>,
+    acquire: &mut Option<AcquireFuture>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<LockGuard, LockError>> {
     #[expect(clippy::panic, reason = "it is taken where its stage is left for good")]

@@ -9,7 +9,7 @@ mod template;
 use std::{borrow::Cow, error::Error, fmt};
 
 use http::{HeaderName, Request};
-use lock_runtime::{LockError, LockKey, web::Answer};
+use lock_runtime::{LockError, LockKey, web::ErrorClass};
 
 pub use ready::{FromExtension, Global, Header, from_extension, global, header};
 pub use template::{KeyTemplate, TemplateError};
@@ -157,8 +157,8 @@ impl KeyError {
         Self::Misconfigured(text.into())
     }
 
-    /// Returns the row of the table of refusals for this error.
-    pub fn answer(&self) -> Answer {
+    /// Returns the class of this error: a row of the table of refusals.
+    pub fn class(&self) -> ErrorClass {
         match self {
             Self::MissingHeader(_)
             | Self::RepeatedHeader(_)
@@ -166,12 +166,12 @@ impl KeyError {
             | Self::MissingQuery(_)
             | Self::RepeatedQuery(_)
             | Self::InvalidQuery(_)
-            | Self::BadRequest(_) => Answer::BadRequest,
-            Self::Lock(error) => error.answer(),
+            | Self::BadRequest(_) => ErrorClass::BadRequest,
+            Self::Lock(error) => error.class(),
             Self::NoSuchParameter { .. }
             | Self::RepeatedParameter { .. }
             | Self::NotRouted
-            | Self::Misconfigured(_) => Answer::Internal,
+            | Self::Misconfigured(_) => ErrorClass::Internal,
         }
     }
 

@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use http::StatusCode;
-use lock_runtime::{LockClient, LockSpec, web::Answer};
+use lock_runtime::{LockClient, LockSpec, web::ErrorClass};
 use tower_layer::Layer;
 
 use crate::{
     key::{KeyTemplate, TemplateError},
     policy::Policy,
-    protocol::{Hold, Http, Plain},
+    protocol::{HoldUntil, Http, Plain},
     reject::{OnReject, StandardReject},
     selector::Keyed,
     service::Lock,
@@ -134,14 +134,14 @@ impl<K, R> LockLayer<K, Http<R>> {
 
     /// Sets how long the lock is held: until the inner service has responded, or until the
     /// response body has been sent.
-    pub fn hold(self, hold: Hold) -> Self {
-        self.set(|policy| policy.hold(hold))
+    pub fn hold_until(self, hold_until: HoldUntil) -> Self {
+        self.set(|policy| policy.hold_until(hold_until))
     }
 
     /// Sets the HTTP status, 400 or above, of one row of the table of refusals, for example 423
-    /// for [`Answer::Busy`]. gRPC statuses do not change.
-    pub fn status(self, answer: Answer, status: StatusCode) -> Self {
-        self.set(|policy| policy.status(answer, status))
+    /// for [`ErrorClass::Busy`]. gRPC statuses do not change.
+    pub fn status(self, class: ErrorClass, status: StatusCode) -> Self {
+        self.set(|policy| policy.status(class, status))
     }
 
     /// Sets the response to refused requests: a closure or a custom type instead of

@@ -46,8 +46,8 @@
 //!    extractor). Within the handler, `#[distributed_lock(.., reentrant)]` and
 //!    [`LockRequest::reentrant`](runtime::LockRequest::reentrant) re-enter the lock of the route.
 //! 4. When the inner service has responded, the layer awaits the release, for at most one call to
-//!    the store, and returns the response. This covers the *head* of the response: a streamed
-//!    body is sent without the lock, unless [`Hold::Body`] keeps the lock until the last frame.
+//!    the store, and returns the response. This covers the *head* of the response: a streamed body
+//!    is sent without the lock, unless [`HoldUntil::Body`] keeps the lock until the last frame.
 //!
 //! If the lock is lost while the request is served, the inner future is dropped and the caller
 //! receives a `lost_..` code. A body that is being sent under the lock ends with an error, or
@@ -105,7 +105,7 @@
 //!   the wait for a limit that is further inside, unless that limit was added to the route with a
 //!   separate `.layer`.
 //! - `Buffer` may be on either side, because a request that waits for its lock does not block
-//!   others. The same holds for `Trace`, `Compression` and the like: with [`Hold::Body`], the
+//!   others. The same holds for `Trace`, `Compression` and the like: with [`HoldUntil::Body`], the
 //!   lock is held until the last frame of the body that they produce.
 //! - `CatchPanic` inside turns a panic into a response, and the release is awaited as usual.
 //!   Outside, the lock is released in the background after a panic.
@@ -200,7 +200,7 @@ pub use layer::{LockLayer, PolicyLayer};
 #[cfg(feature = "policy")]
 pub use policies::{LockPolicies, PolicyError, PolicyMistake};
 pub use policy::{DEFAULT_WAIT, Policy};
-pub use protocol::{Hold, Http, Plain, Protocol, ServiceError, Wire};
+pub use protocol::{HoldUntil, Http, Plain, Protocol, ServiceError, Wire};
 pub use reject::{OnReject, Reason, Refusal, StandardReject};
 pub use selector::{Keyed, Selector};
 pub use service::Lock;

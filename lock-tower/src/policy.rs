@@ -5,10 +5,10 @@ use std::{sync::Arc, time::Duration};
 use http::StatusCode;
 use lock_runtime::{
     LockSpec,
-    web::{Answer, DEFAULT_RETRY_AFTER},
+    web::{DEFAULT_RETRY_AFTER, ErrorClass},
 };
 
-use crate::protocol::Hold;
+use crate::protocol::HoldUntil;
 
 /// The wait for a lock if none is configured. Shorter than in lock-runtime, because a caller
 /// waits for the response.
@@ -25,10 +25,10 @@ pub struct Policy {
     #[cfg(feature = "metrics")]
     names: crate::watch::Names,
     spec: LockSpec,
-    hold: Hold,
+    hold_until: HoldUntil,
     retry_after: Duration,
     fail_open: bool,
-    statuses: Vec<(Answer, StatusCode)>,
+    statuses: Vec<(ErrorClass, StatusCode)>,
 }
 
 impl Policy {
@@ -41,7 +41,7 @@ impl Policy {
             names: crate::watch::Names::of(&name),
             name,
             spec: LockSpec::exclusive().wait(DEFAULT_WAIT),
-            hold: Hold::default(),
+            hold_until: HoldUntil::default(),
             retry_after: DEFAULT_RETRY_AFTER,
             fail_open: false,
             statuses: Vec::new(),
@@ -58,7 +58,7 @@ impl Policy {
     pub fn named(self, name: impl Into<Arc<str>>) -> Self {
         let Self {
             spec,
-            hold,
+            hold_until,
             retry_after,
             fail_open,
             statuses,
@@ -66,7 +66,7 @@ impl Policy {
         } = self;
         Self {
             spec,
-            hold,
+            hold_until,
             retry_after,
             fail_open,
             statuses,
@@ -91,11 +91,11 @@ impl Policy {
         }
     }
 
-    /// See [`LockLayer::hold`](crate::LockLayer::hold). It has no effect on services that do not
-    /// speak HTTP.
+    /// See [`LockLayer::hold_until`](crate::LockLayer::hold_until). It has no effect on services
+    /// that do not speak HTTP.
     #[must_use]
-    pub fn hold(self, hold: Hold) -> Self {
-        Self { hold, ..self }
+    pub fn hold_until(self, hold_until: HoldUntil) -> Self {
+        Self { hold_until, ..self }
     }
 
     /// See [`LockLayer::retry_after`](crate::LockLayer::retry_after).
@@ -118,9 +118,9 @@ impl Policy {
 
     /// See [`LockLayer::status`](crate::LockLayer::status).
     #[must_use]
-    pub fn status(mut self, answer: Answer, status: StatusCode) -> Self {
-        self.statuses.retain(|(other, _)| *other != answer);
-        self.statuses.push((answer, status));
+    pub fn status(mut self, class: ErrorClass, status: StatusCode) -> Self {
+        self.statuses.retain(|(other, _)| *other != class);
+        self.statuses.push((class, status));
         self
     }
 
@@ -140,7 +140,7 @@ impl Policy {
     }
 
     pub(crate) fn is_held_for_the_body(&self) -> bool {
-        self.hold == Hold::Body
+        self.hold_until == HoldUntil::Body
     }
 
     pub(crate) fn longest_retry_after(&self) -> Duration {
@@ -152,8 +152,8 @@ impl Policy {
     }
 
     /// Returns the HTTP status for a row of the table of refusals.
-    pub(crate) fn status_of(&self, answer: Answer) -> StatusCode {
-        let own = self.statuses.iter().find(|(other, _)| *other == answer);
-        own.map_or_else(|| answer.into(), |(_, status)| *status)
+    pub(crate) fn status_of(&self, class: ErrorClass) -> StatusCode {
+        let own = self.statuses.iter().find(|(other, _)| *other == class);
+        own.map_or_else(|| class.into(), |(_, status)| *status)
     }
 }

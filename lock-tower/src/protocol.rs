@@ -142,7 +142,7 @@ pub struct Http<R = StandardReject> {
 /// How long the lock of an HTTP request is held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Hold {
+pub enum HoldUntil {
     /// Until the inner service has responded. The release is awaited before the *head* of the
     /// response is sent. A streamed body is sent without the lock.
     #[default]

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 use lock_runtime::{
     LockError, LockErrorKind,
-    web::{self, Answer, GrpcCode, Problem},
+    web::{self, ErrorClass, GrpcCode, Problem},
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
@@ -107,7 +107,7 @@ impl<'a> Refusal<'a> {
         // After the deadline of the caller, a retry is useless.
         if refusal.grpc_code() != GrpcCode::DeadlineExceeded {
             refusal.retry_after = refusal
-                .answer()
+                .class()
                 .retry_after(policy.longest_retry_after(), holder);
         }
         refusal
@@ -123,11 +123,11 @@ impl<'a> Refusal<'a> {
         self.caller.wire
     }
 
-    /// Returns the row of the table of refusals.
-    pub fn answer(&self) -> Answer {
+    /// Returns the class of the reason: a row of the table of refusals.
+    pub fn class(&self) -> ErrorClass {
         match self.reason {
-            Reason::Key(error) => error.answer(),
-            Reason::Lock(error) => error.answer(),
+            Reason::Key(error) => error.class(),
+            Reason::Lock(error) => error.class(),
         }
     }
 
@@ -138,7 +138,7 @@ impl<'a> Refusal<'a> {
 
     /// Returns the HTTP status, also for a gRPC caller.
     pub fn status(&self) -> StatusCode {
-        self.policy.status_of(self.answer())
+        self.policy.status_of(self.class())
     }
 
     /// Returns a stable code for programs, such as `wait_timeout`.
@@ -152,11 +152,11 @@ impl<'a> Refusal<'a> {
     /// Returns a human-readable sentence that is safe to send to the caller.
     pub fn detail(&self) -> Cow<'static, str> {
         match self.reason {
-            Reason::Key(error) if error.answer() == Answer::BadRequest => {
+            Reason::Key(error) if error.class() == ErrorClass::BadRequest => {
                 Cow::Owned(error.to_string())
             }
-            Reason::Key(_) => Cow::Borrowed(web::OURS),
-            Reason::Lock(error) => Cow::Borrowed(web::detail(error.kind())),
+            Reason::Key(_) => Cow::Borrowed(web::INTERNAL_ERROR_DETAIL),
+            Reason::Lock(error) => Cow::Borrowed(web::public_detail(error.kind())),
         }
     }
 
@@ -170,7 +170,7 @@ impl<'a> Refusal<'a> {
     pub fn to_response(&self) -> Response<Bytes> {
         match self.caller.wire {
             Wire::Http => {
-                let problem = Problem::new(self.answer(), self.code(), self.detail());
+                let problem = Problem::new(self.class(), self.code(), self.detail());
                 problem
                     .status(self.status())
                     .retry_after(self.retry_after)
@@ -197,14 +197,14 @@ impl<'a> Refusal<'a> {
             {
                 GrpcCode::DeadlineExceeded
             }
-            _ => self.answer().grpc_code(),
+            _ => self.class().grpc_code(),
         }
     }
 
     pub(crate) fn trace(&self) {
         match self.reason {
-            Reason::Key(error) => self.answer().trace(self.code(), error),
-            Reason::Lock(error) => self.answer().trace(self.code(), error),
+            Reason::Key(error) => self.class().trace(self.code(), error),
+            Reason::Lock(error) => self.class().trace(self.code(), error),
         }
     }
 }

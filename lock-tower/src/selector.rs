@@ -135,7 +135,7 @@ mod tests {
     use std::convert::Infallible;
 
     use http::{Request, Response, StatusCode};
-    use lock_runtime::{LockClient, LockKey, LockSpec, web::Answer};
+    use lock_runtime::{LockClient, LockKey, LockSpec, web::ErrorClass};
     use tower::{Layer, ServiceExt, service_fn};
 
     use super::*;
@@ -145,7 +145,7 @@ mod tests {
     async fn select_by_closure_applies_the_chosen_policy() {
         let read = Arc::new(Policy::new("read").spec(LockSpec::read()));
         let write =
-            Arc::new(Policy::new("write").status(Answer::BadRequest, StatusCode::IM_A_TEAPOT));
+            Arc::new(Policy::new("write").status(ErrorClass::BadRequest, StatusCode::IM_A_TEAPOT));
         let locks = LockClient::in_memory();
         let layer = PolicyLayer::new(
             locks.clone(),

@@ -27,7 +27,7 @@ async fn a_locked_function_holds_all_of_its_keys() {
     let locks = LockClient::in_memory();
     let spare = LockKey::new("spare").unwrap();
     locks
-        .scope(async {
+        .as_default(async {
             assert_eq!(transfer(1, 2, &spare).await.unwrap(), 3);
             let guard = locks.exclusive("account:2").acquire().await.unwrap();
             assert_eq!(transfer(1, 2, &spare).await.unwrap(), 0);
@@ -41,7 +41,7 @@ async fn a_locked_function_holds_all_of_its_keys() {
 async fn every_mode_is_asked_for() {
     let locks = LockClient::in_memory();
     locks
-        .scope(async {
+        .as_default(async {
             assert_eq!(reading(&locks).await.unwrap(), Mode::Shared);
             let permits = Mode::Permits(NonZeroU32::new(2).unwrap());
             assert_eq!(counted("job".into(), &locks).await.unwrap(), permits);

@@ -11,7 +11,7 @@ use super::{
     shutting_down,
 };
 use crate::{
-    call::{renew_one, within},
+    call::{poll_one, renew_one},
     client::Core,
     driver::CleanUp,
     error::{LockError, LockErrorKind},
@@ -105,7 +105,7 @@ impl Waiter<'_> {
         loop {
             let served = match self.todo(now) {
                 Todo::Nothing(served) => served,
-                Todo::Ask(token, spare) => self.ask(token, spare, now).await?,
+                Todo::Ask(token, reserved) => self.ask(token, reserved, now).await?,
                 // Boxed: these are rare, and would enlarge the future of every waiter.
                 Todo::Poll(token) => Box::pin(self.poll(token, now)).await?,
                 Todo::Confirm(token, grant) => Box::pin(self.confirm(token, grant)).await?,
@@ -137,7 +137,7 @@ impl Waiter<'_> {
                     served => Todo::Nothing(served),
                 }
             }
-            Next::Ask(token, spare) => Todo::Ask(token, spare),
+            Next::Ask(token, reserved) => Todo::Ask(token, reserved),
             Next::Poll(token) => Todo::Poll(token),
             Next::GiveUp(token) => {
                 let straggler = now + STRAGGLE;
@@ -208,10 +208,10 @@ impl Waiter<'_> {
         }
     }
 
-    async fn ask(&self, token: Token, spare: u32, now: Instant) -> Result<Served, LockError> {
+    async fn ask(&self, token: Token, reserved: u32, now: Instant) -> Result<Served, LockError> {
         let patience = self.patience.for_call(self.terms, now);
         let mut question = Question::new(self.core, self.hold(token), self.terms, patience, now);
-        question = question.queued(spare, self.turn.beside());
+        question = question.queued(reserved, self.turn.reader_group());
         // A dropped attempt abandons its token, so the queue entry must not reuse it.
         let mut asking = Asking {
             turn: &self.turn,
@@ -256,7 +256,7 @@ impl Waiter<'_> {
         let reply = tokio::select! {
             biased;
             news = self.turn.news() => return news.map(|()| None).map_err(|shut| shut_out(shut, self.key)),
-            reply = within(patience, self.core.store.poll(&hold)) => reply,
+            reply = poll_one(self.core, patience, &hold) => reply,
         };
         match reply {
             Ok(PollReply::Granted(grant)) => match self.granted(token, grant, sent) {

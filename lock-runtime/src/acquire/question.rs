@@ -67,12 +67,12 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// Enters the store's wait queue if the lock is not free, reserves `spare` fencing tokens,
-    /// and may be admitted together with the reader `beside`.
-    pub(super) fn queued(mut self, spare: u32, beside: Option<Token>) -> Self {
+    /// Enters the store's wait queue if the lock is not free, reserves this number of fencing
+    /// tokens, and may be admitted in the group of the reader `reader_group`.
+    pub(super) fn queued(mut self, reserved: u32, reader_group: Option<Token>) -> Self {
         self.request.if_busy = IfBusy::Queue;
-        self.request.spare = spare;
-        self.request.beside = beside;
+        self.request.reserved = reserved;
+        self.request.reader_group = reader_group;
         self
     }
 
@@ -113,7 +113,7 @@ impl<'a> Question<'a> {
             }),
             AcquireReply::Busy { holder_ttl, .. } => Ok(Outcome::Refused { holder_ttl }),
             AcquireReply::ForeignKey(part) => {
-                Err(self.core.foreign(&hold.key, hold.mode.family(), part))
+                Err(self.core.foreign(&hold.key, hold.mode.kind(), part))
             }
             AcquireReply::ModeMismatch => refused(LockErrorKind::ModeMismatch, MISMATCH),
         }

@@ -120,7 +120,7 @@ impl CleanUp {
             let sent = Instant::now();
             match (self.say(&core).await, self.straggler_until) {
                 (Ok(()), Some(deadline)) if sent <= deadline => {
-                    core.gates.released(key, mode.family());
+                    core.gates.released(key, mode.kind());
                     sleep_until(deadline + Duration::from_millis(1)).await;
                 }
                 (Ok(()), _) => {
@@ -140,7 +140,7 @@ impl CleanUp {
                 }
             }
         }
-        core.gates.released(key, mode.family());
+        core.gates.released(key, mode.kind());
         if let Some((release, next)) = next {
             // From now on the first release has no effect if it is executed late.
             core.driver.clean_up(

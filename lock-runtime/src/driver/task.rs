@@ -172,7 +172,7 @@ impl Task {
                 let Hold { key, mode, .. } = holding.hold();
                 let renewals = self
                     .renewals
-                    .entry(self.core.store.server_of(key, mode.family()))
+                    .entry(self.core.store.server_of(key, mode.kind()))
                     .or_default();
                 let waiting = renewals
                     .waiting

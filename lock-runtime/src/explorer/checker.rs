@@ -5,7 +5,7 @@ use std::fmt;
 use super::{holder::Holder, process::Process, server::Server, sim::Sim};
 use crate::{
     fence::FencingToken,
-    spec::{Family, Mode},
+    spec::{LockKind, Mode},
     store::Hold,
 };
 
@@ -161,10 +161,8 @@ impl Checker {
         at_the_end: bool,
     ) {
         for key in &sim.keys {
-            let families = [Family::Lock, Family::Permits].into_iter();
-            for (token, mode) in
-                families.flat_map(|family| server.table.tokens(key, family, sim.now))
-            {
+            let kinds = [LockKind::Lock, LockKind::Permits].into_iter();
+            for (token, mode) in kinds.flat_map(|kind| server.table.tokens(key, kind, sim.now)) {
                 let Some(who) = sim.whose(token).filter(|_| !sim.is_excused(token)) else {
                     continue;
                 };

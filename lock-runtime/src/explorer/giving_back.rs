@@ -14,7 +14,7 @@ use crate::{
     giving_back::heir,
     lease::Lease,
     spec::call_timeout,
-    store::{Next, Release, ReleaseReply, Token},
+    store::{NextHolder, Release, ReleaseReply, Token},
 };
 
 /// A release with a caller that awaits it.
@@ -77,7 +77,7 @@ impl Process {
                 }
                 Parting::HandBack(token) => {
                     sim.introduce(token, self.who);
-                    release = release.next(Next::new(token, terms.lease, PASSES));
+                    release = release.next(NextHolder::new(token, terms.lease, PASSES));
                 }
                 Parting::GiveBack => {}
             }
@@ -149,7 +149,7 @@ impl Process {
         match reply {
             ReleaseReply::Passed(grant) => {
                 let lease = Lease::granted(next.lease, true, sent, grant.ttl, sim.dice.fraction());
-                let budget = Budget::new(grant.spare, sent, sim.now);
+                let budget = Budget::new(grant.reserved, sent, sim.now);
                 let baton = Baton {
                     hold,
                     fence: grant.fence,

@@ -16,7 +16,7 @@ use crate::{
     holding::CONFIRM_WITHIN,
     lease::{Due, Lease},
     spec::call_timeout,
-    store::{Grant, HANDED_OVER, Hold, RenewReply, Renewal},
+    store::{Grant, HANDOFF_LEASE, Hold, RenewReply, Renewal},
 };
 
 pub(super) struct Holder {
@@ -47,7 +47,7 @@ impl Holder {
         let budget = terms
             .wish()
             .passing
-            .then(|| Budget::new(grant.spare, sent, sim.now));
+            .then(|| Budget::new(grant.reserved, sent, sim.now));
         Self::new(sim, arrival, hold, grant.fence, lease, budget, sent)
     }
 
@@ -68,13 +68,13 @@ impl Holder {
         } else {
             as_of
         };
-        let ttl = grant.ttl.min(HANDED_OVER).min(terms.lease);
+        let ttl = grant.ttl.min(HANDOFF_LEASE).min(terms.lease);
         let mut lease = Lease::granted(terms.lease, true, as_of, ttl, sim.dice.fraction());
         lease.hurry(now + CONFIRM_WITHIN);
         let budget = terms
             .wish()
             .passing
-            .then(|| Budget::new(grant.spare, as_of, now));
+            .then(|| Budget::new(grant.reserved, as_of, now));
         Self::new(sim, arrival, hold, grant.fence, lease, budget, now)
     }
 

@@ -61,9 +61,9 @@ impl Sim {
         let (key, token) = (&hold.key, self.name(hold.token));
         match request {
             Request::Acquire(request) => {
-                let (mode, lease, spare) = (hold.mode, request.lease, request.spare);
+                let (mode, lease, reserved) = (hold.mode, request.lease, request.reserved);
                 format!(
-                    "acquire {token} {key:?} {mode:?} lease {lease:?} {:?} spare {spare}",
+                    "acquire {token} {key:?} {mode:?} lease {lease:?} {:?} reserved {reserved}",
                     request.if_busy
                 )
             }
@@ -88,9 +88,9 @@ impl Sim {
 
     pub(super) fn show_grant(&self, grant: &Grant) -> String {
         format!(
-            "granted, fence ..{} spare {}, for {:?}",
+            "granted, fence ..{} reserved {}, for {:?}",
             grant.fence.number() % 1_000_000_000,
-            grant.spare,
+            grant.reserved,
             grant.ttl
         )
     }

@@ -39,7 +39,7 @@ impl Process {
         id: u32,
         token: Token,
         if_busy: IfBusy,
-        spare: u32,
+        reserved: u32,
     ) {
         let Some(waiter) = self.waiters.get(&id) else {
             return;
@@ -49,7 +49,7 @@ impl Process {
         let deadline = sim.now + patience + STRAGGLE;
         let request = KeyRequest {
             if_busy,
-            spare,
+            reserved,
             ..KeyRequest::new(hold.clone(), terms.lease, deadline)
         };
         let call = self.call(

@@ -213,7 +213,9 @@ impl Process {
                 Next::Granted(token, Proven { grant, as_of }) => {
                     return self.granted(sim, id, token, grant, as_of);
                 }
-                Next::Ask(token, spare) => return self.ask(sim, id, token, IfBusy::Queue, spare),
+                Next::Ask(token, reserved) => {
+                    return self.ask(sim, id, token, IfBusy::Queue, reserved);
+                }
                 Next::Poll(token) => {
                     let (hold, patience) = (hold(token), waiter.patience(now));
                     // A notification ends the poll.

@@ -25,11 +25,11 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// The limits for a grant with `spare` reserved fencing tokens, in reply to a request
+    /// The limits for a grant with this number of reserved fencing tokens, in reply to a request
     /// sent at `as_of`.
-    pub(crate) fn new(spare: u32, as_of: Instant, now: Instant) -> Self {
+    pub(crate) fn new(reserved: u32, as_of: Instant, now: Instant) -> Self {
         Self {
-            left: spare.min(PASSES),
+            left: reserved.min(PASSES),
             until: now + PASSING,
             as_of,
         }
@@ -60,7 +60,7 @@ impl Baton {
         budget: Budget,
         now: Instant,
     ) -> Option<Self> {
-        let enough = lease.length().min(crate::store::HANDED_OVER) / 2;
+        let enough = lease.length().min(crate::store::HANDOFF_LEASE) / 2;
         if budget.left == 0 || budget.until <= now || lease.validity(now) < enough {
             return None;
         }

@@ -248,17 +248,17 @@ impl Line {
         if place.asked(now) {
             return Next::Poll(place.token);
         }
-        let spare = if wish.passing && !self.behind.is_empty() {
+        let reserved = if wish.passing && !self.behind.is_empty() {
             PASSES
         } else {
             0
         };
-        Next::Ask(place.token, spare)
+        Next::Ask(place.token, reserved)
     }
 
     /// Returns the reader together with which the head may be admitted, if both belong
     /// to one reader group.
-    pub(crate) fn beside(&self) -> Option<Token> {
+    pub(crate) fn reader_group(&self) -> Option<Token> {
         let Head { ticket, wish, .. } = self.head?;
         let (token, end) = self.group?;
         (wish.mode == Mode::Shared && ticket < end).then_some(token)

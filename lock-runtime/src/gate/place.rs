@@ -9,7 +9,7 @@ use super::Wish;
 use crate::{
     fence::FencingToken,
     spec::Mode,
-    store::{Grant, LONGEST_POLL, Token},
+    store::{Grant, POLL_INTERVAL, Token},
 };
 
 /// The first pause between two acquire attempts on a store that keeps no wait queue.
@@ -127,7 +127,7 @@ impl Place {
         self.pause = FIRST_PAUSE;
         // At most half a lease, so that a pushed grant has validity left, and no later than the
         // holder's expiry, since the other processes may miss it.
-        let poll = LONGEST_POLL
+        let poll = POLL_INTERVAL
             .min(self.lease / 2)
             .mul_f64(0.75 + 0.25 * jitter);
         self.ask_at = now

@@ -15,7 +15,7 @@ use super::{
     place::{LONGEST_PAUSE, Place},
     *,
 };
-use crate::{lease::Lease, spec::Mode, store::HANDED_OVER};
+use crate::{lease::Lease, spec::Mode, store::HANDOFF_LEASE};
 
 const LEASE: Duration = Duration::from_secs(30);
 const WISH: Wish = Wish {
@@ -73,7 +73,7 @@ fn waits(turn: &Turn<'_>) -> Instant {
 }
 
 fn grant(fence: u64) -> Grant {
-    Grant::new(FencingToken::new(fence).unwrap(), HANDED_OVER)
+    Grant::new(FencingToken::new(fence).unwrap(), HANDOFF_LEASE)
 }
 
 fn hold(token: Token) -> Hold {
@@ -234,14 +234,14 @@ fn a_release_during_the_question_is_not_missed_where_the_store_keeps_no_line() {
     let bell = Arc::<Bell>::default();
     let turn = enter(&gates);
     let token = asked(&turn);
-    gates.released(&key(), Family::Lock);
+    gates.released(&key(), LockKind::Lock);
     turn.refused(token, None);
     let second = asked(&turn);
 
     turn.refused(second, None);
     waits(&turn);
     assert_eq!(poll_news(&turn, &bell), Poll::Pending);
-    gates.released(&key(), Family::Lock);
+    gates.released(&key(), LockKind::Lock);
     assert_eq!(bell.0.load(Ordering::Relaxed), 1);
     assert_eq!(poll_news(&turn, &bell), Poll::Ready(Ok(())));
     // Rule 1: with several servers, some may have granted the first attempt and not have
@@ -255,7 +255,7 @@ fn a_queued_waiter_is_notified_by_the_store_and_polls_once_a_second() {
     let turn = enter(&gates);
     let before = Instant::now();
     queued(&turn);
-    gates.released(&key(), Family::Lock);
+    gates.released(&key(), LockKind::Lock);
     let at = waits(&turn);
     assert!(
         at >= before + Duration::from_millis(750),
@@ -484,7 +484,7 @@ fn a_request_that_had_to_wait_was_contended() {
     assert!(!was_contended(&no_answer), "no reply is no contention");
     assert!(was_contended(&|turn| {
         turn.refused(asked(turn), None);
-        gates.released(&key(), Family::Lock);
+        gates.released(&key(), LockKind::Lock);
     }));
     assert!(was_contended(&|turn| turn.gone(queued(turn))));
     // Handed off before the first attempt.
@@ -599,7 +599,7 @@ proptest! {
                 }
             }
             for (index, (turn, bell, _)) in line.iter().enumerate() {
-                let head = lock(&gates.lines).by_lock[&(Family::Lock, key())].is_head(turn.ticket);
+                let head = lock(&gates.lines).by_lock[&(LockKind::Lock, key())].is_head(turn.ticket);
                 prop_assert_eq!(head, index == 0);
                 prop_assert!(index == 0 || bell.0.load(Ordering::Relaxed) == 0);
             }

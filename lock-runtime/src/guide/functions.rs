@@ -26,7 +26,7 @@
 //! | Client | Scope |
 //! |---|---|
 //! | [`install`](crate::LockClient::install) | the whole process |
-//! | [`scope`](crate::LockClient::scope) | one flow of work, for example a test |
+//! | [`as_default`](crate::LockClient::as_default) | one flow of work, for example a test |
 //! | `client = ..` | one function |
 //!
 //! Without any of them the call returns [`NoClient`](crate::LockErrorKind::NoClient). The message
@@ -58,7 +58,7 @@
 //! assert!(error.to_string().contains("install()"));
 //!
 //! let locks = LockClient::in_memory();
-//! locks.scope(pay(42)).await?;
+//! locks.as_default(pay(42)).await?;
 //! Shop { locks }.ship(42).await?;
 //! # Ok(()) }
 //! ```
@@ -94,7 +94,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), LockError> {
 //! # let locks = LockClient::in_memory();
-//! # locks.scope(async {
+//! # locks.as_default(async {
 //! let order = || Order { shop: "north".into(), id: 42 };
 //! assert!(pay(order()).await? && ship(order()).await? && report().await?);
 //! # Ok::<_, LockError>(()) }).await?;
@@ -121,7 +121,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), LockError> {
 //! # let locks = LockClient::in_memory();
-//! # locks.scope(async {
+//! # locks.as_default(async {
 //! let (there, back) = tokio::join!(transfer(1, 2), transfer(2, 1));
 //! assert_eq!((there?, back?), (2, 2));
 //! assert_eq!(reserve(&[7, 8, 9]).await?, 3);
@@ -157,7 +157,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), LockError> {
 //! # let locks = LockClient::in_memory();
-//! # locks.scope(async {
+//! # locks.as_default(async {
 //! let config = Config { checkout: LockSpec::exclusive().lease(Duration::from_secs(10)) };
 //! assert_eq!(pay(&config, 42).await?, 42);
 //! send("north").await?;
@@ -185,7 +185,7 @@
 //! }
 //!
 //! fn failed(error: LockError) {
-//!     eprintln!("no report tonight: {error}");
+//!     eprintln!("no report tonight: {error:#}");
 //! }
 //!
 //! #[distributed_lock(key = "order:{id}", no_wait, on_busy = Ok(format!("order {id} is busy")))]
@@ -196,7 +196,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let locks = LockClient::in_memory();
-//! # locks.scope(async {
+//! # locks.as_default(async {
 //! tokio::join!(report(), report(), report());
 //!
 //! let other = locks.exclusive("order:42").acquire().await?;
@@ -228,7 +228,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), LockError> {
 //! # let locks = LockClient::in_memory();
-//! # locks.scope(async {
+//! # locks.as_default(async {
 //! assert!(pay(42).await? < pay(42).await?);
 //! # Ok::<_, LockError>(()) }).await?;
 //! # Ok(()) }
@@ -299,7 +299,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), LockError> {
 //! # let locks = LockClient::in_memory();
-//! # locks.scope(async {
+//! # locks.as_default(async {
 //! pay(42).await?;
 //! # Ok::<_, LockError>(()) }).await?;
 //! # Ok(()) }
@@ -327,7 +327,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let locks = LockClient::in_memory();
-//! # locks.scope(async {
+//! # locks.as_default(async {
 //! let layer = LockLayer::plain(locks.clone(), |id: &u64| LockKey::new(format!("order:{id}")));
 //! let service = layer.layer(service_fn(async |id: u64| charge(id).await));
 //! let _token = service.oneshot(42).await?; // without `reentrant`: WouldDeadlock
@@ -355,7 +355,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), LockError> {
 //! # let locks = LockClient::in_memory();
-//! # locks.scope(async {
+//! # locks.as_default(async {
 //! let (one, two) = tokio::join!(charge(42), charge(42));
 //! assert_ne!(one?, two?); // one after the other
 //! charge_twice(42).await?;
@@ -363,8 +363,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A spawned task is nested in nothing, neither in the client's `scope` nor in the lock. To nest
-//! it, run its future in [`HeldLock::scope`](crate::HeldLock::scope) of a clone of the lock. A
+//! A spawned task is nested in nothing, neither in the client's `as_default` nor in the lock. To
+//! nest it, run its future in [`HeldLock::scope`](crate::HeldLock::scope) of a clone of the lock. A
 //! guard that was entered there keeps the lock until it is released, even if the function has
 //! returned:
 //!
@@ -436,6 +436,6 @@
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), LockError> {
-//! assert_eq!(LockClient::in_memory().scope(pay(42)).await?, 42);
+//! assert_eq!(LockClient::in_memory().as_default(pay(42)).await?, 42);
 //! # Ok(()) }
 //! ```

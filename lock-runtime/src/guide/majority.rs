@@ -5,7 +5,8 @@
 //! server.
 //!
 //! ```no_run
-//! # use lock_runtime::LockClient;
+//! # use std::time::Duration;
+//! # use lock_runtime::{LockClient, RedisOptions};
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), lock_runtime::LockError> {
 //! let url = "redlock:redis://10.0.0.1,redis://10.0.0.2,redis://10.0.0.3";
@@ -14,8 +15,8 @@
 //! // The same, with settings:
 //! let locks = LockClient::builder()
 //!     .namespace("shop")
-//!     .longest_lease(std::time::Duration::from_secs(60))
-//!     .redlock([
+//!     .redis(RedisOptions::new().longest_lease(Duration::from_secs(60)))
+//!     .connect_redlock([
 //!         "rediss://app:secret@10.0.0.1",
 //!         "rediss://app:secret@10.0.0.2",
 //!         "rediss://app:secret@10.0.0.3",

@@ -19,7 +19,7 @@
 //! | `getPermitExpirableSemaphore(name)` | [`permits`] |
 //! | `getMultiLock(..)` | [`all`] |
 //! | `getFencedLock(name)`, `getToken()` | any lock, with [`fence`] |
-//! | `RedissonRedLock` | [`redlock`](crate::LockClientBuilder::redlock) |
+//! | `RedissonRedLock` | [`connect_redlock`](crate::LockClientBuilder::connect_redlock) |
 //!
 //! Redisson keeps a hash under the name of a lock that is held. A request for the same key in
 //! this library is then refused as `ForeignKey`.
@@ -52,7 +52,7 @@
 //! | redsync | lock-runtime |
 //! |---|---|
 //! | `redsync.New(pool)` | [`connect("redis://..")`](crate::LockClient::connect) |
-//! | `redsync.New(pool1, pool2, pool3)` | [`redlock`](crate::LockClientBuilder::redlock) |
+//! | `redsync.New(pool1, pool2, pool3)` | [`connect_redlock`](crate::LockClientBuilder::connect_redlock) |
 //! | `rs.NewMutex(name)` | [`exclusive`] |
 //! | `WithExpiry(d)` (8 s) | [`lease`] (30 s), which is renewed |
 //! | `WithTries(n)`, `WithRetryDelay(d)` | [`wait`]: a place in the wait queue, no retries |

@@ -40,7 +40,7 @@
 //!     loop {
 //!         ticks.tick().await;
 //!         if let Err(error) = send_invoices(&locks).await {
-//!             eprintln!("invoices not sent: {error}");
+//!             eprintln!("invoices not sent: {error:#}");
 //!         }
 //!     }
 //! }
@@ -100,7 +100,7 @@
 //! ```
 //!
 //! Run functions under `#[distributed_lock]` that name no client in
-//! [`LockClient::scope`](crate::LockClient::scope).
+//! [`LockClient::as_default`](crate::LockClient::as_default).
 //! [`LockClient::revoke`](crate::LockClient::revoke) makes a holder lose its lock.
 //!
 //! **Caveat:** [`install`](crate::LockClient::install) sets the client of the whole process, and

@@ -9,10 +9,8 @@
 //! | a cluster | `redis+cluster://..`, see [below](#cluster) |
 //! | several independent servers | `redlock:..`, see [`majority`](super::majority) |
 //!
-//! `rediss` in place of `redis` connects over TLS and needs the feature `rustls`. For settings
-//! that a URL does not have,
-//! [`LockClientBuilder::redis_client`](crate::LockClientBuilder::redis_client) takes a configured
-//! `redis::Client`.
+//! `rediss` in place of `redis` connects over TLS and needs the feature `rustls`.
+//! [`RedisOptions`](crate::RedisOptions) has the settings that a URL does not have.
 //!
 //! ```no_run
 //! # use lock_runtime::LockClient;
@@ -39,7 +37,8 @@
 //!   `?sentinel_user=..&sentinel_password=..` give those of the Sentinels.
 //! - Percent-encode special characters.
 //! - If the two differ in more than the credentials,
-//!   [`LockClientBuilder::sentinel`](crate::LockClientBuilder::sentinel) takes a URL for each.
+//!   [`LockClientBuilder::connect_sentinel`](crate::LockClientBuilder::connect_sentinel) takes a
+//!   URL for each.
 //!
 //! ```no_run
 //! # use lock_runtime::LockClient;
@@ -84,9 +83,9 @@
 //!
 //! ## Waiting for replicas
 //!
-//! [`min_replicas`](crate::LockClientBuilder::min_replicas) counts a grant only when the given
-//! number of replicas has it (`WAIT`). In a URL it is `?min_replicas=1&replica_timeout=50ms`. The
-//! builder method works with a single server as well.
+//! [`min_replicas`](crate::RedisOptions::min_replicas) counts a grant only when the given
+//! number of replicas has it (`WAIT`). In the URL of Sentinels it is
+//! `?min_replicas=1&replica_timeout=50ms`. The option works with a single server as well.
 //!
 //! - With too few replicas the request is refused as `Unavailable`, or keeps waiting, and the
 //!   grant is given up.
@@ -117,7 +116,8 @@
 //! # Cluster
 //!
 //! `redis+cluster://[[user]:password@]host[:port][,host[:port]...]`, or `rediss+cluster://` for
-//! TLS. The builder method is [`LockClientBuilder::cluster`](crate::LockClientBuilder::cluster).
+//! TLS. The builder method is
+//! [`LockClientBuilder::connect_cluster`](crate::LockClientBuilder::connect_cluster).
 //!
 //! List some nodes. One that answers is sufficient, and it may be a replica: it names the other
 //! nodes, and the client connects to them as the same user. A cluster has no numbered databases.
@@ -157,9 +157,9 @@
 //!   `panic = "abort"` rustls ends the process instead.)
 //! - `rediss://` trusts the certificates of the system, or those in the file `SSL_CERT_FILE`
 //!   instead.
-//! - [`LockClientBuilder::root_certificate`](crate::LockClientBuilder::root_certificate) sets a
-//!   private certificate authority,
-//!   [`client_certificate`](crate::LockClientBuilder::client_certificate) a client certificate.
+//! - [`RedisOptions::root_certificate`](crate::RedisOptions::root_certificate) sets a private
+//!   certificate authority, [`client_certificate`](crate::RedisOptions::client_certificate) a
+//!   client certificate.
 //!
 //! # Data layout
 //!

@@ -25,7 +25,7 @@ pub enum StoreErrorKind {
     /// The access rules of the server forbid an operation that locks need.
     Forbidden,
     /// The server does not speak the protocol of the store.
-    NotRedis,
+    WrongServer,
     /// The server is a read-only replica.
     ReadOnly,
     /// Foreign data is stored under one of the lock's keys. It was left untouched. The message

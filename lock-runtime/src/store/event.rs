@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::message::{Grant, Hold, Token};
-use crate::{key::LockKey, spec::Family, sync::lock};
+use crate::{key::LockKey, spec::LockKind, sync::lock};
 
 /// An event that a store sends without a request. **A hint, never the truth**: every event
 /// may be lost, duplicated or late.
@@ -15,7 +15,7 @@ use crate::{key::LockKey, spec::Family, sync::lock};
 #[non_exhaustive]
 pub enum StoreEvent {
     /// A queued request holds its lock now, for a short time until a renewal confirms the grant
-    /// ([`HANDED_OVER`](super::HANDED_OVER)).
+    /// ([`HANDOFF_LEASE`](super::HANDOFF_LEASE)).
     Granted {
         /// The acquisition.
         hold: Hold,
@@ -23,15 +23,15 @@ pub enum StoreEvent {
         grant: Grant,
     },
     /// A lock with waiters may be free after `ttl`, before they poll again
-    /// ([`LONGEST_POLL`](super::LONGEST_POLL)).
+    /// ([`POLL_INTERVAL`](super::POLL_INTERVAL)).
     ///
     /// The lock was released and is reserved until then (`min_hold`), or the leases of the
     /// remaining holders end then. The end itself is not an event.
-    Kept {
+    FreeIn {
         /// The name of the lock.
         key: LockKey,
         /// The kind of the lock.
-        family: Family,
+        kind: LockKind,
         /// The time after which the waiters poll.
         ttl: Duration,
     },
@@ -54,7 +54,7 @@ pub trait Listener: Send + Sync {
     ///
     /// The store calls it from the task that reads from the server, or within the operation of
     /// another caller, but never while it holds a mutex.
-    fn tell(&self, event: &StoreEvent);
+    fn on_event(&self, event: &StoreEvent);
 }
 
 /// The listeners of a store, for implementations of [`Store`](super::Store). Dropped listeners
@@ -71,10 +71,12 @@ impl Listeners {
     }
 
     /// Sends `event` to all listeners.
-    pub fn tell(&self, event: &StoreEvent) {
+    pub fn notify(&self, event: &StoreEvent) {
         // Upgraded first, because the call may drop the listener or call back.
         let listeners: Vec<_> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
-        listeners.iter().for_each(|listener| listener.tell(event));
+        listeners
+            .iter()
+            .for_each(|listener| listener.on_event(event));
     }
 }
 

@@ -5,6 +5,7 @@ pub(crate) mod table;
 
 use std::{
     fmt,
+    future::ready,
     hash::BuildHasher as _,
     sync::{Mutex, MutexGuard, Weak},
 };
@@ -15,11 +16,11 @@ use tokio::time::Instant;
 
 use self::table::{Fences, Step, Table, Verdict};
 use super::{
-    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener, Listeners,
-    PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope,
-    Store, StoreError, StoreEvent, Token,
+    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Limits,
+    Listener, Listeners, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply, RenewReply,
+    Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreEvent, Token,
 };
-use crate::{fence::FencingToken, key::LockKey, spec::Family, sync::lock};
+use crate::{fence::FencingToken, key::LockKey, spec::LockKind, sync::lock};
 
 /// Large enough that tasks on two different keys rarely share a shard, small enough that an
 /// idle store takes little memory.
@@ -68,6 +69,14 @@ impl MemoryStore {
         lock(&self.shards[self.shard_of(key)])
     }
 
+    fn acquire_now(&self, request: &KeyRequest, proposal: Option<FencingToken>) -> AcquireReply {
+        let Hold { key, token, .. } = &request.hold;
+        self.step(key, Some(*token), |table, step| {
+            step.proposal = proposal;
+            table.acquire(request, step)
+        })
+    }
+
     /// Executes one step on one lock. Its events are sent afterwards, when no mutex is locked any
     /// more.
     fn step<T>(
@@ -78,16 +87,17 @@ impl MemoryStore {
     ) -> T {
         let mut step = Step::new(Instant::now(), &self.fences, caller);
         let outcome = operation(&mut self.shard(key), &mut step);
-        self.tell(step);
+        self.notify(step);
         outcome
     }
 
-    fn tell(&self, step: Step<'_>) {
+    fn notify(&self, step: Step<'_>) {
         for (hold, grant) in step.handed_over {
-            self.listeners.tell(&StoreEvent::Granted { hold, grant });
+            self.listeners.notify(&StoreEvent::Granted { hold, grant });
         }
-        for (key, family, ttl) in step.kept {
-            self.listeners.tell(&StoreEvent::Kept { key, family, ttl });
+        for (key, kind, ttl) in step.free_in {
+            self.listeners
+                .notify(&StoreEvent::FreeIn { key, kind, ttl });
         }
     }
 
@@ -129,14 +139,14 @@ impl MemoryStore {
             AcquireAllReply::Granted(requests.iter().zip(grants).map(grant_one).collect())
         });
         drop(shards);
-        self.tell(step);
+        self.notify(step);
         reply
     }
 
-    fn revoke_now(&self, key: &LockKey, family: Family) -> RevokeReply {
-        let (reply, holders) = self.step(key, None, |table, step| table.revoke(key, family, step));
+    fn revoke_now(&self, key: &LockKey, kind: LockKind) -> RevokeReply {
+        let (reply, holders) = self.step(key, None, |table, step| table.revoke(key, kind, step));
         for token in holders {
-            self.listeners.tell(&StoreEvent::Revoked { token });
+            self.listeners.notify(&StoreEvent::Revoked { token });
         }
         reply
     }
@@ -152,12 +162,7 @@ impl Store for MemoryStore {
         &'a self,
         request: &'a KeyRequest,
     ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
-        let Hold { key, token, .. } = &request.hold;
-        now(|| {
-            self.step(key, Some(*token), |table, step| {
-                table.acquire(request, step)
-            })
-        })
+        now(|| self.acquire_now(request, None))
     }
 
     fn acquire_all<'a>(
@@ -167,12 +172,13 @@ impl Store for MemoryStore {
         now(|| self.acquire_all_now(requests))
     }
 
-    fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
-        now(|| {
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+        let poll = |hold: &Hold| {
             self.step(&hold.key, Some(hold.token), |table, step| {
                 table.poll(hold, step)
             })
-        })
+        };
+        Box::pin(async move { holds.iter().map(poll).map(Ok).collect() })
     }
 
     fn renew<'a>(
@@ -203,34 +209,60 @@ impl Store for MemoryStore {
         now(|| self.step(&hold.key, None, |table, step| table.abandon(hold, step)))
     }
 
-    fn raise<'a>(
-        &'a self,
-        _key: &'a LockKey,
-        _family: Family,
-        fence: FencingToken,
-    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
-        now(move || self.fences.raise(fence))
-    }
-
     fn inspect<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
     ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        now(move || self.shard(key).inspect(key, family, Instant::now()))
+        now(move || self.shard(key).inspect(key, kind, Instant::now()))
     }
 
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         _scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
-        now(move || self.revoke_now(key, family))
+        now(move || self.revoke_now(key, kind))
+    }
+
+    fn name_of(&self, _key: &LockKey, _kind: LockKind, _part: KeyPart) -> Option<String> {
+        None
+    }
+
+    fn server_of(&self, _key: &LockKey, _kind: LockKind) -> u64 {
+        0
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::new()
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {
         self.listeners.add(listener);
+    }
+
+    fn settled(&self) -> BoxFuture<'_, ()> {
+        Box::pin(ready(()))
+    }
+}
+
+impl QuorumMember for MemoryStore {
+    fn acquire_proposed<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+        proposal: FencingToken,
+    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+        now(move || self.acquire_now(request, Some(proposal)))
+    }
+
+    fn raise<'a>(
+        &'a self,
+        _key: &'a LockKey,
+        _kind: LockKind,
+        fence: FencingToken,
+    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
+        now(move || self.fences.raise(fence))
     }
 }
 
@@ -240,13 +272,6 @@ mod tests {
 
     use super::*;
     use crate::spec::Mode;
-
-    fn acquire(store: &MemoryStore, request: &KeyRequest) -> AcquireReply {
-        let Hold { key, token, .. } = &request.hold;
-        store.step(key, Some(*token), |table, step| {
-            table.acquire(request, step)
-        })
-    }
 
     fn request(key: &str, mode: Mode) -> KeyRequest {
         let hold = Hold::new(LockKey::new(key).unwrap(), mode, Token::random());
@@ -261,7 +286,7 @@ mod tests {
     async fn locks_that_nobody_released_do_not_pile_up() {
         let store = MemoryStore::new();
         for i in 0..100_000 {
-            let granted = acquire(&store, &request(&format!("k{i}"), Mode::Exclusive));
+            let granted = store.acquire_now(&request(&format!("k{i}"), Mode::Exclusive), None);
             assert!(matches!(granted, AcquireReply::Granted(_)));
             tokio::time::advance(Duration::from_secs(1)).await;
         }
@@ -274,11 +299,11 @@ mod tests {
         let store = MemoryStore::new();
         let late = request("k", Mode::Exclusive);
         tokio::time::advance(Duration::from_secs(2)).await;
-        assert_eq!(acquire(&store, &late), AcquireReply::Late);
+        assert_eq!(store.acquire_now(&late, None), AcquireReply::Late);
         assert!(
             store
                 .shard(&late.hold.key)
-                .inspect(&late.hold.key, Family::Lock, Instant::now())
+                .inspect(&late.hold.key, LockKind::Lock, Instant::now())
                 .holders
                 .is_empty()
         );

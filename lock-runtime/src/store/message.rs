@@ -95,8 +95,14 @@ pub struct KeyRequest {
     pub hold: Hold,
     /// How long the store keeps the lock without a renewal.
     pub lease: Duration,
-    /// If the store executes the request after this instant, it must reply [`AcquireReply::Late`]
-    /// and do nothing.
+    /// Bounds the effect of a delayed request: once the deadline has passed and an
+    /// [`abandon`](super::Store::abandon) sent after it is acknowledged, no request of the token
+    /// has an effect any more.
+    ///
+    /// Before the deadline, a delayed request may be executed after the token was abandoned, so
+    /// the caller abandons the token again. A store with a clock replies [`AcquireReply::Late`] to
+    /// a request that it executes after the deadline, and does nothing. A store without a clock
+    /// can ignore the deadline if no request of an abandoned token ever has an effect there.
     pub deadline: Instant,
     /// The behavior if the lock is not free.
     pub if_busy: IfBusy,
@@ -104,16 +110,12 @@ pub struct KeyRequest {
     /// certain that the lock is not free.
     pub then_queues: bool,
     /// The number of fencing tokens to reserve with the grant, in addition to its own (see
-    /// [`Grant::spare`]). For exclusive holds only. A store may reserve none.
-    pub spare: u32,
+    /// [`Grant::reserved`]). For exclusive holds only. A store may reserve none.
+    pub reserved: u32,
     /// A reader with which this request may be admitted even if others wait, because it waited
     /// behind that reader in the same queue entry. So readers are admitted in groups, and a
     /// waiting writer is delayed by at most one group. For shared holds only.
-    pub beside: Option<Token>,
-    /// The fencing token that the grant should have. The store uses it unless it has issued a
-    /// larger one, or it is more than [`FORESIGHT`] ahead of the store's clock. So several stores
-    /// can reply with the same number. Without a proposal, the token follows the store's clock.
-    pub proposal: Option<FencingToken>,
+    pub reader_group: Option<Token>,
 }
 
 impl KeyRequest {
@@ -125,28 +127,24 @@ impl KeyRequest {
             deadline,
             if_busy: IfBusy::Refuse,
             then_queues: false,
-            spare: 0,
-            beside: None,
-            proposal: None,
+            reserved: 0,
+            reader_group: None,
         }
     }
 
     /// Sets the reader with which the request may be admitted.
     #[must_use]
-    pub fn beside(self, beside: Option<Token>) -> Self {
-        Self { beside, ..self }
-    }
-
-    /// Sets the proposed fencing token.
-    #[must_use]
-    pub fn proposal(self, proposal: Option<FencingToken>) -> Self {
-        Self { proposal, ..self }
+    pub fn reader_group(self, reader_group: Option<Token>) -> Self {
+        Self {
+            reader_group,
+            ..self
+        }
     }
 
     /// Sets the number of fencing tokens to reserve in addition to its own.
     #[must_use]
-    pub fn spare(self, spare: u32) -> Self {
-        Self { spare, ..self }
+    pub fn reserved(self, reserved: u32) -> Self {
+        Self { reserved, ..self }
     }
 
     /// Queues the request if the lock is not free.
@@ -176,30 +174,30 @@ pub struct Grant {
     /// The fencing token, larger than that of every earlier grant of the key.
     pub fence: FencingToken,
     /// The remaining lease: all of it for a new grant, less if a repeated request finds its own
-    /// grant, and at most [`HANDED_OVER`] for a grant from the wait queue.
+    /// grant, and at most [`HANDOFF_LEASE`] for a grant from the wait queue.
     pub ttl: Duration,
     /// The number of fencing tokens after `fence` that are reserved for this grant. They are not
     /// issued to others while it lasts.
-    pub spare: u32,
+    pub reserved: u32,
 }
 
 /// The longest time for which a grant from the wait queue lasts without a renewal. So a lock that
 /// was handed off to a dead process becomes free again soon.
-pub const HANDED_OVER: Duration = Duration::from_secs(3);
+pub const HANDOFF_LEASE: Duration = Duration::from_secs(3);
 
 /// The time after which the queue entry of a silent waiter is skipped.
-pub const STALE: Duration = Duration::from_secs(3);
+pub const ENTRY_STALE_AFTER: Duration = Duration::from_secs(3);
 
 /// The time after which the queue entry of a silent waiter is removed.
-pub const FORGOTTEN: Duration = Duration::from_secs(10);
+pub const ENTRY_TTL: Duration = Duration::from_secs(10);
 
 /// The longest pause between two polls of a waiter. If a store knows that a lock may be free
-/// before its waiters poll again, it sends them [`StoreEvent::Kept`](super::StoreEvent::Kept).
-pub const LONGEST_POLL: Duration = Duration::from_secs(1);
+/// before its waiters poll again, it sends them [`StoreEvent::FreeIn`](super::StoreEvent::FreeIn).
+pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The longest time by which a proposed fencing token may be ahead of the store's clock. It keeps
 /// a client whose clock is far ahead from using up the numbers of a year.
-pub const FORESIGHT: Duration = Duration::from_secs(60);
+pub const MAX_PROPOSAL_SKEW: Duration = Duration::from_secs(60);
 
 impl Grant {
     /// Creates a grant that lasts for another `ttl`.
@@ -207,14 +205,14 @@ impl Grant {
         Self {
             fence,
             ttl,
-            spare: 0,
+            reserved: 0,
         }
     }
 
     /// Sets the number of fencing tokens that are reserved after its own.
     #[must_use]
-    pub fn spare(self, spare: u32) -> Self {
-        Self { spare, ..self }
+    pub fn reserved(self, reserved: u32) -> Self {
+        Self { reserved, ..self }
     }
 }
 
@@ -252,7 +250,8 @@ pub enum AcquireReply {
         /// Whether another request waits for the lock.
         has_waiters: bool,
     },
-    /// The deadline had passed when the store executed the request. Nothing was done.
+    /// The deadline had passed when the store executed the request. Nothing was done. Never the
+    /// reply of a store without a clock.
     Late,
     /// Foreign data is stored under this key of the lock. It was left untouched.
     ForeignKey(KeyPart),
@@ -336,28 +335,28 @@ pub struct Release {
     pub keep_for: Option<Duration>,
     /// The acquisition that takes the lock again in the same step, or joins the end of the wait
     /// queue if it is not empty. For exclusive holds only, and instead of `keep_for`.
-    pub next: Option<Next>,
+    pub next: Option<NextHolder>,
 }
 
 /// An acquisition that takes a lock again in the same step in which it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Next {
+pub struct NextHolder {
     /// A fresh token.
     pub token: Token,
     /// The lease.
     pub lease: Duration,
-    /// The number of fencing tokens to reserve, as in [`KeyRequest::spare`].
-    pub spare: u32,
+    /// The number of fencing tokens to reserve, as in [`KeyRequest::reserved`].
+    pub reserved: u32,
 }
 
-impl Next {
+impl NextHolder {
     /// Creates an acquisition that takes the lock again under `token`.
-    pub fn new(token: Token, lease: Duration, spare: u32) -> Self {
+    pub fn new(token: Token, lease: Duration, reserved: u32) -> Self {
         Self {
             token,
             lease,
-            spare,
+            reserved,
         }
     }
 }
@@ -380,7 +379,7 @@ impl Release {
 
     /// Lets `next` take the lock again, or join the wait queue.
     #[must_use]
-    pub fn next(self, next: Next) -> Self {
+    pub fn next(self, next: NextHolder) -> Self {
         Self {
             next: Some(next),
             ..self
@@ -407,7 +406,7 @@ pub enum ReleaseReply {
     NotHeld,
 }
 
-/// The reply to [`Store::raise`](super::Store::raise).
+/// The reply to [`QuorumMember::raise`](super::QuorumMember::raise).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RaiseReply {
@@ -497,8 +496,8 @@ pub struct Waiter {
     pub mode: Mode,
     /// The requested lease.
     pub lease: Duration,
-    /// The time since its last call. The entry is skipped after [`STALE`] and removed after
-    /// [`FORGOTTEN`].
+    /// The time since its last call. The entry is skipped after [`ENTRY_STALE_AFTER`] and removed
+    /// after [`ENTRY_TTL`].
     pub silent: Duration,
 }
 

@@ -12,7 +12,8 @@
 //! proposal counts as at most 60 s ahead of the server's clock. The fencing token of the grant is
 //! the largest number among the votes of the majority. If a majority replied with exactly this
 //! number, the grant is complete. This is the usual case and takes one round trip. Otherwise the
-//! number is first written back to the servers that voted with another one (`Store::raise`).
+//! number is first written back to the servers that voted with another one
+//! (`QuorumMember::raise`).
 //!
 //! A server gives each number to at most one acquisition: it either draws the number for the
 //! acquisition, or raises its counter to the number for it. The token of a reader counts when a
@@ -91,7 +92,7 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use tokio::time::Instant;
 
 use self::{
@@ -99,14 +100,14 @@ use self::{
     proposals::Proposals,
 };
 use super::{
-    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Listener,
-    Listeners, PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope,
-    Store, StoreError, StoreErrorKind, StoreEvent, Token,
+    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Limits,
+    Listener, Listeners, PollReply, QuorumMember, Release, ReleaseReply, RenewReply, Renewal,
+    RevokeReply, RevokeScope, Store, StoreError, StoreEvent, Token,
 };
 use crate::{
     error::{LockError, LockErrorKind},
     key::LockKey,
-    spec::{Family, Mode, call_timeout},
+    spec::{LockKind, call_timeout},
     sync::lock,
 };
 
@@ -116,8 +117,8 @@ type Shared = Arc<Mutex<Campaign>>;
 
 /// Locks on several independent servers that agree by majority.
 ///
-/// Supports exclusive and shared locks. Permits are `Unsupported`: with two permits on each of five
-/// servers, three clients could have three votes each.
+/// Supports exclusive and shared locks, and no permits ([`Limits`]): with two permits on each of
+/// five servers, three clients could have three votes each.
 pub struct QuorumStore {
     inner: Arc<Inner>,
     /// Keeps the event listeners alive: the servers hold weak references to them.
@@ -144,7 +145,7 @@ struct Ear {
 }
 
 impl Listener for Ear {
-    fn tell(&self, event: &StoreEvent) {
+    fn on_event(&self, event: &StoreEvent) {
         if let Some(inner) = self.inner.upgrade() {
             inner.on_event(self.node, event);
         }
@@ -167,14 +168,15 @@ impl QuorumStore {
     /// servers must be odd and at least three. All clients must list the servers in the same order.
     ///
     /// No server may forget a lock before its lease has expired. `longest_lease` is the longest
-    /// lease that the store accepts, and therefore the time for which a server must not vote after
-    /// a restart. The servers of [`LockClientBuilder::redlock`](crate::LockClientBuilder::redlock)
-    /// observe this by themselves.
+    /// lease of a request ([`Limits`]), and therefore the time for which a server must not vote
+    /// after a restart. The servers of
+    /// [`LockClientBuilder::connect_redlock`](crate::LockClientBuilder::connect_redlock) observe this by
+    /// themselves.
     ///
     /// # Errors
     /// `InvalidSpec` if the number of servers is even or less than three.
     pub fn new(
-        servers: impl IntoIterator<Item = (String, Arc<dyn Store>)>,
+        servers: impl IntoIterator<Item = (String, Arc<dyn QuorumMember>)>,
         longest_lease: Duration,
     ) -> Result<Self, LockError> {
         let nodes: Vec<_> = servers
@@ -231,27 +233,6 @@ impl Inner {
         majority(self.nodes.len())
     }
 
-    /// Checks that a majority can grant a lock of this mode and lease.
-    ///
-    /// # Errors
-    /// `Unsupported` for permits, and for a lease longer than `longest_lease`.
-    fn check(&self, mode: Mode, lease: Duration) -> Result<(), StoreError> {
-        let message = if mode.family() == Family::Permits {
-            "a majority of servers cannot count permits: with two permits on each of five servers, three clients could \
-             have three votes each; use one server for permits"
-                .into()
-        } else if lease > self.longest_lease {
-            format!(
-                "a lease of {lease:?} is longer than {:?}, the time for which a restarted server does not vote; \
-                 use a shorter lease, or set a longer `longest_lease` on all clients",
-                self.longest_lease
-            )
-        } else {
-            return Ok(());
-        };
-        Err(StoreError::new(StoreErrorKind::Unsupported, message))
-    }
-
     fn campaign(&self, token: Token) -> Option<Shared> {
         lock(&self.campaigns).get(&token.stem()).cloned()
     }
@@ -285,10 +266,10 @@ impl Inner {
                 if state.pushed(node, hold.token, *grant) {
                     drop(state);
                     // Makes the waiter poll at once. That poll also asks the other servers.
-                    let (key, family) = (hold.key.clone(), hold.mode.family());
-                    self.listeners.tell(&StoreEvent::Kept {
+                    let (key, kind) = (hold.key.clone(), hold.mode.kind());
+                    self.listeners.notify(&StoreEvent::FreeIn {
                         key,
-                        family,
+                        kind,
                         ttl: Duration::ZERO,
                     });
                 }
@@ -296,7 +277,7 @@ impl Inner {
             StoreEvent::Revoked { token } => {
                 if let Some(campaign) = self.campaign(*token) {
                     let token = lock(&campaign).hold().token;
-                    self.listeners.tell(&StoreEvent::Revoked { token });
+                    self.listeners.notify(&StoreEvent::Revoked { token });
                 }
             }
             // The other servers make up for notifications and data that this server has lost. Only
@@ -306,15 +287,15 @@ impl Inner {
                 for campaign in campaigns {
                     let waiting = lock(&campaign).waits_at(node);
                     if let Some(Hold { key, mode, .. }) = waiting {
-                        self.listeners.tell(&StoreEvent::Kept {
+                        self.listeners.notify(&StoreEvent::FreeIn {
                             key,
-                            family: mode.family(),
+                            kind: mode.kind(),
                             ttl: Duration::ZERO,
                         });
                     }
                 }
             }
-            event => self.listeners.tell(event),
+            event => self.listeners.notify(event),
         }
     }
 }
@@ -334,8 +315,8 @@ impl Store for QuorumStore {
         Box::pin(self.inner.acquire_all(requests))
     }
 
-    fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
-        Box::pin(self.inner.poll(hold))
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+        Box::pin(join_all(holds.iter().map(|hold| self.inner.poll(hold))))
     }
 
     fn renew<'a>(
@@ -366,23 +347,45 @@ impl Store for QuorumStore {
     fn inspect<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
     ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        Box::pin(self.inner.inspect(key, family))
+        Box::pin(self.inner.inspect(key, kind))
     }
 
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
-        Box::pin(self.inner.revoke(key, family, scope))
+        Box::pin(self.inner.revoke(key, kind, scope))
     }
 
-    fn name_of(&self, key: &LockKey, family: Family, part: KeyPart) -> Option<String> {
+    fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
         // All servers use the same names.
-        self.inner.nodes.first()?.store.name_of(key, family, part)
+        self.inner.nodes.first()?.store.name_of(key, kind, part)
+    }
+
+    fn server_of(&self, _key: &LockKey, _kind: LockKind) -> u64 {
+        // A renewal is sent to all servers, and waits for a majority.
+        0
+    }
+
+    fn limits(&self) -> Limits {
+        let Inner {
+            nodes,
+            longest_lease,
+            ..
+        } = &*self.inner;
+        let limits = Limits::new().permits(false).longest_lease(*longest_lease);
+        // The locks of a request are acquired one by one, so the number of keys has no limit.
+        nodes.iter().fold(limits, |limits, node| {
+            let of_node = node.store.limits();
+            limits
+                .shortest_lease(limits.shortest_lease.max(of_node.shortest_lease))
+                .longest_lease(limits.longest_lease.min(of_node.longest_lease))
+                .push(limits.push && of_node.push)
+        })
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {

@@ -76,11 +76,12 @@ mod url;
 
 use std::{
     fmt,
+    future::ready,
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use tokio::time::Instant;
 
 use self::{
@@ -92,28 +93,24 @@ use self::{
     replicas::Replicas,
     reply::{Reply, foreign_part, unexpected},
     scripts::{Call, Script},
-    servers::{Freed, Servers},
+    servers::{Answer, Freed, Servers},
     target::Target,
 };
 use super::{
     AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, IfBusy, Inspection, KeyPart,
-    KeyRequest, Listener, Next, PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal,
-    RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind,
+    KeyRequest, Limits, Listener, NextHolder, PollReply, QuorumMember, RaiseReply, Release,
+    ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind,
 };
 use crate::{
     error::LockError,
     fence::FencingToken,
     key::LockKey,
     runtime,
-    spec::{Family, Mode},
+    spec::{LockKind, Mode},
 };
 
-#[cfg(feature = "rustls")]
-pub(crate) use self::settings::ClientCertificate;
-pub(crate) use self::{
-    names::check_namespace,
-    settings::{MinReplicas, Settings},
-};
+pub(crate) use self::names::check_namespace;
+pub use self::settings::RedisOptions;
 
 /// The time limit of [`RedisStore::connect`]: two attempts of a second each, the pause between
 /// them, and the checks.
@@ -162,28 +159,34 @@ impl RedisStore {
     /// - `Unauthenticated`, `Forbidden`: the server requires another user; the message
     ///   names the remedy.
     /// - `ReadOnly`: the server is a replica.
-    /// - `NotRedis`: the server is not Redis, is a Sentinel, or is older than 6.0.
+    /// - `WrongServer`: the server is not Redis, is a Sentinel, or is older than 6.0.
     pub async fn connect(url: &str, namespace: &str) -> Result<Self, LockError> {
-        Self::connect_with(url, namespace, Settings::default()).await
+        Self::connect_with(url, namespace, RedisOptions::default()).await
     }
 
-    pub(crate) async fn connect_with(
+    /// Connects as [`connect`](Self::connect) does, with `options` for what a URL cannot express,
+    /// such as certificates.
+    ///
+    /// # Errors
+    /// The errors of [`connect`](Self::connect), and `InvalidSpec` for invalid options.
+    pub async fn connect_with(
         url: &str,
         namespace: &str,
-        settings: Settings,
+        options: RedisOptions,
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
+        options.check()?;
         if sentinel_url::is_one(url) {
-            let (sentinels, settings) = sentinel_url::open(url, settings)?;
-            return Self::open(Target::Primary(Arc::new(sentinels)), namespace, &settings).await;
+            let (sentinels, options) = sentinel_url::open(url, options)?;
+            return Self::open(Target::Primary(Arc::new(sentinels)), namespace, &options).await;
         }
-        match cluster_url::parse(url, &settings) {
-            Some(seeds) => Self::open_cluster(seeds?, namespace, &settings).await,
+        match cluster_url::parse(url, &options) {
+            Some(seeds) => Self::open_cluster(seeds?, namespace, &options).await,
             None => {
                 Self::open(
-                    Target::Server(Arc::new(url::open(url, &settings)?)),
+                    Target::Server(Arc::new(url::open(url, &options)?)),
                     namespace,
-                    &settings,
+                    &options,
                 )
                 .await
             }
@@ -196,36 +199,12 @@ impl RedisStore {
         primary: &str,
         urls: &[String],
         namespace: &str,
-        settings: &Settings,
+        settings: &RedisOptions,
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
         let sentinels =
             sentinel_url::open_each(primary, urls.iter().map(String::as_str), settings)?;
         Self::open(Target::Primary(Arc::new(sentinels)), namespace, settings).await
-    }
-
-    /// Connects with the settings of a [`redis::Client`], for options that a URL cannot express,
-    /// such as certificates or socket settings.
-    ///
-    /// The address, credentials, database and certificates of the client are used. The protocol is
-    /// set to RESP3, `TCP_NODELAY` is enabled, and keepalive and user timeout are set unless the
-    /// client sets them.
-    ///
-    /// # Errors
-    /// The errors of [`connect`](Self::connect).
-    pub async fn from_client(client: redis::Client, namespace: &str) -> Result<Self, LockError> {
-        Self::from_client_with(client, namespace, Settings::default()).await
-    }
-
-    pub(crate) async fn from_client_with(
-        client: redis::Client,
-        namespace: &str,
-        settings: Settings,
-    ) -> Result<Self, LockError> {
-        check_namespace(namespace)?;
-        settings.refuse_certificates("a configured client has its own certificates")?;
-        let client = url::adjust(client.get_connection_info().clone(), &settings)?;
-        Self::open(Target::Server(Arc::new(client)), namespace, &settings).await
     }
 
     /// Connects to the Redis Cluster that any of the `seeds` belongs to. The seeds are URLs of
@@ -240,14 +219,14 @@ impl RedisStore {
         namespace: &str,
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
-        let settings = Settings::default();
+        let settings = RedisOptions::default();
         Self::open_cluster(cluster_url::seeds(seeds, &settings)?, namespace, &settings).await
     }
 
     pub(crate) async fn cluster_with(
         seeds: impl IntoIterator<Item = impl AsRef<str>>,
         namespace: &str,
-        settings: &Settings,
+        settings: &RedisOptions,
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
         Self::open_cluster(cluster_url::seeds(seeds, settings)?, namespace, settings).await
@@ -281,7 +260,7 @@ impl RedisStore {
     async fn open_cluster(
         seeds: Vec<redis::ConnectionInfo>,
         namespace: &str,
-        settings: &Settings,
+        settings: &RedisOptions,
     ) -> Result<Self, LockError> {
         settings.refuse_replicas("a cluster does not support waiting for replicas")?;
         let addresses: Vec<_> = seeds.iter().map(|seed| seed.addr().to_string()).collect();
@@ -294,7 +273,11 @@ impl RedisStore {
         Self::over(servers, &addresses.join(","), namespace).await
     }
 
-    async fn open(target: Target, namespace: &str, settings: &Settings) -> Result<Self, LockError> {
+    async fn open(
+        target: Target,
+        namespace: &str,
+        settings: &RedisOptions,
+    ) -> Result<Self, LockError> {
         let place = target.to_string();
         let acl = AclLine::new(namespace, target.settings().db())
             .waiting(settings.min_replicas.is_some());
@@ -332,13 +315,13 @@ impl RedisStore {
     }
 
     /// Begins a call that needs only the key of the lock.
-    fn on_lock(&self, script: &'static Script, key: &LockKey, family: Family) -> Call {
-        Call::new(script, 1).arg(lock_name(&self.namespace, key, family))
+    fn on_lock(&self, script: &'static Script, key: &LockKey, kind: LockKind) -> Call {
+        Call::new(script, 1).arg(lock_name(&self.namespace, key, kind))
     }
 
     /// Begins a call that may grant the lock, and needs its fence and its queue as well.
-    fn on_all(&self, script: &'static Script, key: &LockKey, family: Family) -> Call {
-        Call::new(script, 3).names(Names::new(&self.namespace, key, family))
+    fn on_all(&self, script: &'static Script, key: &LockKey, kind: LockKind) -> Call {
+        Call::new(script, 3).names(Names::new(&self.namespace, key, kind))
     }
 
     async fn run(&self, call: Call) -> Result<Reply, StoreError> {
@@ -347,9 +330,9 @@ impl RedisStore {
 
     /// The error for a reply that the operation does not expect: foreign data, or a
     /// malformed reply.
-    fn foreign(&self, key: &LockKey, family: Family, reply: &Reply) -> StoreError {
+    fn foreign(&self, key: &LockKey, kind: LockKind, reply: &Reply) -> StoreError {
         match foreign_part(reply.word()) {
-            Some(part) => StoreError::foreign(self.name_of(key, family, part).as_deref(), part),
+            Some(part) => StoreError::foreign(self.name_of(key, kind, part).as_deref(), part),
             None => unexpected(),
         }
     }
@@ -370,6 +353,7 @@ impl RedisStore {
         &self,
         requests: &[KeyRequest],
         if_busy: IfBusy,
+        proposal: Option<FencingToken>,
     ) -> Result<Acquired, StoreError> {
         let Some(deadline) = requests.iter().map(|request| request.deadline).min() else {
             return Ok(Acquired::All(AcquireAllReply::Granted(Vec::new())));
@@ -388,7 +372,7 @@ impl RedisStore {
                 3 * requests.len() + usize::from(marker.is_some()),
             );
             for KeyRequest { hold, .. } in requests {
-                call = call.names(Names::new(&self.namespace, &hold.key, hold.mode.family()));
+                call = call.names(Names::new(&self.namespace, &hold.key, hold.mode.kind()));
             }
             if marker.is_some() {
                 call = call.arg(marker_name(&self.namespace));
@@ -397,23 +381,22 @@ impl RedisStore {
             for KeyRequest {
                 hold,
                 lease,
-                spare,
-                beside,
+                reserved,
+                reader_group,
                 ..
             } in requests
             {
                 call = call.hold(hold).millis(*lease);
                 // Only writers reserve tokens: the reserved tokens of readers would not increase
                 // in the order of their grants.
-                call = match (hold.mode, beside) {
-                    (Mode::Exclusive, _) => call.number(*spare),
-                    (Mode::Shared, Some(beside)) => call.token(*beside),
+                call = match (hold.mode, reader_group) {
+                    (Mode::Exclusive, _) => call.number(*reserved),
+                    (Mode::Shared, Some(reader_group)) => call.token(*reader_group),
                     (Mode::Shared, None) => call.arg(""),
                     (Mode::Permits(_), _) => call.number(0),
                 };
             }
             let Some(marker) = marker else { return call };
-            let proposal = requests.iter().find_map(|request| request.proposal);
             // Without a proposal the server's clock determines the token.
             call.arg(marker)
                 .arg(proposal.map_or(0, FencingToken::number).to_string())
@@ -472,8 +455,9 @@ impl RedisStore {
         &self,
         requests: &[KeyRequest],
         if_busy: IfBusy,
+        proposal: Option<FencingToken>,
     ) -> Result<Acquired, StoreError> {
-        let reply = self.try_acquire(requests, if_busy).await?;
+        let reply = self.try_acquire(requests, if_busy, proposal).await?;
         let late = matches!(
             reply,
             Acquired::All(AcquireAllReply::Refused {
@@ -483,14 +467,14 @@ impl RedisStore {
         );
         let now = Instant::now();
         if late && requests.iter().all(|request| request.deadline > now) {
-            return self.try_acquire(requests, if_busy).await;
+            return self.try_acquire(requests, if_busy, proposal).await;
         }
         Ok(reply)
     }
 
     /// Acquires all keys with one script.
     async fn acquire_each(&self, requests: &[KeyRequest]) -> Result<AcquireAllReply, StoreError> {
-        match self.acquire_in_time(requests, IfBusy::Refuse).await? {
+        match self.acquire_in_time(requests, IfBusy::Refuse, None).await? {
             Acquired::All(reply) => {
                 if matches!(reply, AcquireAllReply::Granted(_)) {
                     self.settle(requests.iter().map(|request| &request.hold))
@@ -502,9 +486,13 @@ impl RedisStore {
         }
     }
 
-    async fn acquire_one(&self, request: &KeyRequest) -> Result<AcquireReply, StoreError> {
+    async fn acquire_one(
+        &self,
+        request: &KeyRequest,
+        proposal: Option<FencingToken>,
+    ) -> Result<AcquireReply, StoreError> {
         match self
-            .acquire_in_time(std::slice::from_ref(request), request.if_busy)
+            .acquire_in_time(std::slice::from_ref(request), request.if_busy, proposal)
             .await?
         {
             Acquired::All(AcquireAllReply::Granted(grants)) => {
@@ -521,11 +509,18 @@ impl RedisStore {
         }
     }
 
-    async fn poll_one(&self, hold: &Hold) -> Result<PollReply, StoreError> {
-        let call = self
-            .on_all(&scripts::POLL, &hold.key, hold.mode.family())
-            .hold(hold);
-        let mut answer = self.servers.call(&call).await?;
+    async fn poll_all(&self, holds: &[Hold]) -> Vec<Result<PollReply, StoreError>> {
+        let call = |index| {
+            let hold: &Hold = &holds[index];
+            self.on_all(&scripts::POLL, &hold.key, hold.mode.kind())
+                .hold(hold)
+        };
+        let answers = self.servers.call_each(holds.len(), &call).await;
+        let polled = async |(hold, answer): (&Hold, Result<_, _>)| self.polled(hold, answer?).await;
+        join_all(holds.iter().zip(answers).map(polled)).await
+    }
+
+    async fn polled(&self, hold: &Hold, mut answer: Answer) -> Result<PollReply, StoreError> {
         let mut reply = answer.reply()?;
         match reply.word() {
             "granted" => {
@@ -546,31 +541,31 @@ impl RedisStore {
                 self.servers.leaves(hold);
                 Ok(PollReply::Gone)
             }
-            _ => Err(self.foreign(&hold.key, hold.mode.family(), &reply)),
+            _ => Err(self.foreign(&hold.key, hold.mode.kind(), &reply)),
         }
     }
 
     fn renewal(&self, Renewal { hold, lease }: &Renewal) -> Call {
-        let family = hold.mode.family();
+        let kind = hold.mode.kind();
         match hold.mode {
             Mode::Exclusive => self
-                .on_lock(&scripts::RENEW, &hold.key, family)
+                .on_lock(&scripts::RENEW, &hold.key, kind)
                 .token(hold.token),
             Mode::Shared | Mode::Permits(_) => self
-                .on_lock(&scripts::RENEW_SHARE, &hold.key, family)
+                .on_lock(&scripts::RENEW_SHARE, &hold.key, kind)
                 .hold(hold),
         }
         .millis(*lease)
     }
 
     async fn renew_all(&self, renewals: &[Renewal]) -> Vec<Result<RenewReply, StoreError>> {
-        let values = self
+        let answers = self
             .servers
             .call_each(renewals.len(), &|index| self.renewal(&renewals[index]))
             .await;
-        values
+        answers
             .into_iter()
-            .map(|value| value.and_then(renewed))
+            .map(|answer| renewed(answer?.into_value()))
             .collect()
     }
 
@@ -585,11 +580,11 @@ impl RedisStore {
         let call = match (hold.mode, next) {
             // The lock does not become free, so there is no reservation.
             (Mode::Exclusive, Some(next)) => self
-                .on_all(&scripts::PASS, &hold.key, Family::Lock)
+                .on_all(&scripts::PASS, &hold.key, LockKind::Lock)
                 .token(hold.token)
                 .token(next.token)
                 .millis(next.lease)
-                .number(next.spare)
+                .number(next.reserved)
                 .arg(self.servers.channel(self.servers.place(hold)).as_bytes()),
             (mode, _) => {
                 let script = if mode == Mode::Exclusive {
@@ -597,7 +592,7 @@ impl RedisStore {
                 } else {
                     &scripts::RELEASE_SHARE
                 };
-                let call = self.on_all(script, &hold.key, mode.family());
+                let call = self.on_all(script, &hold.key, mode.kind());
                 call.member(mode, hold.token)
                     .millis(keep_for.unwrap_or_default())
             }
@@ -635,7 +630,7 @@ impl RedisStore {
                 })
             }
             "not_held" => Ok(ReleaseReply::NotHeld),
-            _ => Err(self.foreign(&hold.key, hold.mode.family(), &reply)),
+            _ => Err(self.foreign(&hold.key, hold.mode.kind(), &reply)),
         }
     }
 
@@ -643,7 +638,7 @@ impl RedisStore {
     async fn passed(
         &self,
         hold: &Hold,
-        next: Option<Next>,
+        next: Option<NextHolder>,
         grant: Grant,
     ) -> Result<ReleaseReply, StoreError> {
         let Some(next) = next else {
@@ -663,16 +658,16 @@ impl RedisStore {
 
     /// A call that releases a lock by its own key alone, while its slot migrates.
     fn free_alone(&self, hold: &Hold, keep_for: Option<Duration>) -> Call {
-        let call = self.on_lock(&scripts::FREE, &hold.key, hold.mode.family());
+        let call = self.on_lock(&scripts::FREE, &hold.key, hold.mode.kind());
         call.hold(hold).millis(keep_for.unwrap_or_default())
     }
 
     async fn convert_one(&self, hold: &Hold) -> Result<ConvertReply, StoreError> {
-        if hold.mode.family() != Family::Lock {
+        if hold.mode.kind() != LockKind::Lock {
             return Ok(ConvertReply::NotHeld);
         }
         let call = self
-            .on_all(&scripts::CONVERT, &hold.key, Family::Lock)
+            .on_all(&scripts::CONVERT, &hold.key, LockKind::Lock)
             .token(hold.token);
         let mut reply = self.run(call).await?;
         match reply.word() {
@@ -683,13 +678,13 @@ impl RedisStore {
                 Ok(ConvertReply::Converted(grant))
             }
             "not_held" => Ok(ConvertReply::NotHeld),
-            _ => Err(self.foreign(&hold.key, Family::Lock, &reply)),
+            _ => Err(self.foreign(&hold.key, LockKind::Lock, &reply)),
         }
     }
 
     async fn abandon_one(&self, hold: &Hold) -> Result<(), StoreError> {
         let call = self
-            .on_all(&scripts::ABANDON, &hold.key, hold.mode.family())
+            .on_all(&scripts::ABANDON, &hold.key, hold.mode.kind())
             .hold(hold);
         self.servers.leaves(hold);
         let freed = self
@@ -713,10 +708,10 @@ impl RedisStore {
     async fn raise_one(
         &self,
         key: &LockKey,
-        family: Family,
+        kind: LockKind,
         fence: FencingToken,
     ) -> Result<RaiseReply, StoreError> {
-        let name = Names::new(&self.namespace, key, family).fence;
+        let name = Names::new(&self.namespace, key, kind).fence;
         let number = fence.to_string();
         let call = match self.servers.marker() {
             Some(marker) => {
@@ -734,7 +729,7 @@ impl RedisStore {
                 latest: reply.counter()?.ok_or_else(unexpected)?,
             }),
             "strange" => Err(self.lost_its_data()),
-            _ => Err(self.foreign(key, family, &reply)),
+            _ => Err(self.foreign(key, kind, &reply)),
         }
     }
 
@@ -744,8 +739,8 @@ impl RedisStore {
         quarantine::lost_its_data()
     }
 
-    async fn inspect_one(&self, key: &LockKey, family: Family) -> Result<Inspection, StoreError> {
-        let call = self.on_all(&scripts::INSPECT, key, family).family(family);
+    async fn inspect_one(&self, key: &LockKey, kind: LockKind) -> Result<Inspection, StoreError> {
+        let call = self.on_all(&scripts::INSPECT, key, kind).kind(kind);
         let mut reply = self.run(call).await?;
         match reply.word() {
             "holders" => {
@@ -756,14 +751,14 @@ impl RedisStore {
                     fence,
                 })
             }
-            _ => Err(self.foreign(key, family, &reply)),
+            _ => Err(self.foreign(key, kind, &reply)),
         }
     }
 
     async fn revoke_one(
         &self,
         key: &LockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> Result<RevokeReply, StoreError> {
         let scope = match scope {
@@ -771,8 +766,8 @@ impl RedisStore {
             RevokeScope::AlsoEndless => "endless",
         };
         let call = self
-            .on_all(&scripts::REVOKE, key, family)
-            .family(family)
+            .on_all(&scripts::REVOKE, key, kind)
+            .kind(kind)
             .arg(scope);
         let call = call.arg(self.servers.pushes().revoked());
         match self.run(call).await?.word() {
@@ -809,7 +804,7 @@ impl Store for RedisStore {
         &'a self,
         request: &'a KeyRequest,
     ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
-        Box::pin(self.acquire_one(request))
+        Box::pin(self.acquire_one(request, None))
     }
 
     fn acquire_all<'a>(
@@ -819,8 +814,8 @@ impl Store for RedisStore {
         Box::pin(self.acquire_several(requests))
     }
 
-    fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
-        Box::pin(self.poll_one(hold))
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+        Box::pin(self.poll_all(holds))
     }
 
     fn renew<'a>(
@@ -845,43 +840,61 @@ impl Store for RedisStore {
         Box::pin(self.abandon_one(hold))
     }
 
-    fn raise<'a>(
-        &'a self,
-        key: &'a LockKey,
-        family: Family,
-        fence: FencingToken,
-    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
-        Box::pin(self.raise_one(key, family, fence))
-    }
-
     fn inspect<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
     ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        Box::pin(self.inspect_one(key, family))
+        Box::pin(self.inspect_one(key, kind))
     }
 
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
-        Box::pin(self.revoke_one(key, family, scope))
+        Box::pin(self.revoke_one(key, kind, scope))
     }
 
-    fn name_of(&self, key: &LockKey, family: Family, part: KeyPart) -> Option<String> {
-        Some(Names::new(&self.namespace, key, family).into_part(part))
+    fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
+        Some(Names::new(&self.namespace, key, kind).into_part(part))
     }
 
-    fn server_of(&self, key: &LockKey, family: Family) -> u64 {
+    fn server_of(&self, key: &LockKey, kind: LockKind) -> u64 {
         self.servers
-            .server_of(&lock_name(&self.namespace, key, family))
+            .server_of(&lock_name(&self.namespace, key, kind))
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::new()
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {
         self.servers.pushes().listeners().add(listener);
+    }
+
+    fn settled(&self) -> BoxFuture<'_, ()> {
+        Box::pin(ready(()))
+    }
+}
+
+impl QuorumMember for RedisStore {
+    fn acquire_proposed<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+        proposal: FencingToken,
+    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+        Box::pin(self.acquire_one(request, Some(proposal)))
+    }
+
+    fn raise<'a>(
+        &'a self,
+        key: &'a LockKey,
+        kind: LockKind,
+        fence: FencingToken,
+    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
+        Box::pin(self.raise_one(key, kind, fence))
     }
 }
 

@@ -8,13 +8,13 @@ use axum::{
 };
 use http::request::Parts;
 
-use super::{Answer, OURS, Problem};
+use super::{ErrorClass, INTERNAL_ERROR_DETAIL, Problem};
 use crate::{__rt::FromLockError, error::LockError, guard::HeldLock};
 
 /// Responds as in the [table](crate::web). The error itself is emitted as an event.
 impl IntoResponse for LockError {
     fn into_response(self) -> Response {
-        self.answer().trace(self.code(), &self);
+        self.class().trace(self.code(), &self);
         Problem::from(&self).into_response()
     }
 }
@@ -47,9 +47,9 @@ impl Error for NotLocked {}
 
 impl IntoResponse for NotLocked {
     fn into_response(self) -> Response {
-        let (answer, code) = (Answer::Internal, "not_locked");
-        answer.trace(code, &self);
-        Problem::new(answer, code, OURS).into_response()
+        let (class, code) = (ErrorClass::Internal, "not_locked");
+        class.trace(code, &self);
+        Problem::new(class, code, INTERNAL_ERROR_DETAIL).into_response()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use tonic::{Code, Status};
 
-use super::{DEFAULT_RETRY_AFTER, detail, retry_info};
+use super::{DEFAULT_RETRY_AFTER, public_detail, retry_info};
 use crate::error::LockError;
 
 /// Converts the error as in the [table](crate::web), with `google.rpc.RetryInfo` if the caller
@@ -11,10 +11,10 @@ use crate::error::LockError;
 /// With this conversion, a locked handler can return tonic's `Result<Response<T>, Status>`.
 impl From<LockError> for Status {
     fn from(error: LockError) -> Self {
-        let answer = error.answer();
-        answer.trace(error.code(), &error);
-        let (code, message) = (answer.grpc_code(), detail(error.kind()));
-        let details = answer
+        let class = error.class();
+        class.trace(error.code(), &error);
+        let (code, message) = (class.grpc_code(), public_detail(error.kind()));
+        let details = class
             .retry_after(DEFAULT_RETRY_AFTER, error.retry_after())
             .map(|after| retry_info(code, message, after))
             .unwrap_or_default();

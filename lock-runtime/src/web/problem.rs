@@ -7,7 +7,7 @@ use http::{
     header::{CONTENT_TYPE, RETRY_AFTER},
 };
 
-use super::{Answer, DEFAULT_RETRY_AFTER, detail};
+use super::{DEFAULT_RETRY_AFTER, ErrorClass, public_detail};
 use crate::error::LockError;
 
 /// A problem document: an error as an HTTP response.
@@ -21,9 +21,9 @@ pub struct Problem<'a> {
 
 impl<'a> Problem<'a> {
     /// Creates a document with a stable `code` for programs and a `detail` for people.
-    pub fn new(answer: Answer, code: &'static str, detail: impl Into<Cow<'a, str>>) -> Self {
+    pub fn new(class: ErrorClass, code: &'static str, detail: impl Into<Cow<'a, str>>) -> Self {
         Self {
-            status: answer.into(),
+            status: class.into(),
             code,
             detail: detail.into(),
             retry_after: None,
@@ -81,15 +81,15 @@ impl<'a> Problem<'a> {
 
 impl From<&LockError> for Problem<'static> {
     fn from(error: &LockError) -> Self {
-        let answer = Answer::from(error.kind());
-        let after = answer.retry_after(DEFAULT_RETRY_AFTER, error.retry_after());
-        Self::new(answer, error.code(), detail(error.kind())).retry_after(after)
+        let class = ErrorClass::from(error.kind());
+        let after = class.retry_after(DEFAULT_RETRY_AFTER, error.retry_after());
+        Self::new(class, error.code(), public_detail(error.kind())).retry_after(after)
     }
 }
 
-impl From<Answer> for StatusCode {
-    fn from(answer: Answer) -> Self {
+impl From<ErrorClass> for StatusCode {
+    fn from(class: ErrorClass) -> Self {
         // All statuses of the table are valid.
-        Self::from_u16(answer.http_status()).unwrap_or(Self::INTERNAL_SERVER_ERROR)
+        Self::from_u16(class.http_status()).unwrap_or(Self::INTERNAL_SERVER_ERROR)
     }
 }

@@ -279,7 +279,7 @@ impl Error for TemplateError {}
 #[cfg(test)]
 mod tests {
     use http::HeaderName;
-    use lock_runtime::web::Answer;
+    use lock_runtime::web::ErrorClass;
 
     use super::*;
 
@@ -369,13 +369,16 @@ mod tests {
             (&[("x-tenant", b"\xff")], "invalid_header"),
         ] {
             let error = key(template, headers).unwrap_err();
-            assert_eq!((error.answer(), error.code()), (Answer::BadRequest, code));
+            assert_eq!(
+                (error.class(), error.code()),
+                (ErrorClass::BadRequest, code)
+            );
             assert!(error.to_string().contains("x-tenant"), "{error}");
         }
         let error = key(template, &[("x-tenant", "x".repeat(600).as_bytes())]).unwrap_err();
         assert_eq!(
-            (error.answer(), error.code()),
-            (Answer::BadRequest, "invalid_key")
+            (error.class(), error.code()),
+            (ErrorClass::BadRequest, "invalid_key")
         );
     }
 
@@ -412,8 +415,8 @@ mod tests {
         ] {
             let error = of_uri("k:{query.tenant}", &format!("/x?{query}")).unwrap_err();
             assert_eq!(
-                (error.answer(), error.code()),
-                (Answer::BadRequest, code),
+                (error.class(), error.code()),
+                (ErrorClass::BadRequest, code),
                 "{query}"
             );
             assert!(error.to_string().contains("tenant"), "{error}");
@@ -450,6 +453,6 @@ mod tests {
     fn path_parameters_without_a_router_are_our_mistake() {
         let error = key("order:{id}", &[]).unwrap_err();
         assert!(matches!(error, KeyError::NotRouted));
-        assert_eq!(error.answer(), Answer::Internal);
+        assert_eq!(error.class(), ErrorClass::Internal);
     }
 }

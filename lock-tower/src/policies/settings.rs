@@ -3,10 +3,10 @@
 use std::{mem, sync::Arc, time::Duration};
 
 use http::StatusCode;
-use lock_runtime::{LockSpec, web::Answer};
+use lock_runtime::{LockSpec, web::ErrorClass};
 
 use super::{mistake::Mistakes, read::ROWS};
-use crate::{policy::Policy, protocol::Hold};
+use crate::{policy::Policy, protocol::HoldUntil};
 
 /// A value in the text. `at` is its offset, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -29,20 +29,20 @@ pub(super) struct Settings<'t> {
     /// The offsets of `min_hold` and `max_hold`.
     pub(super) min_hold: Option<usize>,
     pub(super) max_hold: Option<usize>,
-    pub(super) hold: Option<Hold>,
+    pub(super) hold_until: Option<HoldUntil>,
     pub(super) retry_after: Option<Duration>,
     pub(super) fail_open: Option<bool>,
-    pub(super) statuses: Vec<(Answer, StatusCode)>,
+    pub(super) statuses: Vec<(ErrorClass, StatusCode)>,
 }
 
 impl<'t> Settings<'t> {
     /// Fills unset settings from `other`.
     pub(super) fn or(mut self, other: &Self) -> Self {
-        let own = |answer| self.statuses.iter().any(|(said, _)| *said == answer);
+        let own = |class| self.statuses.iter().any(|(said, _)| *said == class);
         let inherited: Vec<_> = other
             .statuses
             .iter()
-            .filter(|(answer, _)| !own(*answer))
+            .filter(|(class, _)| !own(*class))
             .copied()
             .collect();
         self.statuses.extend(inherited);
@@ -54,7 +54,7 @@ impl<'t> Settings<'t> {
             options: self.options.or(&other.options),
             min_hold: self.min_hold.or(other.min_hold),
             max_hold: self.max_hold.or(other.max_hold),
-            hold: self.hold.or(other.hold),
+            hold_until: self.hold_until.or(other.hold_until),
             retry_after: self.retry_after.or(other.retry_after),
             fail_open: self.fail_open.or(other.fail_open),
             statuses: self.statuses,
@@ -76,8 +76,8 @@ impl<'t> Settings<'t> {
             mistakes.add(min_hold.max(max_hold), error.to_string());
         }
         let mut policy = Policy::new(Arc::from(name)).spec(spec);
-        if let Some(hold) = self.hold {
-            policy = policy.hold(hold);
+        if let Some(hold_until) = self.hold_until {
+            policy = policy.hold_until(hold_until);
         }
         if let Some(retry_after) = self.retry_after {
             policy = policy.retry_after(retry_after);
@@ -86,10 +86,10 @@ impl<'t> Settings<'t> {
             policy = policy.fail_open();
         }
         // In the order of the table, so that policies with the same settings are equal.
-        let said = |row| self.statuses.iter().find(|(answer, _)| *answer == row);
+        let said = |row| self.statuses.iter().find(|(class, _)| *class == row);
         let statuses = ROWS.into_iter().filter_map(|(_, row)| said(row));
-        statuses.fold(policy, |policy, (answer, status)| {
-            policy.status(*answer, *status)
+        statuses.fold(policy, |policy, (class, status)| {
+            policy.status(*class, *status)
         })
     }
 }

@@ -3,10 +3,10 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use http::StatusCode;
-use lock_runtime::{LockKey, LockSpec, web::Answer};
+use lock_runtime::{LockKey, LockSpec, web::ErrorClass};
 
 use super::*;
-use crate::protocol::Hold;
+use crate::protocol::HoldUntil;
 
 fn policies(text: &str) -> LockPolicies {
     LockPolicies::from_toml_str(text).unwrap_or_else(|error| panic!("{error}"))
@@ -52,7 +52,7 @@ fn a_file_can_set_everything_that_a_layer_can() {
 
         [groups.slow]
         wait = "5s"
-        hold = "body"
+        hold_until = "body"
         status = { busy = 429 }
 
         [routes."POST /all"]
@@ -75,7 +75,7 @@ fn a_file_can_set_everything_that_a_layer_can() {
         global = true
         mode = "read"
         no_wait = true
-        hold = "response"
+        hold_until = "response"
         reentrant = false
         strict_order = false
         renew = true
@@ -97,11 +97,11 @@ fn a_file_can_set_everything_that_a_layer_can() {
         .max_waiters(7);
     let all = Policy::new("all")
         .spec(spec)
-        .hold(Hold::Body)
+        .hold_until(HoldUntil::Body)
         .retry_after(seconds(3))
         .fail_open()
-        .status(Answer::Busy, StatusCode::TOO_MANY_REQUESTS)
-        .status(Answer::Lost, StatusCode::BAD_GATEWAY);
+        .status(ErrorClass::Busy, StatusCode::TOO_MANY_REQUESTS)
+        .status(ErrorClass::Lost, StatusCode::BAD_GATEWAY);
     assert_eq!(*policies.find(&Method::POST, "/all").unwrap(), all);
     let spec = LockSpec::read()
         .lease(seconds(10))
@@ -111,17 +111,17 @@ fn a_file_can_set_everything_that_a_layer_can() {
         .renew();
     let none = Policy::new("/none")
         .spec(spec)
-        .status(Answer::Busy, StatusCode::TOO_MANY_REQUESTS)
-        .status(Answer::Lost, StatusCode::BAD_GATEWAY);
+        .status(ErrorClass::Busy, StatusCode::TOO_MANY_REQUESTS)
+        .status(ErrorClass::Lost, StatusCode::BAD_GATEWAY);
     assert_eq!(*policies.find(&Method::PUT, "/none").unwrap(), none);
     let open = policies.find(&Method::PUT, "/open").unwrap();
     assert_eq!(
         *open.lock_spec(),
         LockSpec::exclusive().lease(seconds(10)).wait(seconds(2))
     );
-    assert_eq!(open.status_of(Answer::Busy), StatusCode::LOCKED);
+    assert_eq!(open.status_of(ErrorClass::Busy), StatusCode::LOCKED);
     assert_eq!(
-        open.status_of(Answer::Overloaded),
+        open.status_of(ErrorClass::Overloaded),
         StatusCode::SERVICE_UNAVAILABLE
     );
 }
@@ -273,8 +273,8 @@ fn the_parameters_of_a_policy_are_those_of_its_own_route() {
     );
     let error = key(Method::GET, "/a/%FF/2").unwrap_err();
     assert_eq!(
-        (error.answer(), error.code()),
-        (Answer::BadRequest, "bad_request")
+        (error.class(), error.code()),
+        (ErrorClass::BadRequest, "bad_request")
     );
     for uri in ["/skipped", "/nowhere", "/a/1", "/a/1/2/"] {
         assert_eq!(key(Method::GET, uri).unwrap(), Target::Skip, "{uri}");

@@ -20,7 +20,7 @@ const TASKS: usize = 256;
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let cluster = RedisCluster::start().await;
     let locks = LockClient::builder()
-        .cluster(cluster.urls())
+        .connect_cluster(cluster.urls())
         .await
         .expect("our own cluster answers");
     let nodes = join_all(

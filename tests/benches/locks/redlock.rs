@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use lock_runtime::LockClient;
+use lock_runtime::{LockClient, RedisOptions};
 use lock_tests::redis_server::RedisServer;
 
 use crate::{
@@ -110,9 +110,9 @@ async fn ask(subject: impl Subject, watch: Watch) -> u64 {
 
 /// A client of servers that vote.
 async fn connect(servers: &[RedisServer]) -> LockClient {
-    let builder = LockClient::builder().longest_lease(LEASE);
+    let builder = LockClient::builder().redis(RedisOptions::new().longest_lease(LEASE));
     let locks = builder
-        .redlock(servers.iter().map(RedisServer::url))
+        .connect_redlock(servers.iter().map(RedisServer::url))
         .await
         .expect("our own servers answer");
     let first = Ours::new(&locks, "vote".into()).lease(LEASE);

@@ -3,7 +3,7 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use lock_runtime::{LockClient, LockClientBuilder};
+use lock_runtime::{LockClient, LockClientBuilder, RedisOptions};
 use lock_tests::SentinelSet;
 
 use crate::{
@@ -22,12 +22,15 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let primary = format!("redis://{}", SentinelSet::SERVICE);
     let connect = async |builder: LockClientBuilder| {
         builder
-            .sentinel(&primary, set.sentinel_urls())
+            .connect_sentinel(&primary, set.sentinel_urls())
             .await
             .expect("our own Sentinels answer")
     };
     let locks = connect(LockClient::builder()).await;
-    let replicated = connect(LockClient::builder().min_replicas(NonZeroU32::MIN, PATIENCE)).await;
+    let replicated = connect(
+        LockClient::builder().redis(RedisOptions::new().min_replicas(NonZeroU32::MIN, PATIENCE)),
+    )
+    .await;
     let raw = Raw::connect(&raw::client(&set.master().await.url())).await;
     let mut rows = Vec::new();
     for tasks in TASKS {

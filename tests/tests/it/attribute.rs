@@ -17,7 +17,7 @@ use lock_runtime::{LockClient, LockErrorKind};
 /// Runs a test with a client of its own, which the attribute finds; and another client of the same locks does not exist.
 async fn with_client<T>(test: impl AsyncFnOnce(&LockClient) -> T) -> T {
     let locks = LockClient::in_memory();
-    crate::place::in_time(locks.scope(test(&locks))).await
+    crate::place::in_time(locks.as_default(test(&locks))).await
 }
 
 /// Is the key held, exclusively or shared?

@@ -4,6 +4,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use lock_runtime::{LockError, LockErrorKind};
+use lock_tests::chain;
 use tokio::time::{Instant, timeout};
 
 pub(crate) mod access;
@@ -40,7 +41,7 @@ async fn within<T>(promised: Duration, future: impl Future<Output = T>) -> T {
 #[track_caller]
 fn assert_says(error: &LockError, kind: LockErrorKind, words: &[&str]) {
     assert_eq!(error.kind(), kind, "{error}");
-    let text = error.to_string();
+    let text = chain(&error);
     for word in words {
         assert!(text.contains(word), "{word:?} is missing: {text}");
     }

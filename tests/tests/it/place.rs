@@ -12,7 +12,7 @@ use std::{
 
 use lock_runtime::{
     LockClient, LockClientBuilder, MAX_LEASE,
-    store::{MemoryStore, QuorumStore, Store, redis::RedisStore},
+    store::{MemoryStore, QuorumMember, QuorumStore, Store, redis::RedisStore},
 };
 use lock_tests::{RedisCluster, RedisServer, shared_cluster, shared_server, unique};
 use tokio::time::{Instant, sleep, timeout};
@@ -93,7 +93,7 @@ impl Place {
 
     pub(crate) async fn client_of(&self, builder: LockClientBuilder) -> LockClient {
         match self {
-            Self::Memory(_) | Self::Majority(_) => builder.with_store(self.store().await),
+            Self::Memory(_) | Self::Majority(_) => builder.build_with_store(self.store().await),
             Self::Redis { url, namespace } => builder
                 .namespace(namespace)
                 .connect(url)
@@ -108,8 +108,9 @@ impl Place {
             Self::Memory(store) => store.clone(),
             Self::Majority(stores) => {
                 let servers = stores.iter().enumerate();
-                let servers = servers
-                    .map(|(number, store)| (number.to_string(), store.clone() as Arc<dyn Store>));
+                let servers = servers.map(|(number, store)| {
+                    (number.to_string(), store.clone() as Arc<dyn QuorumMember>)
+                });
                 Arc::new(QuorumStore::new(servers, MAX_LEASE).expect("five are an odd number"))
             }
             Self::Redis { url, namespace } => Arc::new(

@@ -4,7 +4,7 @@
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use lock_runtime::{
-    Family, LockClient, LockKey, Mode,
+    LockClient, LockKey, LockKind, Mode,
     store::{
         AcquireReply, Grant, Hold, Inspection, KeyRequest, MemoryStore, Store, Token,
         redis::RedisStore,
@@ -24,7 +24,6 @@ mod queue;
 mod released;
 mod several;
 mod tokens;
-pub(crate) mod watched;
 
 const HOUR: Duration = Duration::from_secs(3600);
 /// Longer than anything here takes on a slow machine.
@@ -86,12 +85,12 @@ async fn queued(store: &dyn Store, hold: &Hold, lease: Duration) {
 }
 
 async fn inspect(store: &dyn Store, hold: &Hold) -> Inspection {
-    store.inspect(&hold.key, hold.mode.family()).await.unwrap()
+    store.inspect(&hold.key, hold.mode.kind()).await.unwrap()
 }
 
 async fn is_free(store: &dyn Store, key: &LockKey) -> bool {
     store
-        .inspect(key, Family::Lock)
+        .inspect(key, LockKind::Lock)
         .await
         .unwrap()
         .holders
@@ -100,8 +99,8 @@ async fn is_free(store: &dyn Store, key: &LockKey) -> bool {
 
 /// The name of the key that says who holds the lock.
 fn lock_name(hold: &Hold) -> String {
-    match hold.mode.family() {
-        Family::Permits => format!("lock:permits:{}", hold.key),
+    match hold.mode.kind() {
+        LockKind::Permits => format!("lock:permits:{}", hold.key),
         _ => format!("lock:{}", hold.key),
     }
 }

@@ -10,7 +10,7 @@ mod votes;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use lock_runtime::{LockClient, LockErrorKind};
+use lock_runtime::{LockClient, LockErrorKind, RedisOptions};
 use lock_tests::{Proxy, RedisServer, shared_five, unique};
 use tokio::{
     sync::Mutex,
@@ -77,9 +77,9 @@ impl Servers {
     async fn client_of(&self, urls: impl IntoIterator<Item = String>) -> LockClient {
         let builder = LockClient::builder()
             .namespace(&self.namespace)
-            .longest_lease(LONGEST_LEASE);
+            .redis(RedisOptions::new().longest_lease(LONGEST_LEASE));
         builder
-            .redlock(urls)
+            .connect_redlock(urls)
             .await
             .expect("clients of servers that run")
     }

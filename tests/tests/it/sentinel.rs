@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use lock_runtime::{LockClient, LockClientBuilder, LockError, LockErrorKind};
-use lock_tests::{RedisServer, SentinelSet, unique};
+use lock_tests::{RedisServer, SentinelSet, chain, unique};
 
 mod access;
 mod failover;
@@ -68,7 +68,7 @@ async fn copied(set: &SentinelSet) {
 #[track_caller]
 fn assert_says(error: &LockError, kind: LockErrorKind, words: &[&str]) {
     assert_eq!(error.kind(), kind, "{error}");
-    let text = error.to_string();
+    let text = chain(&error);
     for word in words {
         assert!(text.contains(word), "{word:?} is missing: {text}");
     }

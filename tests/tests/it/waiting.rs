@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use lock_runtime::{Acquire, LockClient, LockGuard};
+use lock_runtime::{AcquireFuture, LockClient, LockGuard};
 use lock_tests::{Captured, shared_cluster, shared_server, traces::Event};
 
 use crate::place::{LONG, Place, begun, eventually, no_key_left};
@@ -63,7 +63,7 @@ fn passes(traces: &Captured) -> usize {
 }
 
 /// Takes and gives back the lock, and says which fencing token it had.
-async fn pass_through(acquire: impl Future<Output = <Acquire as Future>::Output>) -> u64 {
+async fn pass_through(acquire: impl Future<Output = <AcquireFuture as Future>::Output>) -> u64 {
     let guard = acquire.await.unwrap();
     let fence = guard.fence().number();
     guard.release().await.unwrap();
@@ -71,7 +71,7 @@ async fn pass_through(acquire: impl Future<Output = <Acquire as Future>::Output>
 }
 
 /// A guard that cannot be passed on, and is handed back for the one who waits here if it is released within 50 ms.
-async fn may_hand_back(locks: &LockClient, key: &str) -> (LockGuard, Pin<Box<Acquire>>) {
+async fn may_hand_back(locks: &LockClient, key: &str) -> (LockGuard, Pin<Box<AcquireFuture>>) {
     let request = || locks.exclusive(key).wait(LONG);
     let guard = request().acquire().await.unwrap();
     // When it asks the store nobody waits behind it, so it gets no fencing token to spare.

@@ -153,7 +153,7 @@ impl Server {
                 builder.connect(url).await?,
                 Stock::Redis(RedisStock::connect(url, run).await?),
             ),
-            None => (builder.in_memory()?, Stock::in_memory()),
+            None => (builder.build_in_memory()?, Stock::in_memory()),
         };
         let shop = Shop {
             stock,

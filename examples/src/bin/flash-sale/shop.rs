@@ -39,7 +39,7 @@ pub(crate) enum Sale {
 pub(crate) enum Refusal {
     #[error("unknown_item: we do not sell that")]
     UnknownItem,
-    #[error("{}: {_0}", _0.code())]
+    #[error("{}: {_0:#}", _0.code())]
     Lock(#[from] LockError),
     #[error("stock: {_0}")]
     Stock(#[from] redis::RedisError),

@@ -11,7 +11,7 @@ use lock_examples::inventory::{
     inventory_server::{Inventory, InventoryServer},
 };
 use lock_runtime::{FencingToken, HeldLock, LockClient};
-use lock_tower::{Hold, LockLayer};
+use lock_tower::{HoldUntil, LockLayer};
 use tokio::{task::yield_now, time::sleep};
 use tonic::{
     Request, Response, Status,
@@ -41,7 +41,7 @@ pub(crate) async fn serve(
             // One request at a time for each item, until the last frame has been sent, so that a
             // stock count is exact.
             let lock = LockLayer::new(locks, "item:{header.x-item}")?
-                .hold(Hold::Body)
+                .hold_until(HoldUntil::Body)
                 .wait(WAIT)
                 .retry_after(COME_BACK);
             Server::builder()

@@ -85,7 +85,7 @@ pub(crate) async fn fire() -> Outcome {
     match draw().await {
         Ok(winners) => Outcome::Drew(winners.into_iter().map(str::to_owned).collect()),
         Err(error) if error.kind() == LockErrorKind::Contended => Outcome::Skipped,
-        Err(error) => Outcome::Failed(error.to_string()),
+        Err(error) => Outcome::Failed(format!("{error:#}")),
     }
 }
 

@@ -54,7 +54,7 @@ pub(crate) async fn tell(locks: LockClient) -> anyhow::Result<ExitCode> {
     let reports = [customers.report(), customers.report()];
     try_join_all(reports).await?;
     println!(
-        "report, hold = body:   two requests of one tenant, one after the other: {:.1?}",
+        "report, hold_until = body: two requests of one tenant, one after the other: {:.1?}",
         since.elapsed()
     );
 

@@ -13,11 +13,11 @@ use tokio::time::Instant;
 use crate::{
     fence::FencingToken,
     key::LockKey,
-    spec::{Family, Mode},
+    spec::{LockKind, Mode},
     store::{
-        AcquireReply, ConvertReply, FORESIGHT, FORGOTTEN, Grant, HANDED_OVER, Hold, Holder, IfBusy,
-        Inspection, KeyRequest, LONGEST_POLL, PollReply, RaiseReply, Release, ReleaseReply,
-        RenewReply, Renewal, RevokeReply, STALE, Token, Waiter,
+        AcquireReply, ConvertReply, ENTRY_STALE_AFTER, ENTRY_TTL, Grant, HANDOFF_LEASE, Hold,
+        Holder, IfBusy, Inspection, KeyRequest, MAX_PROPOSAL_SKEW, POLL_INTERVAL, PollReply,
+        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, Token, Waiter,
     },
 };
 
@@ -45,16 +45,16 @@ impl Default for Fences {
 }
 
 impl Fences {
-    /// Returns the next token at the time of `step`, with `spare` more reserved after it.
-    fn next(&self, spare: u32, step: &Step<'_>) -> FencingToken {
+    /// Returns the next token at the time of `step`, and reserves this number of tokens after it.
+    fn next(&self, reserved: u32, step: &Step<'_>) -> FencingToken {
         let (began, micros) = self.epoch;
         let micros = micros + step.now.saturating_duration_since(began).as_micros() as u64;
-        let farthest = micros + FORESIGHT.as_micros() as u64;
+        let farthest = micros + MAX_PROPOSAL_SKEW.as_micros() as u64;
         let micros = step
             .proposal
             .map_or(micros, |proposal| proposal.number().min(farthest));
         let next = |latest| FencingToken::next(FencingToken::new(latest), micros);
-        let last = |latest| next(latest).later(spare).number();
+        let last = |latest| next(latest).later(reserved).number();
         let (Ok(latest) | Err(latest)) =
             self.latest
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| {
@@ -93,7 +93,7 @@ pub(crate) struct Step<'a> {
     frees: bool,
     /// The locks that may be free after this time, before their next waiter polls. To be sent as
     /// events as well.
-    pub(crate) kept: Vec<(LockKey, Family, Duration)>,
+    pub(crate) free_in: Vec<(LockKey, LockKind, Duration)>,
     /// Switches PROTOCOL 15 off: this step grants nothing from the wait queue.
     #[cfg(test)]
     pub(crate) lets_nobody_in: bool,
@@ -108,7 +108,7 @@ impl<'a> Step<'a> {
             caller,
             handed_over: Vec::new(),
             frees: false,
-            kept: Vec::new(),
+            free_in: Vec::new(),
             #[cfg(test)]
             lets_nobody_in: false,
         }
@@ -161,18 +161,18 @@ struct Place {
     token: Token,
     mode: Mode,
     lease: Duration,
-    spare: u32,
+    reserved: u32,
     seen: Instant,
 }
 
 impl Place {
     fn is_live(&self, now: Instant) -> bool {
-        now < self.seen + STALE
+        now < self.seen + ENTRY_STALE_AFTER
     }
 
     /// The number of permits is part of their name.
     fn is_of(&self, hold: &Hold) -> bool {
-        self.token == hold.token && (self.mode.family() == Family::Lock || self.mode == hold.mode)
+        self.token == hold.token && (self.mode.kind() == LockKind::Lock || self.mode == hold.mode)
     }
 }
 
@@ -203,22 +203,22 @@ impl Entry {
         }
     }
 
-    fn hold(&mut self, hold: &Hold, lease: Duration, spare: u32, step: &Step<'_>) -> Grant {
-        let spare = if hold.mode == Mode::Exclusive {
-            spare
+    fn hold(&mut self, hold: &Hold, lease: Duration, reserved: u32, step: &Step<'_>) -> Grant {
+        let reserved = if hold.mode == Mode::Exclusive {
+            reserved
         } else {
             0
         };
-        let fence = step.fences.next(spare, step);
+        let fence = step.fences.next(reserved, step);
         self.mode = hold.mode;
         let slot = Slot {
             token: hold.token,
             kept: false,
             expires: step.now + lease,
-            fence: fence.later(spare),
+            fence: fence.later(reserved),
         };
         self.slots.push(slot);
-        Grant::new(fence, lease).spare(spare)
+        Grant::new(fence, lease).reserved(reserved)
     }
 
     /// Drops expired slots and queue entries, and hands the lock off to the next waiters
@@ -229,7 +229,7 @@ impl Entry {
         if self.line.is_empty() {
             return;
         }
-        self.line.retain(|place| now < place.seen + FORGOTTEN);
+        self.line.retain(|place| now < place.seen + ENTRY_TTL);
         #[cfg(test)]
         if step.lets_nobody_in {
             return;
@@ -247,19 +247,19 @@ impl Entry {
             }
             if !self.admits(place.mode) {
                 if step.frees
-                    && let Some(ttl) = self.ends_in(now).filter(|ttl| *ttl < LONGEST_POLL)
+                    && let Some(ttl) = self.ends_in(now).filter(|ttl| *ttl < POLL_INTERVAL)
                 {
-                    step.kept.push((key.clone(), place.mode.family(), ttl));
+                    step.free_in.push((key.clone(), place.mode.kind(), ttl));
                 }
                 break;
             }
             let hold = Hold::new(key.clone(), place.mode, place.token);
-            let (lease, spare) = (place.lease.min(HANDED_OVER), place.spare);
+            let (lease, reserved) = (place.lease.min(HANDOFF_LEASE), place.reserved);
             self.line.remove(index);
-            let grant = self.hold(&hold, lease, spare, step);
+            let grant = self.hold(&hold, lease, reserved, step);
             // A dead process does not renew its short lease, which may end before the next waiter
             // polls.
-            step.frees |= lease < LONGEST_POLL;
+            step.frees |= lease < POLL_INTERVAL;
             if step.caller != Some(hold.token) {
                 step.handed_over.push((hold, grant));
             }
@@ -287,20 +287,20 @@ impl Entry {
         match self.next_waiter(now) {
             // The holders admit the request, but this waiter is before it, and is skipped unless
             // it polls.
-            Some(next) if self.admits(mode) => Some(next.seen + STALE - now),
+            Some(next) if self.admits(mode) => Some(next.seen + ENTRY_STALE_AFTER - now),
             _ => self.ends_in(now),
         }
     }
 
     /// Adds a queue entry, or keeps the existing one.
-    fn enqueue(&mut self, hold: &Hold, lease: Duration, spare: u32, now: Instant) {
+    fn enqueue(&mut self, hold: &Hold, lease: Duration, reserved: u32, now: Instant) {
         match self.line.iter_mut().find(|place| place.is_of(hold)) {
             Some(place) => place.seen = now,
             None => self.line.push_back(Place {
                 token: hold.token,
                 mode: hold.mode,
                 lease,
-                spare,
+                reserved,
                 seen: now,
             }),
         }
@@ -314,10 +314,10 @@ pub(crate) enum Verdict {
 }
 
 impl Table {
-    fn map(&mut self, family: Family) -> &mut Map {
-        match family {
-            Family::Lock => &mut self.locks,
-            Family::Permits => &mut self.permits,
+    fn map(&mut self, kind: LockKind) -> &mut Map {
+        match kind {
+            LockKind::Lock => &mut self.locks,
+            LockKind::Permits => &mut self.permits,
         }
     }
 
@@ -330,10 +330,10 @@ impl Table {
     fn advanced(
         &mut self,
         key: &LockKey,
-        family: Family,
+        kind: LockKind,
         step: &mut Step<'_>,
     ) -> Option<&mut Entry> {
-        let map = self.map(family);
+        let map = self.map(kind);
         let entry = map.get_mut(key)?;
         entry.advance(key, step);
         if entry.slots.is_empty() && entry.line.is_empty() {
@@ -344,14 +344,14 @@ impl Table {
     }
 
     /// Advances the wait queue after something was released.
-    fn settle(&mut self, key: &LockKey, family: Family, step: &mut Step<'_>) {
-        self.advanced(key, family, step);
+    fn settle(&mut self, key: &LockKey, kind: LockKind, step: &mut Step<'_>) {
+        self.advanced(key, kind, step);
     }
 
     /// Keeps the queue entry of the caller alive.
     fn keep_place(&mut self, hold: &Hold, now: Instant) {
-        if let Some(entry) = self.map(hold.mode.family()).get_mut(&hold.key) {
-            entry.line.retain(|place| now < place.seen + FORGOTTEN);
+        if let Some(entry) = self.map(hold.mode.kind()).get_mut(&hold.key) {
+            entry.line.retain(|place| now < place.seen + ENTRY_TTL);
             if let Some(place) = entry.line.iter_mut().find(|place| place.is_of(hold)) {
                 place.seen = now;
             }
@@ -369,9 +369,8 @@ impl Table {
         if now > request.deadline {
             return Verdict::Reply(AcquireReply::Late);
         }
-        step.proposal = request.proposal;
         self.keep_place(&request.hold, now);
-        let Some(entry) = self.advanced(key, mode.family(), step) else {
+        let Some(entry) = self.advanced(key, mode.kind(), step) else {
             return Verdict::Free;
         };
         if let Some(slot) = entry.slot(mode, token) {
@@ -385,9 +384,9 @@ impl Table {
             return Verdict::Reply(AcquireReply::ModeMismatch);
         }
         let is_of_a_group = mode == Mode::Shared
-            && request
-                .beside
-                .is_some_and(|beside| entry.slots.iter().any(|slot| slot.is_held_by(beside)));
+            && request.reader_group.is_some_and(|reader_group| {
+                entry.slots.iter().any(|slot| slot.is_held_by(reader_group))
+            });
         if entry.admits(mode) && (is_of_a_group || entry.next_waiter(now).is_none()) {
             return Verdict::Free;
         }
@@ -399,7 +398,7 @@ impl Table {
                 has_waiters,
             });
         }
-        entry.enqueue(&request.hold, request.lease, request.spare, now);
+        entry.enqueue(&request.hold, request.lease, request.reserved, now);
         Verdict::Reply(AcquireReply::Queued {
             counter: step.fences.latest(),
             holder_ttl,
@@ -409,13 +408,13 @@ impl Table {
     /// Grants a request that [`verdict`](Self::verdict) found free.
     pub(crate) fn grant(&mut self, request: &KeyRequest, step: &Step<'_>) -> Grant {
         let Hold { ref key, mode, .. } = request.hold;
-        let map = self.map(mode.family());
+        let map = self.map(mode.kind());
         if let Some(entry) = map.get_mut(key) {
-            return entry.hold(&request.hold, request.lease, request.spare, step);
+            return entry.hold(&request.hold, request.lease, request.reserved, step);
         }
         shrink(map, step.now);
         let entry = map.entry(key.clone()).or_insert_with(|| Entry::new(mode));
-        entry.hold(&request.hold, request.lease, request.spare, step)
+        entry.hold(&request.hold, request.lease, request.reserved, step)
     }
 
     pub(crate) fn acquire(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> AcquireReply {
@@ -428,7 +427,7 @@ impl Table {
     pub(crate) fn poll(&mut self, hold: &Hold, step: &mut Step<'_>) -> PollReply {
         let now = step.now;
         self.keep_place(hold, now);
-        let Some(entry) = self.advanced(&hold.key, hold.mode.family(), step) else {
+        let Some(entry) = self.advanced(&hold.key, hold.mode.kind(), step) else {
             return PollReply::Gone;
         };
         let holder_ttl = entry.holder_ttl(hold.mode, now);
@@ -447,7 +446,7 @@ impl Table {
 
     /// Returns the slot of a holder that still holds the lock. Does not advance the wait queue.
     fn held(&mut self, hold: &Hold, now: Instant) -> Option<&mut Slot> {
-        let entry = self.map(hold.mode.family()).get_mut(&hold.key)?;
+        let entry = self.map(hold.mode.kind()).get_mut(&hold.key)?;
         entry.slots.retain(|slot| slot.expires > now);
         entry.slot(hold.mode, hold.token)
     }
@@ -469,7 +468,7 @@ impl Table {
         let given_back = self.give_back(release, now);
         let Some(next) = release.next.filter(|_| hold.mode == Mode::Exclusive) else {
             step.frees = true;
-            self.advanced(&hold.key, hold.mode.family(), step);
+            self.advanced(&hold.key, hold.mode.kind(), step);
             return given_back.unwrap_or_else(|reply| reply);
         };
         let next_hold = Hold::new(hold.key.clone(), Mode::Exclusive, next.token);
@@ -494,9 +493,9 @@ impl Table {
             .or_insert_with(|| Entry::new(Mode::Exclusive));
         entry.advance(&hold.key, step);
         if entry.admits(Mode::Exclusive) && entry.next_waiter(now).is_none() {
-            return ReleaseReply::Passed(entry.hold(&next_hold, next.lease, next.spare, step));
+            return ReleaseReply::Passed(entry.hold(&next_hold, next.lease, next.reserved, step));
         }
-        entry.enqueue(&next_hold, next.lease, next.spare, now);
+        entry.enqueue(&next_hold, next.lease, next.reserved, now);
         ReleaseReply::Queued {
             counter: step.fences.latest(),
             holder_ttl: entry.holder_ttl(Mode::Exclusive, now),
@@ -506,7 +505,7 @@ impl Table {
     /// Releases a hold. Returns `Err` with the reply if there was nothing to release.
     fn give_back(&mut self, release: &Release, now: Instant) -> Result<ReleaseReply, ReleaseReply> {
         let hold = &release.hold;
-        let Some(entry) = self.map(hold.mode.family()).get_mut(&hold.key) else {
+        let Some(entry) = self.map(hold.mode.kind()).get_mut(&hold.key) else {
             return Err(ReleaseReply::NotHeld);
         };
         entry.slots.retain(|slot| slot.expires > now);
@@ -545,18 +544,18 @@ impl Table {
     }
 
     pub(crate) fn abandon(&mut self, hold: &Hold, step: &mut Step<'_>) {
-        if let Some(entry) = self.map(hold.mode.family()).get_mut(&hold.key) {
+        if let Some(entry) = self.map(hold.mode.kind()).get_mut(&hold.key) {
             entry.line.retain(|place| !place.is_of(hold));
         }
         self.release(&Release::new(hold.clone()), step);
     }
 
     pub(crate) fn convert(&mut self, hold: &Hold, step: &mut Step<'_>) -> ConvertReply {
-        if hold.mode.family() != Family::Lock {
+        if hold.mode.kind() != LockKind::Lock {
             return ConvertReply::NotHeld;
         }
         let now = step.now;
-        let Some(entry) = self.advanced(&hold.key, Family::Lock, step) else {
+        let Some(entry) = self.advanced(&hold.key, LockKind::Lock, step) else {
             return ConvertReply::NotHeld;
         };
         let Some(slot) = entry
@@ -574,10 +573,10 @@ impl Table {
         ConvertReply::Converted(grant)
     }
 
-    pub(crate) fn inspect(&self, key: &LockKey, family: Family, now: Instant) -> Inspection {
-        let map = match family {
-            Family::Lock => &self.locks,
-            Family::Permits => &self.permits,
+    pub(crate) fn inspect(&self, key: &LockKey, kind: LockKind, now: Instant) -> Inspection {
+        let map = match kind {
+            LockKind::Lock => &self.locks,
+            LockKind::Permits => &self.permits,
         };
         let Some(entry) = map.get(key) else {
             return Inspection::default();
@@ -590,7 +589,7 @@ impl Table {
         let remembered = entry
             .line
             .iter()
-            .filter(|place| now < place.seen + FORGOTTEN);
+            .filter(|place| now < place.seen + ENTRY_TTL);
         let waiter = |place: &Place| {
             Waiter::new(
                 place.mode,
@@ -609,16 +608,16 @@ impl Table {
     pub(crate) fn revoke(
         &mut self,
         key: &LockKey,
-        family: Family,
+        kind: LockKind,
         step: &mut Step<'_>,
     ) -> (RevokeReply, Vec<Token>) {
         let now = step.now;
-        let Some(entry) = self.map(family).get_mut(key) else {
+        let Some(entry) = self.map(kind).get_mut(key) else {
             return (RevokeReply::NotHeld, Vec::new());
         };
         entry.slots.retain(|slot| slot.expires > now);
         let holders: Vec<_> = entry.slots.drain(..).map(|slot| slot.token).collect();
-        self.settle(key, family, step);
+        self.settle(key, kind, step);
         (
             if holders.is_empty() {
                 RevokeReply::NotHeld
@@ -652,7 +651,7 @@ fn shrink(map: &mut Map, now: Instant) {
     if map.len() == map.capacity() {
         map.retain(|_, entry| {
             entry.slots.iter().any(|slot| slot.expires > now)
-                || entry.line.iter().any(|place| now < place.seen + FORGOTTEN)
+                || entry.line.iter().any(|place| now < place.seen + ENTRY_TTL)
         });
     }
 }

@@ -66,7 +66,7 @@ impl Inner {
         {
             let mut state = lock(campaign);
             let calls = begin(&mut state, &terms, terms.sent);
-            self.send(campaign, &state, &mut terms, calls, &mut under_way.calls);
+            self.send(campaign, &state, &terms, calls, &mut under_way.calls);
         }
         self.leave(campaign);
         // One timer for all replies: a timer for each would be registered and removed again.
@@ -83,7 +83,7 @@ impl Inner {
                     self.send(
                         campaign,
                         &state,
-                        &mut terms,
+                        &terms,
                         calls.clone(),
                         &mut under_way.calls,
                     );
@@ -135,7 +135,7 @@ impl Inner {
         &self,
         campaign: &Shared,
         state: &Campaign,
-        terms: &mut Terms,
+        terms: &Terms,
         calls: Calls,
         under_way: &mut UnderWay,
     ) {
@@ -143,7 +143,8 @@ impl Inner {
         // If a server that has voted is ahead, propose its number, so that the other servers reply
         // with the same one and no write-back is needed. Never propose less than the clock: servers
         // that have lost their data may have given a smaller number to another acquisition.
-        terms.proposal = state.drawn().max(Some(self.proposals.next()));
+        let next = self.proposals.next();
+        let proposal = state.drawn().map_or(next, |drawn| drawn.max(next));
         // With less than a majority of healthy servers, ask all: ignore the circuit breakers.
         let well = self.nodes.iter().filter(|node| node.is_well(now)).count();
         let spares = well >= self.majority();
@@ -151,11 +152,11 @@ impl Inner {
             let node = self.nodes[index].clone();
             let admitted = if spares { node.admits(now) } else { Ok(()) };
             under_way.push(calls::call(
-                node,
-                index,
+                (index, node),
                 campaign.clone(),
                 state,
                 terms,
+                proposal,
                 say,
                 admitted,
             ));
@@ -233,22 +234,19 @@ impl Inner {
     }
 
     pub(super) async fn acquire(&self, request: &KeyRequest) -> Result<AcquireReply, StoreError> {
-        let Hold {
-            ref key,
-            mode,
-            token,
-        } = request.hold;
-        self.check(mode, request.lease)?;
+        let Hold { ref key, token, .. } = request.hold;
         let now = Instant::now();
         let (campaign, is_new) = self.begin(request, now);
-        let beside = request.beside.and_then(|beside| self.campaign(beside));
-        let beside = beside.map(|beside| {
-            let beside = lock(&beside);
+        let reader_group = request
+            .reader_group
+            .and_then(|reader_group| self.campaign(reader_group));
+        let reader_group = reader_group.map(|reader_group| {
+            let reader_group = lock(&reader_group);
             (0..self.nodes.len())
-                .map(|node| beside.held_at(node))
+                .map(|node| reader_group.held_at(node))
                 .collect()
         });
-        let terms = Terms::new(request, beside, now);
+        let terms = Terms::new(request, reader_group, now);
         let outcome = if is_new {
             let line = line_node(&self.nodes, key, now);
             let contended = self.contended.is(key, now);
@@ -266,8 +264,8 @@ impl Inner {
             Outcome::Granted {
                 fence,
                 until,
-                spare,
-            } => AcquireReply::Granted(self.granted(fence, until, now).spare(spare)),
+                reserved,
+            } => AcquireReply::Granted(self.granted(fence, until, now).reserved(reserved)),
             Outcome::InLine { holder_ttl } => {
                 self.contended.note(key, Instant::now());
                 AcquireReply::Queued {
@@ -345,10 +343,10 @@ impl Inner {
             Outcome::Granted {
                 fence,
                 until,
-                spare,
+                reserved,
             } => {
                 self.contended.note(&hold.key, Instant::now());
-                PollReply::Granted(self.granted(fence, until, now).spare(spare))
+                PollReply::Granted(self.granted(fence, until, now).reserved(reserved))
             }
             Outcome::InLine { holder_ttl } => PollReply::Queued {
                 counter: None,

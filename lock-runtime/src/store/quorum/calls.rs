@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     acquire::STRAGGLE,
+    call::only,
     fence::FencingToken,
     store::{Hold, KeyRequest, Renewal, StoreError, Token},
     sync::lock,
@@ -30,16 +31,14 @@ pub(super) struct Terms {
     pub(super) deadline: Instant,
     /// The time in which a server must reply; by default that of an acquire.
     pub(super) patience: Option<Duration>,
-    /// Chosen anew for each batch of requests.
-    pub(super) proposal: Option<FencingToken>,
     /// For each server, the alias of a reader in whose group this one may be admitted.
-    beside: Option<PerNode<Option<Token>>>,
+    reader_group: Option<PerNode<Option<Token>>>,
 }
 
 impl Terms {
     pub(super) fn new(
         request: &KeyRequest,
-        beside: Option<PerNode<Option<Token>>>,
+        reader_group: Option<PerNode<Option<Token>>>,
         now: Instant,
     ) -> Self {
         // The deadline is the end of the caller's wait plus `STRAGGLE`.
@@ -54,8 +53,7 @@ impl Terms {
             answer_by,
             deadline,
             patience: None,
-            proposal: None,
-            beside,
+            reader_group,
         }
     }
 
@@ -69,8 +67,7 @@ impl Terms {
             answer_by,
             deadline,
             patience: None,
-            proposal: None,
-            beside: None,
+            reader_group: None,
         }
     }
 
@@ -80,13 +77,13 @@ impl Terms {
 }
 
 /// Sends one request to one server, and passes the reply to the campaign. If the server is not
-/// `admitted`, the error is passed instead and nothing is sent.
+/// `admitted`, the error is passed instead and nothing is sent. An acquire proposes `proposal`.
 pub(super) fn call(
-    node: Arc<Node>,
-    index: usize,
+    (index, node): (usize, Arc<Node>),
     campaign: Arc<Mutex<Campaign>>,
     state: &Campaign,
     terms: &Terms,
+    proposal: FencingToken,
     say: Say,
     admitted: Result<(), StoreError>,
 ) -> BoxFuture<'static, ()> {
@@ -115,15 +112,18 @@ pub(super) fn call(
     }
     match say {
         Say::Acquire(token, if_busy) => {
-            let beside = terms.beside.as_ref().and_then(|beside| beside[index]);
-            let request =
-                KeyRequest::new(hold(token), terms.lease, terms.deadline).spare(state.spare());
+            let reader_group = terms
+                .reader_group
+                .as_ref()
+                .and_then(|reader_group| reader_group[index]);
+            let request = KeyRequest::new(hold(token), terms.lease, terms.deadline)
+                .reserved(state.reserved());
             let request = KeyRequest {
                 if_busy,
-                ..request.beside(beside).proposal(terms.proposal)
+                ..request.reader_group(reader_group)
             };
             Box::pin(async move {
-                let result = node.store.acquire(&request).await;
+                let result = node.store.acquire_proposed(&request, proposal).await;
                 node.note(&result, Instant::now());
                 tell(&campaign, token, result.map(Heard::Acquire));
             })
@@ -131,7 +131,7 @@ pub(super) fn call(
         Say::Poll(token) => {
             let hold = hold(token);
             Box::pin(async move {
-                let result = node.store.poll(&hold).await;
+                let result = only(node.store.poll(std::slice::from_ref(&hold))).await;
                 node.note(&result, Instant::now());
                 tell(&campaign, token, result.map(Heard::Poll));
             })
@@ -139,8 +139,7 @@ pub(super) fn call(
         Say::Renew(token) => {
             let renewal = Renewal::new(hold(token), terms.lease);
             Box::pin(async move {
-                let mut replies = node.store.renew(std::slice::from_ref(&renewal)).await;
-                let result = replies.pop().unwrap_or_else(|| Err(StoreError::late()));
+                let result = only(node.store.renew(std::slice::from_ref(&renewal))).await;
                 node.note(&result, Instant::now());
                 tell(&campaign, token, result.map(Heard::Renew));
             })
@@ -148,7 +147,7 @@ pub(super) fn call(
         Say::Raise(fence) => {
             let (key, token) = (key.clone(), state.held_at(index).unwrap_or(token));
             Box::pin(async move {
-                let result = node.store.raise(&key, mode.family(), fence).await;
+                let result = node.store.raise(&key, mode.kind(), fence).await;
                 node.note(&result, Instant::now());
                 tell(
                     &campaign,

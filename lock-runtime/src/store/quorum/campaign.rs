@@ -57,7 +57,7 @@ pub(crate) struct Campaign {
     longest_lease: Duration,
     closed: bool,
     /// The number of fencing tokens to reserve after that of the grant.
-    spare: u32,
+    reserved: u32,
     seats: PerNode<Seat>,
     /// The number of aliases used so far, beyond the first.
     names: u16,
@@ -138,7 +138,10 @@ impl Campaign {
         now: Instant,
     ) -> Self {
         let KeyRequest {
-            hold, lease, spare, ..
+            hold,
+            lease,
+            reserved,
+            ..
         } = request.clone();
         Self {
             seats: (0..nodes).map(|_| Seat::new(hold.token)).collect(),
@@ -150,8 +153,8 @@ impl Campaign {
             longest_lease: lease,
             closed: false,
             // A reader has a single fencing token.
-            spare: if request.hold.mode == Mode::Exclusive {
-                spare
+            reserved: if request.hold.mode == Mode::Exclusive {
+                reserved
             } else {
                 0
             },
@@ -201,8 +204,8 @@ impl Campaign {
         self.closed = true;
     }
 
-    pub(crate) fn spare(&self) -> u32 {
-        self.spare
+    pub(crate) fn reserved(&self) -> u32 {
+        self.reserved
     }
 
     /// The largest number given to this acquisition, while it has no fencing token yet.

@@ -22,12 +22,6 @@ use crate::{
 impl Inner {
     /// Renews all locks of a batch with one call to each server.
     pub(super) async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<RenewReply, StoreError>> {
-        // A lease longer than a restarted server's quarantine is refused before anything is sent,
-        // and no votes are requested for it.
-        let too_long = |renewal: &Renewal| self.check(renewal.hold.mode, renewal.lease).err();
-        if let Some(error) = renewals.iter().find_map(too_long) {
-            return renewals.iter().map(|_| Err(error.clone())).collect();
-        }
         let now = Instant::now();
         let nodes = self.nodes.len();
         let mut tallies: Vec<_> = renewals.iter().map(|_| Renewed::new(nodes)).collect();
@@ -146,9 +140,9 @@ impl Inner {
         };
         {
             let mut state = lock(&campaign);
-            let mut terms = Terms::again(&state, now);
+            let terms = Terms::again(&state, now);
             let calls = state.heal(terms.deadline);
-            self.send(&campaign, &state, &mut terms, calls, under_way);
+            self.send(&campaign, &state, &terms, calls, under_way);
         }
         // Sent before these calls, which are only sent when they are polled.
         self.leave(&campaign);

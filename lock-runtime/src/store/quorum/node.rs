@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::{
     key::LockKey,
-    store::{Store, StoreError},
+    store::{QuorumMember, StoreError},
     sync::lock,
 };
 
@@ -20,13 +20,13 @@ const REST: Duration = Duration::from_millis(500);
 
 pub(super) struct Node {
     name: String,
-    pub(super) store: Arc<dyn Store>,
+    pub(super) store: Arc<dyn QuorumMember>,
     /// Until when the circuit breaker is open, and the error that opened it.
     rests: Mutex<Option<(Instant, StoreError)>>,
 }
 
 impl Node {
-    pub(super) fn new(name: String, store: Arc<dyn Store>) -> Self {
+    pub(super) fn new(name: String, store: Arc<dyn QuorumMember>) -> Self {
         Self {
             name,
             store,

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     key::LockKey,
-    spec::{Family, MAX_LEASE},
+    spec::{LockKind, MAX_LEASE},
     store::{Inspection, RevokeReply, RevokeScope, StoreError},
 };
 
@@ -125,11 +125,11 @@ impl Inner {
     pub(super) async fn inspect(
         &self,
         key: &LockKey,
-        family: Family,
+        kind: LockKind,
     ) -> Result<Inspection, StoreError> {
         let question = |node: Arc<Node>| -> BoxFuture<'static, _> {
             let key = key.clone();
-            Box::pin(async move { node.store.inspect(&key, family).await })
+            Box::pin(async move { node.store.inspect(&key, kind).await })
         };
         let (seen, failed) = self.survey(question).await;
         if seen.len() < self.majority() {
@@ -141,12 +141,12 @@ impl Inner {
     pub(super) async fn revoke(
         &self,
         key: &LockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> Result<RevokeReply, StoreError> {
         let question = |node: Arc<Node>| -> BoxFuture<'static, _> {
             let key = key.clone();
-            Box::pin(async move { node.store.revoke(&key, family, scope).await })
+            Box::pin(async move { node.store.revoke(&key, kind, scope).await })
         };
         let (replies, failed) = self.survey(question).await;
         tally::revoked(self.nodes.len(), &replies).ok_or_else(|| self.unanswered(&failed))

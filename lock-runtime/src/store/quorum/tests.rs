@@ -1,11 +1,17 @@
 //! Tests of the resources that an acquisition leaves behind: votes, queue entries and memory.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::{
+    num::{NonZeroU32, NonZeroUsize},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+use futures_util::FutureExt as _;
 
 use super::*;
 use crate::fence::FencingToken;
 use crate::{
     client::LockClient,
+    spec::{LockSpec, Mode},
     store::{MemoryStore, RaiseReply},
 };
 
@@ -19,6 +25,7 @@ struct Server {
     /// The numbers of this server are ahead of those of the others.
     is_ahead: AtomicBool,
     raised: AtomicUsize,
+    limits: Limits,
 }
 
 impl Server {
@@ -36,13 +43,7 @@ impl Store for Server {
         &'a self,
         request: &'a KeyRequest,
     ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
-        self.answer(Box::pin(async {
-            let reply = self.store.acquire(request).await?;
-            if let AcquireReply::Granted(_) = reply {
-                lock(&self.granted).push(request.hold.token);
-            }
-            Ok(reply)
-        }))
+        self.answer(self.store.acquire(request))
     }
 
     fn acquire_all<'a>(
@@ -52,8 +53,8 @@ impl Store for Server {
         self.answer(self.store.acquire_all(requests))
     }
 
-    fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
-        self.answer(self.store.poll(hold))
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+        self.answer(self.store.poll(holds))
     }
 
     fn renew<'a>(
@@ -73,12 +74,12 @@ impl Store for Server {
     ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
         self.answer(Box::pin(async {
             if self.is_ahead.load(Ordering::Relaxed) {
-                let (key, family) = (&release.hold.key, release.hold.mode.family());
-                let latest = self.store.inspect(key, family).await?.fence;
+                let (key, kind) = (&release.hold.key, release.hold.mode.kind());
+                let latest = self.store.inspect(key, kind).await?.fence;
                 if let Some(ahead) =
                     latest.and_then(|latest| FencingToken::new(latest.number() + 5_000))
                 {
-                    self.store.raise(key, family, ahead).await?;
+                    self.store.raise(key, kind, ahead).await?;
                 }
             }
             self.store.release(release).await
@@ -93,35 +94,67 @@ impl Store for Server {
         self.answer(self.store.abandon(hold))
     }
 
-    fn raise<'a>(
-        &'a self,
-        key: &'a LockKey,
-        family: Family,
-        fence: FencingToken,
-    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
-        self.raised.fetch_add(1, Ordering::Relaxed);
-        self.answer(self.store.raise(key, family, fence))
-    }
-
     fn inspect<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
     ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        self.answer(self.store.inspect(key, family))
+        self.answer(self.store.inspect(key, kind))
     }
 
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
-        family: Family,
+        kind: LockKind,
         scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
-        self.answer(self.store.revoke(key, family, scope))
+        self.answer(self.store.revoke(key, kind, scope))
+    }
+
+    fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
+        self.store.name_of(key, kind, part)
+    }
+
+    fn server_of(&self, key: &LockKey, kind: LockKind) -> u64 {
+        self.store.server_of(key, kind)
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {
         self.store.listen(listener);
+    }
+
+    fn settled(&self) -> BoxFuture<'_, ()> {
+        self.store.settled()
+    }
+}
+
+impl QuorumMember for Server {
+    fn acquire_proposed<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+        proposal: FencingToken,
+    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+        self.answer(Box::pin(async move {
+            let reply = self.store.acquire_proposed(request, proposal).await?;
+            if let AcquireReply::Granted(_) = reply {
+                lock(&self.granted).push(request.hold.token);
+            }
+            Ok(reply)
+        }))
+    }
+
+    fn raise<'a>(
+        &'a self,
+        key: &'a LockKey,
+        kind: LockKind,
+        fence: FencingToken,
+    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
+        self.raised.fetch_add(1, Ordering::Relaxed);
+        self.answer(self.store.raise(key, kind, fence))
     }
 }
 
@@ -130,7 +163,7 @@ async fn a_release_that_no_majority_hears_is_remembered_no_longer_than_it_is_sai
     let servers = [(); 3].map(|()| Arc::<Server>::default());
     let named = servers
         .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
     let lease = Duration::from_secs(3);
     let Ok(store) = QuorumStore::new(named, lease) else {
         panic!("three servers are valid")
@@ -155,7 +188,7 @@ async fn a_release_that_no_majority_hears_is_remembered_no_longer_than_it_is_sai
     silence(false);
     tokio::time::sleep(Duration::from_secs(1)).await;
     for server in &servers {
-        let Ok(seen) = server.store.inspect(&key, Family::Lock).await else {
+        let Ok(seen) = server.store.inspect(&key, LockKind::Lock).await else {
             panic!("the server replies")
         };
         assert!(
@@ -170,7 +203,7 @@ async fn a_grant_that_is_not_confirmed_is_given_up_where_it_is_held() {
     let servers = [(); 3].map(|()| Arc::<Server>::default());
     let named = servers
         .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
     let lease = Duration::from_secs(3);
     let Ok(store) = QuorumStore::new(named, lease) else {
         panic!("three servers are valid")
@@ -222,7 +255,7 @@ async fn downgraded_unheard_by(silent: usize) {
     let servers = [(); 3].map(|()| Arc::<Server>::default());
     let named = servers
         .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
     let lease = Duration::from_secs(6);
     let Ok(store) = QuorumStore::new(named, lease) else {
         panic!("three servers are valid")
@@ -257,7 +290,7 @@ async fn downgraded_unheard_by(silent: usize) {
     for server in &servers {
         let Ok(seen) = server
             .store
-            .inspect(&LockKey::new("a").unwrap(), Family::Lock)
+            .inspect(&LockKey::new("a").unwrap(), LockKind::Lock)
             .await
         else {
             panic!("the server replies")
@@ -282,7 +315,7 @@ async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
     let servers = [(); 3].map(|()| Arc::<Server>::default());
     let named = servers
         .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
     let lease = Duration::from_secs(6);
     let Ok(store) = QuorumStore::new(named, lease) else {
         panic!("three servers are valid")
@@ -305,7 +338,7 @@ async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
     tokio::time::sleep(lease * 3 / 4).await;
     let seen = servers[0]
         .store
-        .inspect(&LockKey::new("a").unwrap(), Family::Lock)
+        .inspect(&LockKey::new("a").unwrap(), LockKind::Lock)
         .await
         .unwrap();
     assert!(
@@ -323,7 +356,7 @@ async fn poll_gives_a_reader_a_larger_token_than_earlier_grants() {
     let servers = [(); 3].map(|()| Arc::<Server>::default());
     let named = servers
         .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
     let lease = Duration::from_secs(6);
     let Ok(store) = QuorumStore::new(named, lease) else {
         panic!("three are right")
@@ -340,7 +373,7 @@ async fn poll_gives_a_reader_a_larger_token_than_earlier_grants() {
     let before = granted(&first).await;
     let other = granted(&second).await;
     assert!(other > before);
-    let Ok(PollReply::Granted(again)) = store.poll(&first).await else {
+    let [Ok(PollReply::Granted(again))] = store.poll(std::slice::from_ref(&first)).await[..] else {
         panic!("it holds the lock")
     };
     assert!(again.fence > other, "{} after {other}", again.fence);
@@ -355,7 +388,7 @@ async fn a_second_look_does_not_count_as_a_round_trip() {
     let servers: Vec<_> = (0..5).map(|_| Arc::<Server>::default()).collect();
     let named = servers
         .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
     let lease = Duration::from_secs(30);
     let Ok(store) = QuorumStore::new(named, lease) else {
         panic!("five servers are valid")
@@ -398,14 +431,19 @@ async fn the_next_holder_proposes_more_than_it_was_handed() {
         let key = LockKey::new("a").unwrap();
         let nodes: Vec<_> = servers
             .iter()
-            .map(|server| Arc::new(Node::new(String::new(), server.clone() as Arc<dyn Store>)))
+            .map(|server| {
+                Arc::new(Node::new(
+                    String::new(),
+                    server.clone() as Arc<dyn QuorumMember>,
+                ))
+            })
             .collect();
         let line = node::line_node(&nodes, &key, Instant::now()).unwrap();
         servers[line].is_ahead.store(true, Ordering::Relaxed);
         let client = || {
             let named = servers
                 .iter()
-                .map(|server| (String::new(), server.clone() as Arc<dyn Store>));
+                .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
             let Ok(store) = QuorumStore::new(named, Duration::from_secs(30)) else {
                 panic!("the number is odd")
             };
@@ -444,5 +482,83 @@ async fn the_next_holder_proposes_more_than_it_was_handed() {
             0,
             "numbers were written back to {count} servers in 20 hand-offs"
         );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn acquire_beyond_the_limits_is_refused_before_any_call() {
+    let second = Duration::from_secs(1);
+    let limits = Limits::new()
+        .shortest_lease(second)
+        .longest_lease(3 * second)
+        .keys_at_once(NonZeroUsize::MIN)
+        .permits(false);
+    let server = Arc::new(Server {
+        limits,
+        ..Server::default()
+    });
+    let locks = LockClient::with_store(server.clone());
+    let of = |lease| LockSpec::exclusive().lease(lease);
+    let Ok(guard) = locks.request("held", of(3 * second)).acquire().await else {
+        panic!("the lease is within the limits")
+    };
+    // Every call stays without a reply, so only a request that makes none is ready at once.
+    server.silent.store(true, Ordering::Relaxed);
+    let permits = LockSpec::permits(NonZeroU32::MIN).lease(second);
+    for (request, remedy) in [
+        (locks.request("a", of(second / 2)), "use a longer lease"),
+        (locks.request("held", of(4 * second)), "use a shorter lease"),
+        (locks.request("a", permits), "use one server for permits"),
+        (
+            locks.request_all(["a", "b"], of(second).no_wait()),
+            "let the request wait",
+        ),
+    ] {
+        let Some(Err(error)) = request.acquire().now_or_never() else {
+            panic!("not refused: {remedy}")
+        };
+        assert_eq!(error.kind(), LockErrorKind::InvalidSpec, "{error}");
+        assert!(error.to_string().contains(remedy), "{error}");
+        assert!(error.key().is_some(), "{error}");
+    }
+    let Some(Err(error)) = guard.extend(4 * second).now_or_never() else {
+        panic!("the extension is not refused")
+    };
+    assert_eq!(error.kind(), LockErrorKind::InvalidSpec, "{error}");
+    server.silent.store(false, Ordering::Relaxed);
+    assert!(guard.extend(3 * second).await.is_ok());
+    let one_by_one = locks.request_all(["a", "b"], of(second)).acquire().await;
+    assert!(one_by_one.is_ok(), "{one_by_one:?}");
+}
+
+#[test]
+fn limits_of_a_quorum_are_those_of_all_its_servers() {
+    let [second, minute] = [1, 60].map(Duration::from_secs);
+    let limits = [
+        Limits::new().shortest_lease(second),
+        Limits::new()
+            .longest_lease(minute)
+            .keys_at_once(NonZeroUsize::MIN),
+        Limits::new().push(false),
+    ];
+    let of = |longest_lease| {
+        let servers = limits.map(|limits| {
+            let server = Server {
+                limits,
+                ..Server::default()
+            };
+            (String::new(), Arc::new(server) as Arc<dyn QuorumMember>)
+        });
+        QuorumStore::new(servers, longest_lease).map(|store| store.limits())
+    };
+    let shared = Limits::new()
+        .shortest_lease(second)
+        .push(false)
+        .permits(false);
+    for (longest_lease, expected) in [(minute / 2, minute / 2), (2 * minute, minute)] {
+        let Ok(limits) = of(longest_lease) else {
+            panic!("three servers are valid")
+        };
+        assert_eq!(limits, shared.longest_lease(expected));
     }
 }

@@ -97,6 +97,9 @@ pub(super) struct Node {
     connection: Connection,
 }
 
+/// The reply to one call of a batch, and the node that serves the lock.
+type Indexed = (usize, Result<(Value, Arc<Node>), StoreError>);
+
 /// The state of the refresh of the map.
 struct Refresh {
     /// A task is refreshing the map.
@@ -317,7 +320,7 @@ impl Cluster {
         &self,
         count: usize,
         write: &(dyn Fn(usize) -> Call + Sync),
-    ) -> Vec<Result<Value, StoreError>> {
+    ) -> Vec<Result<(Value, Arc<Node>), StoreError>> {
         let mut by_node: HashMap<u64, Vec<(usize, Call)>> = HashMap::new();
         for index in 0..count {
             let call = write(index);
@@ -345,7 +348,7 @@ impl Cluster {
         &self,
         batch: Vec<(usize, Call)>,
         write: &(dyn Fn(usize) -> Call + Sync),
-    ) -> Vec<(usize, Result<Value, StoreError>)> {
+    ) -> Vec<Indexed> {
         let Some(slot) = batch.first().map(|(_, call)| slot_of(call.key())) else {
             return Vec::new();
         };
@@ -363,7 +366,10 @@ impl Cluster {
             Ok(values) => {
                 for (index, value) in indices.into_iter().zip(values) {
                     match redirection(&value, &node) {
-                        None => results.push((index, node.connection.settle(value))),
+                        None => {
+                            let value = node.connection.settle(value);
+                            results.push((index, value.map(|value| (value, node.clone()))));
+                        }
                         Some(_) => elsewhere.push(index),
                     }
                 }
@@ -379,10 +385,7 @@ impl Cluster {
             let outcome = self
                 .run(slot_of(call.key()), Errand::Call(&call, Repeat::Once))
                 .await;
-            (
-                index,
-                outcome.map(|(value, _)| value).map_err(StoreError::from),
-            )
+            (index, outcome.map_err(StoreError::from))
         });
         results.extend(join_all(elsewhere).await);
         results
@@ -390,7 +393,7 @@ impl Cluster {
 }
 
 /// The same error for all calls.
-fn all(indices: Vec<usize>, error: &StoreError) -> Vec<(usize, Result<Value, StoreError>)> {
+fn all(indices: Vec<usize>, error: &StoreError) -> Vec<Indexed> {
     indices
         .into_iter()
         .map(|index| (index, Err(error.clone())))
@@ -407,7 +410,7 @@ impl Shared {
     }
 
     fn slot(&self, hold: &Hold) -> Slot {
-        slot_of(lock_name(&self.namespace, &hold.key, hold.mode.family()).as_bytes())
+        slot_of(lock_name(&self.namespace, &hold.key, hold.mode.kind()).as_bytes())
     }
 
     /// The node that serves the slot.
@@ -571,7 +574,10 @@ impl Shared {
         if is_failover && self.is_another_failover() {
             // A node does not serve any slot any more. The node in its place may lack its
             // latest writes.
-            self.dial.pushes.listeners().tell(&StoreEvent::Disconnected);
+            self.dial
+                .pushes
+                .listeners()
+                .notify(&StoreEvent::Disconnected);
         }
         is_news
     }
@@ -586,7 +592,7 @@ impl Shared {
 }
 
 impl Listener for Shared {
-    fn tell(&self, event: &StoreEvent) {
+    fn on_event(&self, event: &StoreEvent) {
         match event {
             StoreEvent::Granted { hold, .. } => {
                 self.subscriptions.leaves(|| self.slot(hold), hold.token)

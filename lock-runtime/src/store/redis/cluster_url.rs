@@ -3,7 +3,7 @@
 
 use redis::{ConnectionAddr, ConnectionInfo};
 
-use super::{settings::Settings, url};
+use super::{settings::RedisOptions, url};
 use crate::error::{LockError, LockErrorKind};
 
 const RIGHT: &str = "redis+cluster://user:password@host:6379,host2:6379";
@@ -14,14 +14,18 @@ const RIGHT: &str = "redis+cluster://user:password@host:6379,host2:6379";
 /// `InvalidUrl`. The message never repeats the URL, which may contain a password.
 pub(super) fn parse(
     url: &str,
-    settings: &Settings,
+    settings: &RedisOptions,
 ) -> Option<Result<Vec<ConnectionInfo>, LockError>> {
     let (scheme, rest) = url.split_once("+cluster://")?;
     matches!(scheme, "redis" | "rediss" | "valkey" | "valkeys")
         .then(|| nodes(scheme, rest, settings))
 }
 
-fn nodes(scheme: &str, rest: &str, settings: &Settings) -> Result<Vec<ConnectionInfo>, LockError> {
+fn nodes(
+    scheme: &str,
+    rest: &str,
+    settings: &RedisOptions,
+) -> Result<Vec<ConnectionInfo>, LockError> {
     let (user, hosts) = match rest.rsplit_once('@') {
         Some((user, hosts)) => (format!("{user}@"), hosts),
         None => (String::new(), rest),
@@ -49,7 +53,7 @@ fn nodes(scheme: &str, rest: &str, settings: &Settings) -> Result<Vec<Connection
 /// The errors of [`parse`].
 pub(super) fn seeds(
     urls: impl IntoIterator<Item = impl AsRef<str>>,
-    settings: &Settings,
+    settings: &RedisOptions,
 ) -> Result<Vec<ConnectionInfo>, LockError> {
     let mut seeds: Vec<ConnectionInfo> = Vec::new();
     for url in urls {
@@ -103,13 +107,13 @@ mod tests {
     use super::*;
 
     fn parse(url: &str) -> Option<Result<Vec<ConnectionInfo>, LockError>> {
-        super::parse(url, &Settings::default())
+        super::parse(url, &RedisOptions::default())
     }
 
     fn seeds(
         urls: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<ConnectionInfo>, LockError> {
-        super::seeds(urls, &Settings::default())
+        super::seeds(urls, &RedisOptions::default())
     }
 
     fn named(url: &str) -> Vec<String> {

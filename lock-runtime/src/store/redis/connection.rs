@@ -65,7 +65,7 @@ impl Connection {
         let Err(error) = self.link().connected().await else {
             return Ok(());
         };
-        if error.kind() == StoreErrorKind::NotRedis
+        if error.kind() == StoreErrorKind::WrongServer
             && let Ok((server, _)) = self.dial.target.server().await
             && let Some(info) = without_resp3(&server).await
         {

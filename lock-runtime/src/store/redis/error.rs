@@ -29,7 +29,7 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
     }
     match error.kind() {
         ErrorKind::Parse => StoreError::new(
-            StoreErrorKind::NotRedis,
+            StoreErrorKind::WrongServer,
             "the server does not speak the Redis protocol; check host and port, and whether it requires TLS (rediss://)",
         ),
         ErrorKind::RESP3NotSupported => too_old(None),
@@ -89,10 +89,10 @@ pub(super) fn unconnected(error: &RedisError, tls: bool, acl: &AclLine) -> Store
     let remedy = if tls
         && (text.contains("CertificateRequired") || text.contains("HandshakeFailure"))
     {
-        "the server may require a client certificate; set one with `LockClientBuilder::client_certificate`"
+        "the server may require a client certificate; set one with `RedisOptions::client_certificate`"
     } else if tls && text.contains("certificate") {
         "connect by a name that the certificate is valid for, and trust its authority through the system, SSL_CERT_FILE or \
-         `LockClientBuilder::root_certificate`"
+         `RedisOptions::root_certificate`"
     } else if tls {
         "the server may not speak TLS on this port; without TLS the URL begins with redis://"
     } else if error.is_connection_dropped() {
@@ -110,7 +110,7 @@ pub(super) fn unconnected(error: &RedisError, tls: bool, acl: &AclLine) -> Store
 pub(super) fn too_old(version: Option<&str>) -> StoreError {
     let found = version.map_or("the server".into(), |version| format!("Redis {version}"));
     StoreError::new(
-        StoreErrorKind::NotRedis,
+        StoreErrorKind::WrongServer,
         format!("{found} is too old; locks need Redis 6.0 or later (HELLO 3)"),
     )
 }
@@ -146,7 +146,7 @@ fn classify(code: &str, details: &str, acl: &AclLine) -> StoreError {
         ),
         "WRONGTYPE" => new(StoreErrorKind::ForeignKey, "a key of the lock holds data of another type".into()),
         "UNKNOWN" => new(
-            StoreErrorKind::NotRedis,
+            StoreErrorKind::WrongServer,
             "the server does not support a command that locks need; use Redis 6.0 or later".into(),
         ),
         "OOM" => new(StoreErrorKind::Unavailable, "the server is out of memory (maxmemory)".into()),
@@ -260,7 +260,7 @@ mod tests {
             (
                 "ERR",
                 "unknown command 'EVALSHA', with args beginning with: 'x'",
-                NotRedis,
+                WrongServer,
             ),
             (
                 "OOM",

@@ -155,11 +155,11 @@ impl Info {
         {
             let message = "the server is a Sentinel, which keeps no locks; connect to the primary that it watches: \
                            redis+sentinel://host:26379/mymaster";
-            return Err(StoreError::new(StoreErrorKind::NotRedis, message));
+            return Err(StoreError::new(StoreErrorKind::WrongServer, message));
         }
         if kind == Kind::Node && self.field("cluster_enabled") != Some("1") {
             let message = "the server is not a node of a cluster; connect with redis://host:port";
-            return Err(StoreError::new(StoreErrorKind::NotRedis, message));
+            return Err(StoreError::new(StoreErrorKind::WrongServer, message));
         }
         if kind == Kind::Primary
             && self
@@ -195,10 +195,10 @@ mod tests {
         assert_eq!(kind("role:slave\r\n"), Err(StoreErrorKind::ReadOnly));
         assert_eq!(
             kind("redis_version:7.0.15\r\nredis_mode:sentinel\r\n"),
-            Err(StoreErrorKind::NotRedis)
+            Err(StoreErrorKind::WrongServer)
         );
         let error = check("redis_version:5.0.14\r\nrole:master\r\n").unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::NotRedis);
+        assert_eq!(error.kind(), StoreErrorKind::WrongServer);
         assert!(error.to_string().contains("5.0.14"), "{error}");
     }
 
@@ -232,7 +232,7 @@ mod tests {
         let error = info("7.2.4", "sentinel", "master")
             .check(Kind::Primary)
             .unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::NotRedis);
+        assert_eq!(error.kind(), StoreErrorKind::WrongServer);
         assert!(error.to_string().contains("is a Sentinel"), "{error}");
     }
 
@@ -247,8 +247,8 @@ mod tests {
         assert_eq!(kind("role:slave\r\ncluster_enabled:1\r\n"), Ok(()));
         assert_eq!(
             kind("role:master\r\ncluster_enabled:0\r\n"),
-            Err(StoreErrorKind::NotRedis)
+            Err(StoreErrorKind::WrongServer)
         );
-        assert_eq!(kind("role:master\r\n"), Err(StoreErrorKind::NotRedis));
+        assert_eq!(kind("role:master\r\n"), Err(StoreErrorKind::WrongServer));
     }
 }

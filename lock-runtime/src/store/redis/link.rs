@@ -125,7 +125,7 @@ impl Life {
         if self.stood.load(Ordering::Acquire)
             && let Some(pushes) = &self.pushes
         {
-            pushes.listeners().tell(&StoreEvent::Disconnected);
+            pushes.listeners().notify(&StoreEvent::Disconnected);
         }
     }
 }

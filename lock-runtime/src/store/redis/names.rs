@@ -3,7 +3,7 @@
 use crate::{
     error::{LockError, LockErrorKind},
     key::LockKey,
-    spec::Family,
+    spec::LockKind,
     store::KeyPart,
 };
 
@@ -13,7 +13,7 @@ const MAX_NAMESPACE_BYTES: usize = 64;
 const SIDE_KEYS: [&str; 2] = ["f", "q"];
 const PERMITS: &str = "permits";
 
-/// Refuses a namespace whose keys could collide with those of another namespace or family.
+/// Refuses a namespace whose keys could collide with those of another namespace or kind.
 pub(crate) fn check_namespace(namespace: &str) -> Result<(), LockError> {
     let complaint = if namespace.is_empty() {
         "is empty; choose a word such as \"lock\""
@@ -49,8 +49,8 @@ pub(super) struct Names {
 }
 
 impl Names {
-    pub(super) fn new(namespace: &str, key: &LockKey, family: Family) -> Self {
-        let lock = lock_name(namespace, key, family);
+    pub(super) fn new(namespace: &str, key: &LockKey, kind: LockKind) -> Self {
+        let lock = lock_name(namespace, key, kind);
         // A hash tag must remain the first one in the name, so the letter is a prefix. Without a
         // hash tag the whole name of the lock becomes the tag.
         let has_tag = key.hash_tag().is_some();
@@ -73,10 +73,10 @@ impl Names {
 }
 
 /// The key of the holders.
-pub(super) fn lock_name(namespace: &str, key: &LockKey, family: Family) -> String {
-    match family {
-        Family::Lock => [namespace, ":", key.as_str()].concat(),
-        Family::Permits => [namespace, ":", PERMITS, ":", key.as_str()].concat(),
+pub(super) fn lock_name(namespace: &str, key: &LockKey, kind: LockKind) -> String {
+    match kind {
+        LockKind::Lock => [namespace, ":", key.as_str()].concat(),
+        LockKind::Permits => [namespace, ":", PERMITS, ":", key.as_str()].concat(),
     }
 }
 
@@ -87,12 +87,12 @@ pub(super) fn marker_name(namespace: &str) -> String {
     format!("{fence}:{namespace}:")
 }
 
-/// The name of the lock that the key belongs to; `None` if it is not in this namespace and family.
-pub(super) fn key_of<'a>(namespace: &str, lock: &'a str, family: Family) -> Option<&'a str> {
+/// The name of the lock that the key belongs to; `None` if it is not in this namespace and kind.
+pub(super) fn key_of<'a>(namespace: &str, lock: &'a str, kind: LockKind) -> Option<&'a str> {
     let name = lock.strip_prefix(namespace)?.strip_prefix(':')?;
-    match family {
-        Family::Lock => Some(name),
-        Family::Permits => name.strip_prefix(PERMITS)?.strip_prefix(':'),
+    match kind {
+        LockKind::Lock => Some(name),
+        LockKind::Permits => name.strip_prefix(PERMITS)?.strip_prefix(':'),
     }
 }
 
@@ -116,8 +116,8 @@ mod tests {
             "order:42", "{a}", "x{a}y", "x{a}{b}", "a{b", "{{a}", "a{b}}", "f:x", "ns:x",
         ] {
             let key = LockKey::new(name).unwrap();
-            for family in [Family::Lock, Family::Permits] {
-                let names = Names::new("ns:sub", &key, family);
+            for kind in [LockKind::Lock, LockKind::Permits] {
+                let names = Names::new("ns:sub", &key, kind);
                 assert_eq!(slot_text(&names.lock), slot_text(&names.fence), "{names:?}");
                 assert_eq!(slot_text(&names.lock), slot_text(&names.queue), "{names:?}");
                 assert!(
@@ -131,20 +131,20 @@ mod tests {
 
     #[test]
     fn the_names_are_those_of_the_documentation() {
-        let names = |name: &str, family| Names::new("lock", &LockKey::new(name).unwrap(), family);
+        let names = |name: &str, kind| Names::new("lock", &LockKey::new(name).unwrap(), kind);
         let plain = Names {
             lock: "lock:a".into(),
             fence: "{lock:a}:f".into(),
             queue: "{lock:a}:q".into(),
         };
-        assert_eq!(names("a", Family::Lock), plain);
+        assert_eq!(names("a", LockKind::Lock), plain);
         let tagged = Names {
             lock: "lock:{a}b".into(),
             fence: "f:lock:{a}b".into(),
             queue: "q:lock:{a}b".into(),
         };
-        assert_eq!(names("{a}b", Family::Lock), tagged);
-        assert_eq!(names("a", Family::Permits).lock, "lock:permits:a");
+        assert_eq!(names("{a}b", LockKind::Lock), tagged);
+        assert_eq!(names("a", LockKind::Permits).lock, "lock:permits:a");
     }
 
     #[test]

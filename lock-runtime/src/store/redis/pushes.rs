@@ -12,7 +12,7 @@ use super::{names, reply};
 use crate::{
     fence::FencingToken,
     key::LockKey,
-    spec::Family,
+    spec::LockKind,
     store::{Grant, Hold, Listeners, StoreEvent, Token},
 };
 
@@ -104,55 +104,50 @@ impl Pushes {
         };
         if channel == self.own || of_slot() {
             if let Some(event) = self.kept(message).or_else(|| self.granted(message)) {
-                self.listeners.tell(&event);
+                self.listeners.notify(&event);
             }
         } else if channel == self.revoked {
             for member in message.split(' ') {
                 let token = member.rsplit(':').next().and_then(Token::from_hex);
                 token
                     .into_iter()
-                    .for_each(|token| self.listeners.tell(&StoreEvent::Revoked { token }));
+                    .for_each(|token| self.listeners.notify(&StoreEvent::Revoked { token }));
             }
         }
     }
 
-    /// Parses `kept family ttl lock`. The name of the lock may contain blanks.
+    /// Parses `kept kind ttl lock`. The name of the lock may contain blanks.
     fn kept(&self, message: &str) -> Option<StoreEvent> {
         let mut words = message.strip_prefix("kept ")?.splitn(3, ' ');
-        let family = match words.next()? {
-            "lock" => Family::Lock,
-            "permits" => Family::Permits,
+        let kind = match words.next()? {
+            "lock" => LockKind::Lock,
+            "permits" => LockKind::Permits,
             _ => return None,
         };
         let ttl = Duration::from_millis(words.next()?.parse().ok()?);
-        let key = LockKey::new(names::key_of(&self.namespace, words.next()?, family)?).ok()?;
-        Some(StoreEvent::Kept { key, family, ttl })
+        let key = LockKey::new(names::key_of(&self.namespace, words.next()?, kind)?).ok()?;
+        Some(StoreEvent::FreeIn { key, kind, ttl })
     }
 
-    /// Parses `mode member fence ttl spare lock`. The name of the lock may contain blanks.
+    /// Parses `mode member fence ttl reserved lock`. The name of the lock may contain blanks.
     fn granted(&self, message: &str) -> Option<StoreEvent> {
         let mut words = message.splitn(6, ' ');
         let mode = reply::mode(words.next()?)?;
         let token = Token::from_hex(words.next()?.rsplit(':').next()?)?;
         let fence = FencingToken::new(words.next()?.parse().ok()?)?;
         let ttl = Duration::from_millis(words.next()?.parse().ok()?);
-        let spare = words.next()?.parse().ok()?;
-        let key = LockKey::new(names::key_of(
-            &self.namespace,
-            words.next()?,
-            mode.family(),
-        )?)
-        .ok()?;
+        let reserved = words.next()?.parse().ok()?;
+        let key = LockKey::new(names::key_of(&self.namespace, words.next()?, mode.kind())?).ok()?;
         if self.invites {
-            return Some(StoreEvent::Kept {
+            return Some(StoreEvent::FreeIn {
                 key,
-                family: mode.family(),
+                kind: mode.kind(),
                 ttl: Duration::ZERO,
             });
         }
         Some(StoreEvent::Granted {
             hold: Hold::new(key, mode, token),
-            grant: Grant::new(fence, ttl).spare(spare),
+            grant: Grant::new(fence, ttl).reserved(reserved),
         })
     }
 }
@@ -193,7 +188,7 @@ mod tests {
             let fence = FencingToken::new(7).unwrap();
             assert_eq!(
                 grant,
-                Grant::new(fence, Duration::from_millis(250)).spare(2)
+                Grant::new(fence, Duration::from_millis(250)).reserved(2)
             );
         }
     }
@@ -202,12 +197,16 @@ mod tests {
     fn a_grant_that_the_replicas_may_not_have_is_an_invitation_to_ask() {
         let pushes = Pushes::new("lock").inviting(true);
         let event = pushes.granted("3 3:0123456789abcdef0123456789abcdef 7 250 0 lock:permits:a");
-        let Some(StoreEvent::Kept { key, family, ttl }) = event else {
+        let Some(StoreEvent::FreeIn { key, kind, ttl }) = event else {
             panic!("{event:?}")
         };
         assert_eq!(
-            (key, family, ttl),
-            (LockKey::new("a").unwrap(), Family::Permits, Duration::ZERO)
+            (key, kind, ttl),
+            (
+                LockKey::new("a").unwrap(),
+                LockKind::Permits,
+                Duration::ZERO
+            )
         );
     }
 
@@ -215,14 +214,14 @@ mod tests {
     fn a_message_tells_what_is_kept() {
         let pushes = Pushes::new("my app");
         for (message, expected) in [
-            ("kept lock 250 my app:a b", Family::Lock),
-            ("kept permits 250 my app:permits:a b", Family::Permits),
+            ("kept lock 250 my app:a b", LockKind::Lock),
+            ("kept permits 250 my app:permits:a b", LockKind::Permits),
         ] {
-            let Some(StoreEvent::Kept { key, family, ttl }) = pushes.kept(message) else {
+            let Some(StoreEvent::FreeIn { key, kind, ttl }) = pushes.kept(message) else {
                 panic!("{message}")
             };
             assert_eq!(
-                (key, family, ttl),
+                (key, kind, ttl),
                 (
                     LockKey::new("a b").unwrap(),
                     expected,

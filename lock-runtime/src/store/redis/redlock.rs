@@ -7,12 +7,12 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     CONNECT, RedisStore, check_namespace, connection::Connection, servers::Servers,
-    settings::Settings, url,
+    settings::RedisOptions, url,
 };
 use crate::{
     error::{LockError, LockErrorKind},
     runtime,
-    store::{QuorumStore, Store, StoreError, check_count, majority},
+    store::{QuorumMember, QuorumStore, StoreError, check_count, majority},
 };
 
 const RIGHT_ONE: &str = "a valid one is redlock:redis://host1:6379,redis://host2:6379,redis://host3:6379 (percent-encode \
@@ -57,7 +57,7 @@ pub(crate) async fn connect(
     urls: &[&str],
     namespace: &str,
     longest_lease: Duration,
-    settings: &Settings,
+    settings: &RedisOptions,
 ) -> Result<QuorumStore, LockError> {
     check_namespace(namespace)?;
     check_count(urls.len())?;
@@ -96,7 +96,7 @@ pub(crate) async fn connect(
             replicas: None,
             namespace: namespace.to_owned(),
         };
-        (name, Arc::new(server) as Arc<dyn Store>)
+        (name, Arc::new(server) as Arc<dyn QuorumMember>)
     });
     QuorumStore::new(servers, longest_lease)
 }

@@ -82,7 +82,7 @@ impl Replicas {
         grants: impl IntoIterator<Item = &'a Hold>,
     ) -> Result<(), StoreError> {
         let about = |hold: &Hold| {
-            let Names { lock, fence, .. } = Names::new(namespace, &hold.key, hold.mode.family());
+            let Names { lock, fence, .. } = Names::new(namespace, &hold.key, hold.mode.kind());
             Call::new(&scripts::REPLICATE, 2)
                 .arg(lock)
                 .arg(fence)

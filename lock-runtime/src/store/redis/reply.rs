@@ -64,8 +64,8 @@ impl Reply {
     pub(super) fn grant(&mut self) -> Result<Grant, StoreError> {
         let fence = self.counter()?.ok_or_else(unexpected)?;
         let ttl = self.ttl()?;
-        let spare = u32::try_from(self.count()?).map_err(|_| unexpected())?;
-        Ok(Grant::new(fence, ttl).spare(spare))
+        let reserved = u32::try_from(self.count()?).map_err(|_| unexpected())?;
+        Ok(Grant::new(fence, ttl).reserved(reserved))
     }
 
     /// A queue entry: the latest fencing token, and the remaining time of the holder.
@@ -125,7 +125,7 @@ fn text(value: Option<Value>) -> Result<String, StoreError> {
 /// contain anything.
 pub(super) fn unexpected() -> StoreError {
     StoreError::new(
-        StoreErrorKind::NotRedis,
+        StoreErrorKind::WrongServer,
         "the server sent an unexpected reply to a script",
     )
 }

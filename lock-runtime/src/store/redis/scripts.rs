@@ -10,7 +10,7 @@ use redis::Cmd;
 
 use super::names::Names;
 use crate::{
-    spec::{Family, Mode},
+    spec::{LockKind, Mode},
     store::{Hold, Token},
 };
 
@@ -151,10 +151,10 @@ impl Call {
         }
     }
 
-    pub(super) fn family(self, family: Family) -> Self {
-        self.arg(match family {
-            Family::Lock => "lock",
-            Family::Permits => "permits",
+    pub(super) fn kind(self, kind: LockKind) -> Self {
+        self.arg(match kind {
+            LockKind::Lock => "lock",
+            LockKind::Permits => "permits",
         })
     }
 
@@ -210,16 +210,17 @@ impl fmt::Debug for Call {
 
 #[cfg(test)]
 mod tests {
-    use crate::store::{FORGOTTEN, HANDED_OVER, LONGEST_POLL, STALE};
+    use crate::store::{ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE, POLL_INTERVAL};
 
     #[test]
     fn the_line_keeps_the_times_of_the_contract() {
-        let [stale, forgotten, handed_over] =
-            [STALE, FORGOTTEN, HANDED_OVER].map(|time| time.as_millis());
-        let times =
-            format!("local STALE, FORGOTTEN, HANDED_OVER = {stale}, {forgotten}, {handed_over}\n");
-        let longest_poll = format!("local LONGEST_POLL = {}\n", LONGEST_POLL.as_millis());
-        for line in [times, longest_poll] {
+        let [stale_after, ttl, handoff] =
+            [ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE].map(|time| time.as_millis());
+        let times = format!(
+            "local ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE = {stale_after}, {ttl}, {handoff}\n"
+        );
+        let poll_interval = format!("local POLL_INTERVAL = {}\n", POLL_INTERVAL.as_millis());
+        for line in [times, poll_interval] {
             assert!(include_str!("lua/line.lua").contains(&line), "{line}");
         }
     }

@@ -26,7 +26,7 @@ use tokio::time::{Instant, timeout};
 
 pub(super) use self::votes::Named;
 use self::votes::{Answer, Votes};
-use super::{acl::AclLine, error, settings::Settings};
+use super::{acl::AclLine, error, settings::RedisOptions};
 use crate::{
     error::{LockError, LockErrorKind},
     store::{StoreError, StoreErrorKind},
@@ -60,7 +60,7 @@ impl Sentinels {
         name: String,
         primary: ConnectionInfo,
         sentinels: Vec<ConnectionInfo>,
-        settings: &Settings,
+        settings: &RedisOptions,
     ) -> Result<Self, LockError> {
         let client = |info| {
             settings.client(info, |error| {
@@ -282,7 +282,7 @@ fn in_words_of_a_sentinel(error: StoreError) -> StoreError {
             kind,
             format!("its access rules forbid the query; allow it with: {SENTINEL_ACL}"),
         ),
-        StoreErrorKind::NotRedis => no_sentinel(),
+        StoreErrorKind::WrongServer => no_sentinel(),
         _ => error,
     }
 }
@@ -293,7 +293,7 @@ const SENTINEL_ACL: &str =
 
 fn no_sentinel() -> StoreError {
     StoreError::new(
-        StoreErrorKind::NotRedis,
+        StoreErrorKind::WrongServer,
         "it is not a Sentinel; Sentinels usually listen on port 26379",
     )
 }
@@ -332,7 +332,7 @@ mod tests {
             let Answer::Failed(error) = answer(other) else {
                 panic!("it is not a Sentinel")
             };
-            assert_eq!(error.kind(), StoreErrorKind::NotRedis);
+            assert_eq!(error.kind(), StoreErrorKind::WrongServer);
         }
     }
 }

@@ -8,7 +8,7 @@ use url::Host;
 
 use super::{
     sentinel::Sentinels,
-    settings::{MinReplicas, Settings},
+    settings::{MinReplicas, RedisOptions},
     url::{check_tls, for_locks, tuned},
 };
 use crate::error::{LockError, LockErrorKind};
@@ -28,7 +28,10 @@ pub(super) fn is_one(url: &str) -> bool {
 ///
 /// # Errors
 /// `InvalidUrl`. The message never repeats the URL, which may contain passwords.
-pub(super) fn open(url: &str, mut settings: Settings) -> Result<(Sentinels, Settings), LockError> {
+pub(super) fn open(
+    url: &str,
+    mut settings: RedisOptions,
+) -> Result<(Sentinels, RedisOptions), LockError> {
     check_tls(url)?;
     let parts = Parts::of(url).map_err(invalid)?;
     let (name, db) = parts.name_and_db().map_err(invalid)?;
@@ -61,7 +64,7 @@ pub(super) fn open(url: &str, mut settings: Settings) -> Result<(Sentinels, Sett
 pub(super) fn open_each<'a>(
     primary: &str,
     urls: impl IntoIterator<Item = &'a str>,
-    settings: &Settings,
+    settings: &RedisOptions,
 ) -> Result<Sentinels, LockError> {
     check_tls(primary)?;
     let parts = Parts::of(primary).map_err(invalid_primary)?;
@@ -407,8 +410,8 @@ fn duration(text: &str) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn opened(url: &str) -> (Sentinels, Settings) {
-        open(url, Settings::default()).unwrap_or_else(|error| panic!("{url}: {error}"))
+    fn opened(url: &str) -> (Sentinels, RedisOptions) {
+        open(url, RedisOptions::default()).unwrap_or_else(|error| panic!("{url}: {error}"))
     }
 
     #[test]
@@ -511,7 +514,7 @@ mod tests {
                 "1 ms to 400 ms",
             ),
         ] {
-            let Err(error) = open(url, Settings::default()) else {
+            let Err(error) = open(url, RedisOptions::default()) else {
                 panic!("{url}")
             };
             assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{url}");
@@ -531,7 +534,7 @@ mod tests {
     #[cfg(not(feature = "rustls"))]
     #[test]
     fn a_tls_url_names_the_missing_feature() {
-        let Err(error) = open("rediss+sentinel://a/mymaster", Settings::default()) else {
+        let Err(error) = open("rediss+sentinel://a/mymaster", RedisOptions::default()) else {
             panic!("no TLS")
         };
         assert!(error.to_string().contains("\"rustls\""), "{error}");
@@ -605,7 +608,7 @@ mod tests {
         let sentinels = open_each(
             "redis://app:secret@MyMaster/2",
             sentinels,
-            &Settings::default(),
+            &RedisOptions::default(),
         )
         .unwrap();
         assert_eq!(sentinels.name(), "MyMaster");
@@ -674,7 +677,7 @@ mod tests {
                 "redis:// or rediss://|redis://user:password@host:26379",
             ),
         ] {
-            let Err(error) = open_each(primary, sentinels, &Settings::default()) else {
+            let Err(error) = open_each(primary, sentinels, &RedisOptions::default()) else {
                 panic!("{primary}")
             };
             assert_eq!(error.kind(), LockErrorKind::InvalidUrl);
@@ -685,7 +688,7 @@ mod tests {
             );
             assert!(!text.contains("hunter2"), "{text}");
         }
-        let Err(error) = open_each("redis://a", [], &Settings::default()) else {
+        let Err(error) = open_each("redis://a", [], &RedisOptions::default()) else {
             panic!("no Sentinel is given")
         };
         assert!(

@@ -39,6 +39,10 @@ pub(super) enum Freed {
 }
 
 impl Answer {
+    pub(super) fn into_value(self) -> Value {
+        self.value
+    }
+
     pub(super) fn reply(&mut self) -> Result<Reply, StoreError> {
         Reply::new(std::mem::replace(&mut self.value, Value::Nil))
     }
@@ -213,10 +217,19 @@ impl Servers {
         &self,
         count: usize,
         write: &(dyn Fn(usize) -> Call + Sync),
-    ) -> Vec<Result<Value, StoreError>> {
+    ) -> Vec<Result<Answer, StoreError>> {
         match self {
-            Self::One(connection) => connection.call_all(count, write).await,
-            Self::Cluster(cluster) => cluster.run_each(count, write).await,
+            Self::One(connection) => answers(connection.call_all(count, write).await),
+            Self::Cluster(cluster) => answers(cluster.run_each(count, write).await),
         }
     }
+}
+
+fn answers<T: Into<Answer>>(
+    results: Vec<Result<T, StoreError>>,
+) -> Vec<Result<Answer, StoreError>> {
+    results
+        .into_iter()
+        .map(|result| result.map(T::into))
+        .collect()
 }

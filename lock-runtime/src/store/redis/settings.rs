@@ -1,4 +1,4 @@
-//! The settings of a store in addition to its URL, independent of the topology.
+//! [`RedisOptions`]: the options of a store in addition to its URL, independent of the topology.
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
@@ -6,34 +6,52 @@ use redis::{Client, ConnectionInfo, RedisError};
 #[cfg(feature = "rustls")]
 use redis::{ClientTlsConfig, ConnectionAddr, TlsCertificates};
 
-use crate::error::{LockError, LockErrorKind};
+use crate::{
+    error::{LockError, LockErrorKind},
+    spec::{DEFAULT_LEASE, LockSpec},
+};
 
-/// The settings for every server of a store.
+/// Options for connections to Redis, in addition to the URL. See
+/// [`LockClientBuilder::redis`](crate::LockClientBuilder::redis).
+///
+/// `Debug` omits certificates and keys.
+///
+/// ```
+/// use std::{num::NonZeroU32, time::Duration};
+/// use lock_runtime::{LockClient, RedisOptions};
+///
+/// let replicated = RedisOptions::new().min_replicas(NonZeroU32::MIN, Duration::from_millis(50));
+/// let builder = LockClient::builder().namespace("shop").redis(replicated);
+/// # drop(builder);
+/// ```
+#[must_use = "options have no effect until they are passed to a builder"]
 #[derive(Clone, Default)]
-pub(crate) struct Settings {
+pub struct RedisOptions {
     /// The number of replicas that must have a grant before it is reported.
-    pub(crate) min_replicas: Option<MinReplicas>,
+    pub(super) min_replicas: Option<MinReplicas>,
+    /// The longest lease over several servers.
+    longest_lease: Option<Duration>,
     /// The trusted certificate authority, in PEM; `None`: those that the system trusts.
     #[cfg(feature = "rustls")]
-    pub(crate) root_certificate: Option<Vec<u8>>,
+    root_certificate: Option<Vec<u8>>,
     /// The certificate of this client.
     #[cfg(feature = "rustls")]
-    pub(crate) client_certificate: Option<ClientCertificate>,
+    client_certificate: Option<ClientCertificate>,
 }
 
 /// A certificate and its private key, in PEM.
 #[cfg(feature = "rustls")]
 #[derive(Clone)]
-pub(crate) struct ClientCertificate {
-    pub(crate) certificate: Vec<u8>,
-    pub(crate) key: Vec<u8>,
+struct ClientCertificate {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
 }
 
 /// The number of replicas that must have a grant, and the time limit of the wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MinReplicas {
-    pub(crate) count: NonZeroU32,
-    pub(crate) timeout: Duration,
+pub(super) struct MinReplicas {
+    pub(super) count: NonZeroU32,
+    pub(super) timeout: Duration,
 }
 
 impl MinReplicas {
@@ -55,12 +73,92 @@ impl MinReplicas {
     }
 }
 
-impl Settings {
-    /// Checks the settings, before any connection is established.
+impl RedisOptions {
+    /// Creates the default options.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Reports a grant only once `replicas` replicas have it, and waits for them for at
+    /// most `timeout`, 1 ms to 400 ms.
+    ///
+    /// The URL of Sentinels can set the same (`?min_replicas=1&replica_timeout=50ms`) and takes
+    /// precedence.
+    ///
+    /// Without this setting, the promotion of a lagging replica loses grants. A lock may then
+    /// have two holders until the first one notices the loss at its next renewal. With it, each
+    /// grant costs one more round trip. If too few replicas answer in time, no lock is granted:
+    /// the request fails with `Unavailable` or continues to wait. Renewals do not wait for
+    /// replicas. The setting narrows the gap and does not close it; see the guide's
+    /// [page on Redis](crate::guide::redis#what-a-failover-may-lose).
+    ///
+    /// It applies to a single server and to the primary behind Sentinels; other stores refuse it
+    /// with `InvalidSpec`. The Redis user needs the permission `+wait`.
+    pub fn min_replicas(self, replicas: NonZeroU32, timeout: Duration) -> Self {
+        Self {
+            min_replicas: Some(MinReplicas {
+                count: replicas,
+                timeout,
+            }),
+            ..self
+        }
+    }
+
+    /// Sets the longest lease of a request over several servers
+    /// ([`connect_redlock`](crate::LockClientBuilder::connect_redlock)), 30 s by default.
+    ///
+    /// Use the same value for all clients. A lease that is left unset is at most this long.
+    ///
+    /// A server does not vote for this long after a restart, or after its first use in a
+    /// namespace, because it may have forgotten a lock. A larger value makes that time longer.
+    /// Other stores ignore this setting.
+    pub fn longest_lease(self, longest_lease: Duration) -> Self {
+        Self {
+            longest_lease: Some(longest_lease),
+            ..self
+        }
+    }
+
+    /// Trusts the authorities of these certificates (PEM) for TLS connections (`rediss://`),
+    /// instead of those that the system trusts.
+    #[cfg(feature = "rustls")]
+    pub fn root_certificate(self, pem: impl Into<Vec<u8>>) -> Self {
+        Self {
+            root_certificate: Some(pem.into()),
+            ..self
+        }
+    }
+
+    /// Presents this certificate, with its private key (both PEM), to servers that request one on
+    /// a TLS connection.
+    #[cfg(feature = "rustls")]
+    pub fn client_certificate(
+        self,
+        certificate: impl Into<Vec<u8>>,
+        key: impl Into<Vec<u8>>,
+    ) -> Self {
+        Self {
+            client_certificate: Some(ClientCertificate {
+                certificate: certificate.into(),
+                key: key.into(),
+            }),
+            ..self
+        }
+    }
+
+    /// Returns the longest lease of a request over several servers.
+    pub(crate) fn longest_lease_or_default(&self) -> Duration {
+        self.longest_lease.unwrap_or(DEFAULT_LEASE)
+    }
+
+    /// Checks the options, before any connection is established.
     ///
     /// # Errors
     /// `InvalidSpec`.
     pub(crate) fn check(&self) -> Result<(), LockError> {
+        LockSpec::exclusive()
+            .lease(self.longest_lease_or_default())
+            .check()?;
         if let Some(min_replicas) = self.min_replicas {
             min_replicas
                 .check()
@@ -80,24 +178,6 @@ impl Settings {
             Some(_) => Err(invalid("min_replicas", &format!("{reason}; leave it out"))),
             None => Ok(()),
         }
-    }
-
-    /// Refuses certificates, for a store whose connections are configured in another way.
-    ///
-    /// # Errors
-    /// `InvalidSpec` if there are any.
-    pub(crate) fn refuse_certificates(&self, reason: &str) -> Result<(), LockError> {
-        #[cfg(feature = "rustls")]
-        for (setting, is_there) in [
-            ("root_certificate", self.root_certificate.is_some()),
-            ("client_certificate", self.client_certificate.is_some()),
-        ] {
-            if is_there {
-                return Err(invalid(setting, &format!("{reason}; leave it out")));
-            }
-        }
-        let _ = reason;
-        Ok(())
     }
 
     #[cfg(feature = "rustls")]
@@ -171,10 +251,12 @@ fn invalid(setting: &str, complaint: &str) -> LockError {
 }
 
 // Omits the keys, which are secret.
-impl fmt::Debug for Settings {
+impl fmt::Debug for RedisOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut settings = f.debug_struct("Settings");
-        settings.field("min_replicas", &self.min_replicas);
+        let mut settings = f.debug_struct("RedisOptions");
+        settings
+            .field("min_replicas", &self.min_replicas)
+            .field("longest_lease", &self.longest_lease);
         #[cfg(feature = "rustls")]
         settings
             .field("root_certificate", &self.root_certificate.is_some())
@@ -197,48 +279,31 @@ mod tests {
             Duration::from_millis(401),
             Duration::MAX,
         ] {
-            let settings = Settings {
-                min_replicas: Some(MinReplicas {
-                    count: ONE,
-                    timeout,
-                }),
-                ..Settings::default()
-            };
-            let error = settings.check().unwrap_err();
+            let error = RedisOptions::new()
+                .min_replicas(ONE, timeout)
+                .check()
+                .unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
             assert!(error.to_string().contains("1 ms to 400 ms"), "{error}");
         }
         for timeout in [Duration::from_millis(1), Duration::from_millis(400)] {
-            assert!(
-                MinReplicas {
-                    count: ONE,
-                    timeout
-                }
-                .check()
-                .is_ok()
-            );
+            let options = RedisOptions::new().min_replicas(ONE, timeout);
+            assert!(options.check().is_ok());
         }
     }
 
     #[cfg(feature = "rustls")]
     #[test]
     fn certificates_that_are_none_are_refused_and_never_shown() {
-        let certificate = b"-----BEGIN CERTIFICATE-----".to_vec();
-        let own = |certificate: &[u8], key: &[u8]| Settings {
-            client_certificate: Some(ClientCertificate {
-                certificate: certificate.into(),
-                key: key.into(),
-            }),
-            ..Settings::default()
-        };
-        let root = Settings {
-            root_certificate: Some(b"hunter2".to_vec()),
-            ..Settings::default()
-        };
+        let own =
+            |certificate: &str| RedisOptions::new().client_certificate(certificate, "hunter2");
         for (settings, words) in [
-            (&root, "BEGIN CERTIFICATE"),
-            (&own(b"hunter2", b"hunter2"), "BEGIN CERTIFICATE"),
-            (&own(&certificate, b"hunter2"), "BEGIN PRIVATE KEY"),
+            (
+                RedisOptions::new().root_certificate("hunter2"),
+                "BEGIN CERTIFICATE",
+            ),
+            (own("hunter2"), "BEGIN CERTIFICATE"),
+            (own("-----BEGIN CERTIFICATE-----"), "BEGIN PRIVATE KEY"),
         ] {
             let error = settings.check().unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::InvalidSpec);

@@ -1,13 +1,12 @@
-//! Clients set up for locks, from a URL or from a client of the caller.
+//! Clients set up for locks, from a URL.
 
 use std::time::Duration;
 
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
-    io::tcp::socket2::TcpKeepalive,
+    Client, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, io::tcp::socket2::TcpKeepalive,
 };
 
-use super::settings::Settings;
+use super::settings::RedisOptions;
 use crate::error::{LockError, LockErrorKind};
 
 /// The time after which a connection is given up if sent data or a probe is not acknowledged. A
@@ -22,24 +21,20 @@ pub(super) fn check_tls(url: &str) -> Result<(), LockError> {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     let is_tls = matches!(scheme.split('+').next(), Some("rediss" | "valkeys"));
     if is_tls && !cfg!(feature = "rustls") {
-        Err(no_tls())
+        Err(LockError::new(
+            LockErrorKind::InvalidUrl,
+            "the URL asks for TLS, which is not compiled in; enable the feature `rustls` of lock-runtime",
+        ))
     } else {
         Ok(())
     }
-}
-
-fn no_tls() -> LockError {
-    LockError::new(
-        LockErrorKind::InvalidUrl,
-        "the URL asks for TLS, which is not compiled in; enable the feature `rustls` of lock-runtime",
-    )
 }
 
 /// Creates a client for a URL.
 ///
 /// # Errors
 /// `InvalidUrl`. The message never repeats the URL, which may contain a password.
-pub(super) fn open(url: &str, settings: &Settings) -> Result<Client, LockError> {
+pub(super) fn open(url: &str, settings: &RedisOptions) -> Result<Client, LockError> {
     check_tls(url)?;
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     match scheme {
@@ -58,14 +53,17 @@ pub(super) fn open(url: &str, settings: &Settings) -> Result<Client, LockError> 
     let mut names = parameters.map(|parameter| parameter.split('=').next().unwrap_or_default());
     if names.any(|name| !name.is_empty() && !known(name)) {
         return Err(invalid(
-            "it has an unsupported parameter (`min_replicas` is a setting of the builder, or of redis+sentinel://)",
+            "it has an unsupported parameter (`min_replicas` is an option of `RedisOptions`, or of redis+sentinel://)",
         ));
     }
     let info = url.into_connection_info().map_err(|error| {
         // The first part is a fixed text. The detail after it might quote the URL.
         invalid(error.to_string().split(" - ").next().unwrap_or_default())
     })?;
-    adjust(info, settings)
+    if info.redis_settings().db() < 0 {
+        return Err(invalid("the database number is negative"));
+    }
+    settings.client(for_locks(info), |error| invalid(&error.to_string()))
 }
 
 fn invalid(complaint: &str) -> LockError {
@@ -76,24 +74,6 @@ fn invalid(complaint: &str) -> LockError {
              (percent-encode special characters of the password)"
         ),
     )
-}
-
-/// Sets up a client for locks.
-///
-/// # Errors
-/// `InvalidUrl` if the server cannot be reached with the features that are compiled in.
-pub(super) fn adjust(info: ConnectionInfo, settings: &Settings) -> Result<Client, LockError> {
-    if info.redis_settings().db() < 0 {
-        return Err(invalid("the database number is negative"));
-    }
-    // A client of the caller may ask for TLS as well.
-    let is_tls = matches!(info.addr(), ConnectionAddr::TcpTls { .. });
-    settings.client(for_locks(info), |error| {
-        match is_tls && !cfg!(feature = "rustls") {
-            true => no_tls(),
-            false => invalid(&error.to_string()),
-        }
-    })
 }
 
 /// The connection settings for a server that stores locks.
@@ -150,7 +130,7 @@ mod tests {
             "redis://127.0.0.1/?password=hunter2",
             "redis://:hunter2@0.0.0.0",
         ] {
-            let error = open(url, &Settings::default()).unwrap_err();
+            let error = open(url, &RedisOptions::default()).unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{url}");
             assert!(
                 error
@@ -169,7 +149,7 @@ mod tests {
             "redis://[::1]:7/?protocol=resp2",
             "unix:///run/redis.sock",
         ] {
-            let client = open(url, &Settings::default()).unwrap();
+            let client = open(url, &RedisOptions::default()).unwrap();
             let info = client.get_connection_info();
             assert_eq!(info.redis_settings().protocol(), ProtocolVersion::RESP3);
             assert!(info.tcp_settings().nodelay() && info.tcp_settings().keepalive().is_some());

@@ -3,14 +3,14 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use http::StatusCode;
-use lock_runtime::{LockSpec, web::Answer};
+use lock_runtime::{LockSpec, web::ErrorClass};
 use toml::{Spanned, de::DeTable};
 
 use super::{
     Reader,
     values::{Value, at},
 };
-use crate::{policies::settings::Settings, protocol::Hold};
+use crate::{policies::settings::Settings, protocol::HoldUntil};
 
 /// The fields that only routes have.
 pub(super) const OF_ROUTES: [&str; 3] = ["name", "group", "skip"];
@@ -30,7 +30,7 @@ pub(super) const FIELDS: [&str; 18] = [
     "no_renew",
     "strict_order",
     "max_waiters",
-    "hold",
+    "hold_until",
     "retry_after",
     "fail_open",
     "status",
@@ -52,13 +52,13 @@ const ALIASES: [(&str, &str); 13] = [
     ("template", "key"),
 ];
 /// The rows of the table of refusals.
-pub(in crate::policies) const ROWS: [(&str, Answer); 6] = [
-    ("busy", Answer::Busy),
-    ("overloaded", Answer::Overloaded),
-    ("unavailable", Answer::Unavailable),
-    ("lost", Answer::Lost),
-    ("bad_request", Answer::BadRequest),
-    ("internal", Answer::Internal),
+pub(in crate::policies) const ROWS: [(&str, ErrorClass); 6] = [
+    ("busy", ErrorClass::Busy),
+    ("overloaded", ErrorClass::Overloaded),
+    ("unavailable", ErrorClass::Unavailable),
+    ("lost", ErrorClass::Lost),
+    ("bad_request", ErrorClass::BadRequest),
+    ("internal", ErrorClass::Internal),
 ];
 
 impl Reader<'_> {
@@ -163,11 +163,11 @@ impl Reader<'_> {
                     settings.set(|spec| spec.max_waiters(waiters));
                 }
             }
-            "hold" => {
-                settings.hold = self.word(
+            "hold_until" => {
+                settings.hold_until = self.word(
                     name,
                     value,
-                    [("response", Hold::Response), ("body", Hold::Body)],
+                    [("response", HoldUntil::Response), ("body", HoldUntil::Body)],
                 );
             }
             "retry_after" => {
@@ -222,10 +222,10 @@ impl Reader<'_> {
         }
     }
 
-    fn statuses(&mut self, value: &Value<'_>) -> Vec<(Answer, StatusCode)> {
+    fn statuses(&mut self, value: &Value<'_>) -> Vec<(ErrorClass, StatusCode)> {
         let mut statuses = Vec::new();
         for (row, value) in self.table("status", value).into_iter().flatten() {
-            let Some((name, answer)) = ROWS
+            let Some((name, class)) = ROWS
                 .into_iter()
                 .find(|(name, _)| *name == row.get_ref().as_ref())
             else {
@@ -244,7 +244,7 @@ impl Reader<'_> {
                 .ok()
                 .and_then(|number| StatusCode::from_u16(number).ok());
             match status.filter(|status| status.is_client_error() || status.is_server_error()) {
-                Some(status) => statuses.push((answer, status)),
+                Some(status) => statuses.push((class, status)),
                 None => self
                     .mistakes
                     .add(at(value), "the status of a refusal must be from 400 to 599"),

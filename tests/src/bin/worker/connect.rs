@@ -1,7 +1,7 @@
 //! Connects by a URL alone, in a process whose environment and crypto provider are the test's to choose.
 
 use lock_runtime::{LockClient, LockError};
-use lock_tests::processes::Parent;
+use lock_tests::{chain, processes::Parent};
 
 /// Acquires and releases "k", and prints `released`, or the code of the error and its message.
 #[derive(clap::Args)]
@@ -21,7 +21,7 @@ impl Connect {
         }
         parent.say(match locked(&self.url).await {
             Ok(()) => "released".to_owned(),
-            Err(error) => format!("{} {error}", error.code()),
+            Err(error) => format!("{} {}", error.code(), chain(&error)),
         });
         parent.finished().await;
     }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lock_runtime::{LockClient, LockError};
+use lock_runtime::{LockClient, LockError, RedisOptions};
 use lock_tests::{
     processes::Parent,
     storm::{Log, Plan, Record},
@@ -67,8 +67,11 @@ impl Storm {
             [url] => builder.connect(url).await,
             urls => {
                 builder
-                    .longest_lease(Duration::from_millis(self.longest_lease_ms))
-                    .redlock(urls)
+                    .redis(
+                        RedisOptions::new()
+                            .longest_lease(Duration::from_millis(self.longest_lease_ms)),
+                    )
+                    .connect_redlock(urls)
                     .await
             }
         }

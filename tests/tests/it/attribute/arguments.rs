@@ -276,7 +276,7 @@ async fn without_renewal_it_ends_with_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_spec_comes_from_wherever_it_is_and_what_is_written_beside_it_wins() {
+async fn attribute_spec_is_an_expression_that_arguments_override() {
     with_client(async |locks| {
         let config = Config {
             lock: LockSpec::exclusive().lease(LEASE).no_wait(),
@@ -343,7 +343,7 @@ async fn bodies_never_overlap() {
             let (locks, resource) = (locks.clone(), resource.clone());
             tasks.spawn(async move {
                 for _ in 0..20 {
-                    locks.scope(increment(&resource)).await.unwrap();
+                    locks.as_default(increment(&resource)).await.unwrap();
                 }
             });
         }

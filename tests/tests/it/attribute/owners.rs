@@ -79,7 +79,7 @@ async fn spawning(locks: LockClient, id: u64) -> Result<(), LockError> {
     let error = tokio::spawn(charge(id)).await.unwrap().unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::NoClient);
     let stranger = locks.clone();
-    let stranger = tokio::spawn(async move { stranger.scope(charge_once(id)).await });
+    let stranger = tokio::spawn(async move { stranger.as_default(charge_once(id)).await });
     assert_eq!(
         stranger.await.unwrap().unwrap_err().kind(),
         LockErrorKind::WaitTimeout
@@ -87,7 +87,7 @@ async fn spawning(locks: LockClient, id: u64) -> Result<(), LockError> {
 
     // Unless it is told.
     let (child, held) = (locks.clone(), lock.clone());
-    let child = tokio::spawn(async move { child.scope(held.scope(charge(id))).await });
+    let child = tokio::spawn(async move { child.as_default(held.scope(charge(id))).await });
     assert_eq!(child.await.unwrap()?, lock.fence());
     Ok(())
 }

@@ -164,7 +164,7 @@ async fn the_innermost_scope_is_used() {
         let inner = LockClient::in_memory();
         let _guard = outer.exclusive("a").acquire().await.unwrap();
         inner
-            .scope(own_error(false))
+            .as_default(own_error(false))
             .await
             .expect("the inner one's locks are free");
         assert!(own_error(false).await.is_err());

@@ -131,7 +131,7 @@ async fn whoever_may_not_try_again_is_not_invited_to() {
 
     let full = LockClient::builder()
         .max_waiters_in_all(0)
-        .in_memory()
+        .build_in_memory()
         .unwrap();
     let full = Inventory { locks: full }.count("a").await.unwrap_err();
     assert_eq!(

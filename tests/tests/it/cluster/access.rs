@@ -1,10 +1,10 @@
 //! A cluster with users, and one that speaks TLS.
 
 use lock_runtime::{
-    LockClient, LockErrorKind,
+    LockClient, LockErrorKind, RedisOptions,
     store::{StoreErrorKind, redis::RedisStore},
 };
-use lock_tests::{Captured, RedisCluster};
+use lock_tests::{Captured, RedisCluster, chain};
 
 use super::{
     HOUR, LONG, Place, key_at, key_of_each, lock_name, nobody_listens, place_on, use_lock,
@@ -120,7 +120,7 @@ async fn a_user_of_the_documented_line_can_do_everything() {
 }
 
 #[tokio::test]
-async fn what_a_cluster_needs_beyond_a_server_is_told_with_the_whole_line_or_done_without() {
+async fn connect_names_missing_cluster_rights_or_does_without_them() {
     in_time(async {
         let cluster = RedisCluster::builder()
             .user("ann", PASSWORD, "")
@@ -143,7 +143,7 @@ async fn what_a_cluster_needs_beyond_a_server_is_told_with_the_whole_line_or_don
         allow(&cluster, &without("+cluster|slots")).await;
         let error = RedisStore::connect(url, "lock").await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Forbidden, "{error}");
-        assert!(error.to_string().contains(&line), "{error}");
+        assert!(chain(&error).contains(&line), "{error}");
 
         for missing in ["+eval", "+get"] {
             allow(&cluster, &without(missing)).await;
@@ -159,10 +159,7 @@ async fn what_a_cluster_needs_beyond_a_server_is_told_with_the_whole_line_or_don
                     StoreErrorKind::Forbidden,
                     "without {missing}: {error}"
                 );
-                assert!(
-                    error.to_string().contains(&line),
-                    "without {missing}: {error}"
-                );
+                assert!(chain(&error).contains(&line), "without {missing}: {error}");
             }
         }
 
@@ -229,7 +226,7 @@ async fn a_cluster_is_reached_over_tls() {
 
 /// By a certificate that the builder was given, where the process trusts none.
 #[tokio::test]
-async fn a_user_of_the_documented_line_reaches_a_cluster_over_tls_and_goes_where_it_sends_him() {
+async fn connect_reaches_a_cluster_over_tls_with_the_documented_acl() {
     in_time(async {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let line = RedisStore::cluster_acl_line("lock");
@@ -239,9 +236,10 @@ async fn a_user_of_the_documented_line_reaches_a_cluster_over_tls_and_goes_where
             &rules(&line).join(" "),
         );
         let cluster = cluster.start().await;
-        let trusting = LockClient::builder().root_certificate(cluster.ca_pem());
+        let trusting =
+            LockClient::builder().redis(RedisOptions::new().root_certificate(cluster.ca_pem()));
         let seed = &cluster.tls_urls_as("ann", PASSWORD)[5];
-        let locks = trusting.clone().cluster([seed]).await.unwrap();
+        let locks = trusting.clone().connect_cluster([seed]).await.unwrap();
         // The URL says the same.
         let others = trusting
             .connect(&seed.replacen("rediss://", "rediss+cluster://", 1))
@@ -306,9 +304,12 @@ async fn a_user_of_the_documented_line_reaches_a_cluster_over_tls_and_goes_where
             "nothing was denied behind our back: {denied:?}"
         );
 
-        let error = LockClient::builder().cluster([seed]).await.unwrap_err();
+        let error = LockClient::builder()
+            .connect_cluster([seed])
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
-        let text = error.to_string();
+        let text = chain(&error);
         assert!(
             text.contains("certificate") && text.contains("root_certificate"),
             "{text}"

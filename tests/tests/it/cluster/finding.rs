@@ -1,13 +1,13 @@
 //! From whatever node is named to the one that keeps a lock, wherever it has gone.
 
 use lock_runtime::{LockClient, LockErrorKind};
-use lock_tests::{RedisCluster, RedisServer, shared_cluster, shared_server};
+use lock_tests::{RedisCluster, RedisServer, chain, shared_cluster, shared_server};
 
 use super::{LONG, Place, key_at, key_of_each, lock_name, place_on, use_lock};
 use crate::place::in_time;
 
 #[tokio::test]
-async fn locks_lie_on_all_primaries_and_each_is_asked_over_one_connection() {
+async fn acquire_uses_all_primaries_over_one_connection_each() {
     in_time(async {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
@@ -120,7 +120,7 @@ async fn a_lock_outlives_the_move_of_its_slot() {
 }
 
 #[tokio::test]
-async fn any_node_shows_the_way_also_a_replica_and_the_dead_are_passed_over() {
+async fn connect_finds_a_cluster_by_any_node_and_skips_dead_ones() {
     in_time(async {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
@@ -128,7 +128,7 @@ async fn any_node_shows_the_way_also_a_replica_and_the_dead_are_passed_over() {
         for node in cluster.nodes() {
             let url = node.url();
             let builder = LockClient::builder().namespace(place.namespace());
-            let locks = builder.clone().cluster([&url]).await.unwrap();
+            let locks = builder.clone().connect_cluster([&url]).await.unwrap();
             for key in &keys {
                 use_lock(&locks, key).await;
             }
@@ -188,15 +188,15 @@ async fn nodes_are_found_by_whatever_they_call_themselves() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_no_node_and_a_node_that_is_asked_alone_are_told() {
+async fn connect_reports_a_server_that_is_no_node_and_a_lone_node() {
     in_time(async {
         let server = shared_server().await;
         let error = LockClient::builder()
-            .cluster([server.url()])
+            .connect_cluster([server.url()])
             .await
             .unwrap_err();
-        assert_eq!(error.kind(), LockErrorKind::NotRedis, "{error}");
-        assert!(error.to_string().contains("redis://host:port"), "{error}");
+        assert_eq!(error.kind(), LockErrorKind::WrongServer, "{error}");
+        assert!(chain(&error).contains("redis://host:port"), "{error}");
 
         let cluster = shared_cluster().await;
         let [first, second, ..] = cluster.masters().await[..] else {
@@ -213,7 +213,7 @@ async fn a_server_that_is_no_node_and_a_node_that_is_asked_alone_are_told() {
             .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
         assert!(
-            error.to_string().contains("redis+cluster://host:port"),
+            chain(&error).contains("redis+cluster://host:port"),
             "{error}"
         );
     })
@@ -229,10 +229,10 @@ async fn a_cluster_of_which_nobody_answers_is_unavailable() {
         let error = LockClient::connect(&url).await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
         assert!(
-            error.to_string().contains(&server.addr().to_string()),
+            chain(&error).contains(&server.addr().to_string()),
             "{error}"
         );
-        assert!(!error.to_string().contains("hunter2"), "{error}");
+        assert!(!chain(&error).contains("hunter2"), "{error}");
     })
     .await;
 }
@@ -245,11 +245,11 @@ async fn a_cluster_without_slots_is_told_to_create_them() {
             .start()
             .await;
         let error = LockClient::builder()
-            .cluster([node.url()])
+            .connect_cluster([node.url()])
             .await
             .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
-        assert!(error.to_string().contains("--cluster create"), "{error}");
+        assert!(chain(&error).contains("--cluster create"), "{error}");
     })
     .await;
 }

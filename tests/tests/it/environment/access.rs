@@ -1,14 +1,14 @@
 //! A server with users: the line of the documentation is all that a lock needs, and nothing that it does not need.
 
-use crate::replies::Replies as _;
+use crate::replies::{Replies as _, poll};
 use lock_runtime::{
     LockClient, LockErrorKind, LockKey, Mode, RevokeScope,
     store::{
-        Hold, KeyRequest, Next, Release, Renewal, Store, StoreError, StoreErrorKind, Token,
+        Hold, KeyRequest, NextHolder, Release, Renewal, Store, StoreError, StoreErrorKind, Token,
         redis::RedisStore,
     },
 };
-use lock_tests::{Captured, RedisServer};
+use lock_tests::{Captured, RedisServer, chain};
 use tokio::time::Instant;
 
 use super::{Duration, HOUR, assert_says, permits, within};
@@ -49,11 +49,11 @@ pub(crate) async fn everything(store: &dyn Store) -> Vec<StoreError> {
             for acquired in [&first, &first, &second] {
                 told(store.acquire(&request(acquired)).await.map(drop));
             }
-            told(store.poll(&first).await.map(drop));
+            told(poll(store, &first).await.map(drop));
             for asked in [&waiter, &waiter, &second] {
                 told(store.acquire(&request(asked).queued()).await.map(drop));
             }
-            told(store.poll(&waiter).await.map(drop));
+            told(poll(store, &waiter).await.map(drop));
             told(store.abandon(&waiter).await);
             told(
                 store
@@ -62,10 +62,12 @@ pub(crate) async fn everything(store: &dyn Store) -> Vec<StoreError> {
                     .all()
                     .map(drop),
             );
-            told(store.inspect(&key, mode.family()).await.map(drop));
+            told(store.inspect(&key, mode.kind()).await.map(drop));
             told(
                 store
-                    .release(&Release::new(first.clone()).next(Next::new(heir.token, HOUR, 0)))
+                    .release(
+                        &Release::new(first.clone()).next(NextHolder::new(heir.token, HOUR, 0)),
+                    )
                     .await
                     .map(drop),
             );
@@ -84,7 +86,7 @@ pub(crate) async fn everything(store: &dyn Store) -> Vec<StoreError> {
             );
             told(
                 store
-                    .revoke(&key, mode.family(), RevokeScope::Leased)
+                    .revoke(&key, mode.kind(), RevokeScope::Leased)
                     .await
                     .map(drop),
             );
@@ -190,10 +192,7 @@ async fn every_missing_permission_is_told_with_the_whole_line() {
                 StoreErrorKind::Forbidden,
                 "without {missing}: {error}"
             );
-            assert!(
-                error.to_string().contains(&line),
-                "without {missing}: {error}"
-            );
+            assert!(chain(&error).contains(&line), "without {missing}: {error}");
         }
         match *missing {
             "+info" => {
@@ -249,7 +248,7 @@ async fn a_refused_reader_leaves_the_set_of_the_others_as_it_was() {
                 .unwrap_err();
             assert_eq!(
                 others
-                    .inspect(&key, mode.family())
+                    .inspect(&key, mode.kind())
                     .await
                     .unwrap()
                     .holders
@@ -263,7 +262,7 @@ async fn a_refused_reader_leaves_the_set_of_the_others_as_it_was() {
             .unwrap_err();
         assert_eq!(
             others
-                .inspect(&key, mode.family())
+                .inspect(&key, mode.kind())
                 .await
                 .unwrap()
                 .holders
@@ -274,7 +273,7 @@ async fn a_refused_reader_leaves_the_set_of_the_others_as_it_was() {
         others.release(&Release::new(mine)).await.unwrap();
         assert!(
             others
-                .inspect(&key, mode.family())
+                .inspect(&key, mode.kind())
                 .await
                 .unwrap()
                 .holders

@@ -2,31 +2,22 @@
 
 use lock_runtime::LockClient;
 use lock_tests::RedisServer;
-use redis::{Client, IntoConnectionInfo as _, ProtocolVersion};
+use redis::Client;
 
 use super::{Duration, HOUR, permits};
 
 #[tokio::test]
-async fn a_client_of_the_callers_own_is_used_as_it_is() {
+async fn connect_uses_the_user_and_the_database_of_the_url() {
     let server = RedisServer::builder()
         .user("ann", "hunter2", "~* &* +@all")
         .start()
         .await;
     server.command(&["ACL", "SETUSER", "default", "off"]).await;
-    let info = format!("{}/2", server.url_as("ann", "hunter2"))
-        .into_connection_info()
-        .unwrap();
-    let old_protocol = info
-        .redis_settings()
-        .clone()
-        .set_protocol(ProtocolVersion::RESP2);
-    let client = Client::open(info.set_redis_settings(old_protocol)).unwrap();
-    let locks = LockClient::builder()
-        .namespace("mine")
-        .redis_client(client.clone())
-        .await
-        .unwrap();
+    let url = format!("{}/2?protocol=resp2", server.url_as("ann", "hunter2"));
+    let builder = LockClient::builder().namespace("mine");
+    let locks = builder.connect(&url).await.unwrap();
     let guard = locks.exclusive("k").acquire().await.unwrap();
+    let client = Client::open(url).unwrap();
     let mut own = client.get_multiplexed_async_connection().await.unwrap();
     let exists: i64 = redis::cmd("EXISTS")
         .arg("mine:k")
@@ -57,7 +48,7 @@ async fn a_unix_socket_will_do() {
 
 // 11 of the failures seen elsewhere.
 #[tokio::test]
-async fn a_client_has_one_connection_and_one_subscription_whatever_it_holds_or_waits_for() {
+async fn acquire_uses_one_connection_and_one_subscription() {
     let server = RedisServer::start().await;
     let locks = LockClient::connect(&server.url()).await.unwrap();
     let mut guards = Vec::new();

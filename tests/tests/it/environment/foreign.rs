@@ -1,18 +1,18 @@
 //! Somebody's data under the names that a lock needs: told as such, and the same to the last byte afterwards.
 
-use crate::replies::Replies as _;
+use crate::replies::{Replies as _, poll};
 use std::sync::Arc;
 
 use lock_runtime::{
-    Family, FencingToken, LockClient, LockError, LockErrorKind, LockKey, Mode, RevokeReply,
+    FencingToken, LockClient, LockError, LockErrorKind, LockKey, LockKind, Mode, RevokeReply,
     RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, KeyPart, KeyRequest, Next, PollReply,
-        Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, StoreErrorKind, Token,
-        redis::RedisStore,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, KeyPart, KeyRequest, NextHolder,
+        PollReply, QuorumMember as _, Release, ReleaseReply, RenewReply, Renewal, Store,
+        StoreError, StoreErrorKind, Token, redis::RedisStore,
     },
 };
-use lock_tests::{RedisServer, shared_server, unique};
+use lock_tests::{RedisServer, chain, shared_server, unique};
 use tokio::time::Instant;
 
 use super::{Duration, HOUR, assert_says, permits, within};
@@ -76,7 +76,7 @@ async fn try_everything(store: &dyn Store, hold: &Hold) {
         ),
         "{reply:?}"
     );
-    if mode.family() == Family::Lock {
+    if mode.kind() == LockKind::Lock {
         let reply = store
             .acquire_all(std::slice::from_ref(&request))
             .await
@@ -86,7 +86,7 @@ async fn try_everything(store: &dyn Store, hold: &Hold) {
             "{reply:?}"
         );
     }
-    let reply = store.poll(hold).await;
+    let reply = poll(store, hold).await;
     assert!(
         matches!(reply, Ok(PollReply::Gone)) || foreign(reply.clone()),
         "{reply:?}"
@@ -104,7 +104,7 @@ async fn try_everything(store: &dyn Store, hold: &Hold) {
     for release in [
         Release::new(hold.clone()),
         Release::new(hold.clone()).keep_for(Some(HOUR)),
-        Release::new(hold.clone()).next(Next::new(Token::random(), HOUR, 0)),
+        Release::new(hold.clone()).next(NextHolder::new(Token::random(), HOUR, 0)),
     ] {
         let reply = store.release(&release).await;
         assert!(
@@ -118,9 +118,9 @@ async fn try_everything(store: &dyn Store, hold: &Hold) {
         "{reply:?}"
     );
     store.abandon(hold).await.unwrap();
-    let _ = store.inspect(key, mode.family()).await;
+    let _ = store.inspect(key, mode.kind()).await;
     let reply = store
-        .revoke(key, mode.family(), RevokeScope::Leased)
+        .revoke(key, mode.kind(), RevokeScope::Leased)
         .await
         .unwrap();
     assert_ne!(reply, RevokeReply::Revoked);
@@ -132,7 +132,7 @@ async fn data_under_a_locks_name_stay_as_they_are() {
     for (what, command) in DATA {
         for mode in modes() {
             let key = LockKey::new(unique("foreign")).unwrap();
-            let prefix = if mode.family() == Family::Permits {
+            let prefix = if mode.kind() == LockKind::Permits {
                 "lock:permits:"
             } else {
                 "lock:"
@@ -169,7 +169,7 @@ async fn data_under_the_name_of_a_fence_stay_as_they_are() {
                 let name = unique("foreign");
                 let name = if tagged { format!("{{{name}}}") } else { name };
                 let key = LockKey::new(name).unwrap();
-                let prefix = if mode.family() == Family::Permits {
+                let prefix = if mode.kind() == LockKind::Permits {
                     "lock:permits:"
                 } else {
                     "lock:"
@@ -199,7 +199,7 @@ async fn data_under_the_name_of_a_fence_stay_as_they_are() {
 }
 
 #[tokio::test]
-async fn data_that_came_under_the_fences_name_later_do_not_keep_the_lock() {
+async fn release_frees_a_lock_despite_foreign_data_in_its_fence_key() {
     let (server, store) = store().await;
     for mode in modes() {
         let hold = Hold::new(
@@ -212,7 +212,7 @@ async fn data_that_came_under_the_fences_name_later_do_not_keep_the_lock() {
             store.acquire(&request).await.unwrap(),
             AcquireReply::Granted(_)
         ));
-        let prefix = if mode.family() == Family::Permits {
+        let prefix = if mode.kind() == LockKind::Permits {
             "lock:permits:"
         } else {
             "lock:"
@@ -224,7 +224,7 @@ async fn data_that_came_under_the_fences_name_later_do_not_keep_the_lock() {
             store.acquire(&request).await.unwrap(),
             AcquireReply::ForeignKey(KeyPart::Fence)
         );
-        assert!(foreign(store.poll(&hold).await));
+        assert!(foreign(poll(&*store, &hold).await));
         if mode == Mode::Exclusive {
             assert!(foreign(store.convert(&hold).await));
         }
@@ -285,7 +285,7 @@ async fn data_under_a_locks_name_are_told_with_the_key_and_the_remedy() {
     ] {
         assert_says(&refused, LockErrorKind::ForeignKey, &words);
         assert!(
-            refused.to_string().contains("another name or namespace"),
+            chain(&refused).contains("another name or namespace"),
             "{refused}"
         );
     }
@@ -327,7 +327,7 @@ fn assert_store_names<T: std::fmt::Debug>(reply: Result<T, StoreError>, key: &st
     let error = reply.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::ForeignKey, "{error}");
     assert!(
-        error.to_string().contains(&format!("the key {key}, ")) && error.to_string().contains(kept),
+        chain(&error).contains(&format!("the key {key}, ")) && chain(&error).contains(kept),
         "{error}"
     );
 }
@@ -442,7 +442,7 @@ async fn whoever_waits_or_holds_is_told_which_key_has_become_foreign() {
         AcquireReply::Granted(_)
     ));
     let heir = Hold::new(hold.key.clone(), Mode::Exclusive, Token::random());
-    let passing = Release::new(hold.clone()).next(Next::new(heir.token, HOUR, 0));
+    let passing = Release::new(hold.clone()).next(NextHolder::new(heir.token, HOUR, 0));
     assert!(matches!(
         store.release(&passing).await.unwrap(),
         ReleaseReply::Passed(_)
@@ -459,7 +459,7 @@ async fn whoever_waits_or_holds_is_told_which_key_has_become_foreign() {
     assert_store_names(store.convert(&heir).await, key, kept);
     assert_store_names(
         store
-            .raise(&hold.key, Family::Lock, FencingToken::new(7).unwrap())
+            .raise(&hold.key, LockKind::Lock, FencingToken::new(7).unwrap())
             .await,
         key,
         kept,

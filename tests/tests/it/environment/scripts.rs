@@ -1,12 +1,13 @@
 //! 12 of the failures seen elsewhere: a server that has forgotten the scripts.
 
-use crate::replies::Replies as _;
+use crate::replies::{Replies as _, poll};
 use std::time::Duration;
 
 use lock_runtime::{
     LockClient, LockKey, Mode, RevokeScope,
     store::{
-        Hold, KeyRequest, Next, Release, RenewReply, Renewal, Store as _, Token, redis::RedisStore,
+        Hold, KeyRequest, NextHolder, PollReply, Release, RenewReply, Renewal, Store as _, Token,
+        redis::RedisStore,
     },
 };
 use lock_tests::{Captured, Proxy, RedisServer, proxy::Direction};
@@ -35,7 +36,7 @@ async fn every_call_survives_a_server_that_forgot_its_scripts() {
             .await
             .unwrap();
         flush().await;
-        store.poll(&hold).await.unwrap();
+        poll(&store, &hold).await.unwrap();
         flush().await;
         assert!(matches!(
             store
@@ -47,7 +48,7 @@ async fn every_call_survives_a_server_that_forgot_its_scripts() {
         ));
         flush().await;
         store
-            .release(&Release::new(hold.clone()).next(Next::new(next, HOUR, 0)))
+            .release(&Release::new(hold.clone()).next(NextHolder::new(next, HOUR, 0)))
             .await
             .unwrap();
         flush().await;
@@ -55,7 +56,7 @@ async fn every_call_survives_a_server_that_forgot_its_scripts() {
         flush().await;
         assert_eq!(
             store
-                .inspect(&key, Mode::Shared.family())
+                .inspect(&key, Mode::Shared.kind())
                 .await
                 .unwrap()
                 .holders
@@ -66,7 +67,7 @@ async fn every_call_survives_a_server_that_forgot_its_scripts() {
         flush().await;
         if round == 0 {
             store
-                .revoke(&key, Mode::Shared.family(), RevokeScope::Leased)
+                .revoke(&key, Mode::Shared.kind(), RevokeScope::Leased)
                 .await
                 .unwrap();
         } else {
@@ -77,7 +78,7 @@ async fn every_call_survives_a_server_that_forgot_its_scripts() {
 }
 
 #[tokio::test]
-async fn a_batch_of_renewals_survives_a_server_that_forgot_its_scripts() {
+async fn renew_survives_a_server_that_forgot_its_scripts() {
     let server = RedisServer::start().await;
     let store = RedisStore::connect(&server.url(), "lock").await.unwrap();
     let hold = |number: usize| {
@@ -118,7 +119,7 @@ async fn a_batch_of_renewals_survives_a_server_that_forgot_its_scripts() {
 }
 
 #[tokio::test]
-async fn forgotten_scripts_cost_a_batch_one_more_round_trip_and_not_one_for_each_lock() {
+async fn renew_with_forgotten_scripts_costs_a_batch_one_round_trip() {
     let server = RedisServer::start().await;
     let proxy = Proxy::to(&server).await;
     let store = RedisStore::connect(&proxy.url(), "lock").await.unwrap();
@@ -134,6 +135,26 @@ async fn forgotten_scripts_cost_a_batch_one_more_round_trip_and_not_one_for_each
         [RenewReply::Gone; 100]
     );
     assert!(since.elapsed() < 50 * on_the_way, "{:?}", since.elapsed());
+}
+
+/// After the first batch, which teaches the server the script.
+#[tokio::test]
+async fn poll_of_a_batch_takes_one_round_trip() {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::to(&server).await;
+    let store = RedisStore::connect(&proxy.url(), "lock").await.unwrap();
+    let hold = |_| Hold::new(LockKey::new("k").unwrap(), Mode::Exclusive, Token::random());
+    let holds: Vec<_> = (0..100).map(hold).collect();
+    let on_the_way = Duration::from_millis(50);
+    proxy.delay(Direction::ToServer, on_the_way);
+    store.poll(&holds).await.all().unwrap();
+    let since = Instant::now();
+    assert_eq!(
+        store.poll(&holds).await.all().unwrap(),
+        [PollReply::Gone; 100]
+    );
+    // As many round trips as polls would take 5 s.
+    assert!(since.elapsed() < 10 * on_the_way, "{:?}", since.elapsed());
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use lock_runtime::{LockClient, LockErrorKind};
-use lock_tests::{RedisServer, shared_server, unique};
+use lock_tests::{RedisServer, chain, shared_server, unique};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpSocket, TcpStream},
@@ -52,7 +52,7 @@ async fn a_closed_port_is_unavailable() {
         LockErrorKind::Unavailable,
         &[&address.to_string(), "refused"],
     );
-    assert!(!error.to_string().contains("hunter2"), "{error}");
+    assert!(!chain(&error).contains("hunter2"), "{error}");
     // 15 of the failures seen elsewhere: the cause is not hidden.
     assert!(error.store_error().is_some());
 }
@@ -70,7 +70,7 @@ async fn a_host_that_does_not_exist_is_unavailable() {
         LockErrorKind::Unavailable,
         &["no.such.host.invalid:6379"],
     );
-    assert!(!error.to_string().contains("hunter2"), "{error}");
+    assert!(!chain(&error).contains("hunter2"), "{error}");
 }
 
 #[tokio::test]
@@ -109,7 +109,7 @@ async fn a_server_of_another_kind_is_not_redis() {
             .unwrap_err();
         assert_says(
             &error,
-            LockErrorKind::NotRedis,
+            LockErrorKind::WrongServer,
             &[&address.to_string(), "host and port", "rediss://"],
         );
     }
@@ -141,7 +141,7 @@ async fn a_server_that_asks_for_a_password_says_where_to_put_it() {
             LockErrorKind::Unauthenticated,
             &[&server.addr().to_string(), right[0]],
         );
-        assert!(!error.to_string().contains("hunter2"), "{error}");
+        assert!(!chain(&error).contains("hunter2"), "{error}");
     }
     let locks = LockClient::connect(&server.url())
         .await
@@ -181,7 +181,7 @@ async fn who_is_no_longer_let_in_is_told_so() {
         let error = within(wait, locks.exclusive("k").wait(wait).acquire())
             .await
             .unwrap_err();
-        assert!(!error.to_string().contains("hunter2"), "{error}");
+        assert!(!chain(&error).contains("hunter2"), "{error}");
         assert_eq!(error.key().unwrap().as_str(), "k");
         error.kind()
     };
@@ -230,7 +230,7 @@ async fn a_replica_keeps_no_locks() {
 }
 
 #[tokio::test]
-async fn a_primary_that_became_a_replica_is_waited_for_and_then_told_of() {
+async fn acquire_waits_for_a_primary_that_became_a_replica() {
     let server = RedisServer::start().await;
     let locks = LockClient::connect(&server.url()).await.unwrap();
     locks
@@ -266,7 +266,7 @@ async fn a_primary_that_became_a_replica_is_waited_for_and_then_told_of() {
 }
 
 #[tokio::test]
-async fn no_call_takes_longer_than_the_wait_while_the_server_is_silent() {
+async fn acquire_on_a_silent_server_takes_no_longer_than_the_wait() {
     let server = RedisServer::start().await;
     let locks = LockClient::connect(&server.url()).await.unwrap();
     let guard = locks.exclusive("held").lease(HOUR).acquire().await.unwrap();

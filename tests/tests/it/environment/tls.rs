@@ -1,30 +1,21 @@
 //! `rediss://`: whom it trusts, what it needs, and what is said where one end speaks TLS and the other does not.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
-use lock_runtime::{LockClient, LockError, LockErrorKind, store::redis::RedisStore};
+use lock_runtime::{LockClient, LockError, LockErrorKind, RedisOptions, store::redis::RedisStore};
 use lock_tests::{RedisServer, Worker};
-use redis::{Client, ClientTlsConfig, TlsCertificates};
 use tokio::time::timeout;
 
 use super::{CONNECT, Duration, access::rules, assert_says, within};
 
 const WORKER: &str = env!("CARGO_BIN_EXE_lock-worker");
 
-/// A client that trusts the server's authority and shows it a certificate, or none.
-async fn connect(
-    url: &str,
-    ca: &str,
-    client_tls: Option<ClientTlsConfig>,
-) -> Result<LockClient, LockError> {
+/// A client that trusts the authority of the server.
+async fn connect(url: &str, ca: &str) -> Result<LockClient, LockError> {
     // It fails only if another test was faster.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let certificates = TlsCertificates {
-        client_tls,
-        root_cert: Some(ca.into()),
-    };
-    let client = Client::build_with_tls(url, certificates).unwrap();
-    within(CONNECT, LockClient::builder().redis_client(client)).await
+    let builder = LockClient::builder().redis(RedisOptions::new().root_certificate(ca));
+    within(CONNECT, builder.connect(url)).await
 }
 
 /// What a process says that connects, acquires and releases, and takes `trusted` for all that its system trusts.
@@ -57,7 +48,7 @@ async fn a_client_with_an_authority_of_its_own_locks_over_tls() {
         .start()
         .await;
     let url = format!("{}/3", server.tls_url_as("ann", "hunter2"));
-    let locks = connect(&url, server.ca_pem(), None).await.unwrap();
+    let locks = connect(&url, server.ca_pem()).await.unwrap();
     let guard = locks
         .exclusive("k")
         .lease(Duration::from_secs(1))
@@ -86,48 +77,32 @@ async fn a_client_with_an_authority_of_its_own_locks_over_tls() {
 }
 
 #[tokio::test]
+async fn connect_with_takes_the_options_of_a_store() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let server = RedisServer::builder().tls().start().await;
+    let connect = async |authority: &str| {
+        let options = RedisOptions::new().root_certificate(authority);
+        within(
+            CONNECT,
+            RedisStore::connect_with(&server.tls_url(), "lock", options),
+        )
+        .await
+    };
+    let locks = LockClient::with_store(Arc::new(connect(server.ca_pem()).await.unwrap()));
+    let guard = locks.exclusive("k").acquire().await.unwrap();
+    guard.release().await.unwrap();
+    let error = connect("hunter2").await.unwrap_err();
+    assert_says(&error, LockErrorKind::InvalidSpec, &["root_certificate"]);
+}
+
+#[tokio::test]
 async fn a_lost_connection_is_made_again_over_tls() {
     let server = RedisServer::builder().tls().start().await;
-    let locks = connect(&server.tls_url(), server.ca_pem(), None)
-        .await
-        .unwrap();
+    let locks = connect(&server.tls_url(), server.ca_pem()).await.unwrap();
     let guard = locks.exclusive("k").acquire().await.unwrap();
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
     guard.verify().await.unwrap();
     guard.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_server_that_asks_for_a_certificate_gets_the_clients() {
-    let server = RedisServer::builder()
-        .tls()
-        .arg("--tls-auth-clients", "yes")
-        .start()
-        .await;
-    let own = server.client_identity();
-    let own = ClientTlsConfig {
-        client_cert: own.certificate.clone().into(),
-        client_key: own.key.clone().into(),
-    };
-    let locks = connect(&server.tls_url(), server.ca_pem(), Some(own))
-        .await
-        .unwrap();
-    locks
-        .exclusive("k")
-        .acquire()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
-    let error = connect(&server.tls_url(), server.ca_pem(), None)
-        .await
-        .unwrap_err();
-    assert_says(
-        &error,
-        LockErrorKind::Unavailable,
-        &["certificate", "client_certificate"],
-    );
 }
 
 #[tokio::test]
@@ -159,7 +134,7 @@ async fn a_certificate_for_another_host_is_refused() {
         .tls_for(&["elsewhere.example"])
         .start()
         .await;
-    let error = connect(&server.tls_url(), server.ca_pem(), None)
+    let error = connect(&server.tls_url(), server.ca_pem())
         .await
         .unwrap_err();
     assert_says(
@@ -172,13 +147,9 @@ async fn a_certificate_for_another_host_is_refused() {
 #[tokio::test]
 async fn tls_to_a_plain_port_and_plain_to_a_tls_port_are_told() {
     let server = RedisServer::builder().tls().start().await;
-    let error = connect(
-        &format!("rediss://{}", server.addr()),
-        server.ca_pem(),
-        None,
-    )
-    .await
-    .unwrap_err();
+    let error = connect(&format!("rediss://{}", server.addr()), server.ca_pem())
+        .await
+        .unwrap_err();
     assert_says(
         &error,
         LockErrorKind::Unavailable,
@@ -190,7 +161,7 @@ async fn tls_to_a_plain_port_and_plain_to_a_tls_port_are_told() {
         .await
         .unwrap_err();
     // The server hangs up, and whether its last words arrive before that is a race.
-    let kind = if error.kind() == LockErrorKind::NotRedis {
+    let kind = if error.kind() == LockErrorKind::WrongServer {
         error.kind()
     } else {
         LockErrorKind::Unavailable

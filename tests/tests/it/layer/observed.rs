@@ -8,7 +8,7 @@ use http::Request;
 use http_body_util::BodyExt;
 use lock_runtime::{HeldLock, LockClient, LockKey, RevokeScope};
 use lock_tests::{Captured, RedisServer};
-use lock_tower::{Hold, LockLayer, LockPolicies, PolicyLayer};
+use lock_tower::{HoldUntil, LockLayer, LockPolicies, PolicyLayer};
 use metrics::LocalRecorderGuard;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::{
@@ -200,7 +200,7 @@ async fn a_caller_who_hangs_up_waits_no_longer_and_holds_no_longer() {
 async fn a_loss_is_counted_with_its_reason() {
     let counted = Counted::here();
     let locks = LockClient::in_memory();
-    for hold in [Hold::Response, Hold::Body] {
+    for hold in [HoldUntil::Response, HoldUntil::Body] {
         let body = {
             let locks = locks.clone();
             async move |lock: HeldLock| {
@@ -208,18 +208,21 @@ async fn a_loss_is_counted_with_its_reason() {
                     locks.revoke(lock.key(), RevokeScope::Leased).await.unwrap();
                     std::future::pending::<Result<String, Infallible>>().await
                 };
-                if hold == Hold::Response {
+                if hold == HoldUntil::Response {
                     revoked.await.unwrap();
                     return Body::empty();
                 }
                 Body::from_stream(futures_util::stream::once(revoked))
             }
         };
-        let app = Router::new().route("/orders/{id}", post(body).layer(layer(&locks).hold(hold)));
+        let app = Router::new().route(
+            "/orders/{id}",
+            post(body).layer(layer(&locks).hold_until(hold)),
+        );
         let response = pay(&app).await;
         assert_eq!(
             response.into_body().collect().await.is_err(),
-            hold == Hold::Body
+            hold == HoldUntil::Body
         );
         counted.expect(&[
             GRANTED,
@@ -233,11 +236,11 @@ async fn a_loss_is_counted_with_its_reason() {
 async fn a_body_under_its_lock_is_held_until_its_end() {
     let counted = Counted::here();
     let locks = LockClient::in_memory();
-    let response = pay(&app(layer(&locks).hold(Hold::Body))).await;
+    let response = pay(&app(layer(&locks).hold_until(HoldUntil::Body))).await;
     counted.expect(&[GRANTED]);
     response.into_body().collect().await.unwrap();
     counted.expect(&[HELD]);
-    drop(pay(&app(layer(&locks).hold(Hold::Body))).await);
+    drop(pay(&app(layer(&locks).hold_until(HoldUntil::Body))).await);
     counted.expect(&[GRANTED, HELD]);
 }
 
@@ -386,7 +389,7 @@ async fn a_handler_runs_in_a_span_that_says_under_which_lock() {
     };
     let app = Router::new().route(
         "/orders/{id}",
-        post(handler).layer(layer(&locks).hold(Hold::Body)),
+        post(handler).layer(layer(&locks).hold_until(HoldUntil::Body)),
     );
     let held = locks.exclusive("order:7").acquire().await.unwrap();
     let mut waiting = Box::pin(pay(&app));

@@ -17,7 +17,7 @@ use axum::{
 use http_body_util::BodyExt;
 use lock_runtime::{HeldLock, LockClient, LockErrorKind, LockKey, RevokeScope};
 use lock_tests::RedisServer;
-use lock_tower::{Hold, LockLayer, ServiceError, Target};
+use lock_tower::{HoldUntil, LockLayer, ServiceError, Target};
 use tower::{Layer, Service, ServiceExt};
 
 use super::frames::{Frames, body_of, data};
@@ -191,8 +191,8 @@ async fn is_free_at_once(locks: &LockClient) -> bool {
 #[tokio::test]
 async fn one_service_serves_several_requests_at_a_time() {
     let locks = LockClient::in_memory();
-    for hold in [Hold::Response, Hold::Body] {
-        let mut service = layer(&locks).hold(hold).layer(Probe::new());
+    for hold in [HoldUntil::Response, HoldUntil::Body] {
+        let mut service = layer(&locks).hold_until(hold).layer(Probe::new());
         // None is polled before all have been called; two want the same lock.
         let mut calls = Vec::new();
         for path in ["/7", "/skip", "/8", "/7", "/skip", "/7"] {
@@ -210,7 +210,9 @@ async fn one_service_serves_several_requests_at_a_time() {
 #[tokio::test]
 async fn a_body_under_its_lock_keeps_no_service_from_others() {
     let locks = LockClient::in_memory();
-    let mut service = layer(&locks).hold(Hold::Body).layer(Probe::new());
+    let mut service = layer(&locks)
+        .hold_until(HoldUntil::Body)
+        .layer(Probe::new());
     let (first, frames) = streamed("/7");
     let mut body = service
         .ready()
@@ -259,11 +261,11 @@ async fn a_body_under_its_lock_keeps_no_service_from_others() {
 }
 
 #[tokio::test]
-async fn a_service_that_fails_to_be_ready_is_not_called_and_the_lock_is_freed() {
+async fn layer_frees_the_lock_if_the_service_is_never_ready() {
     let locks = LockClient::in_memory();
     let probe = Probe::new();
-    for hold in [Hold::Response, Hold::Body] {
-        let mut service = layer(&locks).hold(hold).layer(probe.clone());
+    for hold in [HoldUntil::Response, HoldUntil::Body] {
+        let mut service = layer(&locks).hold_until(hold).layer(probe.clone());
         for path in ["/7", "/skip"] {
             probe.says(Says::Failed);
             let error = service
@@ -318,14 +320,18 @@ async fn a_lock_that_is_lost_before_the_service_is_ready_is_told() {
 }
 
 #[tokio::test]
-async fn without_its_store_a_service_is_called_only_when_it_was_polled_ready() {
+async fn layer_without_its_store_calls_only_a_ready_service() {
     let redis = RedisServer::start().await;
     let locks = LockClient::connect(&redis.url()).await.unwrap();
     let wait = Duration::from_millis(100);
     let closed = layer(&locks).lease(Duration::from_secs(1)).wait(wait);
     let probe = Probe::new();
-    for hold in [Hold::Response, Hold::Body] {
-        let mut service = closed.clone().hold(hold).fail_open().layer(probe.clone());
+    for hold in [HoldUntil::Response, HoldUntil::Body] {
+        let mut service = closed
+            .clone()
+            .hold_until(hold)
+            .fail_open()
+            .layer(probe.clone());
         assert_eq!(
             text(
                 service
@@ -341,8 +347,12 @@ async fn without_its_store_a_service_is_called_only_when_it_was_polled_ready() {
         );
     }
     redis.kill();
-    for hold in [Hold::Response, Hold::Body] {
-        let mut service = closed.clone().hold(hold).fail_open().layer(probe.clone());
+    for hold in [HoldUntil::Response, HoldUntil::Body] {
+        let mut service = closed
+            .clone()
+            .hold_until(hold)
+            .fail_open()
+            .layer(probe.clone());
         let (one, frames) = streamed("/7");
         let calls = [one, request("/7")].map(|request| service.call(request));
         drop(frames);

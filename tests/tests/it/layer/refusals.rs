@@ -10,7 +10,7 @@ use axum::{
     routing::post,
 };
 use futures_util::future;
-use lock_runtime::{HeldLock, LockClient, web::Answer};
+use lock_runtime::{HeldLock, LockClient, web::ErrorClass};
 use lock_tests::{Captured, RedisServer};
 use lock_tower::{LockLayer, Refusal};
 use tower::{Layer, ServiceExt};
@@ -68,7 +68,10 @@ async fn nobody_is_asked_to_wait_longer_than_the_holders_lease() {
 
 #[tokio::test]
 async fn a_server_that_is_full_or_ends_is_unavailable() {
-    let locks = LockClient::builder().max_waiters(0).in_memory().unwrap();
+    let locks = LockClient::builder()
+        .max_waiters(0)
+        .build_in_memory()
+        .unwrap();
     let server = serve(orders(&locks).wait(Duration::from_secs(10))).await;
     let guard = locks.exclusive("order:7").acquire().await.unwrap();
     let (first, second) = (
@@ -188,7 +191,7 @@ async fn a_placeholder_that_the_route_does_not_have_is_our_mistake() {
 }
 
 #[tokio::test]
-async fn a_layer_around_a_finished_router_serves_nothing_without_its_lock() {
+async fn layer_around_a_finished_router_serves_nothing_unlocked() {
     let app: Router = Router::new().route("/orders/{id}", post(async || "paid"));
     let app = orders(&LockClient::in_memory()).layer(app);
     let request = axum::extract::Request::post("/orders/7")
@@ -319,18 +322,23 @@ async fn a_store_out_of_reach_refuses_unless_the_layer_fails_open() {
     }
     // The lock of a layer further out is another one.
     assert_eq!(server.post("/both/3").await.body, "not locked");
-    let warnings = traces
-        .events()
-        .into_iter()
-        .filter(|event| event.message == "served without its lock");
-    assert_eq!(warnings.count(), 3);
+    let (mut events, mut refused) = (traces.events(), traces.events());
+    events.retain(|event| event.message == "served without its lock");
+    assert_eq!(events.len(), 3);
+    refused.retain(|event| event.message == "request refused");
+    events.extend(refused.pop());
+    // The log has the cause.
+    for event in events {
+        let error = event.field("error").unwrap();
+        assert!(error.contains("connection"), "{error}");
+    }
 }
 
 #[tokio::test]
 async fn a_problem_has_a_title_whatever_its_status() {
     // RFC 9457, 3.1.4: a string, or it is ignored.
     let locks = LockClient::in_memory();
-    let layer = orders(&locks).status(Answer::Busy, StatusCode::from_u16(499).unwrap());
+    let layer = orders(&locks).status(ErrorClass::Busy, StatusCode::from_u16(499).unwrap());
     let _held = locks.exclusive("order:7").acquire().await.unwrap();
     let response = serve(layer).await.post("/orders/7").await;
     assert_eq!(

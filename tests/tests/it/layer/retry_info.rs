@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::{Router, routing::post};
 use lock_runtime::{
     LockClient, RevokeScope,
-    web::{Answer, GrpcCode, retry_info},
+    web::{ErrorClass, GrpcCode, retry_info},
 };
 use lock_tower::LockLayer;
 use proptest::prelude::*;
@@ -78,7 +78,7 @@ async fn a_refusal_says_when_to_try_again() {
 async fn a_full_line_may_be_tried_again() {
     let full = LockClient::builder()
         .max_waiters_in_all(0)
-        .in_memory()
+        .build_in_memory()
         .unwrap();
     let server = serve(orders(&full).wait(Duration::from_secs(10))).await;
     let status = status(&server.post_with("/orders/7", &[GRPC]).await);
@@ -173,7 +173,7 @@ proptest! {
         nanos in prop_oneof![Just(0u32), 0u32..1_000_000_000],
         message in prop_oneof![Just(String::new()), ".{0,300}"],
         row in prop::sample::select(vec![
-            Answer::Busy, Answer::Overloaded, Answer::Unavailable, Answer::Lost, Answer::BadRequest, Answer::Internal,
+            ErrorClass::Busy, ErrorClass::Overloaded, ErrorClass::Unavailable, ErrorClass::Lost, ErrorClass::BadRequest, ErrorClass::Internal,
         ]),
     ) {
         // Of every length, and not of the longest only.

@@ -124,7 +124,7 @@ fn a_kind_has_one_key_for_each_value() {
         for of in ["query", "header"] {
             let error = key(&format!("k:{{{of}.v:{kind}}}"), value).unwrap_err();
             assert_eq!(
-                (error.answer().http_status(), error.code()),
+                (error.class().http_status(), error.code()),
                 (400, "bad_request")
             );
             assert!(error.to_string().contains("\"v\""), "{error}");

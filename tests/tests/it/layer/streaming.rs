@@ -13,7 +13,7 @@ use futures_util::{StreamExt, stream};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use lock_runtime::{HeldLock, LockClient, LockError, LockKey, RevokeScope, is_held};
-use lock_tower::{DetachLayer, Hold, LockLayer};
+use lock_tower::{DetachLayer, HoldUntil, LockLayer};
 use tokio::sync::{mpsc, oneshot};
 use tower::ServiceExt;
 
@@ -21,10 +21,10 @@ use super::server::{Server, watched};
 
 const PROMPTLY: Duration = Duration::from_secs(10);
 
-fn layer(locks: &LockClient, hold: Hold) -> LockLayer {
+fn layer(locks: &LockClient, hold: HoldUntil) -> LockLayer {
     LockLayer::new(locks.clone(), "order:{id}")
         .unwrap()
-        .hold(hold)
+        .hold_until(hold)
 }
 
 async fn is_free(locks: &LockClient) -> bool {
@@ -59,7 +59,7 @@ fn trailers() -> Frame<Bytes> {
 
 /// A route whose body is what the test sends, and ends when the test drops the sender. Whether the lock is held while the body
 /// is polled is in front of each text.
-fn streaming(locks: &LockClient, hold: Hold) -> (Router, mpsc::UnboundedReceiver<Frames>) {
+fn streaming(locks: &LockClient, hold: HoldUntil) -> (Router, mpsc::UnboundedReceiver<Frames>) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let handler = async move |headers: HeaderMap| {
         let (frames, body) = mpsc::channel::<Frame<Bytes>>(8);
@@ -99,7 +99,7 @@ async fn next(body: &mut Body) -> Option<Result<Frame<Bytes>, axum::Error>> {
 #[tokio::test]
 async fn a_body_keeps_the_lock_until_its_last_frame_and_no_longer() {
     let locks = LockClient::in_memory();
-    let (app, mut entered) = streaming(&locks, Hold::Body);
+    let (app, mut entered) = streaming(&locks, HoldUntil::Body);
     let mut body = app.oneshot(request()).await.unwrap().into_body();
     let frames = entered.recv().await.unwrap();
     assert!(
@@ -139,7 +139,7 @@ async fn a_body_keeps_the_lock_until_its_last_frame_and_no_longer() {
 #[tokio::test]
 async fn a_body_without_trailers_keeps_the_lock_until_its_end() {
     let locks = LockClient::in_memory();
-    let (app, mut entered) = streaming(&locks, Hold::Body);
+    let (app, mut entered) = streaming(&locks, HoldUntil::Body);
     let mut body = app.oneshot(request()).await.unwrap().into_body();
     drop(entered.recv().await.unwrap());
     assert!(!is_free(&locks).await);
@@ -151,7 +151,7 @@ async fn a_body_without_trailers_keeps_the_lock_until_its_end() {
 async fn a_whole_body_is_sent_when_the_lock_is_free() {
     let locks = LockClient::in_memory();
     for text in ["paid", ""] {
-        let route = post(async move || text).layer(layer(&locks, Hold::Body));
+        let route = post(async move || text).layer(layer(&locks, HoldUntil::Body));
         let response = Router::new()
             .route("/orders/{id}", route)
             .oneshot(request())
@@ -175,7 +175,7 @@ async fn a_whole_body_is_sent_when_the_lock_is_free() {
 #[tokio::test]
 async fn without_being_told_a_body_is_sent_without_the_lock() {
     let locks = LockClient::in_memory();
-    let (app, mut entered) = streaming(&locks, Hold::Response);
+    let (app, mut entered) = streaming(&locks, HoldUntil::Response);
     let mut body = app.oneshot(request()).await.unwrap().into_body();
     let frames = entered.recv().await.unwrap();
     assert!(is_free(&locks).await);
@@ -189,7 +189,7 @@ async fn without_being_told_a_body_is_sent_without_the_lock() {
 #[tokio::test]
 async fn a_body_that_is_dropped_gives_its_lock_back() {
     let locks = LockClient::in_memory();
-    let (app, mut entered) = streaming(&locks, Hold::Body);
+    let (app, mut entered) = streaming(&locks, HoldUntil::Body);
     let server = Server::start(app).await;
     let sent = server.send("POST", "/orders/7", &[]).await;
     let frames = entered.recv().await.unwrap();
@@ -205,7 +205,7 @@ async fn a_body_that_is_dropped_gives_its_lock_back() {
 #[tokio::test]
 async fn a_body_whose_lock_is_lost_does_not_end_as_if_it_were_whole() {
     let locks = LockClient::in_memory();
-    let (app, mut entered) = streaming(&locks, Hold::Body);
+    let (app, mut entered) = streaming(&locks, HoldUntil::Body);
 
     let mut body = app.clone().oneshot(request()).await.unwrap().into_body();
     let frames = entered.recv().await.unwrap();
@@ -235,7 +235,7 @@ async fn a_body_whose_lock_is_lost_does_not_end_as_if_it_were_whole() {
 #[tokio::test]
 async fn a_grpc_stream_whose_lock_is_lost_ends_with_a_status() {
     let locks = LockClient::in_memory();
-    let (app, mut entered) = streaming(&locks, Hold::Body);
+    let (app, mut entered) = streaming(&locks, HoldUntil::Body);
     let mut body = app
         .clone()
         .oneshot(grpc(Version::HTTP_2))
@@ -285,7 +285,7 @@ async fn a_caller_who_only_says_that_it_speaks_grpc_gets_no_clean_end() {
     let handler = async || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
     let app: Router = Router::new().route(
         "/orders/{id}",
-        post(handler).layer(layer(&locks, Hold::Body)),
+        post(handler).layer(layer(&locks, HoldUntil::Body)),
     );
     let mut body = app
         .oneshot(grpc(Version::HTTP_2))
@@ -311,7 +311,7 @@ async fn a_loss_in_the_last_moment_is_no_clean_end() {
     };
     let app: Router = Router::new().route(
         "/orders/{id}",
-        post(handler).layer(layer(&locks, Hold::Body)),
+        post(handler).layer(layer(&locks, HoldUntil::Body)),
     );
     let mut body = app.oneshot(request()).await.unwrap().into_body();
     let error = next(&mut body).await.unwrap().unwrap_err().into_inner();
@@ -331,7 +331,7 @@ async fn an_error_of_the_body_is_passed_on_and_frees_the_lock() {
     };
     let app: Router = Router::new().route(
         "/orders/{id}",
-        post(handler).layer(layer(&locks, Hold::Body)),
+        post(handler).layer(layer(&locks, HoldUntil::Body)),
     );
     let mut body = app.oneshot(request()).await.unwrap().into_body();
     assert!(next(&mut body).await.unwrap().is_ok());
@@ -368,13 +368,13 @@ fn slow(
     };
     let route = post(handler).layer((
         DetachLayer::new(),
-        layer(locks, Hold::Response).wait(PROMPTLY),
+        layer(locks, HoldUntil::Response).wait(PROMPTLY),
     ));
     (Router::new().route("/orders/{id}", route), entries, ends)
 }
 
 #[tokio::test]
-async fn a_detached_handler_finishes_under_its_lock_without_its_caller() {
+async fn layer_detached_finishes_under_its_lock_without_its_caller() {
     let locks = LockClient::in_memory();
     let (app, mut entries, mut ends) = slow(&locks);
     let (app, mut arrivals) = watched(app);
@@ -408,7 +408,7 @@ async fn a_detached_request_whose_future_is_dropped_is_finished() {
 async fn a_panic_of_a_detached_handler_is_the_callers() {
     let locks = LockClient::in_memory();
     let handler = async |lock: HeldLock| assert!(lock.is_lost(), "as the test wants it");
-    let route = post(handler).layer((DetachLayer::new(), layer(&locks, Hold::Response)));
+    let route = post(handler).layer((DetachLayer::new(), layer(&locks, HoldUntil::Response)));
     let app: Router = Router::new().route("/orders/{id}", route);
     let panic = tokio::spawn(app.oneshot(request()))
         .await

@@ -13,7 +13,7 @@ use axum::{
 use futures_util::{StreamExt, stream};
 use lock_runtime::{HeldLock, LockClient, LockGuard, RevokeScope};
 use lock_tests::FencedResource;
-use lock_tower::{Hold, LockLayer};
+use lock_tower::{HoldUntil, LockLayer};
 use tokio::{sync::mpsc, task::JoinSet};
 
 use super::{
@@ -159,7 +159,7 @@ fn streaming_under(
             .extend(length.map(|length| (CONTENT_LENGTH, length.into())));
         ready(response)
     });
-    let layers = (orders(locks).hold(Hold::Body), say_length);
+    let layers = (orders(locks).hold_until(HoldUntil::Body), say_length);
     (
         Router::new().route("/orders/{id}", route.layer(layers)),
         entries,
@@ -193,7 +193,7 @@ async fn a_client_that_reads_slowly_keeps_the_lock(http: Http) {
     const CHUNKS: usize = 512;
     const CHUNK: Bytes = Bytes::from_static(&[7; 64 * 1024]);
     let locks = LockClient::in_memory();
-    let layer = orders(&locks).hold(Hold::Body);
+    let layer = orders(&locks).hold_until(HoldUntil::Body);
     let handler =
         async || Body::from_stream(stream::repeat(Ok::<_, Infallible>(CHUNK)).take(CHUNKS));
     let server = Connected::start(

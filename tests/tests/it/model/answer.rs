@@ -1,10 +1,10 @@
 //! A store that is asked step by step, and its answers in a form that two stores have in common.
 
-use crate::replies::Replies as _;
+use crate::replies::{Replies as _, poll};
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use lock_runtime::{
-    Family, FencingToken, LockKey, Mode, RevokeReply,
+    FencingToken, LockKey, LockKind, Mode, RevokeReply,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyRequest,
         PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, Token,
@@ -29,7 +29,7 @@ impl From<Duration> for Hours {
 pub(super) struct Granted {
     fresh: bool,
     ttl: Hours,
-    spare: u32,
+    reserved: u32,
 }
 
 /// An answer without what only one store can know.
@@ -62,7 +62,7 @@ pub(super) enum Answer {
 /// One of the two stores, and what it has said about fencing tokens.
 pub(super) struct Side {
     store: Arc<dyn Store>,
-    fences: HashMap<(LockKey, Family), (FencingToken, Token)>,
+    fences: HashMap<(LockKey, LockKind), (FencingToken, Token)>,
     remembers: bool,
 }
 
@@ -99,14 +99,14 @@ impl Side {
                 lease,
                 late,
                 queue,
-                spare,
+                reserved,
             } => {
                 let deadline = if *late {
                     Instant::now() - Duration::from_secs(5)
                 } else {
                     deadline
                 };
-                let request = KeyRequest::new(hold.clone(), *lease, deadline).spare(*spare);
+                let request = KeyRequest::new(hold.clone(), *lease, deadline).reserved(*reserved);
                 let request = if *queue { request.queued() } else { request };
                 let reply = store.acquire(&request).await?;
                 self.acquired(hold, reply)
@@ -128,7 +128,7 @@ impl Side {
                     reply => Err(format!("{reply:?}")),
                 }
             }
-            Step::Poll(hold) => match store.poll(hold).await? {
+            Step::Poll(hold) => match poll(&*store, hold).await? {
                 PollReply::Granted(grant) => self.granted(hold, grant).map(Answer::Granted),
                 PollReply::Gone => Ok(Answer::Gone),
                 PollReply::Queued {
@@ -192,12 +192,12 @@ impl Side {
                 reply => Err(format!("{reply:?}")),
             },
             Step::Abandon(hold) => Ok(store.abandon(hold).await.map(|()| Answer::Done)?),
-            Step::Inspect(key, family) => {
-                self.inspected(key, *family, store.inspect(key, *family).await?)
+            Step::Inspect(key, kind) => {
+                self.inspected(key, *kind, store.inspect(key, *kind).await?)
             }
-            Step::Revoke(key, family, scope) => Ok(Answer::Revocation(
-                store.revoke(key, *family, *scope).await?,
-            )),
+            Step::Revoke(key, kind, scope) => {
+                Ok(Answer::Revocation(store.revoke(key, *kind, *scope).await?))
+            }
         })
     }
 
@@ -225,7 +225,7 @@ impl Side {
     ) -> Result<Answer, String> {
         let latest = self
             .fences
-            .get(&(hold.key.clone(), hold.mode.family()))
+            .get(&(hold.key.clone(), hold.mode.kind()))
             .map(|(fence, _)| *fence);
         if counter < latest {
             return Err(format!("counter {counter:?} after {latest:?}"));
@@ -238,21 +238,24 @@ impl Side {
         &mut self,
         hold: &Hold,
         Grant {
-            fence, ttl, spare, ..
+            fence,
+            ttl,
+            reserved,
+            ..
         }: Grant,
     ) -> Result<Granted, String> {
         let last =
-            FencingToken::new(fence.number() + u64::from(spare)).ok_or("no fencing token")?;
+            FencingToken::new(fence.number() + u64::from(reserved)).ok_or("no fencing token")?;
         let latest = self
             .fences
-            .insert((hold.key.clone(), hold.mode.family()), (last, hold.token));
+            .insert((hold.key.clone(), hold.mode.kind()), (last, hold.token));
         let fresh = latest.is_none_or(|(latest, _)| latest < fence);
         let repeated = hold.mode == Mode::Exclusive && latest == Some((fence, hold.token));
         if fresh || repeated {
             Ok(Granted {
                 fresh,
                 ttl: ttl.into(),
-                spare,
+                reserved,
             })
         } else {
             Err(format!("fencing token {fence} after {latest:?}"))
@@ -262,12 +265,12 @@ impl Side {
     fn inspected(
         &self,
         key: &LockKey,
-        family: Family,
+        kind: LockKind,
         found: Inspection,
     ) -> Result<Answer, String> {
         let latest = self
             .fences
-            .get(&(key.clone(), family))
+            .get(&(key.clone(), kind))
             .map(|(fence, _)| *fence);
         // A lock that was handed over has a token that was not told yet.
         if self.remembers && found.fence < latest {

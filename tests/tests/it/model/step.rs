@@ -3,8 +3,8 @@
 use std::{collections::VecDeque, fmt, num::NonZeroU32, time::Duration};
 
 use lock_runtime::{
-    Family, LockKey, Mode, RevokeScope,
-    store::{Hold, Next, Token},
+    LockKey, LockKind, Mode, RevokeScope,
+    store::{Hold, NextHolder, Token},
 };
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
@@ -24,7 +24,7 @@ pub(super) enum Step {
         lease: Duration,
         late: bool,
         queue: bool,
-        spare: u32,
+        reserved: u32,
     },
     AcquireAll {
         holds: Vec<Hold>,
@@ -35,12 +35,12 @@ pub(super) enum Step {
     Release {
         hold: Hold,
         keep_for: Option<Duration>,
-        next: Option<Next>,
+        next: Option<NextHolder>,
     },
     Convert(Hold),
     Abandon(Hold),
-    Inspect(LockKey, Family),
-    Revoke(LockKey, Family, RevokeScope),
+    Inspect(LockKey, LockKind),
+    Revoke(LockKey, LockKind, RevokeScope),
 }
 
 impl Step {
@@ -182,13 +182,13 @@ impl Steps {
     fn draw(&mut self) -> Step {
         match self.random.random_range(0..100) {
             0..26 => {
-                let (queue, spare) = (self.chance(6), self.random.random_range(0..3));
+                let (queue, reserved) = (self.chance(6), self.random.random_range(0..3));
                 Step::Acquire {
                     hold: self.hold(3),
                     lease: self.lease(),
                     late: false,
                     queue,
-                    spare,
+                    reserved,
                 }
             }
             26..28 => Step::Acquire {
@@ -196,7 +196,7 @@ impl Steps {
                 lease: HOUR,
                 late: true,
                 queue: true,
-                spare: 0,
+                reserved: 0,
             },
             28..30 => {
                 let short = Duration::from_millis(SHORT_MS);
@@ -205,7 +205,7 @@ impl Steps {
                     lease: short,
                     late: false,
                     queue: false,
-                    spare: 0,
+                    reserved: 0,
                 }
             }
             30..36 => self.acquire_all(),
@@ -217,14 +217,14 @@ impl Steps {
             56..74 => self.release(),
             74..80 => Step::Convert(self.hold(8)),
             80..86 => Step::Abandon(self.hold(7)),
-            86..96 => Step::Inspect(self.key(), self.family()),
+            86..96 => Step::Inspect(self.key(), self.kind()),
             _ => {
                 let scope = if self.chance(5) {
                     RevokeScope::Leased
                 } else {
                     RevokeScope::AlsoEndless
                 };
-                Step::Revoke(self.key(), self.family(), scope)
+                Step::Revoke(self.key(), self.kind(), scope)
             }
         }
     }
@@ -262,13 +262,13 @@ impl Steps {
             2 => keep_for = Some(Duration::from_millis(SHORT_MS)),
             3 => keep_for = Some(Duration::ZERO),
             4..6 => {
-                next = Some(Next::new(
+                next = Some(NextHolder::new(
                     self.fresh_token(),
                     self.lease(),
                     self.random.random_range(0..3),
                 ))
             }
-            6 => next = Some(Next::new(self.token(), self.lease(), 0)),
+            6 => next = Some(NextHolder::new(self.token(), self.lease(), 0)),
             _ => {}
         }
         // A token that is passed on to itself, or to one that waits already, has no meaning.
@@ -329,11 +329,11 @@ impl Steps {
         HOUR * self.random.random_range(0..5)
     }
 
-    fn family(&mut self) -> Family {
+    fn kind(&mut self) -> LockKind {
         if self.chance(6) {
-            Family::Lock
+            LockKind::Lock
         } else {
-            Family::Permits
+            LockKind::Permits
         }
     }
 
@@ -357,14 +357,18 @@ impl fmt::Display for Told {
                 lease,
                 late,
                 queue,
-                spare,
+                reserved,
             } => {
                 let how = format!(
                     "{}{}",
                     if *late { ", late" } else { "" },
                     if *queue { ", queued" } else { "" }
                 );
-                write!(f, "acquire {} for {lease:?}{how}, {spare} spare", hold(of))
+                write!(
+                    f,
+                    "acquire {} for {lease:?}{how}, {reserved} reserved",
+                    hold(of)
+                )
             }
             Step::AcquireAll { holds, lease } => {
                 write!(
@@ -385,7 +389,7 @@ impl fmt::Display for Told {
                 keep_for,
                 next,
             } => {
-                let next = next.map(|next| (token(&next.token), next.lease, next.spare));
+                let next = next.map(|next| (token(&next.token), next.lease, next.reserved));
                 write!(
                     f,
                     "release {}, keep for {keep_for:?}, next {next:?}",
@@ -394,8 +398,8 @@ impl fmt::Display for Told {
             }
             Step::Convert(of) => write!(f, "convert {}", hold(of)),
             Step::Abandon(of) => write!(f, "abandon {}", hold(of)),
-            Step::Inspect(key, family) => write!(f, "inspect {key} {family:?}"),
-            Step::Revoke(key, family, scope) => write!(f, "revoke {key} {family:?} {scope:?}"),
+            Step::Inspect(key, kind) => write!(f, "inspect {key} {kind:?}"),
+            Step::Revoke(key, kind, scope) => write!(f, "revoke {key} {kind:?} {scope:?}"),
         }
     }
 }

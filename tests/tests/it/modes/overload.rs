@@ -3,6 +3,7 @@
 use std::{panic::resume_unwind, time::Duration};
 
 use lock_runtime::{LockClient, LockError, LockErrorKind, LockRequest};
+use lock_tests::chain;
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
@@ -110,9 +111,7 @@ async fn all_lines_together_have_a_limit(place: Place) {
         let error = overloaded(request(key)).await;
         assert_eq!(error.key().unwrap().as_str(), key);
         assert!(
-            error
-                .to_string()
-                .contains("`LockClientBuilder::max_waiters_in_all`"),
+            chain(&error).contains("`LockClientBuilder::max_waiters_in_all`"),
             "{error}"
         );
     }

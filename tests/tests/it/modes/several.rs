@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use lock_runtime::{LockErrorKind, LockKey};
-use tokio::task::JoinSet;
+use lock_runtime::{
+    LockErrorKind, LockKey, Mode,
+    store::{Hold, KeyRequest, PollReply, Token},
+};
+use tokio::{task::JoinSet, time::Instant};
 
 use crate::place::{LONG, Place, all_free, begun, on_every_store};
 
@@ -14,6 +17,7 @@ on_every_store! {
     a_request_that_waited_in_vain_leaves_no_key,
     what_is_held_is_renewed_while_the_rest_is_waited_for,
     a_lost_key_is_a_lost_guard,
+    poll_of_a_batch_replies_to_each_hold,
 }
 
 async fn keys_are_sorted_and_taken_once(place: Place) {
@@ -165,4 +169,35 @@ async fn a_lost_key_is_a_lost_guard(place: Place) {
         .unwrap()
         .expect("the others were given back");
     all.release().await.unwrap();
+}
+
+async fn poll_of_a_batch_replies_to_each_hold(place: Place) {
+    let store = place.store().await;
+    let acquire = async |hold: &Hold| {
+        let until = Instant::now() + LONG;
+        let request = KeyRequest::new(hold.clone(), LONG, until).queued();
+        store.acquire(&request).await.unwrap();
+    };
+    let mut holds = Vec::new();
+    for number in 0..9 {
+        let key = LockKey::new(format!("k{number}")).unwrap();
+        let [first, second] =
+            [(); 2].map(|()| Hold::new(key.clone(), Mode::Exclusive, Token::random()));
+        acquire(&first).await;
+        if number % 3 == 1 {
+            acquire(&second).await;
+        }
+        holds.push(if number % 3 == 0 { first } else { second });
+    }
+    let replies = store.poll(&holds).await;
+    assert_eq!(replies.len(), holds.len());
+    for (number, reply) in replies.into_iter().enumerate() {
+        let is_right = match reply.unwrap() {
+            PollReply::Granted(_) => number % 3 == 0,
+            PollReply::Queued { .. } => number % 3 == 1,
+            PollReply::Gone => number % 3 == 2,
+            _ => false,
+        };
+        assert!(is_right, "{number}");
+    }
 }

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use lock_runtime::{
     Mode,
-    store::{ConvertReply, Grant, Next, PollReply, Release, ReleaseReply, Store, Token},
+    store::{ConvertReply, Grant, NextHolder, PollReply, Release, ReleaseReply, Store, Token},
 };
 use lock_tests::{RedisServer, shared_server};
+
+use crate::replies::poll;
 
 use super::{
     HOUR, Hold, MODES, beside, both, fence_name, fresh_hold, granted, lock_name, member, micros,
@@ -59,7 +61,7 @@ async fn a_fencing_token_is_written_to_the_last_digit() {
 
 // Rule 27: what INCR gives repeats after a failover to a replica that lagged behind.
 #[tokio::test]
-async fn fencing_tokens_grow_when_their_counter_is_lost_or_lags_behind() {
+async fn acquire_grants_growing_fences_when_the_counter_is_lost() {
     let server = shared_server().await;
     let store = redis_on(server).await;
     for mode in MODES {
@@ -149,7 +151,7 @@ async fn a_counter_lives_for_a_day_after_each_grant() {
     granted(&*store, &writer, HOUR).await;
     refreshed("the next grant").await;
     store
-        .release(&Release::new(writer).next(Next::new(heir.token, HOUR, 0)))
+        .release(&Release::new(writer).next(NextHolder::new(heir.token, HOUR, 0)))
         .await
         .unwrap();
     refreshed("passing on").await;
@@ -172,7 +174,7 @@ async fn every_grant_carries_a_larger_fencing_token() {
         for _ in 0..20 {
             let next = Token::random();
             let ReleaseReply::Passed(grant) = store
-                .release(&Release::new(writer.clone()).next(Next::new(
+                .release(&Release::new(writer.clone()).next(NextHolder::new(
                     next,
                     Duration::from_secs(60),
                     0,
@@ -195,7 +197,7 @@ async fn every_grant_carries_a_larger_fencing_token() {
         }
         for reader in &readers {
             // A reader is told a larger one, as another may have had the counter's.
-            let PollReply::Granted(grant) = store.poll(reader).await.unwrap() else {
+            let PollReply::Granted(grant) = poll(&*store, reader).await.unwrap() else {
                 panic!("{store:?}")
             };
             larger(grant);

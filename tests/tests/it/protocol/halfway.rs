@@ -6,11 +6,11 @@ use std::time::Duration;
 use lock_runtime::{
     LockClient, LockErrorKind, Mode,
     store::{
-        ConvertReply, KeyPart, KeyRequest, Next, Release, ReleaseReply, Renewal, Store as _,
+        ConvertReply, KeyPart, KeyRequest, NextHolder, Release, ReleaseReply, Renewal, Store as _,
         StoreErrorKind, Token,
     },
 };
-use lock_tests::{Captured, RedisServer, shared_server};
+use lock_tests::{Captured, RedisServer, chain, shared_server};
 use tracing::Level;
 
 use super::{
@@ -66,7 +66,7 @@ async fn a_server_out_of_memory_passes_locks_on() {
     granted(&*store, &writer, HOUR).await;
     full(&server, true).await;
     let passed = store
-        .release(&Release::new(writer.clone()).next(Next::new(heir, HOUR, 0)))
+        .release(&Release::new(writer.clone()).next(NextHolder::new(heir, HOUR, 0)))
         .await
         .unwrap();
     assert!(matches!(passed, ReleaseReply::Passed(_)), "{passed:?}");
@@ -96,7 +96,7 @@ async fn a_server_out_of_memory_grants_nothing_rather_than_a_half() {
         let request = KeyRequest::new(hold.clone(), HOUR, in_a_minute());
         let error = store.acquire(&request).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Unavailable);
-        assert!(error.to_string().contains("maxmemory"), "{error}");
+        assert!(chain(&error).contains("maxmemory"), "{error}");
         assert_eq!(
             server.query::<i64>(&["EXISTS", &lock_name(&hold)]).await,
             0,
@@ -107,7 +107,7 @@ async fn a_server_out_of_memory_grants_nothing_rather_than_a_half() {
     let error = locks.exclusive("k").wait(wait).acquire().await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable);
     assert!(
-        error.to_string().contains("lock k: ") && error.to_string().contains("maxmemory"),
+        chain(&error).contains("lock k: ") && chain(&error).contains("maxmemory"),
         "{error}"
     );
     let waiting = tokio::spawn(locks.exclusive("k").wait(super::LONG).acquire());
@@ -166,7 +166,7 @@ async fn a_counter_that_turned_foreign_does_not_keep_a_lock() {
     server
         .command(&["SET", &fence_name(&writer), "somebody's"])
         .await;
-    let release = Release::new(writer.clone()).next(Next::new(Token::random(), HOUR, 0));
+    let release = Release::new(writer.clone()).next(NextHolder::new(Token::random(), HOUR, 0));
     assert_eq!(
         store.release(&release).await.unwrap(),
         ReleaseReply::Released

@@ -1,11 +1,11 @@
 //! Rules 21 and 22: the type is looked at first, and all keys of a lock are declared and lie in one slot.
 
-use crate::replies::Replies as _;
+use crate::replies::{Replies as _, poll};
 use lock_runtime::{
-    Family, LockErrorKind, LockKey, Mode, RevokeReply, RevokeScope,
-    store::{AcquireReply, KeyPart, Next, Release, ReleaseReply, RenewReply, Renewal, Store},
+    LockErrorKind, LockKey, LockKind, Mode, RevokeReply, RevokeScope,
+    store::{AcquireReply, KeyPart, NextHolder, Release, ReleaseReply, RenewReply, Renewal, Store},
 };
-use lock_tests::{RedisServer, shared_server};
+use lock_tests::{RedisServer, chain, shared_server};
 
 use super::{
     HOUR, Hold, MODES, acquire, beside, eventually, fresh_hold, granted, inspect, lock_name,
@@ -19,9 +19,9 @@ async fn live(store: &dyn Store, key: &LockKey) {
         let hold = beside(key, mode);
         granted(store, &hold, HOUR).await;
         let waiter = beside(key, Mode::Exclusive);
-        if mode.family() == waiter.mode.family() {
+        if mode.kind() == waiter.mode.kind() {
             queued(store, &waiter, HOUR).await;
-            store.poll(&waiter).await.unwrap();
+            poll(store, &waiter).await.unwrap();
             store.abandon(&waiter).await.unwrap();
         }
         assert!(matches!(
@@ -32,11 +32,11 @@ async fn live(store: &dyn Store, key: &LockKey) {
                 .unwrap()[0],
             RenewReply::Renewed { .. }
         ));
-        store.poll(&hold).await.unwrap();
+        poll(store, &hold).await.unwrap();
         assert_eq!(inspect(store, &hold).await.holders.len(), 1);
         let heir = beside(key, mode);
         let reply = store
-            .release(&Release::new(hold.clone()).next(Next::new(heir.token, HOUR, 0)))
+            .release(&Release::new(hold.clone()).next(NextHolder::new(heir.token, HOUR, 0)))
             .await
             .unwrap();
         if mode == Mode::Exclusive {
@@ -49,7 +49,7 @@ async fn live(store: &dyn Store, key: &LockKey) {
         }
         granted(store, &beside(key, mode), HOUR).await;
         let revoked = store
-            .revoke(key, mode.family(), RevokeScope::Leased)
+            .revoke(key, mode.kind(), RevokeScope::Leased)
             .await
             .unwrap();
         assert_eq!(revoked, RevokeReply::Revoked);
@@ -83,7 +83,7 @@ async fn the_keys_of_a_lock_lie_in_one_slot_of_a_cluster() {
         .await
         .expect_err("it is a cluster");
     assert!(
-        error.to_string().contains("CrossSlot") || error.to_string().contains("CROSSSLOT"),
+        chain(&error).contains("CrossSlot") || chain(&error).contains("CROSSSLOT"),
         "{error}"
     );
     let store = redis_on(&server).await;
@@ -186,7 +186,7 @@ async fn a_leaderboard_under_a_locks_name_stays_whole() {
             AcquireReply::ForeignKey(KeyPart::Lock)
         );
         let revoked = store
-            .revoke(&hold.key, mode.family(), RevokeScope::AlsoEndless)
+            .revoke(&hold.key, mode.kind(), RevokeScope::AlsoEndless)
             .await
             .unwrap();
         assert_eq!(revoked, RevokeReply::ForeignKey);
@@ -208,7 +208,7 @@ async fn a_leaderboard_under_a_locks_name_stays_whole() {
 
 // Rule 21.
 #[tokio::test]
-async fn a_lock_without_an_end_is_busy_and_revoked_only_when_that_is_meant() {
+async fn revoke_takes_a_lock_without_expiry_only_on_request() {
     let server = shared_server().await;
     let store = redis_on(server).await;
     let hold = fresh_hold(Mode::Exclusive);
@@ -225,7 +225,12 @@ async fn a_lock_without_an_end_is_busy_and_revoked_only_when_that_is_meant() {
             }
         );
     }
-    let revoke = async |scope| store.revoke(&hold.key, Family::Lock, scope).await.unwrap();
+    let revoke = async |scope| {
+        store
+            .revoke(&hold.key, LockKind::Lock, scope)
+            .await
+            .unwrap()
+    };
     assert_eq!(revoke(RevokeScope::Leased).await, RevokeReply::Endless);
     assert_eq!(
         server.query::<String>(&["GET", &lock_name(&hold)]).await,

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use lock_runtime::{LockClient, LockClientBuilder, LockErrorKind, store::redis::RedisStore};
-use lock_tests::{RedisServer, unique};
+use lock_runtime::{
+    LockClient, LockClientBuilder, LockErrorKind, RedisOptions, store::redis::RedisStore,
+};
+use lock_tests::{RedisServer, chain, unique};
 use tokio::time::{Instant, sleep};
 
 use super::{LONGEST_LEASE, QUARANTINE, Servers};
@@ -23,7 +25,7 @@ async fn a_new_server_votes_when_no_lock_can_be_forgotten_any_more() {
     let builder = || {
         LockClient::builder()
             .namespace(unique("ns"))
-            .longest_lease(LONGEST_LEASE)
+            .redis(RedisOptions::new().longest_lease(LONGEST_LEASE))
     };
     let locks = builder().connect(&url(&servers)).await.unwrap();
     let since = Instant::now();
@@ -36,9 +38,7 @@ async fn a_new_server_votes_when_no_lock_can_be_forgotten_any_more() {
         .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable);
     assert!(
-        error
-            .to_string()
-            .contains("may have forgotten a lock: it votes in"),
+        chain(&error).contains("may have forgotten a lock: it votes in"),
         "{error}"
     );
     // Whoever waits has it then.
@@ -115,7 +115,7 @@ async fn too_few_that_answer_are_told_one_by_one() {
     servers[1].stop();
     let error = LockClient::connect(&url).await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable);
-    let text = error.to_string();
+    let text = chain(&error);
     assert!(text.contains("2 of 3 servers are needed"), "{text}");
     assert!(
         text.contains("Connection refused") && text.contains("timed out"),
@@ -136,7 +136,7 @@ async fn a_server_that_cannot_keep_locks_is_named() {
     let error = LockClient::connect(&wrong).await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unauthenticated);
     assert!(
-        error.to_string().contains(&secret.addr().to_string()),
+        chain(&error).contains(&secret.addr().to_string()),
         "{error}"
     );
 
@@ -145,16 +145,13 @@ async fn a_server_that_cannot_keep_locks_is_named() {
         .await
         .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{error}");
-    assert!(
-        error.to_string().contains(&other.addr().to_string()),
-        "{error}"
-    );
+    assert!(chain(&error).contains(&other.addr().to_string()), "{error}");
 
     let replica = RedisServer::builder().replica_of(&servers[0]).start().await;
     let error = LockClient::connect(&list(replica.url())).await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::ReadOnly);
     assert!(
-        error.to_string().contains(&replica.addr().to_string()),
+        chain(&error).contains(&replica.addr().to_string()),
         "{error}"
     );
 }
@@ -168,9 +165,7 @@ async fn one_server_has_one_vote() {
         let error = LockClient::connect(&urls).await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{error}");
         assert!(
-            error
-                .to_string()
-                .contains("the same server, which would have two votes"),
+            chain(&error).contains("the same server, which would have two votes"),
             "{error}"
         );
     }
@@ -179,16 +174,19 @@ async fn one_server_has_one_vote() {
 #[tokio::test]
 async fn an_even_number_of_servers_is_refused_with_the_reason() {
     for urls in [&["redis://a", "redis://b"][..], &["redis://a"; 4], &[]] {
-        let error = LockClient::builder().redlock(urls).await.unwrap_err();
+        let error = LockClient::builder()
+            .connect_redlock(urls)
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
         assert!(
-            error.to_string().contains("three or five") || error.to_string().contains("odd number"),
+            chain(&error).contains("three or five") || chain(&error).contains("odd number"),
             "{error}"
         );
     }
     let error = LockClient::builder()
-        .longest_lease(Duration::ZERO)
-        .redlock(["redis://a"; 3])
+        .redis(RedisOptions::new().longest_lease(Duration::ZERO))
+        .connect_redlock(["redis://a"; 3])
         .await
         .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
@@ -212,11 +210,11 @@ async fn the_line_of_the_readme_suffices() {
     let builder = || {
         LockClient::builder()
             .namespace(&namespace)
-            .longest_lease(LONGEST_LEASE)
+            .redis(RedisOptions::new().longest_lease(LONGEST_LEASE))
     };
     let (locks, others) = (
-        builder().redlock(&urls).await.unwrap(),
-        builder().redlock(&urls).await.unwrap(),
+        builder().connect_redlock(&urls).await.unwrap(),
+        builder().connect_redlock(&urls).await.unwrap(),
     );
     let guard = locks
         .exclusive("a")
@@ -248,14 +246,15 @@ async fn five_with_tls(namespace: &str) -> Vec<RedisServer> {
 }
 
 fn trusting(namespace: &str, authority: &str) -> LockClientBuilder {
-    LockClient::builder()
-        .namespace(namespace)
-        .longest_lease(LONGEST_LEASE)
-        .root_certificate(authority)
+    LockClient::builder().namespace(namespace).redis(
+        RedisOptions::new()
+            .longest_lease(LONGEST_LEASE)
+            .root_certificate(authority),
+    )
 }
 
 #[tokio::test]
-async fn a_majority_is_reached_over_tls_by_a_user_of_the_documented_line() {
+async fn connect_reaches_a_majority_over_tls_with_the_documented_acl() {
     let namespace = unique("ns");
     let servers = five_with_tls(&namespace).await;
     let urls: Vec<_> = servers
@@ -263,7 +262,7 @@ async fn a_majority_is_reached_over_tls_by_a_user_of_the_documented_line() {
         .map(|server| server.tls_url_as("ann", "hunter2"))
         .collect();
     let builder = trusting(&namespace, servers[0].ca_pem());
-    let locks = builder.clone().redlock(&urls).await.unwrap();
+    let locks = builder.clone().connect_redlock(&urls).await.unwrap();
     // The URL says the same.
     let others = builder
         .connect(&format!("redlock:{}", urls.join(",")))
@@ -328,7 +327,7 @@ async fn a_server_that_is_not_trusted_does_not_vote() {
             .collect()
     };
     let builder = || trusting(&namespace, servers[0].ca_pem());
-    let locks = builder().redlock(urls(3)).await.unwrap();
+    let locks = builder().connect_redlock(urls(3)).await.unwrap();
     locks
         .exclusive("a")
         .lease(LONGEST_LEASE)
@@ -339,9 +338,9 @@ async fn a_server_that_is_not_trusted_does_not_vote() {
         .release()
         .await
         .unwrap();
-    let error = builder().redlock(urls(2)).await.unwrap_err();
+    let error = builder().connect_redlock(urls(2)).await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
-    let text = error.to_string();
+    let text = chain(&error);
     assert!(
         text.contains("3 of 5 servers are needed") && text.contains("certificate"),
         "{text}"

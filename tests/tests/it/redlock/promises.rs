@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use lock_runtime::{LockErrorKind, Loss, RevokeReply, RevokeScope};
-use lock_tests::{Proxy, RedisServer, proxy::DropReply};
+use lock_tests::{Proxy, RedisServer, chain, proxy::DropReply};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{LONGEST_LEASE, Servers};
@@ -124,7 +124,7 @@ async fn too_few_servers_are_told_one_by_one() {
             .await
             .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
-        let text = error.to_string();
+        let text = chain(&error);
         assert!(text.contains("3 of 5 servers are needed"), "{text}");
         for server in servers.all() {
             assert!(text.contains(&server.addr().to_string()), "{text}");
@@ -295,7 +295,7 @@ async fn what_a_majority_cannot_promise_is_refused() {
         .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::InvalidSpec, "{error}");
     assert!(
-        error.to_string().contains("use one server for permits"),
+        chain(&error).contains("use one server for permits"),
         "{error}"
     );
     let error = locks
@@ -305,7 +305,7 @@ async fn what_a_majority_cannot_promise_is_refused() {
         .await
         .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::InvalidSpec, "{error}");
-    assert!(error.to_string().contains("longest_lease"), "{error}");
+    assert!(chain(&error).contains("longest_lease"), "{error}");
     let guard = locks.exclusive("a").lease(LEASE).acquire().await.unwrap();
     assert_eq!(
         guard.extend(LEASE * 2).await.unwrap_err().kind(),

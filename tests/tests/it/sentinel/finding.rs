@@ -1,7 +1,7 @@
 //! The primary is found: with Sentinels stopped, dead, behind the others, or of another kind.
 
 use lock_runtime::{LockClient, LockErrorKind};
-use lock_tests::{Proxy, RedisServer, SentinelSet, shared_sentinels, shared_server};
+use lock_tests::{Proxy, RedisServer, SentinelSet, chain, shared_sentinels, shared_server};
 use tokio::time::Instant;
 
 use super::{
@@ -44,7 +44,7 @@ async fn the_primary_is_found_by_one_url_or_by_one_for_each() {
         locks_at(&client(set, &ns).await, &ns, set.master().await).await;
         let primary = format!("redis://{}/0", SentinelSet::SERVICE);
         let locks = builder(&ns)
-            .sentinel(&primary, set.sentinel_urls())
+            .connect_sentinel(&primary, set.sentinel_urls())
             .await
             .unwrap();
         locks_at(&locks, &ns, set.master().await).await;
@@ -57,7 +57,7 @@ async fn the_primary_is_found_by_one_url_or_by_one_for_each() {
 }
 
 #[tokio::test]
-async fn a_database_that_the_primary_does_not_have_is_an_error_of_the_url() {
+async fn connect_refuses_a_database_that_the_primary_does_not_have() {
     in_time(async {
         let set = shared_sentinels().await;
         let primary = format!("redis://{}/1000", SentinelSet::SERVICE);
@@ -66,7 +66,7 @@ async fn a_database_that_the_primary_does_not_have_is_an_error_of_the_url() {
                 .await
                 .unwrap_err(),
             LockClient::builder()
-                .sentinel(&primary, set.sentinel_urls())
+                .connect_sentinel(&primary, set.sentinel_urls())
                 .await
                 .unwrap_err(),
         ] {
@@ -115,7 +115,7 @@ async fn a_stopped_or_dead_sentinel_delays_nothing() {
             .chain(["\"locks\"", "refused"])
             .collect();
         assert_says(&error, LockErrorKind::Unavailable, &words);
-        assert!(!error.to_string().contains("hunter2"), "{error}");
+        assert!(!chain(&error).contains("hunter2"), "{error}");
     })
     .await;
 }
@@ -155,21 +155,21 @@ async fn a_name_that_no_sentinel_knows_is_told() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_no_sentinel_is_told_and_a_sentinel_that_is_taken_for_a_server_too() {
+async fn connect_reports_a_sentinel_and_a_server_that_are_mixed_up() {
     in_time(async {
         let server = shared_server().await;
         let url = format!("redis+sentinel://{}/mymaster", server.addr());
         let error = LockClient::connect(&url).await.unwrap_err();
         assert_says(
             &error,
-            LockErrorKind::NotRedis,
+            LockErrorKind::WrongServer,
             &[&server.addr().to_string(), "no Sentinel", "26379"],
         );
         let sentinel = &shared_sentinels().await.sentinels()[0];
         let error = LockClient::connect(&sentinel.url()).await.unwrap_err();
         assert_says(
             &error,
-            LockErrorKind::NotRedis,
+            LockErrorKind::WrongServer,
             &["a Sentinel", "redis+sentinel://"],
         );
     })
@@ -199,7 +199,7 @@ async fn a_sentinel_that_is_behind_is_outvoted() {
 }
 
 #[tokio::test]
-async fn the_sentinel_that_leads_a_failover_is_not_taken_at_its_first_word() {
+async fn connect_finds_the_new_primary_during_a_failover() {
     in_time(async {
         let (old, new) = (RedisServer::start().await, RedisServer::start().await);
         // It has promoted the new one, and goes on watching the old one until the other replicas follow.
@@ -241,7 +241,7 @@ async fn a_primary_may_be_named_by_its_host_name() {
 }
 
 #[tokio::test]
-async fn sentinels_that_change_their_mind_while_connecting_are_asked_again() {
+async fn connect_queries_sentinels_again_after_a_wrong_primary() {
     in_time(async {
         let primary = RedisServer::start().await;
         let replica = RedisServer::builder().replica_of(&primary).start().await;
@@ -290,11 +290,11 @@ async fn a_wrong_url_is_refused_with_a_right_one() {
     ] {
         let error = LockClient::connect(url).await.unwrap_err();
         assert_says(&error, LockErrorKind::InvalidUrl, &words);
-        assert!(!error.to_string().contains("hunter2"), "{error}");
+        assert!(!chain(&error).contains("hunter2"), "{error}");
     }
     let none: [&str; 0] = [];
     let error = LockClient::builder()
-        .sentinel("redis://mymaster", none)
+        .connect_sentinel("redis://mymaster", none)
         .await
         .unwrap_err();
     assert_says(

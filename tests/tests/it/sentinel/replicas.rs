@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use lock_runtime::{LockClient, LockErrorKind, LockRequest};
+use lock_runtime::{LockClient, LockErrorKind, LockRequest, RedisOptions};
 use lock_tests::{Captured, RedisServer, SentinelSet};
 use tokio::{
     task::JoinSet,
@@ -34,7 +34,8 @@ impl Pair {
         let primary = RedisServer::start().await;
         let replica = RedisServer::builder().replica_of(&primary).start().await;
         let namespace = namespace();
-        let builder = builder(&namespace).min_replicas(count(1), REPLICATED);
+        let builder =
+            builder(&namespace).redis(RedisOptions::new().min_replicas(count(1), REPLICATED));
         let locks = builder.connect(&primary.url()).await.unwrap();
         // The scripts are known from now on.
         locks
@@ -254,7 +255,7 @@ async fn a_lock_that_is_taken_up_again_waits_for_its_replicas_as_well() {
 }
 
 #[tokio::test]
-async fn a_writer_that_the_replicas_do_not_know_as_a_reader_is_neither() {
+async fn downgrade_that_no_replica_acknowledges_frees_the_lock() {
     in_time(async {
         let pair = Pair::start().await;
         let guard = pair.locks.write("k").acquire().await.unwrap();
@@ -394,7 +395,8 @@ async fn too_few_replicas_are_warned_of_when_connecting() {
         let server = RedisServer::start().await;
         let traces = Captured::new();
         let _guard = traces.set_default();
-        let builder = LockClient::builder().min_replicas(count(1), REPLICATED);
+        let builder =
+            LockClient::builder().redis(RedisOptions::new().min_replicas(count(1), REPLICATED));
         let locks = builder.connect(&server.url()).await.unwrap();
         assert!(
             traces
@@ -446,9 +448,10 @@ async fn the_url_of_sentinels_says_how_many_replicas() {
 }
 
 #[tokio::test]
-async fn a_store_without_replicas_refuses_to_wait_for_them_and_so_does_nobody_know_how_long() {
-    let waiting = |timeout| LockClient::builder().min_replicas(count(1), timeout);
-    let error = waiting(REPLICATED).in_memory().unwrap_err();
+async fn connect_refuses_min_replicas_that_cannot_be_waited_for() {
+    let waiting =
+        |timeout| LockClient::builder().redis(RedisOptions::new().min_replicas(count(1), timeout));
+    let error = waiting(REPLICATED).build_in_memory().unwrap_err();
     assert_says(
         &error,
         LockErrorKind::InvalidSpec,

@@ -22,7 +22,7 @@ mod processes;
 use std::{env, fmt, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use lock_runtime::{Inspection, LockClient, store::MemoryStore};
+use lock_runtime::{Inspection, LockClient, RedisOptions, store::MemoryStore};
 use lock_tests::{
     Proxy, RedisServer, SentinelSet, shared_cluster, shared_sentinels,
     storm::{KEYS, Plan},
@@ -127,7 +127,12 @@ impl Site {
         let builder = LockClient::builder().namespace(&self.namespace);
         let client = match &self.urls(client)[..] {
             [url] => builder.connect(url).await,
-            urls => builder.longest_lease(LONGEST_LEASE).redlock(urls).await,
+            urls => {
+                builder
+                    .redis(RedisOptions::new().longest_lease(LONGEST_LEASE))
+                    .connect_redlock(urls)
+                    .await
+            }
         };
         client.expect("a client of servers that run")
     }
@@ -469,7 +474,7 @@ async fn on_shared_servers_and_processes_that_fail() {
 
 /// Clients of another build and of this one on the same keys, where there is a worker of another build.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_of_two_builds_exclude_each_other_and_keep_tokens_in_order() {
+async fn acquire_excludes_between_clients_of_two_builds() {
     let Ok(old) = env::var(OLD_WORKER) else {
         println!("{OLD_WORKER} names no worker of another build");
         return;

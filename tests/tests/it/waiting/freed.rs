@@ -7,7 +7,7 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use lock_runtime::{
-    Acquire, LockClient, LockGuard, LockKey, LockRequest, Mode, RevokeScope,
+    AcquireFuture, LockClient, LockGuard, LockKey, LockRequest, Mode, RevokeScope,
     store::{AcquireReply, Hold, KeyRequest, Store, Token},
 };
 use lock_tests::{
@@ -34,8 +34,8 @@ on_every_store! {
     a_reader_stays_behind_a_writer_that_waits,
     a_reservation_of_a_writer_ends_on_time,
     a_reservation_of_a_reader_ends_on_time,
-    a_reservation_of_a_reader_ends_on_time_after_the_loss_of_the_last_reader,
-    a_reservation_ends_on_time_for_the_waiter_behind_one_that_has_left,
+    release_reserves_on_time_after_the_loss_of_the_last_reader,
+    release_reserves_on_time_behind_a_waiter_that_has_left,
     the_lease_of_a_dead_writer_ends_on_time,
     the_lease_of_a_dead_reader_ends_on_time_after_a_release,
     a_hand_off_to_a_dead_process_ends_on_time,
@@ -43,7 +43,7 @@ on_every_store! {
     with permits:
     a_returned_permit_grants_at_once,
     a_reservation_of_a_permit_ends_on_time,
-    the_lease_of_a_dead_permit_holder_ends_on_time_after_a_release,
+    acquire_gets_a_dead_holders_permit_on_time_after_a_release,
     a_dead_waiter_for_a_permit_is_passed_over_on_time,
 }
 
@@ -52,7 +52,7 @@ const RESERVED: Duration = Duration::from_millis(400);
 /// How late a waiter may be on a machine that does much else.
 const LATE: Duration = Duration::from_millis(250);
 /// As long as a dead process holds what it was not heard of for.
-const STALE: Duration = lock_runtime::store::STALE;
+const ENTRY_STALE_AFTER: Duration = lock_runtime::store::ENTRY_STALE_AFTER;
 const KEY: &str = "a";
 
 /// Three processes.
@@ -152,7 +152,7 @@ async fn acquired(request: LockRequest) -> LockGuard {
     acquire(request.acquire()).await
 }
 
-async fn acquire(acquire: Acquire) -> LockGuard {
+async fn acquire(acquire: AcquireFuture) -> LockGuard {
     acquire.await.unwrap()
 }
 
@@ -311,7 +311,7 @@ async fn a_reservation_of_a_reader_ends_on_time(place: Place) {
     }
 }
 
-async fn a_reservation_of_a_reader_ends_on_time_after_the_loss_of_the_last_reader(place: Place) {
+async fn release_reserves_on_time_after_the_loss_of_the_last_reader(place: Place) {
     let scene = Scene::at(&place).await;
     let free = Instant::now() + RESERVED;
     let first = acquired(scene.here.read(KEY).min_hold(RESERVED)).await;
@@ -322,7 +322,7 @@ async fn a_reservation_of_a_reader_ends_on_time_after_the_loss_of_the_last_reade
     drop(second);
 }
 
-async fn a_reservation_ends_on_time_for_the_waiter_behind_one_that_has_left(place: Place) {
+async fn release_reserves_on_time_behind_a_waiter_that_has_left(place: Place) {
     let scene = Scene::at(&place).await;
     let free = Instant::now() + RESERVED;
     let guard = acquired(scene.here.exclusive(KEY).min_hold(RESERVED)).await;
@@ -370,7 +370,7 @@ async fn a_dead_writer_in_the_queue_is_passed_over_on_time(place: Place) {
     let mut readers = Vec::new();
     for key in KEYS {
         readers.push(acquired(scene.here.read(key)).await);
-        let free = scene.dies_waiting(key, Mode::Exclusive, LONG).await + STALE;
+        let free = scene.dies_waiting(key, Mode::Exclusive, LONG).await + ENTRY_STALE_AFTER;
         let waiting = scene.waits_for(scene.there.read(key), key, 1).await;
         // A majority may grant it without the server whose queue the dead one stands in.
         granted.push(waiting.granted_by(free));
@@ -421,7 +421,7 @@ async fn a_reservation_of_a_permit_ends_on_time(place: Place) {
     released(living).await;
 }
 
-async fn the_lease_of_a_dead_permit_holder_ends_on_time_after_a_release(place: Place) {
+async fn acquire_gets_a_dead_holders_permit_on_time_after_a_release(place: Place) {
     let scene = Scene::at(&place).await;
     let key = permits(KEY);
     let living = acquired(scene.here.permits(&*key, two())).await;
@@ -455,7 +455,7 @@ async fn a_dead_waiter_for_a_permit_is_passed_over_on_time(place: Place) {
         );
     }
     // The dead waiters are passed over by then.
-    sleep(STALE + RESERVED).await;
+    sleep(ENTRY_STALE_AFTER + RESERVED).await;
     let free = Instant::now();
     join_all(held.into_iter().map(released)).await;
     let granted = join_all(waiting.into_iter().map(|waiting| waiting.granted_at(free))).await;
@@ -465,7 +465,7 @@ async fn a_dead_waiter_for_a_permit_is_passed_over_on_time(place: Place) {
 /// A queue entry that its process withdraws stays at the server for as long as the abandonment is on its way, and the next waiter's
 /// request takes as long: a release in between costs that waiter one round trip, and not the lease of a hand-off.
 #[tokio::test]
-async fn a_release_that_meets_a_withdrawn_queue_entry_costs_a_round_trip() {
+async fn release_that_meets_a_withdrawn_entry_costs_a_round_trip() {
     const ONE_WAY: Duration = Duration::from_millis(100);
     in_time(async {
         let place = Place::redis().await;

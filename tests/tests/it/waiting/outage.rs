@@ -68,7 +68,7 @@ async fn a_request_that_does_not_wait_gets_the_error_of_the_store() {
         ] {
             assert_eq!(result.unwrap_err().kind(), LockErrorKind::Unavailable);
         }
-        let skipped = locks.scope(job()).await;
+        let skipped = locks.as_default(job()).await;
         assert_eq!(
             skipped.expect_err("the job is not skipped").kind(),
             LockErrorKind::Unavailable
@@ -83,7 +83,7 @@ async fn a_request_that_does_not_wait_gets_the_error_of_the_store() {
         for task in waiting {
             task.await.unwrap().unwrap().release().await.unwrap();
         }
-        locks.scope(job()).await.unwrap();
+        locks.as_default(job()).await.unwrap();
         assert!(RAN.load(Ordering::Relaxed));
     })
     .await;

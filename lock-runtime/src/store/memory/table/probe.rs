@@ -2,20 +2,20 @@
 
 #[cfg(feature = "redis")]
 use super::{AtomicU64, Fences};
-use super::{Duration, Entry, FORGOTTEN, Family, Hold, Instant, LockKey, Mode, Table, Token};
+use super::{Duration, ENTRY_TTL, Entry, Hold, Instant, LockKey, LockKind, Mode, Table, Token};
 
 impl Table {
-    fn entry(&self, key: &LockKey, family: Family) -> Option<&Entry> {
-        match family {
-            Family::Lock => self.locks.get(key),
-            Family::Permits => self.permits.get(key),
+    fn entry(&self, key: &LockKey, kind: LockKind) -> Option<&Entry> {
+        match kind {
+            LockKind::Lock => self.locks.get(key),
+            LockKind::Permits => self.permits.get(key),
         }
     }
 
     /// Returns the instant until which the table keeps a lock for its holder, if it does.
     pub(crate) fn held_until(&self, hold: &Hold, now: Instant) -> Option<Instant> {
         let entry = self
-            .entry(&hold.key, hold.mode.family())
+            .entry(&hold.key, hold.mode.kind())
             .filter(|entry| entry.mode == hold.mode)?;
         entry
             .slots
@@ -28,10 +28,10 @@ impl Table {
     pub(crate) fn tokens(
         &self,
         key: &LockKey,
-        family: Family,
+        kind: LockKind,
         now: Instant,
     ) -> impl Iterator<Item = (Token, Option<Mode>)> {
-        self.entry(key, family).into_iter().flat_map(move |entry| {
+        self.entry(key, kind).into_iter().flat_map(move |entry| {
             let holders = entry
                 .slots
                 .iter()
@@ -39,7 +39,7 @@ impl Table {
             let waiters = entry
                 .line
                 .iter()
-                .filter(move |place| now < place.seen + FORGOTTEN);
+                .filter(move |place| now < place.seen + ENTRY_TTL);
             holders
                 .map(|slot| (slot.token, Some(entry.mode)))
                 .chain(waiters.map(|place| (place.token, None)))

@@ -58,7 +58,7 @@ pub(crate) enum Outcome {
     Granted {
         fence: FencingToken,
         until: Instant,
-        spare: u32,
+        reserved: u32,
     },
     /// The acquisition waits in the queue.
     InLine { holder_ttl: Option<Duration> },

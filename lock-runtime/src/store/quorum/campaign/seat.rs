@@ -70,7 +70,7 @@ impl Vote {
     pub(super) fn new(grant: Grant, sent: Instant) -> Self {
         Self {
             fence: grant.fence,
-            end: grant.fence.later(grant.spare),
+            end: grant.fence.later(grant.reserved),
             until: sent + grant.ttl,
         }
     }

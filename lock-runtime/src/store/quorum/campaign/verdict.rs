@@ -251,7 +251,7 @@ impl Campaign {
     /// token is larger.
     fn is_for(&self, vote: &Vote, fence: FencingToken) -> bool {
         // A majority has to know every number that is handed out.
-        let is_known = vote.end >= fence.later(self.spare_left());
+        let is_known = vote.end >= fence.later(self.reserved_left());
         #[cfg(test)]
         let is_known = is_known || self.broken == Some(Broken::NoWriteBack);
         let is_given = vote.fence == fence || self.hold.mode == Mode::Exclusive;
@@ -282,7 +282,7 @@ impl Campaign {
             _ => return self.give_up(Outcome::Unreachable),
         }
         self.phase = Phase::Writing(fence);
-        let end = fence.later(self.spare_left());
+        let end = fence.later(self.reserved_left());
         let others = |node: &usize| {
             self.seats[*node]
                 .vote()
@@ -301,19 +301,23 @@ impl Campaign {
     }
 
     pub(super) fn granted(&mut self, fence: FencingToken, until: Instant) -> Next {
-        let spare = self.spare_left();
+        let reserved = self.reserved_left();
         self.fence = Some(fence);
         self.headless_since = None;
         self.over(Outcome::Granted {
             fence,
             until,
-            spare,
+            reserved,
         })
     }
 
     /// The number of fencing tokens to reserve: none for a repeated grant.
-    pub(super) fn spare_left(&self) -> u32 {
-        if self.fence.is_none() { self.spare } else { 0 }
+    pub(super) fn reserved_left(&self) -> u32 {
+        if self.fence.is_none() {
+            self.reserved
+        } else {
+            0
+        }
     }
 
     pub(super) fn over(&mut self, outcome: Outcome) -> Next {

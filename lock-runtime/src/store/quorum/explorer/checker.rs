@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     fence::FencingToken,
-    spec::{Family, Mode},
+    spec::{LockKind, Mode},
     store::{Hold, quorum::majority::majority},
 };
 
@@ -221,7 +221,7 @@ impl Checker {
     ) {
         let now = server.clock.at(sim.now);
         for key in &sim.keys {
-            for (token, mode) in server.table().tokens(key, Family::Lock, now) {
+            for (token, mode) in server.table().tokens(key, LockKind::Lock, now) {
                 let Some(who) = sim.whose(token) else {
                     continue;
                 };

@@ -22,7 +22,7 @@ use crate::{
     fence::FencingToken,
     gate::ASK_WITHIN,
     store::{
-        Grant, Hold, Store, StoreError, Token,
+        Grant, Hold, QuorumMember, StoreError, Token,
         quorum::{
             background::LONGEST_CALL,
             campaign::{Campaign, Left},
@@ -81,7 +81,7 @@ impl Client {
         clock: Clock,
         ahead: i64,
         servers: usize,
-        nothing: &Arc<dyn Store>,
+        nothing: &Arc<dyn QuorumMember>,
     ) -> Self {
         Self {
             who,

@@ -16,7 +16,7 @@ use crate::{
     holding::CONFIRM_WITHIN,
     lease::{Due, Lease},
     spec::call_timeout,
-    store::{Grant, HANDED_OVER, Hold, RenewReply, quorum::tally::Renewed},
+    store::{Grant, HANDOFF_LEASE, Hold, RenewReply, quorum::tally::Renewed},
 };
 
 pub(super) struct Holder {
@@ -68,7 +68,7 @@ impl Client {
         if !arrival.renew {
             return None;
         }
-        let ttl = undrifted(sim, grant.ttl.min(HANDED_OVER).min(length));
+        let ttl = undrifted(sim, grant.ttl.min(HANDOFF_LEASE).min(length));
         let mut lease = Lease::granted(length, true, as_of, ttl, sim.dice.fraction());
         lease.hurry(now + CONFIRM_WITHIN);
         (lease.validity(now) > call_timeout(length)).then_some(lease)

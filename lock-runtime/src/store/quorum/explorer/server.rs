@@ -135,7 +135,7 @@ impl Server {
             for (token, _) in self
                 .data
                 .table
-                .tokens(&key, crate::spec::Family::Lock, now)
+                .tokens(&key, crate::spec::LockKind::Lock, now)
                 .collect::<Vec<_>>()
             {
                 sim.excuse(token);
@@ -197,7 +197,8 @@ impl Server {
                     sim.excuse(hold.token);
                 }
                 // The deadline was checked above.
-                let request = KeyRequest::new(hold.clone(), *lease, now).proposal(Some(*proposal));
+                let request = KeyRequest::new(hold.clone(), *lease, now);
+                step.proposal = Some(*proposal);
                 Reply::Acquire(
                     table.acquire(
                         &KeyRequest {

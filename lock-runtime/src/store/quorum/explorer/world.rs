@@ -20,15 +20,15 @@ use super::{
 use crate::{
     explorer::{dice::Dice, sim::say},
     key::LockKey,
-    store::{MemoryStore, Store},
+    store::{MemoryStore, QuorumMember},
 };
 
 /// The number of events after which a run counts as endless.
 const MOST_EVENTS: usize = 200_000;
 
 /// The store of each [`Node`](crate::store::quorum::node::Node), which is never called here.
-fn nothing() -> &'static Arc<dyn Store> {
-    static NOTHING: OnceLock<Arc<dyn Store>> = OnceLock::new();
+fn nothing() -> &'static Arc<dyn QuorumMember> {
+    static NOTHING: OnceLock<Arc<dyn QuorumMember>> = OnceLock::new();
     NOTHING.get_or_init(|| Arc::new(MemoryStore::new()))
 }
 

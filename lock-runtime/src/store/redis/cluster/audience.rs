@@ -12,15 +12,15 @@ use tokio::time::Instant;
 use super::slots::{Address, Slot};
 use crate::{
     key::LockKey,
-    spec::Family,
-    store::{FORGOTTEN, Hold, Token},
+    spec::LockKind,
+    store::{ENTRY_TTL, Hold, Token},
 };
 
 /// The time for which a channel outlives its last waiter.
 pub(super) const LINGER: Duration = Duration::from_secs(1);
 
 /// A lock that has waiters.
-pub(super) type Wanted = (LockKey, Family);
+pub(super) type Wanted = (LockKey, LockKind);
 
 /// The waiters, by slot.
 #[derive(Default)]
@@ -37,7 +37,7 @@ struct Seat {
 
 struct Waiting {
     key: LockKey,
-    family: Family,
+    kind: LockKind,
     /// The latest request. A waiter polls at least once a second, so one without a recent
     /// request is gone.
     heard: Instant,
@@ -87,7 +87,7 @@ impl Audience {
         seat.empty_since = None;
         let waiting = Waiting {
             key: hold.key.clone(),
-            family: hold.mode.family(),
+            kind: hold.mode.kind(),
             heard: now,
         };
         seat.waiting.insert(hold.token, waiting);
@@ -173,7 +173,7 @@ impl Audience {
         let mut left = Vec::new();
         self.seats.retain(|slot, seat| {
             seat.waiting
-                .retain(|_, waiting| now.saturating_duration_since(waiting.heard) < FORGOTTEN);
+                .retain(|_, waiting| now.saturating_duration_since(waiting.heard) < ENTRY_TTL);
             if seat.waiting.is_empty() && seat.empty_since.is_none() {
                 seat.empty_since = Some(now);
             }
@@ -200,7 +200,7 @@ impl Seat {
     fn wanted(&self) -> impl Iterator<Item = Wanted> {
         self.waiting
             .values()
-            .map(|waiting| (waiting.key.clone(), waiting.family))
+            .map(|waiting| (waiting.key.clone(), waiting.kind))
     }
 }
 
@@ -220,7 +220,7 @@ mod tests {
     }
 
     fn wanted() -> Vec<Wanted> {
-        vec![(LockKey::new("k").unwrap(), Family::Lock)]
+        vec![(LockKey::new("k").unwrap(), LockKind::Lock)]
     }
 
     fn subscribe() -> Todo {
@@ -286,9 +286,9 @@ mod tests {
     fn who_was_not_heard_of_for_long_keeps_no_channel() {
         let (mut audience, now) = (Audience::default(), Instant::now());
         audience.waits(SLOT, &hold(), &node("a"), now);
-        assert!(audience.sweep(now + FORGOTTEN).is_empty());
+        assert!(audience.sweep(now + ENTRY_TTL).is_empty());
         assert_eq!(
-            audience.sweep(now + FORGOTTEN + LINGER),
+            audience.sweep(now + ENTRY_TTL + LINGER),
             [(SLOT, node("a"))]
         );
     }

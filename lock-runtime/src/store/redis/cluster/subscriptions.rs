@@ -146,7 +146,7 @@ impl Subscriptions {
                 // A server before 7.0 does not know the command.
                 let forbidden = matches!(
                     refusal.kind(),
-                    StoreErrorKind::Forbidden | StoreErrorKind::NotRedis
+                    StoreErrorKind::Forbidden | StoreErrorKind::WrongServer
                 );
                 if forbidden {
                     self.dial.warn_of_silence(&refusal);
@@ -208,10 +208,10 @@ impl Subscriptions {
 
     /// Prompts the waiters of these locks to poll.
     fn call(&self, wanted: Vec<Wanted>) {
-        for (key, family) in wanted {
-            self.dial.pushes.listeners().tell(&StoreEvent::Kept {
+        for (key, kind) in wanted {
+            self.dial.pushes.listeners().notify(&StoreEvent::FreeIn {
                 key,
-                family,
+                kind,
                 ttl: Duration::ZERO,
             });
         }

@@ -6,7 +6,8 @@
 -- to reserve or, for a reader, the member alongside which it may enter ahead of the waiters ('':
 -- none); on a server of a quorum also the expected marker, and the number proposed as the fencing
 -- token (0: none).
--- Returns {'granted', server time, fence, ttl, spare, ...} | {'queued', server time, counter, ttl}
+-- Returns {'granted', server time, fence, ttl, reserved, ...}
+-- | {'queued', server time, counter, ttl}
 -- | {'refused', server time, index, 'busy', ttl, 1 if the queue has a live waiter}
 -- | {'refused', server time, index, reason} | {'late', server time} | {'strange', server time}
 -- The reason is 'mismatch', or names the key that holds foreign data: 'foreign' (the lock),
@@ -39,13 +40,13 @@ end
 for i = 1, math.floor(#KEYS / 3) do
   local request = {
     lock = KEYS[3 * i - 2], fence = KEYS[3 * i - 1],
-    mode = ARGV[4 * i - 1], member = ARGV[4 * i], lease = tonumber(ARGV[4 * i + 1]), spare = 0,
+    mode = ARGV[4 * i - 1], member = ARGV[4 * i], lease = tonumber(ARGV[4 * i + 1]), reserved = 0,
   }
-  local beside
+  local reader_group
   if request.mode == 'shared' then
-    beside = ARGV[4 * i + 2]
+    reader_group = ARGV[4 * i + 2]
   else
-    request.spare = tonumber(ARGV[4 * i + 2])
+    request.reserved = tonumber(ARGV[4 * i + 2])
   end
   local line = line_of(KEYS[3 * i], request.member)
   if not line then
@@ -54,7 +55,7 @@ for i = 1, math.floor(#KEYS / 3) do
   request.line = line
   requests[i] = request
   refresh(line, request.member)
-  local standing, ttl = approach(line, request.lock, request.fence, request.mode, request.member, beside)
+  local standing, ttl = approach(line, request.lock, request.fence, request.mode, request.member, reader_group)
   local queued = standing == 'busy' and channel ~= ''
   if standing == 'held' then
     request.ttl = ttl
@@ -66,7 +67,7 @@ for i = 1, math.floor(#KEYS / 3) do
     end
   end
   if queued and not line.own and
-      not enqueue(line, request.member, request.mode, request.lease, request.spare, channel) then
+      not enqueue(line, request.member, request.mode, request.lease, request.reserved, channel) then
     standing, queued = 'foreign queue', false
   end
   if queued then
@@ -89,9 +90,9 @@ for _, request in ipairs(requests) do
     -- Write the fence before the lock. A server that is out of memory refuses only the first write
     -- of a script. Refusing the lock after the fence was written is harmless; the other order
     -- would leave a lock without an owner.
-    local number = draw(request.fence, request.counter, request.spare)
+    local number = draw(request.fence, request.counter, request.reserved)
     hold(request.lock, request.mode, request.member, request.lease)
-    grant = {number, request.lease, request.spare}
+    grant = {number, request.lease, request.reserved}
   end
   for _, word in ipairs(grant) do
     table.insert(reply, word)

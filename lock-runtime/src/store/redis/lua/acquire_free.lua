@@ -21,9 +21,9 @@ if ARGV[3] == 'exclusive' and #KEYS < 6 then
       not redis.pcall('HGET', KEYS[3], 'ends') and
       redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5], 'NX') then
     -- The lock was free. A server that is out of memory, or that forbids SET, has refused by now.
-    local number, spare = math.max(last + 1, base), tonumber(ARGV[6])
-    redis.call('SET', KEYS[2], string.format('%.0f', number + spare), 'EX', 86400)
-    return {'granted', micros, number, tonumber(ARGV[5]), spare}
+    local number, reserved = math.max(last + 1, base), tonumber(ARGV[6])
+    redis.call('SET', KEYS[2], string.format('%.0f', number + reserved), 'EX', 86400)
+    return {'granted', micros, number, tonumber(ARGV[5]), reserved}
   end
 end
 

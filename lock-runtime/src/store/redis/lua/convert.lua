@@ -1,7 +1,7 @@
 -- Converts a writer into a reader under the same token for the remaining lease, so that no other
 -- writer comes in between. The readers at the head of the queue are granted the lock with it.
 -- KEYS: lock, fence, queue. ARGV: member.
--- Returns {'converted', fence, ttl, spare} | {'not_held'} | {'foreign fence'}
+-- Returns {'converted', fence, ttl, reserved} | {'not_held'} | {'foreign fence'}
 local lock, fence, member = KEYS[1], KEYS[2], ARGV[1]
 local line = line_of(KEYS[3], member)
 local mode = 'exclusive'

@@ -20,12 +20,12 @@ end
 -- request proposes a number.
 local base = micros
 
--- Draws the token of a new grant, and reserves the next `spare` tokens for the same grant. The
--- clock keeps the tokens increasing if the counter was lost (it expired, was evicted, or a lagging
--- replica was promoted). The counter keeps them increasing if the clock went back.
-local function draw(fence, last, spare)
+-- Draws the token of a new grant, and reserves the next `reserved` tokens for it. The clock keeps
+-- the tokens increasing if the counter was lost (it expired, was evicted, or a lagging replica was
+-- promoted). The counter keeps them increasing if the clock went back.
+local function draw(fence, last, reserved)
   local number = math.max(last + 1, base)
-  redis.call('SET', fence, whole(number + spare), 'EX', 86400)
+  redis.call('SET', fence, whole(number + reserved), 'EX', 86400)
   return number
 end
 

@@ -34,7 +34,7 @@ for place = line.first, line.last do
   local entry = redis.call('HGET', line.queue, place)
   local seen, mode, lease = string.match(entry or '', '^(%d+) (%w+) (%d+) ')
   local silent = seen and math.max(now - tonumber(seen), 0)
-  if silent and silent < FORGOTTEN then
+  if silent and silent < ENTRY_TTL then
     table.insert(reply, mode)
     table.insert(reply, tonumber(lease))
     table.insert(reply, silent)

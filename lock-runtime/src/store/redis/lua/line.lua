@@ -1,13 +1,13 @@
 -- The wait queue of a lock, first come, first served. It is a hash:
 --   ends      'first last count': the first and the last position, and the number of entries
---   <number>  'seen mode lease spare member channel': the entry at this position, and the time of
---             its last request (ms)
+--   <number>  'seen mode lease reserved member channel': the entry at this position, and the time
+--             of its last request (ms)
 --   <member>  the position of the member
 -- The hash expires once no waiter can come back: each request of a waiter renews its time to live.
-local STALE, FORGOTTEN, HANDED_OVER = 3000, 10000, 3000
+local ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE = 3000, 10000, 3000
 -- A waiter polls at least this often (ms), and at the time at which the latest reply expects the
 -- lock to be free.
-local LONGEST_POLL = 1000
+local POLL_INTERVAL = 1000
 
 -- The queue from its field `ends` (false: the queue is empty); nil if the key holds foreign data.
 local function line_by(queue, ends)
@@ -60,13 +60,13 @@ local function refresh(line, member)
   local seen, rest = string.match(entry or '', '^(%d+) (.+)$')
   if not seen then
     line.own = nil
-  elseif now - tonumber(seen) >= FORGOTTEN then
+  elseif now - tonumber(seen) >= ENTRY_TTL then
     leave(line, line.own, member)
     line.own = nil
   else
     -- PEXPIRE comes first: a server that is out of memory accepts it, and then also the later
     -- writes of the script.
-    redis.call('PEXPIRE', line.queue, FORGOTTEN)
+    redis.call('PEXPIRE', line.queue, ENTRY_TTL)
     redis.call('HSET', line.queue, line.own, whole(now) .. ' ' .. rest)
   end
 end
@@ -96,7 +96,7 @@ local function close_up(line)
       local seen, member = string.match(entry or '', '^(%d+) %w+ %d+ %d+ (%S+) ')
       if seen then
         table.insert(old, places[i])
-        if now - tonumber(seen) < FORGOTTEN then
+        if now - tonumber(seen) < ENTRY_TTL then
           last = last + 1
           for _, word in ipairs({last, entry, member, last}) do
             table.insert(moved, word)
@@ -118,7 +118,7 @@ local function close_up(line)
 end
 
 -- Appends a member to the queue. Returns false if the key holds foreign data.
-local function enqueue(line, member, mode, lease, spare, channel)
+local function enqueue(line, member, mode, lease, reserved, channel)
   -- A hash without `ends` may be foreign data. A queue that has just been emptied no
   -- longer exists.
   if line.last == 0 and redis.call('TYPE', line.queue).ok ~= 'none' then
@@ -132,9 +132,9 @@ local function enqueue(line, member, mode, lease, spare, channel)
   line.last = line.last + 1
   line.count = line.count + 1
   line.changed = false
-  local entry = table.concat({whole(now), mode, whole(lease), whole(spare), member, channel}, ' ')
+  local entry = table.concat({whole(now), mode, whole(lease), whole(reserved), member, channel}, ' ')
   redis.call('HSET', line.queue, 'ends', ends_of(line), line.last, entry, member, line.last)
-  local kept = redis.pcall('PEXPIRE', line.queue, FORGOTTEN)
+  local kept = redis.pcall('PEXPIRE', line.queue, ENTRY_TTL)
   if type(kept) == 'table' then
     -- Forbidden by the server's access rules. Do not leave a queue that never expires.
     if line.count == 1 then
@@ -157,12 +157,12 @@ local function advance(line, lock, fence, kind, own)
   while place <= line.last do
     -- A waiter that gave up leaves a gap.
     local entry = redis.call('HGET', line.queue, place) or ''
-    local seen, mode, lease, spare, member, channel = string.match(entry, '^(%d+) (%w+) (%d+) (%d+) (%S+) (.+)$')
+    local seen, mode, lease, reserved, member, channel = string.match(entry, '^(%d+) (%w+) (%d+) (%d+) (%S+) (.+)$')
     if seen then
       local silent = now - tonumber(seen)
-      if silent >= FORGOTTEN then
+      if silent >= ENTRY_TTL then
         leave(line, place, member)
-      elseif silent >= STALE then
+      elseif silent >= ENTRY_STALE_AFTER then
         -- It keeps its position, and has its turn after its next request.
         kept = kept or place
       else
@@ -176,28 +176,28 @@ local function advance(line, lock, fence, kind, own)
         if standing == 'held' then
           leave(line, place, member)
         elseif standing == 'free' and latest then
-          lease, spare = math.min(tonumber(lease), HANDED_OVER), tonumber(spare)
+          lease, reserved = math.min(tonumber(lease), HANDOFF_LEASE), tonumber(reserved)
           -- The fence is written before the lock, and the queue and the message to the next holder
           -- after it. If an error stops the script in between, no two clients can hold the lock.
-          local number = draw(fence, latest, spare)
-          latest = number + spare
+          local number = draw(fence, latest, reserved)
+          latest = number + reserved
           hold(lock, mode, member, lease)
           leave(line, place, member)
           line.latest, line.lease = latest, lease
           if member ~= own then
-            table.insert(line.news, {channel, table.concat({mode, member, whole(number), lease, spare, lock}, ' ')})
+            table.insert(line.news, {channel, table.concat({mode, member, whole(number), lease, reserved, lock}, ' ')})
           end
           -- A short lease, which a dead process does not renew, may end before the
           -- next waiter polls.
-          line.frees = line.frees or lease < LONGEST_POLL
+          line.frees = line.frees or lease < POLL_INTERVAL
           kind = mode == 'exclusive' and 'string' or 'set'
-          if kind == 'string' and not (lease < LONGEST_POLL) then
+          if kind == 'string' and not (lease < POLL_INTERVAL) then
             line.frees = false
             place = place + 1
             break
           end
         else
-          line.waits, line.stale_in = true, STALE - silent
+          line.waits, line.stale_in = true, ENTRY_STALE_AFTER - silent
           break
         end
       end
@@ -210,8 +210,8 @@ end
 
 -- The standing of a request (see `judge`) after the waiters ahead of it have had their turn. A
 -- reader may enter alongside a reader that stood before it at the same position of the queue
--- (`beside`), as part of one group.
-local function approach(line, lock, fence, mode, member, beside)
+-- (`reader_group`), as part of one group.
+local function approach(line, lock, fence, mode, member, reader_group)
   local standing, ttl, kind = judge(lock, mode, member)
   -- A writer admits no other holder.
   if line.count > 0 and (kind == 'none' or kind == 'set') then
@@ -219,7 +219,7 @@ local function approach(line, lock, fence, mode, member, beside)
     if line.latest then
       standing, ttl = judge(lock, mode, member)
     end
-    if standing == 'free' and line.waits and not (beside and kind == 'set' and expiry_of(lock, beside) > now) then
+    if standing == 'free' and line.waits and not (reader_group and kind == 'set' and expiry_of(lock, reader_group) > now) then
       return 'busy', line.stale_in
     end
   end
@@ -239,9 +239,9 @@ local function remind(line, lock)
   for place = line.first, line.last do
     local entry = redis.call('HGET', line.queue, place)
     local seen, mode, member, channel = string.match(entry or '', '^(%d+) (%w+) %d+ %d+ (%S+) (.+)$')
-    if seen and now - tonumber(seen) < STALE then
+    if seen and now - tonumber(seen) < ENTRY_STALE_AFTER then
       local standing, ttl = judge(lock, mode, member)
-      if standing ~= 'busy' or ttl < 0 or ttl >= LONGEST_POLL then
+      if standing ~= 'busy' or ttl < 0 or ttl >= POLL_INTERVAL then
         return
       end
       local family = permits_of(member) and 'permits' or 'lock'
@@ -258,7 +258,7 @@ end
 local function is_waited_for(line)
   for place = line.first, line.last do
     local seen = string.match(redis.call('HGET', line.queue, place) or '', '^(%d+) ')
-    if seen and now - tonumber(seen) < STALE then
+    if seen and now - tonumber(seen) < ENTRY_STALE_AFTER then
       return true
     end
   end

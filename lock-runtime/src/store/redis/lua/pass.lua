@@ -2,10 +2,10 @@
 -- of a waiter, that waiter gets the lock, and the other token is appended to the queue.
 -- KEYS: lock, fence, queue. ARGV: member, next member, lease (ms), number of fencing tokens to
 -- reserve, channel for a grant.
--- Returns {'passed', fence, ttl, spare} | {'queued', counter, ttl} | {'released'} | {'not_held'}
+-- Returns {'passed', fence, ttl, reserved} | {'queued', counter, ttl} | {'released'} | {'not_held'}
 -- | {'foreign fence'}
 local lock, fence, queue, member, heir = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2]
-local lease, spare, channel = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local lease, reserved, channel = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local kind, holder = look(lock, 'exclusive')
 -- For a set this would be only one of several members.
 holder = kind == 'string' and holder
@@ -56,10 +56,10 @@ local reply
 advance(line, lock, fence, 'none')
 if line.latest then
   -- The queue is ours, so `enqueue` does not refuse.
-  enqueue(line, heir, 'exclusive', lease, spare, channel)
+  enqueue(line, heir, 'exclusive', lease, reserved, channel)
   reply = {'queued', line.latest, line.lease}
 else
-  reply = {'passed', draw(fence, latest, spare), lease, spare}
+  reply = {'passed', draw(fence, latest, reserved), lease, reserved}
   hold(lock, 'exclusive', heir, lease)
 end
 finish(line, lock)

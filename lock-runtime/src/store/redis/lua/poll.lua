@@ -1,7 +1,7 @@
 -- Returns the state of a queued request, and keeps its queue entry. Never enqueues it, and never
 -- extends a grant.
 -- KEYS: lock, fence, queue. ARGV: mode, member.
--- Returns {'granted', fence, ttl, spare} | {'queued', counter, ttl} | {'gone'}
+-- Returns {'granted', fence, ttl, reserved} | {'queued', counter, ttl} | {'gone'}
 -- | {'foreign'} | {'foreign fence'} | {'foreign queue'}
 local lock, fence, mode, member = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local line = line_of(KEYS[3], member)

@@ -149,7 +149,7 @@ mod locked {
         let locks = LockClient::in_memory();
         for (case, keys, call) in cases {
             println!("> {case}");
-            let outcome = catch_unwind(AssertUnwindSafe(|| runtime.block_on(locks.scope(call()))));
+            let outcome = catch_unwind(AssertUnwindSafe(|| runtime.block_on(locks.as_default(call()))));
             let mut seen = match outcome {
                 Ok(Ok(seen)) => seen,
                 Ok(Err(Failure(error))) => vec![('!', format!("{:?}", error.kind()))],

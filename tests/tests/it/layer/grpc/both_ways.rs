@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use http::uri::PathAndQuery;
 use lock_examples::inventory::Item;
 use lock_runtime::{LockClient, RevokeScope};
-use lock_tower::Hold;
+use lock_tower::HoldUntil;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming, body::Body, transport::Server};
@@ -28,7 +28,7 @@ fn echo(locks: &LockClient) -> Served {
         let mut grpc = tonic::server::Grpc::new(ProstCodec::default());
         Ok::<_, Infallible>(grpc.streaming(service_fn(echo), request).await)
     });
-    let lock = items(locks).hold(Hold::Body);
+    let lock = items(locks).hold_until(HoldUntil::Body);
     Served::by(|incoming| {
         Server::builder()
             .layer(lock)

@@ -3,7 +3,7 @@
 use std::{convert::Infallible, fmt::Debug};
 
 use lock_runtime::LockClient;
-use lock_tower::{DetachLayer, Hold};
+use lock_tower::{DetachLayer, HoldUntil};
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinHandle,
@@ -107,7 +107,7 @@ async fn a_caller_that_drops_a_stream_frees_its_lock() {
     for way in WAYS {
         let locks = LockClient::in_memory();
         let (service, mut entries) = hall();
-        let server = Served::under(items(&locks).hold(Hold::Body), service);
+        let server = Served::under(items(&locks).hold_until(HoldUntil::Body), service);
         let mut client = server.client().await;
         let places = client.count_stock(item("bolt")).await.unwrap().into_inner();
         let counting = entries.count().await;
@@ -124,7 +124,7 @@ async fn a_caller_that_drops_a_stream_frees_its_lock() {
 }
 
 #[tokio::test]
-async fn a_detached_handler_finishes_under_its_lock_without_its_caller() {
+async fn layer_detached_finishes_under_its_lock_without_its_caller() {
     for way in WAYS {
         let locks = LockClient::in_memory();
         let (service, mut entries) = hall();

@@ -78,7 +78,10 @@ async fn a_held_lock_is_aborted() {
 
 #[tokio::test]
 async fn a_full_line_is_resource_exhausted() {
-    let locks = LockClient::builder().max_waiters(0).in_memory().unwrap();
+    let locks = LockClient::builder()
+        .max_waiters(0)
+        .build_in_memory()
+        .unwrap();
     let server = serve(items(&locks));
     let held = locks.exclusive("item:bolt").acquire().await.unwrap();
     let (mut one, mut other) = (server.client().await, server.client().await);

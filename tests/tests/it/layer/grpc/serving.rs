@@ -11,7 +11,7 @@ use lock_runtime::{
     FencingToken, HeldLock, LockClient, LockError, LockKey, distributed_lock, is_held,
 };
 use lock_tests::FencedResource;
-use lock_tower::{Hold, LockLayer};
+use lock_tower::{HoldUntil, LockLayer};
 use tonic::{
     Code, Status,
     service::{LayerExt, Routes},
@@ -30,7 +30,7 @@ use super::{
 async fn calls_for_one_key_are_served_one_after_another() {
     const CLIENTS: usize = 4;
     const CALLS: usize = 25;
-    for hold in [Hold::Response, Hold::Body] {
+    for hold in [HoldUntil::Response, HoldUntil::Body] {
         let locks = LockClient::in_memory();
         let stock = Arc::new(FencedResource::new());
         let increment = {
@@ -46,7 +46,7 @@ async fn calls_for_one_key_are_served_one_after_another() {
             }
         };
         let (service, _entries) = hall_with(increment);
-        let server = Served::under(items(&locks).hold(hold), service);
+        let server = Served::under(items(&locks).hold_until(hold), service);
         let clients = join_all((0..CLIENTS).map(|_| server.client())).await;
         let calls = clients.iter().flat_map(|client| {
             (0..CALLS).map(|_| {
@@ -81,8 +81,8 @@ async fn calls_for_different_keys_are_served_at_the_same_time() {
 #[tokio::test]
 async fn the_lock_is_free_when_the_answer_is_there() {
     let locks = LockClient::in_memory();
-    for hold in [Hold::Response, Hold::Body] {
-        let lock = items(&locks).hold(hold);
+    for hold in [HoldUntil::Response, HoldUntil::Body] {
+        let lock = items(&locks).hold_until(hold);
         let (service, _entries) = hall();
         // Without a socket in between, nothing else gets to run before the lock is asked for.
         let mut here = InventoryClient::new(lock.layer(service.clone()));
@@ -150,7 +150,7 @@ async fn service_and_method_make_a_key() {
     let lock = LockLayer::new(locks.clone(), "{grpc.service}:{grpc.method}")
         .unwrap()
         .wait(PROMPTLY)
-        .hold(Hold::Body);
+        .hold_until(HoldUntil::Body);
     let (service, mut entries) = hall();
     let server = Served::under(lock, service);
     let mut client = server.client().await;

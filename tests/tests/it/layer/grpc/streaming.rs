@@ -2,7 +2,7 @@
 
 use lock_examples::inventory::Place;
 use lock_runtime::{LockClient, RevokeScope};
-use lock_tower::{Hold, LockLayer};
+use lock_tower::{HoldUntil, LockLayer};
 use tonic::{Code, Status, Streaming};
 use tonic_types::StatusExt;
 
@@ -14,7 +14,7 @@ use super::{
 use crate::place::in_time;
 
 fn streams(locks: &LockClient) -> LockLayer {
-    items(locks).hold(Hold::Body)
+    items(locks).hold_until(HoldUntil::Body)
 }
 
 /// A stream that has begun.
@@ -125,7 +125,7 @@ async fn a_slow_reader_is_read_out_under_the_lock() {
 }
 
 #[tokio::test]
-async fn a_stream_whose_lock_is_lost_ends_with_aborted_and_never_cleanly() {
+async fn layer_ends_a_stream_whose_lock_is_lost_with_aborted() {
     let locks = LockClient::in_memory();
     let (service, mut entries) = hall();
     let server = Served::under(streams(&locks), service);

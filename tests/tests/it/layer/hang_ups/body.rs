@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use axum::http::{HeaderMap, header::ETAG};
 use http_body::Frame;
-use lock_tower::Hold;
+use lock_tower::HoldUntil;
 use tokio::time::timeout;
 
-use super::{Scene, is_released_again};
+use super::Scene;
 use crate::layer::{
     client::{Http, over_both_versions},
     frames::{body_of, data},
@@ -22,7 +22,7 @@ over_both_versions!(
 
 /// A client that hangs up when it has read `read`.
 async fn after_reading(http: Http, read: &[&'static str]) {
-    let mut scene = Scene::of(http, Hold::Body).await;
+    let mut scene = Scene::of(http, HoldUntil::Body).await;
     let (call, _) = scene.call("/orders/7").await;
     let (frames, body) = body_of();
     scene.entered().await.answer(body);
@@ -48,7 +48,7 @@ async fn in_the_middle_the_lock_is_freed(http: Http) {
 }
 
 async fn before_the_trailers_the_lock_is_freed(http: Http) {
-    let mut scene = Scene::of(http, Hold::Body).await;
+    let mut scene = Scene::of(http, HoldUntil::Body).await;
     let (call, _) = scene.call("/orders/7").await;
     let (frames, body) = body_of();
     scene.entered().await.answer(body);
@@ -56,7 +56,7 @@ async fn before_the_trailers_the_lock_is_freed(http: Http) {
     let mut response = call.response().await.unwrap();
     frames.send(data("all")).await.unwrap();
     assert_eq!(response.chunk().await.unwrap().unwrap(), "all");
-    scene.store.stop_releases(true);
+    scene.stop_releases(true);
     frames
         .send(Frame::trailers(HeaderMap::from_iter([(ETAG, 7.into())])))
         .await
@@ -64,13 +64,13 @@ async fn before_the_trailers_the_lock_is_freed(http: Http) {
     // The trailers have been taken, and wait for the release.
     frames.closed().await;
     drop(response);
-    scene.store.wait_for(is_released_again).await;
-    scene.store.stop_releases(false);
+    scene.releases(2).await;
+    scene.stop_releases(false);
     scene.ends_with(behind).await;
 }
 
 async fn while_the_server_cannot_write_the_lock_is_freed(http: Http) {
-    let mut scene = Scene::of(http, Hold::Body).await;
+    let mut scene = Scene::of(http, HoldUntil::Body).await;
     let (call, _) = scene.call("/orders/7").await;
     let (frames, body) = body_of();
     scene.entered().await.answer(body);

@@ -1,6 +1,6 @@
 //! Under a [`DetachLayer`](lock_tower::DetachLayer) a request that has begun is finished without its client.
 
-use lock_tower::Hold;
+use lock_tower::HoldUntil;
 
 use super::{Scene, dropped};
 use crate::{
@@ -9,7 +9,6 @@ use crate::{
         frames::{body_of, data},
     },
     place::eventually,
-    protocol::watched::Asked,
 };
 
 over_both_versions!(
@@ -21,7 +20,7 @@ over_both_versions!(
 );
 
 async fn in_line_it_waits_and_is_served(http: Http) {
-    let mut scene = Scene::detached(http, Hold::Response).await;
+    let mut scene = Scene::detached(http, HoldUntil::Response).await;
     let held = scene.locks.exclusive("order:7").acquire().await.unwrap();
     let (call, end) = scene.call("/orders/7").await;
     let (behind, _) = scene.call("/orders/7").await;
@@ -33,7 +32,7 @@ async fn in_line_it_waits_and_is_served(http: Http) {
 }
 
 async fn before_the_inner_service_is_ready_it_waits_and_is_served(http: Http) {
-    let mut scene = Scene::detached(http, Hold::Response).await;
+    let mut scene = Scene::detached(http, HoldUntil::Response).await;
     let (other, _) = scene.call("/orders/1").await;
     let takes_the_capacity = scene.entered().await;
     let (call, end) = scene.call("/orders/7").await;
@@ -48,8 +47,8 @@ async fn before_the_inner_service_is_ready_it_waits_and_is_served(http: Http) {
 }
 
 async fn in_the_handler_it_goes_on_under_its_lock(http: Http) {
-    // With `Hold::Body` the lock ends with the response, which nobody takes.
-    for hold in [Hold::Response, Hold::Body] {
+    // With `HoldUntil::Body` the lock ends with the response, which nobody takes.
+    for hold in [HoldUntil::Response, HoldUntil::Body] {
         let mut scene = Scene::detached(http, hold).await;
         let (call, end) = scene.call("/orders/7").await;
         let mut entry = scene.entered().await;
@@ -70,24 +69,21 @@ async fn in_the_handler_it_goes_on_under_its_lock(http: Http) {
 }
 
 async fn a_release_that_is_under_way_goes_on(http: Http) {
-    let mut scene = Scene::detached(http, Hold::Response).await;
-    scene.store.stop_releases(true);
+    let mut scene = Scene::detached(http, HoldUntil::Response).await;
+    scene.stop_releases(true);
     let (call, end) = scene.call("/orders/7").await;
     scene.entered().await.answer("paid");
-    scene
-        .store
-        .wait_for(|asked| matches!(asked.last(), Some(Asked::Release(_))))
-        .await;
+    scene.releases(1).await;
     let (behind, _) = scene.call("/orders/7").await;
     call.hang_up().await;
     dropped(end).await;
     assert!(scene.is_held("order:7").await);
-    scene.store.stop_releases(false);
+    scene.stop_releases(false);
     scene.ends_with(behind).await;
 }
 
 async fn a_body_ends_with_its_client(http: Http) {
-    let mut scene = Scene::detached(http, Hold::Body).await;
+    let mut scene = Scene::detached(http, HoldUntil::Body).await;
     let (call, _) = scene.call("/orders/7").await;
     let (frames, body) = body_of();
     scene.entered().await.answer(body);

@@ -1,12 +1,11 @@
 //! Up to the head of the response.
 
-use lock_tower::Hold;
+use lock_tower::HoldUntil;
 
-use super::{Scene, dropped, is_released_again};
+use super::{Scene, dropped};
 use crate::{
     layer::client::{Http, over_both_versions},
     place::eventually,
-    protocol::watched::Asked,
 };
 
 over_both_versions!(
@@ -18,7 +17,7 @@ over_both_versions!(
 );
 
 async fn in_line_a_place_is_given_up(http: Http) {
-    let mut scene = Scene::of(http, Hold::Response).await;
+    let mut scene = Scene::of(http, HoldUntil::Response).await;
     let held = scene.locks.exclusive("order:7").acquire().await.unwrap();
     let (call, end) = scene.call("/orders/7").await;
     let (behind, _) = scene.call("/orders/7").await;
@@ -29,7 +28,7 @@ async fn in_line_a_place_is_given_up(http: Http) {
 }
 
 async fn before_the_inner_service_is_ready_the_lock_is_freed(http: Http) {
-    let mut scene = Scene::of(http, Hold::Response).await;
+    let mut scene = Scene::of(http, HoldUntil::Response).await;
     let (other, _) = scene.call("/orders/1").await;
     let takes_the_capacity = scene.entered().await;
     let (call, end) = scene.call("/orders/7").await;
@@ -43,7 +42,7 @@ async fn before_the_inner_service_is_ready_the_lock_is_freed(http: Http) {
 }
 
 async fn in_the_handler_the_lock_is_freed(http: Http) {
-    let mut scene = Scene::of(http, Hold::Response).await;
+    let mut scene = Scene::of(http, HoldUntil::Response).await;
     let (call, end) = scene.call("/orders/7").await;
     let entry = scene.entered().await;
     let (behind, _) = scene.call("/orders/7").await;
@@ -55,38 +54,35 @@ async fn in_the_handler_the_lock_is_freed(http: Http) {
 
 async fn a_release_that_is_under_way_goes_on(http: Http) {
     for (hold, body) in [
-        (Hold::Response, "paid"),
-        (Hold::Body, "paid"),
-        (Hold::Body, ""),
+        (HoldUntil::Response, "paid"),
+        (HoldUntil::Body, "paid"),
+        (HoldUntil::Body, ""),
     ] {
         let mut scene = Scene::of(http, hold).await;
-        scene.store.stop_releases(true);
+        scene.stop_releases(true);
         let (call, end) = scene.call("/orders/7").await;
         scene.entered().await.answer(body);
-        scene
-            .store
-            .wait_for(|asked| matches!(asked.last(), Some(Asked::Release(_))))
-            .await;
+        scene.releases(1).await;
         let (behind, _) = scene.call("/orders/7").await;
         match (hold, body) {
             // The head is there, and the only frame of the body waits for the release.
-            (Hold::Body, "paid") => drop(call.response().await.unwrap()),
+            (HoldUntil::Body, "paid") => drop(call.response().await.unwrap()),
             _ => {
                 call.hang_up().await;
                 dropped(end).await;
             }
         }
         // What has hung up no longer waits for its release, and the client goes on with it.
-        scene.store.wait_for(is_released_again).await;
+        scene.releases(2).await;
         assert!(scene.is_held("order:7").await);
-        scene.store.stop_releases(false);
+        scene.stop_releases(false);
         scene.ends_with(behind).await;
     }
 }
 
 /// Several requests at each stage, all of which hang up in the same moment.
 async fn all_at_once_leave_nothing(http: Http) {
-    let mut scene = Scene::of(http, Hold::Response).await;
+    let mut scene = Scene::of(http, HoldUntil::Response).await;
     let mut calls = vec![scene.call("/orders/7").await];
     let entry = scene.entered().await;
     for path in ["/orders/7", "/orders/7", "/orders/8", "/orders/8"] {

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use axum::body::Bytes;
 use futures_util::stream;
-use lock_tower::Hold;
+use lock_tower::HoldUntil;
 use tokio::sync::oneshot::error::TryRecvError;
 
 use super::{Scene, dropped};
@@ -20,7 +20,7 @@ fn endless() -> reqwest::Body {
 }
 
 async fn a_small_body_hides_no_hang_up(http: Http) {
-    let mut scene = Scene::of(http, Hold::Response).await;
+    let mut scene = Scene::of(http, HoldUntil::Response).await;
     let call = scene
         .server
         .call_with(scene.server.request("/orders/7").body("small"));
@@ -34,7 +34,7 @@ async fn a_small_body_hides_no_hang_up(http: Http) {
 
 #[tokio::test]
 async fn over_http2_a_large_one_hides_none_either() {
-    let mut scene = Scene::of(Http::Two, Hold::Response).await;
+    let mut scene = Scene::of(Http::Two, HoldUntil::Response).await;
     let call = scene
         .server
         .call_with(scene.server.request("/orders/7").body(endless()));
@@ -48,8 +48,8 @@ async fn over_http2_a_large_one_hides_none_either() {
 
 /// As the manual says: hyper reads nothing more from the connection, and so does not see its end.
 #[tokio::test]
-async fn over_http1_a_large_one_hides_the_hang_up_and_the_handler_ends_under_its_lock() {
-    let mut scene = Scene::of(Http::One, Hold::Response).await;
+async fn layer_over_http1_misses_a_hang_up_behind_an_unread_body() {
+    let mut scene = Scene::of(Http::One, HoldUntil::Response).await;
     let call = scene
         .server
         .call_with(scene.server.request("/orders/7").body(endless()));

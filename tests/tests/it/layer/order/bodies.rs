@@ -2,7 +2,7 @@
 
 use axum::routing::MethodRouter;
 use lock_runtime::{LockClient, RevokeScope};
-use lock_tower::Hold;
+use lock_tower::HoldUntil;
 use tower_http::{compression::CompressionLayer, trace::TraceLayer};
 
 use super::{app, is_free_at_once, orders};
@@ -60,7 +60,7 @@ async fn is_seen_through(http: Http, locks: &LockClient, layered: Layered<'_>) {
 #[tokio::test]
 async fn a_trace_outside_or_within_changes_nothing() {
     let locks = LockClient::in_memory();
-    let lock = || orders(&locks).hold(Hold::Body);
+    let lock = || orders(&locks).hold_until(HoldUntil::Body);
     let outside = |route: MethodRouter| route.layer((TraceLayer::new_for_http(), lock()));
     let within = |route: MethodRouter| route.layer((lock(), TraceLayer::new_for_http()));
     let both = |route: MethodRouter| {
@@ -81,7 +81,7 @@ async fn a_trace_outside_or_within_changes_nothing() {
 async fn a_compressed_body_is_sent_under_the_lock() {
     let locks = LockClient::in_memory();
     let layered = |route: MethodRouter| {
-        let lock = orders(&locks).hold(Hold::Body);
+        let lock = orders(&locks).hold_until(HoldUntil::Body);
         route.layer((CompressionLayer::new(), lock))
     };
     for http in [Http::One, Http::Two] {

@@ -3,8 +3,8 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use axum::http::{Method, StatusCode};
-use lock_runtime::{LockSpec, web::Answer};
-use lock_tower::{Hold, LockPolicies, Policy};
+use lock_runtime::{LockSpec, web::ErrorClass};
+use lock_tower::{HoldUntil, LockPolicies, Policy};
 use proptest::{option::weighted, prelude::*};
 
 /// What a table may say.
@@ -20,7 +20,7 @@ struct Said {
     min_hold: Option<u64>,
     max_hold: Option<u64>,
     max_waiters: Option<usize>,
-    hold: Option<Hold>,
+    hold: Option<HoldUntil>,
     retry_after: Option<u64>,
     fail_open: Option<bool>,
     statuses: [Option<u16>; ROWS.len()],
@@ -32,13 +32,13 @@ enum Sharing {
     Permits(NonZeroU32),
 }
 
-const ROWS: [(&str, Answer); 6] = [
-    ("busy", Answer::Busy),
-    ("overloaded", Answer::Overloaded),
-    ("unavailable", Answer::Unavailable),
-    ("lost", Answer::Lost),
-    ("bad_request", Answer::BadRequest),
-    ("internal", Answer::Internal),
+const ROWS: [(&str, ErrorClass); 6] = [
+    ("busy", ErrorClass::Busy),
+    ("overloaded", ErrorClass::Overloaded),
+    ("unavailable", ErrorClass::Unavailable),
+    ("lost", ErrorClass::Lost),
+    ("bad_request", ErrorClass::BadRequest),
+    ("internal", ErrorClass::Internal),
 ];
 
 fn said() -> impl Strategy<Value = Said> {
@@ -46,7 +46,7 @@ fn said() -> impl Strategy<Value = Said> {
         prop::sample::select(vec!["read", "write", "exclusive"]).prop_map(Sharing::Mode),
         (1..5_u32).prop_map(|permits| Sharing::Permits(NonZeroU32::new(permits).unwrap())),
     ];
-    let hold = prop::sample::select(vec![Hold::Response, Hold::Body]);
+    let hold = prop::sample::select(vec![HoldUntil::Response, HoldUntil::Body]);
     let times = (
         weighted(0.4, 1..100_u64),
         weighted(0.4, weighted(0.6, 0..100_u64)),
@@ -119,8 +119,8 @@ impl Said {
                 .map(|most| format!("max_waiters = {most}\n")),
             self.hold.map(|hold| {
                 format!(
-                    "hold = {:?}\n",
-                    if hold == Hold::Body {
+                    "hold_until = {:?}\n",
+                    if hold == HoldUntil::Body {
                         "body"
                     } else {
                         "response"
@@ -186,7 +186,7 @@ fn policy(name: &str, all: &[&Said]) -> Policy {
     }
     let mut policy = Policy::new(name.to_owned()).spec(spec);
     if let Some(hold) = first(all, |said| said.hold) {
-        policy = policy.hold(hold);
+        policy = policy.hold_until(hold);
     }
     if let Some(after) = seconds(|said| said.retry_after) {
         policy = policy.retry_after(after);
@@ -205,7 +205,7 @@ fn policy(name: &str, all: &[&Said]) -> Policy {
 
 proptest! {
     #[test]
-    fn what_a_route_leaves_open_its_group_says_and_then_the_defaults(
+    fn policy_file_routes_inherit_from_groups_then_from_defaults(
         defaults in said(),
         groups in proptest::collection::vec(said(), 0..3),
         routes in proptest::collection::vec((said(), 0..4_usize), 1..6),

@@ -24,14 +24,14 @@ async fn named(lock: Option<HeldLock>) -> String {
 }
 
 #[tokio::test]
-async fn who_waits_and_who_holds_goes_on_under_the_policy_that_it_began_with() {
+async fn policy_file_reload_leaves_requests_under_their_policy() {
     let locks = LockClient::in_memory();
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("locks.toml");
     let write = |says: &str| {
         std::fs::write(&file, format!("routes.'/orders/{{id}}' = {{ {says} }}")).unwrap()
     };
-    write("key = 'order:{id}', wait = '1h', hold = 'response'");
+    write("key = 'order:{id}', wait = '1h', hold_until = 'response'");
     let policies = LockPolicies::from_file(&file).unwrap();
     let (entered, leave) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let handler = {
@@ -103,7 +103,7 @@ async fn a_storm_with_reloads_in_it_loses_none() {
     const REQUESTS: usize = 400;
     let text = |number: usize| {
         let extra = [
-            "hold = 'body'",
+            "hold_until = 'body'",
             "mode = 'write'",
             "max_waiters = 1000",
             "lease = '20s'",

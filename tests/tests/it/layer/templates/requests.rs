@@ -159,7 +159,7 @@ fn no_value_leaves_the_place_that_the_text_has_for_it() {
         let Ok(key) = runtime.block_on(served(&locks, &written, &[0])) else {
             return Ok(());
         };
-        // Segments, the hash tag, the namespace and the family are where the text puts them.
+        // Segments, the hash tag, the namespace and the kind are where the text puts them.
         let of_text = written
             .with_values(&["x"; 5].map(String::from))
             .key()

@@ -3,8 +3,8 @@
 use std::{collections::HashMap, ops::Range, sync::Arc, time::Duration};
 
 use lock_runtime::{
-    Family, FencingToken, LockClient, LockKey,
-    store::{MemoryStore, Store as _},
+    FencingToken, LockClient, LockKey, LockKind,
+    store::{MemoryStore, QuorumMember as _},
 };
 use lock_tests::storm::{Ask, Event, Kind, Record};
 
@@ -217,7 +217,7 @@ fn claims_that_overlap_are_noticed() {
 }
 
 #[test]
-fn a_claim_ends_with_its_validity_its_release_or_the_news_of_its_loss() {
+fn overlaps_end_a_claim_with_its_validity_release_or_loss() {
     let next_at = |next: u64, write: &dyn Fn(&mut Written)| {
         let chronicle = written(|written| {
             written.grant(Kind::Exclusive, 10, 1, 500);
@@ -435,12 +435,12 @@ fn a_key_that_is_left_is_noticed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_stores_for_one_lock_are_noticed() {
     let ahead = Arc::new(MemoryStore::new());
-    for family in [Family::Lock, Family::Permits] {
+    for kind in [LockKind::Lock, LockKind::Permits] {
         for key in lock_tests::storm::KEYS {
             ahead
                 .raise(
                     &LockKey::new(key).unwrap(),
-                    family,
+                    kind,
                     FencingToken::new(1 << 62).unwrap(),
                 )
                 .await

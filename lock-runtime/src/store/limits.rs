@@ -1,0 +1,141 @@
+//! The limits of a store.
+
+use std::{num::NonZeroUsize, time::Duration};
+
+use crate::{
+    error::{LockError, LockErrorKind},
+    spec::{LockKind, MAX_LEASE, MIN_LEASE, Terms, Wait},
+};
+
+/// The requests that a store supports. A [`LockClient`](crate::LockClient) refuses all others as
+/// `InvalidSpec`, before it waits or calls the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// The shortest lease: 100 ms by default, the shortest of any [`LockSpec`](crate::LockSpec).
+    pub shortest_lease: Duration,
+    /// The longest lease: 24 h by default, the longest of any [`LockSpec`](crate::LockSpec).
+    pub longest_lease: Duration,
+    /// The largest number of keys in one call of [`acquire_all`](super::Store::acquire_all).
+    /// `None`, the default, for no limit.
+    pub keys_at_once: Option<NonZeroUsize>,
+    /// Whether the store grants permits; `true` by default.
+    pub permits: bool,
+    /// Whether the store sends [`StoreEvent`](super::StoreEvent)s; `true` by default. Without
+    /// them, waiters find their grants by polling, and holders notice a revocation at their next
+    /// renewal.
+    pub push: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Limits {
+    /// Creates the limits of a store that supports every valid request.
+    pub const fn new() -> Self {
+        Self {
+            shortest_lease: MIN_LEASE,
+            longest_lease: MAX_LEASE,
+            keys_at_once: None,
+            permits: true,
+            push: true,
+        }
+    }
+
+    /// Sets the shortest lease.
+    #[must_use]
+    pub const fn shortest_lease(self, shortest_lease: Duration) -> Self {
+        Self {
+            shortest_lease,
+            ..self
+        }
+    }
+
+    /// Sets the longest lease.
+    #[must_use]
+    pub const fn longest_lease(self, longest_lease: Duration) -> Self {
+        Self {
+            longest_lease,
+            ..self
+        }
+    }
+
+    /// Sets the largest number of keys in one call.
+    #[must_use]
+    pub const fn keys_at_once(self, keys_at_once: NonZeroUsize) -> Self {
+        Self {
+            keys_at_once: Some(keys_at_once),
+            ..self
+        }
+    }
+
+    /// Sets whether the store grants permits.
+    #[must_use]
+    pub const fn permits(self, permits: bool) -> Self {
+        Self { permits, ..self }
+    }
+
+    /// Sets whether the store sends events.
+    #[must_use]
+    pub const fn push(self, push: bool) -> Self {
+        Self { push, ..self }
+    }
+
+    /// Checks a request for this number of keys.
+    ///
+    /// # Errors
+    /// `InvalidSpec`, with the remedy.
+    pub(crate) fn check(&self, terms: &Terms, keys: usize) -> Result<(), LockError> {
+        let kind = terms.mode.kind();
+        if kind == LockKind::Permits && !self.permits {
+            return refused(
+                "the store does not support permits, as a majority of servers cannot count them; \
+                 use one server for permits"
+                    .into(),
+            );
+        }
+        // A request that waits acquires its keys one by one.
+        if let Some(most) = self.keys_at_once
+            && keys > most.get()
+            && terms.wait == Wait::No
+        {
+            return refused(format!(
+                "{keys} keys are more than the {most} that the store acquires at once; \
+                 name fewer keys, or let the request wait"
+            ));
+        }
+        self.check_lease(terms.lease)
+    }
+
+    /// Checks the lease of a request or of an extension.
+    ///
+    /// # Errors
+    /// `InvalidSpec`, with the remedy.
+    pub(crate) fn check_lease(&self, lease: Duration) -> Result<(), LockError> {
+        let Self {
+            shortest_lease,
+            longest_lease,
+            ..
+        } = *self;
+        if lease < shortest_lease {
+            return refused(format!(
+                "a lease of {lease:?} is shorter than {shortest_lease:?}, the shortest of the store; \
+                 use a longer lease"
+            ));
+        }
+        if lease > longest_lease {
+            return refused(format!(
+                "a lease of {lease:?} is longer than {longest_lease:?}, the longest of the store; \
+                 use a shorter lease or, over several servers, set a longer `longest_lease` on all clients"
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn refused(message: String) -> Result<(), LockError> {
+    Err(LockError::new(LockErrorKind::InvalidSpec, message))
+}
