@@ -171,7 +171,8 @@ impl<S, K: Clone, P: Clone> Layer<S> for LockLayer<K, P> {
 /// Layer that applies the [`Lock`] middleware under a policy that is chosen for each request, by
 /// `LockPolicies` or another [`Selector`](crate::Selector).
 ///
-/// It has no setters for locks, because each [`Policy`] has its own.
+/// It has no setters for locks, because each [`Policy`] has its own. In a policy file, settings
+/// for all routes belong into `[defaults]`.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct PolicyLayer<L, R = StandardReject> {
