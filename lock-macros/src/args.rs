@@ -39,13 +39,15 @@ pub(crate) struct Args {
 #[derive(Default)]
 pub(crate) struct Spec {
     pub(crate) base: Base,
-    pub(crate) lease: Option<Value<Duration>>,
-    pub(crate) wait: Option<Wait>,
-    pub(crate) min_hold: Option<Value<Duration>>,
-    pub(crate) max_hold: Option<Value<Duration>>,
-    pub(crate) reentrant: bool,
-    pub(crate) strict_order: bool,
-    pub(crate) no_renew: bool,
+    /// The setters of `LockSpec` to call, in the order of the arguments.
+    pub(crate) options: Vec<(Ident, Setting)>,
+}
+
+/// The argument of a setter.
+pub(crate) enum Setting {
+    Flag,
+    Duration(Value<Duration>),
+    Count(Value<u64>),
 }
 
 /// The spec that the other options are set on.
@@ -57,11 +59,6 @@ pub(crate) enum Base {
     Permits(Value<NonZeroU32>),
     /// A spec from elsewhere, including the mode.
     Expr(Given),
-}
-
-pub(crate) enum Wait {
-    No,
-    AtMost(Value<Duration>),
 }
 
 impl Parse for Args {
@@ -91,8 +88,7 @@ struct Draft {
     global: Option<Ident>,
     client: Option<Given>,
     base: Option<(Ident, Base)>,
-    /// The spec without its base.
-    spec: Spec,
+    options: Vec<(Ident, Setting)>,
     guard: Option<Ident>,
     on_busy: Option<OnBusy>,
     on_lost: OnLost,
@@ -148,40 +144,30 @@ impl Draft {
                 let spec = value::given(&name, "spec = self.config.lock", "LockSpec", input)?;
                 self.set_base(name, Base::Expr(spec))?;
             }
-            "lease" => self.spec.lease = Some(value::duration(&name, input)?),
-            "min_hold" => self.spec.min_hold = Some(value::duration(&name, input)?),
-            "max_hold" => self.spec.max_hold = Some(value::duration(&name, input)?),
-            "reentrant" => {
-                value::flag(&name, input)?;
-                self.spec.reentrant = true;
+            "lease" | "wait" | "min_hold" | "max_hold" => {
+                let duration = value::duration(&name, input)?;
+                self.set(name, Setting::Duration(duration))?;
             }
-            "strict_order" => {
+            "no_wait" | "renew" | "no_renew" | "reentrant" | "no_reentrant" | "strict_order"
+            | "no_strict_order" => {
                 value::flag(&name, input)?;
-                self.spec.strict_order = true;
+                self.set(name, Setting::Flag)?;
             }
-            "no_renew" => {
-                value::flag(&name, input)?;
-                self.spec.no_renew = true;
+            "max_waiters" => {
+                let count = value::max_waiters(&name, input)?;
+                self.set(name, Setting::Count(count))?;
             }
-            "read" => {
-                value::flag(&name, input)?;
-                self.set_base(name, Base::Shared)?;
-            }
-            "write" => {
+            "exclusive" | "write" => {
                 value::flag(&name, input)?;
                 self.set_base(name, Base::Exclusive)?;
+            }
+            "read" | "shared" => {
+                value::flag(&name, input)?;
+                self.set_base(name, Base::Shared)?;
             }
             "permits" => {
                 let permits = value::permits(&name, input)?;
                 self.set_base(name, Base::Permits(permits))?;
-            }
-            "wait" => {
-                let wait = value::duration(&name, input)?;
-                self.set_wait(name, Wait::AtMost(wait))?;
-            }
-            "no_wait" => {
-                value::flag(&name, input)?;
-                self.set_wait(name, Wait::No)?;
             }
             "guard" => self.guard = Some(value::binding(&name, input)?),
             "on_busy" => self.on_busy = Some(value::on_busy(&name, input)?),
@@ -225,13 +211,22 @@ impl Draft {
         Ok(())
     }
 
-    fn set_wait(&mut self, name: Ident, wait: Wait) -> syn::Result<()> {
-        if self.spec.wait.is_some() {
-            let message = "`wait` and `no_wait` exclude each other: keep `wait = \"2s\"` to wait at most that long, or \
-                           `no_wait` to give up at once";
+    /// Adds an option. Its opposite must not be set.
+    fn set(&mut self, name: Ident, setting: Setting) -> syn::Result<()> {
+        let opposes = |(other, _): &&(Ident, Setting)| {
+            *other == format!("no_{name}") || name == format!("no_{other}")
+        };
+        if let Some((other, _)) = self.options.iter().find(opposes) {
+            let message = if name == "wait" || name == "no_wait" {
+                "`wait` and `no_wait` exclude each other: keep `wait = \"2s\"` to wait at most that long, or `no_wait` to \
+                 give up at once"
+                    .to_owned()
+            } else {
+                format!("`{other}` and `{name}` exclude each other: keep one")
+            };
             return Err(syn::Error::new(name.span(), message));
         }
-        self.spec.wait = Some(wait);
+        self.options.push((name, setting));
         Ok(())
     }
 
@@ -247,7 +242,7 @@ impl Draft {
                 client: self.client,
                 spec: Spec {
                     base: self.base.map(|(_, base)| base).unwrap_or_default(),
-                    ..self.spec
+                    options: self.options,
                 },
                 guard: self.guard,
                 on_busy: self.on_busy,
@@ -260,22 +255,24 @@ impl Draft {
     }
 
     fn check_holds(&mut self) {
-        let (Some(Value::Literal(min)), Some(Value::Literal(max))) =
-            (&self.spec.min_hold, &self.spec.max_hold)
-        else {
-            return;
+        let hold = |name| {
+            let mut options = self.options.iter().enumerate();
+            options.find_map(|(at, (option, setting))| match setting {
+                Setting::Duration(Value::Literal(hold)) if option == name => {
+                    Some((at, option.span(), *hold))
+                }
+                _ => None,
+            })
         };
-        if min > max {
+        if let (Some(min), Some(max)) = (hold("min_hold"), hold("max_hold"))
+            && min.2 > max.2
+        {
             let message = format!(
                 "`min_hold` ({}) is longer than `max_hold` ({}): swap them, or leave one out",
-                humantime::format_duration(*min),
-                humantime::format_duration(*max)
+                humantime::format_duration(min.2),
+                humantime::format_duration(max.2)
             );
-            let later = self
-                .seen
-                .iter()
-                .rfind(|name| *name == "min_hold" || *name == "max_hold");
-            let span = later.map_or_else(Span::call_site, Ident::span);
+            let (_, span, _) = if min.0 > max.0 { min } else { max };
             self.refuse(syn::Error::new(span, message));
         }
     }

@@ -61,14 +61,15 @@ mod spec;
 /// | `lease = "30s"` | how long the store keeps the lock if this process dies | 30 s |
 /// | `wait = "2s"` | how long to wait for the lock, then `WaitTimeout` | 10 s |
 /// | `no_wait` | do not wait: `Contended` if the lock is not free | |
-/// | `reentrant` | a caller that holds the key may enter again | `WouldDeadlock` |
-/// | `read` | one of many readers | one holder |
-/// | `write` | the only writer; the same as no mode | |
+/// | `reentrant`, `no_reentrant` | a caller that holds the key may enter again | `WouldDeadlock` |
+/// | `exclusive`, `write` | one holder, the only writer; the same as no mode | |
+/// | `read`, `shared` | one of many readers | one holder |
 /// | `permits = 3` | at most this many holders, across all processes | one holder |
 /// | `min_hold = "5s"` | keep the lock at least this long, even if the body ends earlier | |
 /// | `max_hold = "5m"` | the lock is lost after this long | no limit |
-/// | `no_renew` | the lock ends with its lease | renewed every third of the lease |
-/// | `strict_order` | processes take turns: no local hand-offs | local hand-offs |
+/// | `no_renew`, `renew` | the lock ends with its lease | renewed every third of the lease |
+/// | `strict_order`, `no_strict_order` | processes take turns | local hand-offs |
+/// | `max_waiters = 100` | more waiting callers in this process are `Overloaded` | 10 000 |
 /// | `spec = self.config.lock` | a `LockSpec` with a mode; other arguments override it | |
 /// | `client = self.locks` | the `LockClient` to use | the one of `as_default` or `install` |
 /// | `guard = lock` | the name of the lock in the body, a `&HeldLock` | |
@@ -87,9 +88,11 @@ mod spec;
 /// - `map_err` also accepts a closure.
 ///
 /// A duration is a string such as `"500ms"` or `"1m 30s"`, checked at compile time, or an
-/// expression of type `Duration`. Permits are a number, or an expression of type `NonZeroU32`.
-/// Unset options come from the client's defaults; the last column shows those of a client without
-/// any. `client` and `spec` are borrowed only until the acquire attempt begins.
+/// expression of type `Duration`. Permits are a number, or an expression of type `NonZeroU32`;
+/// `max_waiters` is a number, or an expression of type `usize`. Unset options come from the
+/// client's defaults; the last column shows those of a client without any. The second name of a
+/// pair, such as `no_reentrant`, restores the behavior of the last column if the defaults or the
+/// `spec` change it. `client` and `spec` are borrowed only until the acquire attempt begins.
 ///
 /// # Return types
 ///

@@ -1,12 +1,10 @@
 //! The options of a lock, from the arguments to an expression of type `LockSpec`.
 
-use std::time::Duration;
-
-use proc_macro2::{Ident, Span, TokenStream};
-use quote::{quote, quote_spanned};
+use proc_macro2::{Ident, Literal, Span, TokenStream};
+use quote::{ToTokens as _, quote_spanned};
 
 use crate::{
-    args::{Base, Spec, Value, Wait},
+    args::{Base, Setting, Spec, Value},
     runtime::Runtime,
 };
 
@@ -15,17 +13,9 @@ impl Spec {
     pub(crate) fn expand(&self, runtime: &Runtime) -> TokenStream {
         let span = Span::mixed_site();
         let mut chain = Chain::on(&self.base, runtime);
-        chain.duration("lease", self.lease.as_ref());
-        match &self.wait {
-            None => {}
-            Some(Wait::No) => chain.flag("no_wait", true),
-            Some(Wait::AtMost(wait)) => chain.duration("wait", Some(wait)),
+        for (name, setting) in &self.options {
+            chain.set(name, setting);
         }
-        chain.flag("reentrant", self.reentrant);
-        chain.flag("strict_order", self.strict_order);
-        chain.flag("no_renew", self.no_renew);
-        chain.duration("min_hold", self.min_hold.as_ref());
-        chain.duration("max_hold", self.max_hold.as_ref());
         let Chain {
             tokens,
             is_constant,
@@ -72,27 +62,27 @@ impl Chain {
         }
     }
 
-    fn flag(&mut self, setter: &str, set: bool) {
-        if set {
-            let setter = Ident::new(setter, Span::mixed_site());
-            self.tokens.extend(quote!(.#setter()));
-        }
-    }
-
-    fn duration(&mut self, setter: &str, value: Option<&Value<Duration>>) {
+    fn set(&mut self, name: &Ident, setting: &Setting) {
         let span = Span::mixed_site();
-        let value = match value {
-            None => return,
-            Some(Value::Literal(duration)) => {
+        let value = match setting {
+            Setting::Flag => TokenStream::new(),
+            Setting::Duration(Value::Literal(duration)) => {
                 let (secs, nanos) = (duration.as_secs(), duration.subsec_nanos());
                 quote_spanned!(span=> ::core::time::Duration::new(#secs, #nanos))
             }
-            Some(Value::Expr(given)) => {
+            Setting::Duration(Value::Expr(given)) => {
                 self.is_constant = false;
                 given.value(|span| quote_spanned!(span=> ::core::time::Duration))
             }
+            Setting::Count(Value::Literal(count)) => {
+                Literal::u64_unsuffixed(*count).into_token_stream()
+            }
+            Setting::Count(Value::Expr(given)) => {
+                self.is_constant = false;
+                given.value(|span| quote_spanned!(span=> ::core::primitive::usize))
+            }
         };
-        let setter = Ident::new(setter, span);
+        let setter = Ident::new(&name.to_string(), span);
         self.tokens.extend(quote_spanned!(span=> .#setter(#value)));
     }
 }

@@ -219,7 +219,12 @@ impl LockClient {
 
     /// Creates a request for a shared lock: many readers, no writer.
     pub fn read(&self, key: impl IntoLockKey) -> LockRequest {
-        self.request(key, LockSpec::shared())
+        self.request(key, LockSpec::read())
+    }
+
+    /// Same as [`read`](Self::read).
+    pub fn shared(&self, key: impl IntoLockKey) -> LockRequest {
+        self.read(key)
     }
 
     /// Creates a request for one of `permits` permits.

@@ -1,6 +1,6 @@
 //! The fencing token: a number by which a resource orders the holders of a lock.
 
-use std::{fmt, num::NonZeroU64};
+use std::{error::Error, fmt, num::NonZeroU64};
 
 /// The number of a grant, larger than that of every earlier grant of the same key.
 ///
@@ -9,18 +9,43 @@ use std::{fmt, num::NonZeroU64};
 /// Kleppmann, [How to do distributed locking][Kleppmann]). Send the token with every write,
 /// and compare it where the write happens.
 ///
-/// The number is max(previous + 1, the store's clock in microseconds since 1970), so it fits a
-/// signed 64-bit column. The gap between two tokens has no meaning.
+/// The number is max(previous + 1, the store's clock in microseconds since 1970), and at most
+/// [`i64::MAX`], so it fits a signed 64-bit column. The gap between two tokens has no meaning.
+///
+/// With the feature `serde`, a token is serialized as its number.
+///
+/// ```
+/// use lock_runtime::FencingToken;
+/// let column: i64 = 1_800_000_000_000_000;
+/// let token = FencingToken::try_from(column)?;
+/// assert_eq!(i64::from(token), column);
+/// assert!(FencingToken::try_from(0_i64).is_err());
+/// # Ok::<(), lock_runtime::InvalidFencingToken>(())
+/// ```
 ///
 /// [Kleppmann]: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "u64", into = "u64")
+)]
 pub struct FencingToken(NonZeroU64);
 
 impl FencingToken {
-    /// Wraps a number that came from a store or from a resource. Returns `None` for zero, which
-    /// no grant ever has.
+    const MAX: u64 = i64::MAX as u64;
+
+    /// Wraps a number that came from a store or from a resource. Returns `None` for zero and for
+    /// numbers above [`i64::MAX`], which no grant ever has. `TryFrom` returns an error instead.
     pub fn new(number: u64) -> Option<Self> {
-        NonZeroU64::new(number).map(Self)
+        NonZeroU64::new(number)
+            .filter(|_| number <= Self::MAX)
+            .map(Self)
+    }
+
+    /// The token of a number, or the nearest one.
+    fn nearest(number: u64) -> Self {
+        Self(NonZeroU64::MIN.saturating_add(number.min(Self::MAX).saturating_sub(1)))
     }
 
     /// Returns the number, to be sent with each write.
@@ -31,7 +56,7 @@ impl FencingToken {
     /// Returns the token `by` positions later in a reserved block.
     #[must_use]
     pub(crate) fn later(self, by: u32) -> Self {
-        Self(self.0.saturating_add(by.into()))
+        Self::nearest(self.number().saturating_add(by.into()))
     }
 
     /// Returns the token of the next grant at `micros` (microseconds since 1970):
@@ -39,7 +64,7 @@ impl FencingToken {
     #[must_use]
     pub fn next(previous: Option<Self>, micros: u64) -> Self {
         let after = previous.map_or(1, |token| token.number().saturating_add(1));
-        Self(NonZeroU64::MIN.max(NonZeroU64::new(after.max(micros)).unwrap_or(NonZeroU64::MIN)))
+        Self::nearest(after.max(micros))
     }
 }
 
@@ -52,5 +77,76 @@ impl fmt::Display for FencingToken {
 impl From<FencingToken> for u64 {
     fn from(token: FencingToken) -> u64 {
         token.number()
+    }
+}
+
+impl From<FencingToken> for i64 {
+    fn from(token: FencingToken) -> i64 {
+        token.number().cast_signed()
+    }
+}
+
+impl TryFrom<u64> for FencingToken {
+    type Error = InvalidFencingToken;
+
+    fn try_from(number: u64) -> Result<Self, InvalidFencingToken> {
+        Self::new(number).ok_or(InvalidFencingToken(()))
+    }
+}
+
+impl TryFrom<i64> for FencingToken {
+    type Error = InvalidFencingToken;
+
+    fn try_from(number: i64) -> Result<Self, InvalidFencingToken> {
+        // A negative number becomes one that is too large.
+        Self::try_from(number.cast_unsigned())
+    }
+}
+
+/// A number that no fencing token has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidFencingToken(());
+
+impl fmt::Display for InvalidFencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "a fencing token is a number from 1 to {}",
+            FencingToken::MAX
+        )
+    }
+}
+
+impl Error for InvalidFencingToken {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn try_from_accepts_the_numbers_that_fit_both_types() {
+        for number in [1, 7, i64::MAX] {
+            let token = FencingToken::try_from(number).unwrap();
+            assert_eq!(FencingToken::try_from(u64::from(token)), Ok(token));
+            assert_eq!(i64::from(token), number);
+        }
+        for number in [i64::MIN, -1, 0] {
+            assert_eq!(FencingToken::try_from(number), Err(InvalidFencingToken(())));
+        }
+        for number in [0, i64::MAX.cast_unsigned() + 1, u64::MAX] {
+            let error = FencingToken::try_from(number).unwrap_err();
+            assert!(error.to_string().contains("1 to 9223372036854775807"));
+        }
+    }
+
+    #[test]
+    fn next_and_later_stay_in_range() {
+        let last = FencingToken::try_from(i64::MAX).unwrap();
+        assert_eq!(last.later(1), last);
+        assert_eq!(FencingToken::next(Some(last), 0), last);
+        assert_eq!(FencingToken::next(None, u64::MAX), last);
+        assert_eq!(FencingToken::next(None, 0).number(), 1);
+        assert_eq!(FencingToken::next(FencingToken::new(6), 0).number(), 7);
+        assert_eq!(FencingToken::next(FencingToken::new(6), 9).number(), 9);
     }
 }

@@ -5,6 +5,7 @@
 
 use std::{
     fmt::{self, Write as _},
+    str::FromStr,
     sync::Arc,
 };
 
@@ -32,9 +33,17 @@ const PERMITS: &str = "permits";
 /// use lock_runtime::LockKey;
 /// assert_eq!(LockKey::new("order:42")?.as_str(), "order:42");
 /// assert!(LockKey::new("").is_err());
+/// assert_eq!("order:42".parse::<LockKey>()?, LockKey::new("order:42")?);
 /// # Ok::<(), lock_runtime::LockError>(())
 /// ```
+///
+/// With the feature `serde`, a key is serialized as text.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Deserialize),
+    serde(try_from = "String")
+)]
 pub struct LockKey(Arc<str>);
 
 impl LockKey {
@@ -120,6 +129,37 @@ impl fmt::Display for LockKey {
 impl AsRef<str> for LockKey {
     fn as_ref(&self) -> &str {
         &self.0
+    }
+}
+
+impl FromStr for LockKey {
+    type Err = LockError;
+
+    fn from_str(name: &str) -> Result<Self, LockError> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<&str> for LockKey {
+    type Error = LockError;
+
+    fn try_from(name: &str) -> Result<Self, LockError> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<String> for LockKey {
+    type Error = LockError;
+
+    fn try_from(name: String) -> Result<Self, LockError> {
+        Self::new(name)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for LockKey {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
     }
 }
 
@@ -323,9 +363,16 @@ mod tests {
             ("x{}y", "hash tag"),
             ("permits:x", "reserved"),
         ] {
-            let error = LockKey::new(name).unwrap_err();
-            assert_eq!(error.kind(), LockErrorKind::InvalidKey);
-            assert!(error.to_string().contains(reason), "{error}");
+            for refused in [
+                LockKey::new(name),
+                name.parse(),
+                LockKey::try_from(name),
+                LockKey::try_from(name.to_owned()),
+            ] {
+                let error = refused.unwrap_err();
+                assert_eq!(error.kind(), LockErrorKind::InvalidKey);
+                assert!(error.to_string().contains(reason), "{error}");
+            }
         }
         assert!(LockKey::new("x".repeat(512)).is_ok());
         assert_eq!(LockKey::new("a{b}c").unwrap().hash_tag(), Some("b"));

@@ -35,6 +35,7 @@
 //! | `http` | | errors as problem documents and as details of a gRPC status: [`web`] |
 //! | `axum` | | `LockError` as a response, `HeldLock` as an extractor |
 //! | `tonic` | | `LockError` as a `tonic::Status` |
+//! | `serde` | | `Serialize` and `Deserialize` for `LockSpec`, `LockKey` and `FencingToken` |
 
 pub mod guide;
 pub mod store;
@@ -56,6 +57,7 @@ mod holding;
 mod key;
 mod lease;
 mod named;
+mod options;
 mod owner;
 mod request;
 mod runtime;
@@ -74,7 +76,7 @@ pub use __rt::{LockKeys, Skipped};
 pub use ambient::{AlreadyInstalled, AsDefaultFuture};
 pub use client::{LockClient, LockClientBuilder};
 pub use error::{LockError, LockErrorKind, Loss};
-pub use fence::FencingToken;
+pub use fence::{FencingToken, InvalidFencingToken};
 pub use guard::{HeldLock, LockGuard, LostFuture};
 pub use key::{IntoLockKey, KeyWriter, LockKey, MAX_KEY_BYTES};
 #[cfg(feature = "macros")]

@@ -1,7 +1,7 @@
 //! A key and a spec bound to a client: created by `LockClient::exclusive` and similar methods,
 //! consumed by `acquire` and `run`.
 
-use std::{fmt, future::Future, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{fmt, future::Future, sync::Arc};
 
 use smallvec::smallvec;
 
@@ -12,7 +12,7 @@ use crate::{
     guard::{HeldLock, LockGuard},
     key::IntoLockKey,
     named::AcquireFuture,
-    spec::{LockSpec, Mode, Terms},
+    spec::{LockSpec, Terms},
     under_lock::{OnLoss, under_lock},
 };
 
@@ -68,64 +68,7 @@ impl LockRequest {
         }
     }
 
-    /// Sets how long the store keeps the lock without a renewal, 100 ms to 24 h; 30 s by default.
-    /// See [`LockSpec::lease`].
-    pub fn lease(self, lease: Duration) -> Self {
-        self.with(|spec| spec.lease(lease))
-    }
-
-    /// Sets how long to wait for the lock; 10 s by default. See [`LockSpec::wait`].
-    pub fn wait(self, wait: Duration) -> Self {
-        self.with(|spec| spec.wait(wait))
-    }
-
-    /// Disables waiting. See [`LockSpec::no_wait`].
-    pub fn no_wait(self) -> Self {
-        self.with(LockSpec::no_wait)
-    }
-
-    /// Disables renewal. See [`LockSpec::no_renew`].
-    pub fn no_renew(self) -> Self {
-        self.with(LockSpec::no_renew)
-    }
-
-    /// Gives other processes a turn between any two holders of this process. See
-    /// [`LockSpec::strict_order`].
-    pub fn strict_order(self) -> Self {
-        self.with(LockSpec::strict_order)
-    }
-
-    /// Re-enters the lock if an enclosing scope holds it. See [`LockSpec::reentrant`].
-    pub fn reentrant(self) -> Self {
-        self.with(LockSpec::reentrant)
-    }
-
-    /// Sets the minimum time for which the lock is kept after the grant, even if it is released
-    /// earlier. See [`LockSpec::min_hold`].
-    pub fn min_hold(self, min_hold: Duration) -> Self {
-        self.with(|spec| spec.min_hold(min_hold))
-    }
-
-    /// Sets the time after the grant at which renewal ends. See [`LockSpec::max_hold`].
-    pub fn max_hold(self, max_hold: Duration) -> Self {
-        self.with(|spec| spec.max_hold(max_hold))
-    }
-
-    /// Sets how many requests may wait for the key in this process; more are `Overloaded` at
-    /// once. See [`LockSpec::max_waiters`].
-    pub fn max_waiters(self, max_waiters: usize) -> Self {
-        self.with(|spec| spec.max_waiters(max_waiters))
-    }
-
-    /// Requests shared access: many readers, no writer.
-    pub fn read(self) -> Self {
-        self.with(|spec| spec.with_mode(Mode::Shared))
-    }
-
-    /// Requests one of `permits` permits.
-    pub fn permits(self, permits: NonZeroU32) -> Self {
-        self.with(|spec| spec.with_mode(Mode::Permits(permits)))
-    }
+    crate::__lock_options!(crate::__lock_setters);
 
     /// Acquires the lock. Waiting requests are served first come, first served; see the
     /// [guide](crate::guide::waiting).

@@ -4,6 +4,9 @@
 //! client's defaults when the lock is acquired, and the result is validated as a whole into
 //! [`Terms`].
 
+#[cfg(feature = "serde")]
+mod fields;
+
 use std::{num::NonZeroU32, time::Duration};
 
 use crate::{
@@ -24,13 +27,16 @@ pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(10);
 
 /// How a lock is shared among its holders.
+///
+/// The variants name the state of the lock. Requests may use the names of a read/write lock for
+/// the same states: [`LockSpec::write`] is exclusive, [`LockSpec::read`] is shared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
-    /// One holder. The writer of a read/write lock is the same.
+    /// One holder, such as the writer of a read/write lock.
     #[default]
     Exclusive,
-    /// Many readers, no writer.
+    /// Many holders, the readers of a read/write lock.
     Shared,
     /// At most this many holders. Permits are independent of locks: `permits` and `exclusive` of
     /// the same name do not exclude each other.
@@ -79,7 +85,30 @@ pub(crate) enum Wait {
 ///     .lease(Duration::from_secs(10))
 ///     .wait(Duration::from_secs(2));
 /// ```
+///
+/// With the feature `serde`, a spec is serialized with the names of its options. Durations are
+/// text, modes are `"exclusive"` (or `"write"`) and `"read"` (or `"shared"`), and options that
+/// can be enabled and disabled are `true` or `false`. Deserialization refuses unknown names and
+/// specs that do not pass [`check`](Self::check). The tables of lock-tower's policy files have
+/// the same form:
+///
+/// ```toml
+/// mode = "read" # or permits = 3
+/// lease = "10s"
+/// wait = "1m 30s" # or no_wait = true
+/// renew = false
+/// reentrant = true
+/// min_hold = "500ms"
+/// max_hold = "1h"
+/// strict_order = true
+/// max_waiters = 100
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "fields::Fields", into = "fields::Fields")
+)]
 pub struct LockSpec {
     mode: Mode,
     lease: Option<Duration>,
@@ -92,7 +121,38 @@ pub struct LockSpec {
     max_waiters: Option<usize>,
 }
 
+macro_rules! constructors_and_setters {
+    (
+        options {
+            $(
+                $(#[$doc:meta])*
+                $option:ident($($arg:ident: $of:ty)?) { $field:ident: $value:expr }
+            )*
+        }
+        modes {
+            $( $mode:ident($($count:ident: $of_count:ty)?) { $text:literal, $variant:expr } )*
+        }
+    ) => {
+        $(
+            #[doc = concat!("Creates a spec for ", $text)]
+            pub const fn $mode($($count: $of_count)?) -> Self {
+                Self::new($variant)
+            }
+        )*
+        $(
+            $(#[$doc])*
+            #[must_use]
+            pub const fn $option(mut self $(, $arg: $of)?) -> Self {
+                self.$field = Some($value);
+                self
+            }
+        )*
+    };
+}
+
 impl LockSpec {
+    crate::__lock_options!(constructors_and_setters);
+
     const fn new(mode: Mode) -> Self {
         Self {
             mode,
@@ -105,39 +165,6 @@ impl LockSpec {
             max_hold: None,
             max_waiters: None,
         }
-    }
-
-    /// Creates a spec for an exclusive lock: one holder.
-    pub const fn exclusive() -> Self {
-        Self::new(Mode::Exclusive)
-    }
-
-    /// Creates a spec for a shared lock: many readers, no writer.
-    pub const fn shared() -> Self {
-        Self::new(Mode::Shared)
-    }
-
-    /// Creates a spec for one of `permits` permits: at most `permits` holders.
-    pub const fn permits(permits: NonZeroU32) -> Self {
-        Self::new(Mode::Permits(permits))
-    }
-
-    /// Sets how long the store keeps the lock without a renewal, 100 ms to 24 h; 30 s by default.
-    ///
-    /// The lease determines *how fast a crash is noticed, not how long the lock may be held*: a
-    /// live holder renews it every third of its length. A short lease frees a dead holder's lock
-    /// sooner, and is lost sooner when the store is unreachable.
-    #[must_use]
-    pub const fn lease(mut self, lease: Duration) -> Self {
-        self.lease = Some(lease);
-        self
-    }
-
-    /// Sets how long to wait for the lock; 10 s by default.
-    #[must_use]
-    pub const fn wait(mut self, wait: Duration) -> Self {
-        self.wait = Some(Wait::AtMost(wait));
-        self
     }
 
     /// Limits the wait to `limit`. A shorter wait is left unchanged.
@@ -159,101 +186,13 @@ impl LockSpec {
         }
     }
 
-    /// Disables waiting: the request fails with `Contended` if the lock is not free.
-    #[must_use]
-    pub const fn no_wait(mut self) -> Self {
-        self.wait = Some(Wait::No);
-        self
-    }
-
-    /// Disables renewal: the lock ends with its lease, regardless of its holder (Redisson's
-    /// `leaseTime`).
-    #[must_use]
-    pub const fn no_renew(mut self) -> Self {
-        self.renew = Some(false);
-        self
-    }
-
-    /// Enables renewal if the client's defaults disable it.
-    #[must_use]
-    pub const fn renew(mut self) -> Self {
-        self.renew = Some(true);
-        self
-    }
-
-    /// Makes the lock re-entrant: code within a scope that holds the lock can enter it again,
-    /// without a round trip.
-    #[must_use]
-    pub const fn reentrant(mut self) -> Self {
-        self.reentrant = Some(true);
-        self
-    }
-
-    /// Disables re-entry if the client's defaults enable it: within a scope that holds the lock,
-    /// the request fails with `WouldDeadlock`.
-    #[must_use]
-    pub const fn no_reentrant(mut self) -> Self {
-        self.reentrant = Some(false);
-        self
-    }
-
-    /// Keeps the lock for at least `min_hold` after the grant, even if it is released earlier;
-    /// 24 h at most.
-    ///
-    /// This is for jobs that are triggered on every replica: a replica whose clock is late must
-    /// still find the lock held (ShedLock's `lockAtLeastFor`).
-    #[must_use]
-    pub const fn min_hold(mut self, min_hold: Duration) -> Self {
-        self.min_hold = Some(min_hold);
-        self
-    }
-
-    /// Gives other processes a turn between any two holders of this process.
-    ///
-    /// Without strict order, a released lock is handed off to a waiter in the same process
-    /// without a call to the store, 32 times or for 50 ms in a row. Only then does it go to the
-    /// next process in the queue. This is many times faster if one process has many waiters. With
-    /// strict order, every release goes through the store, and processes take strict turns.
-    #[must_use]
-    pub const fn strict_order(mut self) -> Self {
-        self.strict_order = Some(true);
-        self
-    }
-
-    /// Allows local hand-offs if the client's defaults require strict order.
-    #[must_use]
-    pub const fn no_strict_order(mut self) -> Self {
-        self.strict_order = Some(false);
-        self
-    }
-
-    /// Ends renewal `max_hold` after the grant. The lock is then lost with `MaxHold`, so that a
-    /// holder that hangs does not hold it forever (ShedLock's `lockAtMostFor`).
-    #[must_use]
-    pub const fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.max_hold = Some(max_hold);
-        self
-    }
-
-    /// Limits the requests that wait for the key in this process behind the head of the queue.
-    /// Further requests fail with `Overloaded` at once.
-    ///
-    /// For each request, the smaller of this limit and the client's limit
-    /// ([`LockClientBuilder::max_waiters`](crate::LockClientBuilder::max_waiters)) applies. A
-    /// request that does not wait does not enter the queue, so this limit never refuses it.
-    #[must_use]
-    pub const fn max_waiters(mut self, max_waiters: usize) -> Self {
-        self.max_waiters = Some(max_waiters);
-        self
-    }
-
     /// Fills unset options from `other`. The mode of `other` is ignored.
     ///
     /// ```
     /// use std::time::Duration;
     /// use lock_runtime::LockSpec;
-    /// let ours = LockSpec::shared().wait(Duration::from_secs(2));
-    /// let theirs = LockSpec::shared().no_renew();
+    /// let ours = LockSpec::read().wait(Duration::from_secs(2));
+    /// let theirs = LockSpec::read().no_renew();
     /// let filled = LockSpec::exclusive().no_wait().reentrant().or(&ours).or(&theirs);
     /// assert_eq!(filled, LockSpec::exclusive().no_wait().reentrant().no_renew());
     /// ```
@@ -293,10 +232,6 @@ impl LockSpec {
     /// `max_hold` is reported when the lock is acquired.
     pub fn check(&self) -> Result<(), LockError> {
         self.terms(&Self::new(self.mode)).map(drop)
-    }
-
-    pub(crate) fn with_mode(self, mode: Mode) -> Self {
-        Self { mode, ..self }
     }
 
     /// Fills unset options from `defaults`, whose mode is ignored, and validates the result.
@@ -449,7 +384,7 @@ mod tests {
                 .terms(&defaults)
                 .is_ok()
         );
-        let patient = LockSpec::shared().min_hold(seconds(2));
+        let patient = LockSpec::read().min_hold(seconds(2));
         assert!(patient.check().is_ok(), "valid with other defaults");
         assert!(
             patient.terms(&defaults.max_hold(seconds(1))).is_err(),
@@ -459,7 +394,7 @@ mod tests {
 
     #[test]
     fn what_is_left_open_comes_from_the_defaults() {
-        let defaults = LockSpec::shared()
+        let defaults = LockSpec::read()
             .lease(Duration::from_secs(5))
             .no_wait()
             .reentrant();

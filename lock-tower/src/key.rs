@@ -6,12 +6,10 @@ mod ready;
 mod route;
 mod template;
 
-use std::{borrow::Cow, error::Error, fmt, sync::Arc};
+use std::{borrow::Cow, error::Error, fmt};
 
-use http::HeaderName;
+use http::{HeaderName, Request};
 use lock_runtime::{LockError, LockKey, web::ErrorClass};
-
-use crate::policy::Policy;
 
 pub use ready::{FromExtension, Global, Header, from_extension, global, header};
 pub use template::{KeyTemplate, TemplateError};
@@ -22,8 +20,6 @@ pub use template::{KeyTemplate, TemplateError};
 pub enum Target {
     /// The request is served under this lock.
     Lock(LockKey),
-    /// The request is served under this lock and this policy, which replaces that of the layer.
-    LockAs(LockKey, Arc<Policy>),
     /// The request is served without a lock.
     Skip,
 }
@@ -147,9 +143,6 @@ pub enum KeyError {
     NotRouted,
     /// Another error in the configuration of the server: 500 and an error event with the text.
     Misconfigured(Cow<'static, str>),
-    /// Any of these errors, refused under this policy, which replaces that of the layer. See
-    /// [`KeyError::under`].
-    Under(Arc<Policy>, Box<KeyError>),
 }
 
 impl KeyError {
@@ -164,16 +157,9 @@ impl KeyError {
         Self::Misconfigured(text.into())
     }
 
-    /// Refuses the request under `policy`, like [`Target::LockAs`] for an error.
-    #[must_use]
-    pub fn under(self, policy: Arc<Policy>) -> Self {
-        Self::Under(policy, Box::new(self))
-    }
-
     /// Returns the class of this error: a row of the table of refusals.
     pub fn class(&self) -> ErrorClass {
         match self {
-            Self::Under(_, error) => error.class(),
             Self::MissingHeader(_)
             | Self::RepeatedHeader(_)
             | Self::InvalidHeader(_)
@@ -192,7 +178,6 @@ impl KeyError {
     /// Returns a stable code for programs, such as `missing_header`.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Under(_, error) => error.code(),
             Self::MissingHeader(_) => "missing_header",
             Self::RepeatedHeader(_) => "repeated_header",
             Self::InvalidHeader(_) => "invalid_header",
@@ -226,7 +211,6 @@ impl fmt::Display for KeyError {
             Self::InvalidQuery(name) => write!(f, "The query parameter {name:?} is empty or not UTF-8."),
             Self::BadRequest(text) | Self::Misconfigured(text) => f.write_str(text),
             Self::Lock(error) => error.fmt(f),
-            Self::Under(_, error) => error.fmt(f),
             Self::NoSuchParameter { name, route } => {
                 write!(f, "the key template has {{{name}}}, and the route {route:?} has no such parameter")
             }
@@ -245,10 +229,19 @@ impl Error for KeyError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Lock(error) => error.source(),
-            Self::Under(_, error) => error.source(),
             _ => None,
         }
     }
+}
+
+/// Returns axum's matched path, if it has matched the request.
+pub(crate) fn matched_path<B>(req: &Request<B>) -> Option<&str> {
+    route::matched_path(req)
+}
+
+/// Returns the path of a gRPC method, if the request has one.
+pub(crate) fn grpc_method<B>(req: &Request<B>) -> Option<&str> {
+    template::source::grpc(req).ok().map(|_| req.uri().path())
 }
 
 /// The route that matched a request.
@@ -267,6 +260,10 @@ mod route {
     use http::Request;
 
     use super::{KeyError, Routed, template::source::Source};
+
+    pub(super) fn matched_path<B>(_req: &Request<B>) -> Option<&str> {
+        None
+    }
 
     pub(super) enum Route {}
 

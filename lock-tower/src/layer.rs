@@ -1,6 +1,6 @@
-//! [`LockLayer`]: configures locks and refusals, and wraps services.
+//! [`LockLayer`] and [`PolicyLayer`]: configure locks and refusals, and wrap services.
 
-use std::{any::type_name, fmt, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use http::StatusCode;
 use lock_runtime::{LockClient, LockSpec, web::ErrorClass};
@@ -10,23 +10,26 @@ use crate::{
     key::{KeyTemplate, TemplateError},
     policy::Policy,
     protocol::{HoldUntil, Http, Plain},
-    reject::OnReject,
+    reject::{OnReject, StandardReject},
+    selector::Keyed,
     service::Lock,
 };
 
 /// Layer that applies the [`Lock`] middleware, which holds a lock around each request.
 ///
 /// `K` extracts the key of the lock, see [`KeyExtractor`](crate::KeyExtractor). `P` determines
-/// how requests are refused, [`Http`] or [`Plain`]. The setters are those of [`LockSpec`], which
-/// documents them. They check nothing: with an invalid spec, such as a lease under 100 ms, each
-/// request is refused with 500 (`invalid_spec`).
-#[derive(Clone)]
+/// how requests are refused, [`Http`] or [`Plain`].
+///
+/// The setters of the lock are those of [`LockSpec`]. They check nothing: with an invalid spec,
+/// such as a lease under 100 ms, each request is refused with 500 (`invalid_spec`). A request
+/// waits 2 s by default. Keep the wait below the time-out of the callers: a request whose caller
+/// has given up need not be served.
+#[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct LockLayer<K = KeyTemplate, P = Http> {
-    pub(crate) locks: LockClient,
-    pub(crate) key: K,
-    pub(crate) policy: Arc<Policy>,
-    pub(crate) protocol: P,
+    locks: LockClient,
+    selector: Keyed<K>,
+    protocol: P,
 }
 
 impl LockLayer {
@@ -61,15 +64,14 @@ impl<K, P> LockLayer<K, P> {
     fn over(locks: LockClient, key: K, protocol: P) -> Self {
         Self {
             locks,
-            key,
-            policy: Arc::new(Policy::new("unnamed")),
+            selector: Keyed::new(key),
             protocol,
         }
     }
 
     fn set(self, set: impl FnOnce(Policy) -> Policy) -> Self {
         Self {
-            policy: Arc::new(set(Arc::unwrap_or_clone(self.policy))),
+            selector: self.selector.set(set),
             ..self
         }
     }
@@ -81,13 +83,24 @@ impl<K, P> LockLayer<K, P> {
     /// Replaces the whole configuration of locks and refusals, except
     /// [`on_reject`](LockLayer::on_reject), with `policy`.
     pub fn policy(self, policy: Policy) -> Self {
-        self.set(|_| policy)
+        Self {
+            selector: self.selector.set_named(|_| policy),
+            ..self
+        }
     }
 
-    /// Sets the name of this layer in metrics and refusals. It defaults to the text of the
-    /// template, if there is one. It is not the key, and so is the same for all requests.
+    /// Sets the name of this layer in metrics, spans and refusals. It is not the key, and so is
+    /// the same for all requests.
+    ///
+    /// It defaults to the text of the template. A layer without a template is named after the
+    /// route of each request: axum's matched path, such as `/orders/{id}`, or else the gRPC
+    /// method, such as `/shop.Orders/Pay`, or else `unrouted`. After 256 routes, further ones are
+    /// `unrouted` as well.
     pub fn name(self, name: impl Into<Arc<str>>) -> Self {
-        self.set(|policy| policy.named(name))
+        Self {
+            selector: self.selector.set_named(|policy| policy.named(name)),
+            ..self
+        }
     }
 
     /// Replaces the lock options with `spec`. Options that it leaves unset come from the client's
@@ -96,56 +109,7 @@ impl<K, P> LockLayer<K, P> {
         self.set(|policy| policy.spec(spec))
     }
 
-    /// Sets how long the store keeps the lock without a renewal. See [`LockSpec::lease`].
-    pub fn lease(self, lease: Duration) -> Self {
-        self.with(|spec| spec.lease(lease))
-    }
-
-    /// Sets how long a request waits for the lock, 2 s by default. See [`LockSpec::wait`].
-    ///
-    /// Keep it below the time-out of the callers: a request whose caller has given up need not be
-    /// served.
-    pub fn wait(self, wait: Duration) -> Self {
-        self.with(|spec| spec.wait(wait))
-    }
-
-    /// Refuses a request at once if it would have to wait. See [`LockSpec::no_wait`].
-    pub fn no_wait(self) -> Self {
-        self.with(LockSpec::no_wait)
-    }
-
-    /// Disables renewal. See [`LockSpec::no_renew`].
-    pub fn no_renew(self) -> Self {
-        self.with(LockSpec::no_renew)
-    }
-
-    /// Re-enters the lock if an outer layer holds it. See [`LockSpec::reentrant`].
-    pub fn reentrant(self) -> Self {
-        self.with(LockSpec::reentrant)
-    }
-
-    /// Keeps the lock for at least this long after the grant. See [`LockSpec::min_hold`].
-    pub fn min_hold(self, min_hold: Duration) -> Self {
-        self.with(|spec| spec.min_hold(min_hold))
-    }
-
-    /// Disables local hand-offs: between two holders of this process, waiting processes get their
-    /// turn. See [`LockSpec::strict_order`].
-    pub fn strict_order(self) -> Self {
-        self.with(LockSpec::strict_order)
-    }
-
-    /// Sets how many requests may wait for one key; more are refused as `Overloaded` at once. See
-    /// [`LockSpec::max_waiters`].
-    pub fn max_waiters(self, max_waiters: usize) -> Self {
-        self.with(|spec| spec.max_waiters(max_waiters))
-    }
-
-    /// Ends renewal this long after the grant. A request that takes longer is refused as `Lost`.
-    /// See [`LockSpec::max_hold`].
-    pub fn max_hold(self, max_hold: Duration) -> Self {
-        self.with(|spec| spec.max_hold(max_hold))
-    }
+    lock_runtime::__lock_options!(lock_runtime::__lock_setters);
 
     /// Serves a request *without its lock* if the store is unavailable or read-only. Each such
     /// request is traced as a warning, and has no `HeldLock`, not even that of an outer layer.
@@ -158,16 +122,6 @@ impl<K, P> LockLayer<K, P> {
     /// hold the lock at the same time, and the protected resource must tolerate that.
     pub fn fail_open(self) -> Self {
         self.set(Policy::fail_open)
-    }
-
-    /// Acquires the lock as a reader: many readers, no writer.
-    pub fn read(self) -> Self {
-        self.with(|spec| LockSpec::shared().or(&spec))
-    }
-
-    /// Acquires one of `permits` permits.
-    pub fn permits(self, permits: NonZeroU32) -> Self {
-        self.with(|spec| LockSpec::permits(permits).or(&spec))
     }
 }
 
@@ -193,43 +147,73 @@ impl<K, R> LockLayer<K, Http<R>> {
     /// Sets the response to refused requests: a closure or a custom type instead of
     /// [`StandardReject`](crate::StandardReject).
     pub fn on_reject<R2: OnReject>(self, on_reject: R2) -> LockLayer<K, Http<R2>> {
-        let Self {
-            locks,
-            key,
-            policy,
-            protocol: _,
-        } = self;
         LockLayer {
-            locks,
-            key,
-            policy,
+            locks: self.locks,
+            selector: self.selector,
             protocol: Http::new(on_reject),
         }
     }
 }
 
 impl<S, K: Clone, P: Clone> Layer<S> for LockLayer<K, P> {
-    type Service = Lock<S, K, P>;
+    type Service = Lock<S, Keyed<K>, P>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        Lock::new(inner, self.clone())
+        Lock::new(
+            inner,
+            self.locks.clone(),
+            self.selector.clone(),
+            self.protocol.clone(),
+        )
     }
 }
 
-impl<K, P: fmt::Debug> fmt::Debug for LockLayer<K, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
+/// Layer that applies the [`Lock`] middleware under a policy that is chosen for each request, by
+/// `LockPolicies` or another [`Selector`](crate::Selector).
+///
+/// It has no setters for locks, because each [`Policy`] has its own.
+#[derive(Clone, Debug)]
+#[must_use = "a layer does nothing until it is put on a service"]
+pub struct PolicyLayer<L, R = StandardReject> {
+    locks: LockClient,
+    selector: L,
+    protocol: Http<R>,
+}
+
+impl<L> PolicyLayer<L> {
+    /// Creates a new [`PolicyLayer`] with a [`Selector`](crate::Selector): `LockPolicies` or a
+    /// closure.
+    pub fn new(locks: LockClient, selector: L) -> Self {
+        Self {
             locks,
-            key: _,
-            policy,
-            protocol,
-        } = self;
-        f.debug_struct("LockLayer")
-            .field("locks", locks)
-            .field("key", &format_args!("{}", type_name::<K>()))
-            .field("policy", policy)
-            .field("protocol", protocol)
-            .finish()
+            selector,
+            protocol: Http::default(),
+        }
+    }
+}
+
+impl<L, R> PolicyLayer<L, R> {
+    /// See [`LockLayer::on_reject`]. [`Refusal::policy`](crate::Refusal::policy) returns the
+    /// policy under which a request was refused.
+    pub fn on_reject<R2: OnReject>(self, on_reject: R2) -> PolicyLayer<L, R2> {
+        PolicyLayer {
+            locks: self.locks,
+            selector: self.selector,
+            protocol: Http::new(on_reject),
+        }
+    }
+}
+
+impl<S, L: Clone, R: Clone> Layer<S> for PolicyLayer<L, R> {
+    type Service = Lock<S, L, Http<R>>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        Lock::new(
+            inner,
+            self.locks.clone(),
+            self.selector.clone(),
+            self.protocol.clone(),
+        )
     }
 }
 
@@ -239,6 +223,7 @@ mod tests {
 
     fn spec(set: impl Fn(LockLayer<()>) -> LockLayer<()>) -> LockSpec {
         set(LockLayer::with_key(LockClient::in_memory(), ()))
+            .selector
             .policy
             .lock_spec()
             .clone()
@@ -248,15 +233,15 @@ mod tests {
     fn a_request_waits_two_seconds_where_nothing_else_is_said() {
         let seconds = Duration::from_secs;
         assert_eq!(spec(|layer| layer), LockSpec::exclusive().wait(seconds(2)));
-        assert_eq!(spec(LockLayer::read), LockSpec::shared().wait(seconds(2)));
-        let lease = LockSpec::shared().lease(seconds(9));
+        assert_eq!(spec(LockLayer::read), LockSpec::read().wait(seconds(2)));
+        let lease = LockSpec::read().lease(seconds(9));
         assert_eq!(
             spec(|layer| layer.spec(lease.clone())),
-            LockSpec::shared().lease(seconds(9)).wait(seconds(2))
+            LockSpec::read().lease(seconds(9)).wait(seconds(2))
         );
         assert_eq!(
             spec(|layer| layer.spec(lease.clone().no_wait())),
-            LockSpec::shared().lease(seconds(9)).no_wait()
+            LockSpec::read().lease(seconds(9)).no_wait()
         );
         assert_eq!(
             spec(|layer| layer.wait(seconds(5)).spec(lease.clone()).read().no_wait()),

@@ -164,6 +164,8 @@
 //! - `tracing`: a span `lock` at level debug around each request, from its acquire attempt on,
 //!   with the fields `policy`, `key`, `fence`, `waited_ms` and `outcome`. Events are emitted
 //!   without this feature, too.
+//! - `serde`: `Serialize` and `Deserialize` for [`LockSpec`](runtime::LockSpec),
+//!   [`LockKey`](runtime::LockKey) and [`FencingToken`](runtime::FencingToken).
 //! - `redis` (default) and `rustls`: the stores of lock-runtime of the same names.
 
 #[macro_use]
@@ -184,6 +186,7 @@ mod policies;
 mod policy;
 mod protocol;
 mod reject;
+mod selector;
 mod service;
 mod watch;
 
@@ -193,10 +196,11 @@ pub use body::LockBody;
 pub use detach::{Detach, DetachLayer, DetachedFuture};
 pub use future::ResponseFuture;
 pub use key::{IntoTarget, KeyError, KeyExtractor, KeyTemplate, Target, TemplateError};
-pub use layer::LockLayer;
+pub use layer::{LockLayer, PolicyLayer};
 #[cfg(feature = "policy")]
-pub use policies::{LockPolicies, PolicyError, PolicyLayer, PolicyMistake};
+pub use policies::{LockPolicies, PolicyError, PolicyMistake};
 pub use policy::{DEFAULT_WAIT, Policy};
 pub use protocol::{HoldUntil, Http, Plain, Protocol, ServiceError, Wire};
 pub use reject::{OnReject, Reason, Refusal, StandardReject};
+pub use selector::{Keyed, Selector};
 pub use service::Lock;

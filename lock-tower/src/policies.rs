@@ -1,7 +1,6 @@
 //! [`LockPolicies`]: lock policies of routes, from a file that can be reloaded while requests are
 //! served.
 
-mod layer;
 mod mistake;
 mod read;
 mod route;
@@ -16,13 +15,13 @@ use std::{
 
 use self::table::Table;
 use crate::{
-    key::{KeyError, KeyExtractor, Target},
+    key::{KeyError, Target},
     policy::Policy,
+    selector::{RouteOf, Selection, Selector},
 };
 use arc_swap::ArcSwap;
 use http::{Method, Request};
 
-pub use layer::PolicyLayer;
 pub use mistake::{PolicyError, PolicyMistake};
 
 /// Lock policies of routes, written as TOML.
@@ -84,18 +83,22 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// | `lease = "30s"` | how long the store keeps the lock without a renewal: [`LockSpec::lease`] |
 /// | `wait = "2s"`, `no_wait = true` | how long a request waits for the lock; 2 s by default |
 /// | `mode = "exclusive"`, `"write"` | one holder |
-/// | `mode = "read"` | many readers, no writer |
+/// | `mode = "read"`, `"shared"` | many readers, no writer |
 /// | `permits = 3` | at most three holders |
 /// | `reentrant = true` | re-enters the lock of an outer layer |
 /// | `min_hold = "5s"` | keeps the lock for at least this long |
 /// | `max_hold = "5m"` | ends renewal after this long; the lock is then lost |
-/// | `no_renew = true` | the lock ends with its lease |
+/// | `renew = false`, `no_renew = true` | the lock ends with its lease |
 /// | `strict_order = true` | processes take strict turns |
 /// | `max_waiters = 100` | more waiting requests are refused at once: [`LockSpec::max_waiters`] |
 /// | `hold_until = "body"` | releases the lock after the body: [`HoldUntil`](crate::HoldUntil) |
 /// | `retry_after = "1s"` | the longest `Retry-After` |
 /// | `fail_open = true` | serves without lock if the store is down: [`LockLayer::fail_open`] |
 /// | `status = { busy = 423 }` | other HTTP statuses for refusals |
+///
+/// `reentrant`, `renew` and `strict_order` are `true` or `false`, so that a route can override
+/// its group, `[defaults]` and the client's defaults in both directions. `wait` and `no_wait`
+/// override each other.
 ///
 /// The key may contain the parameters of the route (as text, `:int` or `:uuid`), headers, query
 /// parameters, the method, and the gRPC service and method; `{matched_path}` is the path of the
@@ -134,6 +137,8 @@ pub struct LockPolicies {
 struct Shared {
     table: ArcSwap<Table>,
     file: Option<PathBuf>,
+    /// The policy of requests that no route has.
+    unrouted: Arc<Policy>,
     /// Serializes replacements: of two concurrent ones, the one that reads its source later wins.
     replacing: Mutex<()>,
 }
@@ -161,6 +166,7 @@ impl LockPolicies {
             shared: Arc::new(Shared {
                 table: ArcSwap::from_pointee(table),
                 file,
+                unrouted: Arc::new(Policy::unrouted()),
                 replacing: Mutex::default(),
             }),
         }
@@ -241,27 +247,26 @@ fn read_file(file: &Path) -> Result<Table, PolicyError> {
         .map_err(|error| error.of_file(file))
 }
 
-/// Used by [`PolicyLayer`]. All of these targets carry their own policy, so with another layer
-/// the setters of [`LockLayer`](crate::LockLayer) have no effect.
-impl<B> KeyExtractor<Request<B>> for LockPolicies {
-    fn target(&self, req: &mut Request<B>) -> Result<Target, KeyError> {
+impl<B> Selector<Request<B>> for LockPolicies {
+    fn select(&self, req: &mut Request<B>, _route: RouteOf<Request<B>>) -> Selection {
+        let unrouted = |target| (self.shared.unrouted.clone(), target);
         let table = self.shared.table.load();
         let path = whole_path(req);
         if table.is_ambiguous(req.method(), path) {
-            return Err(KeyError::bad_request(
+            return unrouted(Err(KeyError::bad_request(
                 "The path has an empty segment, which makes it ambiguous.",
-            ));
+            )));
         }
         let Some(found) = table.find(req.method(), path) else {
             tracing::debug!("no policy matched; request served without a lock");
-            return Ok(Target::Skip);
+            return unrouted(Ok(Target::Skip));
         };
-        let Some((key, policy)) = found.lock() else {
-            return Ok(Target::Skip);
-        };
-        match key.of_routed(req, &found) {
-            Ok(key) => Ok(Target::LockAs(key, policy.clone())),
-            Err(error) => Err(error.under(policy.clone())),
+        match found.lock() {
+            Some((key, policy)) => {
+                let key = key.of_routed(req, &found);
+                (policy.clone(), key.map(Target::Lock))
+            }
+            None => unrouted(Ok(Target::Skip)),
         }
     }
 }

@@ -17,22 +17,8 @@ pub const DEFAULT_WAIT: Duration = Duration::from_secs(2);
 /// A configuration of locks and refusals: the lock options, how long the lock is held, and how
 /// requests are refused.
 ///
-/// Each [`LockLayer`](crate::LockLayer) has one, which its setters modify. To choose among
-/// several policies for each request, use a [`KeyExtractor`](crate::KeyExtractor) that returns
-/// [`Target::LockAs`](crate::Target::LockAs):
-///
-/// ```
-/// use std::sync::Arc;
-/// use http::{Method, Request};
-/// use lock_tower::{LockLayer, Policy, Target, runtime::{LockClient, LockKey, LockSpec}};
-///
-/// let read = Arc::new(Policy::new("catalog-read").spec(LockSpec::shared()));
-/// let write = Arc::new(Policy::new("catalog-write"));
-/// let layer = LockLayer::with_key(LockClient::in_memory(), move |request: &Request<()>| {
-///     let policy = if request.method() == Method::GET { &read } else { &write };
-///     LockKey::new("catalog").map(|key| Target::LockAs(key, policy.clone()))
-/// });
-/// ```
+/// Each [`LockLayer`](crate::LockLayer) has one, which its setters modify. A
+/// [`PolicyLayer`](crate::PolicyLayer) chooses among several for each request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Policy {
     name: Arc<str>,
@@ -60,6 +46,11 @@ impl Policy {
             fail_open: false,
             statuses: Vec::new(),
         }
+    }
+
+    /// The policy of requests without a route, where there is no other name.
+    pub(crate) fn unrouted() -> Self {
+        Self::new("unrouted")
     }
 
     /// Sets the name.

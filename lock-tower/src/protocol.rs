@@ -10,7 +10,7 @@ use lock_runtime::{HeldLock, LockError, LockGuard};
 
 use crate::{
     body::LockBody,
-    key::KeyError,
+    key::{self, KeyError},
     policy::Policy,
     reject::{OnReject, Reason, Refusal, StandardReject},
     watch::Watch,
@@ -30,6 +30,9 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
     /// Returns how long the caller waits for the response, if the request contains it.
     #[doc(hidden)]
     fn patience(&self, req: &Req) -> Option<Duration>;
+    /// Returns the route of the request, for the name of a layer without one.
+    #[doc(hidden)]
+    fn route(req: &Req) -> Option<&str>;
     /// Makes the lock visible to the inner service.
     #[doc(hidden)]
     fn enter(req: &mut Req, held: HeldLock);
@@ -207,6 +210,11 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
         deadline.map(|deadline| deadline - (deadline / 10).min(WAY_BACK))
     }
 
+    fn route(req: &Request<ReqBody>) -> Option<&str> {
+        let grpc_method = || key::grpc_method(req).filter(|_| is_grpc(req.headers()));
+        key::matched_path(req).or_else(grpc_method)
+    }
+
     fn enter(req: &mut Request<ReqBody>, held: HeldLock) {
         req.extensions_mut().insert(held);
     }
@@ -269,6 +277,10 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
     }
 
     fn patience(&self, _req: &Req) -> Option<Duration> {
+        None
+    }
+
+    fn route(_req: &Req) -> Option<&str> {
         None
     }
 

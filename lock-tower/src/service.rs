@@ -1,17 +1,18 @@
-//! [`Lock`]: the middleware that [`LockLayer`] applies.
+//! [`Lock`]: the middleware that [`LockLayer`](crate::LockLayer) applies.
 
 use std::{
     fmt,
     task::{Context, Poll},
 };
 
+use lock_runtime::LockClient;
 use tower_service::Service;
 
 use crate::{
     future::{ResponseFuture, State},
-    key::{KeyError, KeyExtractor, KeyTemplate, Target},
-    layer::LockLayer,
+    key::{KeyTemplate, Target},
     protocol::{Http, Protocol},
+    selector::{Keyed, Selector},
     watch::Watch,
 };
 
@@ -21,23 +22,30 @@ use crate::{
 /// ready, and then calls that clone: a request that waits for its lock uses none of the inner
 /// capacity.
 #[derive(Clone)]
-pub struct Lock<S, K = KeyTemplate, P = Http> {
+pub struct Lock<S, L = Keyed<KeyTemplate>, P = Http> {
     inner: S,
-    layer: LockLayer<K, P>,
+    locks: LockClient,
+    selector: L,
+    protocol: P,
 }
 
-impl<S, K, P> Lock<S, K, P> {
-    pub(crate) fn new(inner: S, layer: LockLayer<K, P>) -> Self {
-        Self { inner, layer }
+impl<S, L, P> Lock<S, L, P> {
+    pub(crate) fn new(inner: S, locks: LockClient, selector: L, protocol: P) -> Self {
+        Self {
+            inner,
+            locks,
+            selector,
+            protocol,
+        }
     }
 
     inner_service!();
 }
 
-impl<S, K, P, Req> Service<Req> for Lock<S, K, P>
+impl<S, L, P, Req> Service<Req> for Lock<S, L, P>
 where
     S: Service<Req> + Clone,
-    K: KeyExtractor<Req>,
+    L: Selector<Req>,
     P: Protocol<Req, S::Response, S::Error> + Clone,
 {
     type Response = P::Response;
@@ -49,32 +57,17 @@ where
     }
 
     fn call(&mut self, mut req: Req) -> Self::Future {
-        let LockLayer {
+        let Self {
+            inner,
             locks,
-            key,
-            policy,
+            selector,
             protocol,
-        } = &self.layer;
-        let mut policy = policy.clone();
+        } = self;
         let mut caller = protocol.caller(&req);
-        let target = key.target(&mut req).map(|target| match target {
-            Target::Lock(key) => Some(key),
-            Target::LockAs(key, chosen) => {
-                policy = chosen;
-                Some(key)
-            }
-            Target::Skip => None,
-        });
-        let target = target.map_err(|error| match error {
-            KeyError::Under(chosen, error) => {
-                policy = chosen;
-                *error
-            }
-            error => error,
-        });
+        let (policy, target) = selector.select(&mut req, P::route);
         let mut watch = Watch::new(policy.clone());
         let state = match target {
-            Ok(Some(key)) => {
+            Ok(Target::Lock(key)) => {
                 let mut spec = policy.lock_spec().clone();
                 if let Some(patience) = protocol.patience(&req) {
                     let hurried = spec.clone().wait_at_most(patience);
@@ -83,20 +76,22 @@ where
                 }
                 watch.asks(&key);
                 let acquire = locks.request(key, spec).acquire();
-                State::acquiring(acquire, self.inner.clone(), req)
+                State::acquiring(acquire, inner.clone(), req)
             }
-            Ok(None) => State::skipped(self.inner.clone(), req),
+            Ok(Target::Skip) => State::skipped(inner.clone(), req),
             Err(error) => State::refused(error),
         };
         ResponseFuture::new(state, protocol.clone(), watch, caller)
     }
 }
 
-impl<S: fmt::Debug, K, P: fmt::Debug> fmt::Debug for Lock<S, K, P> {
+impl<S: fmt::Debug, L: fmt::Debug, P: fmt::Debug> fmt::Debug for Lock<S, L, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock")
             .field("inner", &self.inner)
-            .field("layer", &self.layer)
+            .field("locks", &self.locks)
+            .field("selector", &self.selector)
+            .field("protocol", &self.protocol)
             .finish()
     }
 }

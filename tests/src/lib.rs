@@ -1,6 +1,6 @@
-//! Fixtures of the workspace's tests: real servers, faults on the wire, resources that notice a broken lock, other
-//! processes, and what was traced. They know Redis, TCP and processes, and nothing of the locks under test, but for the
-//! tasks of a storm, which use them.
+//! Fixtures of the workspace's tests: real servers, faults on the wire and in a store, resources
+//! that notice a broken lock, other processes, and captured traces. Except for the faulty store and
+//! the tasks of a storm, they know Redis, TCP and processes, and nothing of the locks under test.
 //!
 //! A fixture panics when it cannot do its work, with what went wrong: a test can do nothing better with the error.
 //!
@@ -10,6 +10,7 @@
 //! | [`sentinel`] | a primary with two replicas, watched by three Sentinels |
 //! | [`cluster`] | a Redis Cluster of three primaries with a replica each |
 //! | [`proxy`] | a TCP proxy that loses replies and messages, delays, cuts, refuses and swallows |
+//! | [`faulty_store`] | a `Store` whose operations a test fails, delays, holds back or replaces |
 //! | [`fenced`] | a resource that checks fencing tokens and counts overlaps, stale writes and lost updates |
 //! | [`processes`] | worker processes that run this package's code (`lock-worker`) |
 //! | [`storm`] | tasks that ask for locks in every mode and option, and record what they saw |
@@ -18,6 +19,7 @@
 
 pub mod cluster;
 pub mod errors;
+pub mod faulty_store;
 pub mod fenced;
 pub mod processes;
 pub mod proxy;
@@ -33,6 +35,7 @@ mod supervised;
 
 pub use cluster::{RedisCluster, shared_cluster};
 pub use errors::chain;
+pub use faulty_store::FaultyStore;
 pub use fenced::{FencedResource, RedisFencedResource};
 pub use processes::Worker;
 pub use proxy::Proxy;

@@ -3,7 +3,7 @@
 use syn::{Ident, Lit, Token, parse::ParseStream};
 
 /// All arguments, in the order of the documentation.
-const KNOWN: [&str; 21] = [
+pub(super) const KNOWN: [&str; 27] = [
     "key",
     "keys",
     "global",
@@ -11,13 +11,19 @@ const KNOWN: [&str; 21] = [
     "wait",
     "no_wait",
     "reentrant",
+    "no_reentrant",
+    "exclusive",
     "read",
     "write",
+    "shared",
     "permits",
     "min_hold",
     "max_hold",
+    "renew",
     "no_renew",
     "strict_order",
+    "no_strict_order",
+    "max_waiters",
     "spec",
     "client",
     "guard",
@@ -28,7 +34,7 @@ const KNOWN: [&str; 21] = [
 ];
 
 /// Names of the same arguments in other libraries.
-const ALIASES: [(&str, &str); 16] = [
+const ALIASES: [(&str, &str); 14] = [
     ("name", "key"),
     ("id", "key"),
     ("ttl", "lease"),
@@ -36,8 +42,6 @@ const ALIASES: [(&str, &str); 16] = [
     ("timeout", "wait"),
     ("acquire_timeout", "wait"),
     ("try_lock", "no_wait"),
-    ("shared", "read"),
-    ("exclusive", "write"),
     ("semaphore", "permits"),
     ("lock_at_most_for", "max_hold"),
     ("lock_at_least_for", "min_hold"),

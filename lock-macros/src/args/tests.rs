@@ -21,6 +21,24 @@ fn text(tokens: impl quote::ToTokens) -> String {
     tokens.to_token_stream().to_string().replace(' ', "")
 }
 
+/// Returns the options in their order, with their values.
+fn options(spec: &Spec) -> Vec<String> {
+    let shown = |(name, setting): &(Ident, Setting)| {
+        let value = match setting {
+            Setting::Flag => return name.to_string(),
+            Setting::Duration(Value::Literal(duration)) => {
+                humantime::format_duration(*duration).to_string()
+            }
+            Setting::Count(Value::Literal(count)) => count.to_string(),
+            Setting::Duration(Value::Expr(given)) | Setting::Count(Value::Expr(given)) => {
+                text(&given.expr)
+            }
+        };
+        format!("{name}={}", value.replace(' ', ""))
+    };
+    spec.options.iter().map(shown).collect()
+}
+
 #[test]
 fn every_argument_is_read() {
     let args = parse(quote!(
@@ -34,6 +52,7 @@ fn every_argument_is_read() {
         permits = 3,
         min_hold = "1s",
         max_hold = limit(),
+        max_waiters = 100,
         client = self.locks,
         guard = lock,
         on_busy = Ok(None),
@@ -44,14 +63,20 @@ fn every_argument_is_read() {
     .unwrap();
     let spec = args.spec;
     assert!(matches!(args.keys, Keys::One(Key::Template(_))));
-    assert!(matches!(spec.lease, Some(Value::Literal(lease)) if lease == Duration::from_secs(10)));
-    assert!(
-        matches!(spec.wait, Some(Wait::AtMost(Value::Literal(wait))) if wait == Duration::from_secs(90))
-    );
     assert!(matches!(spec.base, Base::Permits(Value::Literal(permits)) if permits.get() == 3));
-    assert!(matches!(spec.min_hold, Some(Value::Literal(_))));
-    assert!(matches!(spec.max_hold, Some(Value::Expr(_))));
-    assert!(spec.reentrant && spec.strict_order && spec.no_renew);
+    assert_eq!(
+        options(&spec),
+        [
+            "lease=10s",
+            "wait=1m30s",
+            "reentrant",
+            "strict_order",
+            "no_renew",
+            "min_hold=1s",
+            "max_hold=limit()",
+            "max_waiters=100",
+        ]
+    );
     assert!(text(args.client.unwrap().expr) == "self.locks" && args.guard.unwrap() == "lock");
     assert!(matches!(args.on_busy, Some(OnBusy::Return(value)) if text(&value) == "Ok(None)"));
     assert_eq!(args.on_lost, OnLost::Finish);
@@ -80,19 +105,9 @@ fn a_key_alone_leaves_everything_open() {
             && runtime.is_none()
     );
     assert_eq!(on_lost, OnLost::Cancel);
-    let Spec {
-        base,
-        lease,
-        wait,
-        min_hold,
-        max_hold,
-        reentrant,
-        strict_order,
-        no_renew,
-    } = spec;
+    let Spec { base, options } = spec;
     assert!(matches!(base, Base::Exclusive));
-    assert!(lease.is_none() && wait.is_none() && min_hold.is_none() && max_hold.is_none());
-    assert!(!reentrant && !strict_order && !no_renew);
+    assert!(options.is_empty());
 }
 
 #[test]
@@ -117,22 +132,26 @@ fn several_keys_are_strings_calls_and_expressions_or_one_expression_that_has_the
 
 #[test]
 fn modes_and_words_are_known() {
-    assert!(matches!(
-        parse(quote!(key = k, read)).unwrap().spec.base,
-        Base::Shared
-    ));
+    for (mode, expected) in [
+        (quote!(exclusive), "exclusive"),
+        (quote!(write), "exclusive"),
+        (quote!(read), "shared"),
+        (quote!(shared), "shared"),
+    ] {
+        let base = match parse(quote!(key = k, #mode)).unwrap().spec.base {
+            Base::Exclusive => "exclusive",
+            Base::Shared => "shared",
+            Base::Permits(_) | Base::Expr(_) => "another",
+        };
+        assert_eq!(base, expected, "{mode}");
+    }
     let spec = parse(quote!(key = k, write, no_wait)).unwrap().spec;
-    assert!(matches!(
-        (spec.base, spec.wait),
-        (Base::Exclusive, Some(Wait::No))
-    ));
+    assert_eq!(options(&spec), ["no_wait"]);
     let spec = parse(quote!(key = k, spec = CHECKOUT, wait = "1s"))
         .unwrap()
         .spec;
-    assert!(
-        matches!(spec.base, Base::Expr(base) if text(&base.expr) == "CHECKOUT")
-            && spec.wait.is_some()
-    );
+    assert_eq!(options(&spec), ["wait=1s"]);
+    assert!(matches!(spec.base, Base::Expr(base) if text(&base.expr) == "CHECKOUT"));
     assert!(matches!(
         parse(quote!(key = k, on_busy = skip)).unwrap().on_busy,
         Some(OnBusy::Skip(_))
@@ -212,6 +231,18 @@ fn each_mistake_says_what_to_write() {
             "keep `wait = \"2s\"`",
         ),
         (
+            quote!(key = k, renew, no_renew),
+            "`renew` and `no_renew` exclude each other",
+        ),
+        (
+            quote!(key = k, no_reentrant, reentrant),
+            "`no_reentrant` and `reentrant` exclude each other",
+        ),
+        (
+            quote!(key = k, shared, exclusive),
+            "`shared` and `exclusive` exclude each other",
+        ),
+        (
             quote!(key = k, read, write),
             "`read` and `write` exclude each other",
         ),
@@ -222,6 +253,19 @@ fn each_mistake_says_what_to_write() {
         (quote!(key = k, permits = 0), "write 1 or more"),
         (quote!(key = k, permits = 4294967296), "at most 4294967295"),
         (quote!(key = k, permits = "3"), "write `permits = 3`"),
+        (quote!(key = k, max_waiters), "write `max_waiters = 100`"),
+        (
+            quote!(key = k, max_waiters = "9"),
+            "write `max_waiters = 100`",
+        ),
+        (
+            quote!(key = k, max_waiters = -1),
+            "write `max_waiters = 100`",
+        ),
+        (
+            quote!(key = k, max_waiters = 18446744073709551616),
+            "leave it out",
+        ),
         (quote!(key = k, reentrant = true), "write `reentrant` alone"),
         (quote!(key = k, global = true), "write `global` alone"),
         (quote!(key = "jobs", global = true), "write `global` alone"),
@@ -315,4 +359,16 @@ fn all_mistakes_are_shown_at_once() {
     let errors =
         errors(quote!(lease = "1ms", colour = f(a, b), reentrant read, wait = "1s", no_wait));
     assert_eq!(errors.len(), 5, "{errors:?}");
+}
+
+#[test]
+fn parse_accepts_each_known_name() {
+    for name in super::name::KNOWN {
+        let name: TokenStream = name.parse().unwrap();
+        for arguments in [quote!(#name), quote!(#name = 1)] {
+            let errors = parse(quote!(key = k, #arguments)).err();
+            let errors = errors.map_or(String::new(), |error| error.to_string());
+            assert!(!errors.contains("there is no argument"), "{errors}");
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::{num::NonZeroU32, time::Duration};
 
 use proc_macro2::{Ident, Span};
 use syn::{
-    Expr, ExprLit, ExprUnary, Lit, LitStr, Path, Token, UnOp,
+    Expr, ExprLit, ExprUnary, Lit, LitInt, LitStr, Path, Token, UnOp,
     ext::IdentExt as _,
     parse::{ParseStream, Parser as _},
 };
@@ -196,36 +196,59 @@ fn out_of_range(name: &Ident, duration: Duration) -> Option<String> {
 }
 
 pub(super) fn permits(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value<NonZeroU32>> {
-    let value = expression(name, "permits = 3", input)?;
+    const NONE: &str = "a lock needs at least one permit: write 1 or more";
+    let wrong = "permits are a number, or an expression of type `NonZeroU32`: write `permits = 3`";
+    number(
+        name,
+        "permits = 3",
+        wrong,
+        NONE,
+        input,
+        |number| match number.base10_parse().map(NonZeroU32::new) {
+            Ok(Some(permits)) => Ok(permits),
+            Ok(None) => Err(NONE),
+            Err(_) => Err("too many permits: write at most 4294967295"),
+        },
+    )
+}
+
+pub(super) fn max_waiters(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value<u64>> {
+    let example = "max_waiters = 100";
+    let wrong =
+        "`max_waiters` is a number, or an expression of type `usize`: write `max_waiters = 100`";
+    let negative = "`max_waiters` is 0 or more: write `max_waiters = 100`";
+    number(name, example, wrong, negative, input, |number| {
+        let too_many = "`max_waiters` is too large: leave it out for no limit";
+        number.base10_parse().map_err(|_| too_many)
+    })
+}
+
+/// Parses a number, or an expression. The other arguments are messages, for a literal of another
+/// type and for a negative number.
+fn number<T>(
+    name: &Ident,
+    example: &str,
+    wrong: &str,
+    negative: &str,
+    input: ParseStream<'_>,
+    parse: impl FnOnce(&LitInt) -> Result<T, &'static str>,
+) -> syn::Result<Value<T>> {
+    let value = expression(name, example, input)?;
     if let Expr::Unary(ExprUnary {
         op: UnOp::Neg(_), ..
     }) = value
     {
-        return Err(syn::Error::new_spanned(
-            value,
-            "a lock needs at least one permit: write 1 or more",
-        ));
+        return Err(syn::Error::new_spanned(value, negative));
     }
     match literal(&value) {
         None => Ok(Value::Expr(Given {
             name: name.span(),
             expr: value,
         })),
-        Some(Lit::Int(number)) => match number.base10_parse().map(NonZeroU32::new) {
-            Ok(Some(permits)) => Ok(Value::Literal(permits)),
-            Ok(None) => Err(syn::Error::new(
-                number.span(),
-                "a lock needs at least one permit: write 1 or more",
-            )),
-            Err(_) => Err(syn::Error::new(
-                number.span(),
-                "too many permits: write at most 4294967295",
-            )),
-        },
-        Some(other) => Err(syn::Error::new_spanned(
-            other,
-            "permits are a number, or an expression of type `NonZeroU32`: write `permits = 3`",
-        )),
+        Some(Lit::Int(number)) => parse(number)
+            .map(Value::Literal)
+            .map_err(|message| syn::Error::new(number.span(), message)),
+        Some(other) => Err(syn::Error::new_spanned(other, wrong)),
     }
 }
 

@@ -131,10 +131,12 @@
 //!
 //! # The lock
 //!
-//! `read`, `write` and `permits = n` are the [modes](super::modes). `lease`, `wait`, `no_wait`,
-//! `min_hold`, `max_hold`, `no_renew` and `strict_order` are those of
-//! [`LockSpec`](crate::LockSpec). `spec = ..` takes all of them from configuration. Arguments
-//! beside `spec` override it.
+//! `exclusive` (or `write`), `read` (or `shared`) and `permits = n` are the
+//! [modes](super::modes). All options of [`LockSpec`](crate::LockSpec) are arguments of the same
+//! name: `lease`, `wait`, `no_wait`, `renew`, `no_renew`, `reentrant`, `no_reentrant`, `min_hold`,
+//! `max_hold`, `strict_order`, `no_strict_order` and `max_waiters`. `spec = ..` takes all of them
+//! from configuration, which the feature `serde` can deserialize. Arguments beside `spec` override
+//! it.
 //!
 //! ```
 //! use std::time::Duration;

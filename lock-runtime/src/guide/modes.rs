@@ -3,15 +3,19 @@
 //! | Request | Holders | Excludes |
 //! |---|---|---|
 //! | [`exclusive`], [`write`] | one | readers and other exclusive holders of the key |
-//! | [`read`] | any number of readers | exclusive holders of the key |
+//! | [`read`], [`shared`] | any number of readers | exclusive holders of the key |
 //! | [`permits`] | at most *n* | further holders of a permit, never the locks above |
 //! | [`all`] | one per key | as `exclusive`, for each key |
 //!
 //! [`exclusive`]: crate::LockClient::exclusive
 //! [`write`]: crate::LockClient::write
 //! [`read`]: crate::LockClient::read
+//! [`shared`]: crate::LockClient::shared
 //! [`permits`]: crate::LockClient::permits
 //! [`all`]: crate::LockClient::all
+//!
+//! [`LockSpec`](crate::LockSpec), [`LockRequest`](crate::LockRequest), the attribute, the layer and
+//! policy files use the same names.
 //!
 //! # Exclusive
 //!

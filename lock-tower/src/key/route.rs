@@ -10,6 +10,10 @@ use http::Request;
 
 use super::{KeyError, Routed, template::source::Source};
 
+pub(super) fn matched_path<B>(req: &Request<B>) -> Option<&str> {
+    req.extensions().get().map(MatchedPath::as_str)
+}
+
 /// The matched route of a request, with the values of its parameters.
 pub(super) struct Route {
     pattern: Option<MatchedPath>,

@@ -1,6 +1,6 @@
 //! The settings of a table in a policy file, and the policy that the tables of a route result in.
 
-use std::{num::NonZeroU32, sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use http::StatusCode;
 use lock_runtime::{LockSpec, web::ErrorClass};
@@ -15,37 +15,20 @@ pub(super) struct Said<T> {
     pub(super) value: T,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Sharing {
-    Exclusive,
-    Shared,
-    Permits(NonZeroU32),
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Waiting {
-    No,
-    AtMost(Duration),
-}
-
-/// The settings of `[defaults]`, a group or a route. Two fields for the same setting, such as
-/// `wait` and `no_wait`, share one place here, so that a route can override its group with
-/// either.
+/// The settings of `[defaults]`, a group or a route.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Settings<'t> {
     pub(super) key: Option<Said<&'t str>>,
     /// A field for the key, or for its absence, was malformed and has been reported.
     pub(super) mistaken_key: bool,
     pub(super) global: Option<bool>,
-    pub(super) sharing: Option<Sharing>,
-    pub(super) lease: Option<Duration>,
-    pub(super) waiting: Option<Waiting>,
-    pub(super) renew: Option<bool>,
-    pub(super) reentrant: Option<bool>,
-    pub(super) strict_order: Option<bool>,
-    pub(super) min_hold: Option<Said<Duration>>,
-    pub(super) max_hold: Option<Said<Duration>>,
-    pub(super) max_waiters: Option<usize>,
+    /// A spec of the mode alone.
+    pub(super) mode: Option<LockSpec>,
+    /// The other options of the lock.
+    pub(super) options: LockSpec,
+    /// The offsets of `min_hold` and `max_hold`.
+    pub(super) min_hold: Option<usize>,
+    pub(super) max_hold: Option<usize>,
     pub(super) hold_until: Option<HoldUntil>,
     pub(super) retry_after: Option<Duration>,
     pub(super) fail_open: Option<bool>,
@@ -67,15 +50,10 @@ impl<'t> Settings<'t> {
             key: self.key.or(other.key),
             mistaken_key: self.mistaken_key || other.mistaken_key,
             global: self.global.or(other.global),
-            sharing: self.sharing.or(other.sharing),
-            lease: self.lease.or(other.lease),
-            waiting: self.waiting.or(other.waiting),
-            renew: self.renew.or(other.renew),
-            reentrant: self.reentrant.or(other.reentrant),
-            strict_order: self.strict_order.or(other.strict_order),
+            mode: self.mode.or_else(|| other.mode.clone()),
+            options: self.options.or(&other.options),
             min_hold: self.min_hold.or(other.min_hold),
             max_hold: self.max_hold.or(other.max_hold),
-            max_waiters: self.max_waiters.or(other.max_waiters),
             hold_until: self.hold_until.or(other.hold_until),
             retry_after: self.retry_after.or(other.retry_after),
             fail_open: self.fail_open.or(other.fail_open),
@@ -83,14 +61,19 @@ impl<'t> Settings<'t> {
         }
     }
 
+    /// Sets an option of the lock.
+    pub(super) fn set(&mut self, set: impl FnOnce(LockSpec) -> LockSpec) {
+        self.options = set(mem::take(&mut self.options));
+    }
+
     /// Builds the policy with the given name. Settings that contradict each other are a mistake.
     pub(super) fn policy(&self, name: &str, mistakes: &mut Mistakes<'_>) -> Policy {
-        let spec = self.spec();
+        let spec = self.mode.clone().unwrap_or_default().or(&self.options);
         // Single settings have been validated where they are parsed.
         if let (Some(min_hold), Some(max_hold), Err(error)) =
             (self.min_hold, self.max_hold, spec.check())
         {
-            mistakes.add(min_hold.at.max(max_hold.at), error.to_string());
+            mistakes.add(min_hold.max(max_hold), error.to_string());
         }
         let mut policy = Policy::new(Arc::from(name)).spec(spec);
         if let Some(hold_until) = self.hold_until {
@@ -108,48 +91,5 @@ impl<'t> Settings<'t> {
         statuses.fold(policy, |policy, (class, status)| {
             policy.status(*class, *status)
         })
-    }
-
-    fn spec(&self) -> LockSpec {
-        let spec = match self.sharing {
-            None | Some(Sharing::Exclusive) => LockSpec::exclusive(),
-            Some(Sharing::Shared) => LockSpec::shared(),
-            Some(Sharing::Permits(permits)) => LockSpec::permits(permits),
-        };
-        fn with<T>(
-            spec: LockSpec,
-            said: Option<T>,
-            set: impl FnOnce(LockSpec, T) -> LockSpec,
-        ) -> LockSpec {
-            match said {
-                Some(said) => set(spec, said),
-                None => spec,
-            }
-        }
-        let spec = with(spec, self.lease, LockSpec::lease);
-        let spec = with(spec, self.waiting, |spec, waiting| match waiting {
-            Waiting::No => spec.no_wait(),
-            Waiting::AtMost(wait) => spec.wait(wait),
-        });
-        let spec = with(spec, self.renew, |spec, yes| {
-            if yes { spec.renew() } else { spec.no_renew() }
-        });
-        let spec = with(spec, self.reentrant, |spec, yes| {
-            if yes {
-                spec.reentrant()
-            } else {
-                spec.no_reentrant()
-            }
-        });
-        let spec = with(spec, self.strict_order, |spec, yes| {
-            if yes {
-                spec.strict_order()
-            } else {
-                spec.no_strict_order()
-            }
-        });
-        let spec = with(spec, self.min_hold, |spec, said| spec.min_hold(said.value));
-        let spec = with(spec, self.max_hold, |spec, said| spec.max_hold(said.value));
-        with(spec, self.max_waiters, LockSpec::max_waiters)
     }
 }

@@ -1,6 +1,6 @@
 //! Tests of valid and invalid policy files, and of the lookup of routes.
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
 use http::StatusCode;
 use lock_runtime::{LockKey, LockSpec, web::ErrorClass};
@@ -38,7 +38,8 @@ fn name(policies: &LockPolicies, method: &Method, path: &str) -> Option<String> 
 }
 
 fn key(policies: &LockPolicies, method: &Method, uri: &str) -> Result<Target, KeyError> {
-    policies.target(&mut Request::builder().method(method).uri(uri).body(()).unwrap())
+    let mut request = Request::builder().method(method).uri(uri).body(()).unwrap();
+    policies.select(&mut request, |_| None).1
 }
 
 #[test]
@@ -77,7 +78,7 @@ fn a_file_can_set_everything_that_a_layer_can() {
         hold_until = "response"
         reentrant = false
         strict_order = false
-        no_renew = false
+        renew = true
         fail_open = false
 
         [routes]
@@ -85,7 +86,7 @@ fn a_file_can_set_everything_that_a_layer_can() {
         "#,
     );
     let seconds = Duration::from_secs;
-    let spec = LockSpec::permits(std::num::NonZeroU32::new(3).unwrap())
+    let spec = LockSpec::permits(NonZeroU32::new(3).unwrap())
         .lease(seconds(10))
         .wait(seconds(5))
         .reentrant()
@@ -102,7 +103,7 @@ fn a_file_can_set_everything_that_a_layer_can() {
         .status(ErrorClass::Busy, StatusCode::TOO_MANY_REQUESTS)
         .status(ErrorClass::Lost, StatusCode::BAD_GATEWAY);
     assert_eq!(*policies.find(&Method::POST, "/all").unwrap(), all);
-    let spec = LockSpec::shared()
+    let spec = LockSpec::read()
         .lease(seconds(10))
         .no_wait()
         .no_reentrant()
@@ -123,6 +124,63 @@ fn a_file_can_set_everything_that_a_layer_can() {
         open.status_of(ErrorClass::Overloaded),
         StatusCode::SERVICE_UNAVAILABLE
     );
+}
+
+macro_rules! specs {
+    (
+        options { $( $(#[$doc:meta])* $option:ident($($arg:ident: $of:ty)?) { $($set:tt)* } )* }
+        modes { $( $mode:ident($($count:ident: $of_count:ty)?) { $($text:tt)* } )* }
+    ) => {
+        [
+            $( LockSpec::exclusive().$option($(<$of as Sample>::SAMPLE)?), )*
+            $( LockSpec::$mode($(<$of_count as Sample>::SAMPLE)?), )*
+        ]
+    };
+}
+
+trait Sample {
+    const SAMPLE: Self;
+}
+
+impl Sample for Duration {
+    const SAMPLE: Self = Duration::from_secs(7);
+}
+
+impl Sample for usize {
+    const SAMPLE: Self = 7;
+}
+
+impl Sample for NonZeroU32 {
+    const SAMPLE: Self = NonZeroU32::MAX;
+}
+
+#[test]
+fn policy_file_has_each_option_of_a_spec() {
+    for spec in lock_runtime::__lock_options!(specs) {
+        let fields = serde_json::to_value(&spec).unwrap();
+        let fields = fields.as_object().unwrap().iter();
+        let fields: String = fields
+            .map(|(name, value)| format!("{name} = {value}\n"))
+            .collect();
+        let policies = policies(&format!("[routes.'/a']\nkey = '{{header.x}}'\n{fields}"));
+        let policy = policies.find(&Method::GET, "/a").unwrap();
+        assert_eq!(policy, Arc::new(Policy::new("/a").spec(spec)), "{fields}");
+    }
+}
+
+#[test]
+fn policy_file_accepts_all_spellings() {
+    let open = LockSpec::exclusive;
+    for (fields, spec) in [
+        ("mode = 'write'", open()),
+        ("mode = 'shared'", LockSpec::read()),
+        ("no_renew = true", open().no_renew()),
+        ("no_renew = false", open().renew()),
+    ] {
+        let policies = policies(&format!("[routes.'/a']\nkey = '{{header.x}}'\n{fields}"));
+        let policy = policies.find(&Method::GET, "/a").unwrap();
+        assert_eq!(policy, Arc::new(Policy::new("/a").spec(spec)), "{fields}");
+    }
 }
 
 #[test]
@@ -194,7 +252,7 @@ fn the_parameters_of_a_policy_are_those_of_its_own_route() {
     );
     let key = |method, uri| key(&policies, &method, uri);
     let locked = |method, uri| match key(method, uri) {
-        Ok(Target::LockAs(key, _)) => key,
+        Ok(Target::Lock(key)) => key,
         other => panic!("{uri}: {other:?}"),
     };
     let plain = |name: &str| LockKey::new(name).unwrap();
@@ -259,7 +317,7 @@ key = "order:{other"
             "10:9 no request has the method \"post\": write POST",
             "14:9 there is no group \"fast\": write [groups.fast]",
             "15:10 the route \"POST /orders/{id}\" has no parameter {order_id}: it has {id}",
-            "16:8 `mode` must be \"exclusive\" or \"write\" or \"read\", not \"readers\"",
+            "16:8 `mode` must be \"exclusive\" or \"write\" or \"read\" or \"shared\", not \"readers\"",
             "17:1 `mode` and `permits` set the same option: leave one out",
             "17:11 `permits` must be 1 to 4294967295",
             "20:14 invalid key: this \"{\" is not closed; write \"{name}\" for a path parameter, \"{{\" for a brace",
@@ -312,8 +370,12 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
         ("permits = 5_000_000_000", "4294967295"),
         ("permits = \"3\"", "expected a whole number"),
         ("permits = 2.5", "found a fraction"),
-        ("mode = \"shared\"", "\"read\""),
-        ("hold_until = \"stream\"", "\"body\""),
+        ("mode = \"readers\"", "\"read\""),
+        ("renew = true, no_renew = false", "leave one out"),
+        ("no_reentrant = true", "did you mean `reentrant`"),
+        ("no_strict_order = true", "did you mean `strict_order`"),
+        ("shared = true", "did you mean `mode`"),
+        ("hold = \"stream\"", "\"body\""),
         ("max_waiters = -1", "out of range"),
         ("status = 423", "status is a table"),
         ("status = { busy = 200 }", "400 to 599"),

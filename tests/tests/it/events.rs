@@ -12,7 +12,7 @@ fn about(event: &Event, message: &str, key: &str) -> bool {
 }
 
 #[tokio::test]
-async fn every_step_of_a_lock_is_told_with_its_key_and_never_with_its_token() {
+async fn acquire_to_release_emit_events_with_the_key_and_no_token() {
     in_time(async {
         let traces = Captured::new();
         let _collecting = traces.set_default();

@@ -42,7 +42,7 @@ async fn by_proxy(server: &RedisServer) -> (Proxy, LockClient, LockClient) {
 }
 
 #[tokio::test]
-async fn an_acquire_whose_reply_is_lost_tries_again_and_leaves_one_holder() {
+async fn acquire_with_a_lost_reply_retries_and_leaves_one_holder() {
     in_time(async {
         let server = shared_server().await;
         for drop_reply in [
@@ -74,7 +74,7 @@ async fn an_acquire_whose_reply_is_lost_tries_again_and_leaves_one_holder() {
 }
 
 #[tokio::test]
-async fn readers_and_permits_whose_reply_is_lost_leave_no_second_share() {
+async fn acquire_shared_with_a_lost_reply_leaves_no_second_share() {
     in_time(async {
         let (proxy, locks, others) = by_proxy(shared_server().await).await;
         proxy.drop_reply(DropReply::next().to("EVALSHA"));
@@ -259,7 +259,7 @@ async fn scripts_that_the_server_forgets_are_sent_again() {
 }
 
 #[tokio::test]
-async fn when_the_server_stops_everybody_who_waits_gets_an_answer_in_time() {
+async fn acquire_replies_in_time_when_the_server_stops() {
     in_time(async {
         let server = RedisServer::start().await;
         let (locks, others) = (
@@ -423,7 +423,7 @@ const REFUSED: &str = "no connection: Connection refused";
 const SILENT: &str = "no answer within 500.0ms";
 
 #[tokio::test]
-async fn a_request_in_an_outage_tells_how_long_it_waited_how_often_it_asked_and_the_last_cause() {
+async fn acquire_in_an_outage_reports_wait_attempts_and_last_cause() {
     in_time(async {
         let server = RedisServer::start().await;
         let locks = LockClient::connect(&server.url()).await.unwrap();

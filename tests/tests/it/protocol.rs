@@ -24,7 +24,6 @@ mod queue;
 mod released;
 mod several;
 mod tokens;
-pub(crate) mod watched;
 
 const HOUR: Duration = Duration::from_secs(3600);
 /// Longer than anything here takes on a slow machine.

@@ -175,7 +175,7 @@ async fn a_holder_may_write_twice() {
 }
 
 #[tokio::test]
-async fn a_guard_that_entered_again_may_write_before_and_after_the_outer_one() {
+async fn acquire_reentrant_writes_before_and_after_the_outer_guard() {
     for orders in tables() {
         let locks = LockClient::in_memory();
         let outer = locks.reentrant("order:42").acquire().await.unwrap();
@@ -200,7 +200,7 @@ async fn a_guard_that_entered_again_may_write_before_and_after_the_outer_one() {
 
 /// The lock does not go through the store between the two, and the second has a larger token all the same.
 #[tokio::test(start_paused = true)]
-async fn a_task_that_was_handed_the_lock_writes_and_the_one_before_it_is_refused() {
+async fn release_hands_off_locally_and_fences_out_the_earlier_task() {
     in_time(async {
         for orders in tables() {
             let traces = Captured::new();

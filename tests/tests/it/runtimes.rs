@@ -50,7 +50,7 @@ fn a_lease_is_renewed_when_the_runtime_of_the_driver_ends() {
 }
 
 #[test]
-fn a_lock_that_was_left_where_no_runtime_was_is_given_back_by_shutdown() {
+fn shutdown_releases_a_guard_dropped_outside_of_a_runtime() {
     let locks = LockClient::in_memory();
     let first = runtime();
     let guard = first.block_on(locks.exclusive("a").acquire()).unwrap();
@@ -115,7 +115,7 @@ fn a_client_on_redis_survives_the_runtime_it_was_made_on() {
 }
 
 #[test]
-fn a_connection_that_was_being_made_on_a_runtime_that_has_ended_is_made_on_another() {
+fn acquire_reconnects_after_the_end_of_the_first_runtime() {
     let (first, second) = (runtime(), runtime());
     let server = second.block_on(RedisServer::start());
     let locks = first.block_on(LockClient::connect(&server.url())).unwrap();
@@ -211,7 +211,7 @@ async fn limits_that_no_clock_can_hold_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn several_keys_are_not_handed_out_when_the_first_has_ended_meanwhile() {
+async fn acquire_all_fails_if_its_first_key_has_ended_meanwhile() {
     let locks = LockClient::in_memory();
     let blocker = locks.exclusive("b").acquire().await.unwrap();
     let waiting = begun(
@@ -387,7 +387,7 @@ async fn locked(locks: &LockClient) -> Result<(), LockError> {
 }
 
 #[test]
-fn a_call_outside_of_a_runtime_or_in_one_without_timers_is_an_error() {
+fn acquire_without_a_runtime_or_its_timers_is_an_error() {
     let place = runtime();
     let url = place.block_on(async { shared_server().await.url() });
     for elsewhere in Elsewhere::BOTH {
@@ -430,7 +430,7 @@ fn a_call_outside_of_a_runtime_or_in_one_without_timers_is_an_error() {
 }
 
 #[test]
-fn a_shutdown_outside_of_a_runtime_panics_with_the_line_that_called_it() {
+fn shutdown_outside_of_a_runtime_panics_with_the_callers_line() {
     for elsewhere in Elsewhere::BOTH {
         let locks = LockClient::in_memory();
         let (shutdown, line) = (locks.shutdown(), line!());

@@ -215,7 +215,7 @@ fn decoded(text: &str) -> Option<Cow<'_, str>> {
 /// The service and the method of a [gRPC path].
 ///
 /// [gRPC path]: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests
-fn grpc<B>(req: &Request<B>) -> Result<(&str, &str), KeyError> {
+pub(in crate::key) fn grpc<B>(req: &Request<B>) -> Result<(&str, &str), KeyError> {
     let path = req.uri().path().strip_prefix('/').unwrap_or_default();
     match path.split_once('/') {
         // Protobuf names only: percent-encoding would give one method several keys.

@@ -1,6 +1,6 @@
 //! The fields of `[defaults]`, groups and routes.
 
-use std::num::NonZeroU32;
+use std::{num::NonZeroU32, time::Duration};
 
 use http::StatusCode;
 use lock_runtime::{LockSpec, web::ErrorClass};
@@ -10,15 +10,12 @@ use super::{
     Reader,
     values::{Value, at},
 };
-use crate::{
-    policies::settings::{Settings, Sharing, Waiting},
-    protocol::HoldUntil,
-};
+use crate::{policies::settings::Settings, protocol::HoldUntil};
 
 /// The fields that only routes have.
 pub(super) const OF_ROUTES: [&str; 3] = ["name", "group", "skip"];
 /// In the order of the documentation.
-pub(super) const FIELDS: [&str; 17] = [
+pub(super) const FIELDS: [&str; 18] = [
     "key",
     "global",
     "lease",
@@ -29,6 +26,7 @@ pub(super) const FIELDS: [&str; 17] = [
     "reentrant",
     "min_hold",
     "max_hold",
+    "renew",
     "no_renew",
     "strict_order",
     "max_waiters",
@@ -38,13 +36,15 @@ pub(super) const FIELDS: [&str; 17] = [
     "status",
 ];
 /// Names of the same options in other libraries and in the attribute.
-const ALIASES: [(&str, &str); 11] = [
+const ALIASES: [(&str, &str); 13] = [
     ("ttl", "lease"),
     ("expiry", "lease"),
     ("timeout", "wait"),
     ("acquire_timeout", "wait"),
     ("read", "mode"),
     ("write", "mode"),
+    ("shared", "mode"),
+    ("exclusive", "mode"),
     ("semaphore", "permits"),
     ("lock_at_most_for", "max_hold"),
     ("lock_at_least_for", "min_hold"),
@@ -66,7 +66,11 @@ impl Reader<'_> {
     /// elsewhere.
     pub(super) fn settings<'d>(&mut self, table: &'d DeTable<'_>, own: &[&str]) -> Settings<'d> {
         let mut settings = Settings::default();
-        for (one, other) in [("wait", "no_wait"), ("mode", "permits")] {
+        for (one, other) in [
+            ("wait", "no_wait"),
+            ("mode", "permits"),
+            ("renew", "no_renew"),
+        ] {
             if let (true, Some((second, _))) = (table.contains_key(one), table.get_key_value(other))
             {
                 self.mistakes.add(
@@ -89,7 +93,6 @@ impl Reader<'_> {
         own: &[&str],
     ) {
         let name = field.get_ref().as_ref();
-        let exclusive = LockSpec::exclusive;
         match name {
             "key" => {
                 settings.key = self.text(name, "\"order:{id}\"", value);
@@ -100,59 +103,65 @@ impl Reader<'_> {
                 }
             }
             "global" => settings.global = self.flag(name, value),
-            "lease" => {
-                settings.lease = self.duration(name, value, |lease| exclusive().lease(lease))
-            }
-            "wait" => {
-                settings.waiting = self
-                    .duration(name, value, |wait| exclusive().wait(wait))
-                    .map(Waiting::AtMost);
-            }
+            "lease" => drop(self.duration_of(settings, name, value, LockSpec::lease)),
+            "wait" => drop(self.duration_of(settings, name, value, LockSpec::wait)),
             "no_wait" => match self.flag(name, value) {
-                Some(true) => settings.waiting = Some(Waiting::No),
+                Some(true) => settings.set(LockSpec::no_wait),
                 Some(false) => self
                     .mistakes
                     .add(at(value), "set the wait instead: write wait = \"2s\""),
                 None => {}
             },
             "mode" => {
-                settings.sharing = self.word(
-                    name,
-                    value,
-                    [
-                        ("exclusive", Sharing::Exclusive),
-                        ("write", Sharing::Exclusive),
-                        ("read", Sharing::Shared),
-                    ],
-                );
+                let modes: [(_, fn() -> LockSpec); 4] = [
+                    ("exclusive", LockSpec::exclusive),
+                    ("write", LockSpec::write),
+                    ("read", LockSpec::read),
+                    ("shared", LockSpec::shared),
+                ];
+                settings.mode = self.word(name, value, modes).map(|mode| mode());
             }
             "permits" => {
                 let permits = self.number(name, "3", value);
                 let few =
                     permits.map(|permits| u32::try_from(permits).ok().and_then(NonZeroU32::new));
                 match few {
-                    Some(Some(permits)) => settings.sharing = Some(Sharing::Permits(permits)),
+                    Some(Some(permits)) => settings.mode = Some(LockSpec::permits(permits)),
                     Some(None) => self
                         .mistakes
                         .add(at(value), format!("`permits` must be 1 to {}", u32::MAX)),
                     None => {}
                 }
             }
-            "reentrant" => settings.reentrant = self.flag(name, value),
             "min_hold" => {
-                settings.min_hold =
-                    self.said(name, value, |min_hold| exclusive().min_hold(min_hold))
+                settings.min_hold = self.duration_of(settings, name, value, LockSpec::min_hold);
             }
             "max_hold" => {
-                settings.max_hold =
-                    self.said(name, value, |max_hold| exclusive().max_hold(max_hold))
+                settings.max_hold = self.duration_of(settings, name, value, LockSpec::max_hold);
             }
-            "no_renew" => settings.renew = self.flag(name, value).map(|no_renew| !no_renew),
-            "strict_order" => settings.strict_order = self.flag(name, value),
+            "reentrant" => {
+                self.switch(
+                    settings,
+                    name,
+                    value,
+                    LockSpec::reentrant,
+                    LockSpec::no_reentrant,
+                );
+            }
+            "renew" => self.switch(settings, name, value, LockSpec::renew, LockSpec::no_renew),
+            "no_renew" => self.switch(settings, name, value, LockSpec::no_renew, LockSpec::renew),
+            "strict_order" => self.switch(
+                settings,
+                name,
+                value,
+                LockSpec::strict_order,
+                LockSpec::no_strict_order,
+            ),
             "max_waiters" => {
-                let waiters = self.number(name, "100", value);
-                settings.max_waiters =
-                    waiters.map(|waiters| usize::try_from(waiters).unwrap_or(usize::MAX));
+                if let Some(waiters) = self.number(name, "100", value) {
+                    let waiters = usize::try_from(waiters).unwrap_or(usize::MAX);
+                    settings.set(|spec| spec.max_waiters(waiters));
+                }
             }
             "hold_until" => {
                 settings.hold_until = self.word(
@@ -161,7 +170,9 @@ impl Reader<'_> {
                     [("response", HoldUntil::Response), ("body", HoldUntil::Body)],
                 );
             }
-            "retry_after" => settings.retry_after = self.duration(name, value, |_| exclusive()),
+            "retry_after" => {
+                settings.retry_after = self.duration(name, value, |_| LockSpec::exclusive());
+            }
             "fail_open" => settings.fail_open = self.flag(name, value),
             "status" => settings.statuses = self.statuses(value),
             _ if own.contains(&name) => {}
@@ -180,6 +191,34 @@ impl Reader<'_> {
                 );
                 settings.mistaken_key |= matches!(meant, Some("key" | "skip" | "group"));
             }
+        }
+    }
+
+    /// Sets an option of the lock to a duration. Returns the offset of a valid one.
+    fn duration_of(
+        &mut self,
+        settings: &mut Settings<'_>,
+        name: &str,
+        value: &Value<'_>,
+        set: fn(LockSpec, Duration) -> LockSpec,
+    ) -> Option<usize> {
+        let alone = |duration| set(LockSpec::exclusive(), duration);
+        let duration = self.duration(name, value, alone)?;
+        settings.set(|spec| set(spec, duration));
+        Some(at(value))
+    }
+
+    /// Enables or disables an option of the lock.
+    fn switch(
+        &mut self,
+        settings: &mut Settings<'_>,
+        name: &str,
+        value: &Value<'_>,
+        enable: fn(LockSpec) -> LockSpec,
+        disable: fn(LockSpec) -> LockSpec,
+    ) {
+        if let Some(enabled) = self.flag(name, value) {
+            settings.set(if enabled { enable } else { disable });
         }
     }
 

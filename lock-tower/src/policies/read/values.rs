@@ -168,19 +168,6 @@ impl Reader<'_> {
             }
         }
     }
-
-    pub(super) fn said(
-        &mut self,
-        name: &str,
-        value: &Value<'_>,
-        spec: impl Fn(Duration) -> LockSpec,
-    ) -> Option<Said<Duration>> {
-        let duration = self.duration(name, value, spec)?;
-        Some(Said {
-            at: at(value),
-            value: duration,
-        })
-    }
 }
 
 /// Returns the offset of a value.

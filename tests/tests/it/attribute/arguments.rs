@@ -71,6 +71,24 @@ async fn permits_expression(locks: &LockClient) -> Result<Mode, LockError> {
     Ok(locks.inspect_permits("b").await?.holders[0].mode)
 }
 
+#[distributed_lock(key = "a", global, max_waiters = 0)]
+async fn max_waiters() -> Result<(), LockError> {
+    Ok(())
+}
+
+#[distributed_lock(key = "a", global, max_waiters = [1, 2].len())]
+async fn max_waiters_expression() -> Result<(), LockError> {
+    Ok(())
+}
+
+#[distributed_lock(key = "a", global, spec = LockSpec::exclusive().reentrant(), no_reentrant)]
+async fn no_reentrant(depth: u32) -> Result<(), LockError> {
+    match depth {
+        0 => Ok(()),
+        depth => Box::pin(no_reentrant(depth - 1)).await,
+    }
+}
+
 #[distributed_lock(key = "a", global, min_hold = "5s")]
 async fn min_hold() -> Result<(), LockError> {
     Ok(())
@@ -258,7 +276,7 @@ async fn without_renewal_it_ends_with_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_spec_comes_from_wherever_it_is_and_what_is_written_beside_it_wins() {
+async fn attribute_spec_is_an_expression_that_arguments_override() {
     with_client(async |locks| {
         let config = Config {
             lock: LockSpec::exclusive().lease(LEASE).no_wait(),
@@ -337,4 +355,83 @@ async fn bodies_never_overlap() {
         );
     })
     .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_waiters_refuses_callers_beyond_the_head_of_the_queue() {
+    with_client(async |locks| {
+        let held = locks.exclusive("a").acquire().await.unwrap();
+        let (first, second) = tokio::join!(max_waiters(), max_waiters());
+        assert_eq!(first.unwrap_err().kind(), LockErrorKind::WaitTimeout);
+        assert_eq!(second.unwrap_err().kind(), LockErrorKind::Overloaded);
+        let (first, second) = tokio::join!(max_waiters_expression(), max_waiters_expression());
+        for waited in [first, second] {
+            assert_eq!(waited.unwrap_err().kind(), LockErrorKind::WaitTimeout);
+        }
+        held.release().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_reentrant_overrides_the_spec() {
+    with_client(async |_| {
+        assert!(no_reentrant(0).await.is_ok());
+        let error = no_reentrant(1).await.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::WouldDeadlock);
+    })
+    .await;
+}
+
+/// A function with each option and each mode of the list from which the setters of `LockSpec` are
+/// generated. An option that the attribute lacks does not compile.
+mod each {
+    use super::*;
+
+    macro_rules! functions {
+        (
+            options { $( $(#[$doc:meta])* $option:ident($($arg:ident: $of:ty)?) { $($set:tt)* } )* }
+            modes { $( $mode:ident($($count:ident: $of_count:ty)?) { $($text:tt)* } )* }
+        ) => {
+            $(
+                #[distributed_lock(key = "each", global, $option $(= <$of as Sample>::SAMPLE)?)]
+                async fn $option() -> Result<&'static str, LockError> {
+                    Ok(stringify!($option))
+                }
+            )*
+            $(
+                #[distributed_lock(key = "each", global, $mode $(= <$of_count as Sample>::SAMPLE)?)]
+                async fn $mode() -> Result<&'static str, LockError> {
+                    Ok(stringify!($mode))
+                }
+            )*
+
+            #[tokio::test(start_paused = true)]
+            async fn attribute_has_each_option_of_a_spec() {
+                with_client(async |_| {
+                    $( assert_eq!($option().await.unwrap(), stringify!($option)); )*
+                    $( assert_eq!($mode().await.unwrap(), stringify!($mode)); )*
+                })
+                .await;
+            }
+        };
+    }
+
+    lock_runtime::__lock_options!(functions);
+
+    trait Sample {
+        const SAMPLE: Self;
+    }
+
+    impl Sample for Duration {
+        const SAMPLE: Self = LEASE;
+    }
+
+    impl Sample for usize {
+        const SAMPLE: Self = 7;
+    }
+
+    impl Sample for NonZeroU32 {
+        const SAMPLE: Self = THREE;
+    }
 }

@@ -20,7 +20,7 @@ async fn everything(id: u64, argument: [u8; KIB]) -> Result<u64, LockError> {
 }
 
 #[test]
-fn an_argument_of_one_kib_makes_a_future_of_at_most_three_and_a_half() {
+fn attribute_future_with_a_1_kib_argument_is_at_most_3_5_kib() {
     for (name, size) in [
         ("one key", size_of_val(&one_kib(1, [0; KIB]))),
         ("everything", size_of_val(&everything(1, [0; KIB]))),
@@ -66,7 +66,7 @@ fn allocations<T>(runtime: &runtime::Runtime, call: impl AsyncFn() -> Result<T, 
 const THE_KEY: u64 = 1;
 
 #[test]
-fn nothing_is_allocated_but_the_key_beside_what_the_runtime_does_by_itself() {
+fn attribute_allocates_nothing_but_the_key_beside_the_runtime() {
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -1,22 +1,17 @@
-//! Random interleavings over a network that delays, reorders and loses requests and replies, with the clock paused: at most
-//! one holder, nobody waits for ever, and nothing is left in the end.
+//! Random interleavings over a network that delays, reorders and loses requests and replies, with
+//! the clock paused: at most one holder, no task hangs, and no lock is left at the end.
 
 use std::{
     future::pending,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
-use futures_util::future::BoxFuture;
 use lock_runtime::{
-    Family, LockClient, LockKey, RevokeReply, RevokeScope,
-    store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener,
-        MemoryStore, PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError,
-        StoreErrorKind,
-    },
+    Family, LockClient, LockKey,
+    store::{MemoryStore, Store as _, StoreError, StoreErrorKind},
 };
-use lock_tests::FencedResource;
+use lock_tests::{FaultyStore, FencedResource};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tokio::{
     sync::oneshot,
@@ -31,16 +26,13 @@ const TASKS: usize = 12;
 const LEASE: Duration = Duration::from_secs(2);
 
 #[tokio::test(start_paused = true)]
-async fn over_a_bad_network_nobody_meets_nobody_hangs_and_nothing_is_left() {
+async fn acquire_over_a_bad_network_excludes_and_leaves_no_lock() {
     for seed in 0..SEEDS {
         let mut random = StdRng::seed_from_u64(seed);
-        let network = Network {
-            store: Arc::default(),
-            random: Mutex::new(StdRng::seed_from_u64(seed)),
-            loss: random.random_range(0.0..0.2),
-            slowness: Duration::from_millis(random.random_range(1..400)),
-        };
-        let (store, network) = (network.store.clone(), Arc::new(network));
+        let store = Arc::default();
+        let loss = random.random_range(0.0..0.2);
+        let slowness = Duration::from_millis(random.random_range(1..400));
+        let network = network(&store, seed, loss, slowness);
         let clients = [
             LockClient::with_store(network.clone()),
             LockClient::with_store(network),
@@ -52,11 +44,11 @@ async fn over_a_bad_network_nobody_meets_nobody_hangs_and_nothing_is_left() {
             tasks.spawn(work(clients[task % 2].clone(), resource.clone(), random));
         }
         let done = timeout(Duration::from_secs(600), tasks.join_all()).await;
-        assert!(done.is_ok(), "seed {seed}: somebody hangs");
+        assert!(done.is_ok(), "seed {seed}: a task hangs");
         let report = resource.report();
         assert!(report.is_clean(), "seed {seed}: {report}");
 
-        // The longest a straggler and its lease may last.
+        // A delayed request and its lease last no longer.
         sleep(LEASE * 3).await;
         for key in ["a", "b"].map(|key| LockKey::new(key).unwrap()) {
             let left = store.inspect(&key, Family::Lock).await.unwrap().holders;
@@ -65,18 +57,14 @@ async fn over_a_bad_network_nobody_meets_nobody_hangs_and_nothing_is_left() {
     }
 }
 
-/// PROTOCOL 8: a request may be executed after it was given up. Its lock is free soon all the same, long before its lease ends.
+/// PROTOCOL 8: a request may be executed after its caller gave up. Its lock is free soon all the
+/// same, long before the lease ends.
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_executed_after_it_was_given_up_holds_nothing() {
+async fn acquire_executed_after_its_caller_gave_up_holds_no_lock() {
     for seed in 0..SEEDS {
-        let network = Network {
-            store: Arc::default(),
-            random: Mutex::new(StdRng::seed_from_u64(seed)),
-            loss: 0.0,
-            slowness: Duration::from_millis(1200),
-        };
-        let store = network.store.clone();
-        let locks = LockClient::with_store(Arc::new(network));
+        let store = Arc::default();
+        let network = network(&store, seed, 0.0, Duration::from_millis(1200));
+        let locks = LockClient::with_store(network);
         let keys: Vec<_> = (0..10)
             .map(|number| LockKey::new(format!("k{number}")).unwrap())
             .collect();
@@ -92,7 +80,7 @@ async fn a_request_that_is_executed_after_it_was_given_up_holds_nothing() {
     }
 }
 
-/// What one task does; every step may be cut off. The resource belongs to key "a".
+/// The steps of one task; each may be cut off. The resource belongs to key "a".
 async fn work(locks: LockClient, resource: Arc<FencedResource>, mut random: StdRng) {
     for _ in 0..6 {
         let patience = Duration::from_millis(random.random_range(0..4000));
@@ -109,7 +97,7 @@ async fn work(locks: LockClient, resource: Arc<FencedResource>, mut random: StdR
             let _inside = resource.enter(fence);
             sleep(stay).await;
         };
-        // The token of "a" also where it is one of two keys: "a" is the first.
+        // With two keys, too, the fencing token is that of "a": it is the first.
         let step = async {
             match random.random_range(0..5) {
                 0 => drop(request(&locks).lease(LEASE).acquire().await),
@@ -149,127 +137,44 @@ async fn work(locks: LockClient, resource: Arc<FencedResource>, mut random: StdR
     }
 }
 
-/// A store at the far end of a network. A call that is dropped here is executed there all the same, if it arrives.
-#[derive(Debug)]
-struct Network {
-    store: Arc<MemoryStore>,
-    random: Mutex<StdRng>,
-    /// How probable it is that a request is lost; and that a reply is.
-    loss: f64,
-    slowness: Duration,
-}
-
-impl Network {
-    fn send<T: Send + 'static>(
-        &self,
-        execute: impl FnOnce(Arc<MemoryStore>) -> BoxFuture<'static, Result<T, StoreError>>
-        + Send
-        + 'static,
-    ) -> BoxFuture<'static, Result<T, StoreError>> {
-        let mut random = self.random.lock().unwrap();
+/// A client's view of `store` at the far end of a network, which delays each request and reply by
+/// up to `slowness` and loses each with the probability `loss`. A call that is dropped here is
+/// executed there all the same, if it arrives.
+fn network(store: &Arc<MemoryStore>, seed: u64, loss: f64, slowness: Duration) -> Arc<FaultyStore> {
+    let random = Mutex::new(StdRng::seed_from_u64(seed));
+    FaultyStore::new(store.clone(), move |call| {
+        let mut random = random.lock().unwrap();
         let [there, back] =
-            std::array::from_fn(|_| self.slowness.mul_f64(random.random::<f64>().powi(4)));
-        let [request_lost, reply_lost] = std::array::from_fn(|_| random.random_bool(self.loss));
-        let told = random.random_bool(0.5);
+            std::array::from_fn(|_| slowness.mul_f64(random.random::<f64>().powi(4)));
+        let [request_lost, reply_lost] = std::array::from_fn(|_| random.random_bool(loss));
+        let breaks = random.random_bool(0.5);
         drop(random);
-        let store = self.store.clone();
         let (reply, answer) = oneshot::channel();
         tokio::spawn(async move {
             sleep(there).await;
             if !request_lost {
-                let result = execute(store).await;
+                let outcome = call.execute().await;
                 sleep(back).await;
                 if !reply_lost {
-                    let _ = reply.send(result);
+                    let _ = reply.send(outcome);
                     return;
                 }
             }
-            // Either the connection breaks, or the silence lasts until somebody gives up.
-            if !told {
+            // Either the connection breaks, or it stays silent until the client gives up.
+            if !breaks {
                 sleep(LONG).await;
             }
         });
         let sent = Instant::now();
-        Box::pin(async move {
+        async move {
             match answer.await {
-                Ok(result) => result,
+                Ok(outcome) => outcome,
                 Err(_) if sent.elapsed() >= LONG => pending().await,
                 Err(_) => Err(StoreError::new(
                     StoreErrorKind::Unavailable,
                     "the connection broke",
                 )),
             }
-        })
-    }
-}
-
-impl Store for Network {
-    fn acquire<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
-        let request = request.clone();
-        self.send(|store| Box::pin(async move { store.acquire(&request).await }))
-    }
-
-    fn acquire_all<'a>(
-        &'a self,
-        requests: &'a [KeyRequest],
-    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
-        let requests = requests.to_vec();
-        self.send(|store| Box::pin(async move { store.acquire_all(&requests).await }))
-    }
-
-    fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
-        let hold = hold.clone();
-        self.send(|store| Box::pin(async move { store.poll(&hold).await }))
-    }
-
-    fn renew<'a>(
-        &'a self,
-        renewals: &'a [Renewal],
-    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
-        let renewals = renewals.to_vec();
-        let answer = self.send(|store| Box::pin(async move { Ok(store.renew(&renewals).await) }));
-        Box::pin(async { answer.await.unwrap_or_else(|error| vec![Err(error)]) })
-    }
-
-    fn release<'a>(
-        &'a self,
-        release: &'a Release,
-    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
-        let release = release.clone();
-        self.send(|store| Box::pin(async move { store.release(&release).await }))
-    }
-
-    fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
-        let hold = hold.clone();
-        self.send(|store| Box::pin(async move { store.convert(&hold).await }))
-    }
-
-    fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
-        let hold = hold.clone();
-        self.send(|store| Box::pin(async move { store.abandon(&hold).await }))
-    }
-
-    fn inspect<'a>(
-        &'a self,
-        key: &'a LockKey,
-        family: Family,
-    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        self.store.inspect(key, family)
-    }
-
-    fn revoke<'a>(
-        &'a self,
-        key: &'a LockKey,
-        family: Family,
-        scope: RevokeScope,
-    ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
-        self.store.revoke(key, family, scope)
-    }
-
-    fn listen(&self, listener: Weak<dyn Listener>) {
-        self.store.listen(listener);
-    }
+        }
+    })
 }

@@ -120,7 +120,7 @@ async fn a_user_of_the_documented_line_can_do_everything() {
 }
 
 #[tokio::test]
-async fn what_a_cluster_needs_beyond_a_server_is_told_with_the_whole_line_or_done_without() {
+async fn connect_names_missing_cluster_rights_or_does_without_them() {
     in_time(async {
         let cluster = RedisCluster::builder()
             .user("ann", PASSWORD, "")
@@ -226,7 +226,7 @@ async fn a_cluster_is_reached_over_tls() {
 
 /// By a certificate that the builder was given, where the process trusts none.
 #[tokio::test]
-async fn a_user_of_the_documented_line_reaches_a_cluster_over_tls_and_goes_where_it_sends_him() {
+async fn connect_reaches_a_cluster_over_tls_with_the_documented_acl() {
     in_time(async {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let line = RedisStore::cluster_acl_line("lock");

@@ -7,7 +7,7 @@ use super::{LONG, Place, key_at, key_of_each, lock_name, place_on, use_lock};
 use crate::place::in_time;
 
 #[tokio::test]
-async fn locks_lie_on_all_primaries_and_each_is_asked_over_one_connection() {
+async fn acquire_uses_all_primaries_over_one_connection_each() {
     in_time(async {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
@@ -120,7 +120,7 @@ async fn a_lock_outlives_the_move_of_its_slot() {
 }
 
 #[tokio::test]
-async fn any_node_shows_the_way_also_a_replica_and_the_dead_are_passed_over() {
+async fn connect_finds_a_cluster_by_any_node_and_skips_dead_ones() {
     in_time(async {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
@@ -188,7 +188,7 @@ async fn nodes_are_found_by_whatever_they_call_themselves() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_no_node_and_a_node_that_is_asked_alone_are_told() {
+async fn connect_reports_a_server_that_is_no_node_and_a_lone_node() {
     in_time(async {
         let server = shared_server().await;
         let error = LockClient::builder()

@@ -109,7 +109,7 @@ async fn a_dropped_lock_on_its_way_is_given_back() {
 
 /// All its keys are at the old node still, which grants nothing any more that it has freed.
 #[tokio::test]
-async fn a_lock_that_others_wait_for_is_given_back_on_its_way_and_they_have_it_when_it_is_there() {
+async fn release_in_a_migrating_slot_hands_off_after_the_migration() {
     in_time(async {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);

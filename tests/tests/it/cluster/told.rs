@@ -144,7 +144,7 @@ async fn who_waits_is_told_after_the_connection_was_lost_too() {
 }
 
 #[tokio::test]
-async fn a_slot_has_one_channel_of_a_client_however_many_wait_there_and_none_when_they_have_left() {
+async fn acquire_uses_one_channel_per_slot_while_waiters_are_left() {
     in_time(async {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);

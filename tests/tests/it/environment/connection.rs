@@ -48,7 +48,7 @@ async fn a_unix_socket_will_do() {
 
 // 11 of the failures seen elsewhere.
 #[tokio::test]
-async fn a_client_has_one_connection_and_one_subscription_whatever_it_holds_or_waits_for() {
+async fn acquire_uses_one_connection_and_one_subscription() {
     let server = RedisServer::start().await;
     let locks = LockClient::connect(&server.url()).await.unwrap();
     let mut guards = Vec::new();

@@ -199,7 +199,7 @@ async fn data_under_the_name_of_a_fence_stay_as_they_are() {
 }
 
 #[tokio::test]
-async fn data_that_came_under_the_fences_name_later_do_not_keep_the_lock() {
+async fn release_frees_a_lock_despite_foreign_data_in_its_fence_key() {
     let (server, store) = store().await;
     for mode in modes() {
         let hold = Hold::new(

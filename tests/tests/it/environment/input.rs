@@ -135,7 +135,7 @@ async fn a_lease_out_of_range_is_refused_with_the_range() {
 }
 
 #[tokio::test]
-async fn defaults_that_cannot_be_meant_are_refused_before_anything_is_connected() {
+async fn connect_refuses_invalid_defaults_before_it_connects() {
     let builder =
         LockClient::builder().defaults(LockSpec::exclusive().lease(Duration::from_millis(1)));
     let error = builder.clone().build_in_memory().unwrap_err();
@@ -185,7 +185,7 @@ async fn another_number_of_permits_is_refused_while_somebody_holds() {
 }
 
 #[tokio::test]
-async fn who_does_not_fit_the_mode_a_key_is_held_in_is_told_that_it_is_held() {
+async fn acquire_in_another_mode_reports_the_lock_as_held() {
     for locks in clients().await {
         let name = unique("mode");
         let reader = locks.read(name.as_str()).acquire().await.unwrap();
@@ -290,7 +290,7 @@ async fn a_store_in_this_process_is_named_with_and_without_a_colon() {
 }
 
 #[tokio::test]
-async fn a_wrong_url_is_refused_with_a_right_one_and_never_with_the_password() {
+async fn connect_refuses_a_wrong_url_without_printing_its_password() {
     for url in [
         "",
         " ",

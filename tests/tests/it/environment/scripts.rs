@@ -77,7 +77,7 @@ async fn every_call_survives_a_server_that_forgot_its_scripts() {
 }
 
 #[tokio::test]
-async fn a_batch_of_renewals_survives_a_server_that_forgot_its_scripts() {
+async fn renew_survives_a_server_that_forgot_its_scripts() {
     let server = RedisServer::start().await;
     let store = RedisStore::connect(&server.url(), "lock").await.unwrap();
     let hold = |number: usize| {
@@ -118,7 +118,7 @@ async fn a_batch_of_renewals_survives_a_server_that_forgot_its_scripts() {
 }
 
 #[tokio::test]
-async fn forgotten_scripts_cost_a_batch_one_more_round_trip_and_not_one_for_each_lock() {
+async fn renew_with_forgotten_scripts_costs_a_batch_one_round_trip() {
     let server = RedisServer::start().await;
     let proxy = Proxy::to(&server).await;
     let store = RedisStore::connect(&proxy.url(), "lock").await.unwrap();

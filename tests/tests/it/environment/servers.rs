@@ -230,7 +230,7 @@ async fn a_replica_keeps_no_locks() {
 }
 
 #[tokio::test]
-async fn a_primary_that_became_a_replica_is_waited_for_and_then_told_of() {
+async fn acquire_waits_for_a_primary_that_became_a_replica() {
     let server = RedisServer::start().await;
     let locks = LockClient::connect(&server.url()).await.unwrap();
     locks
@@ -266,7 +266,7 @@ async fn a_primary_that_became_a_replica_is_waited_for_and_then_told_of() {
 }
 
 #[tokio::test]
-async fn no_call_takes_longer_than_the_wait_while_the_server_is_silent() {
+async fn acquire_on_a_silent_server_takes_no_longer_than_the_wait() {
     let server = RedisServer::start().await;
     let locks = LockClient::connect(&server.url()).await.unwrap();
     let guard = locks.exclusive("held").lease(HOUR).acquire().await.unwrap();

@@ -30,7 +30,7 @@ fn allocations(runtime: &runtime::Runtime, call: impl AsyncFn()) -> u64 {
 }
 
 #[test]
-fn a_request_allocates_four_times_at_most_beside_what_the_runtime_does() {
+fn layer_allocates_at_most_four_times_beside_the_runtime() {
     const LAYER: u64 = 4;
     let runtime = runtime();
     let locks = runtime.block_on(async { LockClient::in_memory() });

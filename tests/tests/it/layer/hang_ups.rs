@@ -10,18 +10,16 @@ use std::sync::Arc;
 
 use axum::{Router, body::Body, routing::post};
 use lock_runtime::{HeldLock, LockClient, store::MemoryStore};
+use lock_tests::{FaultyStore, faulty_store::Operation};
 use lock_tower::{DetachLayer, HoldUntil, LockLayer};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tower::{limit::GlobalConcurrencyLimitLayer, util::option_layer};
 
 use super::{
     client::{Call, Connected, Http},
     server::{End, watched},
 };
-use crate::{
-    place::{LONG, begun, eventually},
-    protocol::watched::{Asked, Watched},
-};
+use crate::place::{LONG, begun, eventually};
 
 /// As many as may wait for one key: whoever is forgotten in the line takes the place of another.
 const WAITERS: usize = 2;
@@ -47,7 +45,9 @@ impl Entry {
 
 /// A route with room for one request within its lock, whose handlers do what the test says.
 struct Scene {
-    store: Arc<Watched>,
+    store: Arc<FaultyStore>,
+    /// While it is true, no release is executed.
+    releases_stopped: watch::Sender<bool>,
     locks: LockClient,
     server: Connected,
     arrivals: mpsc::UnboundedReceiver<End>,
@@ -65,7 +65,17 @@ impl Scene {
     }
 
     async fn with(http: Http, hold: HoldUntil, detach: Option<DetachLayer>) -> Self {
-        let store = Watched::new(Arc::new(MemoryStore::new()));
+        let (releases_stopped, stopped) = watch::channel(false);
+        let store = FaultyStore::new(Arc::new(MemoryStore::new()), move |call| {
+            let mut stopped = stopped.clone();
+            async move {
+                if matches!(call.operation, Operation::Release(_)) {
+                    // An error means that the test is over.
+                    let _ = stopped.wait_for(|stopped| !stopped).await;
+                }
+                call.execute().await
+            }
+        });
         let locks = LockClient::builder()
             .max_waiters(WAITERS)
             .build_with_store(store.clone());
@@ -89,6 +99,7 @@ impl Scene {
         let server = Connected::start(http, app).await;
         Self {
             store,
+            releases_stopped,
             locks,
             server,
             arrivals,
@@ -109,6 +120,16 @@ impl Scene {
 
     async fn is_held(&self, key: &str) -> bool {
         !self.locks.inspect(key).await.unwrap().holders.is_empty()
+    }
+
+    fn stop_releases(&self, stopped: bool) {
+        self.releases_stopped.send_replace(stopped);
+    }
+
+    /// Waits until `count` releases were sent.
+    async fn releases(&self, count: usize) {
+        let is_release = |operation: &Operation| matches!(operation, Operation::Release(_));
+        self.store.wait_for(count, is_release).await;
     }
 
     /// The one that stood behind is served, and nothing is left of either.
@@ -163,13 +184,4 @@ impl Scene {
 /// Waits until the server has dropped what it belongs to.
 async fn dropped(end: End) {
     assert!(end.await.is_err());
-}
-
-/// Somebody has begun to wait for a release, and somebody else goes on with it.
-fn is_released_again(asked: &[Asked]) -> bool {
-    asked
-        .iter()
-        .filter(|asked| matches!(asked, Asked::Release(_)))
-        .count()
-        == 2
 }

@@ -6,7 +6,7 @@ use axum::{Router, body::Body, response::Response, routing::post};
 use futures_util::poll;
 use http::Request;
 use http_body_util::BodyExt;
-use lock_runtime::{HeldLock, LockClient, RevokeScope};
+use lock_runtime::{HeldLock, LockClient, LockKey, RevokeScope};
 use lock_tests::{Captured, RedisServer};
 use lock_tower::{HoldUntil, LockLayer, LockPolicies, PolicyLayer};
 use metrics::LocalRecorderGuard;
@@ -66,6 +66,14 @@ impl Counted {
                 )
             });
         figures.filter(|(_, value)| *value != 0.0).collect()
+    }
+
+    /// Returns how often locks were held since the last time, by policy.
+    fn held(&self) -> Vec<(String, f64)> {
+        let figures = self.since_last().into_iter();
+        figures
+            .filter(|(name, _)| name.starts_with("lock_hold"))
+            .collect()
     }
 
     fn expect(&self, expected: &[(&str, f64)]) {
@@ -297,28 +305,60 @@ async fn policies_are_counted_by_their_names_and_never_by_key() {
         ("lock_hold_seconds{policy=/x/{id}}", 1.0),
     ]);
 
-    // A layer without a name is called by its template, or is unnamed.
-    let plain = LockLayer::new(locks.clone(), "order:{method}")
+    // A layer without a name is called by its template.
+    let plain = LockLayer::new(locks, "order:{method}")
         .unwrap()
         .permits(NonZeroU32::MIN);
-    let by_closure = LockLayer::with_key(locks, lock_tower::key::global("one").unwrap());
-    let twice = Router::new()
-        .fallback(async || "found")
-        .layer(plain)
-        .layer(by_closure);
-    let Ok(_) = twice.oneshot(order()).await;
-    let figures = counted.since_last();
-    let names: Vec<_> = figures
-        .keys()
-        .filter(|name| name.starts_with("lock_hold"))
-        .collect();
+    let app = Router::new().fallback(async || "found").layer(plain);
+    let Ok(_) = app.oneshot(order()).await;
     assert_eq!(
-        names,
+        counted.held(),
+        [("lock_hold_seconds{policy=order:{method}}".to_owned(), 1.0)]
+    );
+}
+
+#[tokio::test]
+async fn layer_without_a_name_is_named_after_the_route() {
+    let counted = Counted::here();
+    let traces = Captured::new();
+    let _collecting = traces.set_default();
+    let by_closure = |request: &Request<Body>| LockKey::new(request.uri().path());
+    let lock = LockLayer::with_key(LockClient::in_memory(), by_closure);
+    let handler = async || tracing::info!("at work");
+    let orders = Router::new().route("/orders/{id}", post(handler));
+    let app = Router::new()
+        .nest("/v1", orders)
+        .route("/users/{id}", post(async || "done"))
+        .fallback(async || "nothing")
+        .layer(lock);
+    for path in ["/v1/orders/1", "/v1/orders/2", "/users/1", "/nowhere"] {
+        let request = Request::post(path).body(Body::empty()).unwrap();
+        let Ok(response) = app.clone().oneshot(request).await;
+        assert_eq!(response.status(), 200);
+    }
+    for (content_type, path) in [
+        ("application/grpc", "/shop.Orders/Pay"),
+        ("application/grpc+proto", "/shop.Orders/Pay"),
+        ("application/grpc", "/shop.Orders/Pay/7"),
+        ("text/plain", "/shop.Orders/Pay"),
+    ] {
+        let request = Request::post(path).header("content-type", content_type);
+        let Ok(_) = app
+            .clone()
+            .oneshot(request.body(Body::empty()).unwrap())
+            .await;
+    }
+    assert_eq!(
+        counted.held(),
         [
-            "lock_hold_seconds{policy=order:{method}}",
-            "lock_hold_seconds{policy=unnamed}"
+            ("lock_hold_seconds{policy=/shop.Orders/Pay}".to_owned(), 2.0),
+            ("lock_hold_seconds{policy=/users/{id}}".to_owned(), 1.0),
+            ("lock_hold_seconds{policy=/v1/orders/{id}}".to_owned(), 2.0),
+            ("lock_hold_seconds{policy=unrouted}".to_owned(), 3.0),
         ]
     );
+    let event = traces.wait_for(|event| event.message == "at work").await;
+    assert_eq!(event.span_fields["policy"], "/v1/orders/{id}");
 }
 
 #[test]

@@ -261,7 +261,7 @@ async fn a_body_under_its_lock_keeps_no_service_from_others() {
 }
 
 #[tokio::test]
-async fn a_service_that_fails_to_be_ready_is_not_called_and_the_lock_is_freed() {
+async fn layer_frees_the_lock_if_the_service_is_never_ready() {
     let locks = LockClient::in_memory();
     let probe = Probe::new();
     for hold in [HoldUntil::Response, HoldUntil::Body] {
@@ -320,7 +320,7 @@ async fn a_lock_that_is_lost_before_the_service_is_ready_is_told() {
 }
 
 #[tokio::test]
-async fn without_its_store_a_service_is_called_only_when_it_was_polled_ready() {
+async fn layer_without_its_store_calls_only_a_ready_service() {
     let redis = RedisServer::start().await;
     let locks = LockClient::connect(&redis.url()).await.unwrap();
     let wait = Duration::from_millis(100);

@@ -191,7 +191,7 @@ async fn a_placeholder_that_the_route_does_not_have_is_our_mistake() {
 }
 
 #[tokio::test]
-async fn a_layer_around_a_finished_router_serves_nothing_without_its_lock() {
+async fn layer_around_a_finished_router_serves_nothing_unlocked() {
     let app: Router = Router::new().route("/orders/{id}", post(async || "paid"));
     let app = orders(&LockClient::in_memory()).layer(app);
     let request = axum::extract::Request::post("/orders/7")

@@ -22,7 +22,7 @@ use axum::{
 use lock_runtime::{HeldLock, LockClient, LockError, LockKey, RevokeScope, is_held};
 use lock_tests::FencedResource;
 use lock_tower::{
-    Http, KeyError, KeyExtractor, KeyTemplate, Lock, LockLayer, ResponseFuture, Target,
+    Http, KeyError, KeyExtractor, KeyTemplate, Keyed, Lock, LockLayer, ResponseFuture, Target,
 };
 use tokio::sync::{Barrier, mpsc, oneshot};
 use tower::{Layer, Service, ServiceExt};
@@ -334,7 +334,7 @@ async fn the_triplet_can_be_named_and_cloned() {
     }
 
     let layer: LockLayer = LockLayer::new(LockClient::in_memory(), "one").unwrap();
-    let mut service: Lock<Ok200, KeyTemplate, Http> = layer.layer(Ok200).clone();
+    let mut service: Lock<Ok200, Keyed<KeyTemplate>, Http> = layer.layer(Ok200).clone();
     let future = service.call(Request::default());
     future_of(&future);
     assert_eq!(future.await.unwrap().status(), 200);

@@ -374,7 +374,7 @@ fn slow(
 }
 
 #[tokio::test]
-async fn a_detached_handler_finishes_under_its_lock_without_its_caller() {
+async fn layer_detached_finishes_under_its_lock_without_its_caller() {
     let locks = LockClient::in_memory();
     let (app, mut entries, mut ends) = slow(&locks);
     let (app, mut arrivals) = watched(app);

@@ -1,11 +1,14 @@
 //! What a hold can say of itself, for those who measure: how often it was renewed, and whether it was waited for.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, atomic::Ordering},
+    time::Duration,
+};
 
-use lock_runtime::{LockClient, LockGuard, LockRequest};
-use lock_tests::Captured;
+use lock_runtime::{LockClient, LockGuard, LockRequest, store::MemoryStore};
+use lock_tests::{Captured, FaultyStore, faulty_store::Operation};
 
-use super::line::Spy;
+use super::line::silent_store;
 use crate::place::{LONG, Place, begun, eventually, in_time, on_every_store};
 
 on_every_store! {
@@ -213,10 +216,23 @@ async fn permits_are_contended_when_all_are_taken(place: Place) {
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_is_free_only_after_the_first_answer_is_contended() {
     in_time(async {
-        let spy = Arc::new(Spy::default());
+        // Released after the next acquire request, and before its reply arrives.
+        let held_first = Arc::new(Mutex::<Option<LockGuard>>::default());
+        let released = held_first.clone();
+        let store = FaultyStore::new(Arc::new(MemoryStore::new()), move |call| {
+            let acquires = matches!(call.operation, Operation::Acquire(_));
+            let guard = acquires.then(|| released.lock().unwrap().take()).flatten();
+            async move {
+                let outcome = call.execute().await;
+                if let Some(guard) = guard {
+                    guard.release().await.unwrap();
+                }
+                outcome
+            }
+        });
         let (locks, others) = (
-            LockClient::with_store(spy.clone()),
-            LockClient::with_store(spy.clone()),
+            LockClient::with_store(store.clone()),
+            LockClient::with_store(store),
         );
         let permit = |locks: &LockClient| locks.permits("a", 1.try_into().unwrap());
         for (held, wanted) in [
@@ -225,7 +241,7 @@ async fn a_lock_that_is_free_only_after_the_first_answer_is_contended() {
             (permit(&others), permit(&locks)),
         ] {
             let guard = held.acquire().await.unwrap();
-            spy.answers.lock().unwrap().releases = Some(guard);
+            *held_first.lock().unwrap() = Some(guard);
             assert!(contended(wanted.clone()).await, "{wanted:?}");
         }
     })
@@ -235,12 +251,12 @@ async fn a_lock_that_is_free_only_after_the_first_answer_is_contended() {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_silent_at_first_makes_no_lock_contended() {
     in_time(async {
-        let spy = Arc::new(Spy::default());
-        let locks = LockClient::with_store(spy.clone());
+        let (store, silent) = silent_store();
+        let locks = LockClient::with_store(store);
         for request in [locks.exclusive("a"), locks.read("a"), locks.all(["a", "b"])] {
-            spy.answers.lock().unwrap().silent = true;
+            silent.store(true, Ordering::Relaxed);
             let waiting = begun(contended(request.clone())).await;
-            spy.answers.lock().unwrap().silent = false;
+            silent.store(false, Ordering::Relaxed);
             assert!(!waiting.await, "{request:?}");
         }
     })
@@ -250,12 +266,12 @@ async fn a_store_that_is_silent_at_first_makes_no_lock_contended() {
 #[tokio::test(start_paused = true)]
 async fn whoever_came_behind_somebody_was_contended() {
     in_time(async {
-        let spy = Arc::new(Spy::default());
-        let locks = LockClient::with_store(spy.clone());
-        spy.answers.lock().unwrap().silent = true;
+        let (store, silent) = silent_store();
+        let locks = LockClient::with_store(store);
+        silent.store(true, Ordering::Relaxed);
         let head = begun(locks.exclusive("a").wait(LONG).acquire()).await;
         let behind = begun(contended(locks.exclusive("a"))).await;
-        spy.answers.lock().unwrap().silent = false;
+        silent.store(false, Ordering::Relaxed);
         drop(head);
         // The store never said that the lock was not free.
         assert!(behind.await);

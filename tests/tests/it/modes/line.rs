@@ -1,31 +1,27 @@
-//! First come first served within a process, and nobody barges in.
+//! First come, first served within a process, and no request overtakes the waiters.
 
 use std::{
-    sync::{Arc, Mutex, Weak},
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
-use futures_util::future::BoxFuture;
-use lock_runtime::{
-    Family, LockClient, LockGuard, LockKey, RevokeReply, RevokeScope,
-    store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, Listener,
-        MemoryStore, PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError,
-        Token,
-    },
-};
-use lock_tests::Captured;
+use lock_runtime::{LockClient, store::MemoryStore};
+use lock_tests::{Captured, FaultyStore, faulty_store::Operation};
 use tokio::{sync::mpsc, task::JoinSet};
 
 use crate::place::{LONG, Place, begun, eventually, in_time, on_every_store};
 
 on_every_store! {
-    a_hundred_waiters_are_served_in_their_order,
-    whoever_gives_up_leaves_the_line_to_the_next,
-    nobody_barges_in_while_others_wait,
+    acquire_serves_a_hundred_waiters_in_order,
+    acquire_given_up_leaves_the_queue_to_the_next,
+    try_acquire_does_not_overtake_waiters,
 }
 
-async fn a_hundred_waiters_are_served_in_their_order(place: Place) {
+async fn acquire_serves_a_hundred_waiters_in_order(place: Place) {
     let locks = place.client().await;
     let first = locks.exclusive("a").acquire().await.unwrap();
     let (served, mut order) = mpsc::unbounded_channel();
@@ -46,7 +42,7 @@ async fn a_hundred_waiters_are_served_in_their_order(place: Place) {
     tasks.join_all().await;
 }
 
-async fn whoever_gives_up_leaves_the_line_to_the_next(place: Place) {
+async fn acquire_given_up_leaves_the_queue_to_the_next(place: Place) {
     let locks = place.client().await;
     let first = locks.exclusive("a").acquire().await.unwrap();
     let mut waiting = Vec::new();
@@ -64,7 +60,7 @@ async fn whoever_gives_up_leaves_the_line_to_the_next(place: Place) {
     last.await.unwrap().release().await.unwrap();
 }
 
-async fn nobody_barges_in_while_others_wait(place: Place) {
+async fn try_acquire_does_not_overtake_waiters(place: Place) {
     let traces = Captured::new();
     let _collecting = traces.set_default();
     let (locks, others) = (place.client().await, place.client().await);
@@ -74,7 +70,7 @@ async fn nobody_barges_in_while_others_wait(place: Place) {
         .wait_for(|event| event.message == "waiting for its holder")
         .await;
     guard.release().await.unwrap();
-    // The store would grant it now, and the one who waits looks only now and then.
+    // The store would grant it now, and the waiter polls only now and then.
     assert!(locks.exclusive("a").try_acquire().await.unwrap().is_none());
     assert!(locks.all(["a", "b"]).try_acquire().await.unwrap().is_none());
     waiting.await.unwrap().unwrap().release().await.unwrap();
@@ -83,154 +79,78 @@ async fn nobody_barges_in_while_others_wait(place: Place) {
         .try_acquire()
         .await
         .unwrap()
-        .expect("nobody waits")
+        .expect("no waiter is left")
         .release()
         .await
         .unwrap();
 }
 
-/// PROTOCOL 17 and 1: the next in line goes on under the name of the one before it, unless an answer to that is still out.
+/// PROTOCOL 17 and 1: the next waiter takes over the token of the waiter before it, unless a
+/// request with that token is still without a reply.
 #[tokio::test(start_paused = true)]
-async fn a_place_is_inherited_and_a_token_in_doubt_is_not() {
+async fn acquire_inherits_a_queue_entry_and_no_token_in_doubt() {
     in_time(async {
-        let spy = Arc::new(Spy::default());
+        let (store, silent) = silent_store();
         let (locks, others) = (
-            LockClient::with_store(spy.clone()),
-            LockClient::with_store(spy.clone()),
+            LockClient::with_store(store.clone()),
+            LockClient::with_store(store.clone()),
         );
         let guard = others.exclusive("a").acquire().await.unwrap();
-        spy.take_asked();
+        let held = store.requests().len();
 
         let head = begun(locks.exclusive("a").wait(LONG).acquire()).await;
         let next = begun(locks.exclusive("a").wait(LONG).acquire()).await;
-        assert_eq!(spy.take_asked().len(), 1, "only the head asks");
+        let queued = store.requests().len();
+        assert_eq!(queued, held + 1, "only the head sends a request");
         drop(head);
         let next = tokio::spawn(next);
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert!(
-            spy.take_asked().is_empty(),
-            "the place was inherited, and is kept by polls"
+        assert_eq!(
+            store.requests().len(),
+            queued,
+            "the entry was inherited, and is kept by polls"
         );
         assert_eq!(locks.inspect("a").await.unwrap().waiters.len(), 1);
         next.abort();
-        eventually("the last one gives the place up", async || {
+        eventually("the last waiter gives up the entry", async || {
             locks.inspect("a").await.unwrap().waiters.is_empty()
         })
         .await;
 
-        // A head is dropped while the store has its question.
-        spy.answers.lock().unwrap().silent = true;
+        // The head is dropped while the store has its request.
+        silent.store(true, Ordering::Relaxed);
         let head = begun(locks.exclusive("a").wait(LONG).acquire()).await;
         let next = begun(locks.exclusive("a").wait(LONG).acquire()).await;
         drop(head);
-        spy.answers.lock().unwrap().silent = false;
-        let in_doubt = spy.take_asked();
+        silent.store(false, Ordering::Relaxed);
+        let in_doubt = &store.requests()[queued..];
         assert_eq!(in_doubt.len(), 1);
         let next = tokio::spawn(next);
         guard.release().await.unwrap();
         let guard = next.await.unwrap().unwrap();
-        let asked = spy.take_asked();
+        let later = &store.requests()[queued + 1..];
+        let token = in_doubt[0].hold.token;
         assert!(
-            !asked.is_empty() && asked.iter().all(|token| !in_doubt.contains(token)),
-            "a name in doubt was used"
+            !later.is_empty() && later.iter().all(|request| request.hold.token != token),
+            "a token in doubt was used"
         );
         guard.release().await.unwrap();
     })
     .await;
 }
 
-/// A store that tells under which names it was asked, and may keep silent.
-#[derive(Debug, Default)]
-pub(super) struct Spy {
-    store: MemoryStore,
-    pub(super) answers: Mutex<Answers>,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Answers {
-    pub(super) silent: bool,
-    /// Released after the next question, and before its answer comes.
-    pub(super) releases: Option<LockGuard>,
-    asked: Vec<Token>,
-}
-
-impl Spy {
-    fn take_asked(&self) -> Vec<Token> {
-        std::mem::take(&mut self.answers.lock().unwrap().asked)
-    }
-}
-
-impl Store for Spy {
-    fn acquire<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
-        let mut answers = self.answers.lock().unwrap();
-        answers.asked.push(request.hold.token);
-        if answers.silent {
-            return Box::pin(std::future::pending());
-        }
-        let releases = answers.releases.take();
-        Box::pin(async move {
-            let reply = self.store.acquire(request).await;
-            if let Some(guard) = releases {
-                guard.release().await.unwrap();
+/// A store in this process. The acquire requests that it receives while the flag is set are lost.
+pub(super) fn silent_store() -> (Arc<FaultyStore>, Arc<AtomicBool>) {
+    let silent = Arc::new(AtomicBool::new(false));
+    let flag = silent.clone();
+    let store = FaultyStore::new(Arc::new(MemoryStore::new()), move |call| {
+        let silent = flag.load(Ordering::Relaxed);
+        async move {
+            if silent && matches!(call.operation, Operation::Acquire(_)) {
+                pending::<()>().await;
             }
-            reply
-        })
-    }
-
-    fn acquire_all<'a>(
-        &'a self,
-        requests: &'a [KeyRequest],
-    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
-        self.store.acquire_all(requests)
-    }
-
-    fn poll<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<PollReply, StoreError>> {
-        self.store.poll(hold)
-    }
-
-    fn renew<'a>(
-        &'a self,
-        renewals: &'a [Renewal],
-    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
-        self.store.renew(renewals)
-    }
-
-    fn release<'a>(
-        &'a self,
-        release: &'a Release,
-    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
-        self.store.release(release)
-    }
-
-    fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
-        self.store.convert(hold)
-    }
-
-    fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
-        self.store.abandon(hold)
-    }
-
-    fn inspect<'a>(
-        &'a self,
-        key: &'a LockKey,
-        family: Family,
-    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        self.store.inspect(key, family)
-    }
-
-    fn revoke<'a>(
-        &'a self,
-        key: &'a LockKey,
-        family: Family,
-        scope: RevokeScope,
-    ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
-        self.store.revoke(key, family, scope)
-    }
-
-    fn listen(&self, listener: Weak<dyn Listener>) {
-        self.store.listen(listener);
-    }
+            call.execute().await
+        }
+    });
+    (store, silent)
 }

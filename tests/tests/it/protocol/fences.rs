@@ -59,7 +59,7 @@ async fn a_fencing_token_is_written_to_the_last_digit() {
 
 // Rule 27: what INCR gives repeats after a failover to a replica that lagged behind.
 #[tokio::test]
-async fn fencing_tokens_grow_when_their_counter_is_lost_or_lags_behind() {
+async fn acquire_grants_growing_fences_when_the_counter_is_lost() {
     let server = shared_server().await;
     let store = redis_on(server).await;
     for mode in MODES {

@@ -7,13 +7,11 @@ use lock_runtime::{
     LockClient, Mode,
     store::{MemoryStore, Release, RenewReply, Renewal, Store},
 };
-use lock_tests::{RedisServer, shared_server};
+use lock_tests::{FaultyStore, RedisServer, faulty_store::Operation, shared_server};
 
 use super::{
     Hold, MODES, beside, both, fresh_hold, granted, inspect, lock_name, member, micros,
-    monitor::Monitor,
-    redis_on,
-    watched::{Asked, Watched},
+    monitor::Monitor, redis_on,
 };
 
 const HOUR: Duration = super::HOUR;
@@ -74,7 +72,9 @@ async fn a_set_lives_as_long_as_its_longest_holder() {
 async fn a_renewal_after_an_extension_leaves_it_as_long() {
     let server = shared_server().await;
     for mode in MODES {
-        let store = Watched::new(redis_on(server).await);
+        let store = FaultyStore::new(redis_on(server).await, |call| async move {
+            call.execute().await
+        });
         let locks = LockClient::with_store(store.clone());
         let hold = fresh_hold(mode);
         let request = match mode {
@@ -90,13 +90,7 @@ async fn a_renewal_after_an_extension_leaves_it_as_long() {
         guard.extend(HOUR).await.unwrap();
         // The first is the extension itself.
         store
-            .wait_for(|asked| {
-                asked
-                    .iter()
-                    .filter(|asked| matches!(asked, Asked::Renew(_)))
-                    .count()
-                    >= 3
-            })
+            .wait_for(3, |operation| matches!(operation, Operation::Renew(_)))
             .await;
         guard.verify().await.unwrap();
         assert!(
@@ -162,8 +156,13 @@ async fn an_expired_holder_is_not_revived_by_its_renewal() {
 // Rule 13, and 1 of the failures seen elsewhere.
 #[tokio::test(start_paused = true)]
 async fn no_renewal_is_sent_after_the_release() {
-    let store = Watched::new(Arc::new(MemoryStore::new()));
-    store.slow_renewals(Duration::from_millis(9));
+    let store = FaultyStore::new(Arc::new(MemoryStore::new()), |call| async move {
+        let outcome = call.execute().await;
+        if matches!(call.operation, Operation::Renew(_)) {
+            tokio::time::sleep(Duration::from_millis(9)).await;
+        }
+        outcome
+    });
     let locks = LockClient::with_store(store.clone());
     let mut holders = tokio::task::JoinSet::new();
     for number in 0..200_u64 {
@@ -187,21 +186,22 @@ async fn no_renewal_is_sent_after_the_release() {
     holders.join_all().await;
     tokio::time::sleep(Duration::from_secs(1)).await;
 
-    let asked = store.asked();
+    let operations = store.operations();
+    let renewed = |operation: &Operation| match operation {
+        Operation::Renew(renewals) => renewals.iter().map(|one| one.hold.token).collect(),
+        _ => Vec::new(),
+    };
     assert!(
-        asked
-            .iter()
-            .filter(|asked| matches!(asked, Asked::Renew(_)))
-            .count()
-            > 200,
+        operations.iter().flat_map(renewed).count() > 200,
         "leases were renewed"
     );
-    for token in store.tokens() {
-        let released = asked
+    for token in store.requests().iter().map(|request| request.hold.token) {
+        let released = operations
             .iter()
-            .position(|asked| *asked == Asked::Release(token))
+            .position(|o| matches!(o, Operation::Release(release) if release.hold.token == token))
             .expect("all are released");
-        assert!(!asked[released..].contains(&Asked::Renew(token)));
+        let mut later = operations[released..].iter().flat_map(renewed);
+        assert!(!later.any(|renewed| renewed == token));
     }
 }
 

@@ -1,13 +1,21 @@
 //! Rules 7 and 8: a request executed late does nothing, and one whose answer is lost leaves nothing behind.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::pending,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use lock_runtime::{
     LockClient, LockErrorKind, Mode,
-    store::{AcquireAllReply, AcquireReply, KeyRequest, MemoryStore, Store as _},
+    store::{
+        AcquireAllReply, AcquireReply, KeyRequest, MemoryStore, Store as _, StoreError,
+        StoreErrorKind,
+    },
 };
 use lock_tests::{
-    Proxy, RedisServer,
+    FaultyStore, Proxy, RedisServer,
+    faulty_store::Operation,
     proxy::{Direction, DropReply},
     shared_server, unique,
 };
@@ -17,7 +25,6 @@ use super::{
     HOUR, LONG, eventually, fresh_hold, is_free, key,
     monitor::{Monitor, words},
     redis_on, warm_client,
-    watched::{Asked, Fate, Watched},
 };
 
 // Rule 7.
@@ -57,10 +64,12 @@ async fn a_late_acquire_does_nothing() {
 // Rule 7: the bound that rule 8 builds upon.
 #[tokio::test(start_paused = true)]
 async fn no_acquire_may_be_executed_a_second_after_its_call_timeout() {
-    let store = Watched::new(Arc::new(MemoryStore::new()));
+    let store = FaultyStore::new(Arc::new(MemoryStore::new()), |call| async move {
+        call.execute().await
+    });
     let locks = LockClient::with_store(store.clone());
     for (lease, call_timeout) in [(HOUR, 500), (Duration::from_millis(600), 100)] {
-        let before = store.asked().len();
+        let (before, since) = (store.requests().len(), Instant::now());
         locks
             .exclusive("k")
             .lease(lease)
@@ -80,11 +89,8 @@ async fn no_acquire_may_be_executed_a_second_after_its_call_timeout() {
             .release()
             .await
             .unwrap();
-        let ahead = |asked: &Asked| match asked {
-            Asked::Acquire { sent, deadline, .. } => Some(*deadline - *sent),
-            _ => None,
-        };
-        let ahead: Vec<_> = store.asked()[before..].iter().filter_map(ahead).collect();
+        let requests = &store.requests()[before..];
+        let ahead: Vec<_> = requests.iter().map(|one| one.deadline - since).collect();
         assert_eq!(ahead.len(), 3);
         assert!(
             ahead
@@ -97,11 +103,31 @@ async fn no_acquire_may_be_executed_a_second_after_its_call_timeout() {
 
 // Rule 8.
 #[tokio::test(start_paused = true)]
-async fn a_straggler_that_its_abandon_has_overtaken_is_abandoned_once_more_after_the_deadline() {
+async fn abandon_is_repeated_after_the_deadline_of_its_request() {
     for several in [false, true] {
-        let store = Watched::new(Arc::new(MemoryStore::new()));
+        // The first request is executed after the abandon of its token.
+        let overtaken = Arc::new(Mutex::<Option<KeyRequest>>::default());
+        let store = FaultyStore::new(Arc::new(MemoryStore::new()), move |call| {
+            let overtaken = overtaken.clone();
+            async move {
+                if let Operation::Acquire(request) = &call.operation
+                    && call.nth == 0
+                {
+                    *overtaken.lock().unwrap() = Some(request.clone());
+                    return pending().await;
+                }
+                let outcome = call.execute().await;
+                if let Operation::Abandon(hold) = &call.operation {
+                    let request = overtaken.lock().unwrap().take_if(|one| one.hold == *hold);
+                    if let Some(request) = request {
+                        let reply = call.inner.acquire(&request).await?;
+                        assert!(matches!(reply, AcquireReply::Granted(_)), "{reply:?}");
+                    }
+                }
+                outcome
+            }
+        });
         let locks = LockClient::with_store(store.clone());
-        store.next_acquire(Fate::OvertakenByItsAbandon);
         let request = locks.exclusive("k").lease(HOUR);
         if several {
             let guard = request
@@ -115,12 +141,9 @@ async fn a_straggler_that_its_abandon_has_overtaken_is_abandoned_once_more_after
             locks.shutdown().await;
             assert!(is_free(&*store, &key("k")).await);
         }
-        let straggler = store.tokens()[0];
-        let abandoned = store
-            .asked()
-            .iter()
-            .filter(|asked| **asked == Asked::Abandon(straggler))
-            .count();
+        let overtaken = store.requests()[0].hold.token;
+        let abandoned =
+            store.count(|o| matches!(o, Operation::Abandon(hold) if hold.token == overtaken));
         assert!(abandoned >= 2, "{abandoned}");
     }
 }
@@ -128,10 +151,20 @@ async fn a_straggler_that_its_abandon_has_overtaken_is_abandoned_once_more_after
 // Rule 8.
 #[tokio::test(start_paused = true)]
 async fn an_abandon_without_an_answer_is_repeated() {
-    let store = Watched::new(Arc::new(MemoryStore::new()));
+    // The reply to the first acquire request is lost, and so are five abandons.
+    let store = FaultyStore::new(Arc::new(MemoryStore::new()), |call| async move {
+        match call.operation {
+            Operation::Acquire(_) if call.nth == 0 => {
+                call.execute().await?;
+                pending().await
+            }
+            Operation::Abandon(_) if call.nth < 5 => {
+                Err(StoreError::new(StoreErrorKind::Unavailable, "lost"))
+            }
+            _ => call.execute().await,
+        }
+    });
     let locks = LockClient::with_store(store.clone());
-    store.next_acquire(Fate::Unanswered);
-    store.lose_abandons(5);
     locks
         .exclusive("k")
         .lease(HOUR)

@@ -208,7 +208,7 @@ async fn a_leaderboard_under_a_locks_name_stays_whole() {
 
 // Rule 21.
 #[tokio::test]
-async fn a_lock_without_an_end_is_busy_and_revoked_only_when_that_is_meant() {
+async fn revoke_takes_a_lock_without_expiry_only_on_request() {
     let server = shared_server().await;
     let store = redis_on(server).await;
     let hold = fresh_hold(Mode::Exclusive);

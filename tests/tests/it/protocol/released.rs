@@ -65,7 +65,7 @@ async fn a_guard_whose_lock_was_taken_leaves_the_new_holder_alone() {
 
 // Rule 14, and 3 of the failures seen elsewhere: a stale retry that frees a newer lock.
 #[tokio::test]
-async fn a_release_without_an_answer_is_unknown_and_its_retry_frees_nobody_else() {
+async fn release_without_a_reply_is_unknown_and_its_retry_harmless() {
     let server = shared_server().await;
     let proxy = Proxy::to(server).await;
     let (locks, others) = (

@@ -1,18 +1,21 @@
 //! Rules 1 and 2: a token is used for one acquisition, and a grant says how long it lasts.
 
 use crate::replies::Replies as _;
-use std::sync::Arc;
+use std::{future::pending, sync::Arc};
 
 use lock_runtime::{
     LockClient, LockErrorKind, Mode,
     store::{MemoryStore, Next, Release, ReleaseReply, RenewReply, Renewal, Token},
 };
-use lock_tests::shared_server;
+use lock_tests::{
+    FaultyStore,
+    faulty_store::{Operation, Outcome},
+    shared_server,
+};
 
 use super::{
-    Duration, HOUR, Hold, Instant, acquire, both, fresh_hold, granted, inspect, is_free, key,
-    lock_name, member, micros, redis_on,
-    watched::{Asked, Fate, Watched},
+    AcquireReply, Duration, HOUR, Hold, Instant, acquire, both, fresh_hold, granted, inspect,
+    is_free, key, lock_name, member, micros, redis_on,
 };
 
 /// What is taken off a lease for clocks that do not run alike.
@@ -20,12 +23,48 @@ fn drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
 
+/// A store in this process that executes the first acquire request and passes its outcome through
+/// `reply`.
+fn first_reply<F: Future<Output = Outcome> + Send>(
+    reply: impl Fn(Outcome) -> F + Clone + Send + Sync + 'static,
+) -> Arc<FaultyStore> {
+    FaultyStore::new(Arc::new(MemoryStore::new()), move |call| {
+        let reply = reply.clone();
+        async move {
+            let outcome = call.execute().await;
+            match call.operation {
+                Operation::Acquire(_) if call.nth == 0 => reply(outcome).await,
+                _ => outcome,
+            }
+        }
+    })
+}
+
+/// The first reply arrives after `delay`.
+fn delayed(delay: Duration) -> Arc<FaultyStore> {
+    first_reply(move |outcome| async move {
+        tokio::time::sleep(delay).await;
+        outcome
+    })
+}
+
+/// The first reply grants the lock for `ttl`.
+fn granted_for(ttl: Duration) -> Arc<FaultyStore> {
+    first_reply(move |mut outcome| async move {
+        if let Ok(reply) = &mut outcome
+            && let Some(AcquireReply::Granted(grant)) = reply.downcast_mut()
+        {
+            grant.ttl = ttl;
+        }
+        outcome
+    })
+}
+
 // Rule 1.
 #[tokio::test(start_paused = true)]
 async fn a_retry_after_a_lost_answer_takes_a_fresh_token() {
-    let store = Watched::new(Arc::new(MemoryStore::new()));
+    let store = first_reply(|_| pending());
     let locks = LockClient::with_store(store.clone());
-    store.next_acquire(Fate::Unanswered);
     let since = Instant::now();
     let guard = locks.exclusive("k").lease(HOUR).acquire().await.unwrap();
     assert!(
@@ -33,21 +72,24 @@ async fn a_retry_after_a_lost_answer_takes_a_fresh_token() {
         "the lost grant is given up and not waited for"
     );
 
-    let tokens = store.tokens();
+    let requests = store.requests();
+    let lost = requests[0].hold.token;
     assert!(
-        tokens.len() > 1 && tokens[1..].iter().all(|token| *token != tokens[0]),
-        "{tokens:?}"
+        requests.len() > 1
+            && requests[1..]
+                .iter()
+                .all(|request| request.hold.token != lost),
+        "{requests:?}"
     );
-    assert!(store.asked().contains(&Asked::Abandon(tokens[0])));
+    assert!(store.count(|o| matches!(o, Operation::Abandon(hold) if hold.token == lost)) > 0);
     guard.verify().await.unwrap();
 }
 
 // Rule 1.
 #[tokio::test(start_paused = true)]
 async fn an_answer_to_a_token_that_was_given_up_is_not_believed() {
-    let store = Watched::new(Arc::new(MemoryStore::new()));
+    let store = delayed(Duration::from_secs(1));
     let locks = LockClient::with_store(store.clone());
-    store.next_acquire(Fate::AnsweredAfter(Duration::from_secs(1)));
     let error = locks
         .exclusive("k")
         .lease(HOUR)
@@ -105,21 +147,17 @@ async fn a_lock_that_was_passed_on_no_longer_knows_its_old_token() {
 // Rule 2.
 #[tokio::test(start_paused = true)]
 async fn a_lock_is_valid_from_the_sending_of_its_request() {
-    let store = Watched::new(Arc::new(MemoryStore::new()));
-    let locks = LockClient::with_store(store.clone());
-    let (lease, on_its_way) = (Duration::from_secs(30), Duration::from_millis(400));
-    store.next_acquire(Fate::AnsweredAfter(on_its_way));
+    let (lease, delay) = (Duration::from_secs(30), Duration::from_millis(400));
+    let locks = LockClient::with_store(delayed(delay));
     let guard = locks.exclusive("k").lease(lease).acquire().await.unwrap();
-    assert_eq!(guard.validity(), lease - on_its_way - drift(lease));
+    assert_eq!(guard.validity(), lease - delay - drift(lease));
 }
 
 // Rule 2.
 #[tokio::test(start_paused = true)]
 async fn a_grant_with_little_left_is_valid_for_that_only() {
-    let store = Watched::new(Arc::new(MemoryStore::new()));
-    let locks = LockClient::with_store(store.clone());
     let left = Duration::from_secs(2);
-    store.next_acquire(Fate::GrantedFor(left));
+    let locks = LockClient::with_store(granted_for(left));
     let guard = locks
         .exclusive("k")
         .lease(HOUR)
@@ -133,9 +171,8 @@ async fn a_grant_with_little_left_is_valid_for_that_only() {
 // Rule 2: an answer that took longer than the grant lasts is no grant.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_is_over_when_it_arrives_is_none() {
-    let store = Watched::new(Arc::new(MemoryStore::new()));
+    let store = granted_for(Duration::from_millis(1));
     let locks = LockClient::with_store(store.clone());
-    store.next_acquire(Fate::GrantedFor(Duration::from_millis(1)));
     let error = locks
         .exclusive("k")
         .lease(HOUR)
@@ -181,7 +218,7 @@ async fn a_repeated_acquire_gets_what_is_left_of_its_own_grant() {
             let other = super::beside(&hold.key, mode);
             assert!(matches!(
                 acquire(&*store, &other, HOUR).await,
-                super::AcquireReply::Busy { .. }
+                AcquireReply::Busy { .. }
             ));
         }
     }

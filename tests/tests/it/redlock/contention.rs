@@ -119,7 +119,7 @@ async fn a_dead_vote_holds_no_request_with_a_short_lease_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reader_that_does_not_wait_is_refused_behind_a_writer_that_waits() {
+async fn acquire_no_wait_refuses_a_reader_behind_a_waiting_writer() {
     let stores = Stores::new();
     stores.plant("a", Mode::Exclusive).await;
     stand_in_line(&*stores.0[queue_node("a", 5)], "a").await;
@@ -160,7 +160,7 @@ async fn a_dead_vote_holds_no_request_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_heir_that_died_before_it_asked_the_others_holds_no_waiter_up() {
+async fn release_to_a_dead_next_holder_delays_no_waiter() {
     // At whatever time between two polls of the waiter.
     for after in (0..60).map(|step| Duration::from_millis(29) * step) {
         let stores = Stores::new();
@@ -194,7 +194,7 @@ async fn an_heir_that_died_before_it_asked_the_others_holds_no_waiter_up() {
 }
 
 #[tokio::test]
-async fn an_heir_that_died_before_it_asked_the_others_holds_no_waiter_up_at_servers() {
+async fn release_to_a_dead_next_holder_delays_no_waiter_on_servers() {
     let servers = Servers::shared().await;
     let (holder, locks) = (servers.client().await, servers.client().await);
     let url = servers.all()[queue_node("a", 5)].url();

@@ -254,7 +254,7 @@ fn trusting(namespace: &str, authority: &str) -> LockClientBuilder {
 }
 
 #[tokio::test]
-async fn a_majority_is_reached_over_tls_by_a_user_of_the_documented_line() {
+async fn connect_reaches_a_majority_over_tls_with_the_documented_acl() {
     let namespace = unique("ns");
     let servers = five_with_tls(&namespace).await;
     let urls: Vec<_> = servers

@@ -78,7 +78,7 @@ async fn servers_that_forget_everything_in_turn_give_no_lock_to_two() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_that_come_back_with_an_old_snapshot_give_no_lock_to_two() {
+async fn acquire_excludes_after_restarts_with_old_snapshots() {
     let servers = Servers::start().await;
     storm(&servers, async |faults| {
         for pair in servers.all().chunks_exact(2) {

@@ -1,42 +1,45 @@
-//! What becomes of single votes: schedules in which one server is late, deaf, ahead or held by somebody else, played on stores in this
-//! process. A review has found each of them.
+//! Single votes: schedules in which one server is late, silent, ahead or held by another client,
+//! run on stores in this process. Each of them once broke a promise.
 
 use std::{
-    fmt,
+    future::pending,
     sync::{
-        Arc, RwLock, Weak,
+        Arc, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use futures_util::{future::BoxFuture, poll};
+use futures_util::poll;
 use lock_runtime::{
-    Family, FencingToken, LockClient, LockErrorKind, LockKey, Mode, RevokeReply, RevokeScope,
+    Family, FencingToken, LockClient, LockErrorKind, LockKey, Mode, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyPart, KeyRequest,
-        Listener, MemoryStore, PollReply, QuorumStore, RaiseReply, Release, ReleaseReply,
-        RenewReply, Renewal, Store, StoreError, StoreErrorKind, Token,
+        AcquireReply, Hold, IfBusy, KeyPart, KeyRequest, MemoryStore, PollReply, QuorumStore,
+        Release, ReleaseReply, Renewal, Store, StoreError, StoreErrorKind, Token,
     },
+};
+use lock_tests::{
+    FaultyStore,
+    faulty_store::{Operation, Outcome},
 };
 use tokio::time::{Instant, sleep};
 
 const KEY: &str = "k";
 const LEASE: Duration = Duration::from_secs(30);
 
-/// A server whose answers fail or take their time.
+/// A server and its faults.
 #[derive(Default)]
 struct Server {
     store: RwLock<Arc<MemoryStore>>,
     down: AtomicBool,
     silent: AtomicBool,
-    /// Tells nothing unasked.
+    /// Sends no events to clients that connect now.
     mute: AtomicBool,
-    /// Takes no fencing token from others.
+    /// Accepts no fencing token from other servers.
     stubborn: AtomicBool,
-    /// Something else lies under every name.
+    /// Has foreign data under every name.
     foreign: AtomicBool,
-    /// Milliseconds before a request is executed.
+    /// The milliseconds before a request is executed.
     late: AtomicU64,
 }
 
@@ -57,15 +60,30 @@ impl Server {
         *self.store.write().unwrap() = Arc::default();
     }
 
-    async fn reached(&self) -> Result<Arc<MemoryStore>, StoreError> {
+    /// The server as a client sees it.
+    fn connect(self: Arc<Self>) -> Arc<dyn Store> {
+        // A mute server's events go to the listeners of a store that executes nothing.
+        let listened = match is(&self.mute) {
+            true => Arc::default(),
+            false => self.store(),
+        };
+        FaultyStore::new(listened, move |call| self.clone().reply(call.operation))
+    }
+
+    async fn reply(self: Arc<Self>, operation: Operation) -> Outcome {
+        let unavailable = |message| Err(StoreError::new(StoreErrorKind::Unavailable, message));
         if is(&self.silent) {
-            std::future::pending::<()>().await;
+            pending::<()>().await;
         }
         sleep(Duration::from_millis(self.late.load(Ordering::Relaxed))).await;
-        if is(&self.down) {
-            return Err(StoreError::new(StoreErrorKind::Unavailable, "down"));
+        match operation {
+            _ if is(&self.down) => unavailable("down"),
+            Operation::Acquire(_) if is(&self.foreign) => {
+                Ok(Box::new(AcquireReply::ForeignKey(KeyPart::Lock)))
+            }
+            Operation::Raise(..) if is(&self.stubborn) => unavailable("not now"),
+            operation => operation.execute(&*self.store()).await,
         }
-        Ok(self.store())
     }
 
     async fn holders(&self) -> usize {
@@ -78,94 +96,7 @@ impl Server {
     }
 }
 
-impl fmt::Debug for Server {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Server")
-    }
-}
-
-type Reply<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
-
-impl Store for Server {
-    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Reply<'a, AcquireReply> {
-        Box::pin(async {
-            let store = self.reached().await?;
-            if is(&self.foreign) {
-                Ok(AcquireReply::ForeignKey(KeyPart::Lock))
-            } else {
-                store.acquire(request).await
-            }
-        })
-    }
-
-    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Reply<'a, AcquireAllReply> {
-        Box::pin(async { self.reached().await?.acquire_all(requests).await })
-    }
-
-    fn poll<'a>(&'a self, hold: &'a Hold) -> Reply<'a, PollReply> {
-        Box::pin(async { self.reached().await?.poll(hold).await })
-    }
-
-    fn renew<'a>(
-        &'a self,
-        renewals: &'a [Renewal],
-    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
-        Box::pin(async {
-            match self.reached().await {
-                Ok(store) => store.renew(renewals).await,
-                Err(error) => renewals.iter().map(|_| Err(error.clone())).collect(),
-            }
-        })
-    }
-
-    fn release<'a>(&'a self, release: &'a Release) -> Reply<'a, ReleaseReply> {
-        Box::pin(async { self.reached().await?.release(release).await })
-    }
-
-    fn convert<'a>(&'a self, hold: &'a Hold) -> Reply<'a, ConvertReply> {
-        Box::pin(async { self.reached().await?.convert(hold).await })
-    }
-
-    fn abandon<'a>(&'a self, hold: &'a Hold) -> Reply<'a, ()> {
-        Box::pin(async { self.reached().await?.abandon(hold).await })
-    }
-
-    fn raise<'a>(
-        &'a self,
-        key: &'a LockKey,
-        family: Family,
-        fence: FencingToken,
-    ) -> Reply<'a, RaiseReply> {
-        Box::pin(async move {
-            let store = self.reached().await?;
-            if is(&self.stubborn) {
-                return Err(StoreError::new(StoreErrorKind::Unavailable, "not now"));
-            }
-            store.raise(key, family, fence).await
-        })
-    }
-
-    fn inspect<'a>(&'a self, key: &'a LockKey, family: Family) -> Reply<'a, Inspection> {
-        Box::pin(async move { self.reached().await?.inspect(key, family).await })
-    }
-
-    fn revoke<'a>(
-        &'a self,
-        key: &'a LockKey,
-        family: Family,
-        scope: RevokeScope,
-    ) -> Reply<'a, RevokeReply> {
-        Box::pin(async move { self.reached().await?.revoke(key, family, scope).await })
-    }
-
-    fn listen(&self, listener: Weak<dyn Listener>) {
-        if !is(&self.mute) {
-            self.store().listen(listener);
-        }
-    }
-}
-
-/// So many servers, beginning with the one that keeps the order of `KEY`.
+/// The servers of a quorum, beginning with the coordinator of `KEY`.
 struct Servers(Vec<Arc<Server>>);
 
 impl Servers {
@@ -175,7 +106,7 @@ impl Servers {
 
     fn quorum(&self) -> QuorumStore {
         let Self(servers) = self;
-        // FNV-1a of the name, as all clients find it.
+        // FNV-1a of the name, by which all clients find the coordinator.
         let hash = KEY.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
             (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
         });
@@ -183,7 +114,7 @@ impl Servers {
         listed.rotate_right(hash as usize % servers.len());
         let named = listed
             .into_iter()
-            .map(|server| (String::from("server"), server as Arc<dyn Store>));
+            .map(|server| (String::from("server"), server.connect()));
         QuorumStore::new(named, LEASE).unwrap()
     }
 
@@ -220,18 +151,19 @@ fn request(hold: &Hold, lease: Duration) -> KeyRequest {
     )
 }
 
-/// PROTOCOL 1: the abandon of a refused request is said again after its deadline, when the same client holds the lock.
+/// PROTOCOL 1: the abandon of a refused request is repeated after its deadline, when the same
+/// client holds the lock.
 #[tokio::test(start_paused = true)]
-async fn what_a_refused_request_has_given_up_frees_no_later_grant() {
+async fn abandon_of_a_refused_request_frees_no_later_grant() {
     let servers = Servers::start(3);
-    let [line, _, other] = servers.each();
+    let [coordinator, _, other] = servers.each();
     let (first, second, third) = (servers.client(), servers.client(), servers.client());
     let held = first.exclusive(KEY).acquire().await.unwrap();
     sleep(Duration::from_secs(1)).await;
-    line.late.store(300, Ordering::Relaxed);
+    coordinator.late.store(300, Ordering::Relaxed);
     let waiting = tokio::spawn(second.exclusive(KEY).wait(LEASE).acquire());
     sleep(Duration::from_millis(10)).await;
-    line.late.store(0, Ordering::Relaxed);
+    coordinator.late.store(0, Ordering::Relaxed);
     sleep(Duration::from_millis(690)).await;
     set(&other.down, true);
     held.release().await.unwrap();
@@ -251,9 +183,10 @@ async fn what_a_refused_request_has_given_up_frees_no_later_grant() {
     assert!(next.is_err() && !guard.is_lost(), "two holders");
 }
 
-/// It won with a majority while it stood in line at another server, and needs that one's vote when a third forgets it.
+/// The holder won with a majority while another server still had it in its queue. It needs the vote
+/// of that server when a third one forgets it.
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_still_stands_in_a_line_gets_that_vote_too() {
+async fn renew_gets_the_vote_of_a_server_that_still_queues_the_holder() {
     let servers = Servers::start(3);
     let [_, soon, late] = servers.each();
     for (server, lease) in [
@@ -285,11 +218,11 @@ async fn a_holder_that_still_stands_in_a_line_gets_that_vote_too() {
     );
 }
 
-/// PROTOCOL 28: a block of tokens counts only if a majority knows its end.
+/// PROTOCOL 28: a fence block counts only if a majority knows its end.
 #[tokio::test(start_paused = true)]
-async fn the_tokens_of_a_block_are_known_to_a_majority() {
+async fn poll_reserves_a_fence_block_that_a_majority_knows() {
     let servers = Servers::start(3);
-    let [line, second, third] = servers.each();
+    let [coordinator, second, third] = servers.each();
     servers.0.iter().for_each(|server| set(&server.mute, true));
     let [holder, waiter, last] = [(); 3].map(|()| servers.quorum());
     let (held, waiting, next) = (hold(), hold(), hold());
@@ -297,8 +230,8 @@ async fn the_tokens_of_a_block_are_known_to_a_majority() {
         holder.acquire(&request(&held, LEASE)).await,
         Ok(AcquireReply::Granted(_))
     ));
-    // The line node's numbers are far ahead, so the others have to be told.
-    let Some(fence) = line
+    // The coordinator's fencing tokens are far ahead, so those of the others have to be raised.
+    let Some(fence) = coordinator
         .store()
         .inspect(&key(), Family::Lock)
         .await
@@ -308,7 +241,8 @@ async fn the_tokens_of_a_block_are_known_to_a_majority() {
         panic!("it is held")
     };
     let ahead = FencingToken::new(fence.number() + 5_000_000).unwrap();
-    line.store()
+    coordinator
+        .store()
         .raise(&key(), Family::Lock, ahead)
         .await
         .unwrap();
@@ -338,7 +272,7 @@ async fn the_tokens_of_a_block_are_known_to_a_majority() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_node_that_falls_silent_at_the_end_of_a_wait_makes_it_no_outage() {
+async fn acquire_times_out_if_the_coordinator_falls_silent_at_the_end() {
     let servers = Servers::start(5);
     let (locks, others) = (servers.client(), servers.client());
     let _held = others.exclusive(KEY).acquire().await.unwrap();
@@ -356,9 +290,9 @@ async fn a_line_node_that_falls_silent_at_the_end_of_a_wait_makes_it_no_outage()
     }
 }
 
-/// PROTOCOL 13: a renewal that is on its way asks for the votes that are missing.
+/// PROTOCOL 13: a renewal in flight requests the missing votes.
 #[tokio::test(start_paused = true)]
-async fn no_vote_is_asked_for_once_it_is_given_back() {
+async fn release_ends_the_requests_for_missing_votes() {
     let servers = Servers::start(3);
     let [first, second, third] = servers.each();
     let (store, hold) = (servers.quorum(), hold());
@@ -388,7 +322,7 @@ async fn no_vote_is_asked_for_once_it_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extended_vote_is_given_back_however_long_that_takes() {
+async fn release_frees_an_extended_vote_however_long_that_takes() {
     let servers = Servers::start(3);
     let guard = servers
         .client()
@@ -410,7 +344,7 @@ async fn an_extended_vote_is_given_back_however_long_that_takes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_lies_at_one_server_is_not_the_lock() {
+async fn acquire_reports_foreign_data_only_without_a_majority() {
     for place in 0..5 {
         let servers = Servers::start(5);
         set(&servers.0[place].foreign, true);
@@ -422,7 +356,7 @@ async fn what_lies_at_one_server_is_not_the_lock() {
         sleep(Duration::from_millis(500)).await;
         guard.release().await.unwrap();
         waiting.await.unwrap().unwrap().release().await.unwrap();
-        // At so many that no majority is left it is.
+        // With foreign data on three of five servers, no majority is left.
         servers
             .0
             .iter()

@@ -303,7 +303,7 @@ async fn a_server_that_asks_for_a_certificate_gets_the_builders() {
 }
 
 #[tokio::test]
-async fn certificates_that_are_none_are_refused_before_anything_is_connected() {
+async fn connect_refuses_invalid_certificates_before_it_connects() {
     let options = RedisOptions::new;
     for options in [
         options().root_certificate("hunter2"),

@@ -115,7 +115,7 @@ async fn a_planned_failover_moves_the_locks_along() {
 }
 
 #[tokio::test]
-async fn a_dead_primary_is_replaced_and_its_locks_are_where_its_replica_is() {
+async fn acquire_follows_the_replica_of_a_dead_primary() {
     in_time(async {
         let set = SentinelSet::start().await;
         let ns = namespace();
@@ -219,7 +219,7 @@ impl Pair {
 }
 
 #[tokio::test]
-async fn a_demoted_primary_that_keeps_its_connections_is_left_with_its_first_refusal() {
+async fn acquire_leaves_a_demoted_primary_after_its_first_refusal() {
     in_time(async {
         let Pair {
             old,
@@ -247,7 +247,7 @@ async fn a_demoted_primary_that_keeps_its_connections_is_left_with_its_first_ref
 }
 
 #[tokio::test]
-async fn a_primary_that_is_replaced_and_does_not_know_is_left_as_soon_as_a_sentinel_tells() {
+async fn acquire_leaves_a_replaced_primary_on_a_sentinels_event() {
     in_time(async {
         let Pair {
             old,
@@ -277,7 +277,7 @@ async fn a_primary_that_is_replaced_and_does_not_know_is_left_as_soon_as_a_senti
 }
 
 #[tokio::test]
-async fn a_switch_that_nobody_heard_of_is_found_when_a_sentinel_is_there_again() {
+async fn lost_resolves_after_a_failover_during_a_sentinel_outage() {
     in_time(async {
         let Pair {
             old: _old,
@@ -328,7 +328,7 @@ async fn a_client_that_is_gone_listens_to_nobody() {
 
 /// The connection on which replicas are waited for leaves a primary that hangs together with the other one.
 #[tokio::test]
-async fn replicated_grants_come_back_as_soon_as_the_new_primary_has_a_replica() {
+async fn acquire_with_min_replicas_resumes_once_a_replica_is_back() {
     in_time(async {
         let set = SentinelSet::start().await;
         let ns = namespace();

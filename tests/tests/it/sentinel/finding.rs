@@ -57,7 +57,7 @@ async fn the_primary_is_found_by_one_url_or_by_one_for_each() {
 }
 
 #[tokio::test]
-async fn a_database_that_the_primary_does_not_have_is_an_error_of_the_url() {
+async fn connect_refuses_a_database_that_the_primary_does_not_have() {
     in_time(async {
         let set = shared_sentinels().await;
         let primary = format!("redis://{}/1000", SentinelSet::SERVICE);
@@ -155,7 +155,7 @@ async fn a_name_that_no_sentinel_knows_is_told() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_no_sentinel_is_told_and_a_sentinel_that_is_taken_for_a_server_too() {
+async fn connect_reports_a_sentinel_and_a_server_that_are_mixed_up() {
     in_time(async {
         let server = shared_server().await;
         let url = format!("redis+sentinel://{}/mymaster", server.addr());
@@ -199,7 +199,7 @@ async fn a_sentinel_that_is_behind_is_outvoted() {
 }
 
 #[tokio::test]
-async fn the_sentinel_that_leads_a_failover_is_not_taken_at_its_first_word() {
+async fn connect_finds_the_new_primary_during_a_failover() {
     in_time(async {
         let (old, new) = (RedisServer::start().await, RedisServer::start().await);
         // It has promoted the new one, and goes on watching the old one until the other replicas follow.
@@ -241,7 +241,7 @@ async fn a_primary_may_be_named_by_its_host_name() {
 }
 
 #[tokio::test]
-async fn sentinels_that_change_their_mind_while_connecting_are_asked_again() {
+async fn connect_queries_sentinels_again_after_a_wrong_primary() {
     in_time(async {
         let primary = RedisServer::start().await;
         let replica = RedisServer::builder().replica_of(&primary).start().await;

@@ -255,7 +255,7 @@ async fn a_lock_that_is_taken_up_again_waits_for_its_replicas_as_well() {
 }
 
 #[tokio::test]
-async fn a_writer_that_the_replicas_do_not_know_as_a_reader_is_neither() {
+async fn downgrade_that_no_replica_acknowledges_frees_the_lock() {
     in_time(async {
         let pair = Pair::start().await;
         let guard = pair.locks.write("k").acquire().await.unwrap();
@@ -448,7 +448,7 @@ async fn the_url_of_sentinels_says_how_many_replicas() {
 }
 
 #[tokio::test]
-async fn a_store_without_replicas_refuses_to_wait_for_them_and_so_does_nobody_know_how_long() {
+async fn connect_refuses_min_replicas_that_cannot_be_waited_for() {
     let waiting =
         |timeout| LockClient::builder().redis(RedisOptions::new().min_replicas(count(1), timeout));
     let error = waiting(REPLICATED).build_in_memory().unwrap_err();

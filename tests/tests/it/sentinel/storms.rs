@@ -126,7 +126,7 @@ async fn planned_failovers_are_fenced() {
 /// The new primary has every grant that was told, and none is told any more by the old one: it would have to be on the new one,
 /// which does not follow it. What is given back there is not given back at the new one, and runs out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn planned_failovers_with_all_replicas_asked_give_no_lock_to_two() {
+async fn acquire_on_all_replicas_excludes_across_planned_failovers() {
     let set = SentinelSet::start().await;
     storm(&set, 2, planned_failovers(&set))
         .await
@@ -147,7 +147,7 @@ fn planned_failovers(set: &SentinelSet) -> impl AsyncFn(&Faults) {
 
 /// Either replica may take over, and has everything. Two are asked for, so there is no service until the old primary is one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_primary_that_dies_with_all_replicas_asked_gives_no_lock_to_two() {
+async fn acquire_on_all_replicas_excludes_after_the_primary_died() {
     let set = SentinelSet::start().await;
     let report = storm(&set, 2, async |faults| {
         let old = set.settled().await;

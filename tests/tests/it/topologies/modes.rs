@@ -474,7 +474,7 @@ async fn on_shared_servers_and_processes_that_fail() {
 
 /// Clients of another build and of this one on the same keys, where there is a worker of another build.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_of_two_builds_exclude_each_other_and_keep_tokens_in_order() {
+async fn acquire_excludes_between_clients_of_two_builds() {
     let Ok(old) = env::var(OLD_WORKER) else {
         println!("{OLD_WORKER} names no worker of another build");
         return;

@@ -19,7 +19,7 @@ use crate::place::{begun, on_every_store};
 on_every_store! {
     the_impatient_inherit_their_place_until_it_is_their_turn,
     a_process_with_many_who_wait_lets_another_have_its_turn,
-    the_readers_of_a_process_come_in_together_although_writers_wait,
+    acquire_admits_the_readers_of_a_process_together,
 }
 
 /// PROTOCOL 17: nobody here waits for as long as the line takes, but together they do.
@@ -63,7 +63,7 @@ async fn the_impatient_inherit_their_place_until_it_is_their_turn(place: Place) 
 }
 
 /// Between two writers all readers come in who stood in line, not one of each process.
-async fn the_readers_of_a_process_come_in_together_although_writers_wait(place: Place) {
+async fn acquire_admits_the_readers_of_a_process_together(place: Place) {
     const READERS: usize = 50;
     let (readers, writers) = (place.client().await, place.client().await);
     let guard = writers.write("a").acquire().await.unwrap();

@@ -34,8 +34,8 @@ on_every_store! {
     a_reader_stays_behind_a_writer_that_waits,
     a_reservation_of_a_writer_ends_on_time,
     a_reservation_of_a_reader_ends_on_time,
-    a_reservation_of_a_reader_ends_on_time_after_the_loss_of_the_last_reader,
-    a_reservation_ends_on_time_for_the_waiter_behind_one_that_has_left,
+    release_reserves_on_time_after_the_loss_of_the_last_reader,
+    release_reserves_on_time_behind_a_waiter_that_has_left,
     the_lease_of_a_dead_writer_ends_on_time,
     the_lease_of_a_dead_reader_ends_on_time_after_a_release,
     a_hand_off_to_a_dead_process_ends_on_time,
@@ -43,7 +43,7 @@ on_every_store! {
     with permits:
     a_returned_permit_grants_at_once,
     a_reservation_of_a_permit_ends_on_time,
-    the_lease_of_a_dead_permit_holder_ends_on_time_after_a_release,
+    acquire_gets_a_dead_holders_permit_on_time_after_a_release,
     a_dead_waiter_for_a_permit_is_passed_over_on_time,
 }
 
@@ -311,7 +311,7 @@ async fn a_reservation_of_a_reader_ends_on_time(place: Place) {
     }
 }
 
-async fn a_reservation_of_a_reader_ends_on_time_after_the_loss_of_the_last_reader(place: Place) {
+async fn release_reserves_on_time_after_the_loss_of_the_last_reader(place: Place) {
     let scene = Scene::at(&place).await;
     let free = Instant::now() + RESERVED;
     let first = acquired(scene.here.read(KEY).min_hold(RESERVED)).await;
@@ -322,7 +322,7 @@ async fn a_reservation_of_a_reader_ends_on_time_after_the_loss_of_the_last_reade
     drop(second);
 }
 
-async fn a_reservation_ends_on_time_for_the_waiter_behind_one_that_has_left(place: Place) {
+async fn release_reserves_on_time_behind_a_waiter_that_has_left(place: Place) {
     let scene = Scene::at(&place).await;
     let free = Instant::now() + RESERVED;
     let guard = acquired(scene.here.exclusive(KEY).min_hold(RESERVED)).await;
@@ -421,7 +421,7 @@ async fn a_reservation_of_a_permit_ends_on_time(place: Place) {
     released(living).await;
 }
 
-async fn the_lease_of_a_dead_permit_holder_ends_on_time_after_a_release(place: Place) {
+async fn acquire_gets_a_dead_holders_permit_on_time_after_a_release(place: Place) {
     let scene = Scene::at(&place).await;
     let key = permits(KEY);
     let living = acquired(scene.here.permits(&*key, two())).await;
@@ -465,7 +465,7 @@ async fn a_dead_waiter_for_a_permit_is_passed_over_on_time(place: Place) {
 /// A queue entry that its process withdraws stays at the server for as long as the abandonment is on its way, and the next waiter's
 /// request takes as long: a release in between costs that waiter one round trip, and not the lease of a hand-off.
 #[tokio::test]
-async fn a_release_that_meets_a_withdrawn_queue_entry_costs_a_round_trip() {
+async fn release_that_meets_a_withdrawn_entry_costs_a_round_trip() {
     const ONE_WAY: Duration = Duration::from_millis(100);
     in_time(async {
         let place = Place::redis().await;

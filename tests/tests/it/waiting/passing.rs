@@ -299,7 +299,7 @@ async fn a_lock_whose_lease_is_nearly_over_is_not_passed_on() {
 
 /// A store that has lost its data draws from its clock again, and so larger tokens than those that it had reserved before.
 #[tokio::test]
-async fn no_lock_is_passed_on_under_a_reserved_token_after_the_connection_broke() {
+async fn release_hands_off_no_reserved_fence_after_a_disconnect() {
     in_time(async {
         let server = RedisServer::start().await;
         let proxy = Proxy::to(&server).await;

@@ -84,7 +84,7 @@ async fn who_is_not_told_is_served_within_a_poll() {
 
 /// The next poll is far away then.
 #[tokio::test]
-async fn a_grant_while_the_connection_is_down_is_found_when_it_is_back() {
+async fn acquire_finds_its_grant_after_a_reconnect() {
     in_time(async {
         let place = Place::redis().await;
         let proxy = Proxy::to(shared_server().await).await;

@@ -49,7 +49,7 @@ fn runtime() -> Runtime {
 }
 
 #[test]
-fn who_waits_goes_on_when_the_runtime_of_the_one_before_has_ended() {
+fn acquire_continues_after_the_previous_runtime_has_ended() {
     let (first, second) = (runtime(), runtime());
     let server = Arc::new(second.block_on(RedisServer::start()));
     let locks = second.block_on(LockClient::connect(&server.url())).unwrap();
@@ -131,7 +131,7 @@ async fn who_waits_goes_on_when_a_release_is_forgotten() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_second_of_several_keys_is_asked_for_as_if_it_were_the_first() {
+async fn acquire_all_requests_its_second_key_with_a_new_deadline() {
     in_time(async {
         let traces = Captured::new();
         let _collecting = traces.set_default();

@@ -128,7 +128,7 @@ async fn a_wait_that_the_callers_deadline_ends_is_deadline_exceeded() {
 }
 
 #[tokio::test]
-async fn a_call_that_waits_for_its_lock_takes_no_place_of_a_limit_inside() {
+async fn layer_waits_without_taking_capacity_of_an_inner_limit() {
     let locks = LockClient::in_memory();
     let (service, mut entries) = hall();
     let server = Server::builder()

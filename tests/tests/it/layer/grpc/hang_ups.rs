@@ -124,7 +124,7 @@ async fn a_caller_that_drops_a_stream_frees_its_lock() {
 }
 
 #[tokio::test]
-async fn a_detached_handler_finishes_under_its_lock_without_its_caller() {
+async fn layer_detached_finishes_under_its_lock_without_its_caller() {
     for way in WAYS {
         let locks = LockClient::in_memory();
         let (service, mut entries) = hall();

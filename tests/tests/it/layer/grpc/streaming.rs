@@ -125,7 +125,7 @@ async fn a_slow_reader_is_read_out_under_the_lock() {
 }
 
 #[tokio::test]
-async fn a_stream_whose_lock_is_lost_ends_with_aborted_and_never_cleanly() {
+async fn layer_ends_a_stream_whose_lock_is_lost_with_aborted() {
     let locks = LockClient::in_memory();
     let (service, mut entries) = hall();
     let server = Served::under(streams(&locks), service);

@@ -7,7 +7,7 @@ use http_body::Frame;
 use lock_tower::HoldUntil;
 use tokio::time::timeout;
 
-use super::{Scene, is_released_again};
+use super::Scene;
 use crate::layer::{
     client::{Http, over_both_versions},
     frames::{body_of, data},
@@ -56,7 +56,7 @@ async fn before_the_trailers_the_lock_is_freed(http: Http) {
     let mut response = call.response().await.unwrap();
     frames.send(data("all")).await.unwrap();
     assert_eq!(response.chunk().await.unwrap().unwrap(), "all");
-    scene.store.stop_releases(true);
+    scene.stop_releases(true);
     frames
         .send(Frame::trailers(HeaderMap::from_iter([(ETAG, 7.into())])))
         .await
@@ -64,8 +64,8 @@ async fn before_the_trailers_the_lock_is_freed(http: Http) {
     // The trailers have been taken, and wait for the release.
     frames.closed().await;
     drop(response);
-    scene.store.wait_for(is_released_again).await;
-    scene.store.stop_releases(false);
+    scene.releases(2).await;
+    scene.stop_releases(false);
     scene.ends_with(behind).await;
 }
 

@@ -9,7 +9,6 @@ use crate::{
         frames::{body_of, data},
     },
     place::eventually,
-    protocol::watched::Asked,
 };
 
 over_both_versions!(
@@ -71,18 +70,15 @@ async fn in_the_handler_it_goes_on_under_its_lock(http: Http) {
 
 async fn a_release_that_is_under_way_goes_on(http: Http) {
     let mut scene = Scene::detached(http, HoldUntil::Response).await;
-    scene.store.stop_releases(true);
+    scene.stop_releases(true);
     let (call, end) = scene.call("/orders/7").await;
     scene.entered().await.answer("paid");
-    scene
-        .store
-        .wait_for(|asked| matches!(asked.last(), Some(Asked::Release(_))))
-        .await;
+    scene.releases(1).await;
     let (behind, _) = scene.call("/orders/7").await;
     call.hang_up().await;
     dropped(end).await;
     assert!(scene.is_held("order:7").await);
-    scene.store.stop_releases(false);
+    scene.stop_releases(false);
     scene.ends_with(behind).await;
 }
 

@@ -2,11 +2,10 @@
 
 use lock_tower::HoldUntil;
 
-use super::{Scene, dropped, is_released_again};
+use super::{Scene, dropped};
 use crate::{
     layer::client::{Http, over_both_versions},
     place::eventually,
-    protocol::watched::Asked,
 };
 
 over_both_versions!(
@@ -60,13 +59,10 @@ async fn a_release_that_is_under_way_goes_on(http: Http) {
         (HoldUntil::Body, ""),
     ] {
         let mut scene = Scene::of(http, hold).await;
-        scene.store.stop_releases(true);
+        scene.stop_releases(true);
         let (call, end) = scene.call("/orders/7").await;
         scene.entered().await.answer(body);
-        scene
-            .store
-            .wait_for(|asked| matches!(asked.last(), Some(Asked::Release(_))))
-            .await;
+        scene.releases(1).await;
         let (behind, _) = scene.call("/orders/7").await;
         match (hold, body) {
             // The head is there, and the only frame of the body waits for the release.
@@ -77,9 +73,9 @@ async fn a_release_that_is_under_way_goes_on(http: Http) {
             }
         }
         // What has hung up no longer waits for its release, and the client goes on with it.
-        scene.store.wait_for(is_released_again).await;
+        scene.releases(2).await;
         assert!(scene.is_held("order:7").await);
-        scene.store.stop_releases(false);
+        scene.stop_releases(false);
         scene.ends_with(behind).await;
     }
 }

@@ -48,7 +48,7 @@ async fn over_http2_a_large_one_hides_none_either() {
 
 /// As the manual says: hyper reads nothing more from the connection, and so does not see its end.
 #[tokio::test]
-async fn over_http1_a_large_one_hides_the_hang_up_and_the_handler_ends_under_its_lock() {
+async fn layer_over_http1_misses_a_hang_up_behind_an_unread_body() {
     let mut scene = Scene::of(Http::One, HoldUntil::Response).await;
     let call = scene
         .server

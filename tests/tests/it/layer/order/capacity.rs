@@ -150,7 +150,7 @@ async fn a_limit_that_is_not_global_is_one_for_each_connection() {
 }
 
 #[tokio::test]
-async fn behind_and_before_a_buffer_requests_are_served_one_after_another() {
+async fn layer_behind_or_before_a_buffer_serves_one_after_another() {
     const REQUESTS: u64 = 40;
     let locks = LockClient::in_memory();
     let buffer = || BufferLayer::new(1);

@@ -20,7 +20,7 @@ async fn a_panic_that_is_caught_outside_frees_the_lock() {
 }
 
 #[tokio::test]
-async fn a_panic_that_is_caught_within_is_a_response_and_its_release_is_awaited() {
+async fn layer_awaits_its_release_after_a_panic_caught_within() {
     let locks = LockClient::in_memory();
     let server = Server::start(app(panics().layer((orders(&locks), CatchPanicLayer::new())))).await;
     assert_eq!(server.post("/orders/7").await.status, 500);

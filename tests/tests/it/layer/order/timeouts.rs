@@ -54,7 +54,7 @@ fn endless() -> (MethodRouter, mpsc::UnboundedReceiver<End>) {
 }
 
 #[tokio::test]
-async fn outside_it_strikes_while_a_request_waits_which_gives_up_its_place() {
+async fn layer_within_a_timeout_gives_up_its_queue_entry() {
     let locks = LockClient::in_memory();
     let served = Arc::new(AtomicUsize::new(0));
     let count = served.clone();
@@ -126,7 +126,7 @@ async fn while_the_capacity_is_taken(
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_wait_for_capacity_is_bounded_by_what_is_called_before_it_begins() {
+async fn layer_bounds_its_wait_for_capacity_by_an_earlier_timeout() {
     let locks = LockClient::in_memory();
     let limit = GlobalConcurrencyLimitLayer::new(1);
     // Nobody gives it back.
@@ -150,7 +150,7 @@ async fn the_wait_for_capacity_is_bounded_by_what_is_called_before_it_begins() {
 }
 
 #[tokio::test]
-async fn a_body_that_makes_no_progress_ends_with_an_error_and_frees_the_lock() {
+async fn layer_frees_the_lock_of_a_body_that_makes_no_progress() {
     let locks = LockClient::in_memory();
     let lock = orders(&locks).hold_until(HoldUntil::Body);
     let idle = || ResponseBodyTimeoutLayer::new(SOON);

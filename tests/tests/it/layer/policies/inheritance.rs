@@ -205,7 +205,7 @@ fn policy(name: &str, all: &[&Said]) -> Policy {
 
 proptest! {
     #[test]
-    fn what_a_route_leaves_open_its_group_says_and_then_the_defaults(
+    fn policy_file_routes_inherit_from_groups_then_from_defaults(
         defaults in said(),
         groups in proptest::collection::vec(said(), 0..3),
         routes in proptest::collection::vec((said(), 0..4_usize), 1..6),

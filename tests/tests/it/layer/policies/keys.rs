@@ -12,7 +12,7 @@ use axum::{
     routing,
 };
 use lock_runtime::{HeldLock, KeyWriter, LockClient, LockError, LockKey, distributed_lock};
-use lock_tower::{KeyExtractor, LockLayer, LockPolicies, PolicyLayer, Target};
+use lock_tower::{LockLayer, LockPolicies, PolicyLayer, Selector, Target};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use proptest::{prelude::*, sample::select};
 use tokio::runtime::Runtime;
@@ -215,8 +215,9 @@ proptest! {
                     // It fits a more specific route better.
                     continue;
                 }
-                let (key, found) = match policies.target(&mut request) {
-                    Ok(Target::LockAs(key, found)) => (key, found),
+                let (found, target) = policies.select(&mut request, |_| None);
+                let key = match target {
+                    Ok(Target::Lock(key)) => key,
                     // Which of the routes is meant depends on what is nested.
                     Err(_) if request.uri().path().contains("//") => continue,
                     other => panic!("{request:?}: {other:?}"),
@@ -255,7 +256,7 @@ proptest! {
         let values = [&id, &tenant, &part, &kind].map(|value| utf8_percent_encode(value, NON_ALPHANUMERIC).to_string());
         let path = format!("/orders/{}", values.join("/"));
         let mut request = Request::post(path).body(Body::empty()).unwrap();
-        let Ok(Target::LockAs(key, _)) = policies.target(&mut request) else { panic!("no lock") };
+        let (_, Ok(Target::Lock(key))) = policies.select(&mut request, |_| None) else { panic!("no lock") };
         let locks = LockClient::in_memory();
         let other = RUNTIME.block_on(by_attribute(&locks, &id, &tenant, &part, &kind)).unwrap();
         prop_assert_eq!(key, other);

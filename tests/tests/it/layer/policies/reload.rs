@@ -24,7 +24,7 @@ async fn named(lock: Option<HeldLock>) -> String {
 }
 
 #[tokio::test]
-async fn who_waits_and_who_holds_goes_on_under_the_policy_that_it_began_with() {
+async fn policy_file_reload_leaves_requests_under_their_policy() {
     let locks = LockClient::in_memory();
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("locks.toml");

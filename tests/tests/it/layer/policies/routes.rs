@@ -138,7 +138,7 @@ where
 }
 
 /// All the ways in which the same routes are put together below `/n` and locked by one file.
-fn apps(routes: &[Route], lock: &PolicyLayer) -> Vec<(&'static str, App)> {
+fn apps(routes: &[Route], lock: &PolicyLayer<LockPolicies>) -> Vec<(&'static str, App)> {
     let plain = |handlers| handlers;
     let all = |_| true;
     let even = |number: usize| number.is_multiple_of(2);

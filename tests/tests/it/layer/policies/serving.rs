@@ -29,7 +29,7 @@ async fn named(lock: Option<HeldLock>) -> String {
     lock.map_or("none".into(), |lock| lock.key().to_string())
 }
 
-fn layer(locks: &LockClient, text: &str) -> PolicyLayer {
+fn layer(locks: &LockClient, text: &str) -> PolicyLayer<LockPolicies> {
     PolicyLayer::new(locks.clone(), LockPolicies::from_toml_str(text).unwrap())
 }
 
@@ -173,7 +173,7 @@ async fn readers_and_permits_are_served_together() {
 }
 
 #[tokio::test]
-async fn a_lock_that_is_held_for_the_body_is_held_until_its_last_frame() {
+async fn policy_file_hold_body_keeps_the_lock_until_the_last_frame() {
     let locks = LockClient::in_memory();
     let text = r#"
         [defaults]
@@ -226,7 +226,7 @@ async fn a_lock_that_is_held_for_the_body_is_held_until_its_last_frame() {
 }
 
 #[tokio::test]
-async fn a_policy_that_fails_open_serves_without_the_store_and_others_do_not() {
+async fn policy_file_serves_without_the_store_only_with_fail_open() {
     let redis = RedisServer::start().await;
     let locks = LockClient::connect(&redis.url()).await.unwrap();
     let text = r#"
@@ -405,7 +405,7 @@ async fn a_method_of_grpc_has_its_policy() {
 
 /// One path in many ways, as it comes over the wire, below a router that is nested in every way.
 #[tokio::test]
-async fn no_way_to_write_a_path_gets_to_a_locked_handler_without_its_lock() {
+async fn policy_file_locks_a_path_however_it_is_written() {
     let text = r#"
         [routes]
         "GET /api/orders/{id}" = { key = "order:{id}", name = "look" }

@@ -217,7 +217,7 @@ fn claims_that_overlap_are_noticed() {
 }
 
 #[test]
-fn a_claim_ends_with_its_validity_its_release_or_the_news_of_its_loss() {
+fn overlaps_end_a_claim_with_its_validity_release_or_loss() {
     let next_at = |next: u64, write: &dyn Fn(&mut Written)| {
         let chronicle = written(|written| {
             written.grant(Kind::Exclusive, 10, 1, 500);

@@ -38,7 +38,7 @@ fn history(zero: Instant, grants: &[(u64, u64, u64)]) -> History {
 }
 
 #[test]
-fn tokens_that_grow_are_right_in_whatever_order_requests_overtake_each_other() {
+fn violations_allow_growing_fences_in_any_request_order() {
     for grants in [
         &[(0, 1, 1), (2, 3, 2), (3, 5, 7)][..],
         // Both were asked for before either was handed out, and the answers crossed.
@@ -76,7 +76,7 @@ fn a_token_that_goes_back_or_is_given_twice_is_noticed() {
 }
 
 #[test]
-fn a_gap_belongs_to_the_fault_in_whose_time_it_begins_and_counts_from_there() {
+fn longest_gap_counts_from_the_fault_in_which_it_begins() {
     let zero = Instant::now();
     let at = |millis| zero + Duration::from_millis(millis);
     let history = history(zero, &[(0, 90, 1), (0, 110, 2), (0, 400, 3), (0, 450, 4)]);
