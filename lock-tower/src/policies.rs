@@ -91,7 +91,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// | `renew = false`, `no_renew = true` | the lock ends with its lease |
 /// | `strict_order = true` | processes take strict turns |
 /// | `max_waiters = 100` | more waiting requests are refused at once: [`LockSpec::max_waiters`] |
-/// | `hold_until = "body"` | releases the lock after the response body: [`HoldUntil`](crate::HoldUntil) |
+/// | `hold_until = "body"` | releases the lock after the body: [`HoldUntil`](crate::HoldUntil) |
 /// | `retry_after = "1s"` | the longest `Retry-After` |
 /// | `fail_open = true` | serves without lock if the store is down: [`LockLayer::fail_open`] |
 /// | `status = { busy = 423 }` | other HTTP statuses for refusals |

@@ -52,7 +52,7 @@
 //! | redsync | lock-runtime |
 //! |---|---|
 //! | `redsync.New(pool)` | [`connect("redis://..")`](crate::LockClient::connect) |
-//! | `redsync.New(pool1, pool2, pool3)` | [`connect_redlock`](crate::LockClientBuilder::connect_redlock) |
+//! | `redsync.New(pool1, ..)` | [`connect_redlock`](crate::LockClientBuilder::connect_redlock) |
 //! | `rs.NewMutex(name)` | [`exclusive`] |
 //! | `WithExpiry(d)` (8 s) | [`lease`] (30 s), which is renewed |
 //! | `WithTries(n)`, `WithRetryDelay(d)` | [`wait`]: a place in the wait queue, no retries |
