@@ -64,8 +64,10 @@ pub struct Keyed<K> {
     key: K,
     pub(crate) policy: Arc<Policy>,
     /// The policies by route, if they have no other name.
-    routes: Option<Arc<RwLock<HashMap<Box<str>, Arc<Policy>>>>>,
+    routes: Option<Arc<PoliciesByRoute>>,
 }
+
+type PoliciesByRoute = RwLock<HashMap<Box<str>, Arc<Policy>>>;
 
 impl<K> Keyed<K> {
     /// Creates a selector whose policy is named after the route of each request.

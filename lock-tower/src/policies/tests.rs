@@ -375,7 +375,7 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
         ("no_reentrant = true", "did you mean `reentrant`"),
         ("no_strict_order = true", "did you mean `strict_order`"),
         ("shared = true", "did you mean `mode`"),
-        ("hold = \"stream\"", "\"body\""),
+        ("hold_until = \"stream\"", "\"body\""),
         ("max_waiters = -1", "out of range"),
         ("status = 423", "status is a table"),
         ("status = { busy = 200 }", "400 to 599"),

@@ -1,0 +1,12 @@
+use lock_runtime::{LockError, distributed_lock};
+
+#[distributed_lock(key = "order:{order_id}", max_waiters = limit())]
+async fn pay(order_id: u64) -> Result<u64, LockError> {
+    Ok(order_id)
+}
+
+fn limit() -> u32 {
+    100
+}
+
+fn main() {}

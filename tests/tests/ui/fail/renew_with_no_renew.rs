@@ -1,0 +1,8 @@
+use lock_runtime::{LockError, distributed_lock};
+
+#[distributed_lock(key = "order:{order_id}", renew, no_renew)]
+async fn pay(order_id: u64) -> Result<u64, LockError> {
+    Ok(order_id)
+}
+
+fn main() {}
