@@ -58,13 +58,15 @@ where
 /// and each name has metrics of its own.
 const MAX_ROUTES: usize = 256;
 
+type Routes = HashMap<Box<str>, Arc<Policy>>;
+
 /// [`Selector`] of a [`LockLayer`](crate::LockLayer): one policy, and the key that `K` extracts.
 #[derive(Clone)]
 pub struct Keyed<K> {
     key: K,
     pub(crate) policy: Arc<Policy>,
     /// The policies by route, if they have no other name.
-    routes: Option<Arc<RwLock<HashMap<Box<str>, Arc<Policy>>>>>,
+    routes: Option<Arc<RwLock<Routes>>>,
 }
 
 impl<K> Keyed<K> {
