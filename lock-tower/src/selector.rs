@@ -58,16 +58,16 @@ where
 /// and each name has metrics of its own.
 const MAX_ROUTES: usize = 256;
 
+type Routes = HashMap<Box<str>, Arc<Policy>>;
+
 /// [`Selector`] of a [`LockLayer`](crate::LockLayer): one policy, and the key that `K` extracts.
 #[derive(Clone)]
 pub struct Keyed<K> {
     key: K,
     pub(crate) policy: Arc<Policy>,
     /// The policies by route, if they have no other name.
-    routes: Option<Arc<PoliciesByRoute>>,
+    routes: Option<Arc<RwLock<Routes>>>,
 }
-
-type PoliciesByRoute = RwLock<HashMap<Box<str>, Arc<Policy>>>;
 
 impl<K> Keyed<K> {
     /// Creates a selector whose policy is named after the route of each request.

@@ -125,7 +125,8 @@ fn a_place_goes_to_the_next_with_the_same_wish() {
     assert_ne!(asked(&reader), token);
 }
 
-/// Readers of other processes may have larger fencing tokens than a grant that is older than the reader.
+/// Readers of other processes may have larger fencing tokens than a grant that is older than the
+/// reader.
 #[test]
 fn a_reader_polls_for_the_grant_of_an_inherited_place() {
     let gates = Gates::new(10, usize::MAX);

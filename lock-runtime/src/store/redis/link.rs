@@ -314,7 +314,8 @@ impl Dial {
         let tenure = self.accept(&greeting.unwrap_or_else(|_| Err(silence()))?)?;
         stood.store(true, Ordering::Release);
         life.stood.store(true, Ordering::Release);
-        // Also where nothing is heard: a primary that hangs, and was replaced, would hold its calls up until they time out.
+        // Connections without subscriptions watch as well: a hanging primary that was replaced
+        // would otherwise delay their calls until they time out.
         self.watch(named, life);
         Ok(Connected { connection, tenure })
     }

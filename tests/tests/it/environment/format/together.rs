@@ -503,7 +503,8 @@ impl Sequence {
                 fence,
                 guard,
             };
-            self.hand_offs.push((from % 2 == 0, client % 2 == 0));
+            self.hand_offs
+                .push((from.is_multiple_of(2), client.is_multiple_of(2)));
         }
         self.agree(number).await;
     }
