@@ -184,6 +184,8 @@ impl LockClient {
     ///   runtime.
     /// - `Unavailable`, `Unauthenticated`, `Forbidden`, `WrongServer` or `ReadOnly`, within 3 s, if
     ///   the server cannot be reached or cannot be used.
+    /// - `IncompatibleFormat` if a version of this library with another format of its keys uses the
+    ///   namespace.
     ///
     /// # Cancellation
     /// Dropping the future closes the connection.

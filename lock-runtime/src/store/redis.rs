@@ -9,6 +9,7 @@
 //! | permits(n) | `<namespace>:permits:<name>` | ZSET: `n:token` → expiry |
 //! | any | `{<lock>}:f` or `f:<lock>` | STRING: the latest fencing token |
 //! | any | `{<lock>}:q` or `q:<lock>` | HASH: the waiters, in order |
+//! | | `f:<namespace>:format` | STRING: the version of the format; absent for version 1 |
 //!
 //! - An exclusive lock expires with its lease, and is compatible with every client that uses
 //!   `SET key token NX PX`. A set expires with its longest holder.
