@@ -5,7 +5,7 @@ mod child;
 mod start;
 
 pub use child::{Child, order, parent_hangs_up, say};
-pub use start::{run_id, start};
+pub use start::{run_id, start, stopped};
 
 /// The generated messages, client and server of `proto/inventory.proto`.
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]

@@ -1,6 +1,8 @@
 //! The entry point that all examples share.
 
-use std::process::ExitCode;
+use std::{io, process::ExitCode};
+
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Runs a story. An error is printed as one line on standard error, with a failing exit code.
 pub fn start(name: &str, story: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
@@ -29,6 +31,22 @@ fn in_one_line(error: &anyhow::Error) -> String {
         }
     }
     line
+}
+
+/// Returns a future that resolves when an operator or an orchestrator stops the server, by Ctrl-C
+/// or SIGTERM. A signal counts from the call on, and not only once the future is polled.
+///
+/// # Errors
+/// If the process cannot listen for signals.
+pub fn stopped() -> io::Result<impl Future<Output = ()> + Send + 'static> {
+    let mut interrupted = signal(SignalKind::interrupt())?;
+    let mut terminated = signal(SignalKind::terminate())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupted.recv() => {}
+            _ = terminated.recv() => {}
+        }
+    })
 }
 
 /// Returns a name for the keys of this run, so that runs that share a server do not interfere,

@@ -1,7 +1,8 @@
 //! Runs each example with a small load, and checks the last line of its output.
 
 use std::{
-    process::{Command, Output},
+    io::{BufRead as _, BufReader},
+    process::{Command, Output, Stdio},
     sync::{Mutex, PoisonError},
 };
 
@@ -156,4 +157,32 @@ fn a_mistake_in_the_options_is_one_line() {
             "{options:?}: {error}"
         );
     }
+}
+
+/// An orchestrator stops a server by SIGTERM: it finishes its requests and releases its locks.
+fn ends_on_sigterm(story: &str) {
+    let mut server = Command::new(story)
+        .args(["--serve", "127.0.0.1:0"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the story is built");
+    let mut output = BufReader::new(server.stdout.take().expect("it is piped"));
+    let mut line = String::new();
+    output.read_line(&mut line).expect("it prints its address");
+    let kill = Command::new("kill")
+        .args(["-TERM", &server.id().to_string()])
+        .status();
+    assert!(kill.expect("kill is installed").success());
+    assert!(server.wait().expect("it ends").success());
+}
+
+#[test]
+fn flash_sale_ends_on_sigterm() {
+    ends_on_sigterm(env!("CARGO_BIN_EXE_flash-sale"));
+}
+
+#[cfg(feature = "orders")]
+#[test]
+fn orders_ends_on_sigterm() {
+    ends_on_sigterm(env!("CARGO_BIN_EXE_orders"));
 }

@@ -14,9 +14,9 @@ use std::{
 
 use anyhow::Context;
 use axum::serve::ListenerExt;
-use lock_examples::{parent_hangs_up, run_id, say};
+use lock_examples::{parent_hangs_up, run_id, say, stopped};
 use lock_runtime::{LockClient, LockClientBuilder};
-use tokio::{net::TcpListener, net::TcpSocket, signal::ctrl_c, time::timeout};
+use tokio::{net::TcpListener, net::TcpSocket, time::timeout};
 
 use crate::{
     ITEM, files,
@@ -60,6 +60,7 @@ pub(crate) async fn serve_public(
     options: &Options,
     address: SocketAddr,
 ) -> anyhow::Result<ExitCode> {
+    let stop = stopped()?;
     let run = run_id("flash-sale");
     let listener = listen(address)?;
     let address = listener.local_addr()?;
@@ -84,11 +85,6 @@ pub(crate) async fn serve_public(
          200 is sold, 410 is sold out, anything else is an error. Ctrl-C ends the sale.",
         options.stock, options.requests, options.concurrency,
     );
-    let stop = async {
-        if ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    };
     let Stock::Redis(redis) = server.shop.stock.clone() else {
         return Ok(conclude(options, server.sell(listener, stop).await?));
     };

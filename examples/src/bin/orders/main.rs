@@ -11,15 +11,12 @@ use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use anyhow::Context;
 use clap::Parser;
-use lock_examples::{run_id, start};
+use lock_examples::{run_id, start, stopped};
 use lock_runtime::LockClient;
 use lock_tower::{LockPolicies, PolicyError};
 use tokio::{
     net::TcpListener,
-    signal::{
-        ctrl_c,
-        unix::{SignalKind, signal},
-    },
+    signal::unix::{SignalKind, signal},
 };
 
 use crate::service::{Orders, app};
@@ -79,12 +76,13 @@ async fn serve(
         Some(file) => LockPolicies::from_file(file)?,
         None => LockPolicies::from_toml_str(LOCKS)?,
     };
+    let stopped = stopped()?;
     let listener = TcpListener::bind(address)
         .await
         .with_context(|| format!("cannot serve at {address}"))?;
     let address = listener.local_addr()?;
     println!(
-        "orders serves at http://{address} until Ctrl-C.\n\n  \
+        "orders serves at http://{address} until Ctrl-C or SIGTERM.\n\n  \
          curl -i -X POST http://{address}/orders/7/pay\n  \
          curl -i http://{address}/orders/7\n  \
          curl -N http://{address}/reports/2026-11 -H 'x-tenant: acme'"
@@ -102,11 +100,7 @@ async fn serve(
     })?;
     let app = app(Orders::default(), locks, policies);
     axum::serve(listener, app)
-        .with_graceful_shutdown(async {
-            if ctrl_c().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        })
+        .with_graceful_shutdown(stopped)
         .await?;
     Ok(ExitCode::SUCCESS)
 }
