@@ -223,7 +223,10 @@ async fn release_with_a_reservation_hands_off_when_it_ends() {
         let [StoreEvent::FreeIn { key, kind, ttl }] = &events[..] else {
             panic!("{events:?}")
         };
-        assert_eq!((key, *kind, *ttl), (&holder.key, mode.kind(), SECOND / 5));
+        assert_eq!((key, *kind), (&holder.key, mode.kind()));
+        // The server counts whole milliseconds, and reads its clock twice.
+        let short_of = (SECOND / 5).checked_sub(*ttl);
+        assert!(short_of.is_some_and(|time| time <= SECOND / 100), "{ttl:?}");
         assert!(gone.events_so_far().await.is_empty());
         eventually("it is free", async || client.is_held(&waiter).await).await;
     }
