@@ -52,7 +52,7 @@ fn a_flash_sale_in_memory_sells_exactly_its_stock() {
 }
 
 #[tokio::test]
-async fn a_flash_sale_of_four_processes_on_redis_sells_exactly_its_stock() {
+async fn flash_sale_of_four_processes_sells_exactly_its_stock() {
     let server = RedisServer::start().await;
     let url = server.url();
     let options = [&SALE[..], &["--redis", &url, "--processes", "4"]].concat();

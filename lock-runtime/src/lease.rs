@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_renewal_is_tried_again_until_validity_runs_out_and_not_longer() {
+    fn renew_is_retried_until_the_validity_ends() {
         let (mut lease, t0) = granted(None);
         let mut tries = 0;
         let lost = loop {

@@ -196,7 +196,7 @@ mod tests {
     use http::{Response, header::RETRY_AFTER};
 
     #[test]
-    fn a_wait_is_told_in_whole_seconds_rounded_up_and_never_longer_than_the_holders_lease() {
+    fn retry_after_is_in_whole_seconds_rounded_up() {
         let second = Duration::from_secs(1);
         for (configured, holder, expected) in [
             (second, None, "1"),

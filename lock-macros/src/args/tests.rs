@@ -111,7 +111,7 @@ fn a_key_alone_leaves_everything_open() {
 }
 
 #[test]
-fn several_keys_are_strings_calls_and_expressions_or_one_expression_that_has_them_all() {
+fn keys_are_strings_calls_and_expressions_or_one_list() {
     let args = parse(quote!(keys(
         "a:{from}",
         key("a:{}", to.id),

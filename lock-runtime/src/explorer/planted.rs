@@ -28,7 +28,7 @@ fn is_found(broken: Broken, wrong: Wrong) {
 }
 
 #[test]
-fn a_client_that_believes_the_reply_to_an_abandoned_question_is_found() {
+fn found_client_that_accepts_an_abandoned_request() {
     is_found(Broken::BelievesTheAbandoned, Wrong::TwoHolders);
 }
 

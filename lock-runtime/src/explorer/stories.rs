@@ -72,7 +72,7 @@ fn turns_of_the_impatient(broken: Option<Broken>) -> u32 {
 }
 
 #[test]
-fn a_process_with_little_patience_gets_its_turns_behind_busy_ones() {
+fn wait_for_a_short_time_gets_turns_behind_busy_ones() {
     let turns = turns_of_the_impatient(None);
     // About one turn in six; each turn includes a hand-off.
     assert!(turns >= 6, "{turns} turns in a minute");

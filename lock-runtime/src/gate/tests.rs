@@ -214,7 +214,7 @@ fn a_push_counts_only_if_it_is_newer_than_the_latest_reply() {
 
 // Rule 4: the latest instant at which the token surely did not hold the lock.
 #[test]
-fn a_pushed_grant_counts_from_the_latest_request_that_was_answered_queued() {
+fn pushed_grant_counts_from_the_latest_queued_reply() {
     let gates = Gates::new(10, usize::MAX);
     let turn = enter(&gates);
     let token = asked(&turn);
@@ -230,7 +230,7 @@ fn a_pushed_grant_counts_from_the_latest_request_that_was_answered_queued() {
 }
 
 #[test]
-fn a_release_during_the_question_is_not_missed_where_the_store_keeps_no_line() {
+fn release_during_a_request_is_seen_without_a_store_queue() {
     let gates = Gates::new(10, usize::MAX);
     let bell = Arc::<Bell>::default();
     let turn = enter(&gates);
@@ -251,7 +251,7 @@ fn a_release_during_the_question_is_not_missed_where_the_store_keeps_no_line() {
 }
 
 #[test]
-fn a_queued_waiter_is_notified_by_the_store_and_polls_once_a_second() {
+fn queued_waiter_is_notified_and_polls_once_a_second() {
     let gates = Gates::new(10, usize::MAX);
     let turn = enter(&gates);
     let before = Instant::now();
@@ -272,7 +272,7 @@ fn a_queued_waiter_is_notified_by_the_store_and_polls_once_a_second() {
 }
 
 #[test]
-fn a_lock_is_handed_off_to_the_head_and_to_no_waiter_with_another_wish() {
+fn hand_off_goes_to_the_head_with_the_same_wish_only() {
     let gates = Gates::new(10, usize::MAX);
     let part = |baton: Option<Baton>| gates.part(&key(), LEASE, |_| baton);
     assert_eq!(part(Some(baton(3))), Parting::GiveBack, "no request waits");
@@ -325,7 +325,7 @@ fn a_lock_is_handed_off_to_the_head_and_to_no_waiter_with_another_wish() {
 }
 
 #[test]
-fn a_lock_that_cannot_be_handed_off_is_released_for_the_waiters_of_this_process() {
+fn release_without_a_hand_off_wakes_local_waiters() {
     let gates = Gates::new(10, usize::MAX);
     let turn = enter(&gates);
     let Parting::HandBack(token) = gates.part(&key(), LEASE, |_| None) else {
@@ -366,7 +366,7 @@ fn a_lock_that_cannot_be_handed_off_is_released_for_the_waiters_of_this_process(
 }
 
 #[test]
-fn a_head_that_cannot_take_a_lock_that_was_handed_back_asks_at_once() {
+fn hand_back_without_a_taker_makes_the_head_ask_at_once() {
     let gates = Gates::new(10, usize::MAX);
     let (renews, other) = (
         enter(&gates),
@@ -393,7 +393,7 @@ fn a_head_that_cannot_take_a_lock_that_was_handed_back_asks_at_once() {
 }
 
 #[test]
-fn no_lock_is_handed_off_under_tokens_that_were_reserved_before_the_store_may_have_lost_data() {
+fn hand_off_ends_once_the_store_may_have_lost_data() {
     let gates = Gates::new(10, usize::MAX);
     let (turn, _behind) = (enter(&gates), enter(&gates));
     let before = baton(3);
@@ -450,7 +450,7 @@ fn passing_ends_with_its_budget_or_its_validity() {
 }
 
 #[test]
-fn the_pause_between_questions_grows_to_its_limit_and_ends_with_the_holders_lease() {
+fn pause_between_requests_grows_and_ends_with_the_lease() {
     let mut place = Place::new(WISH, Instant::now());
     let now = Instant::now();
     let mut last = Duration::ZERO;

@@ -446,7 +446,7 @@ fn a_route_that_can_never_match_is_refused() {
 }
 
 #[test]
-fn a_key_that_no_request_could_fill_or_that_names_none_is_refused() {
+fn policy_file_refuses_keys_that_no_request_can_fill() {
     for (route, key, words) in [
         ("/orders/{order}", "order:{ordr}", "did you mean {order}?"),
         ("/orders", "order:{id}", "it has none"),

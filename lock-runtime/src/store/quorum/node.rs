@@ -101,7 +101,7 @@ mod tests {
     use crate::store::{MemoryStore, StoreErrorKind};
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_does_not_answer_is_asked_by_one_request_after_its_rest() {
+    async fn silent_server_is_probed_by_one_request() {
         let node = Node::new("a".into(), Arc::new(MemoryStore::new()));
         let now = Instant::now();
         assert!(node.admits(now).is_ok());

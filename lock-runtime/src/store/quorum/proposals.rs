@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_to_raise_to_is_larger_and_follows_no_clock_that_is_far_ahead() {
+    fn beyond_is_larger_and_ignores_a_clock_far_ahead() {
         let round_trip = Duration::from_millis(1);
         let fence = FencingToken::next(None, 1_800_000_000_000_000);
         for jitter in [0.0, 0.5, 0.999] {

@@ -159,7 +159,7 @@ impl QuorumMember for Server {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_no_majority_hears_is_remembered_no_longer_than_it_is_said() {
+async fn release_without_a_majority_is_retried_then_forgotten() {
     let servers = [(); 3].map(|()| Arc::<Server>::default());
     let named = servers
         .iter()
@@ -305,7 +305,7 @@ async fn a_reader_gives_back_what_it_holds_as_a_writer_still() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_writer_that_did_not_become_a_reader_gives_back_what_it_holds_as_a_reader() {
+async fn failed_downgrade_releases_the_votes_as_a_reader() {
     downgraded_unheard_by(2).await;
 }
 

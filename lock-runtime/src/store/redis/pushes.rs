@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_that_the_replicas_may_not_have_is_an_invitation_to_ask() {
+    fn grant_without_replicas_yet_wakes_the_waiter_only() {
         let pushes = Pushes::new("lock").inviting(true);
         let event = pushes.granted("3 3:0123456789abcdef0123456789abcdef 7 250 0 lock:permits:a");
         let Some(StoreEvent::FreeIn { key, kind, ttl }) = event else {

@@ -97,7 +97,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(1000);
 
     #[test]
-    fn a_server_votes_once_every_lease_is_over_that_it_may_have_forgotten() {
+    fn server_votes_once_all_forgotten_leases_have_expired() {
         let now = Instant::now();
         let tenure = |uptime, with_data| Tenure::new(LEASE, uptime, with_data, String::new(), now);
         assert_eq!(tenure(LONG, LONG).keeps_away(now), None);

@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_a_url_cannot_mean_is_told_in_words_of_its_own() {
+    fn each_invalid_url_has_a_message_of_its_own() {
         for (url, words) in [
             ("redis+sentinel://", "a host is missing|primary is missing"),
             ("redis+sentinel://:hunter2@/mymaster", "a host is missing"),

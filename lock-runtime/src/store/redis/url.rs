@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_url_is_refused_with_a_right_one_and_without_the_password() {
+    fn wrong_url_error_shows_a_valid_one_and_no_password() {
         for url in [
             "",
             "127.0.0.1:6379",

@@ -46,7 +46,7 @@ fn a_client_that_is_content_with_half_of_the_servers_is_found() {
 }
 
 #[test]
-fn a_client_that_is_content_with_the_renewal_by_half_of_the_servers_is_found() {
+fn found_client_content_with_half_of_the_renewals() {
     is_found(Broken::RenewsByHalf, Wrong::TwoHolders);
 }
 
@@ -56,7 +56,7 @@ fn a_client_that_adds_up_the_votes_of_several_rounds_is_found() {
 }
 
 #[test]
-fn a_client_that_adds_up_the_renewals_of_several_rounds_is_found() {
+fn found_client_that_sums_renewals_of_several_rounds() {
     is_found(Broken::AddsUpRenewals, Wrong::TwoHolders);
 }
 
@@ -76,7 +76,7 @@ fn a_quarantine_by_the_uptime_alone_is_found() {
 }
 
 #[test]
-fn a_client_that_believes_the_reply_to_an_abandoned_acquire_is_found() {
+fn found_client_that_accepts_an_abandoned_acquire() {
     is_found(Broken::Campaign(BelievesTheAbandoned), Wrong::TwoHolders);
 }
 

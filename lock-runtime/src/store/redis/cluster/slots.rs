@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moved_slot_has_its_new_owner_and_its_neighbours_keep_theirs() {
+    fn moved_slot_changes_its_owner_alone() {
         let mut slots = Slots::parse(
             &Value::Array(vec![range(0, 99, [node(bulk("a"), 1)])]),
             &asked(),

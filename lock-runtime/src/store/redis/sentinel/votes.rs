@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_later_configuration_with_another_address_replaces_a_primary() {
+    fn primary_is_replaced_by_a_later_configuration_only() {
         let named = |host: &str, epoch| Named {
             host: host.into(),
             port: 6379,
