@@ -43,7 +43,11 @@ pub use redis_server::{RedisServer, shared_five, shared_server, unique};
 pub use sentinel::{SentinelSet, shared_sentinels};
 pub use traces::Captured;
 
-/// The README's snippets compile.
+/// The snippets of the README, of the crates' and of docs/stores.md compile.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
+#[doc = include_str!("../../lock-macros/README.md")]
+#[doc = include_str!("../../lock-runtime/README.md")]
+#[doc = include_str!("../../lock-tower/README.md")]
+#[doc = include_str!("../../docs/stores.md")]
 pub struct Readme;
