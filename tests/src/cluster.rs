@@ -234,7 +234,7 @@ impl RedisCluster {
         self.nodes
             .iter()
             .find(|node| node.port() == port)
-            .expect("nobody else is in the cluster")
+            .expect("a node of this cluster has the port")
     }
 
     /// What each node that answers sees.

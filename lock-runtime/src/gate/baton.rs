@@ -9,7 +9,7 @@ use crate::{fence::FencingToken, lease::Lease, store::Hold};
 
 /// How many times in a row a lock is handed off locally before other processes get their turn.
 pub(crate) const PASSES: u32 = 32;
-/// How long a lock is handed off locally at most.
+/// The longest time for which a lock is handed off locally.
 pub(crate) const PASSING: Duration = Duration::from_millis(50);
 
 /// The limits of local hand-offs: their number, as each needs a fencing token of the block

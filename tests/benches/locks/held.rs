@@ -82,7 +82,7 @@ async fn hold(locks: &LockClient, name: &str, count: usize) -> Vec<LockGuard> {
                 .acquire()
         });
         for guard in futures_util::future::join_all(batch).await {
-            guards.push(guard.expect("nobody else wants this key"));
+            guards.push(guard.expect("no other task uses this key"));
         }
     }
     guards

@@ -22,7 +22,7 @@ pub(crate) async fn measure() -> Vec<Row> {
             .exclusive("order:42")
             .acquire()
             .await
-            .expect("nobody else wants this key");
+            .expect("no other task uses this key");
         let layer = LockLayer::new(locks, "order:{header.order}").expect("a request can fill it");
         (
             layer.wait(Duration::from_secs(600)).layer(endless()),

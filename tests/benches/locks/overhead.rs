@@ -43,7 +43,7 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     locks
         .clone()
         .install()
-        .expect("nobody else has installed one");
+        .expect("no client was installed before");
     let mut measured = SUBJECTS.map(|name| (name, Vec::new()));
     for round in 0..ROUNDS {
         eprintln!("overhead, round {} of {ROUNDS}", round + 1);
@@ -209,7 +209,7 @@ impl Call for Runtime {
             .exclusive(key.finish())
             .run(async |_| black_box(ORDER))
             .await;
-        result.expect("nobody else wants this key");
+        result.expect("no other task uses this key");
     }
 }
 
@@ -224,7 +224,7 @@ impl Call for Macro {
     async fn call(&self) {
         locked(black_box(ORDER))
             .await
-            .expect("nobody else wants this key");
+            .expect("no other task uses this key");
     }
 }
 

@@ -237,7 +237,10 @@ impl Call for RawPass {
     async fn call(&self) {
         let next = Token::random().to_hex();
         let member = std::mem::replace(
-            &mut *self.member.lock().expect("nobody panics under it"),
+            &mut *self
+                .member
+                .lock()
+                .expect("no task panics while it holds the mutex"),
             next,
         );
         let RawLock { raw, names } = &self.lock;

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::{key::LockKey, sync::lock};
 
-/// How long a lock counts as contended after a request had to wait for it.
+/// The time for which a lock counts as contended, from the last request that had to wait.
 const LATELY: Duration = Duration::from_millis(100);
 /// The number of locks to remember before old entries are removed.
 const MANY: usize = 256;

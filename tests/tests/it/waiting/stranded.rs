@@ -83,7 +83,7 @@ fn acquire_continues_after_the_previous_runtime_has_ended() {
     let guard = second
         .block_on(waiting)
         .unwrap()
-        .expect("nobody else wants it");
+        .expect("no other client uses the key");
     second.block_on(guard.release()).unwrap();
 }
 
@@ -122,7 +122,7 @@ async fn who_waits_goes_on_when_a_release_is_forgotten() {
         waiting
             .await
             .unwrap()
-            .expect("nobody else wants it")
+            .expect("no other client uses the key")
             .release()
             .await
             .unwrap();
