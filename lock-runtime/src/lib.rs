@@ -66,6 +66,8 @@ mod lease;
 mod named;
 mod options;
 mod owner;
+#[expect(dead_code, reason = "used by the next commits")]
+mod protocol;
 mod request;
 mod runtime;
 mod spec;

@@ -1,0 +1,9 @@
+//! The decisions of the protocol, without I/O.
+
+mod abandon;
+mod message;
+
+pub(crate) use self::{
+    abandon::{Abandonment, Ending, Progress},
+    message::{Answer, Call, Reply, Request},
+};

@@ -1,0 +1,162 @@
+//! Calls that end a token which is no longer used: a release or an abandonment that is repeated
+//! until the store has confirmed it, or until the lease has expired in any case.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::message::{Call, Request};
+use crate::store::{Hold, Release, StoreError};
+
+/// The pause after the first failure. It doubles after each further failure, up to the longest
+/// pause.
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(50);
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// The call that ends a token.
+#[derive(Clone, Debug)]
+pub(crate) enum Ending {
+    Release(Release),
+    Abandon(Hold),
+}
+
+/// A token to be released or abandoned.
+#[derive(Clone, Debug)]
+pub(crate) struct Abandonment {
+    ending: Ending,
+    /// The token that the release had named as the next holder, with its lease. It is abandoned
+    /// afterwards.
+    next_holder: Option<(Hold, Duration)>,
+    /// A delayed request may be executed until then. The call is repeated once after that (rule 8
+    /// of docs/PROTOCOL.md).
+    straggler_until: Option<Instant>,
+    give_up_at: Instant,
+    pause: Duration,
+    timeout: Duration,
+    /// When the next call is due. `None` while a call is in flight.
+    due: Option<Instant>,
+    sent: Instant,
+}
+
+/// The consequence of a reply.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    /// The next call is due at this instant. The store has executed the latest one if `confirmed`.
+    Next { at: Instant, confirmed: bool },
+    /// No further call is needed.
+    Done,
+    /// The lease has expired, or the store refuses the call.
+    GaveUp(StoreError),
+}
+
+impl Abandonment {
+    /// An ending of a token whose lease ends within `lease` in any case. `straggler_until` is the
+    /// deadline of a request whose outcome is unknown.
+    pub(crate) fn new(
+        ending: Ending,
+        lease: Duration,
+        straggler_until: Option<Instant>,
+        timeout: Duration,
+        now: Instant,
+    ) -> Self {
+        Self {
+            ending,
+            next_holder: None,
+            straggler_until,
+            give_up_at: straggler_until.unwrap_or(now) + lease,
+            pause: FIRST_PAUSE,
+            timeout,
+            due: Some(now),
+            sent: now,
+        }
+    }
+
+    /// Abandons `next_holder` after the release.
+    pub(crate) fn then(self, next_holder: Option<(Hold, Duration)>) -> Self {
+        Self {
+            next_holder,
+            ..self
+        }
+    }
+
+    pub(crate) fn hold(&self) -> &Hold {
+        match &self.ending {
+            Ending::Release(release) => &release.hold,
+            Ending::Abandon(hold) => hold,
+        }
+    }
+
+    pub(crate) fn is_release(&self) -> bool {
+        matches!(self.ending, Ending::Release(_))
+    }
+
+    /// The token that is abandoned afterwards.
+    #[cfg(test)]
+    pub(crate) fn next_holder(&self) -> Option<&Hold> {
+        self.next_holder.as_ref().map(|(hold, _)| hold)
+    }
+
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Sends the call again: its reply will not arrive.
+    pub(crate) fn interrupted(&mut self, now: Instant) {
+        self.due = Some(now);
+    }
+
+    /// Returns the call to send at `now`.
+    pub(crate) fn call(&mut self, now: Instant) -> Call {
+        self.due = None;
+        self.sent = now;
+        let request = match &self.ending {
+            // The waiters that were to take up the lock again no longer rely on this release.
+            Ending::Release(release) => Request::Release(Release {
+                next: None,
+                ..release.clone()
+            }),
+            Ending::Abandon(hold) => Request::Abandon(hold.clone()),
+        };
+        Call::new(request, self.timeout)
+    }
+
+    /// Records the reply to the latest call. `jitter` in 0..1 spreads the retries after an outage.
+    pub(crate) fn replied<T>(
+        &mut self,
+        reply: Result<T, StoreError>,
+        jitter: f64,
+        now: Instant,
+    ) -> Progress {
+        match (reply, self.straggler_until) {
+            (Ok(_), Some(deadline)) if self.sent <= deadline => {
+                self.next(deadline + Duration::from_millis(1), true)
+            }
+            (Err(error), _) if error.is_transient() && now < self.give_up_at => {
+                let pause = self.pause.mul_f64(0.5 + 0.5 * jitter);
+                self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+                self.next(now + pause, false)
+            }
+            (reply, _) => match (self.next_holder.take(), reply) {
+                // From now on the release that named the next holder has no effect if it is
+                // executed late.
+                (Some((hold, lease)), reply) => {
+                    *self = Self::new(Ending::Abandon(hold), lease, None, self.timeout, now);
+                    self.next(now, reply.is_ok())
+                }
+                (None, Ok(_)) => Progress::Done,
+                (None, Err(error)) => Progress::GaveUp(error),
+            },
+        }
+    }
+
+    fn next(&mut self, at: Instant, confirmed: bool) -> Progress {
+        self.due = Some(at);
+        Progress::Next { at, confirmed }
+    }
+
+    /// Switches rule 8 off.
+    #[cfg(test)]
+    pub(crate) fn forget_stragglers(&mut self) {
+        self.straggler_until = None;
+    }
+}
