@@ -1,4 +1,5 @@
-//! What a function under the attribute promises, whatever path lock-runtime has. The functions are those of the crate around it.
+//! Guarantees of a function under the attribute, with any path to lock-runtime. The functions are
+//! those of the surrounding crate.
 
 use super::*;
 

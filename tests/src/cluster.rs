@@ -9,7 +9,7 @@
 //! let new = cluster.failover(owner).await;
 //! assert_eq!(cluster.owner_of("lock:stock").await.port(), new.port());
 //!
-//! // A slot on its way: what is asked of its keys is answered with ASK, and half of them are there.
+//! // A slot in migration: requests for a key that has moved are answered with ASK.
 //! let [target, ..] = cluster.masters().await[..] else { unreachable!("there are three") };
 //! let migration = cluster.begin_migration("lock:stock", target).await;
 //! migration.move_key("lock:stock").await;
@@ -17,8 +17,8 @@
 //! # }
 //! ```
 //!
-//! Every node is a [`RedisServer`], to be stopped, killed and started again like any other. A killed one remembers its
-//! place in the cluster.
+//! Every node is a [`RedisServer`], which can be stopped, killed and started again like any other.
+//! It keeps its place in the cluster when it is killed.
 
 mod builder;
 mod migration;
@@ -36,7 +36,7 @@ use crate::{
     nodes::{ask, field, follows, until},
 };
 
-/// The one cluster of this process for tests that neither stop any of it nor move its slots.
+/// Cluster shared by all tests of this process that neither stop a part of it nor move its slots.
 pub async fn shared_cluster() -> &'static RedisCluster {
     static SHARED: OnceCell<RedisCluster> = OnceCell::const_new();
     SHARED.get_or_init(RedisCluster::start).await
@@ -47,30 +47,31 @@ pub async fn shared_cluster() -> &'static RedisCluster {
 pub struct RedisCluster {
     nodes: [RedisServer; 6],
     tls: bool,
-    /// With what MIGRATE goes to another node.
+    /// The password that MIGRATE uses at the target node.
     password: Option<String>,
 }
 
 impl RedisCluster {
-    /// How many slots there are.
+    /// Number of slots.
     pub const SLOTS: u16 = 16_384;
-    /// After this long without an answer the others take a node for dead.
+    /// Time without a reply after which the other nodes consider a node down.
     pub const NODE_TIMEOUT: Duration = Duration::from_millis(1200);
 
-    /// A cluster with default settings, whose nodes agree that all is well.
+    /// A cluster with default settings, whose nodes agree that it is healthy.
     ///
     /// # Panics
-    /// When that isn't so within half a minute, with the logs.
+    /// When they do not within half a minute, with the logs.
     pub async fn start() -> Self {
         Self::builder().start().await
     }
 
-    /// A cluster with settings of its own.
+    /// Settings for a cluster to be started.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// All nodes: the first three were the primaries at the start, each followed by the one three places behind it.
+    /// All nodes: the first three were the primaries at the start, each with the node three places
+    /// later as its replica.
     pub fn nodes(&self) -> &[RedisServer; 6] {
         &self.nodes
     }
@@ -117,7 +118,7 @@ impl RedisCluster {
         .await
     }
 
-    /// The primary that owns the slot of `key`, as most nodes that run see it.
+    /// The primary that owns the slot of `key`, in the view of most running nodes.
     pub async fn owner_of(&self, key: &str) -> &RedisServer {
         let slot = self.slot_of(key).await;
         until("most nodes name one owner", &self.nodes, async || {
@@ -155,7 +156,7 @@ impl RedisCluster {
             .collect()
     }
 
-    /// The replicas of a primary that run and have its data.
+    /// The running replicas of a primary that have its data.
     pub async fn replicas_of(&self, master: &RedisServer) -> Vec<&RedisServer> {
         let follow = join_all(
             self.nodes
@@ -170,11 +171,11 @@ impl RedisCluster {
             .collect()
     }
 
-    /// CLUSTER FAILOVER: a replica takes over from a primary that agrees to it. Returns the new primary, when all nodes
-    /// that run see it.
+    /// CLUSTER FAILOVER: promotes a replica with the agreement of its primary. Returns the new
+    /// primary once all running nodes see it.
     ///
     /// # Panics
-    /// When that isn't so within half a minute, as without a replica that runs.
+    /// When that takes more than half a minute, for example without a running replica.
     pub async fn failover(&self, master: &RedisServer) -> &RedisServer {
         let new = until("a replica begins a failover", &self.nodes, async || {
             let replica = *self.replicas_of(master).await.first()?;
@@ -192,11 +193,11 @@ impl RedisCluster {
         new
     }
 
-    /// Waits until another node has taken the slots of `old`, and all nodes that run see it. Returns the new primary of
-    /// `key`, which `old` had.
+    /// Waits until another node has taken over the slots of `old`, and all running nodes see it.
+    /// Returns the new primary of `key`, which belonged to `old`.
     ///
     /// # Panics
-    /// When that isn't so within half a minute.
+    /// When that takes more than half a minute.
     pub async fn new_owner_of(&self, key: &str, old: &RedisServer) -> &RedisServer {
         let slot = self.slot_of(key).await;
         until("another owner", &self.nodes, async || {
@@ -209,11 +210,11 @@ impl RedisCluster {
         .await
     }
 
-    /// Waits until all nodes that run say that the cluster is well, see the same owners of all slots and the
-    /// same replicas, and that these have their primaries' data.
+    /// Waits until all running nodes report a healthy cluster and see the same owners of all slots
+    /// and the same replicas, and the replicas have their primaries' data.
     ///
     /// # Panics
-    /// When that isn't so within half a minute.
+    /// When that takes more than half a minute.
     pub async fn settled(&self) {
         until("a cluster that is well", &self.nodes, async || {
             self.agreed().await.map(drop)
@@ -221,7 +222,7 @@ impl RedisCluster {
         .await;
     }
 
-    /// By which port the nodes talk to a node. Whoever asks on a plain port is told plain ports all the same.
+    /// The port by which the nodes address a node. Clients on a plain port still get plain ports.
     fn port_among_nodes(&self, node: &RedisServer) -> u16 {
         if self.tls {
             node.tls_port()
@@ -237,7 +238,7 @@ impl RedisCluster {
             .expect("a node of this cluster has the port")
     }
 
-    /// What each node that answers sees.
+    /// The views of all nodes that answer.
     async fn views(&self) -> Vec<View> {
         join_all(self.nodes.iter().map(View::of))
             .await
@@ -246,7 +247,7 @@ impl RedisCluster {
             .collect()
     }
 
-    /// What all nodes that run see.
+    /// The view that all running nodes agree on, in a healthy cluster.
     async fn agreed(&self) -> Option<View> {
         let running: Vec<_> = self.nodes.iter().filter(|node| node.is_running()).collect();
         let infos = join_all(

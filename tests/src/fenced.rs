@@ -1,7 +1,8 @@
-//! A resource that a lock protects, and that notices when it doesn't: it checks fencing tokens and counts what a broken
-//! lock lets happen. Once in this process ([`FencedResource`]), once kept in Redis for many ([`RedisFencedResource`]).
+//! A resource that is protected by a lock and detects when the protection fails: it checks fencing
+//! tokens and counts the effects of a broken lock. One is in this process ([`FencedResource`]), one
+//! in Redis for several processes ([`RedisFencedResource`]).
 //!
-//! The content is one number, and every write is meant to add one to the number that was read before.
+//! The content is one number, and every write should add one to the number that was read before.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -25,26 +26,27 @@ use std::{error, fmt};
 pub use in_process::{FencedResource, Inside};
 pub use on_redis::RedisFencedResource;
 
-/// What a resource has seen so far.
+/// The counts of a resource so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// The number the resource holds: the count of writes, if none was lost.
     pub value: u64,
     /// Accepted writes.
     pub writes: u64,
-    /// Entries and writes that came with a smaller fencing token than one seen before, and were refused.
+    /// Entries and writes refused because of a smaller fencing token than one seen before.
     pub violations: u64,
-    /// Entries while somebody was inside who should have been alone. They are counted whether the token was refused or
-    /// not: a resource that checks no tokens would have suffered them.
+    /// Entries while a visitor was inside with which the new one must not overlap. They count
+    /// whether the token was refused or not: a resource that checks no tokens would have let them
+    /// in.
     pub overlaps: u64,
     /// Accepted writes of a number that was computed from an outdated one.
     pub lost_updates: u64,
-    /// The most that were inside at once, readers included.
+    /// Largest number of visitors inside at once, readers included.
     pub peak: u64,
 }
 
 impl Report {
-    /// Nothing happened that a lock has to prevent.
+    /// Whether no count shows a broken lock.
     pub fn is_clean(&self) -> bool {
         self.violations == 0 && self.overlaps == 0 && self.lost_updates == 0
     }
@@ -71,9 +73,9 @@ impl fmt::Display for Report {
 /// A fencing token that was refused because a later one had been seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stale {
-    /// The token that came.
+    /// The refused token.
     pub presented: u64,
-    /// The largest one seen.
+    /// The largest token seen.
     pub seen: u64,
 }
 

@@ -1,19 +1,19 @@
 //! Fixtures of the workspace's tests: real servers, faults on the wire and in a store, resources
-//! that notice a broken lock, other processes, and captured traces. Except for the faulty store and
-//! the tasks of a storm, they know Redis, TCP and processes, and nothing of the locks under test.
+//! that detect a broken lock, other processes, and captured traces. Except for the faulty store and
+//! the tasks of a storm, they depend on Redis, TCP and processes only, not on the locks under test.
 //!
-//! A fixture panics when it cannot do its work, with what went wrong: a test can do nothing better with the error.
+//! A fixture that fails panics with the cause, since a test could not handle the error any better.
 //!
-//! | module | what it gives |
+//! | module | content |
 //! |---|---|
-//! | [`redis_server`] | a real `redis-server` of the test's own, or one shared by all tests of the process |
-//! | [`sentinel`] | a primary with two replicas, watched by three Sentinels |
+//! | [`redis_server`] | a real `redis-server` for one test, or for all tests of the process |
+//! | [`sentinel`] | a primary with two replicas, monitored by three Sentinels |
 //! | [`cluster`] | a Redis Cluster of three primaries with a replica each |
 //! | [`proxy`] | a TCP proxy that loses replies and messages, delays, cuts, refuses and swallows |
 //! | [`faulty_store`] | a `Store` whose operations a test fails, delays, holds back or replaces |
-//! | [`fenced`] | a resource that checks fencing tokens and counts overlaps, stale writes and lost updates |
+//! | [`fenced`] | a resource that counts overlaps, stale fencing tokens and lost updates |
 //! | [`processes`] | worker processes that run this package's code (`lock-worker`) |
-//! | [`storm`] | tasks that ask for locks in every mode and option, and record what they saw |
+//! | [`storm`] | tasks that request locks in every mode and option, and record the events |
 //! | [`traces`] | the `tracing` events of a test |
 //! | [`errors`] | errors as an error reporter prints them |
 
@@ -43,7 +43,7 @@ pub use redis_server::{RedisServer, shared_five, shared_server, unique};
 pub use sentinel::{SentinelSet, shared_sentinels};
 pub use traces::Captured;
 
-/// The snippets of the README, of the crates' and of docs/stores.md compile.
+/// Compiles the snippets of the READMEs and of docs/stores.md.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 #[doc = include_str!("../../lock-macros/README.md")]

@@ -1,4 +1,5 @@
-//! What the fixtures of several servers share: asking those that run, and waiting until they agree.
+//! Common code of the fixtures with several servers: requests to those that run, and waits until
+//! they agree.
 
 use std::{future::Future, time::Duration};
 
@@ -7,12 +8,13 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{RedisServer, redis_server::POLL};
 
-/// How long servers may take to agree on something. An election that fails is held again after several seconds.
+/// Time limit for servers to agree. A failed election is repeated after several seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A server that runs answers within it, and whoever asks several does not wait for one that hangs.
+/// Time limit for the reply of a running server, so that one that hangs does not delay requests to
+/// the others.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// With what the servers of a set authenticate to each other: a user of their own beside those of the tests.
+/// User by which the servers of a set authenticate to each other, separate from those of the tests.
 pub(crate) const NODE_USER: &str = "nodes";
 
 /// The reply of a server, if it runs and gives one of that type.
@@ -34,7 +36,7 @@ pub(crate) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
         .map(str::trim_end)
 }
 
-/// Whether a server that runs is a replica of the one at `port`, and has its data.
+/// Whether a running server is a replica of the one at `port`, and has its data.
 pub(crate) async fn follows(replica: &RedisServer, port: u16) -> bool {
     let info: String = ask(replica, &["INFO", "replication"])
         .await
@@ -43,7 +45,7 @@ pub(crate) async fn follows(replica: &RedisServer, port: u16) -> bool {
         && field(&info, "master_link_status") == Some("up")
 }
 
-/// Asks until there is an answer.
+/// Calls `look` until it returns a value.
 ///
 /// # Panics
 /// When there is none within half a minute, with the logs of all servers.

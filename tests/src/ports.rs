@@ -1,8 +1,8 @@
 //! Loopback ports that a fixture can close and open again.
 //!
-//! They lie below the range from which a system takes the ports of outgoing connections (32768 and up). Inside that
-//! range, a client that retries a closed port can be given that very port for its own end: it then connects to itself,
-//! and the restarted server finds its port taken.
+//! They are below the range of ports for outgoing connections (32768 and up). Inside that range, a
+//! client that retries a closed port may be assigned that very port for its own end: it then
+//! connects to itself, and the restarted server finds its port taken.
 
 use std::{
     net::{Ipv4Addr, TcpListener},
@@ -12,14 +12,16 @@ use std::{
     },
 };
 
-/// Room for the bus port of a cluster node (port + 10000) to stay below 32768 too.
+/// Leaves room for the default bus port of a cluster node (port + 10000) below 32768.
 const FIRST: u16 = 11_000;
 const COUNT: u16 = 11_000;
 
-/// Each process starts at a place of its own and walks on, so that a port is not given twice in a test run.
+/// Each process starts at a random port and goes on from there, so that no port is used twice in a
+/// test run.
 static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(rand::random_range(0..COUNT)));
 
-/// A port that was free a moment ago. Another process may still be faster: whoever binds it tries again with the next.
+/// A port that was free a moment ago. Another process may still bind it first: callers then try the
+/// next one.
 pub(crate) fn free_port() -> u16 {
     (0..COUNT)
         .map(|_| FIRST + NEXT.fetch_add(1, Ordering::Relaxed) % COUNT)

@@ -1,5 +1,5 @@
-//! Worker processes: a test starts `lock-worker` (src/bin/worker.rs) with a subcommand, talks with it in lines, stops it
-//! and kills it. A worker ends with its test, in whatever way the test ends.
+//! Worker processes: a test starts `lock-worker` (src/bin/worker.rs) with a subcommand, exchanges
+//! lines with it, stops it and kills it. A worker ends with its test, even if the test is killed.
 //!
 //! The test holds a [`Worker`]; inside the worker, [`Parent`] is the other end.
 //!
@@ -23,15 +23,16 @@ use tokio::{
 
 pub use parent::{ORPHANED, Parent};
 
-/// A process whose only task is to wake a stopped worker when we are gone, so that the worker can see that too.
+/// A process that only wakes a stopped worker when the test process is gone, so that the worker
+/// notices it too.
 const WAKER: &str = r#"while read -r _; do :; done; kill -CONT "$1""#;
 
-/// A running worker process; killed when dropped. Its standard error is the test's.
+/// A running worker process; killed when dropped. It shares the test's standard error.
 #[derive(Debug)]
 pub struct Worker {
     child: Child,
     pid: Pid,
-    /// `None` when it was told to finish.
+    /// `None` after [`Worker::close_input`].
     input: Option<ChildStdin>,
     output: Lines<BufReader<ChildStdout>>,
     waker: Option<std::process::Child>,
@@ -72,7 +73,7 @@ impl Worker {
         self.pid.as_raw_nonzero().get().cast_unsigned()
     }
 
-    /// The next line that it printed; `None` when it has ended. Cancel safe.
+    /// The next line of its output; `None` when it has ended. Cancel safe.
     pub async fn line(&mut self) -> Option<String> {
         self.output
             .next_line()
@@ -80,7 +81,7 @@ impl Worker {
             .expect("a worker's output is text")
     }
 
-    /// All lines that it prints until it ends.
+    /// All further lines of its output, until it ends.
     pub async fn lines(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
         while let Some(line) = self.line().await {
@@ -92,41 +93,42 @@ impl Worker {
     /// Sends it a line.
     ///
     /// # Panics
-    /// When it has ended, or was told to finish.
+    /// When it has ended, or its input is closed.
     pub async fn say(&mut self, line: &str) {
-        let input = self.input.as_mut().expect("the worker was told to finish");
+        let input = self.input.as_mut().expect("the worker's input is closed");
         input
             .write_all(format!("{line}\n").as_bytes())
             .await
             .expect("the worker has ended");
     }
 
-    /// Closes its input, which tells it to finish, and waits for its end. Lines that nobody has read are lost; read
-    /// [`lines`](Self::lines) after [`close_input`](Self::close_input) to have them.
+    /// Closes its input, as the order to finish, and waits for its end. Unread lines are lost; to
+    /// have them, read [`lines`](Self::lines) after [`close_input`](Self::close_input).
     pub async fn finish(&mut self) -> ExitStatus {
         self.close_input();
         while self.line().await.is_some() {}
         self.child.wait().await.expect("waits for its own child")
     }
 
-    /// Tells it to finish; it ends five seconds later if it doesn't by itself.
+    /// Closes its input, as the order to finish; the worker ends five seconds later at the latest.
     pub fn close_input(&mut self) {
         self.input = None;
     }
 
-    /// SIGSTOP: the process pauses wherever it is, as under a debugger or on a frozen machine.
+    /// SIGSTOP: the process pauses at any point, as under a debugger or on a frozen machine.
     pub fn stop(&mut self) {
         let waker = StdCommand::new("sh")
             .args(["-c", WAKER, "waker", &self.pid().to_string()])
             .stdin(Stdio::piped())
-            // It must outlive us by a moment, also when a terminal's Ctrl-C ends the whole group.
+            // It must outlive this process by a moment, also when Ctrl-C in a terminal ends the
+            // whole group.
             .process_group(0)
             .spawn();
         self.waker = Some(waker.expect("sh starts"));
         self.signal(Signal::STOP);
     }
 
-    /// SIGCONT: goes on after [`stop`](Self::stop).
+    /// SIGCONT: continues after [`stop`](Self::stop).
     pub fn resume(&mut self) {
         self.signal(Signal::CONT);
         self.dismiss_waker();
@@ -139,7 +141,8 @@ impl Worker {
     }
 
     fn signal(&self, signal: Signal) {
-        // `id` is gone once the child was waited for, and only until then the pid is its own.
+        // `id` is `None` once the child was waited for; only until then is the pid certain to be
+        // its own.
         self.child.id().expect("the worker has ended");
         kill_process(self.pid, signal).expect("a signal to its own child");
     }

@@ -1,12 +1,14 @@
-//! A TCP proxy on loopback between a client and a Redis server, with faults that are switched while it runs.
+//! A TCP proxy on loopback between a client and a Redis server, with faults that can be switched
+//! while it runs.
 //!
-//! It reads the Redis protocol (plain, not TLS), so a fault hits whole messages and "the next reply" is exactly the
-//! reply to the next command, whatever else is in flight. One thing holds for all faults: a connection that has lost
-//! bytes never carries later ones, because on a real network it could not. It is closed, at once or when the fault ends. Only
-//! published messages may be lost alone: no server promises that they arrive.
+//! It parses the Redis protocol (plain, not TLS), so a fault affects whole messages, and "the next
+//! reply" is exactly the reply to the next command, independent of other commands in flight. With
+//! all faults, a connection that has lost bytes never carries later ones, as on a real network. It
+//! is closed, at once or when the fault ends. Only published messages may be lost alone: no server
+//! guarantees their delivery.
 //!
-//! Subscriptions over version 2 of the protocol pass, but their confirmations are counted as replies: tests that drop
-//! replies and subscribe use version 3 (`?protocol=resp3`).
+//! Subscriptions over version 2 of the protocol work, but their confirmations count as replies:
+//! tests that drop replies and subscribe use version 3 (`?protocol=resp3`).
 
 mod connection;
 
@@ -28,7 +30,7 @@ use url::Url;
 use self::connection::Connection;
 use crate::{RedisServer, ports::free_port};
 
-/// What a client sends by itself when it connects; nobody means these by "the next command".
+/// Commands that a client sends by itself when it connects; "the next command" excludes them.
 const HANDSHAKE: [&str; 4] = ["AUTH", "CLIENT", "HELLO", "SELECT"];
 
 /// A running proxy; dropping it closes its port and all its connections.
@@ -40,7 +42,7 @@ pub struct Proxy {
     accepting: JoinHandle<()>,
 }
 
-/// Which way bytes go.
+/// Direction of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Commands.
@@ -49,10 +51,10 @@ pub enum Direction {
     ToClient,
 }
 
-/// Which replies get lost, and what their connections do next.
+/// Replies to lose, and the fate of their connections.
 ///
-/// By default it is the reply to the next command, and the connection is closed: the client learns at once that it does
-/// not know what happened. The command itself always reaches the server.
+/// By default the reply to the next command is lost and its connection closed: the client learns at
+/// once that the outcome is unknown. The command itself always reaches the server.
 #[derive(Clone, Debug)]
 pub struct DropReply {
     command: Option<String>,
@@ -61,7 +63,8 @@ pub struct DropReply {
 }
 
 impl DropReply {
-    /// The reply to the next command that is sent, the client's handshake (AUTH, CLIENT, HELLO, SELECT) aside.
+    /// Loses the reply to the next command that is not part of the handshake (AUTH, CLIENT, HELLO,
+    /// SELECT).
     #[must_use]
     pub fn next() -> Self {
         Self {
@@ -71,22 +74,22 @@ impl DropReply {
         }
     }
 
-    /// Only replies to this command, for example `EVALSHA`.
+    /// Loses only replies to this command, for example `EVALSHA`.
     #[must_use]
     pub fn to(mut self, command: &str) -> Self {
         self.command = Some(command.to_ascii_uppercase());
         self
     }
 
-    /// The replies to the next `times` such commands.
+    /// Loses the replies to the next `times` such commands.
     #[must_use]
     pub fn times(mut self, times: u32) -> Self {
         self.times = times;
         self
     }
 
-    /// The connection stays open and carries nothing to the client any more, until [`Proxy::let_through`] or
-    /// [`Proxy::cut`] closes it: the client has to find out by a time-out.
+    /// Keeps the connection open without any further data to the client, until
+    /// [`Proxy::let_through`] or [`Proxy::cut`] closes it: the client notices by a time-out only.
     #[must_use]
     pub fn silently(mut self) -> Self {
         self.then = Then::Silence;
@@ -125,7 +128,7 @@ impl Proxy {
             let port = free_port();
             match TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await {
                 Ok(listener) => break (listener, port),
-                // Another process was faster.
+                // Another process has bound it in the meantime.
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
                 Err(error) => panic!("cannot listen on 127.0.0.1:{port}: {error}"),
             }
@@ -140,12 +143,12 @@ impl Proxy {
         }
     }
 
-    /// The server's URL, by way of the proxy.
+    /// URL of the server through the proxy.
     pub fn url(&self) -> String {
         self.through(&self.upstream)
     }
 
-    /// Another URL of the same server (another user, another database) by way of the proxy.
+    /// Another URL of the same server (another user, another database) through the proxy.
     ///
     /// # Panics
     /// When it is not a URL.
@@ -158,7 +161,7 @@ impl Proxy {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// The next command is executed, its reply gets lost and its connection is closed.
+    /// Loses the reply to the next command, which the server executes, and closes its connection.
     pub fn drop_next_reply(&self) {
         self.drop_reply(DropReply::next());
     }
@@ -170,29 +173,31 @@ impl Proxy {
             .send_modify(|faults| faults.drop = Some(drop));
     }
 
-    /// Commands are executed, and nothing comes back on any connection, until [`let_through`](Self::let_through).
+    /// Loses all replies on all connections until [`let_through`](Self::let_through); the server
+    /// executes the commands.
     pub fn drop_all_replies(&self) {
         self.shared
             .faults
             .send_modify(|faults| faults.flow = Flow::NoReplies);
     }
 
-    /// Connections are accepted and everything is swallowed both ways, until [`let_through`](Self::let_through).
+    /// Accepts connections and swallows all data in both directions until
+    /// [`let_through`](Self::let_through).
     pub fn black_hole(&self) {
         self.shared
             .faults
             .send_modify(|faults| faults.flow = Flow::Nothing);
     }
 
-    /// What is published reaches nobody, and everything else does, until [`let_through`](Self::let_through): as if the server
-    /// had not published it. No connection is the worse for it.
+    /// Loses all published messages, and nothing else, until [`let_through`](Self::let_through): as
+    /// if the server had not published them. The connections stay intact.
     pub fn drop_messages(&self) {
         self.shared
             .faults
             .send_modify(|faults| faults.drop_messages = true);
     }
 
-    /// What is read from now on arrives this much later; order and bandwidth stay.
+    /// Delays all data that is read from now on; order and bandwidth are unchanged.
     pub fn delay(&self, direction: Direction, delay: Duration) {
         self.shared.faults.send_modify(|faults| match direction {
             Direction::ToServer => faults.delay_to_server = delay,
@@ -200,12 +205,13 @@ impl Proxy {
         });
     }
 
-    /// Closes all connections; no message passes them once this has returned. New ones are accepted.
+    /// Closes all connections; no message passes through them after the return. New ones are
+    /// accepted.
     pub fn cut(&self) {
         self.shared.faults.send_modify(|faults| faults.cuts += 1);
     }
 
-    /// Closes the port: the system refuses new connections, from when this returns until
+    /// Closes the port: after the return, the system refuses new connections until
     /// [`let_through`](Self::let_through). Open ones go on; [`cut`](Self::cut) closes them.
     pub async fn refuse(&self) {
         self.shared
@@ -226,23 +232,24 @@ impl Proxy {
         self.listening(true).await;
     }
 
-    /// How many replies were lost so far.
+    /// Number of replies lost so far.
     pub fn dropped_replies(&self) -> u64 {
         *self.shared.dropped.borrow()
     }
 
-    /// Waits until at least `count` replies were lost since the start: then the server has executed their commands.
+    /// Waits until at least `count` replies were lost since the start: then the server has executed
+    /// their commands.
     pub async fn wait_for_dropped_replies(&self, count: u64) {
         let mut dropped = self.shared.dropped.subscribe();
         let _ = dropped.wait_for(|dropped| *dropped >= count).await;
     }
 
-    /// How many published messages were lost to [`drop_messages`](Self::drop_messages) so far.
+    /// Number of published messages lost to [`drop_messages`](Self::drop_messages) so far.
     pub fn dropped_messages(&self) -> u64 {
         *self.shared.dropped_messages.borrow()
     }
 
-    /// How many connections were accepted so far.
+    /// Number of connections accepted so far.
     pub fn accepted_connections(&self) -> u64 {
         *self.shared.accepted.borrow()
     }
@@ -267,7 +274,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // It owns the tasks of all connections.
+        // This task owns those of all connections.
         self.accepting.abort();
     }
 }
@@ -302,9 +309,9 @@ struct Faults {
     delay_to_client: Duration,
     drop: Option<DropReply>,
     drop_messages: bool,
-    /// Calls of `cut`: a connection from before the last one is to close.
+    /// Number of calls of `cut`: a connection from before the last one must close.
     cuts: u64,
-    /// Calls of `let_through`: a connection that lost something before the last one is to close.
+    /// Number of calls of `let_through`: a connection with a loss before the last one must close.
     heals: u64,
 }
 
@@ -356,7 +363,7 @@ async fn accept_from(
     }
 }
 
-/// Nobody else uses the port, but the system may take a moment to give it back.
+/// Binds the port again: no other process uses it, but the system may take a moment to free it.
 async fn listen_again(port: u16) -> TcpListener {
     loop {
         match TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await {

@@ -1,4 +1,5 @@
-//! Real `redis-server` processes on loopback ports of their own, which always end with the test process.
+//! Real `redis-server` processes, each on its own loopback port, that always end with the test
+//! process.
 //!
 //! ```no_run
 //! # async fn example() {
@@ -9,7 +10,7 @@
 //! server.command(&["SET", "colour", "blue"]).await;
 //! server.stop();
 //!
-//! // A key of its own on the server of everybody, for all other tests.
+//! // A unique key on the shared server, for all other tests.
 //! let shared = shared_server().await;
 //! shared.command(&["SET", &unique("colour"), "red"]).await;
 //! # }
@@ -42,19 +43,20 @@ use self::builder::Failure;
 pub use self::{builder::Builder, snapshot::Snapshot, tls::Identity};
 use crate::supervised::{Files, Supervised};
 
-/// How long a server may take to answer its first PING, and a command to be answered.
+/// Time limit for a server's first reply to PING, and for the reply to a command.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks at something that tells nobody when it changes.
+/// Interval between checks of a state that sends no notification.
 pub(crate) const POLL: Duration = Duration::from_millis(5);
 
-/// The one server of this process for tests that neither stop it nor change its settings; started by the first caller.
-/// Every test takes key names of its own from [`unique`].
+/// Server shared by all tests of this process that neither stop it nor change its settings; the
+/// first caller starts it. Every test takes its key names from [`unique`].
 pub async fn shared_server() -> &'static RedisServer {
     static SHARED: OnceCell<RedisServer> = OnceCell::const_new();
     SHARED.get_or_init(RedisServer::start).await
 }
 
-/// Five servers that know nothing of each other, for tests that neither stop them nor change their settings.
+/// Five servers, independent of each other, for tests that neither stop them nor change their
+/// settings.
 pub async fn shared_five() -> &'static [RedisServer] {
     static SHARED: OnceCell<Vec<RedisServer>> = OnceCell::const_new();
     SHARED
@@ -62,7 +64,7 @@ pub async fn shared_five() -> &'static [RedisServer] {
         .await
 }
 
-/// `name` with an ending that nobody else has on the shared server.
+/// `name` with a suffix that makes it unique on the shared server.
 pub fn unique(name: &str) -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     format!(
@@ -72,7 +74,8 @@ pub fn unique(name: &str) -> String {
     )
 }
 
-/// A real `redis-server` without persistence; killed when dropped, and when this process ends in whatever way.
+/// A real `redis-server` without persistence, killed when it is dropped or when this process ends
+/// in any way.
 #[derive(Debug)]
 pub struct RedisServer {
     port: u16,
@@ -86,7 +89,7 @@ struct State {
     /// `None` after [`RedisServer::kill`].
     process: Option<Supervised>,
     stopped: bool,
-    /// What the last process has written about itself, if it was killed.
+    /// Files kept of the last process, if it was killed.
     kept: Files,
 }
 
@@ -99,7 +102,7 @@ impl RedisServer {
         Self::builder().start().await
     }
 
-    /// A server with settings of its own.
+    /// Settings for a server to be started.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -114,15 +117,15 @@ impl RedisServer {
         url(user, Some(password), self.port)
     }
 
-    /// The port it listens on, the same for its whole life.
+    /// The port that the server listens on, the same for its whole life.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The port on which the other nodes of its cluster talk to it.
+    /// The port of the cluster bus.
     ///
     /// # Panics
-    /// When it is not in one.
+    /// When the server is not a node of a cluster.
     pub fn bus_port(&self) -> u16 {
         self.settings.bus.expect("the node of a cluster")
     }
@@ -150,7 +153,7 @@ impl RedisServer {
         state.process.is_some() && !state.stopped
     }
 
-    /// What the running server has printed so far; empty when it was killed.
+    /// Output of the running server so far; empty when it was killed.
     pub fn log(&self) -> String {
         self.state()
             .process
@@ -159,26 +162,28 @@ impl RedisServer {
             .unwrap_or_default()
     }
 
-    /// SIGSTOP: the server keeps its port and its connections and answers nothing. The system still accepts new
-    /// connections for it, and what is sent is executed after [`resume`](Self::resume).
+    /// SIGSTOP: the server keeps its port and its connections but sends no replies. The system
+    /// still accepts new connections for it, and the server executes the received commands after
+    /// [`resume`](Self::resume).
     pub fn stop(&self) {
         self.signal(Signal::STOP);
         self.state().stopped = true;
     }
 
-    /// SIGCONT: goes on after [`stop`](Self::stop).
+    /// SIGCONT: continues after [`stop`](Self::stop).
     pub fn resume(&self) {
         self.signal(Signal::CONT);
         self.state().stopped = false;
     }
 
-    /// SIGKILL, also for a stopped server; returns when it is gone and its port is closed. Its data is lost. What makes it
-    /// the node of a cluster or one of the Sentinels is not: it would lie on a disk.
+    /// SIGKILL, also for a stopped server; returns when the process is gone and its port is closed.
+    /// The data are lost. The files that make it a node of a cluster or a Sentinel are kept, as on
+    /// a disk.
     pub fn kill(&self) {
         self.kill_keeping(&[]);
     }
 
-    /// The same, and keeps these files of it too.
+    /// The same, and keeps these of its files too.
     fn kill_keeping(&self, files: &[&'static str]) {
         let mut state = self.state();
         state.stopped = false;
@@ -187,10 +192,11 @@ impl RedisServer {
         }
     }
 
-    /// Kills it if it still runs, and starts it again on the same port, with the same settings and no data.
+    /// Kills the server if it still runs, and starts it again on the same port, with the same
+    /// settings and no data.
     ///
     /// # Panics
-    /// When it does not answer within ten seconds, with the server's log.
+    /// When the server does not answer within ten seconds, with its log.
     pub async fn restart_empty(&self) {
         self.kill();
         self.start_again(None).await;
@@ -214,7 +220,7 @@ impl RedisServer {
         self.prepare().await;
     }
 
-    /// Sends one command over a connection of its own, as the default user, and returns the reply (RESP2).
+    /// Sends one command over a new connection, as the default user, and returns the reply (RESP2).
     ///
     /// ```no_run
     /// # async fn example(server: lock_tests::RedisServer) {
@@ -224,12 +230,12 @@ impl RedisServer {
     /// ```
     ///
     /// # Panics
-    /// When the reply is an error, or does not come within ten seconds (as that of a stopped server).
+    /// When the reply is an error, or does not come within ten seconds (as from a stopped server).
     pub async fn command(&self, command: &[&str]) -> Value {
         self.query(command).await
     }
 
-    /// The same with the reply converted to what the caller expects.
+    /// The same, with the reply converted to the type that the caller expects.
     ///
     /// # Panics
     /// As [`command`](Self::command), and when the reply is something else.
@@ -265,13 +271,15 @@ impl RedisServer {
         keys
     }
 
-    /// A connection of the caller's own, as the default user, whose replies may take ten seconds.
+    /// A connection for the caller alone, as the default user, with a response time-out of ten
+    /// seconds.
     pub async fn connection(&self) -> RedisResult<MultiplexedConnection> {
         connect(&self.url()).await
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing is half done when a holder panics, and a failed test must still end its servers.
+        // The state is consistent even when a holder has panicked, and a failed test must still end
+        // its servers.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -286,7 +294,7 @@ impl RedisServer {
         }
     }
 
-    /// What is left to do when it answers.
+    /// Completes the start once the server answers.
     async fn prepare(&self) {
         if !self.settings.first_command.is_empty() {
             let words: Vec<_> = self
@@ -297,7 +305,8 @@ impl RedisServer {
                 .collect();
             self.command(&words).await;
         }
-        // A replica is of use when it has its primary's data; until then it would answer as an empty server.
+        // A replica is of use when it has its primary's data; until then it answers as an empty
+        // server.
         if self.settings.primary.is_none() {
             return;
         }
@@ -326,11 +335,12 @@ fn url(user: &str, password: Option<&str>, port: u16) -> String {
     url.into()
 }
 
-/// Shared with the fixtures that talk to a server by its URL.
+/// Shared with the fixtures that connect to a server by its URL.
 pub(crate) async fn connect(url: &str) -> RedisResult<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(PATIENCE))
-        // On a busy machine the crate's half second would fail a test that has nothing to do with time.
+        // On a busy machine the crate's default of half a second would fail tests that do not
+        // depend on time.
         .set_response_timeout(Some(PATIENCE));
     Client::open(url)?
         .get_multiplexed_async_connection_with_config(&config)

@@ -1,4 +1,5 @@
-//! Where one message of the Redis protocol ends and the next begins; nothing of what it means, except a command's name.
+//! Boundaries between messages of the Redis protocol, without their meaning, except for a command's
+//! name.
 //!
 //! [The protocol](https://redis.io/docs/latest/develop/reference/protocol-spec/), versions 2 and 3.
 
@@ -24,17 +25,17 @@ pub(crate) fn message_len(bytes: &[u8]) -> Option<usize> {
         (b'%', Some(count)) => messages_len(bytes, line, 2 * count),
         // Attributes, and then the message that they belong to.
         (b'|', Some(count)) => messages_len(bytes, line, 2 * count + 1),
-        // The simple types are one line, as is a command typed by a human.
+        // The simple types are one line, as is an inline command.
         _ => Some(line),
     }
 }
 
-/// Whether a message of the server answers no command: a push of version 3.
+/// Whether a message of the server is a push of version 3, which is not a reply.
 pub(crate) fn is_push(message: &[u8]) -> bool {
     message.starts_with(b">")
 }
 
-/// Whether a push carries what somebody has published, rather than the confirmation of a subscription.
+/// Whether a push is a published message, rather than the confirmation of a subscription.
 pub(crate) fn is_published(message: &[u8]) -> bool {
     // `message`, `pmessage` or `smessage`.
     is_push(message)

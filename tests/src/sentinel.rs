@@ -1,4 +1,5 @@
-//! A primary with two replicas and the three Sentinels that watch them, all real processes on loopback.
+//! A primary with two replicas and the three Sentinels that monitor them, all real processes on
+//! loopback.
 //!
 //! ```no_run
 //! # async fn example() {
@@ -15,8 +16,8 @@
 //! # }
 //! ```
 //!
-//! Every node and every Sentinel is a [`RedisServer`], to be stopped, killed and started again like any other. A killed one
-//! remembers who it was.
+//! Every node and every Sentinel is a [`RedisServer`], which can be stopped, killed and started
+//! again like any other. It keeps its identity when it is killed.
 
 mod builder;
 
@@ -31,7 +32,7 @@ use crate::{
     nodes::{ask, field, follows, until},
 };
 
-/// The one set of this process for tests that neither stop any of it nor have it fail over.
+/// Set shared by all tests of this process that neither stop a part of it nor fail it over.
 pub async fn shared_sentinels() -> &'static SentinelSet {
     static SHARED: OnceCell<SentinelSet> = OnceCell::const_new();
     SHARED.get_or_init(SentinelSet::start).await
@@ -48,18 +49,19 @@ pub struct SentinelSet {
 impl SentinelSet {
     /// The name under which the Sentinels know the primary.
     pub const SERVICE: &str = "locks";
-    /// After this long without an answer two Sentinels take a node for dead; the third takes twice as long.
+    /// Time without a reply after which two Sentinels consider a node down; the third takes twice
+    /// as long.
     pub const DOWN_AFTER: Duration = Duration::from_millis(750);
 
     /// A set with default settings, whose Sentinels know all nodes and each other.
     ///
     /// # Panics
-    /// When that isn't so within half a minute, with the logs.
+    /// When they do not within half a minute, with the logs.
     pub async fn start() -> Self {
         Self::builder().start().await
     }
 
-    /// A set with settings of its own.
+    /// Settings for a set to be started.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -89,7 +91,8 @@ impl SentinelSet {
         self.nodes[0].ca_pem()
     }
 
-    /// The primary that two Sentinels name. During a failover it may be one that is down, or not the primary any more.
+    /// The primary that two Sentinels name. During a failover it may be down, or no longer the
+    /// primary.
     ///
     /// # Panics
     /// When no two Sentinels agree within half a minute.
@@ -116,8 +119,8 @@ impl SentinelSet {
             .collect()
     }
 
-    /// SIGSTOP to all replicas: the primary goes on, and nobody confirms its writes until they are
-    /// [resumed](RedisServer::resume). Returns them.
+    /// SIGSTOP to all replicas: the primary goes on without confirmation of its writes until they
+    /// are [resumed](RedisServer::resume). Returns the replicas.
     pub async fn stop_replicas(&self) -> Vec<&RedisServer> {
         let replicas = self.replicas().await;
         replicas
@@ -127,11 +130,11 @@ impl SentinelSet {
         replicas
     }
 
-    /// SENTINEL FAILOVER: a replica takes over from a primary that does not agree to it, nor is asked. Returns the new
-    /// primary, when everybody follows it.
+    /// SENTINEL FAILOVER: promotes a replica without the agreement of the primary. Returns the new
+    /// primary once all running nodes follow it.
     ///
     /// # Panics
-    /// When that isn't so within half a minute.
+    /// When that takes more than half a minute.
     pub async fn failover(&self) -> &RedisServer {
         let old = self.settled().await;
         until("a failover", self.all(), async || {
@@ -139,7 +142,8 @@ impl SentinelSet {
             if master.port() != old.port() {
                 return Some(master);
             }
-            // Not begun yet, or given up: who is at it does not think that all is well.
+            // No failover has started, or it was given up: a Sentinel with one in progress does not
+            // report a healthy primary.
             for sentinel in &self.sentinels {
                 if ask::<String>(sentinel, &["SENTINEL", "FAILOVER", Self::SERVICE])
                     .await
@@ -153,10 +157,11 @@ impl SentinelSet {
         .await
     }
 
-    /// Waits until the Sentinels have put another in the place of `old`, and everybody that runs follows it.
+    /// Waits until the Sentinels have promoted another node in place of `old`, and all running
+    /// nodes follow it.
     ///
     /// # Panics
-    /// When that isn't so within half a minute.
+    /// When that takes more than half a minute.
     pub async fn new_master(&self, old: &RedisServer) -> &RedisServer {
         until("another primary", self.all(), async || {
             self.agreed().await.filter(|new| new.port() != old.port())
@@ -164,10 +169,11 @@ impl SentinelSet {
         .await
     }
 
-    /// Waits until all Sentinels that run name one primary, and all nodes that run follow it. Returns it.
+    /// Waits until all running Sentinels name one primary, and all running nodes follow it. Returns
+    /// it.
     ///
     /// # Panics
-    /// When that isn't so within half a minute.
+    /// When that takes more than half a minute.
     pub async fn settled(&self) -> &RedisServer {
         until("all follow one primary", self.all(), || self.agreed()).await
     }
@@ -176,7 +182,7 @@ impl SentinelSet {
         self.nodes.iter().chain(&self.sentinels)
     }
 
-    /// By which port the nodes and the Sentinels know a node.
+    /// The port by which the nodes and the Sentinels address a node.
     fn port_of(&self, node: &RedisServer) -> u16 {
         if self.tls {
             node.tls_port()
@@ -207,7 +213,8 @@ impl SentinelSet {
             .then_some(master)
     }
 
-    /// The port of the primary, if this Sentinel thinks that it is well and knows everybody else.
+    /// The port of the primary, if this Sentinel considers it healthy and knows all other nodes and
+    /// Sentinels.
     async fn view(&self, sentinel: &RedisServer) -> Option<u16> {
         let master: HashMap<String, String> =
             ask(sentinel, &["SENTINEL", "MASTER", Self::SERVICE]).await?;
@@ -216,7 +223,7 @@ impl SentinelSet {
         if !well {
             return None;
         }
-        // Those it only heard of cannot vote yet.
+        // A peer with further flags, such as `disconnected`, cannot take part in a vote yet.
         let sentinels: Vec<HashMap<String, String>> =
             ask(sentinel, &["SENTINEL", "SENTINELS", Self::SERVICE]).await?;
         let replicas: Vec<HashMap<String, String>> =

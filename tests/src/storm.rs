@@ -1,7 +1,9 @@
-//! A process of a storm over all modes: tasks that ask for locks in every way there is, and a record of what each of them
-//! saw, which the test judges. Unlike the other fixtures it uses the locks under test; it decides nothing about them.
+//! One process of a storm over all modes: tasks that request locks in all ways, and records of
+//! their events, which the test judges. Unlike the other fixtures it uses the locks under test; it
+//! does not judge them.
 //!
-//! The same code works in the test's process and in workers (`lock-worker storm`), also in workers of another build.
+//! The same code works in the test's process and in workers (`lock-worker storm`), also in workers
+//! of another build.
 
 mod record;
 mod task;
@@ -24,31 +26,32 @@ use tokio::{
 pub use self::record::{Ask, Event, Kind, Record, nanos};
 use self::task::Task;
 
-/// The locks of a storm. Requests for several keys take the last two, so that the first one's waiters wait for it alone.
+/// The locks of a storm. Requests for several keys use the last two, so that the waiters of the
+/// first one wait for it alone.
 pub const KEYS: [&str; 3] = ["a", "b", "c"];
-/// How many may hold the permits of a key.
+/// Number of permits of a key.
 pub const PERMITS: u32 = 2;
 
-/// Between two looks at the clock of a process.
+/// Interval between checks of the clock of a process.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Where records go.
+/// Receiver of the records.
 pub type Log = Arc<dyn Fn(Record) + Send + Sync>;
 
-/// What the tasks of a process do.
+/// Settings for the tasks of a process.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// How many work at once.
+    /// Number of tasks.
     pub tasks: usize,
     /// The lease of every request that renews it.
     pub lease: Duration,
-    /// Whether they ask for permits too.
+    /// Whether they request permits too.
     pub permits: bool,
-    /// Where their choices come from.
+    /// Seed of their choices.
     pub seed: u64,
 }
 
-/// The tasks of a process at work.
+/// The running tasks of a process.
 #[derive(Debug)]
 pub struct Working {
     over: Arc<AtomicBool>,
@@ -57,7 +60,7 @@ pub struct Working {
 }
 
 impl Plan {
-    /// Starts the tasks, each with one of `clients`, which they share in turn.
+    /// Starts the tasks; `clients` are assigned to them in turn.
     pub fn start(&self, clients: &[LockClient], log: &Log) -> Working {
         let (over, requests) = (
             Arc::new(AtomicBool::new(false)),
@@ -80,10 +83,11 @@ impl Plan {
 }
 
 impl Working {
-    /// Lets every task end what it has begun, and waits for that.
+    /// Lets every task complete its turn, and waits for all tasks.
     ///
     /// # Panics
-    /// When a task has got an error that no failing store explains, or a guard that contradicts itself.
+    /// When a task gets an error that no failing store explains, or a guard that contradicts
+    /// itself.
     pub async fn finish(self) {
         self.over.store(true, Ordering::Relaxed);
         self.tasks.join_all().await;
@@ -91,7 +95,7 @@ impl Working {
     }
 }
 
-/// Records when the process did not run, as it was stopped or the machine did other things.
+/// Records the times when the process did not run, because it was stopped or the machine was busy.
 async fn watch_the_clock(log: Log) {
     loop {
         let due = Instant::now() + TICK;

@@ -1,8 +1,9 @@
 //! A child process that never outlives this one, however this one ends.
 //!
-//! A destructor does not run after SIGKILL, and Linux' parent-death signal needs unsafe code. So the child runs under a
-//! tiny shell whose standard input is a pipe that only we hold open. When it ends (we dropped it, or the system closed
-//! it because we died), the shell kills the child, also a stopped one, and removes its directory.
+//! A destructor does not run after SIGKILL, and Linux' parent-death signal needs unsafe code. So
+//! the child runs under a small shell whose standard input is a pipe that only this process holds
+//! open. When the pipe closes (this process dropped it or died), the shell kills the child, also a
+//! stopped one, and removes its directory.
 
 mod files;
 
@@ -23,9 +24,12 @@ pub(crate) use self::files::Files;
 
 /// `$1` is the directory to remove at the end, the rest is the command.
 ///
-/// - The child's output goes to standard error, so that standard output carries the child's pid only.
-/// - The shell closes its own copies of both: the end of standard error is then the end of the child.
-/// - It reads its input with a builtin and waits for the child last: until then the pid cannot be given to a stranger.
+/// - The child's output goes to standard error, so that standard output carries the child's pid
+///   only.
+/// - The shell closes its own copies of both: the end of standard error is then the end of the
+///   child.
+/// - It reads its input with a builtin and waits for the child last: until then the pid cannot be
+///   reused.
 const SUPERVISOR: &str = r#"
 dir=$1
 shift
@@ -40,7 +44,7 @@ wait "$child"
 rm -rf -- "$dir"
 "#;
 
-/// What a child has printed so far, and whether it has ended.
+/// Output of a child so far, and whether the child has ended.
 #[derive(Clone, Default)]
 pub(crate) struct Log {
     pub(crate) text: String,
@@ -56,7 +60,8 @@ pub(crate) struct Supervised {
 }
 
 impl Supervised {
-    /// Runs `command` (the program and its arguments); `directory` belongs to it from now on and goes when it ends.
+    /// Runs `command` (the program and its arguments); takes over `directory`, which is removed at
+    /// the end.
     pub(crate) fn spawn<'a>(
         directory: &Path,
         command: impl IntoIterator<Item = &'a str>,
@@ -68,7 +73,8 @@ impl Supervised {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C in a terminal reaches a whole process group: the supervisor has to live on to do its work.
+            // Ctrl-C in a terminal reaches a whole process group, and the supervisor must survive
+            // it.
             .process_group(0)
             .spawn()?;
         let (Some(stdout), Some(stderr)) = (supervisor.stdout.take(), supervisor.stderr.take())
@@ -98,19 +104,20 @@ impl Supervised {
         self.child.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Where it runs.
+    /// The directory that is removed at the end.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Follows what the child prints.
+    /// The output of the child, with its changes.
     pub(crate) fn log(&self) -> watch::Receiver<Log> {
         self.log.clone()
     }
 
     /// Sends `signal` to the child.
     pub(crate) fn signal(&mut self, signal: Signal) -> io::Result<()> {
-        // As long as the supervisor runs it has not waited for the child, so the pid is still the child's.
+        // While the supervisor runs it has not waited for the child, so the pid is still the
+        // child's.
         match self.supervisor.try_wait()? {
             None => Ok(kill_process(self.child, signal)?),
             Some(status) => Err(io::Error::other(format!(
@@ -119,10 +126,11 @@ impl Supervised {
         }
     }
 
-    /// Ends the child, and returns what it has written last to those of `names` that are there.
+    /// Kills the child, and returns the final content of those of `names` that exist.
     pub(crate) fn kill_and_read(mut self, names: &[&'static str]) -> Files {
         let _ = self.signal(Signal::KILL);
-        // It writes until it has ended, and the directory is gone when the supervisor has.
+        // The child writes until it has ended, and the directory is gone once the supervisor has
+        // ended.
         while !self.log.borrow().ended {
             thread::sleep(Duration::from_millis(1));
         }
@@ -146,7 +154,7 @@ impl fmt::Debug for Supervised {
     }
 }
 
-/// Reads to the end, always: a child whose pipe is full would stop at its next line.
+/// Reads until the end in any case: a child whose pipe is full would block at its next line.
 fn collect(output: impl Read, log: &watch::Sender<Log>) {
     let mut output = BufReader::new(output);
     let mut line = Vec::new();

@@ -4,7 +4,9 @@
 //! use lock_tests::Captured;
 //!
 //! let traces = Captured::new();
-//! tracing::dispatcher::with_default(&traces.dispatch(), || tracing::info!(key = "stock", "acquired"));
+//! tracing::dispatcher::with_default(&traces.dispatch(), || {
+//!     tracing::info!(key = "stock", "acquired")
+//! });
 //!
 //! let events = traces.events();
 //! assert_eq!(events[0].message, "acquired");
@@ -29,9 +31,9 @@ use tracing_subscriber::{
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// The module that wrote it, unless it says otherwise.
+    /// The module that emitted it, unless set otherwise.
     pub target: String,
-    /// How important it is.
+    /// Its level.
     pub level: Level,
     /// Its text.
     pub message: String,
@@ -39,7 +41,8 @@ pub struct Event {
     pub fields: BTreeMap<String, String>,
     /// The names of the spans around it, outermost first.
     pub spans: Vec<String>,
-    /// The fields of all these spans as they are then, as printed; of one name, those of the innermost.
+    /// The fields of all these spans at that time, as printed; of equal names, the value in the
+    /// innermost span.
     pub span_fields: BTreeMap<String, String>,
 }
 
@@ -50,19 +53,22 @@ impl Event {
     }
 }
 
-/// Collects the events of all levels that are written while it is the subscriber; clones share what they collect.
+/// Collects the events of all levels that are emitted while it is the subscriber; clones share the
+/// collection.
 #[derive(Clone, Debug)]
 pub struct Captured {
     events: watch::Sender<Vec<Event>>,
     dispatch: Dispatch,
 }
 
-/// Keeps [`Captured`] from ever being the only subscriber of the process: `tracing` then asks the subscriber of the current
-/// thread alone whether an event will ever be of interest, and a test without one that comes first would silence it for all.
+/// Prevents [`Captured`] from being the only subscriber of the process: `tracing` would then ask
+/// only the subscriber of the current thread whether an event can ever be of interest, and a test
+/// without one that comes first would disable the event for all.
 static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Registry::default()));
 
 impl Captured {
-    /// Collects nothing yet: see [`set_default`](Self::set_default) and [`dispatch`](Self::dispatch).
+    /// Collects nothing yet: see [`set_default`](Self::set_default) and
+    /// [`dispatch`](Self::dispatch).
     pub fn new() -> Self {
         LazyLock::force(&ANOTHER);
         let events = watch::Sender::default();
@@ -70,25 +76,26 @@ impl Captured {
         Self { events, dispatch }
     }
 
-    /// Collects what this thread writes until the returned guard is dropped. In a test on a current-thread runtime
-    /// (`#[tokio::test]`) that is every task; tasks on other threads are collected by `WithSubscriber` only.
+    /// Collects the events of this thread until the returned guard is dropped. In a test on a
+    /// current-thread runtime (`#[tokio::test]`) these are the events of every task; tasks on other
+    /// threads are collected by `WithSubscriber` only.
     #[must_use = "dropping the guard ends the collecting"]
     pub fn set_default(&self) -> DefaultGuard {
         tracing::dispatcher::set_default(&self.dispatch)
     }
 
-    /// For `tracing::instrument::WithSubscriber`, wherever the future runs: `future.with_subscriber(traces.dispatch())`.
-    /// Tasks that the future spawns are not included.
+    /// The dispatch for `tracing::instrument::WithSubscriber`, on any thread:
+    /// `future.with_subscriber(traces.dispatch())`. Tasks that the future spawns are not included.
     pub fn dispatch(&self) -> Dispatch {
         self.dispatch.clone()
     }
 
-    /// What was collected so far.
+    /// All events so far.
     pub fn events(&self) -> Vec<Event> {
         self.events.borrow().clone()
     }
 
-    /// What was collected so far under a target or the modules below it.
+    /// All events so far under a target or the modules below it.
     pub fn events_of(&self, target: &str) -> Vec<Event> {
         let below = format!("{target}::");
         let mut events = self.events();
@@ -96,7 +103,7 @@ impl Captured {
         events
     }
 
-    /// Waits until an event `wanted` has been written, and returns the first such event, also one from before.
+    /// Waits until an event is `wanted`, and returns the first such event, also one from before.
     pub async fn wait_for(&self, wanted: impl Fn(&Event) -> bool) -> Event {
         let mut events = self.events.subscribe();
         loop {
@@ -107,7 +114,7 @@ impl Captured {
             {
                 return event.clone();
             }
-            // It cannot end: we hold the sender.
+            // The channel cannot close: `self` has the sender.
             let _ = events.changed().await;
         }
     }

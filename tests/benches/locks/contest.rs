@@ -1,4 +1,4 @@
-//! The subjects of a scenario take turns, so that what else happens on the machine meets all of them.
+//! Turns of the subjects of a scenario, so that other load on the machine affects all of them.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use hdrhistogram::Histogram;
 
 use crate::report::Row;
 
-/// Rounds that count. A shorter one goes before, to warm everybody up.
+/// Number of rounds that count, after a shorter one for warm-up.
 pub(crate) const ROUNDS: usize = 3;
 
 /// The subject that the others are compared with.
 pub(crate) const LIMIT: &str = "limit";
 
-/// What one subject does in one round.
+/// Measurements of one subject during one round.
 pub(crate) struct Tally {
     /// Nanoseconds.
     taken: Histogram<u64>,
     holder: Option<usize>,
     grants: u64,
-    /// Those to another client than the one before.
+    /// Grants to another client than the previous one.
     handed_on: u64,
 }
 
@@ -45,7 +45,7 @@ impl Tally {
         self.handed_on += u64::from(self.holder.replace(client) != Some(client));
     }
 
-    /// `served` are the turns of each client.
+    /// Sums up a round; `served` has the number of turns of each client.
     pub(crate) fn round(&self, took: Duration, served: &[u64]) -> Round {
         let micros = |nanos: u64| nanos as f64 / 1e3;
         Round {
@@ -65,7 +65,7 @@ impl Tally {
     }
 }
 
-/// What one subject did in one round.
+/// Result of one subject in one round.
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
     ops_per_s: f64,
@@ -74,7 +74,7 @@ pub(crate) struct Round {
     longest_us: f64,
     /// The fewest and the most turns of one client, where there are several.
     served: Option<(u64, u64)>,
-    /// Where clients wait for each other.
+    /// Share of grants to another client; only where clients wait for each other.
     handed_on_percent: Option<f64>,
 }
 
@@ -98,8 +98,9 @@ impl<'a> Contest<'a> {
         }
     }
 
-    /// Adds a subject. `measure` is told the number of the round and its slice. Where clients wait for each other, every round
-    /// needs a key of its own: on that of the last one may still lie what its end has cut off.
+    /// Adds a subject. `measure` takes the number of the round and its slice. Where clients wait
+    /// for each other, every round needs a new key: requests that the end of the last round has cut
+    /// off may still be on its key.
     pub(crate) fn subject<F: Future<Output = Round> + 'a>(
         mut self,
         name: &'static str,

@@ -1,14 +1,14 @@
-//! How much memory something takes: the live heap after it, less the live heap before it.
+//! Memory use of an operation: the live heap after it, less the live heap before it.
 //!
-//! Counting costs all scenarios a few nanoseconds for each allocation, which shows only where a turn takes hardly more than
-//! its allocations: in memory, some 150 ns of 1.8 µs.
+//! Counting costs all scenarios a few nanoseconds for each allocation, which matters only where a
+//! turn takes hardly longer than its allocations: in memory, some 150 ns of 1.8 µs.
 
 use tokio::runtime;
 
-/// By how many bytes `grow` lets the heap grow that `prepare` has left.
+/// Returns the number of bytes by which `grow` increases the heap that `prepare` has left.
 ///
-/// Both run on a thread and a runtime of their own, as the allocator counts what one thread does. Everything that `prepare`
-/// gives, tasks and connections included, stays until `grow` is done.
+/// Both run on a separate thread and runtime, as the allocator counts for each thread. The result
+/// of `prepare`, with its tasks and connections, stays until `grow` is done.
 pub(crate) async fn growth<T, P, G>(prepare: P, grow: G) -> f64
 where
     P: AsyncFnOnce() -> T + Send + 'static,

@@ -1,4 +1,4 @@
-//! 100,000 leases of 30 s, held and renewed: what they cost our process and the server.
+//! 100,000 leases of 30 s, held and renewed: their cost in this process and in the server.
 
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,9 @@ use crate::{
 };
 
 const LEASES: usize = 100_000;
-/// Every lease is renewed by then.
+/// Time in which every lease is renewed once.
 const RENEWED: Duration = Duration::from_secs(12);
-/// Two renewals of every lease.
+/// Time for two renewals of every lease.
 const WATCHED: Duration = Duration::from_secs(20);
 
 pub(crate) async fn measure() -> Vec<Row> {
@@ -53,13 +53,13 @@ pub(crate) async fn measure() -> Vec<Row> {
     ]
 }
 
-/// With what the renewal of each needs.
+/// Heap use of a lease, with the state for its renewal.
 async fn bytes_per_lease() -> f64 {
     eprintln!("held, bytes per lease");
     let prepare = async || {
         let server = RedisServer::start().await;
         let locks = connect(&server.url(), 1).await.remove(0);
-        // What the client and its connection take before the first lease is not the leases'.
+        // The memory of the client and its connection before the first lease does not count.
         drop(hold(&locks, "warm", 1_000).await);
         sleep(Duration::from_secs(1)).await;
         (server, locks, Vec::with_capacity(LEASES))
@@ -93,11 +93,12 @@ fn expect_all_held(guards: &[LockGuard]) {
     assert_eq!(lost, 0, "{lost} of {LEASES} leases were lost");
 }
 
-/// What a process has spent so far, in its own code and in the kernel's.
+/// CPU time of a process so far, in user and in kernel mode.
 fn cpu(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .expect("the bench runs on Linux, and so does the server");
-    // The second field is a name in parentheses, and may have blanks; the times are the 14th and the 15th.
+    // The second field is a name in parentheses, which may contain spaces; the times are the fields
+    // 14 and 15.
     let (_, fields) = stat.rsplit_once(')').expect("the name is in parentheses");
     let ticks: u64 = fields
         .split_whitespace()

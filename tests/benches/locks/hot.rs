@@ -24,9 +24,9 @@ use crate::{
     subject::{Ours, Rslock, Subject},
 };
 
-/// The last is as many as may wait by default.
+/// The last number is the default limit of waiters.
 const TASKS: [usize; 2] = [100, 10_000];
-/// Longer than the first question of each waiter and its answer take.
+/// Longer than the first attempt of each waiter takes.
 const SETTLED: Duration = Duration::from_millis(500);
 
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
@@ -49,15 +49,15 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     rows
 }
 
-/// What the future of an acquire, and all that it makes the client keep, take on the heap while it waits. The tasks are
-/// there before, and what a task takes by itself is not part of it.
+/// Heap use of the future of an acquire while it waits, with all state that the client keeps for
+/// it. The tasks exist before, so their own memory does not count.
 async fn bytes_per_waiter(url: String, tasks: usize) -> f64 {
     eprintln!("hot, {tasks} clients, bytes per waiter");
     let prepare = async move || {
         let locks = LockClient::connect(&url)
             .await
             .expect("our own server answers");
-        // Nobody is left to release it at the end, so it is not the key of another measurement.
+        // The lock is not released at the end, so no other measurement uses this key.
         let key = format!("waiters:{tasks}");
         let holder = Ours::new(&locks, key.clone());
         let guard = holder.acquire().await;
@@ -70,7 +70,7 @@ async fn bytes_per_waiter(url: String, tasks: usize) -> f64 {
             waiters.spawn(async move {
                 let _ = started.wait_for(|&started| started).await;
                 let mut acquire = request.acquire();
-                assert!(poll!(&mut acquire).is_pending(), "somebody else holds it");
+                assert!(poll!(&mut acquire).is_pending(), "the lock must be held");
                 waiting.fetch_add(1, Ordering::Relaxed);
                 acquire.await
             });

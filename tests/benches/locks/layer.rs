@@ -1,5 +1,5 @@
-//! What it costs that requests wait for their lock in the layer: the heap for each of them, less that of the same requests waiting
-//! in a service without a lock.
+//! Cost of requests that wait for their lock in the layer: the heap use of each, less that of the
+//! same requests waiting in a service without a lock.
 
 use std::{convert::Infallible, future, time::Duration};
 
@@ -11,7 +11,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{heap, report::Row};
 
-/// As many as may wait for a key by default.
+/// The default limit of waiters for a key.
 const REQUESTS: usize = 10_000;
 
 pub(crate) async fn measure() -> Vec<Row> {
@@ -42,7 +42,7 @@ fn endless()
     service_fn(async |_: Request<()>| future::pending().await)
 }
 
-/// What so many requests to a service take on the heap, each in a task of its own, once all of them wait.
+/// Heap use of `REQUESTS` requests to a service, each in a separate task, once all of them wait.
 async fn growth<S>(service: impl AsyncFnOnce() -> (S, Option<LockGuard>) + Send + 'static) -> f64
 where
     S: Service<Request<()>, Response: Send, Error: Send, Future: Send> + Clone + Send + 'static,
@@ -62,7 +62,7 @@ where
                 drop(service.oneshot(request).await);
             });
         }
-        // One after the other, each is polled once.
+        // Each task is polled once, one after the other.
         for _ in 0..REQUESTS {
             yield_now().await;
         }

@@ -1,14 +1,14 @@
-//! How fast locks are, measured against the limit of the wire in the same run.
+//! Speed of locks, measured against the limit of the wire in the same run.
 //!
-//! `cargo bench -p lock-tests --bench locks -- [--only NAME] [--seconds N] [--json FILE]` starts its own servers, prints a
-//! table and, if asked, writes a JSON array of rows. The subjects of a scenario take turns, three rounds after one that
-//! warms them up, and the figures are the medians.
+//! `cargo bench -p lock-tests --bench locks -- [--only NAME] [--seconds N] [--json FILE]` starts
+//! its own servers, prints a table and optionally writes a JSON array of rows. The subjects of a
+//! scenario take turns, in three rounds after one for warm-up, and the figures are the medians.
 //!
-//! | subject | what it is |
+//! | subject | meaning |
 //! |---|---|
 //! | `lock-runtime` | ours |
-//! | `limit` | the least that could do the same: the scripts sent raw, or a map of mutexes in this process |
-//! | `rslock` | the best peer in Rust, over one server. Its scripts do less than the limit's: no fencing tokens; and it has no line |
+//! | `limit` | the minimum for the same task: the scripts sent directly, or a map of mutexes |
+//! | `rslock` | the best Rust peer, over one server; it has no fencing tokens and no wait queue |
 
 mod cluster;
 mod contest;
@@ -44,39 +44,39 @@ struct Options {
     /// Run only this scenario.
     #[arg(long)]
     only: Option<Scenario>,
-    /// How long each subject is measured in each round.
+    /// Seconds for each subject in each round.
     #[arg(long, default_value = "3")]
     seconds: u64,
-    /// Cargo says so; it means nothing here.
+    /// Passed by Cargo; without effect.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Scenario {
-    /// Tasks that each have a key of their own, over one connection.
+    /// Tasks that each have a separate key, over one connection.
     Uncontended,
     /// Clients that hand one key to each other.
     Handoff,
     /// Tasks of one client that hand one key to each other.
     Hot,
-    /// How late the next one starts.
+    /// Delay of the next holder.
     Wait,
-    /// How late a waiter is granted a lock, by the way in which it became free.
+    /// Delay of a grant to a waiter, by the way in which the lock became free.
     Freed,
     /// Leases that are held and renewed.
     Held,
     /// The store in this process.
     Memory,
-    /// What the macro and the layer add.
+    /// Cost that the macro and the layer add.
     Overhead,
     /// Requests that wait for one lock in the layer.
     Layer,
-    /// Five servers, of which a majority has to agree.
+    /// Five servers with agreement by majority.
     Redlock,
-    /// A primary that Sentinels watch.
+    /// A primary monitored by Sentinels.
     Sentinel,
-    /// Three masters that share the keys.
+    /// Three primaries that share the keys.
     Cluster,
 }
 

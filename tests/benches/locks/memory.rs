@@ -1,5 +1,5 @@
-//! Acquire and release in this process. In `memory` every task has its own key, in `memory-one-key` all want the same. The
-//! limit is a map of mutexes, looked up by the key each time.
+//! Acquire and release in this process. In `memory` every task has its own key, in `memory-one-key`
+//! all tasks use the same one. The limit is a map of mutexes, looked up by the key each time.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,7 @@ use crate::{
     turns::{Turn, repeat, together},
 };
 
-/// So many turns are timed together.
+/// Number of turns that are timed together.
 const BATCH: u32 = 1_000;
 const TASKS: usize = 64;
 
@@ -54,7 +54,8 @@ async fn compare(
     rows
 }
 
-// A task of its own for one as well, as in a service: the main future of a multi-threaded runtime is on another thread.
+// Spawns a task also for a single subject, as a service does: the main future of a multi-threaded
+// runtime is on another thread.
 fn each<S: Subject>(
     slice: Duration,
     subjects: impl Iterator<Item = S>,
@@ -66,7 +67,7 @@ fn each<S: Subject>(
 
 type Mutexes = Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>;
 
-/// What one writes where there is no library.
+/// The code that a user would write without a library.
 struct Keyed {
     mutexes: Arc<Mutexes>,
     key: String,

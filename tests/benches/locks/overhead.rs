@@ -1,9 +1,10 @@
-//! What the macro and the layer add to a call of the runtime, in this process.
+//! Cost that the macro and the layer add to a call of the runtime, in this process.
 //!
-//! Every call writes its key out of a number, a header or a path, as in a service. The rows' `added_ns` and `added_allocations` are
-//! differences: of the runtime to no lock at all, of the macro to the runtime, of the layer to the runtime and the service
-//! within; `policies` is the layer with a file of a thousand routes, and `look-up` is finding one of them.
-//! They are small beside what else happens on a machine, so the subjects take turns every few milliseconds here.
+//! Every call formats its key from a number, a header or a path, as in a service. `added_ns` and
+//! `added_allocations` of the rows are differences: of the runtime to no lock at all, of the macro
+//! to the runtime, of the layer to the runtime and the inner service; `policies` is the layer with
+//! a file of a thousand routes, and `look-up` is the search for one of them. The differences are
+//! small beside other load on a machine, so the subjects take turns every few milliseconds.
 
 use std::{
     array,
@@ -97,7 +98,7 @@ async fn alternate(locks: LockClient, slice: Duration) -> [Round; SUBJECTS.len()
     tallies.map(|(tally, took, turns)| tally.round(took, &[turns]))
 }
 
-/// How often a call of each subject allocates, when everything that is made once has been made.
+/// Number of allocations for a call of each subject, after all one-time allocations.
 fn allocations(locks: LockClient) -> [f64; SUBJECTS.len()] {
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
@@ -107,7 +108,7 @@ fn allocations(locks: LockClient) -> [f64; SUBJECTS.len()] {
     let subjects = Subjects::of(locks);
     runtime.block_on(subjects.batches());
     let count = |call: &dyn Fn()| {
-        // A table that grows, or a timer, is nothing of the call's.
+        // The minimum, as a growing table or a timer is not part of the call.
         let counted = (0..50).map(|_| allocation_counter::measure(call).count_total);
         counted.min().unwrap_or_default() as f64
     };
@@ -189,7 +190,7 @@ fn policies() -> LockPolicies {
     LockPolicies::from_toml_str(&text).expect("a thousand routes are no mistake")
 }
 
-/// Reading the clock costs a good part of a call, so many are timed together.
+/// Times many calls together, since reading the clock costs a good part of a call.
 async fn batch(call: &impl Call) -> Duration {
     let before = Instant::now();
     for _ in 0..BATCH {
@@ -237,7 +238,7 @@ impl Call for LookUp {
     }
 }
 
-/// What serves an order.
+/// A service for orders.
 trait Orders:
     Service<Request<()>, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static
 {
@@ -248,7 +249,7 @@ impl<S> Orders for S where
 {
 }
 
-/// A service, cloned for each call, as servers do.
+/// A service that is cloned for each call, as servers do.
 struct Served<S>(S);
 
 impl<S: Orders> Call for Served<S> {

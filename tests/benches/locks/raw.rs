@@ -1,6 +1,7 @@
-//! The limit of the wire: the store's own scripts, sent by hand through a connection with the store's own settings.
+//! The upper limit: the store's own scripts, sent directly over a connection with the store's own
+//! settings.
 //!
-//! All that is known here of the scripts' keys, arguments and replies is in this file.
+//! All use of the scripts' keys, arguments and replies in this bench is in this file.
 
 use std::{
     sync::Mutex,
@@ -23,10 +24,10 @@ macro_rules! script {
     };
 }
 
-/// Late enough that no request is too late.
+/// A deadline that no request misses.
 const DEADLINE: &str = "9000000000000000";
 
-/// Where a grant from the line would be told.
+/// Channel for a grant from the wait queue.
 const CHANNEL: &str = "lock:0123456789abcdef0123456789abcdef";
 
 /// A client with the settings of the store's own; the peer gets the same.
@@ -37,7 +38,7 @@ pub(crate) fn client(url: &str) -> Client {
     Client::open(info.set_tcp_settings(tcp)).expect("the fixture's URL is valid")
 }
 
-/// A connection, and the digests of what is sent over it.
+/// A connection, and the digests of the scripts that are sent over it.
 #[derive(Clone)]
 pub(crate) struct Raw {
     connection: MultiplexedConnection,
@@ -104,7 +105,7 @@ fn expect_word(reply: &Value, word: &str) {
     );
 }
 
-/// One lock, acquired and released by the same two scripts as ours.
+/// One lock, acquired and released by the same two scripts as in the store.
 pub(crate) struct RawLock {
     raw: Raw,
     /// The lock, its fence and its queue.
@@ -148,7 +149,8 @@ impl Subject for RawLock {
     }
 }
 
-/// One lock on several servers: the scripts sent to all at once, and awaited to a majority.
+/// One lock on several servers: the scripts go to all servers at once, and the replies of a
+/// majority are awaited.
 pub(crate) struct RawMajority {
     servers: Vec<(Raw, String)>,
     /// The lock, its fence, its queue and the marker.
@@ -156,7 +158,7 @@ pub(crate) struct RawMajority {
 }
 
 impl RawMajority {
-    /// `servers` with what the marker of each says.
+    /// Takes each server with the content of its marker.
     pub(crate) fn new(servers: &[(Raw, String)], key: &str) -> Self {
         let names = [
             format!("lock:{key}"),
@@ -182,7 +184,7 @@ impl RawMajority {
                 word,
             );
         }
-        // What is dropped before it is written would not be sent.
+        // Commands dropped before they are written would not be sent.
         tokio::spawn(async move { while replies.next().await.is_some() {} });
     }
 }
@@ -227,7 +229,8 @@ impl Subject for RawMajority {
     }
 }
 
-/// The fastest hand-off that the wire allows: one script gives the lock back and takes it up again, with nobody to tell.
+/// The fastest possible hand-off: one script releases the lock and acquires it again, with no
+/// client to notify.
 struct RawPass {
     lock: RawLock,
     member: Mutex<[u8; 32]>,
@@ -255,7 +258,7 @@ impl Call for RawPass {
     }
 }
 
-/// One client hands a lock to itself; nobody else may want `key`.
+/// Hands a lock from one client to itself; no other client may use `key`.
 pub(crate) async fn hand_off(raw: &Raw, key: String, slice: Duration) -> Round {
     let lock = RawLock::new(raw, &key);
     let member = lock.acquire().await.into();
@@ -265,7 +268,7 @@ pub(crate) async fn hand_off(raw: &Raw, key: String, slice: Duration) -> Round {
     .await
 }
 
-/// A round trip of a script that does nothing.
+/// Round trip of a script that does nothing.
 pub(crate) struct RawTrip(pub(crate) Raw);
 
 impl Call for RawTrip {

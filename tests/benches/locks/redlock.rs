@@ -1,4 +1,5 @@
-//! Five servers, of which a majority has to agree: every task its own key; clients that want one key; and one server away.
+//! Five servers with agreement by majority: one key for each task; one key for all clients; and one
+//! server down.
 
 use std::time::{Duration, Instant};
 
@@ -14,12 +15,12 @@ use crate::{
     turns::{Watch, contend, each, together},
 };
 
-/// Servers that have just been started keep away for so long.
+/// Lease of all locks, and the time for which new servers do not vote.
 const LEASE: Duration = Duration::from_secs(5);
 const SERVERS: usize = 5;
 const TASKS: [usize; 2] = [1, 64];
 const CLIENTS: usize = 32;
-/// While one server is away.
+/// Number of tasks while one server is down.
 const ASKING: usize = 16;
 
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
@@ -73,7 +74,7 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     rows
 }
 
-/// What is timed is the acquire alone.
+/// Times the acquire alone.
 async fn one_away(slice: Duration) -> Vec<Row> {
     let fleet = async || {
         let servers = RedisServer::builder().start_all(SERVERS).await;

@@ -1,4 +1,4 @@
-//! The figures: rows, the table, the JSON file.
+//! The figures: rows, the table and the JSON file.
 
 use std::{io, path::Path};
 
@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use crate::contest::ROUNDS;
 
-/// What one subject did in one scenario. What a scenario has no figure for is `null`, or left out if it is one of the extra
-/// figures at the end.
+/// Figures of one subject in one scenario. Figures that a scenario does not have are `null`, or
+/// left out if they are among the extra ones at the end.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) scenario: &'static str,
@@ -22,7 +22,8 @@ pub(crate) struct Row {
     pub(crate) ratio_to_limit: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) longest_us: Option<f64>,
-    /// Turns that went to another client than the one before. Without a line, who has just released is the first to ask again.
+    /// Turns that went to another client than the previous one. Without a wait queue, the client
+    /// that has just released is the first to request the lock again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) handed_on_percent: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,5 +1,6 @@
-//! Acquire and release behind Sentinels, every task its own key: as over one server, and with a replica that must have each grant
-//! before it is told. The limit is the same two scripts sent raw to the primary.
+//! Acquire and release behind Sentinels, one key for each task: as over one server, and with a
+//! replica that must confirm each grant before it is returned. The limit is the same two scripts
+//! sent directly to the primary.
 
 use std::{num::NonZeroU32, time::Duration};
 

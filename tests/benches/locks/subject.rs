@@ -1,4 +1,4 @@
-//! Who is measured: somebody who takes one lock again and again.
+//! Subjects of the measurements: clients that acquire one lock again and again.
 
 use std::time::Duration;
 
@@ -54,13 +54,13 @@ impl Subject for Ours {
     }
 }
 
-/// So many clients, each with a connection of its own.
+/// Connects `clients` clients, each with its own connection.
 pub(crate) async fn connect(url: &str, clients: usize) -> Vec<LockClient> {
     let clients = try_join_all((0..clients).map(|_| LockClient::connect(url))).await;
     clients.expect("our own server answers")
 }
 
-/// The peer, with the pauses between its attempts that it has by default.
+/// The peer, with its default pauses between attempts.
 pub(crate) struct Rslock {
     manager: LockManager,
     key: String,
@@ -74,7 +74,7 @@ impl Rslock {
         }
     }
 
-    /// A client of the peer's. It connects when it is first used.
+    /// A client of the peer. It connects on first use.
     pub(crate) fn manager(client: &Client) -> LockManager {
         Self::manager_of(std::slice::from_ref(client))
     }

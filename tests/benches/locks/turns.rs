@@ -1,4 +1,4 @@
-//! The loops that are timed, and their clock.
+//! The timed loops, and their clock.
 
 use std::{
     pin::{Pin, pin},
@@ -13,7 +13,7 @@ use crate::{
     subject::Subject,
 };
 
-/// The clock of one subject in one round, as one of its tasks sees it.
+/// The clock of one subject in one round, for one of its tasks.
 #[derive(Clone)]
 pub(crate) struct Watch {
     client: usize,
@@ -27,7 +27,7 @@ impl Watch {
         Instant::now() < self.until
     }
 
-    /// Done when the round is over.
+    /// Completes at the end of the round.
     pub(crate) fn end(&self) -> Sleep {
         sleep_until(self.until.into())
     }
@@ -36,7 +36,7 @@ impl Watch {
         self.tally().record(each, times.into());
     }
 
-    /// A lock that others want as well is granted to this client.
+    /// Records that a lock with other waiters was granted to this client.
     pub(crate) fn granted(&self) {
         self.tally().granted(self.client);
     }
@@ -46,7 +46,7 @@ impl Watch {
     }
 }
 
-/// Runs `task` of every subject at a time. It gives the number of its turns.
+/// Runs `task` for all subjects concurrently; it returns the number of its turns.
 pub(crate) async fn together<S, F>(
     slice: Duration,
     subjects: impl IntoIterator<Item = S>,
@@ -74,12 +74,12 @@ where
     watch(0).tally().round(took, &served)
 }
 
-/// Something that can be done again and again.
+/// An operation that can be repeated.
 pub(crate) trait Call: Send + Sync + 'static {
     fn call(&self) -> impl Future<Output = ()> + Send;
 }
 
-/// Acquires and releases.
+/// Acquires and releases a lock.
 pub(crate) struct Turn<S>(pub(crate) S);
 
 impl<S: Subject> Call for Turn<S> {
@@ -89,7 +89,8 @@ impl<S: Subject> Call for Turn<S> {
     }
 }
 
-/// Calls until the round is over, and times `batch` calls together: reading the clock costs a good part of a short one.
+/// Repeats a call until the round is over, and times `batch` calls together: reading the clock
+/// costs a good part of a short one.
 pub(crate) async fn repeat(call: impl Call, batch: u32, watch: Watch) -> u64 {
     let mut turns = 0;
     while watch.is_running() {
@@ -100,15 +101,15 @@ pub(crate) async fn repeat(call: impl Call, batch: u32, watch: Watch) -> u64 {
         watch.record(before.elapsed() / batch, batch);
         turns += u64::from(batch);
         if batch > 1 {
-            // What is so short may never wait, and the other tasks would not come to their turn.
+            // Calls this short may never wait, and the other tasks would not run.
             tokio::task::yield_now().await;
         }
     }
     turns
 }
 
-/// Acquires, waiting behind others, and releases at once, until the round is over. The waits are timed; one that the end of
-/// the round cuts off counts as long as it lasted.
+/// Acquires, behind other waiters, and releases at once, until the round is over. The waits are
+/// timed; one that the end of the round cuts off counts as long as it lasted.
 pub(crate) async fn contend(subject: impl Subject, watch: Watch) -> u64 {
     let mut end = pin!(watch.end());
     let mut turns = 0;
@@ -124,7 +125,7 @@ pub(crate) async fn contend(subject: impl Subject, watch: Watch) -> u64 {
     turns
 }
 
-/// `None` if the end came first: who is slow must not hold up the others.
+/// Returns `None` if the end came first: a slow subject must not delay the others.
 pub(crate) async fn acquire_before<S: Subject>(
     subject: &S,
     end: Pin<&mut Sleep>,
@@ -136,7 +137,7 @@ pub(crate) async fn acquire_before<S: Subject>(
     }
 }
 
-/// Tasks that each acquire and release a lock of their own, again and again.
+/// Tasks that each acquire and release a separate lock, repeatedly.
 pub(crate) fn each<S: Subject>(
     slice: Duration,
     tasks: usize,

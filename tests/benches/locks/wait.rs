@@ -1,6 +1,6 @@
-//! How late the next one starts: many wait, one at a time holds the lock for a while, and what is timed is how long after the
-//! call of `release` the next acquire has returned. All clients are in this process, so one clock serves. The limit is
-//! one round trip.
+//! Delay of the next holder: many clients wait, one at a time holds the lock for a while, and the
+//! time from the call of `release` to the return of the next acquire is measured. All clients are
+//! in this process, so one clock serves. The limit is one round trip.
 
 use std::{
     pin::pin,
@@ -20,10 +20,10 @@ use crate::{
     turns::{Watch, acquire_before, repeat, together},
 };
 
-/// In clients of their own; one more holds.
+/// Number of waiters, each with its own client; one more client is the holder.
 const WAITERS: usize = 100;
 const HELD: Duration = Duration::from_millis(50);
-/// There are only 20 turns in a second.
+/// Factor for the slice, as there are only 20 turns in a second.
 const LONGER: u32 = 3;
 
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
@@ -56,7 +56,7 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
             )
         });
     let mut rows = contest.run().await;
-    // Turns that last 50 ms are not to be compared with round trips, nor is their number of interest.
+    // Turns of 50 ms are not comparable with round trips, and their number is of no interest.
     for row in &mut rows {
         (row.ratio_to_limit, row.served_min, row.served_max) = (None, None, None);
     }
@@ -74,11 +74,11 @@ fn in_turn<S: Subject>(
     })
 }
 
-/// What the clients know of each other.
+/// State that the clients share.
 #[derive(Clone, Copy, Default)]
 struct Line {
     grants: u64,
-    /// When the last holder was about to release.
+    /// Time when the last holder was about to release.
     released: Option<Instant>,
 }
 
@@ -101,7 +101,8 @@ async fn hold_in_turn(subject: impl Subject, line: watch::Sender<Line>, watch: W
         line.send_modify(|line| line.released = Some(Instant::now()));
         subject.release(guard).await;
         turns += 1;
-        // Who asked again at once would be the first: it is the others that wait, and the next of them that is late.
+        // A client that requested the lock again at once would be the first: the delay of a client
+        // that waits is measured.
         tokio::select! {
             _ = changes.wait_for(|line| line.grants > before + 1) => {}
             () = end.as_mut() => break,

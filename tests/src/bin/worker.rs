@@ -1,5 +1,6 @@
-//! `lock-worker`: what a test runs in other processes. One module per subcommand in `worker/`; to add one, write its
-//! module with a clap `Args` struct that has `async fn run(self, parent: Parent)`, and name it in [`Task`] and `main`.
+//! `lock-worker`: code that tests run in other processes. One module per subcommand in `worker/`;
+//! to add one, write its module with a clap `Args` struct that has `async fn run(self, parent:
+//! Parent)`, and name it in [`Task`] and `main`.
 
 #[path = "worker/connect.rs"]
 mod connect;
@@ -21,7 +22,7 @@ mod wait;
 use clap::Parser;
 use lock_tests::processes::Parent;
 
-/// Runs one task for the test that started it, and ends when its standard input does.
+/// Runs one task for the test that started it, and ends when its standard input ends.
 #[derive(Parser)]
 enum Task {
     Connect(connect::Connect),

@@ -1,4 +1,4 @@
-//! What a cluster is started with, and its start.
+//! Settings and start of a cluster.
 
 use futures_util::future::join_all;
 
@@ -9,7 +9,7 @@ use crate::{
     redis_server,
 };
 
-/// Primaries; each has one replica.
+/// Number of primaries; each has one replica.
 const MASTERS: u16 = 3;
 
 /// Settings of a [`RedisCluster`] to be started.
@@ -28,7 +28,8 @@ impl Builder {
         self
     }
 
-    /// The nodes ask everybody for this password, each other too (on the bus, nobody is asked).
+    /// Requires this password from all clients and from the other nodes (the bus has no
+    /// authentication).
     #[must_use]
     pub fn password(mut self, password: &str) -> Self {
         self.node = self
@@ -49,8 +50,9 @@ impl Builder {
         self
     }
 
-    /// All nodes speak TLS, with certificates of one authority, on the bus too. The plain ports are open too: whoever asks
-    /// on one of them is sent to plain ports, and whoever asks over TLS to TLS ports.
+    /// Enables TLS on all nodes and on the bus, with certificates of one authority. The plain ports
+    /// stay open: a client on a plain port is redirected to plain ports, and a client on a TLS port
+    /// to TLS ports.
     #[must_use]
     pub fn tls(mut self) -> Self {
         let tls = redis_server::Builder::default().tls();
@@ -62,13 +64,13 @@ impl Builder {
         self
     }
 
-    /// Starts all nodes, makes them a cluster, and waits until they agree that it is well.
+    /// Starts all nodes, joins them to a cluster, and waits until they agree that it is healthy.
     ///
-    /// A node says so two seconds after its start at the earliest: a primary that comes back waits that long to hear whether
-    /// another has taken its place.
+    /// A node reports this two seconds after its start at the earliest: a primary that comes back
+    /// waits that long in case another node has taken its place.
     ///
     /// # Panics
-    /// When that isn't so within half a minute, with the logs.
+    /// When the nodes do not agree within half a minute, with the logs.
     pub async fn start(self) -> RedisCluster {
         let timeout = RedisCluster::NODE_TIMEOUT.as_millis().to_string();
         let node = self
@@ -95,13 +97,13 @@ impl Builder {
 impl RedisCluster {
     async fn join(&self) {
         let (masters, replicas) = self.nodes.split_at(MASTERS.into());
-        // All before anybody meets another: a node that knows one lets itself be told no epoch.
+        // Before the first CLUSTER MEET: a node that knows another one refuses SET-CONFIG-EPOCH.
         join_all(self.nodes.iter().zip(1..).map(async |(node, epoch)| {
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch.to_string()])
                 .await;
         }))
         .await;
-        // Everybody meets everybody: that is faster than gossip.
+        // Each node meets each other node, which is faster than gossip.
         join_all(self.nodes.iter().map(async |node| {
             for other in self
                 .nodes

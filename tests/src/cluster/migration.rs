@@ -1,5 +1,6 @@
-//! A slot that moves from one primary to another, step by step, so that a test can stop half way: its keys are then found
-//! by ASK, some here and some there, and what needs several of them is told TRYAGAIN.
+//! Migration of a slot from one primary to another, step by step, so that a test can stop half way:
+//! each key is then at one of the two and found by ASK, and commands with several keys get
+//! TRYAGAIN.
 
 use super::RedisCluster;
 use crate::{
@@ -7,7 +8,7 @@ use crate::{
     nodes::{NODE_USER, until},
 };
 
-/// A slot on its way. Dropping it leaves the slot where it is: between two primaries.
+/// A slot in migration. Dropping it leaves the slot between two primaries.
 #[derive(Debug)]
 #[must_use = "dropped, it leaves the slot between two primaries"]
 pub struct Migration<'a> {
@@ -19,8 +20,8 @@ pub struct Migration<'a> {
 }
 
 impl RedisCluster {
-    /// Says to both primaries that the slot of `key` is going to move to `to`: keys that are not at the old one any more, and
-    /// new ones, are from now on answered with ASK there.
+    /// Announces to both primaries that the slot of `key` moves to `to`: from now on the old
+    /// primary answers with ASK for keys that it no longer has, and for new ones.
     ///
     /// # Panics
     /// When `to` has the slot already, or is not a primary.
@@ -35,7 +36,7 @@ impl RedisCluster {
             to,
             to_id,
         };
-        // In this order: nobody is sent to where he is turned away.
+        // In this order: no client is redirected to a node that refuses it.
         migration.set(to, &["IMPORTING", &from_id]).await;
         migration.set(from, &["MIGRATING", &migration.to_id]).await;
         migration
@@ -48,12 +49,12 @@ impl<'a> Migration<'a> {
         self.slot
     }
 
-    /// The primary that has the slot until it is [finished](Self::finish).
+    /// The primary that owns the slot until the migration is [finished](Self::finish).
     pub fn from(&self) -> &'a RedisServer {
         self.from
     }
 
-    /// The primary that gets it.
+    /// The primary that the slot moves to.
     pub fn to(&self) -> &'a RedisServer {
         self.to
     }
@@ -66,10 +67,10 @@ impl<'a> Migration<'a> {
         keys
     }
 
-    /// Moves one key; false if it is not there (any more).
+    /// Moves one key; false if the old primary does not have it (any more).
     ///
     /// # Panics
-    /// When one of both primaries does not answer.
+    /// When one of the two primaries does not answer.
     pub async fn move_key(&self, key: &str) -> bool {
         let port = self.cluster.port_among_nodes(self.to).to_string();
         let mut command = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "10000"];
@@ -80,21 +81,23 @@ impl<'a> Migration<'a> {
         self.from.query::<String>(&command).await == "OK"
     }
 
-    /// Moves all keys that are there now.
+    /// Moves all keys that the old primary has now.
     pub async fn move_keys(&self) {
         for key in self.keys().await {
             self.move_key(&key).await;
         }
     }
 
-    /// Moves what is left, says to all primaries whose the slot is now, and waits until all nodes that run know.
+    /// Moves the remaining keys, announces the new owner to all primaries, and waits until all
+    /// running nodes see it.
     ///
     /// # Panics
     /// When they do not within half a minute.
     pub async fn finish(self) {
         let masters = self.cluster.masters().await;
         self.move_keys().await;
-        // The new owner first: if it failed now, nobody would have the slot otherwise.
+        // The new owner first: in another order, its failure here would leave the slot without an
+        // owner.
         self.set(self.to, &["NODE", &self.to_id]).await;
         for master in masters
             .iter()
@@ -117,7 +120,7 @@ impl<'a> Migration<'a> {
         .await;
     }
 
-    /// Gives up: the slot stays where it was. Keys that were moved are moved back.
+    /// Cancels the migration: the slot stays where it was. Keys that were moved are moved back.
     pub async fn cancel(self) {
         let back = Migration {
             from: self.to,
@@ -125,7 +128,7 @@ impl<'a> Migration<'a> {
             to_id: id(self.from).await,
             ..self
         };
-        // In this order: the old primary takes nothing back while it says that the slot is leaving.
+        // In this order: the old primary accepts no keys while it has the slot marked as leaving.
         back.set(back.to, &["STABLE"]).await;
         back.move_keys().await;
         back.set(back.from, &["STABLE"]).await;

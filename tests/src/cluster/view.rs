@@ -1,11 +1,11 @@
-//! What one node thinks of the cluster, from CLUSTER NODES.
+//! The cluster in the view of one node, from CLUSTER NODES.
 
 use crate::{RedisServer, nodes::ask};
 
-/// Who is there, follows whom and owns what: equal if two nodes think the same.
+/// The nodes, their primaries and their slots: equal if two nodes have the same view.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct View {
-    /// By their ports.
+    /// Sorted by port.
     nodes: Vec<Node>,
 }
 
@@ -20,7 +20,7 @@ struct Node {
 }
 
 impl View {
-    /// Nothing if the node does not run, or still gets to know others.
+    /// Returns `None` if the node does not run, or has not completed a handshake with another node.
     pub(super) async fn of(node: &RedisServer) -> Option<Self> {
         let lines: String = ask(node, &["CLUSTER", "NODES"]).await?;
         let mut nodes: Vec<_> = lines.lines().map(Node::parse).collect::<Option<_>>()?;
@@ -72,7 +72,8 @@ impl View {
 }
 
 impl Node {
-    /// `<id> <ip:port@bus> <flags> <primary> <ping> <pong> <epoch> <link> <slot> <slot>-<slot> [<slot>->-<id>] ...`
+    /// Parses `<id> <ip:port@bus> <flags> <primary> <ping> <pong> <epoch> <link> <slot> ...`, with
+    /// slots of the form `<slot>`, `<slot>-<slot>` or `[<slot>->-<id>]`.
     fn parse(line: &str) -> Option<Self> {
         let words: Vec<_> = line.split(' ').collect();
         let [id, address, flags, master, _, _, _, _, slots @ ..] = &words[..] else {
@@ -86,7 +87,7 @@ impl Node {
             let (first, last) = word.split_once('-').unwrap_or((word, word));
             Some((first.parse().ok()?, last.parse().ok()?))
         };
-        // Slots that come or go are in brackets.
+        // Slots in migration are in brackets.
         let slots = slots
             .iter()
             .filter(|word| !word.starts_with('['))

@@ -9,10 +9,11 @@ use tokio::task::yield_now;
 
 use super::{Report, Stale};
 
-/// A resource shared by the tasks of this process. It takes a `FencingToken` or a plain number wherever it asks for one.
+/// A resource shared by the tasks of this process. The methods take a `FencingToken` or a plain
+/// number.
 #[derive(Debug)]
 pub struct FencedResource {
-    /// How many may be inside at once.
+    /// Number of visitors that may be inside at once, apart from readers.
     room: u64,
     /// A std mutex: it is held for a few instructions, never across an await.
     state: Mutex<State>,
@@ -27,13 +28,14 @@ struct State {
 }
 
 impl FencedResource {
-    /// For an exclusive lock: one inside at a time.
+    /// A resource for an exclusive lock: one visitor inside at a time.
     pub fn new() -> Self {
         Self::with_room(NonZeroU32::MIN)
     }
 
-    /// For permits: `room` inside at a time. Holders of permits come and go in any order of their tokens, so give all
-    /// entries one and the same token: only the overlaps mean something then.
+    /// A resource for permits: `room` visitors inside at a time. Holders of permits come and go in
+    /// any order of their tokens, so use the same token for all entries: only the overlaps are
+    /// meaningful then.
     pub fn with_room(room: NonZeroU32) -> Self {
         Self {
             room: room.get().into(),
@@ -41,10 +43,12 @@ impl FencedResource {
         }
     }
 
-    /// Goes inside, as somebody who should be alone there (or one of `room`), until the returned value is dropped.
+    /// Enters as a visitor that must be alone (or one of `room`), until the returned value is
+    /// dropped.
     ///
     /// # Errors
-    /// When a larger token was seen; the entry is counted as a violation and as the overlap it would have been.
+    /// When a larger token was seen; the entry is counted as a violation and as the overlap it
+    /// would have been.
     pub fn enter(&self, fence: impl Into<u64>) -> Result<Inside<'_>, Stale> {
         let mut state = self.state();
         if state.alone >= self.room || state.readers > 0 {
@@ -59,7 +63,7 @@ impl FencedResource {
         })
     }
 
-    /// Goes inside as one of any number of readers; only somebody who should be alone must not be there.
+    /// Enters as one of any number of readers, of which none may meet a visitor that must be alone.
     pub fn enter_reader(&self) -> Inside<'_> {
         let mut state = self.state();
         if state.alone > 0 {
@@ -73,12 +77,12 @@ impl FencedResource {
         }
     }
 
-    /// The number it holds.
+    /// The current number.
     pub fn read(&self) -> u64 {
         self.state().report.value
     }
 
-    /// Writes a number that was read before, plus one.
+    /// Writes a new number: one more than the number read before.
     ///
     /// # Errors
     /// When a larger token was seen; the write is refused and counted as a violation.
@@ -91,7 +95,7 @@ impl FencedResource {
         Ok(())
     }
 
-    /// A whole critical section: enter, read, let the other tasks run, write, leave.
+    /// Runs a whole critical section: enter, read, let the other tasks run, write, leave.
     ///
     /// # Errors
     /// When a larger token was seen, at the entry or at the write.

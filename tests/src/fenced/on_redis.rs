@@ -1,4 +1,4 @@
-//! The resource kept in Redis, shared by the processes that open it under the same name.
+//! A resource in Redis, shared by the processes that open it under the same name.
 
 use std::{collections::HashMap, fmt, num::NonZeroU32, process, sync::LazyLock};
 
@@ -8,7 +8,8 @@ use tokio::task::yield_now;
 use super::{Report, Stale};
 use crate::redis_server::connect;
 
-/// KEYS: the counts, who is inside. ARGV: "alone" or "readers", room, the visitor, the token ("" for a reader).
+/// KEYS: the counts, the visitors inside. ARGV: "alone" or "readers", room, the visitor, the token
+/// ("" for a reader).
 /// Returns the largest token seen when the given one is smaller, else nothing.
 static ENTER: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
@@ -61,10 +62,10 @@ return false
     )
 });
 
-/// A resource in Redis, shared by all processes that open it under one name. Tokens are compared as Lua numbers, exact
-/// up to 2^53. It takes a `FencingToken` or a plain number wherever it asks for one.
+/// A resource in Redis, shared by all processes that open it under one name. Tokens are compared as
+/// Lua numbers, exact up to 2^53. The methods take a `FencingToken` or a plain number.
 ///
-/// Every call panics when its Redis fails: use a server that the test leaves alone.
+/// Every call panics when its Redis fails: use a server that the test does not disturb.
 #[derive(Clone)]
 pub struct RedisFencedResource {
     connection: MultiplexedConnection,
@@ -75,12 +76,13 @@ pub struct RedisFencedResource {
 }
 
 impl RedisFencedResource {
-    /// Opens the resource `name` on the Redis at `url`, for an exclusive lock: one inside at a time.
+    /// Opens the resource `name` on the Redis at `url`, for an exclusive lock: one visitor inside
+    /// at a time.
     pub async fn open(url: &str, name: &str) -> Self {
         Self::open_with_room(url, name, NonZeroU32::MIN).await
     }
 
-    /// The same for permits: `room` inside at a time.
+    /// The same for permits: `room` visitors inside at a time.
     pub async fn open_with_room(url: &str, name: &str, room: NonZeroU32) -> Self {
         let connection = connect(url)
             .await
@@ -95,10 +97,11 @@ impl RedisFencedResource {
         }
     }
 
-    /// Goes inside, as somebody who should be alone there (or one of `room`), until [`exit`](Self::exit).
+    /// Enters as a visitor that must be alone (or one of `room`), until [`exit`](Self::exit).
     ///
     /// # Errors
-    /// When a larger token was seen; the entry is counted as a violation and as the overlap it would have been.
+    /// When a larger token was seen; the entry is counted as a violation and as the overlap it
+    /// would have been.
     pub async fn enter(&self, fence: impl Into<u64>) -> Result<(), Stale> {
         let fence = fence.into();
         self.enter_as("alone", &fence.to_string())
@@ -116,7 +119,7 @@ impl RedisFencedResource {
         self.exit_as("alone").await;
     }
 
-    /// Goes inside as one of any number of readers; only somebody who should be alone must not be there.
+    /// Enters as one of any number of readers, of which none may meet a visitor that must be alone.
     pub async fn enter_reader(&self) {
         self.enter_as("readers", "").await;
     }
@@ -126,7 +129,7 @@ impl RedisFencedResource {
         self.exit_as("readers").await;
     }
 
-    /// Takes out what the process `pid` had inside when it was killed: it cannot do so itself.
+    /// Removes the visits of the process `pid`, which was killed and cannot leave itself.
     pub async fn forget(&self, pid: u32) {
         let fields = [format!("alone:{pid}"), format!("readers:{pid}")];
         let _: () = self
@@ -137,7 +140,7 @@ impl RedisFencedResource {
             .expect("HDEL on the fenced resource");
     }
 
-    /// The number it holds.
+    /// The current number.
     pub async fn read(&self) -> u64 {
         let value: Option<u64> = self
             .connection
@@ -148,7 +151,7 @@ impl RedisFencedResource {
         value.unwrap_or(0)
     }
 
-    /// Writes a number that was read before, plus one.
+    /// Writes a new number: one more than the number read before.
     ///
     /// # Errors
     /// When a larger token was seen; the write is refused and counted as a violation.
@@ -169,7 +172,7 @@ impl RedisFencedResource {
         })
     }
 
-    /// A whole critical section: enter, read, let the other tasks run, write, leave.
+    /// Runs a whole critical section: enter, read, let the other tasks run, write, leave.
     ///
     /// # Errors
     /// When a larger token was seen, at the entry or at the write.

@@ -1,4 +1,4 @@
-//! The worker's end of the line to the test that started it.
+//! The worker's end of the connection to the test that started it.
 
 use std::{
     io::{self, BufRead, Write},
@@ -11,25 +11,26 @@ use tokio::sync::mpsc;
 /// The exit code of a worker that did not finish by itself after its input had ended.
 pub const ORPHANED: i32 = 86;
 
-/// How long a worker may take to finish after its input has ended.
+/// Time limit for a worker to finish after its input has ended.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The test that started this worker: it sends lines, and closing the input (which its death does too) is the order to
-/// finish.
+/// The test that started this worker. It sends lines, and closes the input as the order to finish;
+/// its death closes the input too.
 #[derive(Debug)]
 pub struct Parent {
     lines: mpsc::UnboundedReceiver<String>,
 }
 
 impl Parent {
-    /// Follows the standard input of this process; once it has ended, so does the process, five seconds later at most.
-    /// Call it once.
+    /// Follows the standard input of this process; once it has ended, the process ends as well,
+    /// five seconds later at most. Call it once.
     pub fn follow() -> Self {
         let (sender, lines) = mpsc::unbounded_channel();
-        // A thread of its own: neither a blocked runtime nor a hanging lock can keep it from noticing the end.
+        // A separate thread: neither a blocked runtime nor a hanging lock can keep it from noticing
+        // the end.
         thread::spawn(move || {
             for line in io::stdin().lock().lines().map_while(Result::ok) {
-                // Nobody need listen.
+                // The receiver may be gone.
                 let _ = sender.send(line);
             }
             drop(sender);
@@ -39,7 +40,7 @@ impl Parent {
         Self { lines }
     }
 
-    /// The next line from the test; `None` when it wants this worker to finish. Cancel safe.
+    /// The next line from the test; `None` is the order to finish. Cancel safe.
     pub async fn line(&mut self) -> Option<String> {
         self.lines.recv().await
     }

@@ -1,4 +1,4 @@
-//! One connection through the proxy: which of its messages pass, when, and when it closes.
+//! One connection through the proxy: selection and delay of its messages, and its end.
 
 use std::{
     collections::VecDeque,
@@ -32,15 +32,15 @@ pub(super) struct Connection {
 /// A std mutex around it: it is held for a few instructions, never across an await.
 #[derive(Default)]
 struct State {
-    /// What shall happen to the replies of the commands that are in flight, in their order.
+    /// Faults for the replies to the commands in flight, in their order.
     replies: VecDeque<Option<Then>>,
-    /// Something was lost; the connection closes with the next `let_through`.
+    /// A message was lost; the connection closes with the next `let_through`.
     broken: bool,
-    /// Nothing goes to the client any more.
+    /// No further data go to the client.
     silent: bool,
 }
 
-/// What to do with a message.
+/// Decision about a message.
 enum Verdict {
     Pass(Duration),
     Swallow,
@@ -63,7 +63,7 @@ impl Connection {
         let heals = faults.borrow().heals;
         let transfer = async {
             let server = TcpStream::connect(target).await?;
-            // A delay is the test's to choose, not Nagle's.
+            // The test alone decides on delays, not Nagle's algorithm.
             client.set_nodelay(true)?;
             server.set_nodelay(true)?;
             let (from_client, to_client) = client.into_split();
@@ -76,7 +76,7 @@ impl Connection {
         tokio::select! {
             biased;
             () = self.closed_by_a_fault(faults, heals) => {}
-            // How a connection ended is the business of the two at its ends, who see it too.
+            // The result is visible at both ends of the connection.
             _ = transfer => {}
         }
     }
@@ -98,7 +98,8 @@ impl Connection {
 
     fn command(&self, message: &[u8]) -> Verdict {
         let name = resp::command_name(message);
-        // The faults stay locked meanwhile: `let_through` must not come between the loss and its mark.
+        // The faults stay locked meanwhile: `let_through` must not come between the loss and its
+        // mark.
         let mut verdict = Verdict::Close;
         self.shared.faults.send_if_modified(|faults| {
             verdict = self.command_under(faults, &name);
@@ -185,7 +186,7 @@ async fn pump(
                         _ = queue.send((Instant::now() + delay, message.to_vec()))
                     }
                     Verdict::Swallow => {}
-                    // What was queued before is still written: the queue ends behind it.
+                    // Messages queued before are still written: the queue ends after them.
                     Verdict::Close => return Ok(()),
                 }
             }

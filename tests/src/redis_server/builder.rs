@@ -1,4 +1,4 @@
-//! What a server is started with, and its start.
+//! Settings and start of a server.
 
 use std::{fs, io, net::Ipv4Addr, path::Path, sync::Mutex};
 
@@ -16,8 +16,8 @@ use crate::{
 };
 
 const CONFIG: &str = "redis.conf";
-/// What a server writes to know after a restart who it was: its settings as they were changed (by Sentinels, for
-/// example), and its view of the cluster.
+/// Files in which a server keeps its identity across a restart: its settings, with later changes
+/// (by Sentinels, for example), and its view of the cluster.
 pub(super) const OWN_FILES: [&str; 2] = [CONFIG, "nodes.conf"];
 
 /// Settings of a [`RedisServer`] to be started.
@@ -61,21 +61,23 @@ impl Builder {
         self
     }
 
-    /// Asks everybody for this password; [`RedisServer::url`] has it.
+    /// Requires this password from all clients; [`RedisServer::url`] includes it.
     #[must_use]
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
         self.arg("--requirepass", password)
     }
 
-    /// Another user with the given ACL rules, for example `"~lock:* &* +@all"`; [`RedisServer::url_as`] has a URL for it.
+    /// Adds a user with the given ACL rules, for example `"~lock:* &* +@all"`;
+    /// [`RedisServer::url_as`] returns a URL for it.
     #[must_use]
     pub fn user(self, name: &str, password: &str, rules: &str) -> Self {
         self.args(["--user", name, "on", &format!(">{password}")])
             .args(rules.split_whitespace())
     }
 
-    /// Makes it a replica of `primary`; [`start`](Self::start) then waits until it has the primary's data.
+    /// Makes it a replica of `primary`; [`start`](Self::start) then waits until it has the
+    /// primary's data.
     #[must_use]
     pub fn replica_of(mut self, primary: &RedisServer) -> Self {
         self.primary = Some(Primary {
@@ -85,28 +87,29 @@ impl Builder {
         self
     }
 
-    /// A node of a cluster, whose bus has a port of its own.
+    /// Makes it a node of a cluster, with a separate port for the bus.
     #[must_use]
     pub(crate) fn cluster_node(mut self) -> Self {
         self.bus = Some(0);
         self.arg("--cluster-enabled", "yes")
     }
 
-    /// Has its settings in a file, where Sentinels change them for good.
+    /// Keeps the settings in a file, where changes by Sentinels are permanent.
     #[must_use]
     pub(crate) fn with_config_file(mut self) -> Self {
         self.role = Role::WithFile;
         self
     }
 
-    /// What it is told at each start, before anybody else talks to it: what no option can say.
+    /// Sends this command after each start, before any client connects; for settings that are not
+    /// available as options.
     #[must_use]
     pub(crate) fn first_command(mut self, words: &[&str]) -> Self {
         self.first_command = words.iter().map(|&word| word.to_owned()).collect();
         self
     }
 
-    /// A Sentinel; its options are `--sentinel <directive> ...`.
+    /// Makes it a Sentinel; its options are `--sentinel <directive> ...`.
     #[must_use]
     pub(crate) fn sentinel(mut self) -> Self {
         self.role = Role::Sentinel;
@@ -116,7 +119,7 @@ impl Builder {
     /// Starts the server and waits until it answers.
     ///
     /// # Panics
-    /// When it does not answer within ten seconds, with the server's log.
+    /// When the server does not answer within ten seconds, with its log.
     pub async fn start(mut self) -> RedisServer {
         let mut attempts = 20;
         let (port, process) = loop {
@@ -130,7 +133,7 @@ impl Builder {
             attempts -= 1;
             match self.launch(port, &Files::default()).await {
                 Ok(process) => break (port, process),
-                // Someone bound it between our look and the server's.
+                // Another process bound the port between our check and the server's.
                 Err(Failure::PortTaken(_)) if attempts > 0 => {}
                 Err(failure) => failure.panic(port),
             }
@@ -148,7 +151,8 @@ impl Builder {
         server
     }
 
-    /// Starts `count` servers at once that know nothing of each other. Those with TLS have one authority.
+    /// Starts `count` servers at once, independent of each other. Those with TLS share one
+    /// authority.
     ///
     /// # Panics
     /// As [`start`](Self::start).
@@ -156,14 +160,15 @@ impl Builder {
         join_all((0..count).map(|_| self.clone().start())).await
     }
 
-    /// `files` is what it finds when it starts.
+    /// Starts a process, with `files` in its directory.
     pub(super) async fn launch(&self, port: u16, files: &Files) -> Result<Supervised, Failure> {
         let directory = tempfile::Builder::new()
             .prefix("lock-tests-redis-")
             .tempdir()?;
         files.write_to(directory.path())?;
         let command = self.command_line(port, directory.path())?;
-        // From here on the supervisor removes the directory, because it also does so when this process is killed.
+        // From here on the supervisor removes the directory, because it also does so when this
+        // process is killed.
         let process = Supervised::spawn(directory.path(), command.iter().map(String::as_str))?;
         let _ = directory.keep();
 
@@ -201,7 +206,7 @@ impl Builder {
             .concat());
         }
         let file = directory.join(CONFIG);
-        // The server's own version of it has all that was set, and what was changed since.
+        // A file from an earlier process has all settings, including later changes.
         if !file.exists() {
             fs::write(&file, config(&self.options(port, directory)?))?;
         } else if let Some(tls) = &self.tls {
@@ -218,8 +223,9 @@ impl Builder {
         let (port, dir) = (port.to_string(), directory.display().to_string());
         let mut words = vec!["--port", &port, "--bind", "127.0.0.1", "--dir", &dir];
         if self.role != Role::Sentinel {
-            // By way of a file: otherwise a primary waits five seconds for more replicas before it sends its data, and sends
-            // no later write before the replica's first ACK, up to a second after the replica says that its link is up.
+            // Synchronization goes by way of a file: otherwise a primary waits five seconds for
+            // more replicas before it sends its data, and sends no later write before the replica's
+            // first ACK, up to a second after the replica reports that its link is up.
             words.extend([
                 "--save",
                 "",
@@ -236,7 +242,7 @@ impl Builder {
         if let Some(bus) = self.bus {
             words.extend(["--cluster-port".to_owned(), bus.to_string()]);
         }
-        // Behind ours, so that a caller's own setting wins.
+        // After these, so that a caller's own setting takes precedence.
         words.extend_from_slice(&self.args);
         if let Some(primary) = &self.primary {
             words.extend([
@@ -248,7 +254,7 @@ impl Builder {
                 words.extend(["--masterauth".to_owned(), password.clone()]);
             }
         }
-        // The line we wait for must be printed, and to us.
+        // The line that marks the start must be logged, and to standard output.
         words.extend(["--loglevel", "notice", "--logfile", ""].map(str::to_owned));
         Ok(words)
     }
@@ -270,7 +276,7 @@ fn config(options: &[String]) -> String {
     text + "\n"
 }
 
-/// Why a server did not start; each with what it printed.
+/// Failure of a start, with the output of the server.
 pub(super) enum Failure {
     PortTaken(String),
     Other(String),
@@ -291,7 +297,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Any reply will do: a server that asks for a password is ready too.
+/// Waits for any reply: a server that asks for a password is ready too.
 async fn ping(port: u16) -> io::Result<()> {
     let mut stream = BufReader::new(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?);
     stream.write_all(b"PING\r\n").await?;

@@ -1,4 +1,4 @@
-//! What a server has stored, at a moment: to start it again with that, or with something older than it had.
+//! Data of a server at one moment, for a restart with these data or with older ones than it had.
 
 use std::{fmt, fs};
 
@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{PATIENCE, POLL, RedisServer};
 use crate::supervised::Supervised;
 
-/// Where a server looks for its data when it starts.
+/// The file from which a server loads its data at the start.
 pub(super) const FILE: &str = "dump.rdb";
 
 /// The append-only file of a server that has not rewritten it.
@@ -17,18 +17,19 @@ const APPEND_ONLY: [&str; 3] = [
     "appendonlydir/appendonly.aof.1.incr.aof",
 ];
 
-/// The data of a [`RedisServer`] at a moment. What has run out by the time it is loaded does not come back.
+/// The data of a [`RedisServer`] at one moment. Keys that have expired by the time of a load do not
+/// come back.
 #[derive(Clone)]
 pub struct Snapshot(Vec<u8>);
 
 impl RedisServer {
-    /// What it has stored now.
+    /// The data that the server has now.
     ///
     /// # Panics
-    /// When it does not answer within ten seconds.
+    /// When the server does not answer within ten seconds.
     pub async fn save_snapshot(&self) -> Snapshot {
         let deadline = Instant::now() + PATIENCE;
-        // It refuses while it writes the same for a replica.
+        // Redis refuses SAVE while it saves the data for a replica.
         while let Err(error) = self.try_command(&["SAVE"]).await {
             assert!(Instant::now() < deadline, "SAVE: {error}");
             sleep(POLL).await;
@@ -38,28 +39,28 @@ impl RedisServer {
         Snapshot(fs::read(process.directory().join(FILE)).expect("the server has just written it"))
     }
 
-    /// Kills it if it still runs, and starts it again on the same port, with the same settings and these data: older ones
-    /// of its own, as after a crash, or those of another server.
+    /// Kills the server if it still runs, and starts it again on the same port, with the same
+    /// settings and these data: its own older ones, as after a crash, or those of another server.
     ///
     /// # Panics
-    /// When it does not answer within ten seconds, with the server's log.
+    /// When the server does not answer within ten seconds, with its log.
     pub async fn restart_from(&self, snapshot: &Snapshot) {
         self.kill();
         self.start_again(Some(snapshot)).await;
     }
 
-    /// Starts it again on the same port, with the same settings and all it had when it ended: nothing that it has
-    /// answered is lost.
+    /// Ends the server, and starts it again on the same port, with the same settings and all data
+    /// that it had at its end: no write with a reply is lost.
     ///
     /// # Panics
-    /// When it was killed or stopped before, or does not answer within ten seconds.
+    /// When the server was killed or stopped before, or does not answer within ten seconds.
     pub async fn restart_keeping_data(&self) {
         let (mut log, file) = {
             let state = self.state();
             let process: &Supervised = state.process.as_ref().expect("the server was killed");
             (process.log(), process.directory().join(FILE))
         };
-        // NOW: it does not wait for replicas. That the connection ends without a reply says that it worked.
+        // NOW: it does not wait for replicas. On success the connection ends without a reply.
         let refused = self.try_command(&["SHUTDOWN", "SAVE", "NOW"]).await;
         let end = timeout(PATIENCE, log.wait_for(|log| log.ended)).await;
         assert!(
@@ -73,11 +74,12 @@ impl RedisServer {
 }
 
 impl RedisServer {
-    /// SIGKILL, and a start on the same port with what its append-only file has. Of a server with `appendonly yes` and
-    /// `appendfsync always` nothing that it has answered is lost.
+    /// SIGKILL, and a start on the same port with the data of the append-only file. With
+    /// `appendonly yes` and `appendfsync always` no write with a reply is lost.
     ///
     /// # Panics
-    /// When it was killed before, has no append-only file, or does not answer within ten seconds.
+    /// When the server was killed before, has no append-only file, or does not answer within ten
+    /// seconds.
     pub async fn restart_from_log(&self) {
         self.kill_keeping(&APPEND_ONLY);
         self.start_again(None).await;

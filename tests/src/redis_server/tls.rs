@@ -1,4 +1,4 @@
-//! TLS beside the plain port of a server, with an authority and certificates made for this server alone.
+//! TLS beside the plain port of a server, with its own authority and certificates.
 
 use std::{fmt, fs, io, path::Path};
 
@@ -18,7 +18,7 @@ pub struct Identity {
     pub key: String,
 }
 
-/// A port, and who answers there.
+/// A TLS port, and the certificates for it.
 #[derive(Clone, Debug)]
 pub(super) struct Tls {
     pub(super) port: u16,
@@ -28,8 +28,9 @@ pub(super) struct Tls {
 }
 
 impl Builder {
-    /// Speaks TLS as well, on a port of its own, with a certificate for `127.0.0.1` and `localhost`. It asks clients for
-    /// no certificate; `.arg("--tls-auth-clients", "yes")` makes it ask.
+    /// Enables TLS on a separate port, with a certificate for `127.0.0.1` and `localhost`. The
+    /// server requires no client certificate; `.arg("--tls-auth-clients", "yes")` makes it require
+    /// one.
     #[must_use]
     pub fn tls(self) -> Self {
         self.tls_for(&["127.0.0.1", "localhost"])
@@ -44,7 +45,7 @@ impl Builder {
         self
     }
 
-    /// With the authority and the certificates of another.
+    /// Uses the authority and the certificates of another builder.
     pub(crate) fn tls_of(mut self, other: &Self) -> Self {
         self.tls.clone_from(&other.tls);
         self
@@ -67,12 +68,13 @@ impl RedisServer {
         self.tls().port
     }
 
-    /// The certificate, in PEM, of the authority that has signed the server's and [`client_identity`](Self::client_identity).
+    /// The certificate, in PEM, of the authority that has signed the server's and
+    /// [`client_identity`](Self::client_identity).
     pub fn ca_pem(&self) -> &str {
         &self.tls().ca
     }
 
-    /// A certificate that the server accepts where it asks for one.
+    /// A certificate that the server accepts if it requires one.
     pub fn client_identity(&self) -> &Identity {
         &self.tls().client
     }
@@ -108,7 +110,8 @@ impl Tls {
         })
     }
 
-    /// Writes what the server reads to its directory, which is removed with it, and says so in its options.
+    /// Writes the server's files to its directory, which is removed with it, and returns the
+    /// options for them.
     pub(super) fn options(&self, directory: &Path) -> io::Result<Vec<String>> {
         let mut options = vec!["--tls-port".to_owned(), self.port.to_string()];
         for (option, name, pem) in [
@@ -142,7 +145,8 @@ impl Identity {
     }
 }
 
-/// An authority and what it has signed must not have the same name: the certificate would look as if it had signed itself.
+/// An authority and the certificates that it signs must have different names: otherwise the
+/// certificates would look self-signed.
 fn common_name(name: &str) -> DistinguishedName {
     let mut distinguished = DistinguishedName::new();
     distinguished.push(DnType::CommonName, name);

@@ -1,15 +1,17 @@
-//! What a set is started with, and its start.
+//! Settings and start of a set.
 
 use futures_util::future::{join_all, join3};
 
 use super::SentinelSet;
 use crate::{nodes::NODE_USER, redis_server};
 
-/// The rhythm of a Sentinel. It is made for networks of thousands of nodes: left alone, they need several seconds to find
-/// each other, and half a minute to trust their clock again after a SIGSTOP.
+/// Timing of a Sentinel. The defaults are made for networks of thousands of nodes: with them,
+/// Sentinels need several seconds to find each other, and half a minute to trust their clock again
+/// after a SIGSTOP.
 ///
-/// A replica is promoted only if its last INFO is not older than five ping periods, and comes once a second while its primary
-/// is down: shorter ping periods find no good replica, again and again.
+/// A replica is promoted only if its last INFO is not older than five ping periods, and INFO comes
+/// once a second while the primary is down: with shorter ping periods the Sentinels often find no
+/// suitable replica.
 const RHYTHM: [&str; 12] = [
     "SENTINEL",
     "DEBUG",
@@ -42,7 +44,8 @@ impl Builder {
         self
     }
 
-    /// The data nodes ask everybody for this password, each other and the Sentinels too.
+    /// Requires this password from all clients of the data nodes, including other nodes and the
+    /// Sentinels.
     #[must_use]
     pub fn password(mut self, password: &str) -> Self {
         self.node = self
@@ -63,7 +66,7 @@ impl Builder {
         self
     }
 
-    /// The Sentinels ask everybody for this password, each other too.
+    /// Requires this password from all clients of the Sentinels, including other Sentinels.
     #[must_use]
     pub fn sentinel_password(mut self, password: &str) -> Self {
         self.sentinel =
@@ -80,8 +83,9 @@ impl Builder {
         self
     }
 
-    /// All nodes and Sentinels speak TLS, with certificates of one authority, and name each other by their TLS ports: whoever
-    /// asks a Sentinel learns those. The plain ports are open too.
+    /// Enables TLS on all nodes and Sentinels, with certificates of one authority. They address
+    /// each other by their TLS ports, and the Sentinels return these to their clients. The plain
+    /// ports stay open.
     #[must_use]
     pub fn tls(mut self) -> Self {
         let tls = redis_server::Builder::default().tls();
@@ -91,10 +95,10 @@ impl Builder {
         self
     }
 
-    /// Starts all, and waits until the Sentinels know the nodes and each other.
+    /// Starts all servers, and waits until the Sentinels know the nodes and each other.
     ///
     /// # Panics
-    /// When that isn't so within half a minute, with the logs.
+    /// When they do not within half a minute, with the logs.
     pub async fn start(self) -> SentinelSet {
         let node = self.node.with_config_file();
         let master = node.clone().start().await;
@@ -121,8 +125,9 @@ impl Builder {
             sentinel.args(["--sentinel"]).args(words)
         });
 
-        // Three that notice a death at the same moment all vote for themselves, and try again after twice the time-out. One
-        // that notices later has voted for one of the others by then.
+        // Three Sentinels that notice a failure at the same moment all vote for themselves, and try
+        // again after twice the time-out. One that notices later has voted for one of the others by
+        // then.
         let sentinels = join_all([1, 1, 2].map(|times| {
             let down_after = (SentinelSet::DOWN_AFTER * times).as_millis().to_string();
             sentinel

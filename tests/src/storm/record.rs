@@ -1,4 +1,4 @@
-//! What a task saw, and when: as a line of text it passes from a worker to the test.
+//! Records of a task's events, passed as lines of text from a worker to the test.
 
 use std::time::Duration;
 
@@ -12,27 +12,27 @@ pub fn nanos() -> u64 {
     u64::try_from(now.as_nanos()).expect("584 years after the start of the machine")
 }
 
-/// An event of a request. All times and durations are nanoseconds.
+/// An event of a request, with its time. All times and durations are nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// When, by [`nanos`].
+    /// Time, by [`nanos`].
     pub at: u64,
     /// The number of the request in its process.
     pub request: u64,
-    /// What happened.
+    /// The event.
     pub event: Event,
 }
 
-/// What happened.
+/// An event of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
-    /// The lock is about to be asked for.
+    /// The lock is about to be requested.
     Asked(Ask),
     /// The guard was returned, with a fencing token for each key.
     Granted {
         /// In the order of the keys.
         fences: Vec<u64>,
-        /// What `validity` said after the time of the record was taken.
+        /// Value of `validity`, read after the time of the record.
         validity: u64,
     },
     /// The guard is still valid, for longer than was recorded before.
@@ -40,11 +40,11 @@ pub enum Event {
         /// As in `Granted`.
         validity: u64,
     },
-    /// The guard has no validity any more.
+    /// The guard is no longer valid.
     Lost {
         /// The code of the loss.
         code: String,
-        /// When it was last seen valid.
+        /// Time when it was last seen valid.
         valid_at: u64,
     },
     /// A guard entered the lock again.
@@ -66,7 +66,7 @@ pub enum Event {
     },
     /// The process did not run.
     Stalled {
-        /// Until the time of the record.
+        /// Start of the pause; the time of the record is its end.
         since: u64,
     },
 }
@@ -76,22 +76,22 @@ impl Event {
     pub const DROPPED: &str = "dropped";
 }
 
-/// What was asked for.
+/// A request for locks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ask {
-    /// In which mode.
+    /// The mode.
     pub kind: Kind,
-    /// In their order.
+    /// The keys, in their order.
     pub keys: Vec<String>,
-    /// How long it waits at most; `None` for a request that does not wait.
+    /// The longest wait; `None` for a request that does not wait.
     pub wait: Option<u64>,
-    /// How long the store keeps the lock without a renewal.
+    /// Time that the store keeps the lock without a renewal.
     pub lease: u64,
-    /// How long the store keeps the lock at least.
+    /// Time that the store keeps the lock at least.
     pub min_hold: u64,
 }
 
-/// In which mode a lock is held.
+/// Mode of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// One holder.

@@ -16,19 +16,19 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{Ask, Event, KEYS, Kind, Log, PERMITS, Plan, Record, nanos};
 
-/// Most stay inside for less.
+/// Upper bound of most stays.
 const SHORT_STAY: Duration = Duration::from_millis(2);
-/// Some stay for less than this, to be inside while a fault begins.
+/// Upper bound of some stays, so that a holder is inside when a fault begins.
 const LONG_STAY: Duration = Duration::from_millis(150);
 /// The lease of a lock that is not renewed.
 const BRIEF_LEASE: Duration = Duration::from_millis(150);
-/// Most wait for less.
+/// Upper bound of most waits.
 const SHORT_WAIT: Duration = Duration::from_millis(1500);
-/// Some wait longer than any fault lasts.
+/// Wait of some requests, longer than any fault.
 const LONG_WAIT: Duration = Duration::from_secs(10);
-/// How long all read the same.
+/// Period in which all tasks read the same lock.
 const CROWDED: Duration = Duration::from_millis(300);
-/// Between two looks at a guard.
+/// Interval between checks of a guard.
 const LOOK: Duration = Duration::from_millis(10);
 /// A guard whose validity has grown by less was not renewed.
 const NEWS: Duration = Duration::from_millis(1);
@@ -166,7 +166,8 @@ impl Task {
         }
     }
 
-    /// The guard and the number of its request. Some requests are dropped on the way, perhaps with the lock in hand.
+    /// Returns the guard and the number of its request. Some requests are dropped before the
+    /// return, perhaps after the grant.
     async fn acquire(&mut self, wanted: Wanted) -> Option<(u64, LockGuard)> {
         let patience = self
             .random
@@ -187,7 +188,7 @@ impl Task {
         id
     }
 
-    /// Records how a request ended; `None` for one that was dropped.
+    /// Records the result of a request; `None` for one that was dropped.
     fn answered(
         &self,
         id: u64,
@@ -212,12 +213,13 @@ impl Task {
         None
     }
 
-    /// Keeps the guard, and records each renewal and its loss.
+    /// Keeps the guard for `stay`, and records each renewal and its loss.
     async fn hold(&self, id: u64, guard: &LockGuard, stay: Duration) {
         let until = Instant::now() + stay;
         let (mut valid_at, mut known) = (nanos(), 0);
         loop {
-            // The time before the validity: what comes between makes the claim shorter and never longer.
+            // The time before the validity: a pause in between makes the recorded end earlier,
+            // never later.
             let at = nanos();
             let validity = validity(guard);
             if validity == 0 {
@@ -244,7 +246,7 @@ impl Task {
         }
     }
 
-    /// Releases or drops it.
+    /// Releases or drops the guard.
     async fn give_back(&mut self, id: u64, guard: LockGuard) {
         let dropped = self.random.random_bool(0.2);
         self.say(id, Event::Leaving);
@@ -258,7 +260,7 @@ impl Task {
         self.say(id, Event::Released { code });
     }
 
-    /// The lock goes with the last of two guards, in whatever order they go.
+    /// Enters the lock again. The lock ends with the last of two guards, in either order.
     async fn enter_again(&mut self, id: u64, outer: LockGuard, key: &str, stay: Duration) {
         let request = self.locks.reentrant(key).lease(self.plan.lease).no_wait();
         let last = match outer.scope(request.acquire()).await {
@@ -326,9 +328,9 @@ impl Task {
 
     fn stay(&mut self) -> Duration {
         match self.random.random_range(0..1000) {
-            // Until it has been renewed some times.
+            // Long enough for some renewals.
             0 => self.plan.lease * 5 / 4,
-            // Longer than a lock without renewal lasts.
+            // Longer than a lease without renewal.
             1..8 => BRIEF_LEASE * 5 / 4,
             8..20 => self.up_to(LONG_STAY),
             20..500 => Duration::ZERO,
@@ -337,7 +339,7 @@ impl Task {
     }
 }
 
-/// Now and then all tasks of all processes come to read at once.
+/// Whether all tasks of all processes now read the same lock.
 fn is_crowded() -> bool {
     let period = CROWDED.as_nanos() as u64;
     (nanos() / period).is_multiple_of(5)
@@ -347,7 +349,7 @@ fn validity(guard: &LockGuard) -> u64 {
     u64::try_from(guard.validity().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The code of an error that a failing store or another holder explains.
+/// Returns the code of an error, which a failing store or another holder must explain.
 fn code(error: &LockError) -> String {
     use LockErrorKind::{Contended, Lost, ReadOnly, ReleaseUnknown, Unavailable, WaitTimeout};
     let expected = matches!(

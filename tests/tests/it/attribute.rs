@@ -1,4 +1,4 @@
-//! `#[distributed_lock]` does what its arguments say, against the in-memory store.
+//! `#[distributed_lock]` and the effects of its arguments, on the in-memory store.
 
 mod answers;
 mod arguments;
@@ -14,13 +14,14 @@ mod statuses;
 
 use lock_runtime::{LockClient, LockErrorKind};
 
-/// Runs a test with a client of its own, which the attribute finds; and another client of the same locks does not exist.
+/// Runs a test with a client of its own, which the attribute uses. No other client has the same
+/// locks.
 async fn with_client<T>(test: impl AsyncFnOnce(&LockClient) -> T) -> T {
     let locks = LockClient::in_memory();
     crate::place::in_time(locks.as_default(test(&locks))).await
 }
 
-/// Is the key held, exclusively or shared?
+/// The number of exclusive or shared holders of a key.
 async fn holders(locks: &LockClient, key: &str) -> usize {
     locks.inspect(key).await.unwrap().holders.len()
 }

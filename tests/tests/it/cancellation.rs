@@ -1,4 +1,5 @@
-//! A future may be dropped wherever it stands: no key is left, nobody else's turn is lost (FAILURES 1, 2).
+//! A future may be dropped at any point: no key is left, and no other waiter loses its turn
+//! (FAILURES 1, 2).
 
 mod every_poll;
 mod network;

@@ -1,5 +1,5 @@
-//! Locks on a Redis Cluster: each key goes to the node that keeps it, also when that is another one than a moment ago, a node that is
-//! gone costs nobody else anything, and who waits is told.
+//! Locks on a Redis Cluster: each request goes to the node that keeps the key, even if the key has
+//! just moved there; a failed node affects only its own keys; and waiters are notified.
 
 mod access;
 mod failing;
@@ -18,12 +18,12 @@ use crate::place::{LONG, Place, cluster_url, eventually};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A namespace of its own on a cluster of its own.
+/// A namespace of its own on the given cluster.
 fn place_on(cluster: &RedisCluster) -> Place {
     Place::at(cluster_url(cluster))
 }
 
-/// Names of locks that `node` keeps.
+/// The names of `count` locks that `node` keeps.
 async fn keys_at(
     cluster: &RedisCluster,
     place: &Place,
@@ -47,7 +47,7 @@ async fn key_at(cluster: &RedisCluster, place: &Place, node: &RedisServer) -> St
     keys_at(cluster, place, node, 1).await.remove(0)
 }
 
-/// A key of each primary, in their order.
+/// The name of one lock of each primary, in the order of the primaries.
 async fn key_of_each(cluster: &RedisCluster, place: &Place) -> [String; 3] {
     let mut keys = Vec::new();
     for master in cluster.masters().await {
@@ -56,17 +56,17 @@ async fn key_of_each(cluster: &RedisCluster, place: &Place) -> [String; 3] {
     keys.try_into().expect("there are three primaries")
 }
 
-/// The key in the store.
+/// The key of the lock in the store.
 fn lock_name(place: &Place, key: &str) -> String {
     format!("{}:{key}", place.namespace())
 }
 
-/// The fence of a lock whose name has a hash tag.
+/// The key of the fence in the store, for a lock whose name has a hash tag.
 fn fence_name(place: &Place, key: &str) -> String {
     format!("f:{}", lock_name(place, key))
 }
 
-/// Takes the lock and gives it back.
+/// Acquires and releases the lock.
 async fn use_lock(locks: &LockClient, key: &str) {
     locks
         .exclusive(key)
@@ -79,7 +79,7 @@ async fn use_lock(locks: &LockClient, key: &str) {
         .unwrap();
 }
 
-/// The sharded channels that somebody listens to, at any node.
+/// The sharded channels that have subscribers, at any node.
 async fn channels(cluster: &RedisCluster) -> Vec<String> {
     let mut channels = Vec::new();
     for node in cluster.nodes().iter().filter(|node| node.is_running()) {
@@ -92,7 +92,7 @@ async fn channels(cluster: &RedisCluster) -> Vec<String> {
 }
 
 async fn nobody_listens(cluster: &RedisCluster) {
-    eventually("nobody listens to a slot", async || {
+    eventually("no slot has a subscriber", async || {
         channels(cluster).await.is_empty()
     })
     .await;

@@ -1,5 +1,5 @@
-//! Bad input and bad surroundings: each gives its own typed error with the key and the remedy, nothing is lost or
-//! overwritten, and nothing hangs longer than the wait.
+//! Invalid input and unusable environments: each is reported by a typed error with the key and the
+//! remedy, nothing is lost or overwritten, and no call takes longer than its wait.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -17,16 +17,16 @@ mod servers;
 pub(crate) mod tls;
 
 const HOUR: Duration = Duration::from_secs(3600);
-/// What a slow machine may take beyond the time that is promised.
+/// The extra time for a slow machine.
 const SLACK: Duration = Duration::from_secs(5);
-/// Connecting is given up after so long.
+/// The time limit for connecting.
 const CONNECT: Duration = Duration::from_secs(3);
 
 fn permits(count: u32) -> NonZeroU32 {
     NonZeroU32::new(count).unwrap()
 }
 
-/// The outcome, which does not take longer than promised.
+/// Returns the output of a future that does not take longer than promised.
 async fn within<T>(promised: Duration, future: impl Future<Output = T>) -> T {
     let since = Instant::now();
     let outcome = timeout(promised + SLACK, future).await;
@@ -38,7 +38,7 @@ async fn within<T>(promised: Duration, future: impl Future<Output = T>) -> T {
     })
 }
 
-/// An error of this kind that says all of this.
+/// Asserts the kind of the error, and that its text contains all these words in one line.
 #[track_caller]
 fn assert_says(error: &LockError, kind: LockErrorKind, words: &[&str]) {
     assert_eq!(error.kind(), kind, "{error}");

@@ -1,4 +1,4 @@
-//! What a lock tells the log: which key, which fencing token, and never a token.
+//! Log events of a lock: they have its key and its fencing token, and never the holder's token.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn acquire_to_release_emit_events_with_the_key_and_no_token() {
         let mut secrets = Vec::new();
         let mut printed = Vec::new();
 
-        // Waited for in this process and at the store, granted, renewed, released.
+        // A wait in this process and at the store, a grant, a renewal and a release.
         let first = others
             .exclusive("a")
             .lease(Duration::from_secs(2))
@@ -50,7 +50,7 @@ async fn acquire_to_release_emit_events_with_the_key_and_no_token() {
         guard.release().await.unwrap();
         drop(behind.await.unwrap().unwrap());
 
-        // Waited for in vain.
+        // A wait that times out.
         let reader = locks.read("b").acquire().await.unwrap();
         secrets.extend(
             server
@@ -68,7 +68,7 @@ async fn acquire_to_release_emit_events_with_the_key_and_no_token() {
             .await;
         printed.push(format!("{error} {error:?} {reader:?}"));
 
-        // Lost.
+        // A loss.
         let lost = locks
             .exclusive("c")
             .lease(Duration::from_secs(2))
@@ -91,7 +91,7 @@ async fn acquire_to_release_emit_events_with_the_key_and_no_token() {
             locks.exclusive("a")
         ));
 
-        // Renewed and released while the server is away.
+        // A renewal and a release while the server is down.
         let held = locks
             .exclusive("d")
             .lease(Duration::from_secs(2))
@@ -124,7 +124,7 @@ async fn acquire_to_release_emit_events_with_the_key_and_no_token() {
         );
         for text in printed {
             for secret in &secrets {
-                assert!(!text.contains(secret.as_str()), "a token was told: {text}");
+                assert!(!text.contains(secret.as_str()), "a token is shown: {text}");
             }
         }
     })

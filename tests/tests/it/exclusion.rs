@@ -1,7 +1,8 @@
-//! One holder at a time, counted by a resource that checks fencing tokens: among tasks, among processes, and while
-//! processes are killed and paused (FAILURES 6).
+//! One holder at a time, as counted by a resource that checks fencing tokens: among tasks, among
+//! processes, and while processes are killed and paused (FAILURES 6).
 //!
-//! The storms are short. `LOCK_TESTS_STORM=20 cargo test -p lock-tests --test it exclusion` makes them twenty times as long.
+//! The storms are short. This command makes them twenty times as long:
+//! `LOCK_TESTS_STORM=20 cargo test -p lock-tests --test it exclusion`
 
 use std::{env, sync::Arc, time::Duration};
 
@@ -68,7 +69,7 @@ impl Storm {
         }
     }
 
-    /// What all workers that are left say they added.
+    /// Total of the additions that the remaining workers report.
     async fn added(&mut self) -> u64 {
         let mut added = 0;
         for worker in &mut self.workers {
@@ -111,7 +112,7 @@ async fn a_killed_and_a_paused_process_spoil_nothing() {
     killed.kill().await;
     storm.resource.forget(killed.pid()).await;
     storm.wait_for(40).await;
-    // It may be stopped in the middle of its critical section, and goes on with it when its lease is long over.
+    // It may be stopped in its critical section, and continues it when its lease is long over.
     storm.workers[0].stop();
     let value = storm.resource.read().await;
     storm.wait_for(value + 20).await;
@@ -124,7 +125,7 @@ async fn a_killed_and_a_paused_process_spoil_nothing() {
         "{report}"
     );
     assert!(report.value >= added, "{added} of {report}");
-    // Nobody but the paused process can have come with an old token, and with one at most.
+    // Only the paused process can have presented an old token, and only once.
     assert!(report.violations <= 1, "{report}");
 }
 

@@ -1,5 +1,5 @@
-//! A server and a network that fail in the middle of things: everybody gets an answer, and service comes back by itself
-//! (FAILURES 3, 5, 12).
+//! Faults of a server and of the network during requests: every request gets a reply, and service
+//! recovers by itself (FAILURES 3, 5, 12).
 
 use std::{error::Error as _, time::Duration};
 
@@ -15,7 +15,8 @@ use crate::place::{LONG, Place, begun, eventually, in_time};
 /// Much less than a lease of 30 s, much more than a busy machine needs.
 const SOON: Duration = Duration::from_secs(10);
 
-/// A client by way of a proxy, whose scripts the server knows, and one that goes there directly.
+/// A client through a proxy, with its scripts loaded on the server, and one with a direct
+/// connection.
 async fn by_proxy(server: &RedisServer) -> (Proxy, LockClient, LockClient) {
     let proxy = Proxy::to(server).await;
     let Place::Redis { namespace, .. } = Place::redis().await else {
@@ -52,7 +53,7 @@ async fn acquire_with_a_lost_reply_retries_and_leaves_one_holder() {
             let (proxy, locks, others) = by_proxy(server).await;
             proxy.drop_reply(drop_reply);
             let start = Instant::now();
-            // A connection that says nothing any more is given up.
+            // A silent connection is given up.
             let guard = locks.exclusive("a").wait(SOON).acquire().await.unwrap();
             assert!(proxy.dropped_replies() >= 1);
             assert_eq!(others.inspect("a").await.unwrap().holders.len(), 1);
@@ -87,7 +88,7 @@ async fn acquire_shared_with_a_lost_reply_leaves_no_second_share() {
             .await
             .unwrap();
         assert_eq!(proxy.dropped_replies(), 2);
-        // Shares that were granted to nobody are given back soon.
+        // Shares whose grant reached no client are released soon.
         eventually("one reader", || async {
             others.inspect("a").await.unwrap().holders.len() == 1
         })
@@ -107,7 +108,8 @@ async fn a_try_whose_reply_is_lost_leaves_no_key() {
     in_time(async {
         let (proxy, locks, others) = by_proxy(shared_server().await).await;
         for request in [locks.exclusive("a"), locks.all(["a", "b"])] {
-            // It is asked twice, and what abandons the first tokens may come between.
+            // The request is sent twice, and the commands that abandon the first tokens may come in
+            // between.
             proxy.drop_reply(DropReply::next().to("EVALSHA").times(5));
             assert_eq!(
                 request.try_acquire().await.unwrap_err().kind(),
@@ -191,7 +193,7 @@ async fn a_release_that_never_reached_the_server_is_made_up_for() {
     .await;
 }
 
-/// A released lock may be somebody else's by the time the release is repeated.
+/// A released lock may have another holder by the time the release is repeated.
 #[tokio::test]
 async fn a_repeated_release_frees_nobody_elses_lock() {
     in_time(async {
@@ -271,7 +273,7 @@ async fn acquire_replies_in_time_when_the_server_stops() {
         let start = Instant::now();
         let mut tasks = JoinSet::new();
         for task in 0..100 {
-            // Half of them in one line, the others at the head of lines of their own.
+            // Half of them are in one wait queue, the others at the head of separate queues.
             let request = match task % 4 {
                 0 | 1 => locks.exclusive("a"),
                 2 => others.exclusive(format!("b{task}")),
@@ -299,7 +301,7 @@ async fn acquire_replies_in_time_when_the_server_stops() {
             "{:?}",
             start.elapsed()
         );
-        // And those who do not wait.
+        // Requests that do not wait get a reply in time too.
         for request in [others.exclusive("d"), others.all(["d", "e"])] {
             let start = Instant::now();
             assert_eq!(
@@ -314,7 +316,7 @@ async fn acquire_replies_in_time_when_the_server_stops() {
         }
         drop(guard);
         server.resume();
-        // What the server executes late is given back.
+        // Locks that the server grants late are released.
         for key in ["a", "b2", "b3", "c3", "d", "e"] {
             others
                 .exclusive(key)
@@ -393,8 +395,9 @@ async fn service_comes_back_by_itself_when_the_server_does() {
     .await;
 }
 
-/// The message has the time waited and the number of attempts. The source is the last error of the store, which is never
-/// the rest of the request's own wait; on a machine that is busy enough a refusal takes longer than a call may.
+/// Checks the error of a request in an outage. The message has the time waited and the number of
+/// attempts. The source is the last error of the store, never a time-out at the end of the
+/// request's own wait; on a busy machine a refusal may take longer than the time-out of a call.
 #[track_caller]
 fn assert_tells_of_an_outage(error: &LockError, key: &str, attempts: &str, causes: &[&str]) {
     assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
@@ -419,7 +422,7 @@ fn assert_tells_of_an_outage(error: &LockError, key: &str, attempts: &str, cause
 }
 
 const REFUSED: &str = "no connection: Connection refused";
-/// After the whole of a call's time.
+/// Error after the full time-out of a call.
 const SILENT: &str = "no answer within 500.0ms";
 
 #[tokio::test]
@@ -428,10 +431,10 @@ async fn acquire_in_an_outage_reports_wait_attempts_and_last_cause() {
         let server = RedisServer::start().await;
         let locks = LockClient::connect(&server.url()).await.unwrap();
         server.kill();
-        // The first one finds the connection broken; from then on it is refused.
+        // The first request finds the connection broken; later ones are refused.
         locks.exclusive("a").no_wait().acquire().await.unwrap_err();
         let causes = [REFUSED, SILENT];
-        // Whatever the last question is cut off by.
+        // These waits cut off the last attempt at different points.
         for wait in (700..1300).step_by(90).map(Duration::from_millis) {
             let error = locks.exclusive("a").wait(wait).acquire().await.unwrap_err();
             assert_tells_of_an_outage(&error, "a", " attempt", &causes);
@@ -468,7 +471,7 @@ async fn a_silent_server_is_told_with_the_time_that_it_was_given() {
         let server = RedisServer::start().await;
         let locks = LockClient::connect(&server.url()).await.unwrap();
         server.stop();
-        // The second question is cut off.
+        // The end of the wait cuts off the second attempt.
         let error = locks
             .exclusive("a")
             .wait(Duration::from_millis(700))

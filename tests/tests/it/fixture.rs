@@ -1,4 +1,4 @@
-//! The fixtures do what the other tests believe they do.
+//! Tests of the fixtures that the other tests rely on.
 
 mod cluster;
 mod fenced;
@@ -13,7 +13,8 @@ use lock_tests::RedisServer;
 /// The worker binary of this package.
 const WORKER: &str = env!("CARGO_BIN_EXE_lock-worker");
 
-/// Sets a key on a primary and waits until so many replicas have it: what they do not have is lost in a failover.
+/// Sets a key on a primary and waits until `replicas` replicas have it, as a failover loses writes
+/// without a copy.
 async fn set_with_copies(primary: &RedisServer, key: &str, value: &str, replicas: usize) {
     let mut connection = primary.connection().await.unwrap();
     redis::cmd("SET")
@@ -31,7 +32,8 @@ async fn set_with_copies(primary: &RedisServer, key: &str, value: &str, replicas
     assert!(copies >= replicas, "{copies} of {replicas}");
 }
 
-/// A server that listened on all addresses would also do so on this one.
+/// Checks that the port is closed on another address: a server on all addresses would accept this
+/// connection.
 async fn assert_only_on_its_address(port: u16) {
     let error = tokio::net::TcpStream::connect(("127.0.0.2", port))
         .await

@@ -1,4 +1,4 @@
-//! The layer on real axum and tonic servers over TCP: who is served when, under which key, and what the others are told.
+//! The layer on real axum and tonic servers over TCP: order of requests, keys and refusals.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,8 +1,9 @@
-//! The model test: random operations on the in-memory store and on a Redis server get the same answers.
+//! The model test: random operations on the in-memory store and on a Redis server get the same
+//! replies.
 //!
-//! A sequence is decided by its seed alone. The sequences run beside each other, each with keys of its own, over the one
-//! connection of one [`RedisStore`]. One that fails prints its seed and every step with both answers; `LOCK_TESTS_SEED`
-//! starts at another seed.
+//! The seed alone determines a sequence. The sequences run concurrently, each with its own keys,
+//! over the one connection of one [`RedisStore`]. A sequence that fails prints its seed and every
+//! step with both replies; `LOCK_TESTS_SEED` sets the first seed.
 
 mod answer;
 mod step;
@@ -17,7 +18,7 @@ use self::{answer::Side, step::Steps};
 
 const SEQUENCES: u64 = 1_000;
 const STEPS: usize = 110;
-/// So many sequences are under way at a time: enough that those that sleep cost nothing.
+/// Number of sequences in progress at a time: enough that those that sleep cost no time.
 const BESIDE: u64 = 100;
 
 #[tokio::test]

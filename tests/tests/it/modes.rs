@@ -1,4 +1,4 @@
-//! What each way to hold a lock promises, in memory and on Redis.
+//! Guarantees of each mode of a lock, in memory and on Redis.
 
 mod exclusive;
 mod facts;

@@ -1,4 +1,4 @@
-//! Who is asking: a flow of work and the locks around it. Ownership follows a future, never a thread.
+//! Ownership of locks: it follows a future, never a thread.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -29,7 +29,7 @@ on_every_store! {
     another_number_of_permits_within_a_scope_is_refused,
 }
 
-/// What a request that would wait is given to show that it does.
+/// Wait of a request that is expected to time out.
 const SOON: Duration = Duration::from_millis(50);
 
 async fn a_reentrant_request_enters_again_across_awaits(place: Place) {
@@ -67,7 +67,7 @@ async fn entering_again_asks_the_store_nothing_and_has_the_same_token(place: Pla
     let guard = locks.exclusive("a").acquire().await.unwrap();
     guard
         .scope(async {
-            // Even when the store would say something else.
+            // Even when the store would reply otherwise.
             others
                 .revoke("a", lock_runtime::RevokeScope::Leased)
                 .await

@@ -1,5 +1,5 @@
-//! Where a test's locks live: in this process, on a Redis server, or on a cluster. A test body stands once and runs on all, by
-//! `on_every_store!`.
+//! Places for a test's locks: in this process, on a Redis server, or on a cluster.
+//! `on_every_store!` runs one test body on all of them.
 
 use std::{
     fmt,
@@ -17,11 +17,11 @@ use lock_runtime::{
 use lock_tests::{RedisCluster, RedisServer, shared_cluster, shared_server, unique};
 use tokio::time::{Instant, sleep, timeout};
 
-/// Longer than anything takes that does not hang, on a machine that does much else.
+/// Longer than any operation that does not hang, also on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// Makes a test of each function, which takes a [`Place`], on every store; those behind `with permits:` where there are some. In
-/// memory the clock is paused.
+/// Makes a test of each function, which takes a [`Place`], on every store; those after `with
+/// permits:` on every store that has permits. The clock is paused where the stores are in memory.
 macro_rules! on_every_store {
     ($($name:ident),* $(,)? $(; with permits: $($counted:ident),+ $(,)?)?) => {
         mod in_memory {
@@ -47,11 +47,11 @@ macro_rules! on_every_store {
 }
 pub(crate) use on_every_store;
 
-/// One set of locks, seen by as many clients as a test makes.
+/// One set of locks, shared by any number of clients.
 #[derive(Clone)]
 pub(crate) enum Place {
     Memory(Arc<MemoryStore>),
-    /// Several stores, of which a majority has to agree.
+    /// Several stores, with agreement by majority.
     Majority([Arc<MemoryStore>; 5]),
     Redis {
         url: String,
@@ -68,17 +68,17 @@ impl Place {
         Self::Majority(Default::default())
     }
 
-    /// A namespace of its own on everybody's server.
+    /// A separate namespace on the shared server.
     pub(crate) async fn redis() -> Self {
         Self::at(shared_server().await.url())
     }
 
-    /// A namespace of its own on everybody's cluster.
+    /// A separate namespace on the shared cluster.
     pub(crate) async fn cluster() -> Self {
         Self::at(cluster_url(shared_cluster().await))
     }
 
-    /// A namespace of its own behind a URL.
+    /// A separate namespace behind a URL.
     pub(crate) fn at(url: String) -> Self {
         Self::Redis {
             url,
@@ -86,7 +86,7 @@ impl Place {
         }
     }
 
-    /// A client of its own: to the store, another process.
+    /// A new client: to the store, another process.
     pub(crate) async fn client(&self) -> LockClient {
         self.client_of(LockClient::builder()).await
     }
@@ -102,7 +102,7 @@ impl Place {
         }
     }
 
-    /// A store without a client: what a process left there that is gone.
+    /// The store without a client, to act for a process that has ended.
     pub(crate) async fn store(&self) -> Arc<dyn Store> {
         match self {
             Self::Memory(store) => store.clone(),
@@ -144,12 +144,12 @@ pub(crate) fn cluster_url(cluster: &RedisCluster) -> String {
     format!("redis+cluster://{}", nodes.join(","))
 }
 
-/// A test that hangs fails.
+/// Fails a test that hangs.
 pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
     timeout(LONG * 2, future).await.expect("the test hangs")
 }
 
-/// A future that has begun, and waits: what it does first is done.
+/// Polls a future once, which must then wait, and returns it.
 pub(crate) async fn begun<F: Future>(future: F) -> Pin<Box<F>>
 where
     F::Output: fmt::Debug,
@@ -163,7 +163,7 @@ where
     future
 }
 
-/// Asks until it is so; for what tells nobody when it happens.
+/// Checks a condition until it holds; for changes without a notification.
 pub(crate) async fn eventually<Fut: Future<Output = bool>>(
     what: &str,
     mut is_so: impl FnMut() -> Fut,
@@ -175,7 +175,7 @@ pub(crate) async fn eventually<Fut: Future<Output = bool>>(
     }
 }
 
-/// Nobody holds any of the keys, nor will in a moment.
+/// Waits until none of the keys has a holder.
 pub(crate) async fn all_free(client: &LockClient, keys: &[&str]) {
     for key in keys {
         eventually(&format!("{key} is free"), || async {
@@ -185,7 +185,7 @@ pub(crate) async fn all_free(client: &LockClient, keys: &[&str]) {
     }
 }
 
-/// No lock and no line is left in a namespace of the server; the fences may.
+/// Waits until no lock and no wait queue is left in a namespace of the server; fences may remain.
 pub(crate) async fn no_key_left(server: &RedisServer, namespace: &str) {
     for pattern in [
         format!("{namespace}:*"),

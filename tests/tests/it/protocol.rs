@@ -1,5 +1,6 @@
-//! The rules that keep the protocol correct, each with a test that fails without it. The numbers in the comments are the
-//! rules' and, where it says so, those of the list of failures seen in other libraries.
+//! The rules of the protocol, each with a test that fails without it. The numbers in the comments
+//! are those of the rules in `docs/PROTOCOL.md` or, where stated, those of a list of failures seen
+//! in other libraries.
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -26,7 +27,7 @@ mod several;
 mod tokens;
 
 const HOUR: Duration = Duration::from_secs(3600);
-/// Longer than anything here takes on a slow machine.
+/// Longer than any step takes on a slow machine.
 const LONG: Duration = Duration::from_secs(20);
 
 const MODES: [Mode; 3] = [Mode::Exclusive, Mode::Shared, TWO_PERMITS];
@@ -36,7 +37,7 @@ fn key(name: &str) -> LockKey {
     LockKey::new(name).unwrap()
 }
 
-/// An acquisition of a key that nobody else uses.
+/// An acquisition of a key that no other test uses.
 fn fresh_hold(mode: Mode) -> Hold {
     beside(&key(&unique("k")), mode)
 }
@@ -54,7 +55,7 @@ async fn redis_on(server: &RedisServer) -> Arc<RedisStore> {
     Arc::new(RedisStore::connect(&server.url(), "lock").await.unwrap())
 }
 
-/// A store of each kind: what is promised of stores is promised of both.
+/// A store of each kind. The promises of a store hold for both.
 async fn both() -> [Arc<dyn Store>; 2] {
     [
         Arc::new(MemoryStore::new()),
@@ -97,7 +98,7 @@ async fn is_free(store: &dyn Store, key: &LockKey) -> bool {
         .is_empty()
 }
 
-/// The name of the key that says who holds the lock.
+/// The name of the key with the holders of the lock.
 fn lock_name(hold: &Hold) -> String {
     match hold.mode.kind() {
         LockKind::Permits => format!("lock:permits:{}", hold.key),
@@ -113,7 +114,7 @@ fn fence_name(hold: &Hold) -> String {
     }
 }
 
-/// How a holder is written in a set.
+/// The member of a set that stands for a holder.
 fn member(hold: &Hold) -> String {
     let token = String::from_utf8(hold.token.to_hex().to_vec()).unwrap();
     match hold.mode {
@@ -128,7 +129,7 @@ async fn micros(server: &RedisServer) -> u64 {
     seconds * 1_000_000 + micros
 }
 
-/// Waits for something that tells nobody when it happens.
+/// Polls for an event without a notification.
 async fn eventually(what: &str, mut happened: impl AsyncFnMut() -> bool) {
     let until = Instant::now() + LONG;
     while !happened().await {
@@ -137,7 +138,7 @@ async fn eventually(what: &str, mut happened: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// A client whose scripts the server knows, so that every further call is one command.
+/// A client whose scripts are loaded on the server, so that each further call is one command.
 async fn warm_client(url: &str) -> LockClient {
     let locks = LockClient::connect(url).await.unwrap();
     let name = unique("warm");

@@ -1,4 +1,4 @@
-//! Locks on several servers, of which a majority has to agree (DESIGN 11, PROTOCOL 28 to 31).
+//! Locks on several servers with agreement by majority (DESIGN 11, PROTOCOL 28 to 31).
 
 mod contention;
 mod environment;
@@ -20,7 +20,7 @@ use tokio::{
 use crate::place::LONG;
 
 const LONGEST_LEASE: Duration = Duration::from_secs(2);
-/// A server tells its uptime in whole seconds.
+/// `LONGEST_LEASE` and a second for the rounding of the uptime.
 const QUARANTINE: Duration = Duration::from_millis(3100);
 
 /// Five servers, and a namespace on them.
@@ -41,7 +41,8 @@ impl Servers {
         Self::voting(Five::Own(servers)).await
     }
 
-    /// Everybody's five, for all other tests, and a namespace in which they vote. That takes a while: it is done for many at once.
+    /// The shared five servers, for all other tests, and a namespace in which they vote. The votes
+    /// take a while, so a dozen namespaces are prepared at once.
     async fn shared() -> Self {
         static VOTING: Mutex<Vec<Servers>> = Mutex::const_new(Vec::new());
         let mut voting = VOTING.lock().await;
@@ -102,7 +103,7 @@ impl Servers {
         join_all((0..count).map(|_| self.client_of(proxies.iter().map(Proxy::url)))).await
     }
 
-    /// Waits until new servers may vote.
+    /// Waits until new servers vote.
     async fn vote(&self) {
         let locks = self.client().await;
         let since = Instant::now();
@@ -115,13 +116,13 @@ impl Servers {
                 .await
             {
                 Ok(guard) => {
-                    // It may not be confirmed in time on a machine that does much else.
+                    // The release may not be confirmed in time on a busy machine.
                     drop(guard.release().await);
-                    // The others began in the same second.
+                    // The quarantine of the other servers began in the same second.
                     return sleep(Duration::from_millis(300)).await;
                 }
                 Err(error) => {
-                    // Or the votes of the last attempt are still on their way back.
+                    // With `Contended`, the votes of the last attempt are still on their way back.
                     assert!(
                         matches!(
                             error.kind(),

@@ -1,5 +1,5 @@
-//! Locks on the primary that Sentinels name: it is found, a failover moves the locks along or tells their holders, and a
-//! grant that the replicas do not have is none.
+//! Locks on the primary that Sentinels name: the client finds it, a failover keeps the locks or
+//! reports their loss, and a grant that the replicas do not have does not count.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ mod storms;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// The URL of a set, as nobody in particular.
+/// The URL of a set, without credentials.
 fn url_of(sentinels: &[RedisServer]) -> String {
     url_with(sentinels, "", "")
 }
 
-/// The same with what stands before the hosts, and what follows the primary's name.
+/// The same with `before` in front of the hosts, and `behind` after the name of the primary.
 fn url_with(sentinels: &[RedisServer], before: &str, behind: &str) -> String {
     let hosts: Vec<_> = sentinels
         .iter()
@@ -33,7 +33,7 @@ fn url_with(sentinels: &[RedisServer], before: &str, behind: &str) -> String {
     )
 }
 
-/// A client of its own in a namespace that others may share.
+/// A client of its own, in a namespace that may be shared.
 async fn client(set: &SentinelSet, namespace: &str) -> LockClient {
     builder(namespace)
         .connect(&url_of(set.sentinels()))
@@ -49,8 +49,8 @@ fn namespace() -> String {
     unique("ns")
 }
 
-/// Both replicas have everything. One that has only just been started is sent nothing for a second, and could be promoted
-/// without.
+/// Waits until both replicas have all data. A replica that has just started receives nothing for a
+/// second, and could be promoted without the data.
 async fn copied(set: &SentinelSet) {
     let mut primary = set.master().await.connection().await.unwrap();
     let mut copy = redis::pipe();
@@ -64,7 +64,7 @@ async fn copied(set: &SentinelSet) {
     assert_eq!(copies, 2);
 }
 
-/// An error of this kind that says all of this.
+/// Asserts the kind of the error, and that its text contains all these words in one line.
 #[track_caller]
 fn assert_says(error: &LockError, kind: LockErrorKind, words: &[&str]) {
     assert_eq!(error.kind(), kind, "{error}");

@@ -1,9 +1,9 @@
-//! What the attribute says to somebody who made one mistake.
+//! Messages of the attribute for a function with one mistake.
 
 use std::process::Command;
 
-/// The compiler whose words stand in the `.stderr` files. Another one words its own part differently; what the attribute
-/// itself says is held by the unit tests of lock-macros on every compiler.
+/// The compiler version of the `.stderr` files. Other versions word their own part differently; the
+/// unit tests of lock-macros check the attribute's own messages on every compiler.
 const WORDED_BY: &str = "rustc 1.95.";
 
 #[test]

@@ -1,5 +1,5 @@
-//! Waiting for a lock that others hold: in which order they are served, how soon, and what it costs when one of them gives up,
-//! dies, or is not told (FAILURES 5, 7; PROTOCOL 15 to 20).
+//! Waiting for a lock that is held: the order in which waiters are served, their delay, and the
+//! cost of waiters that give up, die or miss a push message (PROTOCOL 15 to 20).
 
 mod crowds;
 mod fairness;
@@ -25,22 +25,22 @@ use lock_tests::{Captured, shared_cluster, shared_server, traces::Event};
 
 use crate::place::{LONG, Place, begun, eventually, no_key_left};
 
-/// Much less than a lease of 30 s, much more than a busy machine needs.
+/// Much shorter than a lease of 30 s, and long enough for a busy machine.
 const SOON: Duration = Duration::from_secs(10);
 
-/// A poll's pause is 750 ms at least: what is served sooner was told.
+/// Shorter than the regular pause between two polls, which is at least 750 ms.
 const TOLD: Duration = Duration::from_millis(600);
 
-/// Waits until so many places are taken in the store's line.
+/// Waits until the store's wait queue of `key` has this number of entries.
 async fn in_line(locks: &LockClient, key: &str, places: usize) {
-    let what = format!("{places} places are taken in the line of {key}");
+    let what = format!("{places} entries are in the wait queue of {key}");
     eventually(&what, async || {
         locks.inspect(key).await.unwrap().waiters.len() == places
     })
     .await;
 }
 
-/// Lets those who wait go on until `until` is done. None of them is done before.
+/// Polls the waiters until `until` is done. None of them may be served before.
 async fn driven<F, T>(waiting: &mut [F], until: impl Future<Output = T>) -> T
 where
     F: Future<Output: fmt::Debug> + Unpin,
@@ -49,20 +49,20 @@ where
     poll_fn(|cx| {
         for future in &mut *waiting {
             let polled = Pin::new(future).poll(cx);
-            assert!(polled.is_pending(), "it was to wait: {polled:?}");
+            assert!(polled.is_pending(), "it should still wait: {polled:?}");
         }
         until.as_mut().poll(cx)
     })
     .await
 }
 
-/// How often a lock was passed on without the store.
+/// The number of local hand-offs.
 fn passes(traces: &Captured) -> usize {
     let is_pass = |event: &&Event| event.message == "handed off in this process";
     traces.events().iter().filter(is_pass).count()
 }
 
-/// Takes and gives back the lock, and says which fencing token it had.
+/// Acquires and releases the lock, and returns its fencing token.
 async fn pass_through(acquire: impl Future<Output = <AcquireFuture as Future>::Output>) -> u64 {
     let guard = acquire.await.unwrap();
     let fence = guard.fence().number();
@@ -70,11 +70,13 @@ async fn pass_through(acquire: impl Future<Output = <AcquireFuture as Future>::O
     fence
 }
 
-/// A guard that cannot be passed on, and is handed back for the one who waits here if it is released within 50 ms.
+/// A guard whose lock cannot be handed off locally, and a waiter of the same process. A release
+/// within 50 ms requests the lock again for that waiter in the same step.
 async fn may_hand_back(locks: &LockClient, key: &str) -> (LockGuard, Pin<Box<AcquireFuture>>) {
     let request = || locks.exclusive(key).wait(LONG);
     let guard = request().acquire().await.unwrap();
-    // When it asks the store nobody waits behind it, so it gets no fencing token to spare.
+    // No waiter is behind `first` when it calls the store, so its grant reserves no fencing
+    // tokens.
     let (first, second) = (
         begun(request().acquire()).await,
         begun(request().acquire()).await,
@@ -83,7 +85,8 @@ async fn may_hand_back(locks: &LockClient, key: &str) -> (LockGuard, Pin<Box<Acq
     (first.await.unwrap(), second)
 }
 
-/// Nobody holds any of the keys or stands in their lines, nor will in a moment. On Redis nothing at all is left but the fences.
+/// Waits until the keys have no holders and no queue entries. On Redis, only fencing tokens may
+/// remain in the namespace.
 async fn nothing_left(place: &Place, keys: &[&str]) {
     let locks = place.client().await;
     for key in keys {
@@ -92,7 +95,7 @@ async fn nothing_left(place: &Place, keys: &[&str]) {
             found.holders.is_empty() && found.waiters.is_empty()
         };
         eventually(
-            &format!("{key} is free and nobody stands in its line"),
+            &format!("{key} is free and its wait queue is empty"),
             is_free,
         )
         .await;

@@ -1,4 +1,5 @@
-//! Connects by a URL alone, in a process whose environment and crypto provider are the test's to choose.
+//! Connects by a URL alone, in a process with an environment and a crypto provider chosen by the
+//! test.
 
 use lock_runtime::{LockClient, LockError};
 use lock_tests::{chain, processes::Parent};
@@ -17,7 +18,7 @@ impl Connect {
         if !self.no_provider {
             rustls::crypto::ring::default_provider()
                 .install_default()
-                .expect("nobody has installed one yet");
+                .expect("no provider is installed yet");
         }
         parent.say(match locked(&self.url).await {
             Ok(()) => "released".to_owned(),

@@ -1,11 +1,13 @@
-//! Holds a lock and writes to the resource it protects when told, whether it still holds the lock or not.
+//! Holds a lock and, on request, writes to the resource that it protects, even after it has lost
+//! the lock.
 
 use std::time::Duration;
 
 use lock_runtime::{HeldLock, LockClient};
 use lock_tests::{RedisFencedResource, processes::Parent};
 
-/// Acquires "a", prints its fencing token, writes 2 to the resource at the next line, and prints how that went.
+/// Acquires "a", prints its fencing token, writes 2 to the resource at the next line, and prints
+/// the results of the write and of the release.
 #[derive(clap::Args)]
 pub(crate) struct Hold {
     #[arg(long)]

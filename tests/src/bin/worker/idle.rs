@@ -1,11 +1,11 @@
-//! Does nothing: says `ready`, repeats every line, and ends when told to.
+//! Does nothing: prints `ready`, repeats every line, and ends when its input does.
 
 use lock_tests::processes::Parent;
 
 /// Repeats its input until it ends.
 #[derive(clap::Args)]
 pub(crate) struct Idle {
-    /// Goes on after its input has ended, as a worker that hangs.
+    /// Goes on after its input has ended, like a worker that hangs.
     #[arg(long)]
     deaf: bool,
 }

@@ -6,7 +6,8 @@ use lock_runtime::{LockClient, LockErrorKind};
 use lock_tests::{RedisFencedResource, processes::Parent};
 use tokio::{task::JoinSet, time::timeout};
 
-/// Each task adds one so many times, under the lock "a"; prints `ready`, waits for a line, and prints how many were added.
+/// Adds one `rounds` times in each task, under the lock "a"; prints `ready`, waits for a line, and
+/// prints the number of additions.
 #[derive(clap::Args)]
 pub(crate) struct Increment {
     #[arg(long)]
@@ -54,7 +55,7 @@ async fn work(
     let mut added = 0;
     for _ in 0..rounds {
         if rand::random_bool(0.3) {
-            // Gives up somewhere on the way, perhaps with the lock in hand.
+            // Gives up at some point, perhaps after the grant.
             let patience = Duration::from_micros(rand::random_range(0..50_000));
             let _ = timeout(patience, locks.exclusive("a").lease(lease).acquire()).await;
         }
@@ -67,7 +68,7 @@ async fn work(
                 added += usize::from(resource.increment(guard.fence()).await.is_ok());
                 let _ = guard.release().await;
             }
-            // It was paused for so long that even its patience ended.
+            // The process was paused for longer than the request may wait.
             Err(error) => assert_eq!(error.kind(), LockErrorKind::WaitTimeout, "{error}"),
         }
     }

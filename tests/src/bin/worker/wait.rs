@@ -1,11 +1,12 @@
-//! Stands in line for a lock, and does under it what the lock is for.
+//! Waits in the queue for a lock, and updates the resource that it protects.
 
 use std::time::Duration;
 
 use lock_runtime::LockClient;
 use lock_tests::{RedisFencedResource, processes::Parent};
 
-/// Waits for "a", prints its fencing token, adds one to the resource, and prints how that went and how the release did.
+/// Waits for "a", prints its fencing token, adds one to the resource, and prints the results of the
+/// write and of the release.
 #[derive(clap::Args)]
 pub(crate) struct Wait {
     #[arg(long)]

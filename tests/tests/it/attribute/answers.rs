@@ -1,4 +1,5 @@
-//! What a locked function says when the lock is not to be had: `on_busy`, `map_err`, and what becomes of the body.
+//! The return value of a locked function that does not get its lock: `on_busy` and `map_err`. The
+//! body does not run.
 
 use std::{cell::Cell, time::Duration};
 
@@ -92,7 +93,7 @@ async fn a_busy_lock_is_skipped_and_the_body_does_not_run() {
         skipped_after_a_wait(&runs).await;
         assert!(
             start.elapsed() >= Duration::from_millis(250),
-            "it was not waited for"
+            "the call did not wait"
         );
         assert_eq!(skipped_option().await, None);
         assert_eq!(runs.get(), 2);

@@ -1,4 +1,4 @@
-//! What the attribute costs: memory for the future, and no allocation but the key's.
+//! The cost of the attribute: the memory of the future, and no allocation but that of the key.
 
 use std::num::NonZeroU32;
 
@@ -50,7 +50,7 @@ async fn entered_again(locks: &LockClient, id: u64) -> Result<u64, LockError> {
     Ok(id)
 }
 
-/// Allocations of a call, when everything that is made once has been made.
+/// The allocations of a call, without those that are made only once.
 fn allocations<T>(runtime: &runtime::Runtime, call: impl AsyncFn() -> Result<T, LockError>) -> u64 {
     let counted = (0..50).map(|_| {
         let allocations = allocation_counter::measure(|| {
@@ -58,11 +58,11 @@ fn allocations<T>(runtime: &runtime::Runtime, call: impl AsyncFn() -> Result<T, 
         });
         allocations.count_total
     });
-    // A table that grows, or a timer, is nothing of the call's.
+    // A few calls include the growth of a table or a timer; the smallest count is that of the call.
     counted.min().unwrap()
 }
 
-/// The name of the key is one, whatever it is made of.
+/// The key is one allocation, regardless of its parts.
 const THE_KEY: u64 = 1;
 
 #[test]

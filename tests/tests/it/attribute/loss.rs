@@ -1,4 +1,4 @@
-//! A body whose lock is lost ends at the await point where it stands, or goes on if it says so.
+//! A body whose lock is lost ends at its current await point, or continues with `on_lost = finish`.
 
 use std::{cell::Cell, time::Duration};
 
@@ -11,7 +11,7 @@ use tracing::Level;
 
 use super::{holders, with_client};
 
-/// How far a body came, and whether what it owned was dropped.
+/// The progress of a body, and whether its local values were dropped.
 #[derive(Default)]
 struct Progress {
     steps: Cell<u32>,
@@ -21,7 +21,7 @@ struct Progress {
 impl Progress {
     async fn step(&self) {
         self.steps.set(self.steps.get() + 1);
-        // As long as a revocation takes to be noticed.
+        // Long enough for the detection of a revocation.
         sleep(Duration::from_millis(100)).await;
     }
 }
@@ -34,7 +34,8 @@ impl Drop for Owned<'_> {
     }
 }
 
-/// Await points of every kind: plain, in a loop, in a match, in a nested block, in an argument, in `join!` and `select!`.
+/// Await points of every kind: plain, in a loop, in a match, in a nested block, in an argument, in
+/// `join!` and `select!`.
 #[distributed_lock(key = "a", global)]
 async fn many_await_points(progress: &Progress) -> Result<u32, LockError> {
     let _owned = Owned(progress);
@@ -95,7 +96,7 @@ async fn a_lost_lock_ends_the_body_at_each_of_its_await_points() {
     .await;
 }
 
-/// Whoever drops the call ends it at the same points.
+/// A call that is dropped ends at the same points.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_call_ends_the_body_at_each_of_its_await_points() {
     with_client(async |locks| {
@@ -131,7 +132,7 @@ async fn a_dropped_call_ends_the_body_at_each_of_its_await_points() {
 async fn finishing(locks: &LockClient) -> Result<bool, LockError> {
     locks.revoke("a", RevokeScope::Leased).await?;
     lock.lost().await;
-    // Somebody else may have it by now, and the body goes on.
+    // Another client may hold the lock by now, and the body continues.
     locks
         .exclusive("a")
         .reentrant()

@@ -1,4 +1,5 @@
-//! Who is who: a function under a layer, under another function, beside one, and in a task of its own.
+//! The owner of a lock: a function under a layer, under another function, beside one, and in a
+//! spawned task.
 
 use axum::{Router, body::Body, extract::Path, routing::post};
 use http::{Request, StatusCode};
@@ -75,7 +76,7 @@ async fn functions_side_by_side_are_strangers() {
 
 #[distributed_lock(key = "order:{id}", guard = lock, client = locks)]
 async fn spawning(locks: LockClient, id: u64) -> Result<(), LockError> {
-    // A spawned task is somebody else: it has neither the client of the scope nor the lock.
+    // A spawned task has neither the client of the scope nor the lock.
     let error = tokio::spawn(charge(id)).await.unwrap().unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::NoClient);
     let stranger = locks.clone();
@@ -85,7 +86,7 @@ async fn spawning(locks: LockClient, id: u64) -> Result<(), LockError> {
         LockErrorKind::WaitTimeout
     );
 
-    // Unless it is told.
+    // A task whose future is scoped to both has them.
     let (child, held) = (locks.clone(), lock.clone());
     let child = tokio::spawn(async move { child.as_default(held.scope(charge(id))).await });
     assert_eq!(child.await.unwrap()?, lock.fence());

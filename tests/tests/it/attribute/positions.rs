@@ -1,4 +1,5 @@
-//! `#[distributed_lock]` wherever an async function can stand: each position is compiled, run, and found to exclude.
+//! `#[distributed_lock]` at every position of an async function: each one is compiled, run and
+//! checked for mutual exclusion.
 
 mod arguments;
 mod attributes;
@@ -21,7 +22,7 @@ tokio::task_local! {
     static ROOM: Room;
 }
 
-/// Where at most one body is at a time.
+/// A critical section, with counts of the bodies in it.
 #[derive(Default)]
 struct Room {
     inside: AtomicU32,
@@ -29,7 +30,8 @@ struct Room {
     visits: AtomicU32,
 }
 
-/// What every body does: it holds the lock `key`, and others would come in beside it if they could.
+/// The critical section of every body: checks that the body holds the lock `key`, and yields, so
+/// that others could enter if the lock did not exclude them.
 async fn visit(key: &str) {
     assert!(
         is_held(&LockKey::new(key).unwrap()),
@@ -46,8 +48,8 @@ async fn visit(key: &str) {
     });
 }
 
-/// `call` runs under the lock `key`: callers at the same time come in one after the other, and none while another client
-/// of the same store holds it.
+/// Checks that `call` runs under the lock `key`: concurrent calls run one after the other, and none
+/// runs while another guard holds the lock.
 async fn assert_excludes<T, E: Debug>(key: &str, call: impl AsyncFn() -> Result<T, E>) {
     assert_excludes_with(key, async |_| call().await).await;
 }
@@ -71,7 +73,7 @@ async fn assert_excludes_with<T, E: Debug>(
         );
 
         let guard = locks.exclusive(key).acquire().await.unwrap();
-        assert!(call(locks).await.is_err(), "{key} is held by somebody else");
+        assert!(call(locks).await.is_err(), "{key} is held by another guard");
         guard.release().await.unwrap();
         call(locks).await.unwrap();
         assert_eq!(room(|room| &room.visits), 4, "{key}");
@@ -79,7 +81,7 @@ async fn assert_excludes_with<T, E: Debug>(
     ROOM.scope(Room::default(), with_client(test)).await;
 }
 
-/// Is a value `Send`?
+/// Whether a value is `Send`.
 macro_rules! is_send {
     ($value:expr) => {{
         #[allow(dead_code)]

@@ -1,12 +1,13 @@
 //! Any function with any key string compiles under the attribute to the right key, or is refused.
 //!
-//! A case is a random function: names, patterns of arguments, key strings, values. It is compiled twice, each time in one
-//! program with all the others. The first program formats the key with `format!`, which decides what the string means; the
-//! second is under the attribute, and has to run its body under that key, or to be refused where the first one was and where
-//! the attribute's documentation says so.
+//! A case is a random function: names, patterns of arguments, key strings, values. It is compiled
+//! twice, each time in one program with all other cases. The first program formats the key with
+//! `format!`, which defines the meaning of the string. The second has the attribute, and has to run
+//! the body under that key, or to be refused: where the first one was refused, and where the
+//! documentation of the attribute requires it.
 //!
-//! `LOCK_TESTS_CASES` says how many cases there are, and `LOCK_TESTS_SEED` where they begin. One that fails is made smaller
-//! and printed with its seed, as a program that can be compiled by itself.
+//! `LOCK_TESTS_CASES` is the number of cases, and `LOCK_TESTS_SEED` their seed. A case that fails
+//! is reduced and printed with its seed, as a program that compiles by itself.
 
 mod cases;
 mod model;
@@ -47,7 +48,7 @@ fn any_key_string_compiles_to_the_right_key_or_is_refused() {
 
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    // A small case costs two runs of the compiler.
+    // Each step of the reduction runs the compiler twice.
     let config = Config {
         failure_persistence: None,
         max_shrink_time: 60_000,
@@ -70,7 +71,7 @@ fn any_key_string_compiles_to_the_right_key_or_is_refused() {
     }
     println!("seed {seed}, {count} cases: {tally:?}");
     let Some(first) = judged.iter().position(Result::is_err) else {
-        // Cases that are all refused would show nothing.
+        // A test of refused cases alone would prove nothing.
         assert!(tally.get(RIGHT) >= Some(&(count / 4)), "{tally:?}");
         return;
     };
@@ -101,7 +102,7 @@ fn any_key_string_compiles_to_the_right_key_or_is_refused() {
 
 const RIGHT: &str = "run under the right key";
 
-/// What became of each case, if it is as it should be.
+/// The outcome of each case: its kind if it is right, and otherwise the failure.
 async fn judged(project: &Project, cases: &[Written]) -> Vec<Result<&'static str, String>> {
     let numbered = || cases.iter().enumerate();
     let files = numbered()
@@ -209,7 +210,7 @@ fn ran(
     };
     let mut right: Vec<(char, String)> = keys.iter().map(|_| ('h', "true".to_owned())).collect();
     if case.guard.is_some() {
-        // The first of the keys, in the order in which they are taken.
+        // The first key in the order of acquisition.
         right.extend(keys.iter().min().map(|key| ('g', key.clone())));
     }
     right.extend(arguments.iter().map(|text| ('a', text.clone())));

@@ -1,4 +1,4 @@
-//! What a locked function returns, and when.
+//! The return value of a locked function, and the release of its lock before it returns.
 
 use std::{
     convert::Infallible,
@@ -81,7 +81,7 @@ async fn a_lock_error_becomes_the_functions_own() {
 
         let _guard = locks.exclusive("a").acquire().await.unwrap();
         let Err(PayError::Lock(error)) = own_error(false).await else {
-            panic!("the lock was to be had")
+            panic!("no lock error, but the lock is held")
         };
         assert_eq!(error.kind(), LockErrorKind::Contended);
         let error = io_error().await.unwrap_err();
@@ -116,15 +116,15 @@ async fn of_several(names: [&str; 2]) -> Result<(), LockError> {
 
 #[tokio::test]
 async fn without_a_client_it_says_how_to_install_one() {
-    // No test of this process installs one.
+    // No test of this process installs a client.
     let Err(PayError::Lock(error)) = own_error(false).await else {
-        panic!("where is that client from?")
+        panic!("a client was found, but none was installed")
     };
     assert_eq!(
         (error.kind(), error.code()),
         (LockErrorKind::NoClient, "no_client")
     );
-    // What `connect` gives is needed for `shutdown`.
+    // The proposed code keeps the client that `connect` returns, as `shutdown` needs it.
     let words = [
         "returns::own_error`",
         "let locks = LockClient::connect(",
@@ -166,7 +166,7 @@ async fn the_innermost_scope_is_used() {
         inner
             .as_default(own_error(false))
             .await
-            .expect("the inner one's locks are free");
+            .expect("the lock of the inner client is free");
         assert!(own_error(false).await.is_err());
     })
     .await;
@@ -182,7 +182,7 @@ async fn the_lock_is_given_back_before_the_function_returns() {
                 .try_acquire()
                 .await
                 .unwrap()
-                .expect("given back")
+                .expect("the lock was released")
                 .release()
                 .await
                 .unwrap();
@@ -205,7 +205,7 @@ async fn a_body_is_cancelled_when_its_lock_is_lost() {
     .await;
 }
 
-/// Tells when it is dropped.
+/// Records its drop.
 struct Argument<'a>(&'a Mutex<Vec<&'static str>>, &'static str);
 
 impl Drop for Argument<'_> {
@@ -221,7 +221,7 @@ async fn owning(used: Argument<'_>, _unused: Argument<'_>) -> Result<(), LockErr
     Ok(())
 }
 
-/// Tells when it is dropped whether the lock was still held.
+/// Records its drop, and whether the lock was still held.
 struct Watched<'a> {
     name: &'static str,
     lock: &'a OnceLock<HeldLock>,

@@ -1,4 +1,4 @@
-//! Handlers of tonic services that lock by themselves.
+//! Locked handlers of tonic services.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ struct Inventory {
     locks: LockClient,
 }
 
-/// What tonic makes of a service's definition.
+/// A service trait as tonic generates it.
 #[async_trait::async_trait]
 trait Stock {
     async fn reserve(&self, request: Request<String>) -> Result<Response<u64>, Status>;
@@ -74,7 +74,7 @@ async fn a_locked_handler_answers_with_a_status() {
     ] {
         assert_eq!((status.code(), status.message()), (Code::Aborted, message));
         assert_eq!(delay(&status), Some(Duration::from_secs(1)));
-        // The name of the lock is for the log.
+        // The key is for the log only.
         assert!(!format!("{status:?}").contains("secret"), "{status:?}");
     }
     let told = traces

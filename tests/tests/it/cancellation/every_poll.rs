@@ -15,19 +15,19 @@ use lock_tests::{
 
 use crate::place::{LONG, Place, begun, in_time};
 
-/// Less than the lease of 30 s: a lock that is had by then was given back, and has not run out.
+/// Less than the lease of 30 s: a lock acquired within it was released and has not expired.
 const BEFORE_THE_LEASE: Duration = Duration::from_secs(15);
 
-/// At which moment a future is dropped after so many polls.
+/// Moment of the drop after a given number of polls.
 #[derive(Clone, Copy, Debug)]
 enum When {
-    /// As soon as it waits again.
+    /// As soon as the future waits again.
     Waiting,
-    /// When what it waits for has come, and it would go on.
+    /// After the next wake-up, before the future is polled again.
     Woken,
 }
 
-/// Where and with what a future is dropped.
+/// Client, key and moment of a drop.
 struct Scene {
     locks: LockClient,
     /// Another process.
@@ -38,7 +38,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// What the future gives, if it gets so far.
+    /// Polls a future until the moment of the drop. Returns its output if it is ready before.
     async fn cancelled<F: Future>(&self, future: F) -> Option<F::Output> {
         let mut future = Box::pin(future);
         let mut polls = self.polls;
@@ -63,8 +63,9 @@ impl Scene {
     }
 }
 
-/// Plays `scene`, which says whether its future was ready, dropping it after one more poll each time. Each time the next one
-/// in this process and one in another get the lock, and in the end nothing is left.
+/// Runs `scene`, which returns whether its future was ready, and drops the future one poll later
+/// each time. After each run another client and then this one must get the lock, and in the end no
+/// holder is left.
 async fn at_every_poll(place: Place, scene: impl AsyncFn(&Scene) -> bool) {
     let (place, proxy) = match place {
         Place::Memory(_) | Place::Majority(_) => (place, None),
@@ -237,7 +238,7 @@ at_every_poll! {
     };
 }
 
-/// The client is shut down for good, so each poll needs a client of its own.
+/// Shutdown is final, so each number of polls needs a new client.
 #[tokio::test]
 async fn a_dropped_shutdown_still_shuts_down() {
     in_time(async {
@@ -276,7 +277,8 @@ async fn a_dropped_shutdown_still_shuts_down() {
     .await;
 }
 
-/// The drop of a guard is one step; what follows is the background task's, which goes on without its client.
+/// The drop of a guard is one step; the background task does the rest, and goes on without its
+/// client.
 #[tokio::test]
 async fn a_guard_dropped_after_its_client_is_given_back() {
     in_time(async {

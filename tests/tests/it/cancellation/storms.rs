@@ -1,4 +1,4 @@
-//! Many tasks that acquire, give up and release, over and over (FAILURES 1).
+//! Many tasks that acquire, give up and release repeatedly (FAILURES 1).
 
 use std::{collections::HashMap, time::Duration};
 
@@ -12,7 +12,7 @@ use tokio::{
 use crate::place::{LONG, Place, in_time, no_key_left};
 
 const LEASE: Duration = Duration::from_secs(2);
-/// How long a lock is held still, and by whom.
+/// Returns the remaining lease of a lock, and its holders.
 const HELD: &str = "
 local kind = redis.call('TYPE', KEYS[1]).ok
 local holders = {}
@@ -38,8 +38,9 @@ async fn after_a_storm_no_key_is_left_and_no_lease_ever_grows() {
         }
         tasks.join_all().await;
 
-        // Whatever is left must only run out: a renewal without a guard would make it grow. Somebody who has given up may get it
-        // by his place in the line, which is a grant, and runs out as well.
+        // Remaining locks must only expire: a renewal without a guard would extend them. A request
+        // that was given up may be granted the lock by its queue entry, and that grant expires as
+        // well.
         let mut left: HashMap<String, (i64, Vec<String>)> = HashMap::new();
         let until = Instant::now() + LEASE * 2;
         let mut calm_since = Instant::now();
@@ -101,7 +102,7 @@ async fn storm(locks: LockClient, task: usize) {
     }
 }
 
-/// Whoever waits patiently is served, however many give up around it.
+/// A request that does not give up is served, however many others do.
 #[tokio::test]
 async fn those_who_give_up_cost_nobody_a_turn() {
     in_time(async {

@@ -1,4 +1,4 @@
-//! A node that is gone, or silent, costs those keys that it keeps, and nobody else anything.
+//! A node that is dead or silent affects only the keys that it keeps.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{LONG, Place, key_of_each, keys_at, lock_name, place_on, use_lock};
 use crate::place::in_time;
 
-/// What a call may take on a busy machine beyond what it takes; much less than any time-out of ours.
+/// The longest time for one use of a lock on a busy machine, much shorter than any time-out.
 const QUICK: Duration = Duration::from_millis(150);
 
-/// Takes and gives back the lock again and again, and says how long each time took.
+/// Acquires and releases the lock again and again. Returns the sorted durations.
 async fn times_of(locks: LockClient, key: String, enough: impl Fn() -> bool) -> Vec<Duration> {
     let mut times = Vec::new();
     while !enough() {
@@ -25,7 +25,8 @@ async fn times_of(locks: LockClient, key: String, enough: impl Fn() -> bool) -> 
     times
 }
 
-/// Uses locks of all nodes before, while and after `fault` takes the first of them out of service.
+/// Uses locks of all nodes before, during and after `fault`, which takes the first node out of
+/// service.
 async fn others_do_not_notice(fault: impl Fn(&RedisServer)) {
     let cluster = RedisCluster::start().await;
     let place = place_on(&cluster);
@@ -45,7 +46,7 @@ async fn others_do_not_notice(fault: impl Fn(&RedisServer)) {
         .collect();
     sleep(Duration::from_millis(200)).await;
     fault(victim);
-    // Its own keys fail at once or within a call's time, not after that of a connection.
+    // Its own keys fail at once or within the time-out of a call, not that of a connection.
     for _ in 0..3 {
         let begun = Instant::now();
         let error = locks
@@ -107,7 +108,7 @@ async fn a_silent_node_costs_no_lease_of_the_others() {
         for guard in &held[0] {
             timeout(lease * 2, guard.held().lost())
                 .await
-                .expect("nobody can renew it");
+                .expect("it cannot be renewed");
         }
         sleep(lease).await;
         for guard in held.remove(1).into_iter().chain(held.remove(1)) {

@@ -1,4 +1,4 @@
-//! From whatever node is named to the one that keeps a lock, wherever it has gone.
+//! Discovery of the node that keeps a lock, from any given node and wherever the lock moves.
 
 use lock_runtime::{LockClient, LockErrorKind};
 use lock_tests::{RedisCluster, RedisServer, chain, shared_cluster, shared_server};
@@ -28,7 +28,7 @@ async fn acquire_uses_all_primaries_over_one_connection_each() {
             assert!(here > 5, "{here} of 60");
             found += here;
             let clients: String = master.query(&["CLIENT", "LIST", "TYPE", "pubsub"]).await;
-            // All that it listens to there is who lost a lock.
+            // The only subscription is that to revocations.
             assert_eq!(
                 clients
                     .lines()
@@ -41,7 +41,7 @@ async fn acquire_uses_all_primaries_over_one_connection_each() {
         assert_eq!(found, 60);
         for replica in &cluster.nodes()[3..] {
             let clients: String = replica.query(&["CLIENT", "LIST", "TYPE", "pubsub"]).await;
-            assert!(clients.is_empty(), "nobody needs a replica: {clients}");
+            assert!(clients.is_empty(), "no client uses a replica: {clients}");
         }
         for guard in guards {
             guard.release().await.unwrap();
@@ -67,7 +67,7 @@ async fn a_lock_outlives_a_failover() {
                 .await,
             1
         );
-        // Its first question since goes to the old one.
+        // The next request of this client still goes to the old primary.
         assert!(
             others
                 .exclusive(key.as_str())
@@ -166,7 +166,7 @@ async fn nodes_are_found_by_whatever_they_call_themselves() {
                 use_lock(&locks, key).await;
             }
         };
-        // By a name that none of them has yet, by one that all have, and by none.
+        // By a host name that no node has yet, by one that all nodes have, and by none.
         set("cluster-preferred-endpoint-type", "hostname").await;
         all_work().await;
         set("cluster-announce-hostname", "localhost").await;

@@ -1,4 +1,4 @@
-//! A slot half way between two nodes: some keys of a lock are here and some there.
+//! A slot half-way between two nodes, with some keys of a lock at each of them.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use super::{HOUR, LONG, Place, fence_name, key_at, keys_at, lock_name, place_on, use_lock};
 use crate::place::{begun, eventually, in_time};
 
-/// Which keys have gone already.
+/// The keys that have already moved.
 #[derive(Clone, Copy, Debug)]
 enum Gone {
     Nothing,
@@ -29,7 +29,7 @@ fn request(locks: &LockClient, key: &str, mode: usize) -> LockRequest {
     }
 }
 
-/// The lock and its fence, as they lie in the store.
+/// The names of the lock and of its fence in the store.
 fn names(place: &Place, key: &str, mode: usize) -> (String, String) {
     let key = if mode == 2 {
         format!("permits:{key}")
@@ -39,14 +39,15 @@ fn names(place: &Place, key: &str, mode: usize) -> (String, String) {
     (lock_name(place, &key), fence_name(place, &key))
 }
 
-/// Takes locks in every mode, begins to move their slots, and lets `go_on` do something with all while they are half way.
+/// Acquires locks in every mode, begins to move their slots, and runs `go_on` with each lock while
+/// its slot is half-way.
 async fn half_way(lease: Duration, go_on: impl AsyncFn(LockGuard, Gone)) {
     let cluster = RedisCluster::start().await;
     let place = place_on(&cluster);
     let locks = place.client().await;
     let masters = cluster.masters().await;
     let mut held = Vec::new();
-    // Each in a slot of its own.
+    // Each lock has a slot of its own.
     let sources = join_all(
         masters
             .iter()
@@ -107,7 +108,7 @@ async fn a_dropped_lock_on_its_way_is_given_back() {
     in_time(half_way(HOUR, async |guard, _| drop(guard))).await;
 }
 
-/// All its keys are at the old node still, which grants nothing any more that it has freed.
+/// All keys are still at the old node, which releases the lock and then cannot grant it again.
 #[tokio::test]
 async fn release_in_a_migrating_slot_hands_off_after_the_migration() {
     in_time(async {
@@ -139,7 +140,7 @@ async fn release_in_a_migrating_slot_hands_off_after_the_migration() {
                 };
                 found.unwrap().waiters.len() == 1
             };
-            eventually("somebody waits", in_line).await;
+            eventually("a request waits", in_line).await;
             let (lock, _) = names(&place, &key, mode);
             let target = if cluster.owner_of(&lock).await.port() == to.port() {
                 from
@@ -187,7 +188,7 @@ async fn a_lock_on_its_way_is_not_to_be_had_until_it_is_there() {
         let key = key_at(&cluster, &place, from).await;
         use_lock(&locks, &key).await;
         let migration = cluster.begin_migration(&lock_name(&place, &key), to).await;
-        // Its fence is there, its lock nowhere.
+        // Its fence exists, its lock does not.
         let error = locks
             .exclusive(key.as_str())
             .no_wait()
@@ -249,7 +250,7 @@ async fn a_place_in_a_line_on_its_way_is_kept_and_given_up() {
         let key = key_at(&cluster, &place, from).await;
         let guard = locks.exclusive(key.as_str()).acquire().await.unwrap();
         let places = async |count: usize| {
-            let what = format!("{count} stand in line");
+            let what = format!("{count} are in the wait queue");
             let count = async || {
                 locks
                     .inspect(key.as_str())

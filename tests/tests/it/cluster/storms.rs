@@ -1,8 +1,9 @@
-//! Storms over a cluster. What a replica did not have when it took over is forgotten, and then two meet: tokens keep them apart.
-//! Where a node gives its slots away, nothing is forgotten.
+//! Storms on a cluster. A failover loses the data that the replica did not have, so two holders may
+//! overlap: fencing tokens keep them apart. The migration of a slot loses nothing.
 //!
-//! How long it takes until a replica takes over is the nodes' affair: `RedisCluster::NODE_TIMEOUT` until they notice, and an
-//! election. No service of the keys concerned is promised meanwhile; it is from the moment at which all nodes know the new one.
+//! The length of a failover depends on the nodes: `RedisCluster::NODE_TIMEOUT` until they detect
+//! the failure, and an election. No service of the affected keys is promised meanwhile. It is
+//! promised again once all nodes have the new primary in their view of the cluster.
 
 use std::time::Duration;
 
@@ -14,10 +15,10 @@ use super::{Place, key_of_each, lock_name, place_on};
 use crate::topologies::storm::{Faults, Report, Storm};
 
 const LEASE: Duration = Duration::from_secs(1);
-/// When the cluster serves again, a lease has to run out, and those who wait have to notice.
+/// The time in addition to a lease within which the cluster serves all waiters again.
 const BACK: Duration = Duration::from_secs(2);
 
-/// A cluster, and two locks that its first primary keeps, in one slot, and one that another keeps.
+/// A cluster, two locks in one slot of its first primary, and one lock of another primary.
 struct Struck {
     cluster: RedisCluster,
     place: Place,
@@ -38,7 +39,7 @@ impl Struck {
         }
     }
 
-    /// Eight processes with four tasks each.
+    /// Runs a storm of eight processes with four tasks each.
     async fn storm(&self, faults: impl AsyncFn(&Faults)) -> Report {
         let mut clients: Vec<LockClient> = Vec::new();
         for _ in 0..8 {
@@ -55,7 +56,7 @@ impl Struck {
         report
     }
 
-    /// What one of the locks is called in the store.
+    /// The name of the first lock in the store.
     fn name(&self) -> String {
         lock_name(&self.place, &self.here[0])
     }
@@ -88,7 +89,7 @@ async fn a_primary_that_dies_and_comes_back_empty_is_fenced() {
     storm.await;
 }
 
-/// Faster than the others notice: its replica forgets everything with it.
+/// The primary restarts faster than the other nodes notice. Its replica loses all data with it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_forgets_everything_is_fenced() {
     let struck = Struck::start().await;
@@ -96,7 +97,7 @@ async fn a_primary_that_forgets_everything_is_fenced() {
         sleep(LEASE).await;
         faults.outage_of(&struck.here, "a primary is killed, and comes back empty");
         struck.owner().await.restart_empty().await;
-        // For two seconds it listens whether another has taken its place, and serves nobody.
+        // For two seconds the node checks whether it has been replaced, and serves no client.
         struck.cluster.settled().await;
         faults.begin("the cluster is well");
         sleep(LEASE).await;
@@ -115,7 +116,7 @@ async fn a_primary_that_hangs_until_it_is_replaced_is_fenced() {
         struck.taken_over_from(old).await;
         faults.begin("a replica is in its place");
         sleep(LEASE).await;
-        // For a moment it believes that it has its slots still.
+        // For a moment the old primary still acts as the owner of its slots.
         faults.begin("it goes on");
         old.resume();
         struck.cluster.settled().await;
@@ -124,12 +125,12 @@ async fn a_primary_that_hangs_until_it_is_replaced_is_fenced() {
     storm.await;
 }
 
-/// The primary lets its clients wait until the replica has everything, and then gives way.
+/// The primary blocks its clients until the replica has all data, and then gives way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn planned_failovers_give_no_lock_to_two() {
     let struck = Struck::start().await;
     let storm = struck.storm(async |faults| {
-        // Each once: a node that has just taken over does not give way at once.
+        // Each primary once: a node that has just been promoted does not give way at once.
         for key in [&struck.here[0], &struck.there] {
             sleep(LEASE).await;
             let owner = struck
@@ -145,7 +146,8 @@ async fn planned_failovers_give_no_lock_to_two() {
     storm.await.assert_exclusive();
 }
 
-/// Each key of a lock is at one node at any time, and where they are not together nothing is granted.
+/// At any time, each key of a lock is at one node. While they are at different nodes, no lock is
+/// granted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_moves_gives_no_lock_to_two() {
     let struck = Struck::start().await;

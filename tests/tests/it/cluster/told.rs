@@ -1,4 +1,5 @@
-//! Who waits is told, by the node that keeps the lock, wherever that is; and nobody is listened to longer than need be.
+//! Wake-ups in a cluster: the node that keeps the lock notifies the waiter, wherever it is, and
+//! subscriptions end with their waiters.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -12,11 +13,11 @@ use tokio::time::{Instant, sleep};
 use super::{LONG, channels, key_at, lock_name, nobody_listens, place_on};
 use crate::place::{eventually, in_time};
 
-/// A poll's pause is 750 ms at least: what is served sooner, mostly, was told.
+/// The upper limit of a hand-off by a push message. A poll comes after 750 ms at the earliest.
 const TOLD: Duration = Duration::from_millis(150);
 
 async fn in_line(locks: &LockClient, key: &str, places: usize) {
-    let what = format!("{places} places are taken in the line of {key}");
+    let what = format!("{places} entries are in the wait queue of {key}");
     eventually(&what, async || {
         locks
             .inspect(key)
@@ -26,8 +27,8 @@ async fn in_line(locks: &LockClient, key: &str, places: usize) {
     .await;
 }
 
-/// How long a hand-off from one process to another takes, mostly: on a busy machine one may take long for any reason, and a poll may
-/// come by chance. `meanwhile` happens each time that somebody waits.
+/// The median time of a hand-off from one process to another. A single one may be slow on a busy
+/// machine, or come by a poll. `meanwhile` runs each time, while a request waits.
 async fn hand_off(
     from: &LockClient,
     to: &LockClient,
@@ -40,7 +41,7 @@ async fn hand_off(
         let acquire = tokio::spawn(to.exclusive(key).wait(LONG).acquire());
         in_line(from, key, 1).await;
         meanwhile().await;
-        // It asks once more when it is listened to.
+        // The waiter polls once more when its subscription begins.
         sleep(Duration::from_millis(150)).await;
         let released = Instant::now();
         guard.release().await.unwrap();
@@ -52,7 +53,7 @@ async fn hand_off(
     times[2]
 }
 
-/// How many messages of that kind a node has sent to the others.
+/// The number of messages of this kind that a node has sent to the others.
 async fn sent(node: &RedisServer, kind: &str) -> u64 {
     let info: String = node.query(&["CLUSTER", "INFO"]).await;
     let field = format!("cluster_stats_messages_{kind}_sent:");
@@ -71,7 +72,7 @@ async fn who_waits_is_told_and_the_other_nodes_are_not() {
             let key = key_at(&cluster, &place, master).await;
             let usual = hand_off(&locks, &others, &key, async || {}).await;
             assert!(usual < TOLD, "{usual:?}");
-            assert_eq!(sent(master, "publish").await, 0, "nobody else is bothered");
+            assert_eq!(sent(master, "publish").await, 0, "sent to no other node");
             assert!(sent(master, "publishshard").await >= 5);
         }
         nobody_listens(&cluster).await;
@@ -87,7 +88,8 @@ async fn who_waits_is_told_after_a_failover_too() {
         let (locks, others) = (place.client().await, place.client().await);
         let key = key_at(&cluster, &place, cluster.masters().await[0]).await;
         let owner = lock_name(&place, &key);
-        // Once: a node that has just taken over does not give way at once, and lets its clients wait meanwhile.
+        // Only once: a node that has just been promoted does not give way at once, and blocks its
+        // clients meanwhile.
         let first = AtomicBool::new(true);
         let failover = async || {
             if first.swap(false, Ordering::Relaxed) {
@@ -165,7 +167,7 @@ async fn acquire_uses_one_channel_per_slot_while_waiters_are_left() {
             channels(&cluster).await.len() == 1
         })
         .await;
-        // Longer than a channel outlives those who wait.
+        // Longer than a channel outlives its waiters.
         sleep(Duration::from_millis(2500)).await;
         assert_eq!(channels(&cluster).await.len(), 1, "as long as they wait");
         for left in waiting.drain(..10) {
@@ -200,7 +202,7 @@ async fn those_who_give_up_leave_no_channel_behind() {
         }
         guard.release().await.unwrap();
         nobody_listens(&cluster).await;
-        // A client that is gone listens to nothing either.
+        // A client that is gone has no subscription either.
         let guard = locks.exclusive("k").acquire().await.unwrap();
         let waiting = tokio::spawn(others.exclusive("k").wait(LONG).acquire());
         eventually("it is listened to", async || {

@@ -1,4 +1,4 @@
-//! A server with users: the line of the documentation is all that a lock needs, and nothing that it does not need.
+//! A server with users: the documented line allows all that a lock needs, and no more.
 
 use crate::replies::{Replies as _, poll};
 use lock_runtime::{
@@ -15,7 +15,7 @@ use super::{Duration, HOUR, assert_says, permits, within};
 
 const PASSWORD: &str = "hunter2";
 
-/// Makes, or changes, a user by the words of an ACL line behind its name.
+/// Creates or changes a user with the rules of an ACL line.
 pub(crate) async fn allow(server: &RedisServer, user: &str, rules: &[&str]) {
     let command: Vec<_> = ["ACL", "SETUSER", user]
         .iter()
@@ -36,7 +36,7 @@ pub(crate) fn rules(line: &str) -> Vec<&str> {
     words[5..].to_vec()
 }
 
-/// Every operation in every mode, on locks of both kinds of names: the errors.
+/// Makes every call in every mode, on both kinds of names. Returns the errors.
 pub(crate) async fn everything(store: &dyn Store) -> Vec<StoreError> {
     let mut errors = Vec::new();
     let mut told = |outcome: Result<(), StoreError>| errors.extend(outcome.err());
@@ -127,7 +127,7 @@ async fn a_user_of_the_documented_line_can_do_everything() {
         let log: Vec<redis::Value> = server.query(&["ACL", "LOG"]).await;
         assert!(
             log.is_empty(),
-            "nothing was denied behind our back: {log:?}"
+            "no command of the user was ever denied: {log:?}"
         );
     }
 }
@@ -145,7 +145,7 @@ async fn a_user_of_one_namespace_has_no_other() {
             .connect(&server.url_as("ann", PASSWORD))
             .await
             .unwrap();
-        // It does not wait for what will not change.
+        // The request does not wait, as the error is permanent.
         let error = within(Duration::ZERO, locks.exclusive("k").wait(HOUR).acquire())
             .await
             .unwrap_err();
@@ -204,13 +204,13 @@ async fn every_missing_permission_is_told_with_the_whole_line() {
                         .any(|event| event.message.contains("forbids INFO"))
                 );
             }
-            // Without messages a poll finds the grants.
+            // Without push messages, polls find the grants.
             "&lock:*" | "+publish" | "+subscribe" => {
                 assert!(errors.is_empty(), "without {missing}: {errors:?}")
             }
-            _ => assert!(!errors.is_empty(), "nobody needs {missing}"),
+            _ => assert!(!errors.is_empty(), "{missing} is not needed"),
         }
-        // Refused in the middle of a script, nothing is left that would never end.
+        // A script that is refused half-way leaves no key without an expiry.
         for key in server.keys("*").await {
             assert!(
                 server.query::<i64>(&["PTTL", &key]).await >= 0,

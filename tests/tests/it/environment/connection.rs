@@ -1,4 +1,5 @@
-//! Ways to a server, and what is left there: one connection, and nothing that stays for ever.
+//! Connections to a server, and the keys left there: one connection, and no key that stays for
+//! ever.
 
 use lock_runtime::LockClient;
 use lock_tests::RedisServer;
@@ -46,7 +47,7 @@ async fn a_unix_socket_will_do() {
     guard.release().await.unwrap();
 }
 
-// 11 of the failures seen elsewhere.
+// Failure 11 seen in other libraries.
 #[tokio::test]
 async fn acquire_uses_one_connection_and_one_subscription() {
     let server = RedisServer::start().await;
@@ -80,7 +81,7 @@ async fn acquire_uses_one_connection_and_one_subscription() {
         .filter(|line| !line.contains("cmd=client|list"))
         .collect();
     assert_eq!(ours.len(), 1, "{list}");
-    // Its own channel, and that of the namespace for revocations.
+    // The channel of the client, and that of the namespace for revocations.
     assert!(ours[0].contains(" sub=2 psub=0 ssub=0 "), "{list}");
     drop(guards);
     for guard in waiting {
@@ -90,7 +91,7 @@ async fn acquire_uses_one_connection_and_one_subscription() {
     assert_eq!(server.keys("lock:*").await, [""; 0]);
 }
 
-// 15 of the failures seen elsewhere.
+// Failure 15 seen in other libraries.
 #[tokio::test]
 async fn nothing_that_a_lock_leaves_behind_stays_for_ever() {
     let server = RedisServer::start().await;

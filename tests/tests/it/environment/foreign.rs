@@ -1,4 +1,5 @@
-//! Somebody's data under the names that a lock needs: told as such, and the same to the last byte afterwards.
+//! Data of another application under the names that a lock needs: reported as such, and unchanged
+//! to the last byte.
 
 use crate::replies::{Replies as _, poll};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use tokio::time::Instant;
 
 use super::{Duration, HOUR, assert_says, permits, within};
 
-/// Commands that make data of every type, with the name of the key left out.
+/// Commands that create data of every type. The empty argument stands for the name of the key.
 const DATA: [(&str, &[&str]); 11] = [
     ("text", &["SET", "", "somebody's"]),
     ("bits", &["SETBIT", "", "77", "1"]),
@@ -64,7 +65,7 @@ fn foreign<T: std::fmt::Debug>(reply: Result<T, StoreError>) -> bool {
     matches!(reply, Err(error) if error.kind() == StoreErrorKind::ForeignKey)
 }
 
-/// Asks everything that could touch what lies under the names of `hold`; none of it is granted.
+/// Makes every call that could touch data under the names of `hold`. None of them is granted.
 async fn try_everything(store: &dyn Store, hold: &Hold) {
     let Hold { key, mode, .. } = hold;
     let request = KeyRequest::new(hold.clone(), HOUR, Instant::now() + HOUR);
@@ -146,7 +147,8 @@ async fn data_under_a_locks_name_stay_as_they_are() {
                 -1,
                 "{what} {mode:?}"
             );
-            // With a lifetime it is somebody's just the same; a text is then a lock, as others make them.
+            // Data with an expiry are foreign as well, except for a STRING, which is a lock of
+            // another library.
             server.command(&["PEXPIRE", &name, "3600000"]).await;
             if server.query::<String>(&["TYPE", &name]).await != "string" {
                 try_everything(&*store, &Hold::new(key.clone(), mode, Token::random())).await;
@@ -306,7 +308,7 @@ async fn data_under_a_locks_name_are_told_with_the_key_and_the_remedy() {
     }
 }
 
-/// The error names the key in the store, and what a lock keeps in it.
+/// Asserts that the error names the key in the store, and the part of a lock that belongs there.
 #[track_caller]
 fn assert_names(error: &LockError, key: &str, kept: &str) {
     assert_says(
@@ -321,7 +323,7 @@ fn assert_names(error: &LockError, key: &str, kept: &str) {
     );
 }
 
-/// The same of an error of the store.
+/// Asserts the same of an error of the store.
 #[track_caller]
 fn assert_store_names<T: std::fmt::Debug>(reply: Result<T, StoreError>, key: &str, kept: &str) {
     let error = reply.unwrap_err();
@@ -332,7 +334,7 @@ fn assert_store_names<T: std::fmt::Debug>(reply: Result<T, StoreError>, key: &st
     );
 }
 
-/// The keys of a lock, each with what it keeps.
+/// The keys of a lock, each with the part of the lock that belongs there.
 fn keys_of(lock: &str, tagged: bool) -> [(String, &'static str); 3] {
     let beside = |side| {
         if tagged {
@@ -388,7 +390,7 @@ async fn a_request_names_the_key_that_is_foreign() {
                 assert_names(&request.acquire().await.unwrap_err(), key, kept);
             }
             assert_names(&inspected.unwrap_err(), key, kept);
-            // Beside the lock they keep no lock from being revoked.
+            // A foreign fence or queue does not prevent a revocation.
             match part {
                 0 => assert_names(&revoked.unwrap_err(), key, kept),
                 _ => assert_eq!(revoked.unwrap(), RevokeReply::NotHeld),
@@ -415,7 +417,7 @@ async fn whoever_waits_or_holds_is_told_which_key_has_become_foreign() {
                 .wait(HOUR)
                 .acquire(),
         );
-        crate::place::eventually("it stands in line", async || {
+        crate::place::eventually("it is in the wait queue", async || {
             locks.inspect(name.as_str()).await.unwrap().waiters.len() == 1
         })
         .await;
@@ -428,7 +430,8 @@ async fn whoever_waits_or_holds_is_told_which_key_has_become_foreign() {
         assert_names(&error, key, kept);
         assert_eq!(dump(server, key).await, before);
     }
-    // A fence that has become foreign, to a writer who wants to go on as a reader, and to one of several servers.
+    // A fence that has become foreign is also reported by a downgrade, a repeated release,
+    // `convert` and, on a server of a quorum, `raise`.
     let name = unique("foreign");
     let (key, kept) = &keys_of(&format!("lock:{name}"), false)[1];
     let hold = Hold::new(
@@ -454,7 +457,7 @@ async fn whoever_waits_or_holds_is_told_which_key_has_become_foreign() {
         make(server, DATA[3].1, key).await;
     }
     assert_names(&guard.downgrade().await.unwrap_err(), &fence, kept);
-    // A release that is repeated tells how the one stands that it was passed to.
+    // A repeated release looks up the grant of the hold to which the lock was handed off.
     assert_store_names(store.release(&passing).await, key, kept);
     assert_store_names(store.convert(&heir).await, key, kept);
     assert_store_names(

@@ -1,4 +1,4 @@
-//! What a caller can get wrong: names, leases, numbers of permits, namespaces, URLs.
+//! Invalid input of callers: names, leases, numbers of permits, namespaces, URLs.
 
 use lock_runtime::{LockClient, LockErrorKind, LockSpec, MAX_LEASE, RevokeScope};
 use lock_tests::{shared_server, unique};

@@ -1,4 +1,5 @@
-//! What answers at the address: nobody, somebody else, a server that wants a password, a replica.
+//! Servers that cannot serve: an address without a server, a server of another kind, a server that
+//! requires a password, a replica.
 
 use std::net::SocketAddr;
 
@@ -15,7 +16,7 @@ fn url_of(address: SocketAddr) -> String {
     format!("redis://user:hunter2@{address}")
 }
 
-/// A server that says `text` to everybody who has said something, or at once.
+/// A server that sends `text` after it has received a request, or at once if `unasked`.
 async fn saying(text: &'static [u8], unasked: bool) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -23,7 +24,7 @@ async fn saying(text: &'static [u8], unasked: bool) -> SocketAddr {
         if !unasked && stream.read(&mut [0; 1024]).await.is_err() {
             return;
         }
-        // Who has hung up already is not to be told.
+        // The client may have closed the connection already.
         if stream.write_all(text).await.is_ok() {
             let _ = stream.shutdown().await;
             let _ = stream.read_to_end(&mut Vec::new()).await;
@@ -39,8 +40,8 @@ async fn saying(text: &'static [u8], unasked: bool) -> SocketAddr {
 
 #[tokio::test]
 async fn a_closed_port_is_unavailable() {
-    // 15 of the failures seen elsewhere: the cause is not hidden.
-    // Bound and not listening: nobody else gets it, and it refuses.
+    // The socket is bound and does not listen: no other process gets the port, and connections are
+    // refused.
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = socket.local_addr().unwrap();
@@ -53,7 +54,7 @@ async fn a_closed_port_is_unavailable() {
         &[&address.to_string(), "refused"],
     );
     assert!(!chain(&error).contains("hunter2"), "{error}");
-    // 15 of the failures seen elsewhere: the cause is not hidden.
+    // Failure 15 seen in other libraries: a hidden cause.
     assert!(error.store_error().is_some());
 }
 
@@ -174,7 +175,7 @@ async fn who_is_no_longer_let_in_is_told_so() {
         .release()
         .await
         .unwrap();
-    // Its connections are closed, and new ones refused.
+    // Its connections are closed, and new ones are refused.
     server.command(&["ACL", "DELUSER", "ann"]).await;
     let wait = Duration::from_millis(300);
     let kind = async || {
@@ -185,7 +186,7 @@ async fn who_is_no_longer_let_in_is_told_so() {
         assert_eq!(error.key().unwrap().as_str(), "k");
         error.kind()
     };
-    // The call that finds the connection broken may not know why.
+    // The call that finds the connection broken may not show the reason.
     let mut kinds = vec![kind().await];
     if kinds == [LockErrorKind::Unavailable] {
         kinds.push(kind().await);
@@ -352,7 +353,7 @@ async fn a_database_is_a_world_of_its_own() {
     );
     guard.release().await.unwrap();
 
-    // More than it has, and more than any server can have.
+    // More than this server has, and more than any server can have.
     for db in ["1000", "99999999999"] {
         let error = within(CONNECT, LockClient::connect(&url(db)))
             .await

@@ -1,4 +1,5 @@
-//! `rediss://`: whom it trusts, what it needs, and what is said where one end speaks TLS and the other does not.
+//! `rediss://`: the trusted authorities, the requirements, and the errors if only one end speaks
+//! TLS.
 
 use std::{path::Path, sync::Arc};
 
@@ -10,15 +11,16 @@ use super::{CONNECT, Duration, access::rules, assert_says, within};
 
 const WORKER: &str = env!("CARGO_BIN_EXE_lock-worker");
 
-/// A client that trusts the authority of the server.
+/// Connects a client that trusts the authority of the server.
 async fn connect(url: &str, ca: &str) -> Result<LockClient, LockError> {
-    // It fails only if another test was faster.
+    // This fails only if another test was faster.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = LockClient::builder().redis(RedisOptions::new().root_certificate(ca));
     within(CONNECT, builder.connect(url)).await
 }
 
-/// What a process says that connects, acquires and releases, and takes `trusted` for all that its system trusts.
+/// The output of a process that connects, acquires and releases. Its system trusts the authorities
+/// in `trusted` only.
 pub(crate) async fn of_a_process(trusted: Option<&Path>, options: &[&str]) -> String {
     let trusted = trusted.map(|file| format!("SSL_CERT_FILE={}", file.display()));
     let mut args = vec!["-u", "SSL_CERT_FILE", "-u", "SSL_CERT_DIR"];
@@ -72,7 +74,7 @@ async fn a_client_with_an_authority_of_its_own_locks_over_tls() {
     let denied: Vec<redis::Value> = server.query(&["ACL", "LOG"]).await;
     assert!(
         denied.is_empty(),
-        "nothing was denied behind our back: {denied:?}"
+        "no command of the user was ever denied: {denied:?}"
     );
 }
 
@@ -160,7 +162,7 @@ async fn tls_to_a_plain_port_and_plain_to_a_tls_port_are_told() {
     let error = within(CONNECT, LockClient::connect(&format!("redis://{address}")))
         .await
         .unwrap_err();
-    // The server hangs up, and whether its last words arrive before that is a race.
+    // The server closes the connection, and its last reply may arrive before that or not.
     let kind = if error.kind() == LockErrorKind::WrongServer {
         error.kind()
     } else {

@@ -1,4 +1,4 @@
-//! A server and a client that speaks one version of HTTP to it, so that a promise is held over both.
+//! A server and a client with a fixed version of HTTP, for tests that run over both versions.
 
 use axum::{Router, http::Version};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use tokio::task::JoinHandle;
 
 use super::server::Server;
 
-/// Makes a test of each function, which takes an [`Http`], over HTTP/1.1 and over HTTP/2.
+/// Generates two tests for each function, which takes an [`Http`]: over HTTP/1.1 and over HTTP/2.
 macro_rules! over_both_versions {
     ($($name:ident),* $(,)?) => {
         mod over_http1 {
@@ -29,7 +29,7 @@ pub(super) use over_both_versions;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Http {
     One,
-    /// With prior knowledge, all requests on one connection.
+    /// With prior knowledge, and all requests on one connection.
     Two,
 }
 
@@ -51,7 +51,7 @@ impl Http {
     }
 }
 
-/// A server with a client of its own.
+/// A server with its own client.
 pub(super) struct Connected {
     server: Server,
     client: reqwest::Client,
@@ -67,19 +67,20 @@ impl Connected {
         }
     }
 
-    /// A request, sent with what the test adds to it.
+    /// A request to which the test can add headers and a body.
     pub(super) fn request(&self, path: &str) -> reqwest::RequestBuilder {
         self.client.post(self.server.url(path))
     }
 
-    /// The response, when its head is there. Dropping the future, or the response, hangs up.
+    /// Sends a request and returns the response once its head has arrived. Dropping the future or
+    /// the response disconnects.
     pub(super) async fn post(&self, path: &str) -> reqwest::Response {
         let response = self.request(path).send().await.unwrap();
         assert_eq!(response.version(), self.version);
         response
     }
 
-    /// A request on its way.
+    /// Starts a request.
     pub(super) fn call(&self, path: &str) -> Call {
         self.call_with(self.request(path))
     }
@@ -94,26 +95,26 @@ impl Connected {
     }
 }
 
-/// A request on its way.
+/// A request in progress.
 pub(super) struct Call(JoinHandle<reqwest::Result<reqwest::Response>>);
 
 impl Call {
-    /// The response, when its head is there.
+    /// The response, once its head has arrived.
     pub(super) async fn response(self) -> reqwest::Result<reqwest::Response> {
         self.0.await.unwrap()
     }
 
-    /// Ends the stream of HTTP/2, or the connection of HTTP/1.1.
+    /// Resets the stream of HTTP/2, or closes the connection of HTTP/1.1.
     pub(super) async fn hang_up(self) {
         self.0.abort();
         assert!(
             self.0.await.unwrap_err().is_cancelled(),
-            "there was a response already"
+            "the response has arrived already"
         );
     }
 }
 
-/// Status and `code` of a problem document.
+/// The status and the `code` of a problem document.
 pub(super) async fn problem(response: reqwest::Response) -> (u16, String) {
     assert_eq!(
         response.headers()["content-type"],

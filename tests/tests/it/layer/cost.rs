@@ -1,4 +1,4 @@
-//! What the layer costs beyond the runtime: allocations of a request, and memory of those that wait.
+//! Costs of the layer beyond the runtime: allocations per request, and memory per waiting request.
 
 use std::{convert::Infallible, future, time::Duration};
 
@@ -20,12 +20,12 @@ fn runtime() -> runtime::Runtime {
         .unwrap()
 }
 
-/// Allocations of a call, when everything that is made once has been made.
+/// Allocations of a call, without those that occur only once.
 fn allocations(runtime: &runtime::Runtime, call: impl AsyncFn()) -> u64 {
     let counted = (0..50).map(|_| {
         allocation_counter::measure(|| runtime.block_on(async { call().await })).count_total
     });
-    // A table that grows, or a timer, is nothing of the call's.
+    // The minimum leaves out tables that grow, and timers.
     counted.min().unwrap()
 }
 
@@ -43,7 +43,8 @@ fn layer_allocates_at_most_four_times_beside_the_runtime() {
     });
     let service =
         service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
-    // Without any extension, so that the lock's is the first: two allocations that no request has which a router has seen.
+    // Requests have no other extensions, so that of the lock costs two allocations. After a router,
+    // which adds its own, it would not.
     let request = || {
         Request::post("/orders/7")
             .header("order", "7")
@@ -82,7 +83,7 @@ fn layer_allocates_at_most_four_times_beside_the_runtime() {
     }
 }
 
-/// What so many requests to a service take on the heap, once all of them wait.
+/// The heap memory of `requests` pending requests to the service.
 fn growth<S>(requests: usize, service: S) -> usize
 where
     S: Service<Request<Body>, Response = Response, Error = Infallible, Future: Send>
@@ -99,7 +100,7 @@ where
                 waiting
                     .spawn(async move { drop(service.oneshot(Request::new(Body::empty())).await) });
             }
-            // One after the other, each is polled once.
+            // Each request is polled once.
             for _ in 0..requests {
                 yield_now().await;
             }

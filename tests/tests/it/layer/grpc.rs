@@ -13,10 +13,11 @@ use std::time::Duration;
 use lock_runtime::LockClient;
 use lock_tower::LockLayer;
 
-/// Longer than anything here takes, and shorter than a lease: what comes within it came by itself.
+/// Longer than any of these tests takes, and shorter than the default lease: a grant within this
+/// time does not come from an expired lease.
 const PROMPTLY: Duration = Duration::from_secs(10);
 
-/// A lock for each item, that of the metadata.
+/// A layer with a lock for each item, which is in the metadata.
 fn items(locks: &LockClient) -> LockLayer {
     LockLayer::new(locks.clone(), "item:{header.x-item}")
         .unwrap()

@@ -1,5 +1,6 @@
-//! Clients that hang up at every stage of a request. Afterwards the lock is free, whoever stood behind is served, and nothing is
-//! left of the request: no key, no place in the client's line, no capacity of the inner service.
+//! Clients that disconnect at every stage of a request. Afterwards the lock is free, the next
+//! request is served, and nothing remains: no holder, no waiter, no used capacity of the inner
+//! service.
 
 mod body;
 mod detached;
@@ -21,15 +22,15 @@ use super::{
 };
 use crate::place::{LONG, begun, eventually};
 
-/// As many as may wait for one key: whoever is forgotten in the line takes the place of another.
+/// The limit of waiters for one key. A leaked waiter would occupy a place of another one.
 const WAITERS: usize = 2;
 
-/// A handler was entered.
+/// A request that has reached its handler.
 struct Entry {
     lock: HeldLock,
-    /// What it answers.
+    /// Sends the body of the response.
     answer: oneshot::Sender<Body>,
-    /// Ends with the handler.
+    /// Resolves when the handler is dropped.
     end: End,
 }
 
@@ -38,15 +39,15 @@ impl Entry {
     fn answer(self, body: impl Into<Body>) {
         assert!(
             self.answer.send(body.into()).is_ok(),
-            "the handler waits for it"
+            "the handler has been dropped"
         );
     }
 }
 
-/// A route with room for one request within its lock, whose handlers do what the test says.
+/// A route with an inner capacity of one request. The test controls its handlers.
 struct Scene {
     store: Arc<FaultyStore>,
-    /// While it is true, no release is executed.
+    /// While `true`, releases are delayed.
     releases_stopped: watch::Sender<bool>,
     locks: LockClient,
     server: Connected,
@@ -59,7 +60,7 @@ impl Scene {
         Self::with(http, hold, None).await
     }
 
-    /// With a [`DetachLayer`] outside of the lock.
+    /// Like [`Scene::of`], with a [`DetachLayer`] outside of the lock.
     async fn detached(http: Http, hold: HoldUntil) -> Self {
         Self::with(http, hold, Some(DetachLayer::new())).await
     }
@@ -107,13 +108,13 @@ impl Scene {
         }
     }
 
-    /// A request that has begun, as far as it got; with the end of its future in the server.
+    /// Sends a request and waits until it has begun, with the end of its future in the server.
     async fn call(&mut self, path: &str) -> (Call, End) {
         let call = self.server.call(path);
         (call, self.arrivals.recv().await.unwrap())
     }
 
-    /// The next handler that is entered.
+    /// Waits for the next request that reaches its handler.
     async fn entered(&mut self) -> Entry {
         self.entries.recv().await.unwrap()
     }
@@ -126,13 +127,13 @@ impl Scene {
         self.releases_stopped.send_replace(stopped);
     }
 
-    /// Waits until `count` releases were sent.
+    /// Waits until `count` releases have been sent to the store.
     async fn releases(&self, count: usize) {
         let is_release = |operation: &Operation| matches!(operation, Operation::Release(_));
         self.store.wait_for(count, is_release).await;
     }
 
-    /// The one that stood behind is served, and nothing is left of either.
+    /// Serves the request that was behind, and checks that nothing remains of either request.
     async fn ends_with(mut self, behind: Call) {
         self.serve_next(behind).await;
         self.ends().await;
@@ -155,7 +156,7 @@ impl Scene {
     async fn ends(mut self) {
         assert!(
             self.entries.try_recv().is_err(),
-            "nobody else has been served"
+            "no other request is served"
         );
         eventually("no holder and no waiter is left", || async {
             let left = self.locks.inspect("order:7").await.unwrap();
@@ -181,7 +182,7 @@ impl Scene {
     }
 }
 
-/// Waits until the server has dropped what it belongs to.
+/// Waits until the server has dropped the request or the handler.
 async fn dropped(end: End) {
     assert!(end.await.is_err());
 }

@@ -1,4 +1,4 @@
-//! What operators see of requests under their locks: metrics by the name of the policy, and a span.
+//! Metrics of requests under their locks, labelled with the name of the policy, and their span.
 
 use std::{collections::BTreeMap, convert::Infallible, num::NonZeroU32, time::Duration};
 
@@ -19,7 +19,7 @@ use tower::{Layer, ServiceExt};
 
 const PROMPTLY: Duration = Duration::from_secs(10);
 
-/// What is counted on this thread, which is all there is of a `#[tokio::test]`.
+/// The metrics of this thread, the only one of a `#[tokio::test]`.
 struct Counted {
     figures: Snapshotter,
     _recording: LocalRecorderGuard<'static>,
@@ -34,7 +34,8 @@ impl Counted {
         }
     }
 
-    /// Every figure that has changed since the last time, under its name and labels; of a histogram how many values there were.
+    /// Returns the change of each metric since the last call, by name and labels. For a histogram,
+    /// it is the number of new values.
     fn since_last(&self) -> BTreeMap<String, f64> {
         let figures = self
             .figures
@@ -68,7 +69,7 @@ impl Counted {
         figures.filter(|(_, value)| *value != 0.0).collect()
     }
 
-    /// Returns how often locks were held since the last time, by policy.
+    /// Returns the number of completed holds since the last call, by policy.
     fn held(&self) -> Vec<(String, f64)> {
         let figures = self.since_last().into_iter();
         figures
@@ -148,7 +149,7 @@ async fn a_refusal_is_counted_by_its_code() {
     ]);
     held.release().await.unwrap();
 
-    // What could not be asked for stands in no line. A route that is not there asks for nothing.
+    // An invalid request never waits. A request without a route acquires nothing.
     assert_eq!(
         pay(&app(layer(&locks).lease(Duration::ZERO)))
             .await
@@ -305,7 +306,7 @@ async fn policies_are_counted_by_their_names_and_never_by_key() {
         ("lock_hold_seconds{policy=/x/{id}}", 1.0),
     ]);
 
-    // A layer without a name is called by its template.
+    // A layer without a name is named after its template.
     let plain = LockLayer::new(locks, "order:{method}")
         .unwrap()
         .permits(NonZeroU32::MIN);

@@ -1,4 +1,4 @@
-//! The lock among other layers, outside of them and within: what the manual says of their order.
+//! The lock outside and inside of other layers, in the documented orders.
 
 mod bodies;
 mod capacity;
@@ -22,7 +22,7 @@ fn app(route: MethodRouter) -> Router {
     Router::new().route("/orders/{id}", route)
 }
 
-/// What the errors of other layers are answered with.
+/// Turns an error of another layer into a response.
 async fn shed(error: BoxError) -> (StatusCode, String) {
     (StatusCode::INSUFFICIENT_STORAGE, error.to_string())
 }

@@ -1,5 +1,5 @@
-//! Lock policies from a file, as somebody meets them who wants them to fail: texts that are no policies, paths that could be taken for
-//! others, requests that come while the file is read again.
+//! Lock policies from a file, under adverse conditions: invalid text, ambiguous paths, and requests
+//! during a reload.
 
 mod corpus;
 mod file;

@@ -1,4 +1,4 @@
-//! A service is called only when it was polled ready, on the very clone that was, whatever becomes of the request.
+//! The layer calls a service only on the clone that it polled ready, however a request ends.
 
 use std::{
     collections::VecDeque,
@@ -23,18 +23,18 @@ use tower::{Layer, Service, ServiceExt};
 use super::frames::{Frames, body_of, data};
 use crate::place::{LONG, begun, eventually};
 
-/// A service that must be polled ready before each call, and is not at the first poll.
+/// A service that must be polled ready before each call, and is pending at the first poll.
 #[derive(Debug)]
 struct Probe {
     polls: usize,
-    /// What the next clones say when they are polled; one after another, and then that they are ready.
+    /// The next results of `poll_ready`, shared by all clones. Ready when it is empty.
     says: Arc<Mutex<VecDeque<Says>>>,
 }
 
 #[derive(Debug)]
 enum Says {
     Failed,
-    /// Until the waker, which is put there, is woken.
+    /// Pending once. The waker is stored here.
     NotYet(Arc<Mutex<Option<Waker>>>),
 }
 
@@ -72,7 +72,7 @@ impl Probe {
 }
 
 impl Clone for Probe {
-    /// Not ready, however ready this one is.
+    /// Returns a clone that is not ready, even if `self` is.
     fn clone(&self) -> Self {
         Self {
             polls: 0,
@@ -100,7 +100,7 @@ impl Service<u32> for Probe {
     }
 }
 
-/// Answers with the body in the extensions, or with the name of its lock.
+/// Responds with the body in the extensions, or else with the key of its lock.
 impl Service<Request<()>> for Probe {
     type Response = Response<Body>;
     type Error = String;
@@ -161,7 +161,7 @@ fn request(path: &str) -> Request<()> {
     request::Builder::new().uri(path).body(()).unwrap()
 }
 
-/// A request that is answered with the frames.
+/// A request whose response body consists of the frames.
 fn streamed(path: &str) -> (Request<()>, Frames) {
     let (frames, body) = body_of();
     let mut request = request(path);
@@ -193,7 +193,7 @@ async fn one_service_serves_several_requests_at_a_time() {
     let locks = LockClient::in_memory();
     for hold in [HoldUntil::Response, HoldUntil::Body] {
         let mut service = layer(&locks).hold_until(hold).layer(Probe::new());
-        // None is polled before all have been called; two want the same lock.
+        // All calls are made before any is polled; three of them need the same lock.
         let mut calls = Vec::new();
         for path in ["/7", "/skip", "/8", "/7", "/skip", "/7"] {
             calls.push(service.ready().await.unwrap().call(request(path)));
@@ -277,9 +277,9 @@ async fn layer_frees_the_lock_if_the_service_is_never_ready() {
                 .unwrap_err();
             assert_eq!(
                 error, "not ready",
-                "as it is, so that axum's stays `Infallible`"
+                "unchanged, so that the error of axum stays `Infallible`"
             );
-            assert!(is_free_at_once(&locks).await, "its release was awaited");
+            assert!(is_free_at_once(&locks).await, "the release was awaited");
         }
         assert_eq!(
             text(

@@ -1,4 +1,4 @@
-//! What a request is told that is not served.
+//! Responses to requests that are refused.
 
 use std::{pin::pin, time::Duration};
 
@@ -229,7 +229,7 @@ async fn a_grpc_caller_waits_no_longer_than_its_own_deadline() {
         "DEADLINE_EXCEEDED: {response:?}"
     );
 
-    // A longer one changes nothing, and neither does one of a caller who does not speak gRPC.
+    // A longer deadline has no effect, and neither has `grpc-timeout` without gRPC.
     let server = serve(orders(&locks).wait(Duration::from_millis(20))).await;
     let response = server
         .post_with("/orders/7", &[GRPC[0], ("grpc-timeout", "1M")])
@@ -295,11 +295,11 @@ async fn a_store_out_of_reach_refuses_unless_the_layer_fails_open() {
     assert_eq!(
         server.post("/open/2").await.problem(),
         "wait_timeout",
-        "held by somebody is not out of reach"
+        "a held lock is not an outage"
     );
     drop(guard);
 
-    // Slow is not out of reach, whatever hurry the caller says it is in.
+    // A slow store is not an outage, however short the deadline of the caller.
     let held = locks.exclusive("order:4").acquire().await.unwrap();
     redis.command(&["CLIENT", "PAUSE", "200", "ALL"]).await;
     let response = server
@@ -320,14 +320,14 @@ async fn a_store_out_of_reach_refuses_unless_the_layer_fails_open() {
     for _ in 0..2 {
         assert_eq!(server.post("/open/3").await.body, "not locked");
     }
-    // The lock of a layer further out is another one.
+    // The handler does not see the lock of an outer layer instead.
     assert_eq!(server.post("/both/3").await.body, "not locked");
     let (mut events, mut refused) = (traces.events(), traces.events());
     events.retain(|event| event.message == "served without its lock");
     assert_eq!(events.len(), 3);
     refused.retain(|event| event.message == "request refused");
     events.extend(refused.pop());
-    // The log has the cause, which is a refused connection or a time-out.
+    // The events have the cause: a refused connection or a time-out.
     for event in events {
         let error = event.field("error").unwrap();
         let causes = [": no connection", ": no answer"];
@@ -337,7 +337,7 @@ async fn a_store_out_of_reach_refuses_unless_the_layer_fails_open() {
 
 #[tokio::test]
 async fn a_problem_has_a_title_whatever_its_status() {
-    // RFC 9457, 3.1.4: a string, or it is ignored.
+    // A `title` is a string (RFC 9457, 3.1.3); consumers ignore any other value (3.1).
     let locks = LockClient::in_memory();
     let layer = orders(&locks).status(ErrorClass::Busy, StatusCode::from_u16(499).unwrap());
     let _held = locks.exclusive("order:7").acquire().await.unwrap();

@@ -1,4 +1,4 @@
-//! When a gRPC caller may try again, as tonic reads it.
+//! The `RetryInfo` of gRPC refusals, as tonic decodes it.
 
 use std::time::Duration;
 
@@ -31,11 +31,11 @@ fn status(response: &Response) -> Status {
     Status::from_header_map(&response.headers).expect("trailers only")
 }
 
-/// The delay it names, if it says that the call may be tried again.
+/// The delay after which the call may be retried, if the status has one.
 fn delay(status: &Status) -> Option<Duration> {
     status
         .get_details_retry_info()
-        .map(|info| info.retry_delay.expect("it says when"))
+        .map(|info| info.retry_delay.expect("it has a delay"))
 }
 
 #[tokio::test]
@@ -68,7 +68,7 @@ async fn a_refusal_says_when_to_try_again() {
             theirs(status.code(), status.message(), expected)
         );
     }
-    // No longer than what is left of the holder's lease.
+    // The delay is at most the remaining lease of the holder.
     let seldom = serve(orders(&locks).retry_after(Duration::from_secs(60))).await;
     let after = delay(&status(&seldom.post_with("/orders/7", &[GRPC]).await)).unwrap();
     assert!(after > second && after <= second * 5, "{after:?}");
@@ -103,7 +103,7 @@ async fn nobody_is_invited_whose_call_is_over() {
         (Code::DeadlineExceeded, [].as_slice())
     );
 
-    // Its effects may exist.
+    // After a loss of the lock, effects of the call may exist.
     let revoked = locks.clone();
     let handler = post(async move || {
         revoked
@@ -138,7 +138,7 @@ fn details(code: GrpcCode, message: &str, after: Duration) -> Vec<u8> {
     details
 }
 
-/// What the encoder of others makes of it.
+/// The same details, encoded by `tonic_types`.
 fn theirs(code: Code, message: &str, after: Duration) -> Vec<u8> {
     Status::with_error_details(code, message, ErrorDetails::with_retry_info(Some(after)))
         .details()
@@ -176,7 +176,7 @@ proptest! {
             ErrorClass::Busy, ErrorClass::Overloaded, ErrorClass::Unavailable, ErrorClass::Lost, ErrorClass::BadRequest, ErrorClass::Internal,
         ]),
     ) {
-        // Of every length, and not of the longest only.
+        // Delays of all magnitudes: nearly all numbers of 64 bits are very long delays.
         let after = Duration::new(seconds.checked_shr(bits).unwrap_or(0), nanos);
         let code = row.grpc_code();
         let status = Status::with_details(Code::from_i32(code.into()), &message, details(code, &message, after).into());

@@ -1,4 +1,4 @@
-//! An axum server on a port of its own, and a client that says exactly what it is told to.
+//! An axum server on its own port, and a client that sends requests unmodified.
 
 use std::{convert::Infallible, net::SocketAddr};
 
@@ -32,7 +32,7 @@ impl Server {
         format!("http://{}{path}", self.addr)
     }
 
-    /// A connection on which the request has been sent. Dropping it hangs up.
+    /// Sends a request on its own connection. Dropping the result disconnects.
     pub(super) async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Sent {
         let mut request = format!(
             "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: 0\r\n"
@@ -55,7 +55,7 @@ impl Server {
             .await
             .response()
             .await
-            .expect("the server answers")
+            .expect("the server responds")
     }
 }
 
@@ -68,7 +68,7 @@ impl Drop for Server {
 pub(super) struct Sent(TcpStream);
 
 impl Sent {
-    /// The response; none if the server closes the connection without one.
+    /// The response, or `None` if the server closes the connection without one.
     pub(super) async fn response(mut self) -> Option<Response> {
         let mut text = String::new();
         self.0.read_to_string(&mut text).await.ok()?;
@@ -102,7 +102,7 @@ impl Response {
         self.headers.get(name).map(|value| value.to_str().unwrap())
     }
 
-    /// The `code` of a problem document, whose other fields are checked on the way.
+    /// Returns the `code` of a problem document, and checks its other fields.
     pub(super) fn problem(&self) -> String {
         assert_eq!(
             self.header("content-type"),
@@ -123,10 +123,11 @@ impl Response {
     }
 }
 
-/// Ends, with an error, when what it belongs to is dropped.
+/// Resolves to an error when the request or handler that it belongs to is dropped.
 pub(super) type End = oneshot::Receiver<Infallible>;
 
-/// The app, and each request that has come and got as far as it gets by itself; with the end of its future.
+/// Wraps the app and reports each request, by the end of its future. On a runtime with one thread,
+/// a reported request has already run up to its first wait.
 pub(super) fn watched(app: Router) -> (Router, mpsc::UnboundedReceiver<End>) {
     let (arrived, arrivals) = mpsc::unbounded_channel();
     let watch = middleware::from_fn(move |request: Request, next: Next| {

@@ -1,4 +1,4 @@
-//! A request under its lock: one at a time, released when it is over, however it ends.
+//! Requests under their lock: one at a time, and the lock is released however a request ends.
 
 use std::{
     convert::Infallible,
@@ -29,7 +29,8 @@ use tower::{Layer, Service, ServiceExt};
 
 use super::server::Server;
 
-/// Longer than anything here takes, and shorter than a lease: what comes within it came by itself.
+/// Longer than any of these tests takes, and shorter than the default lease: a grant within this
+/// time does not come from an expired lease.
 const PROMPTLY: Duration = Duration::from_secs(10);
 
 fn orders(locks: &LockClient) -> LockLayer {
@@ -97,7 +98,7 @@ async fn readers_and_holders_of_permits_are_served_at_the_same_time() {
     }
 }
 
-/// A handler that returns once so many are in it.
+/// A handler that returns once `many` requests are in it.
 fn meet(many: usize) -> MethodRouter {
     let barrier = Arc::new(Barrier::new(many));
     post(async move || {
@@ -122,7 +123,7 @@ async fn the_lock_is_free_when_the_response_is_there() {
                 .is_some()
         );
 
-        // Without a socket in between, nothing else gets to run before the lock is asked for.
+        // Without a socket, no other task runs between the response and the next attempt.
         let request = Request::post("/orders/7").body(Body::empty()).unwrap();
         assert_eq!(app.clone().oneshot(request).await.unwrap().status(), 200);
         assert!(
@@ -136,10 +137,11 @@ async fn the_lock_is_free_when_the_response_is_there() {
     }
 }
 
-/// Tells when it is dropped.
+/// Closes its channel when it is dropped.
 struct Dropped(#[expect(dead_code, reason = "its end is what counts")] oneshot::Sender<Infallible>);
 
-/// A handler that never returns, and says when it was entered and when it was dropped.
+/// A route with a handler that never returns. The receiver gets each entry: the lock, and a channel
+/// that closes when the handler is dropped.
 fn endless(
     locks: &LockClient,
 ) -> (
@@ -190,7 +192,7 @@ async fn a_client_that_hangs_up_frees_the_lock() {
 
 #[tokio::test]
 async fn a_client_that_hangs_up_in_the_line_gives_up_its_place() {
-    /// Puts something into the request whose end shows the end of the request.
+    /// Adds an extension to the request, whose drop shows that the request was dropped.
     #[derive(Clone)]
     struct Watched(mpsc::Sender<oneshot::Receiver<Infallible>>);
     impl<B> KeyExtractor<axum::http::Request<B>> for Watched {

@@ -1,6 +1,7 @@
-//! Thousands of requests for a hundred locks, each of which guards a resource that notices when it does not.
+//! Thousands of requests for a hundred locks, each with a resource that detects a violation.
 //!
-//! `LOCK_TESTS_STORM=20 cargo test -p lock-tests --test it layer::storms` sends twenty times as many.
+//! Sends twenty times as many with
+//! `LOCK_TESTS_STORM=20 cargo test -p lock-tests --test it layer::storms`.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,14 +18,14 @@ use crate::{
 };
 
 const KEYS: usize = 100;
-/// Who send one request after another; over HTTP/1.1 each on a connection of its own, which is kept.
+/// Clients that send one request after another. Over HTTP/1.1, each has its own connection.
 const CLIENTS: usize = 64;
 
-/// What a lock guards.
+/// The resource of a lock.
 #[derive(Default)]
 struct Order {
     resource: FencedResource,
-    /// The requests that were served, and the tokens they came with.
+    /// The served requests and their fencing tokens.
     served: Mutex<Vec<(usize, u64)>>,
 }
 
@@ -49,7 +50,8 @@ fn app(locks: LockClient, orders: Orders) -> Router {
     Router::new().route("/orders/{id}/{request}", post(handler).layer(layer))
 }
 
-/// Requests of `CLIENTS` to `places.len()` servers, which guard the same resources.
+/// Sends requests from [`CLIENTS`] clients to one server per client of `places`. All servers guard
+/// the same resources.
 async fn storm(http: Http, places: &[LockClient], requests: usize) {
     let requests = requests * times_as_long();
     let orders: Orders = (0..KEYS).map(|_| Order::default()).collect();
@@ -63,7 +65,7 @@ async fn storm(http: Http, places: &[LockClient], requests: usize) {
         let servers = servers.clone();
         clients.spawn(async move {
             for request in (client..requests).step_by(CLIENTS) {
-                // Neighbours ask for the same lock at the same time.
+                // Clients with neighbouring numbers request the same lock.
                 let id = request / 8 % KEYS;
                 let server = &servers[client % servers.len()];
                 let response = server.post(&format!("/orders/{id}/{request}")).await;
@@ -81,14 +83,14 @@ async fn storm(http: Http, places: &[LockClient], requests: usize) {
         assert_eq!(report.value, of_order.len() as u64);
         assert!(
             of_order.is_sorted_by(|(_, earlier), (_, later)| earlier < later),
-            "the tokens do not increase"
+            "the fencing tokens do not increase"
         );
         served.extend(of_order.iter().map(|(request, _)| *request));
     }
     served.sort_unstable();
     assert!(
         served.iter().copied().eq(0..requests),
-        "each is served, and once"
+        "each request is served exactly once"
     );
     for locks in places {
         for id in 0..KEYS {
@@ -101,7 +103,7 @@ async fn storm(http: Http, places: &[LockClient], requests: usize) {
     }
 }
 
-/// A test that hangs fails.
+/// Fails if the storm hangs.
 async fn in_a_while(storm: impl Future<Output = ()>) {
     let longest = LONG * 2 * u32::try_from(times_as_long()).unwrap();
     timeout(longest, storm).await.expect("the storm hangs");
@@ -117,7 +119,7 @@ async fn ten_thousand_requests_are_served_one_by_one_over_http2() {
     in_a_while(storm(Http::Two, &[LockClient::in_memory()], 10_000)).await;
 }
 
-/// Two servers with a client each: to the store, two processes.
+/// Each server has its own lock client, like two processes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_to_two_servers_on_redis_are_served_one_by_one() {
     let place = Place::redis().await;

@@ -1,4 +1,4 @@
-//! Bodies that are sent under the lock, and handlers that finish without their caller.
+//! Bodies that are sent under the lock, and handlers that finish without their clients.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -57,8 +57,8 @@ fn trailers() -> Frame<Bytes> {
     )]))
 }
 
-/// A route whose body is what the test sends, and ends when the test drops the sender. Whether the lock is held while the body
-/// is polled is in front of each text.
+/// A route whose response body consists of the frames that the test sends, until the test drops
+/// the sender. Each text is prefixed with 1 if the lock is held while the body is polled, or 0.
 fn streaming(locks: &LockClient, hold: HoldUntil) -> (Router, mpsc::UnboundedReceiver<Frames>) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let handler = async move |headers: HeaderMap| {
@@ -102,10 +102,7 @@ async fn a_body_keeps_the_lock_until_its_last_frame_and_no_longer() {
     let (app, mut entered) = streaming(&locks, HoldUntil::Body);
     let mut body = app.oneshot(request()).await.unwrap().into_body();
     let frames = entered.recv().await.unwrap();
-    assert!(
-        !is_free(&locks).await,
-        "the head is there, and the body is not"
-    );
+    assert!(!is_free(&locks).await, "the body has not been sent");
     frames.send(data("a")).await.unwrap();
     assert_eq!(
         next(&mut body).await.unwrap().unwrap().into_data().unwrap(),
@@ -119,7 +116,7 @@ async fn a_body_keeps_the_lock_until_its_last_frame_and_no_longer() {
         next(&mut body).await.unwrap().unwrap().into_data().unwrap(),
         "1b"
     );
-    assert!(!is_free(&locks).await, "the trailers are still to come");
+    assert!(!is_free(&locks).await, "the trailers are not sent yet");
     assert_eq!(
         next(&mut body)
             .await
@@ -166,7 +163,7 @@ async fn a_whole_body_is_sent_when_the_lock_is_free() {
         }
         assert!(
             is_free(&locks).await,
-            "whoever knows the length asks for no more"
+            "the server may not poll again after a known length"
         );
         drop(body);
     }
@@ -195,7 +192,7 @@ async fn a_body_that_is_dropped_gives_its_lock_back() {
     let frames = entered.recv().await.unwrap();
     frames.send(data("a")).await.unwrap();
     drop(sent);
-    // The server knows at the latest when it writes.
+    // The server notices the disconnect at the latest when it writes.
     while frames.send(data("b")).await.is_ok() {
         tokio::task::yield_now().await;
     }
@@ -216,7 +213,7 @@ async fn a_body_whose_lock_is_lost_does_not_end_as_if_it_were_whole() {
         "lost_revoked"
     );
     assert!(next(&mut body).await.is_none());
-    assert!(frames.is_closed(), "the inner body is gone");
+    assert!(frames.is_closed(), "the inner body is dropped");
 
     let server = Server::start(app).await;
     let sent = server.send("POST", "/orders/7", &[]).await;
@@ -259,7 +256,7 @@ async fn a_grpc_stream_whose_lock_is_lost_ends_with_a_status() {
     );
     assert!(next(&mut body).await.is_none());
 
-    // Trailers that do not reach the caller would be a clean end.
+    // HTTP/1.1 may not deliver the trailers, and without them the end would look clean.
     let mut body = app
         .oneshot(grpc(Version::HTTP_11))
         .await
@@ -302,7 +299,7 @@ async fn a_loss_in_the_last_moment_is_no_clean_end() {
     let revoking = locks.clone();
     let handler = async move || {
         let locks = revoking.clone();
-        // The last poll loses the lock, and ends the body.
+        // The lock is lost in the poll that ends the body.
         let body =
             stream::once(
                 async move { locks.revoke("order:7", RevokeScope::Leased).await.unwrap() },
@@ -347,10 +344,11 @@ async fn an_error_of_the_body_is_passed_on_and_frees_the_lock() {
     freed(&locks).await;
 }
 
-/// A handler was entered, under this lock, and ends when it is told.
+/// The lock of a request that has reached its handler, and a sender that ends the handler.
 type Entry = (HeldLock, oneshot::Sender<()>);
 
-/// A handler that says when it was entered, and ends when it is told.
+/// A detached route with a handler that waits for the test. The first receiver gets each entry, the
+/// second whether the lock was valid at the end of the handler.
 fn slow(
     locks: &LockClient,
 ) -> (
@@ -384,7 +382,7 @@ async fn layer_detached_finishes_under_its_lock_without_its_caller() {
     drop(sent);
     assert!(
         arrivals.recv().await.unwrap().await.is_err(),
-        "the server has noticed"
+        "the server drops the request"
     );
     assert!(!is_free(&locks).await);
     go_on.send(()).unwrap();

@@ -1,7 +1,9 @@
-//! Key templates under arbitrary text, values and requests: nothing panics, and no request reaches the lock of another.
+//! Key templates with arbitrary text, values and requests: no panic, and no request has the key of
+//! another.
 //!
-//! `tests/corpus/templates` has a nasty template on each line; they are read as they stand and after random changes. A text
-//! that was once read wrongly belongs there. `PROPTEST_CASES` says how many cases there are.
+//! `tests/corpus/templates` has an unusual template on each line. They are parsed as they are and
+//! after random changes. A text that was once parsed wrongly belongs there. `PROPTEST_CASES` sets
+//! the number of cases.
 
 mod requests;
 mod written;
@@ -29,7 +31,7 @@ fn corpus() -> Vec<String> {
     lines
 }
 
-/// What is promised of any text.
+/// Checks the guarantees for any text, valid or not.
 fn check(text: &str) -> Result<(), TestCaseError> {
     match KeyTemplate::new(text) {
         Ok(template) => {
@@ -39,7 +41,7 @@ fn check(text: &str) -> Result<(), TestCaseError> {
             prop_assert!(shown.starts_with("KeyTemplate("), "{}", shown);
         }
         Err(error) => {
-            // The brace that is wrong, or the whole text; in both cases a place at which it can be cut.
+            // The position of a wrong brace, or 0 for the whole text.
             let rest = text.get(error.at()..);
             prop_assert!(
                 rest.is_some_and(|rest| error.at() == 0 || rest.starts_with(['{', '}'])),
@@ -69,7 +71,7 @@ fn each_text_of_the_corpus_is_taken_or_refused() {
         .count();
     assert!(
         (30..lines.len() - 30).contains(&taken),
-        "{taken} of {} are taken: the others show little",
+        "{taken} of {} templates are valid: too few or too many",
         lines.len()
     );
 }
@@ -80,7 +82,7 @@ enum Change {
     Insert(Index, String),
     Remove(Index, usize),
     Repeat(Index, usize),
-    /// The rest comes from another text.
+    /// Replaces the rest with the end of another text.
     Splice(Index, Index, Index),
 }
 
@@ -94,7 +96,7 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// What means something in a template, and what does not.
+/// Syntax of templates, and arbitrary characters.
 fn piece() -> impl Strategy<Value = String> {
     const WORDS: &[&str] = &[
         "{",
@@ -155,7 +157,7 @@ impl Change {
 fn a_changed_text_of_the_corpus_is_taken_or_refused() {
     let lines = corpus();
     let cases = (any::<Index>(), proptest::collection::vec(change(), 1..5));
-    // A case costs microseconds.
+    // A case takes microseconds.
     let config = Config {
         cases: config().cases * 20,
         ..config()

@@ -1,4 +1,4 @@
-//! The same over HTTP/1.1 and HTTP/2: what a client of either is promised.
+//! Guarantees of the layer that hold over HTTP/1.1 and HTTP/2.
 
 use std::{convert::Infallible, future::ready, sync::Arc};
 
@@ -147,7 +147,8 @@ async fn a_handler_that_panics_frees_the_lock(http: Http) {
     all_free(&locks, &["order:7"]).await;
 }
 
-/// A route whose body is what the test sends, and with a header that says how long it is.
+/// A route whose response body consists of the frames that the test sends. `length` is the value
+/// of the `Content-Length` header, if any.
 fn streaming_under(
     locks: &LockClient,
     length: Option<u64>,
@@ -174,22 +175,22 @@ async fn a_body_is_sent_under_the_lock_to_its_end(http: Http) {
         let mut response = server.post("/orders/7").await;
         let frames = entered.recv().await.unwrap();
         for text in ["a", "b", "c"] {
-            assert!(at_once(&locks).await.is_none(), "{text} is still to come");
+            assert!(at_once(&locks).await.is_none(), "{text} is not sent yet");
             frames.send(data(text)).await.unwrap();
             assert_eq!(response.chunk().await.unwrap().unwrap(), text);
         }
-        assert!(at_once(&locks).await.is_none(), "the end is still to come");
+        assert!(at_once(&locks).await.is_none(), "the end is not sent yet");
         drop(frames);
         assert!(response.bytes().await.unwrap().is_empty());
         assert!(
             at_once(&locks).await.is_some(),
-            "the end goes out when the lock is free"
+            "the end is sent after the release"
         );
     }
 }
 
 async fn a_client_that_reads_slowly_keeps_the_lock(http: Http) {
-    /// More than all buffers on the way can take.
+    /// The body is larger than all buffers between the handler and the client.
     const CHUNKS: usize = 512;
     const CHUNK: Bytes = Bytes::from_static(&[7; 64 * 1024]);
     let locks = LockClient::in_memory();
@@ -204,7 +205,8 @@ async fn a_client_that_reads_slowly_keeps_the_lock(http: Http) {
 
     let mut response = server.post("/orders/7").await;
     let mut read = response.chunk().await.unwrap().unwrap().len();
-    // Somebody else is granted the lock as soon as it is free: not while there is more to read than all buffers can take.
+    // A waiter is granted the lock as soon as it is free, but not while the unread rest of the body
+    // is larger than all buffers.
     let mut waiting = begun(locks.exclusive("order:7").wait(LONG).acquire()).await;
     while read < CHUNKS * CHUNK.len() / 4 {
         read += response.chunk().await.unwrap().unwrap().len();
@@ -240,7 +242,7 @@ async fn loss_in_the_body(http: Http, length: Option<u64>) {
         }
         locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
         assert!(response.chunk().await.is_err());
-        assert!(frames.is_closed(), "the inner body is gone");
+        assert!(frames.is_closed(), "the inner body is dropped");
         all_free(&locks, &["order:7"]).await;
     }
 }

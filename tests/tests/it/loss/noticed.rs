@@ -1,4 +1,5 @@
-//! What ends a lock is noticed: at once where the server says so, by the own clock where it is silent.
+//! The end of a lock is noticed: at once if the server reports it, by the local clock if the server
+//! is silent.
 
 use std::{
     sync::{
@@ -18,7 +19,8 @@ use tokio::{
 use super::{LEASE, hold};
 use crate::place::{LONG, in_time};
 
-/// Waits for the loss, which must come from the own clock: not before what was valid at `silent` had run out, and soon after.
+/// Waits for the loss, which must come from the local clock: not before the validity at `silent`
+/// had passed, and soon after.
 async fn expires(guard: LockGuard, silent: Instant, valid: Duration) {
     let error = guard.lost().await;
     assert_eq!(error.kind(), LockErrorKind::Lost(Loss::Expired), "{error}");
@@ -132,7 +134,7 @@ async fn replies_that_never_come_are_no_renewals() {
         let proxy = Proxy::to(&server).await;
         let (_locks, guard) = hold(&proxy.url(), LEASE).await;
         let (silent, valid) = (Instant::now(), guard.validity());
-        // The server hears every renewal, and the holder cannot know.
+        // Every renewal reaches the server, but the holder gets no confirmation.
         proxy.drop_all_replies();
         expires(guard, silent, valid).await;
     })
@@ -160,7 +162,7 @@ async fn lost_resolves_soon_after_the_server_comes_back_empty() {
     .await;
 }
 
-/// Dropped with the body that it stands in.
+/// Dropped with the body that contains it.
 struct Flag(Arc<AtomicBool>);
 
 impl Drop for Flag {
@@ -215,7 +217,7 @@ async fn a_loss_is_told_once_and_to_everybody() {
             let held = guard.held();
             listeners.spawn(async move { held.lost().await });
         }
-        // Those that listen no longer are no hindrance.
+        // Dropped listeners do not disturb the others.
         drop(guard.lost());
         tokio::task::yield_now().await;
         locks
@@ -228,7 +230,7 @@ async fn a_loss_is_told_once_and_to_everybody() {
         assert_eq!(
             guard.lost().await.kind(),
             LockErrorKind::Lost(Loss::Revoked),
-            "whoever comes late is told too"
+            "late listeners get the error too"
         );
         guard.release().await.unwrap_err();
         assert_eq!(
@@ -263,7 +265,7 @@ async fn validity_counts_down_without_renewal() {
     assert!(guard.validity().is_zero() && guard.is_lost());
     assert!(
         locks.inspect("a").await.unwrap().holders.len() == 1,
-        "the holder knows a moment before the store"
+        "the validity ends a moment before the lease"
     );
     drop(guard);
 }

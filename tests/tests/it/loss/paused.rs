@@ -1,4 +1,5 @@
-//! A process that was paused for longer than its lease knows at once, and what it writes all the same is refused.
+//! A process that was paused for longer than its lease notices the loss at once, and its late
+//! writes are refused.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -14,7 +15,8 @@ use crate::place::{LONG, Place, in_time};
 
 const WORKER: &str = env!("CARGO_BIN_EXE_lock-worker");
 
-/// Starts a worker that holds "a", stops it until another holder has written, and tells it to write too.
+/// Starts a worker that holds "a", stops it until another holder has written, and then lets it
+/// write too.
 async fn stop_and_overtake(
     place: &Place,
     resource: &str,
@@ -36,7 +38,7 @@ async fn stop_and_overtake(
     ];
     let mut worker = Worker::spawn(WORKER, &[&arguments, how].concat());
     let fence: u64 = worker.line().await.unwrap().parse().unwrap();
-    // It says so just before it waits, and is to be stopped while it waits.
+    // The worker prints the line just before it waits, and is to be stopped while it waits.
     tokio::time::sleep(LEASE / 10).await;
     worker.stop();
 
@@ -88,7 +90,7 @@ async fn a_body_does_not_go_on_after_a_pause() {
     .await;
 }
 
-/// The same without a process: what the body waits for comes together with the end of the lease.
+/// The same without a process: the wake-up of the body comes together with the end of the lease.
 #[tokio::test]
 async fn a_body_does_not_go_on_when_it_is_woken_too_late() {
     in_time(async {
@@ -100,7 +102,7 @@ async fn a_body_does_not_go_on_when_it_is_woken_too_late() {
             went_on.store(true, Ordering::SeqCst);
         };
         let pause = async {
-            // The whole process stands still: nothing else runs on this thread.
+            // As in a pause of the whole process, nothing else runs on this thread.
             std::thread::sleep(Duration::from_millis(150));
             wake.send(()).unwrap();
         };
@@ -118,7 +120,8 @@ async fn a_body_does_not_go_on_when_it_is_woken_too_late() {
     .await;
 }
 
-/// The clock tells of the loss before the background task has run: then too everybody hears the same, and the lock is free.
+/// The clock shows the loss before the background task has run: even then every method returns the
+/// same error, and the lock is free.
 #[tokio::test]
 async fn a_loss_has_one_reason_whoever_tells_it() {
     in_time(async {

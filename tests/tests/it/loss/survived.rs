@@ -1,4 +1,4 @@
-//! What is shorter than the lease is no loss: renewal goes on over failures (FAILURES 10).
+//! Failures shorter than the lease are no loss: renewal continues across them (FAILURES 10).
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! A store that is asked step by step, and its answers in a form that two stores have in common.
+//! A store that executes one step at a time, with its replies in a form that two stores have in
+//! common.
 
 use crate::replies::{Replies as _, poll};
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -14,7 +15,8 @@ use tokio::time::Instant;
 
 use super::step::Step;
 
-/// What is left of a lease, to the nearest hour: leases are whole hours, or over at once, and a run takes minutes.
+/// Remaining time of a lease, to the nearest hour: leases are whole hours or end at once, and a run
+/// takes minutes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hours(u64);
 
@@ -24,7 +26,8 @@ impl From<Duration> for Hours {
     }
 }
 
-/// A grant. The numbers of two stores differ; whether one is larger than all before of its key does not.
+/// A grant. The fencing tokens of two stores differ, but both stores agree whether a token is
+/// larger than all earlier ones of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Granted {
     fresh: bool,
@@ -32,7 +35,7 @@ pub(super) struct Granted {
     reserved: u32,
 }
 
-/// An answer without what only one store can know.
+/// A reply, without the parts that are specific to one store.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) enum Answer {
     #[default]
@@ -59,7 +62,7 @@ pub(super) enum Answer {
     Failed(String),
 }
 
-/// One of the two stores, and what it has said about fencing tokens.
+/// One of the two stores, and the fencing tokens that it has returned.
 pub(super) struct Side {
     store: Arc<dyn Store>,
     fences: HashMap<(LockKey, LockKind), (FencingToken, Token)>,
@@ -75,7 +78,7 @@ impl Side {
         }
     }
 
-    /// The store knows the latest fencing token of a key also while nobody holds it.
+    /// Marks a store that keeps the latest fencing token of a key also while the key has no holder.
     pub(super) fn remembering(self) -> Self {
         Self {
             remembers: true,
@@ -83,7 +86,7 @@ impl Side {
         }
     }
 
-    /// Asks. An error tells what no store may ever answer.
+    /// Executes a step. An error describes a reply that no store may ever give.
     pub(super) async fn take(&mut self, step: &Step) -> Result<Answer, String> {
         self.ask(step)
             .await
@@ -216,7 +219,7 @@ impl Side {
         })
     }
 
-    /// The counter is at least the latest fencing token that was told.
+    /// Checks that the counter is at least the latest fencing token returned before.
     fn queued(
         &self,
         hold: &Hold,
@@ -233,7 +236,8 @@ impl Side {
         Ok(Answer::Queued(holder_ttl.map(Hours::from)))
     }
 
-    /// The fencing token of a grant is the largest of its key, or that of an exclusive holder who is told it once more.
+    /// Checks that the fencing token of a grant is the largest of its key, or repeats that of the
+    /// same exclusive holder.
     fn granted(
         &mut self,
         hold: &Hold,
@@ -272,7 +276,7 @@ impl Side {
             .fences
             .get(&(key.clone(), kind))
             .map(|(fence, _)| *fence);
-        // A lock that was handed over has a token that was not told yet.
+        // After a hand-off the store has a larger token, which it has not returned yet.
         if self.remembers && found.fence < latest {
             return Err(format!(
                 "{:?} is older than the latest fencing token, which is {latest:?}",

@@ -1,4 +1,5 @@
-//! What is asked, decided by a seed. Half of the steps speak of holds that were granted before, as most others are refused.
+//! Steps of a sequence, drawn from a seed. Half of them use holds that were granted before, as most
+//! others are refused.
 
 use std::{collections::VecDeque, fmt, num::NonZeroU32, time::Duration};
 
@@ -16,7 +17,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const KEYS: usize = 3;
 const TOKENS: usize = 4;
 
-/// One question to a store.
+/// One request to a store.
 #[derive(Clone)]
 pub(super) enum Step {
     Acquire {
@@ -44,7 +45,7 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Does it make something that ends by itself?
+    /// Whether the step may create a hold that ends by itself before the next step.
     pub(super) fn is_short(&self) -> bool {
         let short = Some(Duration::from_millis(SHORT_MS));
         match self {
@@ -64,15 +65,15 @@ pub(super) struct Steps {
     tokens: Vec<Token>,
     /// Holds that were granted, some of them over by now.
     granted: Vec<Hold>,
-    /// Holds that stand in line, some of them granted by now.
+    /// Holds in the wait queue, some of them granted by now.
     in_line: Vec<Hold>,
     polls: VecDeque<Hold>,
     confirm: VecDeque<Hold>,
-    /// Every token of this sequence, to tell them apart in print.
+    /// All tokens of this sequence; messages show the index of a token.
     known: Vec<Token>,
 }
 
-/// A step, and the names of its tokens.
+/// A step, and the tokens that its message refers to.
 pub(super) struct Told {
     pub(super) step: Step,
     known: Vec<Token>,
@@ -88,7 +89,7 @@ impl std::ops::Deref for Told {
 
 impl Steps {
     pub(super) fn new(seed: u64) -> Self {
-        // Names of every shape that has side keys of its own.
+        // Names of all shapes that differ in their side keys.
         let keys = [
             format!("a{seed}"),
             format!("{{b{seed}}}:x"),
@@ -112,8 +113,8 @@ impl Steps {
     }
 
     pub(super) fn next(&mut self) -> Told {
-        // After each step everybody in line asks, as a client does now and then: nobody becomes stale, and whatever is handed
-        // over is confirmed before it ends.
+        // After each step all queue entries are polled, as clients do now and then: no entry
+        // becomes stale, and every hand-off is confirmed before it ends.
         let step = if let Some(hold) = self.confirm.pop_front() {
             Step::Renew(vec![(hold, HOUR)])
         } else if let Some(hold) = self.polls.pop_front() {
@@ -129,7 +130,7 @@ impl Steps {
         }
     }
 
-    /// Keeps in mind what was granted.
+    /// Records grants and queue entries.
     pub(super) fn learn(&mut self, step: &Step, answer: Answer) {
         match (step, answer) {
             (Step::Acquire { hold, .. }, Answer::Granted(_)) => self.granted.push(hold.clone()),
@@ -164,7 +165,7 @@ impl Steps {
             (Step::Poll(hold), Answer::Granted(_)) if self.in_line.contains(hold) => {
                 self.in_line.retain(|other| other != hold);
                 self.granted.push(hold.clone());
-                // As a client does: what is handed over is short.
+                // As a client does: the lease of a hand-off is short.
                 self.confirm.push_back(hold.clone());
             }
             (Step::Poll(hold), Answer::Gone) => self.in_line.retain(|other| other != hold),
@@ -271,7 +272,7 @@ impl Steps {
             6 => next = Some(NextHolder::new(self.token(), self.lease(), 0)),
             _ => {}
         }
-        // A token that is passed on to itself, or to one that waits already, has no meaning.
+        // Passing a token on to itself, or to one that waits already, has no meaning.
         let waits = |token| self.in_line.iter().any(|hold| hold.token == token);
         next = next.filter(|next| next.token != hold.token && !waits(next.token));
         Step::Release {
@@ -281,7 +282,7 @@ impl Steps {
         }
     }
 
-    /// With a chance of `granted` in ten one that was granted before.
+    /// With a chance of `granted` in ten, a hold that was granted before.
     fn hold(&mut self, granted: u32) -> Hold {
         if self.chance(granted) && !self.granted.is_empty() {
             let index = self.random.random_range(0..self.granted.len());
@@ -297,7 +298,7 @@ impl Steps {
     }
 
     fn key(&mut self) -> LockKey {
-        // Most steps are about one key, so that they meet.
+        // Most steps use the same key, so that they interact.
         let index = if self.chance(6) {
             0
         } else {

@@ -1,4 +1,5 @@
-//! What a hold can say of itself, for those who measure: how often it was renewed, and whether it was waited for.
+//! Facts about a hold, for metrics: the number of its renewals, and whether the request had to
+//! wait.
 
 use std::{
     sync::{Arc, Mutex, atomic::Ordering},
@@ -24,7 +25,7 @@ on_every_store! {
     permits_are_contended_when_all_are_taken,
 }
 
-/// Long enough that a busy machine keeps it.
+/// Long enough to be kept on a busy machine.
 const LEASE: Duration = Duration::from_millis(800);
 
 async fn renewals_are_counted_for_all_keys(place: Place) {
@@ -37,7 +38,7 @@ async fn renewals_are_counted_for_all_keys(place: Place) {
     );
     let (one, two) = (one.acquire().await.unwrap(), two.acquire().await.unwrap());
     assert_eq!((one.renewals(), two.renewals()), (0, 0));
-    // Those are no renewals.
+    // These are not renewals.
     one.verify().await.unwrap();
     two.extend(LEASE).await.unwrap();
     eventually("each is renewed twice", async || {
@@ -82,7 +83,7 @@ async fn what_is_not_renewed_has_no_renewals(place: Place) {
     assert_eq!(guard.renewals(), 0);
 }
 
-/// Was it?
+/// Acquires and releases, and returns whether the lock was contended.
 async fn contended(request: LockRequest) -> bool {
     let guard = request.wait(LONG).acquire().await.unwrap();
     was_contended(guard).await
@@ -103,7 +104,7 @@ async fn a_lock_that_is_free_is_not_contended(place: Place) {
             assert!(!was_contended(request.no_wait().acquire().await.unwrap()).await);
         }
     }
-    // Readers are in nobody's way.
+    // Readers do not block each other.
     let reader = others.read("a").acquire().await.unwrap();
     let another = locks.read("a").acquire().await.unwrap();
     assert!(!contended(locks.read("a")).await);
@@ -129,7 +130,7 @@ async fn a_lock_that_somebody_else_holds_is_contended(place: Place) {
         guard.release().await.unwrap();
         assert!(waiting.await.unwrap(), "{wanted:?}");
     }
-    // Nothing of it stays.
+    // The next request is not contended again.
     assert!(!contended(locks.exclusive("a")).await);
 }
 
@@ -273,7 +274,7 @@ async fn whoever_came_behind_somebody_was_contended() {
         let behind = begun(contended(locks.exclusive("a"))).await;
         silent.store(false, Ordering::Relaxed);
         drop(head);
-        // The store never said that the lock was not free.
+        // No reply of the store has shown that the lock was held.
         assert!(behind.await);
     })
     .await;

@@ -1,4 +1,4 @@
-//! What an operator can do: look, and take a lock away.
+//! Operations for an operator: inspection and revocation of a lock.
 
 use std::time::Duration;
 
@@ -139,7 +139,7 @@ async fn revoked_permits_are_taken_from_all(place: Place) {
     lock.release().await.unwrap();
 }
 
-/// A lock that somebody set by hand, without an expiry, may be meant for ever.
+/// A lock that was set by hand, without an expiry, may be permanent on purpose.
 #[tokio::test]
 async fn a_lock_without_an_end_is_revoked_only_if_that_is_said() {
     in_time(async {

@@ -1,4 +1,4 @@
-//! More wait than may: the others are refused at once.
+//! Limits on the number of waiters: further requests are refused at once.
 
 use std::{panic::resume_unwind, time::Duration};
 
@@ -24,7 +24,7 @@ on_every_store! {
 async fn a_full_line_refuses_at_once(place: Place) {
     let locks = place.client_of(LockClient::builder().max_waiters(3)).await;
     let guard = locks.exclusive("a").acquire().await.unwrap();
-    // The one in front asks the store, and three wait behind it.
+    // The head of the queue polls the store, and three wait behind it.
     let mut waiting = Vec::new();
     for _ in 0..4 {
         waiting.push(begun(locks.exclusive("a").wait(LONG).acquire()).await);
@@ -42,7 +42,7 @@ async fn a_full_line_refuses_at_once(place: Place) {
         .release()
         .await
         .unwrap();
-    // A place that is given up can be taken.
+    // A place in the queue that becomes free can be taken.
     drop(waiting.pop());
     waiting.push(begun(locks.exclusive("a").wait(LONG).acquire()).await);
     guard.release().await.unwrap();
@@ -58,7 +58,7 @@ async fn a_request_has_a_limit_of_its_own(place: Place) {
     let head = begun(request().max_waiters(1).acquire()).await;
     let first = begun(request().max_waiters(1).acquire()).await;
     overloaded(request().max_waiters(1)).await;
-    // The client's limit is for whoever says nothing, and for whoever says more.
+    // The limit of the client applies to requests with no limit and to those with a larger one.
     let second = begun(request().acquire()).await;
     overloaded(request().max_waiters(50)).await;
     drop(second);
@@ -76,7 +76,7 @@ async fn a_limit_of_none_still_lets_one_ask(place: Place) {
     let guard = request().acquire().await.expect("it is free");
     let head = begun(request().acquire()).await;
     overloaded(request()).await;
-    // Whoever does not wait is in nobody's way.
+    // A request that does not wait takes no place.
     let error = request().no_wait().acquire().await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Contended);
     assert!(request().try_acquire().await.unwrap().is_none());
@@ -106,7 +106,8 @@ async fn all_lines_together_have_a_limit(place: Place) {
     for key in ["a", "a", "b"] {
         waiting.push(begun(request(key).acquire()).await);
     }
-    // Also where the lock is free; only what does not wait needs no place.
+    // Also where the lock is free. Requests that do not wait, and shared ones that are granted at
+    // once, need no place.
     for key in ["a", "b", "c"] {
         let error = overloaded(request(key)).await;
         assert_eq!(error.key().unwrap().as_str(), key);
@@ -179,7 +180,7 @@ async fn after_a_storm_the_limit_lets_exactly_so_many_in(place: Place) {
                     drop(guard);
                 };
                 if round == 9 && task % 3 == 0 {
-                    // As a panic does, but for the message.
+                    // As a panic does, except for the message.
                     tokio::join!(turn, async {
                         sleep(given_up).await;
                         resume_unwind(Box::new("a panic beside a request"))
@@ -229,7 +230,7 @@ async fn each_family_has_a_line_of_its_own(place: Place) {
     let head = begun(lock().acquire()).await;
     overloaded(lock()).await;
     let permit_head = tokio::spawn(permit().acquire());
-    // It asks beside the line first.
+    // The first attempt of a request for permits bypasses the local queue.
     eventually("it stands in line", async || {
         !locks.inspect_permits("a").await.unwrap().waiters.is_empty()
     })

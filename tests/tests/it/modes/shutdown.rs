@@ -1,4 +1,5 @@
-//! A client that is shut down lets nobody in, sends those who wait home, and gives back what was dropped.
+//! A client that is shut down refuses requests, ends those that wait, and releases locks whose
+//! guards were dropped.
 
 use std::{
     future::{Future, poll_fn},
@@ -58,7 +59,7 @@ async fn what_was_dropped_is_given_back_before_shutdown_ends(place: Place) {
     for key in &keys {
         drop(locks.exclusive(key).acquire().await.unwrap());
     }
-    // A request whose answer is still out.
+    // A request whose reply has not arrived.
     let mut asking = locks.exclusive("b").acquire();
     drop(poll_fn(|cx| Poll::Ready(Pin::new(&mut asking).poll(cx))).await);
     drop(asking);
@@ -111,7 +112,7 @@ async fn shutdown_ends_also_when_the_store_is_silent() {
     .await;
 }
 
-/// A guard may be dropped where no runtime is, after the one that made it has ended.
+/// A guard may be dropped outside of any runtime, after the one that made it has ended.
 #[test]
 fn a_guard_that_outlives_its_runtime_is_given_back_on_the_next() {
     let runtime = || {
@@ -130,7 +131,7 @@ fn a_guard_that_outlives_its_runtime_is_given_back_on_the_next() {
         locks.shutdown().await;
         assert!(
             start.elapsed() < Duration::from_secs(2),
-            "nobody was there to give it back"
+            "no task gave it back"
         );
         assert!(locks.inspect("a").await.unwrap().holders.is_empty());
     }));
@@ -158,7 +159,7 @@ fn a_guard_that_outlives_its_runtime_is_renewed_on_the_next() {
             first.block_on(async { locks.exclusive("a").lease(lease).acquire().await.unwrap() });
         drop(first);
         runtime().block_on(in_time(async {
-            // Any lease brings the background task back.
+            // Any lease starts the background task again.
             locks
                 .exclusive("b")
                 .acquire()

@@ -1,4 +1,4 @@
-//! Rule 15, as far as there is no line in the store: who holds a lock and dies strands nobody.
+//! Rule 15 after the death of a holder: every waiter acquires the lock once the lease has expired.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ async fn who_waits_gets_the_lock_right_after_a_dead_holders_lease() {
                 let since = Instant::now();
                 granted(&*store, &hold, LEASE).await;
                 if dead == TWO_PERMITS {
-                    // One that lives, and is in nobody's way.
+                    // A live holder of the other permit.
                     granted(&*store, &beside(&hold.key, dead), HOUR).await;
                 }
                 let guard = timeout(
@@ -60,7 +60,7 @@ async fn who_waits_gets_the_lock_right_after_a_dead_holders_lease() {
     waiters.join_all().await;
 }
 
-// Rule 15: many wait, on one line of this process and on several; none is forgotten.
+// Rule 15: many requests wait in the local queues of two clients, and all are served.
 #[tokio::test]
 async fn all_who_wait_behind_a_dead_holder_get_their_turn() {
     let url = shared_server().await.url();
@@ -84,7 +84,7 @@ async fn all_who_wait_behind_a_dead_holder_get_their_turn() {
     timeout(LONG, waiters.join_all()).await.unwrap();
 }
 
-// Rule 15, and 13 of the failures seen elsewhere.
+// Rule 15, and failure 13 seen in other libraries.
 #[tokio::test]
 async fn a_crashed_reader_does_not_outlive_the_living() {
     for store in both().await {

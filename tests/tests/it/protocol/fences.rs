@@ -1,4 +1,5 @@
-//! Rules 24 and 27: fencing tokens are written as whole numbers, and grow whatever happens to their counter.
+//! Rules 24 and 27: fencing tokens are written as whole numbers, and increase whatever happens to
+//! their counter.
 
 use std::time::Duration;
 
@@ -42,7 +43,8 @@ async fn a_fencing_token_is_written_to_the_last_digit() {
             assert!((3_540_000..=3_600_000).contains(&left), "{left}");
         }
     }
-    // A counter ahead of the clock: the next is the one after it, not a rounded one.
+    // With a counter ahead of the clock, the next token is its exact successor, not a rounded
+    // number.
     for latest in [5_000_000_000_000_000_u64, 9_007_199_254_740_000] {
         let hold = fresh_hold(Mode::Exclusive);
         server
@@ -59,7 +61,7 @@ async fn a_fencing_token_is_written_to_the_last_digit() {
     }
 }
 
-// Rule 27: what INCR gives repeats after a failover to a replica that lagged behind.
+// Rule 27: `INCR` would repeat numbers after a failover to a replica that lagged behind.
 #[tokio::test]
 async fn acquire_grants_growing_fences_when_the_counter_is_lost() {
     let server = shared_server().await;
@@ -92,7 +94,7 @@ async fn acquire_grants_growing_fences_when_the_counter_is_lost() {
     }
 }
 
-// Rule 27: the server's clock went back by an hour.
+// Rule 27: the clock of the server went back by an hour.
 #[tokio::test]
 async fn fencing_tokens_grow_when_the_clock_goes_back() {
     let server = shared_server().await;
@@ -126,7 +128,7 @@ async fn a_server_that_lost_everything_gives_larger_fencing_tokens() {
     assert!(before.fence < after.fence);
 }
 
-// Rule 27, and 15 of the failures seen elsewhere: nothing stays for ever.
+// Rule 27, and failure 15 seen in other libraries: a key that stays for ever.
 #[tokio::test]
 async fn a_counter_lives_for_a_day_after_each_grant() {
     const DAY: u64 = 86_400;
@@ -160,7 +162,7 @@ async fn a_counter_lives_for_a_day_after_each_grant() {
     assert_eq!(left, [fence], "only the counter is left, for a while");
 }
 
-// Rule 27: every way to hold a lock brings a larger one.
+// Rule 27: every kind of grant has a larger fencing token.
 #[tokio::test]
 async fn every_grant_carries_a_larger_fencing_token() {
     for store in both().await {
@@ -196,7 +198,8 @@ async fn every_grant_carries_a_larger_fencing_token() {
             larger(granted(&*store, reader, HOUR).await);
         }
         for reader in &readers {
-            // A reader is told a larger one, as another may have had the counter's.
+            // The repeated grant of a reader has a larger token, as its own need not be the latest
+            // of the key.
             let PollReply::Granted(grant) = poll(&*store, reader).await.unwrap() else {
                 panic!("{store:?}")
             };

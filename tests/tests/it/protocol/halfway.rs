@@ -1,4 +1,5 @@
-//! Rules 23 and 26: what stops in the middle leaves no lock behind that nobody holds; a server that evicts is warned of.
+//! Rules 23 and 26: a script that stops half-way leaves no lock without a holder, and the client
+//! warns of a server that evicts keys.
 
 use crate::replies::Replies as _;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use super::{
     lock_name, redis_on,
 };
 
-/// Every write that needs memory is refused from now on, or none.
+/// Makes the server refuse every write that needs memory, or none.
 async fn full(server: &RedisServer, full: bool) {
     server
         .command(&["CONFIG", "SET", "maxmemory", if full { "1" } else { "0" }])
@@ -35,7 +36,7 @@ async fn a_server_out_of_memory_lets_go_of_locks() {
             let hold = fresh_hold(mode);
             granted(&*store, &hold, HOUR).await;
             full(&server, true).await;
-            // Also its renewal: a holder should not lose what it has.
+            // The renewal succeeds, too: a holder should not lose its lock.
             store
                 .renew(&[Renewal::new(hold.clone(), 2 * HOUR)])
                 .await
@@ -57,7 +58,7 @@ async fn a_server_out_of_memory_lets_go_of_locks() {
     }
 }
 
-// Rule 23: SET before DEL would be refused, and the lock would stay.
+// Rule 23: `SET` before `DEL` would be refused, and the lock would stay.
 #[tokio::test]
 async fn a_server_out_of_memory_passes_locks_on() {
     let server = RedisServer::start().await;
@@ -121,7 +122,7 @@ async fn a_server_out_of_memory_grants_nothing_rather_than_a_half() {
         .unwrap();
 }
 
-// Rule 23: the fence is looked at before the lock is touched.
+// Rule 23: the fence is checked before the lock is changed.
 #[tokio::test]
 async fn what_cannot_have_a_fencing_token_is_not_granted() {
     let server = shared_server().await;
@@ -156,7 +157,7 @@ async fn what_cannot_have_a_fencing_token_is_not_granted() {
     }
 }
 
-// Rule 23: a lock is given back even where its fencing token cannot be.
+// Rule 23: a lock is released even if its fencing token cannot be written.
 #[tokio::test]
 async fn a_counter_that_turned_foreign_does_not_keep_a_lock() {
     let server = shared_server().await;

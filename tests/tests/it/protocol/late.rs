@@ -1,4 +1,5 @@
-//! Rules 7 and 8: a request executed late does nothing, and one whose answer is lost leaves nothing behind.
+//! Rules 7 and 8: a request that is executed late does nothing, and one whose reply is lost leaves
+//! nothing behind.
 
 use std::{
     future::pending,
@@ -61,7 +62,7 @@ async fn a_late_acquire_does_nothing() {
     assert_eq!(server.keys("*").await, [""; 0]);
 }
 
-// Rule 7: the bound that rule 8 builds upon.
+// Rule 7: the bound on which rule 8 relies.
 #[tokio::test(start_paused = true)]
 async fn no_acquire_may_be_executed_a_second_after_its_call_timeout() {
     let store = FaultyStore::new(Arc::new(MemoryStore::new()), |call| async move {
@@ -133,7 +134,7 @@ async fn abandon_is_repeated_after_the_deadline_of_its_request() {
             let guard = request
                 .acquire()
                 .await
-                .expect("who waits gets it, long before the lease is over");
+                .expect("a waiter gets it long before the lease is over");
             guard.verify().await.unwrap();
         } else {
             let error = request.no_wait().acquire().await.unwrap_err();
@@ -183,14 +184,14 @@ async fn an_abandon_without_an_answer_is_repeated() {
     );
 }
 
-// Rule 8, and 3 of the failures seen elsewhere.
+// Rule 8, and failure 3 seen in other libraries.
 #[tokio::test]
 async fn lost_answers_leave_no_key() {
     let server = shared_server().await;
     let proxy = Proxy::to(server).await;
     let locks = warm_client(&proxy.url()).await;
     let name = unique("lost");
-    // It is asked twice, and what abandons the first token may come between.
+    // The client makes a second attempt, and the abandon of the first token may come in between.
     proxy.drop_reply(DropReply::next().to("EVALSHA").times(3));
     let error = locks
         .exclusive(name.as_str())
@@ -209,7 +210,7 @@ async fn lost_answers_leave_no_key() {
     })
     .await;
 
-    // The same with several keys, where a part of them would do as much harm.
+    // The same for several keys, where a partial grant would do as much harm.
     let names = [unique("lost"), unique("lost")];
     proxy.drop_reply(DropReply::next().to("EVALSHA").times(5));
     locks
@@ -253,7 +254,7 @@ async fn who_waits_gets_the_lock_in_spite_of_lost_answers() {
         })
         .await;
         guard.release().await.unwrap();
-        // A straggler, if any were left, would be given up by now.
+        // A leftover grant would delay this until it is abandoned.
         locks
             .write(name.as_str())
             .wait(LONG)
@@ -267,7 +268,8 @@ async fn who_waits_gets_the_lock_in_spite_of_lost_answers() {
     assert!(proxy.dropped_replies() >= 2);
 }
 
-// 3 of the failures seen elsewhere: what is asked twice is counted once, and valid from the first time on.
+// Failure 3 seen in other libraries: a request that is repeated counts once, and its validity does
+// not exceed the lease in the store.
 #[tokio::test]
 async fn a_question_that_is_repeated_after_a_lost_answer_is_one() {
     let server = shared_server().await;
@@ -301,7 +303,7 @@ async fn a_question_that_is_repeated_after_a_lost_answer_is_one() {
     }
 }
 
-// Rule 1: the first request may be executed after the second, and after the lock was released.
+// Rule 1: the first request may be executed after the second, and after the release of the lock.
 #[tokio::test]
 async fn a_token_is_sent_in_one_request_only() {
     let server = shared_server().await;
@@ -322,7 +324,7 @@ async fn a_token_is_sent_in_one_request_only() {
         .await
         .unwrap();
     let lines = monitor.lines_so_far(server).await;
-    // Of all scripts only that of an acquire begins with a deadline, in microseconds.
+    // Only the script of an acquire has a deadline, in microseconds, as its first argument.
     let requests = lines
         .iter()
         .map(|line| words(line))
@@ -340,7 +342,8 @@ async fn a_token_is_sent_in_one_request_only() {
     assert_eq!(tokens.len(), asked, "{lines:?}");
 }
 
-// Rules 7 and 8: before the deadline it is granted to nobody and given up, after it nothing happens.
+// Rules 7 and 8: executed before its deadline, the grant is not reported and is abandoned; executed
+// after it, the request does nothing.
 #[tokio::test]
 async fn a_delayed_acquire_leaves_no_key() {
     let server = shared_server().await;
@@ -358,9 +361,9 @@ async fn a_delayed_acquire_leaves_no_key() {
             .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
         proxy.let_through().await;
-        // Behind all that is on its way.
+        // This follows all requests in flight.
         tokio::time::timeout(LONG, locks.shutdown()).await.unwrap();
-        eventually("nobody holds it", async || {
+        eventually("it is free", async || {
             server
                 .query::<i64>(&["EXISTS", &format!("lock:{name}")])
                 .await
@@ -390,7 +393,7 @@ async fn an_acquire_that_a_stopped_server_finds_later_leaves_no_key() {
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
     }
     server.resume();
-    // It takes what it was sent in its order; this is behind.
+    // The server executes requests in the order of arrival, so this one comes last.
     let keys = async || server.keys("lock:*").await.is_empty();
     eventually("all are given up", keys).await;
     locks.shutdown().await;

@@ -1,4 +1,5 @@
-//! Rules 21 and 22: the type is looked at first, and all keys of a lock are declared and lie in one slot.
+//! Rules 21 and 22: a script checks the type first, and all keys of a lock are declared and lie in
+//! one slot.
 
 use crate::replies::{Replies as _, poll};
 use lock_runtime::{
@@ -13,7 +14,7 @@ use super::{
     queued, redis_on,
 };
 
-/// Every operation that changes something, on a key that is free before and after.
+/// Makes every call that changes something, on a key that is free before and after.
 async fn live(store: &dyn Store, key: &LockKey) {
     for mode in MODES {
         let hold = beside(key, mode);
@@ -60,7 +61,7 @@ const NAMES: [&str; 8] = [
     "order:42", "{a}", "x{a}y", "x{a}{b}", "a{b", "{{a}", "a{b}}", "f:x",
 ];
 
-// Rule 22, and 12 of the failures seen elsewhere.
+// Rule 22, and failure 12 seen in other libraries.
 #[tokio::test]
 async fn the_keys_of_a_lock_lie_in_one_slot_of_a_cluster() {
     let server = RedisServer::builder()
@@ -90,7 +91,7 @@ async fn the_keys_of_a_lock_lie_in_one_slot_of_a_cluster() {
     for name in NAMES {
         live(&*store, &super::key(name)).await;
     }
-    // Where no side key could share the slot, the name is refused.
+    // A name is refused if no side key could share its slot.
     for name in ["x}y", "x{}y", "{}", "}"] {
         assert_eq!(
             LockKey::new(name).unwrap_err().kind(),
@@ -139,7 +140,7 @@ async fn every_key_that_a_script_touches_is_declared() {
     assert!(touched > 100);
 }
 
-// Rule 22: permits are an object of their own, and side keys are no locks.
+// Rule 22: permits are an object of their own, and side keys are not locks.
 #[tokio::test]
 async fn locks_of_different_names_never_meet() {
     let store = redis_on(shared_server().await).await;
@@ -170,7 +171,7 @@ async fn locks_of_different_names_never_meet() {
     }
 }
 
-// Rule 21: a sorted set that does not end is somebody's leaderboard.
+// Rule 21: a sorted set without an expiry belongs to another application.
 #[tokio::test]
 async fn a_leaderboard_under_a_locks_name_stays_whole() {
     let server = shared_server().await;
@@ -196,7 +197,7 @@ async fn a_leaderboard_under_a_locks_name_stays_whole() {
                 .await,
             ["ann", "bob"]
         );
-        // One that ends, but not with its last member, is no lock either.
+        // A set whose expiry is not that of its longest member is not a lock either.
         server.command(&["PEXPIRE", &name, "3600000"]).await;
         assert_eq!(
             acquire(&*store, &hold, HOUR).await,

@@ -1,4 +1,4 @@
-//! Rule 14: a release compares the token, and says what it does not know.
+//! Rule 14: a release compares the token, and reports an unknown outcome as such.
 
 use lock_runtime::{
     LockErrorKind, Loss,
@@ -8,7 +8,7 @@ use lock_tests::{Proxy, chain, proxy::DropReply, shared_server, unique};
 
 use super::{HOUR, MODES, beside, both, fresh_hold, granted, inspect, warm_client};
 
-// Rule 14, and 8 of the failures seen elsewhere.
+// Rule 14, and failure 8 seen in other libraries.
 #[tokio::test]
 async fn a_release_compares_the_token() {
     for store in both().await {
@@ -63,7 +63,7 @@ async fn a_guard_whose_lock_was_taken_leaves_the_new_holder_alone() {
     assert_eq!(server.query::<String>(&["GET", &lock]).await, "somebody");
 }
 
-// Rule 14, and 3 of the failures seen elsewhere: a stale retry that frees a newer lock.
+// Rule 14, and failure 3 seen in other libraries: a late retry that frees a newer lock.
 #[tokio::test]
 async fn release_without_a_reply_is_unknown_and_its_retry_harmless() {
     let server = shared_server().await;
@@ -78,7 +78,7 @@ async fn release_without_a_reply_is_unknown_and_its_retry_harmless() {
     let error = guard.release().await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::ReleaseUnknown);
     assert!(chain(&error).contains(&name), "{error}");
-    // It was executed, so the next one has the lock before the retry comes.
+    // The release was executed, so another client acquires the lock before the retry.
     let next = others
         .exclusive(name.as_str())
         .no_wait()
@@ -90,7 +90,8 @@ async fn release_without_a_reply_is_unknown_and_its_retry_harmless() {
     next.release().await.unwrap();
 }
 
-// 3 of the failures seen elsewhere: a hold that is counted twice. A repeated conversion, too, is one.
+// Failure 3 seen in other libraries: a hold that counts twice. A repeated conversion counts once,
+// too.
 #[tokio::test]
 async fn whatever_is_repeated_is_done_once() {
     for store in both().await {
@@ -124,7 +125,7 @@ async fn whatever_is_repeated_is_done_once() {
             assert_eq!(
                 inspect(&*store, &kept).await.holders.len(),
                 1,
-                "it is kept for nobody: {store:?}"
+                "it is reserved: {store:?}"
             );
         }
     }

@@ -18,7 +18,7 @@ use super::{
     is_free, key, lock_name, member, micros, redis_on,
 };
 
-/// What is taken off a lease for clocks that do not run alike.
+/// The margin of a lease for clocks that run at different speeds.
 fn drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
@@ -168,7 +168,7 @@ async fn a_grant_with_little_left_is_valid_for_that_only() {
     assert_eq!(guard.validity(), left - drift(left));
 }
 
-// Rule 2: an answer that took longer than the grant lasts is no grant.
+// Rule 2: a reply that takes longer than the grant lasts is no grant.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_is_over_when_it_arrives_is_none() {
     let store = granted_for(Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! Connecting to several servers: what is needed, what is refused, and who does not vote yet.
+//! Connections to several servers: requirements, refusals, and servers that do not vote yet.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ async fn a_new_server_votes_when_no_lock_can_be_forgotten_any_more() {
         chain(&error).contains("may have forgotten a lock: it votes in"),
         "{error}"
     );
-    // Whoever waits has it then.
+    // A request that waits is granted the lock then.
     let guard = locks
         .exclusive("a")
         .lease(LONGEST_LEASE)
@@ -55,7 +55,7 @@ async fn a_new_server_votes_when_no_lock_can_be_forgotten_any_more() {
         since.elapsed()
     );
     guard.release().await.unwrap();
-    // In a namespace that it has not seen a server cannot know whether its data were deleted.
+    // In a namespace that is new to it, a server cannot rule out that its data were deleted.
     let locks = builder().connect(&url(&servers)).await.unwrap();
     let error = locks
         .exclusive("a")
@@ -233,9 +233,9 @@ async fn the_line_of_the_readme_suffices() {
     }
 }
 
-/// Five servers with TLS, of one authority, and a user of the documented line.
+/// Five servers with TLS, of one authority, with a user of the documented line.
 async fn five_with_tls(namespace: &str) -> Vec<RedisServer> {
-    // It fails only if another test was faster.
+    // It fails only if another test has installed it before.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let line = RedisStore::acl_line(namespace);
     RedisServer::builder()
@@ -263,7 +263,7 @@ async fn connect_reaches_a_majority_over_tls_with_the_documented_acl() {
         .collect();
     let builder = trusting(&namespace, servers[0].ca_pem());
     let locks = builder.clone().connect_redlock(&urls).await.unwrap();
-    // The URL says the same.
+    // The same servers by one URL.
     let others = builder
         .connect(&format!("redlock:{}", urls.join(",")))
         .await
@@ -275,7 +275,7 @@ async fn connect_reaches_a_majority_over_tls_with_the_documented_acl() {
         .acquire()
         .await
         .unwrap();
-    // Each is told and voted for over TLS, and a connection that is lost is made again over TLS.
+    // Notifications and votes go over TLS, and so does a connection that replaces a lost one.
     let waiting = tokio::spawn(
         others
             .exclusive("a")
@@ -315,7 +315,7 @@ async fn connect_reaches_a_majority_over_tls_with_the_documented_acl() {
     }
 }
 
-/// It has no vote: whoever answers in its place could promise anything.
+/// A server that is not trusted has no vote: any process may answer in its place.
 #[tokio::test]
 async fn a_server_that_is_not_trusted_does_not_vote() {
     let namespace = unique("ns");

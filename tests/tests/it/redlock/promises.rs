@@ -1,4 +1,4 @@
-//! What a majority promises, and what becomes of votes that are not needed.
+//! Guarantees of a majority, and the fate of votes that are not needed.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use super::{LONGEST_LEASE, Servers};
 use crate::place::{LONG, begun, eventually, in_time};
 
 const LEASE: Duration = LONGEST_LEASE;
-/// Much shorter than any server is waited for, on a machine that does much else.
+/// Much shorter than the lease, with room for a busy machine.
 const AT_ONCE: Duration = Duration::from_millis(400);
 
 impl Servers {
-    /// Nothing of a lock is left on any server that runs but its fence.
+    /// Waits until no running server has any part of a lock except its fence.
     async fn nothing_left(&self) {
         for server in self.all().iter().filter(|server| server.is_running()) {
             for pattern in [
@@ -57,7 +57,8 @@ async fn a_lock_outlives_two_servers_and_not_three() {
     assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Expired));
 }
 
-/// One after the other they forget it, and take it up again: more of them than may be away at a time.
+/// The servers lose the lock one after the other and take it up again: more of them than may be
+/// down at a time.
 #[tokio::test]
 async fn a_lock_outlives_the_restart_of_every_server_in_turn() {
     let servers = Servers::start().await;
@@ -74,7 +75,8 @@ async fn a_lock_outlives_the_restart_of_every_server_in_turn() {
     servers.nothing_left().await;
 }
 
-/// PROTOCOL 30: three of five forget a lock, each in its way, and must not give it to somebody else while its holder counts on it.
+/// PROTOCOL 30: three of five servers lose a lock, in one of three ways, and must not grant it to
+/// another client before the holder's lease is over.
 #[tokio::test]
 async fn servers_that_forgot_a_lock_give_it_to_nobody_else() {
     let servers = Servers::start().await;
@@ -144,7 +146,7 @@ async fn too_few_servers_are_told_one_by_one() {
     servers.nothing_left().await;
 }
 
-/// As few as suffice are there, and somebody has one vote that is missing.
+/// The smallest majority is up, and another holder has one of the votes.
 #[tokio::test]
 async fn votes_that_others_have_are_contention() {
     let servers = Servers::start().await;
@@ -179,7 +181,7 @@ async fn votes_that_others_have_are_contention() {
     servers.nothing_left().await;
 }
 
-/// Each of the five answers is lost in turn, or all of them.
+/// The reply of each of the five servers is lost in turn, then those of all.
 #[tokio::test]
 async fn an_answer_that_is_lost_leaves_no_vote_behind() {
     let servers = Servers::shared().await;
@@ -200,7 +202,7 @@ async fn an_answer_that_is_lost_leaves_no_vote_behind() {
             if let Ok(guard) = request().no_wait().acquire().await {
                 guard.release().await.unwrap();
             }
-            // Long before a vote that was left behind would end by itself.
+            // Long before a vote that was left behind would expire.
             let since = Instant::now();
             join_all(proxies.iter().map(Proxy::let_through)).await;
             let guard = in_time(request().wait(LONG).acquire()).await.unwrap();
@@ -277,7 +279,7 @@ async fn a_dead_server_is_not_waited_for() {
             guard.release().await.unwrap();
             slow += usize::from(since.elapsed() > LEASE / 20);
         }
-        // The first that finds it silent.
+        // The first requests that find it silent.
         assert!(slow <= 4, "{slow} of 40");
         server.resume();
     }
@@ -327,7 +329,7 @@ async fn a_lock_is_revoked_at_all_servers() {
         others.revoke("a", RevokeScope::Leased).await.unwrap(),
         RevokeReply::Revoked
     );
-    let lost = timeout(AT_ONCE, guard.lost()).await.expect("it is told");
+    let lost = timeout(AT_ONCE, guard.lost()).await.expect("it is lost");
     assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Revoked));
     assert_eq!(
         others.revoke("a", RevokeScope::Leased).await.unwrap(),

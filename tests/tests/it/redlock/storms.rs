@@ -1,4 +1,5 @@
-//! Storms over five servers. Redlock promises more than one server does: nobody meets anybody, whatever happens to one or two.
+//! Storms over five servers. Redlock promises more than one server does: no two holders at a time,
+//! even if one or two servers fail.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::{QUARANTINE, Servers};
 use crate::topologies::storm::{Faults, Report, Storm};
 
 const LEASE: Duration = Duration::from_secs(1);
-/// Service comes back when a lease has run out, and those who wait have noticed.
+/// Service is back when a lease has expired and the waiters have noticed it.
 const BACK: Duration = Duration::from_secs(2);
 
 /// Eight processes with four tasks each.
@@ -62,7 +63,8 @@ async fn two_servers_that_stop_are_not_waited_for() {
     .await;
 }
 
-/// Without the quarantine, whoever takes the lock with the two that have forgotten it and one more meets its holder.
+/// Without the quarantine, a client that gets the votes of the two servers that have lost the lock
+/// and of one more would be a second holder.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_that_forget_everything_in_turn_give_no_lock_to_two() {
     let servers = Servers::start().await;
@@ -101,7 +103,7 @@ async fn acquire_excludes_after_restarts_with_old_snapshots() {
 async fn a_server_whose_data_are_deleted_gives_no_lock_to_two() {
     let servers = Servers::start().await;
     storm(&servers, async |faults| {
-        // More than may be away at a time.
+        // More than may be down at a time.
         for server in &servers.all()[..3] {
             faults.begin("the data of one are deleted");
             server.command(&["FLUSHALL"]).await;
@@ -111,7 +113,7 @@ async fn a_server_whose_data_are_deleted_gives_no_lock_to_two() {
     .await;
 }
 
-/// Half of the clients lose two servers, and the others two others.
+/// Half of the clients lose two servers, and the other half two others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_see_different_servers_never_meet() {
     let servers = Servers::shared().await;
@@ -171,7 +173,8 @@ async fn connections_that_break_give_no_lock_to_two() {
         .with_readers()
         .lease(LEASE)
         .run(async |faults| {
-            // On a busy machine the next ones break before the last ones are made again, and then there is no majority.
+            // On a busy machine the next connections break before the last ones are replaced, and
+            // then there is no majority.
             faults.outage("connections break, and replies are lost");
             for round in 0..40 {
                 let proxy = &proxies[round % proxies.len()];

@@ -6,7 +6,7 @@ use lock_tests::{RedisServer, SentinelSet, chain};
 use super::{Duration, assert_says, builder, copied, url_with};
 use crate::place::{LONG, eventually, in_time};
 
-/// What a user needs on a Sentinel.
+/// The rights that a user needs on a Sentinel.
 const SENTINEL_RULES: &str =
     "+sentinel|master +sentinel|get-master-addr-by-name +subscribe &+switch-master";
 
@@ -56,11 +56,11 @@ async fn nodes_and_sentinels_have_users_of_their_own() {
             let log: Vec<redis::Value> = server.query(&["ACL", "LOG"]).await;
             assert!(
                 log.is_empty(),
-                "nothing was denied behind our back: {log:?}"
+                "no command of the user was ever denied: {log:?}"
             );
         }
 
-        // The default users, by password alone.
+        // The default users, with a password only.
         connect(":s3cret@", "?sentinel_password=watch")
             .await
             .unwrap();
@@ -139,7 +139,7 @@ async fn a_user_who_may_not_ask_or_not_wait_is_told_what_to_allow() {
 #[tokio::test]
 async fn a_set_with_tls_is_reached_with_its_authority() {
     in_time(async {
-        // It fails only if another test was faster.
+        // This fails only if another test was faster.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let set = SentinelSet::builder()
             .tls()
@@ -172,7 +172,7 @@ async fn a_set_with_tls_is_reached_with_its_authority() {
             LockErrorKind::Unavailable,
             &[&hosts[1], "certificate", "root_certificate"],
         );
-        // To the nodes by TLS, to the Sentinels without: they name the nodes' TLS ports.
+        // TLS to the nodes, and none to the Sentinels, which name the TLS ports of the nodes.
         let primary = format!("rediss://:s3cret@{}", SentinelSet::SERVICE);
         let trusting =
             LockClient::builder().redis(RedisOptions::new().root_certificate(set.ca_pem()));
@@ -193,7 +193,7 @@ async fn a_set_with_tls_is_reached_with_its_authority() {
     .await;
 }
 
-/// To the nodes and to the Sentinels, before a failover and after it.
+/// TLS to the nodes and to the Sentinels, before and after a failover.
 #[tokio::test]
 async fn users_of_the_documented_lines_reach_a_set_over_tls() {
     in_time(async {
@@ -251,7 +251,7 @@ async fn users_of_the_documented_lines_reach_a_set_over_tls() {
             let log: Vec<redis::Value> = server.query(&["ACL", "LOG"]).await;
             assert!(
                 log.is_empty(),
-                "nothing was denied behind our back: {log:?}"
+                "no command of the user was ever denied: {log:?}"
             );
         }
         let error = LockClient::builder()
@@ -298,7 +298,7 @@ async fn a_server_that_asks_for_a_certificate_gets_the_builders() {
         LockErrorKind::Unavailable,
         &["certificate", "client_certificate"],
     );
-    // A plain URL has no use for them.
+    // A plain URL does not use the certificates.
     builder.connect(&server.url()).await.unwrap();
 }
 

@@ -1,5 +1,5 @@
-//! Another server becomes the primary: who holds keeps the lock or is told of its loss, who waits is served, and nobody
-//! stays behind at the old one.
+//! Failover to another server: a holder keeps its lock or is notified of its loss, a waiter is
+//! served, and no client stays at the old primary.
 
 use std::num::NonZeroU32;
 
@@ -19,10 +19,10 @@ use super::{
 use crate::place::{LONG, eventually, in_time, no_key_left};
 
 const LEASE: Duration = Duration::from_secs(3);
-/// After a failover there is service again, at the latest, within the lease and this.
+/// The time in addition to the lease within which service resumes after a failover.
 const BACK: Duration = Duration::from_secs(2);
 
-/// A holder, and somebody in another process who waits for the same lock.
+/// A holder, and a waiter for the same lock in another process.
 struct Busy {
     holder: LockClient,
     guard: LockGuard,
@@ -41,11 +41,11 @@ impl Busy {
                 .acquire()
                 .await
                 .unwrap();
-            // Its client lives as long as the guard is held here.
+            // Verified here, while the client of the guard still exists.
             guard.verify().await.map(|()| guard).unwrap()
         });
         let waits = || async { !holder.inspect("k").await.unwrap().waiters.is_empty() };
-        eventually("somebody waits", waits).await;
+        eventually("a request waits", waits).await;
         copied(set).await;
         Self {
             holder,
@@ -54,7 +54,8 @@ impl Busy {
         }
     }
 
-    /// There is a new primary: the holder has its lock or knows that it lost it, and whoever waits gets it afterwards.
+    /// Checks, with a new primary, that the holder has its lock or an error that reports the loss,
+    /// and that the waiter acquires the lock afterwards.
     async fn end(self, since: Instant, new: &RedisServer, namespace: &str) {
         let Self {
             holder,
@@ -138,7 +139,7 @@ async fn a_primary_that_hangs_is_left_once_another_is_named() {
         old.stop();
         let new = set.new_master(old).await;
         busy.end(Instant::now(), new, &ns).await;
-        // Back again it is a replica, and nobody has gone there.
+        // The old primary comes back as a replica, and no client uses it.
         old.resume();
         set.settled().await;
         let locks = client(&set, &ns).await;
@@ -162,7 +163,8 @@ async fn a_client_that_is_made_during_a_failover_waits_for_its_end() {
         copied(&set).await;
         let old = set.master().await;
         old.kill();
-        // Whoever was there before waits at the lock; whoever comes now is told, soon, that there is nobody.
+        // A request that was made before the failover goes on waiting. A client that connects now
+        // fails soon if there is no primary.
         let waiting = tokio::spawn(locks.exclusive("k").wait(LONG).acquire());
         let since = Instant::now();
         if let Err(error) = LockClient::connect(&super::url_of(set.sentinels())).await {
@@ -186,7 +188,7 @@ async fn a_client_that_is_made_during_a_failover_waits_for_its_end() {
     .await;
 }
 
-/// Two servers, of which the second becomes the primary, and Sentinels that say so when they are told.
+/// Two servers, of which the second becomes the primary, and Sentinels that announce it on demand.
 struct Pair {
     old: RedisServer,
     new: RedisServer,
@@ -233,13 +235,14 @@ async fn acquire_leaves_a_demoted_primary_after_its_first_refusal() {
             .for_each(|sentinel| sentinel.believe(&View::of(new.addr(), 6)));
         old.command(&["REPLICAOF", "127.0.0.1", &new.port().to_string()])
             .await;
-        // Refused at most once, which tells it.
+        // At most one request is refused. The refusal shows that the primary was demoted.
         let guard_there = locks.exclusive("k").wait(LONG).acquire().await.unwrap();
         assert_eq!(new.query::<i64>(&["EXISTS", "lock:k"]).await, 1);
-        // Who holds hears of the lost connection and asks: nothing of the lock is there, and an hour's lease is long.
+        // The client renews after the broken connection, and the new primary does not have the
+        // lock. No scheduled renewal of an hour's lease is due.
         let lost = timeout(BACK, guard.held().lost())
             .await
-            .expect("it is told soon");
+            .expect("it is lost soon");
         assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Taken));
         guard_there.release().await.unwrap();
     })
@@ -256,17 +259,18 @@ async fn acquire_leaves_a_replaced_primary_on_a_sentinels_event() {
             locks,
         } = Pair::start().await;
         let guard = locks.exclusive("held").lease(HOUR).acquire().await.unwrap();
-        eventually("everybody is listened to", || async {
+        eventually("each Sentinel has a subscriber", || async {
             sentinels
                 .iter()
                 .all(|sentinel| sentinel.switch(&View::of(old.addr(), 5)) == 1)
         })
         .await;
-        // One of them knows before the others do, and the old one still takes writes.
+        // One Sentinel announces the new primary before the others do, and the old one still
+        // accepts writes.
         sentinels[2].switch(&View::of(new.addr(), 6));
         let lost = timeout(BACK, guard.held().lost())
             .await
-            .expect("it is told soon");
+            .expect("it is lost soon");
         assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Taken));
         let guard = locks.exclusive("k").wait(LONG).acquire().await.unwrap();
         assert_eq!(new.query::<i64>(&["EXISTS", "lock:k"]).await, 1);
@@ -286,14 +290,15 @@ async fn lost_resolves_after_a_failover_during_a_sentinel_outage() {
             locks,
         } = Pair::start().await;
         let guard = locks.exclusive("held").lease(HOUR).acquire().await.unwrap();
-        // They believe it before anybody is listened to, or after: it is asked for behind the subscription.
+        // The Sentinels change their view before the client subscribes or after it. The client
+        // looks up the primary after each subscription.
         sentinels
             .iter()
             .for_each(|sentinel| sentinel.believe(&View::of(new.addr(), 6)));
         sentinels.iter().for_each(Fake::hang_up);
         let lost = timeout(LONG, guard.held().lost())
             .await
-            .expect("it is told");
+            .expect("it is lost");
         assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Taken));
     })
     .await;
@@ -319,14 +324,14 @@ async fn a_client_that_is_gone_listens_to_nobody() {
                 }
             }
         };
-        eventually("everybody is listened to", listeners(1)).await;
+        eventually("each Sentinel has a subscriber", listeners(1)).await;
         drop(locks);
-        eventually("nobody is listened to", listeners(0)).await;
+        eventually("no Sentinel has a subscriber", listeners(0)).await;
     })
     .await;
 }
 
-/// The connection on which replicas are waited for leaves a primary that hangs together with the other one.
+/// The connection for `WAIT` leaves a primary that hangs at the same time as the other connection.
 #[tokio::test]
 async fn acquire_with_min_replicas_resumes_once_a_replica_is_back() {
     in_time(async {

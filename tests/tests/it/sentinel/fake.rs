@@ -1,4 +1,4 @@
-//! Sentinels that say what a test wants them to say.
+//! Sentinels with scripted replies.
 
 use std::{
     net::SocketAddr,
@@ -11,12 +11,13 @@ use tokio::{
     sync::broadcast,
 };
 
-/// What a Sentinel believes.
+/// The state that a Sentinel reports.
 #[derive(Clone)]
 pub(super) struct View {
-    /// The address it sends clients to.
+    /// The address that it gives to clients.
     pub(super) primary: (String, u16),
-    /// What it says of the primary besides, which differs while it leads a failover.
+    /// The address in its description of the primary. It differs while the Sentinel leads a
+    /// failover.
     pub(super) watched: (String, u16),
     pub(super) epoch: u64,
 }
@@ -32,7 +33,7 @@ impl View {
     }
 }
 
-/// A Sentinel of the test's own.
+/// A Sentinel with scripted replies.
 pub(super) struct Fake {
     pub(super) address: SocketAddr,
     view: Arc<Mutex<View>>,
@@ -72,7 +73,7 @@ impl Fake {
         }
     }
 
-    /// Three of them who agree.
+    /// Starts three Sentinels with the same view.
     pub(super) async fn three(view: &View) -> [Self; 3] {
         [
             Self::start(view.clone()).await,
@@ -81,12 +82,12 @@ impl Fake {
         ]
     }
 
-    /// Believes something else from now on, and tells nobody.
+    /// Changes the view without a notification.
     pub(super) fn believe(&self, view: &View) {
         *self.view.lock().unwrap() = view.clone();
     }
 
-    /// Believes something else from now on, and tells who listens. Returns how many there are.
+    /// Changes the view and notifies the subscribers. Returns their number.
     pub(super) fn switch(&self, view: &View) -> usize {
         let old = std::mem::replace(&mut *self.view.lock().unwrap(), view.clone());
         let ((from, from_port), (to, to_port)) = (old.primary, &view.primary);
@@ -97,13 +98,13 @@ impl Fake {
 }
 
 impl Fake {
-    /// Cuts all its connections.
+    /// Closes all its connections.
     pub(super) fn hang_up(&self) {
         let _ = self.hang_up.send(());
     }
 }
 
-/// The URL of them all.
+/// A URL that names all of them.
 pub(super) fn url_of(sentinels: &[Fake]) -> String {
     let hosts: Vec<_> = sentinels
         .iter()
@@ -129,7 +130,7 @@ async fn serve(mut stream: TcpStream, view: Arc<Mutex<View>>, news: broadcast::S
                     listening = Some(news.subscribe());
                     format!("*3\r\n{}{}:1\r\n", bulk("subscribe"), bulk("+switch-master"))
                 } else if heard.contains("GET-MASTER-ADDR-BY-NAME") {
-                    // Both questions come together.
+                    // Both queries arrive together.
                     heard.clear();
                     let View { primary, watched, epoch } = view.lock().unwrap().clone();
                     let fields = [("ip", watched.0), ("port", watched.1.to_string()), ("config-epoch", epoch.to_string())];

@@ -1,4 +1,5 @@
-//! The primary is found: with Sentinels stopped, dead, behind the others, or of another kind.
+//! Discovery of the primary with Sentinels that are stopped, dead or outdated, or servers that are
+//! no Sentinels.
 
 use lock_runtime::{LockClient, LockErrorKind};
 use lock_tests::{Proxy, RedisServer, SentinelSet, chain, shared_sentinels, shared_server};
@@ -11,10 +12,10 @@ use super::{
 };
 use crate::place::in_time;
 
-/// A Sentinel is waited for so long.
+/// The time limit for the reply of one Sentinel.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// It keeps locks, on the node that it should.
+/// Checks that the client keeps its locks at the given node.
 async fn locks_at(locks: &LockClient, namespace: &str, node: &RedisServer) {
     let guard = locks.exclusive("found").acquire().await.unwrap();
     assert_eq!(
@@ -25,7 +26,7 @@ async fn locks_at(locks: &LockClient, namespace: &str, node: &RedisServer) {
     guard.release().await.unwrap();
 }
 
-/// How long connecting takes, at best.
+/// The shortest time that connecting takes.
 async fn fastest(set: &SentinelSet) -> Duration {
     let mut fastest = Duration::MAX;
     for _ in 0..5 {
@@ -88,7 +89,7 @@ async fn a_stopped_or_dead_sentinel_delays_nothing() {
         first.stop();
         let took = fastest(&set).await;
         assert!(took < PATIENCE / 2, "{took:?}");
-        // Where no majority is left, the one that answers is believed when the others had their time.
+        // Without a majority, the only reply counts after the time limit of the others.
         second.stop();
         locks_at(&client(&set, "one").await, "one", &set.nodes()[0]).await;
         first.kill();
@@ -96,7 +97,7 @@ async fn a_stopped_or_dead_sentinel_delays_nothing() {
         let took = fastest(&set).await;
         assert!(
             took < PATIENCE / 2,
-            "nobody waits for who has refused: {took:?}"
+            "a Sentinel that refuses is not waited for: {took:?}"
         );
         third.kill();
         let since = Instant::now();
@@ -180,7 +181,7 @@ async fn connect_reports_a_sentinel_and_a_server_that_are_mixed_up() {
 async fn a_sentinel_that_is_behind_is_outvoted() {
     in_time(async {
         let (old, new) = (RedisServer::start().await, RedisServer::start().await);
-        // The old one is a primary as well: nothing but the epoch tells.
+        // The old server is a primary, too: only the epoch distinguishes the two.
         let sentinels = Fake::three(&View::of(new.addr(), 6)).await;
         sentinels[0].believe(&View::of(old.addr(), 5));
         for _ in 0..10 {
@@ -202,7 +203,8 @@ async fn a_sentinel_that_is_behind_is_outvoted() {
 async fn connect_finds_the_new_primary_during_a_failover() {
     in_time(async {
         let (old, new) = (RedisServer::start().await, RedisServer::start().await);
-        // It has promoted the new one, and goes on watching the old one until the other replicas follow.
+        // It has promoted the new primary, and monitors the old one until the other replicas
+        // follow.
         let watched = View::of(old.addr(), 6).primary;
         let sentinels = [Fake::start(View {
             watched,

@@ -1,4 +1,4 @@
-//! `min_replicas`: a grant that too few replicas have is told to nobody, by whichever way it comes.
+//! `min_replicas`: a grant that too few replicas have is not reported, in whichever way it arrives.
 
 use std::num::NonZeroU32;
 
@@ -12,7 +12,7 @@ use tokio::{
 use super::{Duration, HOUR, assert_says, builder, namespace, url_with};
 use crate::place::{LONG, all_free, eventually, in_time, no_key_left};
 
-/// How long a grant waits for its replicas.
+/// The time for which a grant waits for its replicas.
 const REPLICATED: Duration = Duration::from_millis(100);
 /// Much longer than a grant takes.
 const WHILE: Duration = Duration::from_secs(1);
@@ -21,7 +21,7 @@ pub(super) fn count(replicas: u32) -> NonZeroU32 {
     NonZeroU32::new(replicas).unwrap()
 }
 
-/// A primary, its replica, and a client whose grants are to be on that replica.
+/// A primary, its replica, and a client whose grants wait for that replica.
 struct Pair {
     primary: RedisServer,
     replica: RedisServer,
@@ -37,7 +37,7 @@ impl Pair {
         let builder =
             builder(&namespace).redis(RedisOptions::new().min_replicas(count(1), REPLICATED));
         let locks = builder.connect(&primary.url()).await.unwrap();
-        // The scripts are known from now on.
+        // The scripts are loaded from now on.
         locks
             .exclusive("warm")
             .acquire()
@@ -54,7 +54,7 @@ impl Pair {
         }
     }
 
-    /// Another process, which does not wait for replicas.
+    /// A client of another process, which does not wait for replicas.
     async fn careless(&self) -> LockClient {
         builder(&self.namespace)
             .connect(&self.primary.url())
@@ -62,7 +62,7 @@ impl Pair {
             .unwrap()
     }
 
-    /// Is the lock there, on the replica?
+    /// Returns whether the replica has the lock.
     async fn copied(&self, key: &str) -> bool {
         self.replica
             .query::<i64>(&["EXISTS", &format!("{}:{key}", self.namespace)])
@@ -71,7 +71,7 @@ impl Pair {
     }
 }
 
-/// How often replicas were waited for.
+/// The number of `WAIT` calls.
 async fn waits(server: &RedisServer) -> u64 {
     let stats: String = server.query(&["INFO", "commandstats"]).await;
     let calls = stats
@@ -80,7 +80,7 @@ async fn waits(server: &RedisServer) -> u64 {
     calls.map_or(0, |calls| calls.split(',').next().unwrap().parse().unwrap())
 }
 
-/// A request for each way of asking.
+/// A request of each kind.
 fn each_way(locks: &LockClient) -> [LockRequest; 5] {
     [
         locks.exclusive("k"),
@@ -184,8 +184,8 @@ async fn a_lock_that_is_handed_over_waits_for_its_replicas_as_well() {
             let mut waiting = request.wait(LONG).acquire();
             let waits = || async { !others.inspect("k").await.unwrap().waiters.is_empty() };
             tokio::select! {
-                early = &mut waiting => panic!("nobody has given it back: {early:?}"),
-                () = eventually("it stands in line", waits) => {}
+                early = &mut waiting => panic!("it is still held: {early:?}"),
+                () = eventually("it is in the wait queue", waits) => {}
             }
             pair.replica.stop();
             guard.release().await.unwrap();
@@ -213,28 +213,29 @@ async fn a_lock_is_handed_over_at_once_where_the_replicas_are_there() {
             let guard = others.exclusive("k").acquire().await.unwrap();
             let waiting = tokio::spawn(pair.locks.exclusive("k").wait(LONG).acquire());
             let waits = || async { !others.inspect("k").await.unwrap().waiters.is_empty() };
-            eventually("it stands in line", waits).await;
+            eventually("it is in the wait queue", waits).await;
             let since = Instant::now();
             guard.release().await.unwrap();
             let guard = waiting.await.unwrap().unwrap();
             fastest = fastest.min(since.elapsed());
             guard.release().await.unwrap();
         }
-        // A poll without an invitation would come after 375 ms at the earliest.
+        // A poll would come after 750 ms at the earliest.
         assert!(fastest < Duration::from_millis(200), "{fastest:?}");
     })
     .await;
 }
 
-/// Two of this process want the lock, and the one who has it gives it back with the replica stopped. The lock is not passed on
-/// inside the process, as the passing has lasted long enough.
+/// The holder releases the lock while the replica is stopped and another request of this process
+/// waits. The lock is not handed off locally, as the time for local hand-offs is over.
 #[tokio::test]
 async fn a_lock_that_is_taken_up_again_waits_for_its_replicas_as_well() {
     in_time(async {
         let pair = Pair::start().await;
         let guard = pair.locks.exclusive("k").acquire().await.unwrap();
         let mut waiting = Box::pin(pair.locks.exclusive("k").wait(LONG).acquire());
-        // Before the head of the line has asked the store, and after the time for passing on.
+        // The release comes after the time for local hand-offs, and before the head of the local
+        // queue has called the store.
         sleep(Duration::from_millis(45)).await;
         timeout(Duration::from_millis(1), &mut waiting)
             .await
@@ -426,7 +427,7 @@ async fn the_url_of_sentinels_says_how_many_replicas() {
             assert_eq!(replica.query::<i64>(&["EXISTS", "lock:k"]).await, 1);
         }
         guard.release().await.unwrap();
-        // A stopped one is missing; its Sentinels leave the primary where it is.
+        // A stopped replica is missing. The Sentinels keep the primary.
         set.replicas().await[0].stop();
         let error = two.exclusive("k").no_wait().acquire().await.unwrap_err();
         assert_says(

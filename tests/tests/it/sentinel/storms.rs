@@ -1,9 +1,11 @@
-//! Storms over a primary that Sentinels name. A failover may forget what the replicas did not have, and then two meet: tokens
-//! keep them apart. With as many replicas asked as there are, what was told is not forgotten.
+//! Storms on a primary that Sentinels name. A failover may lose grants that the replicas did not
+//! have, so two holders may overlap: fencing tokens keep them apart. If each grant waits for all
+//! replicas, no reported grant is lost.
 //!
-//! How long a failover takes is the Sentinels' affair: `SentinelSet::DOWN_AFTER` until they notice, an election, and another one
-//! after twice the failover's time-out if that was in vain. No service is promised meanwhile; it is from the moment at which
-//! the set has a primary, and as many replicas of it as are asked for.
+//! The length of a failover depends on the Sentinels: `SentinelSet::DOWN_AFTER` until they detect
+//! the failure, an election, and another election after twice the failover time-out if the first
+//! one fails. No service is promised meanwhile. It is promised again once the set has a primary
+//! with as many replicas as required.
 
 use lock_runtime::{LockClient, RedisOptions};
 use lock_tests::{RedisServer, SentinelSet};
@@ -16,12 +18,12 @@ use crate::{
 };
 
 const LEASE: Duration = Duration::from_secs(1);
-/// When a set serves again, a lease has to run out, and those who wait have to notice.
+/// The time in addition to a lease within which the set serves all waiters again.
 const BACK: Duration = Duration::from_secs(2);
-/// How long a grant waits for its replicas.
+/// The time for which a grant waits for its replicas.
 const REPLICATED: Duration = Duration::from_millis(200);
 
-/// Eight processes with four tasks each, whose grants are on so many replicas when they are told.
+/// Runs a storm of eight processes with four tasks each. Their grants wait for `replicas` replicas.
 async fn storm(set: &SentinelSet, replicas: u32, faults: impl AsyncFn(&Faults)) -> Report {
     let namespace = namespace();
     let mut clients: Vec<LockClient> = Vec::new();
@@ -41,7 +43,7 @@ async fn storm(set: &SentinelSet, replicas: u32, faults: impl AsyncFn(&Faults)) 
     report
 }
 
-/// From now on somebody else is the primary, whoever follows it.
+/// Waits until another primary is named, whether or not the other nodes follow it.
 async fn replaced(set: &SentinelSet, old: &RedisServer) {
     eventually("another primary is named", async || {
         set.master().await.port() != old.port()
@@ -68,7 +70,8 @@ async fn a_primary_that_dies_and_comes_back_empty_is_fenced() {
     .await;
 }
 
-/// Faster than the Sentinels notice: its replicas forget everything with it, also what all of them had.
+/// The primary restarts faster than the Sentinels notice. Its replicas lose all data with it,
+/// including grants that all of them had.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_forgets_everything_is_fenced() {
     let set = SentinelSet::start().await;
@@ -92,7 +95,7 @@ async fn a_primary_that_hangs_until_it_is_replaced_is_fenced() {
     storm(&set, 0, hangs_until_it_is_replaced(&set)).await;
 }
 
-/// One replica has each grant, and the other one may take over.
+/// One replica has each grant, and the other one may be promoted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_hangs_with_one_replica_asked_is_fenced() {
     let set = SentinelSet::start().await;
@@ -108,7 +111,7 @@ fn hangs_until_it_is_replaced(set: &SentinelSet) -> impl AsyncFn(&Faults) {
         set.new_master(old).await;
         faults.begin("another is in its place");
         sleep(LEASE).await;
-        // For a moment it believes that it is the primary still.
+        // For a moment the old primary still acts as the primary.
         faults.begin("it goes on");
         old.resume();
         set.settled().await;
@@ -116,15 +119,16 @@ fn hangs_until_it_is_replaced(set: &SentinelSet) -> impl AsyncFn(&Faults) {
     }
 }
 
-/// The old primary is not asked, and for a moment there are two.
+/// The old primary does not have to agree, so there are two primaries for a moment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn planned_failovers_are_fenced() {
     let set = SentinelSet::start().await;
     storm(&set, 0, planned_failovers(&set)).await;
 }
 
-/// The new primary has every grant that was told, and none is told any more by the old one: it would have to be on the new one,
-/// which does not follow it. What is given back there is not given back at the new one, and runs out.
+/// The new primary has every reported grant. The old primary reports none from then on: the new one
+/// would have to replicate the grant, and does not follow it. A release by the old primary does not
+/// reach the new one, where the lock expires.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquire_on_all_replicas_excludes_across_planned_failovers() {
     let set = SentinelSet::start().await;
@@ -145,7 +149,8 @@ fn planned_failovers(set: &SentinelSet) -> impl AsyncFn(&Faults) {
     }
 }
 
-/// Either replica may take over, and has everything. Two are asked for, so there is no service until the old primary is one.
+/// Either replica may be promoted, and both have every grant. A grant needs two replicas, so there
+/// is no service until the old primary has become one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquire_on_all_replicas_excludes_after_the_primary_died() {
     let set = SentinelSet::start().await;
@@ -164,7 +169,7 @@ async fn acquire_on_all_replicas_excludes_after_the_primary_died() {
     report.await.assert_exclusive();
 }
 
-/// The primary stays where it is.
+/// The primary does not change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_that_stop_give_no_lock_to_two() {
     let set = SentinelSet::start().await;

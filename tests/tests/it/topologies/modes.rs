@@ -1,18 +1,22 @@
-//! A storm over all modes and options at once: exclusive and re-entrant locks, readers, writers that become readers,
-//! permits, several keys, requests that do not wait, that hold for a shortest and a longest time, that do not renew or keep
-//! strict order, dropped futures and dropped guards, by several clients of this process and by others.
+//! A storm with all modes and options: exclusive and re-entrant locks, readers, downgraded writers,
+//! permits, several keys, requests that do not wait, minimum and maximum hold times, leases that
+//! are not renewed, strict order, dropped futures and dropped guards, in several clients of this
+//! process and in other processes.
 //!
-//! What is recorded of it is judged as a whole:
+//! The records are checked as a whole:
 //!
-//! - Fencing tokens of a key are unique and grow, in all modes together.
-//! - A claim lasts from the return of a guard to its release, or to the end of its validity. Claims that exclude each other
-//!   do not overlap, but for a lease after the only store has lost its data.
-//! - No lock is free for longer than the faults explain while a live request waits for it (see [`chronicle`]).
+//! - Fencing tokens of a key are unique and increase, in all modes together.
+//! - A claim lasts from the return of a guard to its release, or to the end of its validity. Claims
+//!   that exclude each other do not overlap, except for a lease after the only store has lost its
+//!   data.
+//! - No lock is free for longer than the faults explain while a request of a live process waits for
+//!   it (see [`chronicle`]).
 //! - No request is answered much later than its wait ends.
 //! - Nothing is left in the stores but fences and the marker of their data.
 //!
-//! `LOCK_TESTS_STORM=70 cargo test -p lock-tests --test it topologies::modes -- --nocapture` takes ten minutes.
-//! The faults and choices of `LOCK_TESTS_SEED=n` are those of the storm that has printed that seed; their times are not.
+//! `LOCK_TESTS_STORM=70 cargo test -p lock-tests --test it topologies::modes -- --nocapture` takes
+//! ten minutes. `LOCK_TESTS_SEED=n` repeats the faults and choices of the storm that printed that
+//! seed, but not their times.
 
 mod chronicle;
 mod faults;
@@ -41,23 +45,24 @@ use crate::{
 };
 
 const WORKER: &str = env!("CARGO_BIN_EXE_lock-worker");
-/// A worker of another build, for every other one, where it is to be shown that both get along.
+/// The variable with the path of a worker of another build. It replaces every other worker, to show
+/// that both builds work together.
 const OLD_WORKER: &str = "LOCK_TESTS_OLD_WORKER";
 const SEED: &str = "LOCK_TESTS_SEED";
 
 const LEASE: Duration = Duration::from_secs(1);
-/// What no client goes beyond; a server among several is quarantined for as long.
+/// The longest lease of any client. A restarted server of a quorum is quarantined for this time.
 const LONGEST_LEASE: Duration = Duration::from_secs(2);
-/// A server tells its uptime in whole seconds.
+/// The observed length of a quarantine. A server reports its uptime in whole seconds.
 const QUARANTINE: Duration = Duration::from_millis(3100);
-/// Nothing fails for this long.
+/// The part of a round without faults.
 const CALM: Duration = Duration::from_millis(1500);
-/// Then something always does.
+/// The part of a round with faults.
 const STRUCK: Duration = Duration::from_secs(3);
-/// Those in this process, and the workers beside them.
+/// The number of clients in this process, and of the workers beside them.
 const CLIENTS: usize = 2;
 const WORKERS: usize = 2;
-/// Of each process.
+/// The number of tasks in each process.
 const TASKS: usize = 6;
 
 fn seed() -> u64 {
@@ -67,20 +72,21 @@ fn seed() -> u64 {
     seed
 }
 
-/// A store, and a way to it for each client.
+/// A store, and the connections of each client to it.
 struct Site {
-    /// Those that fail; none where the store is one of several tests.
+    /// The servers that fail. Empty if the store is shared with other tests.
     servers: Vec<RedisServer>,
-    /// For each client one to each of these servers.
+    /// For each client, a proxy to each of these servers.
     proxies: Vec<Vec<Proxy>>,
-    /// The store where none of its servers fails.
+    /// The URL of a store whose servers do not fail.
     shared: Option<String>,
     namespace: String,
     workers: Vec<String>,
 }
 
 impl Site {
-    /// One server, or several of which a majority has to agree. Nothing that one of them has answered is lost in a restart.
+    /// Starts one server, or several of which a majority has to agree. A restart from the log loses
+    /// nothing that the server has acknowledged.
     async fn start(servers: usize, workers: Vec<String>) -> Self {
         let builder = RedisServer::builder()
             .arg("--appendonly", "yes")
@@ -104,7 +110,7 @@ impl Site {
         site
     }
 
-    /// A store of several tests, where processes fail alone.
+    /// A store shared with other tests. Only processes fail.
     fn shared(url: String) -> Self {
         let workers = vec![WORKER.to_owned(); WORKERS];
         Self {
@@ -153,7 +159,7 @@ impl Site {
         eventually("the servers grant a lock", votes).await;
         locks.shutdown().await;
         if self.servers.len() > 1 {
-            // The others began in the same second.
+            // The other servers started in the same second.
             sleep(QUARANTINE - LONGEST_LEASE).await;
         }
     }
@@ -239,7 +245,7 @@ impl Site {
         report
     }
 
-    /// No server has anything of this storm but fences, and the marker of its data.
+    /// Asserts that the servers keep nothing of this storm but fences and the marker of their data.
     async fn assert_nothing_left_at(&self, servers: impl IntoIterator<Item = &RedisServer>) {
         let pattern = format!("*{}:*", self.namespace);
         for server in servers {
@@ -249,13 +255,13 @@ impl Site {
     }
 }
 
-/// Those that are to go with the last lock.
+/// The keys that should have been deleted with the last lock.
 fn left_over(keys: &[String]) -> Vec<&String> {
     let stays = |key: &str| key.ends_with(":f") || key.starts_with("f:");
     keys.iter().filter(|key| !stays(key)).collect()
 }
 
-/// What came of a storm. Everything is in its text.
+/// The results of a storm. Its text contains all of them.
 #[derive(Debug)]
 struct Report {
     store: String,
@@ -288,7 +294,7 @@ impl Report {
         }
     }
 
-    /// Whatever failed, tokens order the holders.
+    /// Asserts that fencing tokens order the holders, whatever failed.
     fn assert_fenced(&self) {
         self.assert_ordered();
         assert!(
@@ -297,18 +303,18 @@ impl Report {
         );
     }
 
-    /// The same, but readers may share a token.
+    /// Asserts the same, except that readers may share a token.
     fn assert_ordered(&self) {
         assert!(self.grants > 0, "nothing was granted\n{self}");
         assert!(self.tokens.others.is_empty(), "tokens went wrong\n{self}");
     }
 
-    /// No holder counted on a lock that another one had.
+    /// Asserts that no holder relied on a lock that another one held.
     fn assert_exclusive(&self) {
         assert!(self.overlaps.is_empty(), "claims overlap\n{self}");
     }
 
-    /// No lock was free while it was waited for.
+    /// Asserts that no lock was free for longer than allowed while a request waited for it.
     fn assert_served(&self) {
         let idle: Vec<_> = self
             .gaps
@@ -322,7 +328,7 @@ impl Report {
         );
     }
 
-    /// Every request was answered in its time.
+    /// Asserts that no request was answered late.
     fn assert_answered(&self) {
         assert!(self.late.is_empty(), "requests were answered late\n{self}");
     }
@@ -408,7 +414,7 @@ async fn in_memory() {
     }
 }
 
-/// Clients of this process alone, and nothing fails.
+/// Runs a storm with clients of this process only, and without faults.
 async fn storm_of(clients: &[LockClient], length: Duration) -> Report {
     let (seed, records, begin) = (seed(), Records::default(), Instant::now());
     let plan = Plan {
@@ -438,7 +444,7 @@ async fn on_a_majority_of_three_servers() {
     site.assert_nothing_left_at(&site.servers).await;
 }
 
-/// One storm begins while the servers of the other do not vote yet.
+/// One storm begins while the servers of the other are in quarantine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_servers_and_processes_that_fail() {
     tokio::join!(on_one_server(), on_a_majority_of_three_servers());
@@ -466,13 +472,14 @@ async fn on_a_cluster() {
     site.assert_nothing_left_at(cluster.masters().await).await;
 }
 
-/// Where their servers fail, other storms have the time and the rules for it.
+/// The servers of these stores fail in other storms, which are made for that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_shared_servers_and_processes_that_fail() {
     tokio::join!(on_a_primary_that_sentinels_name(), on_a_cluster());
 }
 
-/// Clients of another build and of this one on the same keys, where there is a worker of another build.
+/// Clients of another build and of this one on the same keys, if there is a worker of another
+/// build.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquire_excludes_between_clients_of_two_builds() {
     let Ok(old) = env::var(OLD_WORKER) else {
@@ -490,7 +497,7 @@ async fn acquire_excludes_between_clients_of_two_builds() {
         )
         .await;
         let report = site.storm().await;
-        // Readers of other builds may share a token that a majority has agreed on.
+        // Readers of other builds may share the token of a majority.
         if servers == 1 {
             report.assert_fenced()
         } else {

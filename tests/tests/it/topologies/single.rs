@@ -10,10 +10,10 @@ use super::storm::Storm;
 use crate::place::Place;
 
 const LEASE: Duration = Duration::from_secs(1);
-/// In it, service comes back when the lease of whoever held a lock has run out.
+/// The time in addition to a lease within which service resumes after a fault.
 const RECONNECT: Duration = Duration::from_secs(2);
 
-/// So many clients of one server, on locks of their own.
+/// Connects `count` clients to one server, in a namespace of their own.
 pub(crate) async fn clients(server: &RedisServer, count: usize) -> Vec<LockClient> {
     let place = Place::at(server.url());
     let mut clients = Vec::new();
@@ -56,7 +56,7 @@ async fn a_server_that_forgets_everything_is_fenced() {
             }
         });
     let report = storm.await;
-    // Whoever was inside meets the next: it is allowed to happen, and it is counted.
+    // Holders may overlap here. The overlaps are counted.
     report.assert_fenced();
     report.assert_service_within(LEASE + RECONNECT);
 }

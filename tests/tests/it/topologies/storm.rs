@@ -1,5 +1,6 @@
-//! Many workers on a few keys while servers fail, and what came of it: whether tokens ever went back, whether an update was
-//! lost, how often two met, and how long nobody got a lock.
+//! Many workers on a few keys while servers fail, and the outcome: whether fencing tokens went
+//! back, whether an update was lost, how often holders overlapped, and for how long no lock was
+//! granted.
 //!
 //! ```ignore
 //! let storm = Storm::of(clients).lease(LEASE).run(async |faults| {
@@ -14,8 +15,9 @@
 //! report.assert_service_within(LEASE + Duration::from_secs(2));
 //! ```
 //!
-//! A storm lasts five seconds, or as long as its faults. `LOCK_TESTS_STORM=20 cargo test -p lock-tests --test it topologies`
-//! makes it twenty times as long, with twenty times the faults.
+//! A storm takes five seconds, or longer if its faults do.
+//! `LOCK_TESTS_STORM=20 cargo test -p lock-tests --test it topologies` makes it twenty times as
+//! long, with twenty times the faults.
 
 pub(super) mod history;
 mod noticed;
@@ -44,13 +46,13 @@ use self::{
 };
 use crate::{exclusion::times_as_long, place::LONG};
 
-/// How long one round of faults is, if they do not take longer.
+/// The minimum length of a round of faults.
 const ROUND: Duration = Duration::from_secs(5);
-/// How long after the faults each key may take to be granted once more. Whoever asserts less sees in the report how long it
-/// took.
+/// The longest time for which a storm goes on after its faults, until each key is granted once
+/// more. A test that asserts a shorter gap finds its whole length in the report.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is to be done, and by whom.
+/// The plan of a storm.
 #[derive(Debug)]
 pub(crate) struct Storm {
     clients: Vec<LockClient>,
@@ -62,7 +64,8 @@ pub(crate) struct Storm {
 }
 
 impl Storm {
-    /// Each client is a process of its own to the store: four tasks work with each, on three keys, with a lease of a second.
+    /// A storm with four tasks per client on three keys, with a lease of a second. To the store,
+    /// each client is a process of its own.
     pub(crate) fn of(clients: Vec<LockClient>) -> Self {
         let storm = Self {
             clients,
@@ -75,7 +78,7 @@ impl Storm {
         storm.keys(3)
     }
 
-    /// So many tasks with each client.
+    /// Sets the number of tasks per client.
     pub(crate) fn tasks(self, tasks: usize) -> Self {
         Self { tasks, ..self }
     }
@@ -84,7 +87,7 @@ impl Storm {
         self.named((0..keys).map(|number| format!("key-{number}")))
     }
 
-    /// Keys with these names, where it matters which.
+    /// Sets the names of the keys, for tests that depend on them.
     pub(crate) fn named(self, keys: impl IntoIterator<Item = String>) -> Self {
         Self {
             keys: keys.into_iter().collect(),
@@ -96,12 +99,13 @@ impl Storm {
         Self { lease, ..self }
     }
 
-    /// How long it lasts at least, where five seconds are not right.
+    /// Sets the minimum length of a round, which is five seconds by default.
     pub(crate) fn round(self, round: Duration) -> Self {
         Self { round, ..self }
     }
 
-    /// One in three comes to read, and the others are writers of the same lock.
+    /// Makes 30 % of the requests those of readers, and the others those of writers of the same
+    /// lock.
     pub(crate) fn with_readers(self) -> Self {
         Self {
             readers: true,
@@ -109,7 +113,7 @@ impl Storm {
         }
     }
 
-    /// Lets all work while `faults` runs, prints what was seen and returns it.
+    /// Runs the workers while `faults` runs, prints the report and returns it.
     ///
     /// # Panics
     /// When a worker gets an error that no failing server explains.
@@ -146,7 +150,7 @@ impl Storm {
         tokio::select! {
             () = script => {}
             Some(ended) = workers.join_next() => match ended {
-                Ok(_) => unreachable!("it works until it is told that the storm is over"),
+                Ok(_) => unreachable!("a worker runs until the storm is over"),
                 Err(failed) => resume_unwind(failed.into_panic()),
             }
         }
@@ -163,7 +167,7 @@ impl Storm {
     }
 }
 
-/// The last gap has to be seen to its end, or it would be too short.
+/// Waits until each key is granted once more, so that the last gap is measured to its end.
 async fn granted_once_more(keys: &[Key]) {
     let now = Instant::now();
     while keys.iter().any(|key| !key.granted_since(now)) && now.elapsed() < PATIENCE {
@@ -171,24 +175,27 @@ async fn granted_once_more(keys: &[Key]) {
     }
 }
 
-/// Where a fault script says what it does, for the report to measure from there.
+/// The log in which a fault script records its faults, as the report measures gaps from their
+/// start.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     begun: Mutex<Vec<Fault>>,
 }
 
 impl Faults {
-    /// A fault begins now; it ends when the next begins.
+    /// Records a fault that begins now. It ends when the next one begins.
     pub(crate) fn begin(&self, name: &str) {
         self.add(name, Out::None);
     }
 
-    /// The same for one that nobody can serve through: until the next begins, no service is promised.
+    /// Records a fault through which no server can serve. No service is promised until the next
+    /// fault begins.
     pub(crate) fn outage(&self, name: &str) {
         self.add(name, Out::All);
     }
 
-    /// No service of these keys is promised until the next begins, and of the others there is.
+    /// Records a fault after which service is promised for all keys but these, until the next fault
+    /// begins.
     pub(crate) fn outage_of(&self, keys: &[String], name: &str) {
         self.add(name, Out::Some(keys.to_owned()));
     }

@@ -1,7 +1,8 @@
-//! Readers and writers of several processes and patiences, all at once, and a resource that notices when they meet.
+//! Readers and writers of several processes, with different time-outs, on a resource that counts
+//! overlaps.
 //!
-//! The crowds are there for a few seconds. `LOCK_TESTS_STORM=20 cargo test -p lock-tests --test it crowds` makes it twenty
-//! times as long.
+//! The crowds run for a few seconds, and twenty times as long with
+//! `LOCK_TESTS_STORM=20 cargo test -p lock-tests --test it crowds`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,13 +17,13 @@ use tokio::{
 use super::{LONG, Place, SOON, nothing_left};
 use crate::exclusion::times_as_long;
 
-/// Longer than anybody waits: a lock that nobody gave back is noticed.
+/// Longer than any request waits, so a lock that is never released fails the test.
 const LEASE: Duration = LONG;
 
-/// What a broken connection may mean.
+/// The errors that a broken connection may cause.
 const BROKEN: [LockErrorKind; 2] = [LockErrorKind::Unavailable, LockErrorKind::ReleaseUnknown];
 
-/// How often somebody did each thing that they do.
+/// The number of completed turns of each kind.
 type Turns = [u64; 6];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -64,8 +65,8 @@ async fn four_clients(place: &Place) -> Vec<LockClient> {
     join_all((0..4).map(|_| place.client())).await
 }
 
-/// Processes that come again and again for so long. Nobody gets an error but `refusals`, nobody hangs, and nobody meets
-/// whom it must not meet.
+/// Runs six tasks per client for `length` (longer in a storm). No task hangs or gets an error other
+/// than `refusals`, and holders that exclude each other do not overlap.
 async fn crowd(
     clients: Vec<LockClient>,
     length: Duration,
@@ -82,7 +83,7 @@ async fn crowd(
     let mut turns = Turns::default();
     while let Some(done) = timeout(until - Instant::now() + LONG, tasks.join_next())
         .await
-        .expect("somebody hangs")
+        .expect("a task hangs")
     {
         turns
             .iter_mut()
@@ -113,13 +114,13 @@ async fn work(
         match timeout(patience, turn(&locks, &resource, kind)).await {
             Ok(Ok(())) => turns[kind] += 1,
             Ok(Err(error)) => assert!(refusals.contains(&error.kind()), "{kind}: {error}"),
-            Err(_) => assert!(patience < LONG, "somebody hangs"),
+            Err(_) => assert!(patience < LONG, "a turn hangs"),
         }
     }
     turns
 }
 
-/// May be dropped wherever it waits.
+/// One turn of the given kind. It may be dropped at any await point.
 async fn turn(locks: &LockClient, resource: &FencedResource, kind: usize) -> Result<(), LockError> {
     let stay = Duration::from_micros(rand::random_range(0..2000));
     let write = async |fence: u64| {

@@ -1,4 +1,5 @@
-//! Nobody waits for ever behind those who are quicker, more, or more patient.
+//! No request starves behind faster ones, behind the many of another process, or behind ones with
+//! longer time-outs.
 
 use std::{
     sync::{
@@ -22,7 +23,8 @@ on_every_store! {
     acquire_admits_the_readers_of_a_process_together,
 }
 
-/// PROTOCOL 17: nobody here waits for as long as the line takes, but together they do.
+/// The time-out of each request is shorter than the wait in the queue, but the next request of the
+/// process inherits the queue entry (PROTOCOL 17).
 async fn the_impatient_inherit_their_place_until_it_is_their_turn(place: Place) {
     let mut busy = JoinSet::new();
     for _ in 0..10 {
@@ -47,7 +49,7 @@ async fn the_impatient_inherit_their_place_until_it_is_their_turn(place: Place) 
                 Err(_) => false,
             }
         });
-        // Before the one in front gives up.
+        // Shorter than the time-out of the request in front.
         sleep(Duration::from_secs(1)).await;
         while let Some(done) = tries.try_join_next() {
             served |= done.unwrap();
@@ -56,13 +58,13 @@ async fn the_impatient_inherit_their_place_until_it_is_their_turn(place: Place) 
             break;
         }
     }
-    assert!(served, "its place was never at the front");
+    assert!(served, "its queue entry never came to the front");
     tries.shutdown().await;
     busy.shutdown().await;
     nothing_left(&place, &["a"]).await;
 }
 
-/// Between two writers all readers come in who stood in line, not one of each process.
+/// Between two writers, all waiting readers of a process are admitted, and not only one of them.
 async fn acquire_admits_the_readers_of_a_process_together(place: Place) {
     const READERS: usize = 50;
     let (readers, writers) = (place.client().await, place.client().await);
@@ -98,7 +100,7 @@ async fn acquire_admits_the_readers_of_a_process_together(place: Place) {
     in_line(&readers, "a", 2).await;
     guard.release().await.unwrap();
     reading.join_all().await;
-    // One at a time, they would see as many.
+    // If readers were admitted one at a time, there would be as many writers between them.
     let turns = turns.load(Ordering::Relaxed);
     assert!(
         turns < READERS / 4,
@@ -108,7 +110,7 @@ async fn acquire_admits_the_readers_of_a_process_together(place: Place) {
     nothing_left(&place, &["a"]).await;
 }
 
-/// A lock is passed on in a process for 50 ms, and then it is somebody else's turn.
+/// A process hands off a lock locally for 50 ms, and then it is the turn of another process.
 async fn a_process_with_many_who_wait_lets_another_have_its_turn(place: Place) {
     const MANY: usize = 300;
     let (crowded, locks) = (place.client().await, place.client().await);

@@ -1,7 +1,8 @@
-//! Every way in which a lock becomes free, and how soon a waiter of another process is granted it, counted from the instant at
-//! which the store regards the lock as free.
+//! Every way in which a lock becomes free, and how soon a waiter of another process is granted it,
+//! counted from the instant at which the store regards the lock as free.
 //!
-//! A process that was killed is played by its store: it acquires, or stands in the wait queue, and is never heard of again.
+//! A store without a client stands for a killed process: it acquires the lock, or enters the wait
+//! queue, and makes no further request.
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -47,15 +48,16 @@ on_every_store! {
     a_dead_waiter_for_a_permit_is_passed_over_on_time,
 }
 
-/// Less than the first poll of a waiter would take, so that a lock that is found by a poll is found too late.
+/// Together with [`LATE`] shorter than the pause before the first poll of a waiter, so that a grant
+/// by that poll is too late.
 const RESERVED: Duration = Duration::from_millis(400);
-/// How late a waiter may be on a machine that does much else.
+/// The accepted delay of a grant on a busy machine.
 const LATE: Duration = Duration::from_millis(250);
-/// As long as a dead process holds what it was not heard of for.
+/// The time without a poll after which a queue entry is passed over.
 const ENTRY_STALE_AFTER: Duration = lock_runtime::store::ENTRY_STALE_AFTER;
 const KEY: &str = "a";
 
-/// Three processes.
+/// Three live processes, and the store of one that dies.
 struct Scene {
     here: LockClient,
     there: LockClient,
@@ -78,7 +80,7 @@ impl Scene {
         }
     }
 
-    /// Waits in `there`, and stands in the queue behind `before` entries.
+    /// Starts a waiter for [`KEY`], and returns once it is in the queue behind `before` entries.
     async fn waits(&self, request: LockRequest, before: usize) -> Waiting {
         self.waits_for(request, KEY, before).await
     }
@@ -90,7 +92,7 @@ impl Scene {
             (Instant::now(), guard)
         }));
         if key.starts_with("permits") {
-            let what = format!("{before} entries and one more");
+            let what = format!("more than {before} queue entries");
             let waits =
                 async || self.here.inspect_permits(key).await.unwrap().waiters.len() > before;
             eventually(&what, waits).await;
@@ -100,7 +102,7 @@ impl Scene {
         waiting
     }
 
-    /// A process holds the lock, or waits for it, and is killed.
+    /// Acquires the lock, or enters the wait queue, for a process that is then killed.
     async fn dies(&self, key: &str, mode: Mode, lease: Duration) -> AcquireReply {
         let hold = Hold::new(LockKey::new(key).unwrap(), mode, Token::random());
         let request = KeyRequest::new(hold, lease, Instant::now() + LONG).queued();
@@ -123,11 +125,11 @@ impl Scene {
 struct Waiting(JoinHandle<(Instant, LockGuard)>);
 
 impl Waiting {
-    /// It is granted the lock soon after `free`, and not before.
+    /// Checks that the waiter is granted the lock soon after `free`, and not before.
     async fn granted_at(self, free: Instant) -> LockGuard {
         let (granted, guard) = self.granted_by(free).await;
         let early = free.saturating_duration_since(granted);
-        // A store counts whole milliseconds, and the test notes the instant after the reply.
+        // A store counts whole milliseconds, and the test takes the time after the reply.
         assert!(
             early < Duration::from_millis(150),
             "granted {early:?} before the lock was free"
@@ -135,7 +137,7 @@ impl Waiting {
         guard
     }
 
-    /// It is granted the lock soon after `free`, or before.
+    /// Checks that the waiter is granted the lock soon after `free`, or before.
     async fn granted_by(self, free: Instant) -> (Instant, LockGuard) {
         let (granted, guard) = self.0.await.unwrap();
         let late = granted.saturating_duration_since(free);
@@ -264,11 +266,11 @@ async fn a_reader_stays_behind_a_writer_that_waits(place: Place) {
     let reader = acquired(scene.here.read(KEY)).await;
     let writer = scene.waits(scene.there.write(KEY), 0).await;
     let waiting = scene.waits(scene.elsewhere.read(KEY), 1).await;
-    // Long enough for the looks that a reader of a majority takes at the other servers.
+    // Long enough for the requests that a reader of a majority sends to the other servers.
     sleep(LONG / 10).await;
     assert!(
         !waiting.0.is_finished(),
-        "a reader that came later has the lock"
+        "a reader that came after the writer has the lock"
     );
     assert!(
         scene
@@ -356,12 +358,13 @@ async fn a_hand_off_to_a_dead_process_ends_on_time(place: Place) {
     scene.dies_waiting(KEY, Mode::Exclusive, RESERVED).await;
     let waiting = scene.waits(scene.there.exclusive(KEY), 1).await;
     released(guard).await;
-    // A majority may grant it without the server that has handed it off.
+    // A majority may grant the lock without the server that has handed it off.
     let (_, guard) = waiting.granted_by(Instant::now() + RESERVED).await;
     released(guard).await;
 }
 
-/// Waiters poll at intervals that are drawn: one of several would be late by more than it may.
+/// Several keys, because poll intervals are random: with polls alone, one of the waiters would be
+/// too late.
 const KEYS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
 async fn a_dead_writer_in_the_queue_is_passed_over_on_time(place: Place) {
@@ -372,7 +375,7 @@ async fn a_dead_writer_in_the_queue_is_passed_over_on_time(place: Place) {
         readers.push(acquired(scene.here.read(key)).await);
         let free = scene.dies_waiting(key, Mode::Exclusive, LONG).await + ENTRY_STALE_AFTER;
         let waiting = scene.waits_for(scene.there.read(key), key, 1).await;
-        // A majority may grant it without the server whose queue the dead one stands in.
+        // A majority may grant the lock without the server that has queued the dead process.
         granted.push(waiting.granted_by(free));
     }
     let granted = join_all(granted).await.into_iter().map(|(_, guard)| guard);
@@ -462,8 +465,9 @@ async fn a_dead_waiter_for_a_permit_is_passed_over_on_time(place: Place) {
     join_all(granted.into_iter().map(released)).await;
 }
 
-/// A queue entry that its process withdraws stays at the server for as long as the abandonment is on its way, and the next waiter's
-/// request takes as long: a release in between costs that waiter one round trip, and not the lease of a hand-off.
+/// A withdrawn queue entry stays at the server until its abandonment arrives, and the request of
+/// the next waiter takes as long. A release in between costs that waiter one round trip, and not
+/// the lease of a hand-off.
 #[tokio::test]
 async fn release_that_meets_a_withdrawn_entry_costs_a_round_trip() {
     const ONE_WAY: Duration = Duration::from_millis(100);
@@ -502,7 +506,7 @@ async fn release_that_meets_a_withdrawn_entry_costs_a_round_trip() {
             sleep(pause).await;
             let free = Instant::now();
             released(guard).await;
-            // The request of the next waiter, which begins with the withdrawal, and its reply.
+            // The request of the next waiter, which is sent at the withdrawal, and its reply.
             let (_, guard) = waiting.granted_by(free + ONE_WAY * 4).await;
             released(guard).await;
         }

@@ -1,4 +1,5 @@
-//! Whoever gives up, wherever it stands and whenever it does, costs nobody else a turn and leaves nothing behind (FAILURES 2, 7).
+//! A waiter that gives up, at any position and at any time, delays no other waiter and leaves
+//! nothing behind.
 
 use std::{
     future::{Future, poll_fn},
@@ -28,29 +29,31 @@ on_every_store! {
     a_hand_back_that_is_given_up_serves_those_who_wait,
 }
 
-/// Less than a grant to nobody would last.
+/// Shorter than the lease of a grant that no waiter takes.
 const AT_ONCE: Duration = Duration::from_millis(2500);
 
-/// When one of those who wait gives up.
+/// The time at which a waiter gives up.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
     BeforeTheGrant,
     /// The release is under way.
     AtTheGrant,
-    /// It was told of the grant, and has not looked yet.
+    /// The push message about the grant has arrived, but the waiter has not been polled since.
     AfterThePush,
 }
 
 struct Line<'a> {
     locks: &'a LockClient,
-    /// One after another they come to the line, each with so many who wait.
+    /// They enter the wait queue one after the other.
     clients: &'a [LockClient],
+    /// The number of waiters of each client.
     sizes: &'a [usize],
     strict: bool,
 }
 
 impl Line<'_> {
-    /// Drops one of those who wait; the others are served, in each process in the order they came.
+    /// Drops the waiter with the number `victim`. The others are served, those of a process in the
+    /// order of their requests.
     async fn without(&self, victim: usize, moment: Moment) {
         let key = format!("{:?} {} {victim} {moment:?}", self.sizes, self.strict);
         let guard = self.locks.exclusive(&key).acquire().await.unwrap();
@@ -108,7 +111,7 @@ impl Line<'_> {
         };
         timeout(AT_ONCE, free)
             .await
-            .unwrap_or_else(|_| panic!("{key}: somebody is not served, or something is left"));
+            .unwrap_or_else(|_| panic!("{key}: a waiter is not served, or the lock is not free"));
         let mut order_of: Vec<Vec<usize>> = vec![Vec::new(); self.sizes.len()];
         let mut first = None;
         while let Some(((process, number), later)) = order.recv().await {
@@ -117,7 +120,7 @@ impl Line<'_> {
             first.get_or_insert(number);
             order_of[process].push(number);
         }
-        // The place of the one that gave up is the next one's in its process.
+        // The next waiter of the process inherits the queue entry of the one that gave up.
         assert_eq!(first, whose.first().map(|(_, number)| *number), "{key}");
         for (process, order) in order_of.iter().enumerate() {
             let expected = whose
@@ -126,7 +129,7 @@ impl Line<'_> {
                 .map(|(_, number)| number);
             assert!(
                 order.iter().eq(expected),
-                "{key}: {process} was served as {order:?}"
+                "{key}: process {process} was served in the order {order:?}"
             );
         }
     }
@@ -170,7 +173,8 @@ async fn the_last_of_a_line_may_give_up(place: Place) {
     without_each(&place, &[1]).await;
 }
 
-/// What `future` gives, if it is ready within so many polls; else it is dropped, when it waits again or when it would go on.
+/// Polls `future` up to `polls` times and returns its output, or drops it: right after the last
+/// poll, or, with `until_woken`, when it is woken after that poll.
 async fn polled<F: Future>(future: F, mut polls: usize, until_woken: bool) -> Option<F::Output> {
     let mut future = Box::pin(future);
     poll_fn(|cx| {
@@ -187,11 +191,12 @@ async fn polled<F: Future>(future: F, mut polls: usize, until_woken: bool) -> Op
     .await
 }
 
-/// A lock that cannot be passed on is given back and taken up again in one step for those who wait here.
+/// A lock that cannot be handed off locally is released and requested again in one step for the
+/// waiters of the same process.
 async fn a_hand_back_that_is_given_up_serves_those_who_wait(place: Place) {
     let (here, proxy) = match &place {
         Place::Memory(_) | Place::Majority(_) => (place.clone(), None),
-        // A cluster says itself where its nodes are.
+        // A Cluster names the addresses of its nodes, so its clients would bypass the proxy.
         Place::Redis { url, .. } if url.contains("+cluster") => (place.clone(), None),
         Place::Redis { url, namespace } => {
             let proxy = Proxy::to_url(url).await;
@@ -232,7 +237,7 @@ async fn a_hand_back_that_is_given_up_serves_those_who_wait(place: Place) {
             let served = futures_util::future::join_all(waiting.into_iter().map(pass_through));
             let fences = timeout(AT_ONCE, served)
                 .await
-                .unwrap_or_else(|_| panic!("{key}: somebody is not served"));
+                .unwrap_or_else(|_| panic!("{key}: a waiter is not served"));
             assert!(
                 fences.iter().rev().take(2).rev().is_sorted(),
                 "{key}: {fences:?}"
@@ -240,7 +245,7 @@ async fn a_hand_back_that_is_given_up_serves_those_who_wait(place: Place) {
             if done {
                 break;
             }
-            assert!(polls < 50, "it is never ready");
+            assert!(polls < 50, "the release is never ready");
         }
     }
     nothing_left(&place, &[]).await;

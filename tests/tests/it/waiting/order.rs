@@ -1,4 +1,4 @@
-//! First come first served, also among processes: to the store, each client is one.
+//! First come, first served, also among processes. To the store, each client is a process.
 
 use std::{sync::Arc, time::Duration};
 
@@ -45,7 +45,7 @@ async fn served_in_order(
         });
         in_line(&locks, "a", number + 1).await;
     }
-    // For longer than anybody may be silent.
+    // Longer than a waiter pauses between two polls.
     sleep(Duration::from_millis(1600)).await;
     let waiters = locks.inspect("a").await.unwrap().waiters;
     assert!(
@@ -111,7 +111,8 @@ async fn a_request_that_takes_no_pass_stands_in_line_as_any_other(place: Place) 
 
 async fn readers_come_in_together_after_a_writer(place: Place) {
     let locks = place.client().await;
-    // The second of a process asks the store when the first is inside, and stands behind a writer who came meanwhile.
+    // One reader in each process, with a writer behind them; or two readers, of which the second
+    // calls the store once the first holds the lock.
     for (in_each, a_writer_follows) in [(1, true), (2, false)] {
         let mut fastest = LONG;
         for attempt in 0..3 {
@@ -124,7 +125,8 @@ async fn readers_come_in_together_after_a_writer(place: Place) {
     nothing_left(&place, &[]).await;
 }
 
-/// How long it takes until the readers of four processes, so many in each, are inside together.
+/// Returns the time from a writer's release until the readers of four processes, `in_each` of them
+/// in each, have held the lock together.
 async fn readers_come_in(
     place: &Place,
     locks: &LockClient,
@@ -180,7 +182,7 @@ async fn readers_who_keep_coming_do_not_starve_a_writer(place: Place) {
     let locks = place.client().await;
     sleep(Duration::from_millis(100)).await;
     for _ in 0..5 {
-        // There is always somebody inside, and nobody who came later comes in before.
+        // Some reader always holds the lock, and readers that come later queue behind the writer.
         let asked = Instant::now();
         locks
             .write("a")
@@ -221,7 +223,7 @@ async fn permits_are_served_one_by_one(place: Place) {
             let guard = client.permits("a", two).wait(LONG).acquire().await.unwrap();
             served.send((number, guard)).unwrap();
         });
-        eventually("it stands in line", async || inside(number + 1).await).await;
+        eventually("it has a queue entry", async || inside(number + 1).await).await;
     }
     for expected in 0..4 {
         guards.remove(0).release().await.unwrap();
@@ -229,7 +231,7 @@ async fn permits_are_served_one_by_one(place: Place) {
         assert_eq!(number, expected);
         guards.push(guard);
         assert!(inside(3 - expected).await);
-        assert!(order.try_recv().is_err(), "one permit was given back");
+        assert!(order.try_recv().is_err(), "only one permit was released");
     }
     for guard in guards {
         guard.release().await.unwrap();
@@ -239,7 +241,8 @@ async fn permits_are_served_one_by_one(place: Place) {
     }
 }
 
-/// Two processes in each of which somebody always waits: turn by turn, as nothing is passed on.
+/// Two processes that always have waiters are served alternately, as strict order excludes local
+/// hand-offs.
 #[tokio::test]
 async fn in_strict_order_processes_take_turns() {
     const TURNS: usize = 8;
@@ -265,7 +268,7 @@ async fn in_strict_order_processes_take_turns() {
             for turn in 0..2 * TURNS {
                 let (process, guard) = order.recv().await.unwrap();
                 assert_eq!(process, turn % 2, "turn {turn}");
-                // Also the one behind it stands in line by now.
+                // The next waiter of its process has a queue entry, too.
                 in_line(&locks, "a", (2 * TURNS - 1 - turn).min(2)).await;
                 guard.release().await.unwrap();
             }
@@ -276,7 +279,7 @@ async fn in_strict_order_processes_take_turns() {
     }
 }
 
-/// Not even by those who are done at once, and would be in time to.
+/// Each holder releases the lock at once, within the 50 ms for local hand-offs.
 #[tokio::test]
 async fn in_strict_order_nothing_is_passed_on() {
     in_time(async {

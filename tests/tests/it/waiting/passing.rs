@@ -1,4 +1,5 @@
-//! A lock that is released goes on inside the process, without the store: to whom, for how long, and what the one before it sees.
+//! Local hand-offs: the waiter that gets the lock, the time for which a process keeps it, and the
+//! state of the previous guard.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,10 +25,11 @@ on_every_store! {
     a_grant_that_nobody_renews_lasts_from_the_start,
 }
 
-/// A guard that may be passed on, for 50 ms from now.
+/// A guard whose lock may be handed off locally within the next 50 ms.
 async fn may_pass(locks: &LockClient, key: &str) -> LockGuard {
     let (guard, next) = may_hand_back(locks, key).await;
-    // As somebody waits behind it, the store gives it fencing tokens to spare.
+    // The grant to `next` reserves fencing tokens: as part of this release, or, if `next` calls the
+    // store itself, because of the waiter behind it.
     let _behind = begun(locks.exclusive(key).wait(LONG).acquire()).await;
     guard.release().await.unwrap();
     next.await.unwrap()
@@ -86,7 +88,7 @@ async fn a_pass_that_is_not_taken_goes_to_the_next(place: Place) {
         waiting.push(begun(locks.exclusive("a").wait(LONG).acquire()).await);
     }
     guard.release().await.unwrap();
-    // It has the lock, and does not know yet.
+    // The lock was handed off to the first waiter, which has not been polled since.
     drop(waiting.remove(0));
     drop(waiting.remove(0));
     let fences = join_all(waiting.into_iter().map(pass_through)).await;
@@ -113,7 +115,7 @@ async fn a_pass_that_nobody_takes_is_given_back(place: Place) {
         let waiting = begun(locks.exclusive(key).wait(LONG).acquire()).await;
         guard.release().await.unwrap();
         drop(waiting);
-        // Long before a lease has run out.
+        // Much shorter than the lease.
         let next = others.exclusive(key).wait(SOON).acquire();
         join_all(other.into_iter().map(pass_through)).await;
         pass_through(next).await;
@@ -122,7 +124,7 @@ async fn a_pass_that_nobody_takes_is_given_back(place: Place) {
     nothing_left(&place, &["a", "b"]).await;
 }
 
-/// PROTOCOL 20.
+/// The conditions of a local hand-off (PROTOCOL 20).
 async fn a_lock_is_passed_on_to_the_same_wish_only(place: Place) {
     type Ask = fn(&LockClient, &str) -> LockRequest;
     let wishes: [(Ask, bool); 6] = [
@@ -136,7 +138,7 @@ async fn a_lock_is_passed_on_to_the_same_wish_only(place: Place) {
     let locks = place.client().await;
     for (number, (ask, same)) in wishes.iter().enumerate() {
         let mut passed = 0;
-        // On a busy machine the time for passing may be over at once.
+        // On a busy machine the 50 ms for local hand-offs may be over before the release.
         for attempt in 0..5 {
             let key = format!("{number} {attempt}");
             let guard = may_pass(&locks, &key).await;
@@ -150,7 +152,7 @@ async fn a_lock_is_passed_on_to_the_same_wish_only(place: Place) {
             let guard = waiting.await.unwrap();
             assert!(guard.fence() > fence);
             guard.verify().await.unwrap();
-            // The store knows what was asked for.
+            // The store has the mode and the lease of the request.
             let asked = ask(&locks, &key);
             let has_its_terms = async || {
                 let holder = locks.inspect(&key).await.unwrap().holders[0];
@@ -158,13 +160,13 @@ async fn a_lock_is_passed_on_to_the_same_wish_only(place: Place) {
                 (holder.mode == lock_runtime::Mode::Shared) == read
                     && (number != 2 || holder.ttl.unwrap() > LONG)
             };
-            eventually("it is held as was asked for", has_its_terms).await;
+            eventually("it is held with the terms of the request", has_its_terms).await;
             guard.release().await.unwrap();
         }
         assert_eq!(
             passed > 0,
             *same,
-            "wish {number} was met {passed} times by passing on"
+            "request {number} was served by {passed} local hand-offs"
         );
     }
     nothing_left(&place, &[]).await;
@@ -192,16 +194,17 @@ async fn who_has_passed_a_lock_on_has_released_it(place: Place) {
         LockErrorKind::Lost(Loss::Taken)
     );
     assert!(next.fence() > held.fence());
-    // What still runs in the frame of the one before is a stranger.
+    // A future that still runs in the frame of the previous guard does not own the lock.
     go_on.send(()).unwrap();
-    assert!(within.await, "it entered the lock of somebody else");
+    assert!(within.await, "it entered the lock of another holder");
     assert!(next.validity() > Duration::ZERO);
     next.verify().await.unwrap();
     next.release().await.unwrap();
     nothing_left(&place, &["a"]).await;
 }
 
-/// A grant from the line is for 3 s, and nobody would renew it.
+/// A grant from the wait queue is for 3 s. Without renewal, the request confirms it before it
+/// returns the guard.
 async fn a_grant_that_nobody_renews_lasts_from_the_start(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     for mode in ["exclusive", "read"] {
@@ -255,7 +258,7 @@ async fn max_hold_begins_anew_with_each_pass() {
     .await;
 }
 
-/// Whoever takes it could not be sure to have time for a renewal.
+/// The next holder might not have the time for a renewal.
 #[tokio::test(start_paused = true)]
 async fn a_lock_whose_lease_is_nearly_over_is_not_passed_on() {
     in_time(async {
@@ -278,9 +281,11 @@ async fn a_lock_whose_lease_is_nearly_over_is_not_passed_on() {
             }
             guard.release().await.unwrap();
             let guard = waiting.remove(0).await.unwrap();
-            // The next one asks the store when this one may not be passed on any more, and another one waits behind it.
+            // Once the 50 ms for local hand-offs are over, the next waiter calls the store. Another
+            // waiter is behind it, so its grant reserves fencing tokens.
             driven(&mut waiting, in_line(&others, "a", 1)).await;
-            // It counts its lease from its last question, as it does not look meanwhile.
+            // The validity of its grant counts from its latest request, and it makes none while it
+            // is not polled.
             sleep(Duration::from_millis(held_for)).await;
             guard.release().await.unwrap();
             let second = waiting.remove(0).await.unwrap();
@@ -297,7 +302,8 @@ async fn a_lock_whose_lease_is_nearly_over_is_not_passed_on() {
     .await;
 }
 
-/// A store that has lost its data draws from its clock again, and so larger tokens than those that it had reserved before.
+/// A store that has lost its data takes fencing tokens from its clock again. They are larger than
+/// those that it had reserved before.
 #[tokio::test]
 async fn release_hands_off_no_reserved_fence_after_a_disconnect() {
     in_time(async {
@@ -314,7 +320,7 @@ async fn release_hands_off_no_reserved_fence_after_a_disconnect() {
             .release()
             .await
             .unwrap();
-        // On a busy machine a round may take longer than the 50 ms for which a lock is passed on.
+        // On a busy machine a round may take longer than the 50 ms for local hand-offs.
         for key in (0..20).map(|round| format!("k{round}")) {
             let guard = may_pass(&locks, &key).await;
             let waiting = tokio::spawn(begun(locks.exclusive(&key).wait(LONG).acquire()).await);
@@ -324,7 +330,7 @@ async fn release_hands_off_no_reserved_fence_after_a_disconnect() {
                 .await
                 .unwrap();
             let other = others.exclusive(&key).acquire().await.unwrap();
-            // Whether it still held the lock is not known.
+            // The release may fail, as the connection was cut.
             let _ = guard.release().await;
             let fence = other.fence();
             other.release().await.unwrap();

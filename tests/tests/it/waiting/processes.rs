@@ -1,5 +1,5 @@
-//! Processes that stand in line, are killed and stopped there: a dead one delays the living by 3 s at most, a stopped one
-//! finds out by itself that its turn is over (FAILURES 7).
+//! Waiting processes that are killed or stopped: dead ones delay the others by 3 s at most, and a
+//! stopped one detects by itself that its grant has ended.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,8 @@ use crate::place::in_time;
 
 const WORKER: &str = env!("CARGO_BIN_EXE_lock-worker");
 
-/// For how long a grant from the line is at most, and how long a silent one counts as living.
+/// The longest lease of an unconfirmed grant from the wait queue, and the time without a poll after
+/// which a queue entry is stale.
 const SHORT: Duration = Duration::from_secs(3);
 
 struct Fleet {
@@ -56,7 +57,7 @@ impl Fleet {
         )
     }
 
-    /// One more process in line for "a".
+    /// Starts one more process that waits for "a".
     async fn waiter(&mut self, lease: Duration, how: &[&str]) {
         let places = self.locks.inspect("a").await.unwrap().waiters.len();
         let worker = self.start("wait", lease, how).await;
@@ -64,9 +65,9 @@ impl Fleet {
         in_line(&self.locks, "a", places + 1).await;
     }
 
-    /// Waits until a process was served, and returns its fencing token.
+    /// Waits until the worker has held and released the lock, and returns its fencing token.
     async fn served(worker: &mut Worker) -> u64 {
-        let fence = worker.line().await.expect("it waits").parse().unwrap();
+        let fence = worker.line().await.expect("a token").parse().unwrap();
         assert_eq!(
             worker.line().await.as_deref(),
             Some("written=true released")
@@ -74,7 +75,8 @@ impl Fleet {
         fence
     }
 
-    /// Nobody was ever inside who should not have been, and `writes` were; nothing is left.
+    /// Ends the workers, and checks that there were `writes` increments and no overlaps, and that
+    /// nothing is left.
     async fn end(mut self, writes: u64) {
         for worker in &mut self.workers {
             assert!(worker.finish().await.success());
@@ -139,7 +141,7 @@ async fn the_dead_in_a_line_delay_the_living_by_three_seconds_in_all() {
     .await;
 }
 
-/// The first in line is stopped, and then it is its turn.
+/// The first waiter is stopped, and then granted the lock.
 async fn a_stopped_process_is_granted(lease: Duration) {
     let mut fleet = Fleet::new().await;
     let guard = fleet.locks.exclusive("a").acquire().await.unwrap();
@@ -159,7 +161,8 @@ async fn a_stopped_process_is_granted(lease: Duration) {
     let back = released.elapsed();
     assert!(back < lease.min(SHORT) + Duration::from_secs(1), "{back:?}");
 
-    // It goes on while somebody else holds the lock that it was told was its own.
+    // It resumes while another client holds the lock, with the push message about its own, expired
+    // grant still unread.
     let guard = fleet.locks.exclusive("a").acquire().await.unwrap();
     fleet.workers[0].resume();
     in_line(&fleet.locks, "a", 1).await;
@@ -190,7 +193,7 @@ async fn the_end_of_a_dead_holders_lease_wakes_those_who_wait() {
         for _ in 0..2 {
             fleet.waiter(LONG, &[]).await;
         }
-        // Those who wait have asked more than once, and know nothing of its end.
+        // The waiters poll more than once while the holder renews its lease.
         sleep(Duration::from_millis(1200)).await;
         holder.kill().await;
         let killed = Instant::now();
@@ -208,7 +211,8 @@ async fn the_end_of_a_dead_holders_lease_wakes_those_who_wait() {
     .await;
 }
 
-/// The same to the millisecond: nobody gives the lock back, and the next question is asked when it is free.
+/// The same to the millisecond: no release frees the lock, and the next poll is due when the lease
+/// ends.
 #[tokio::test(start_paused = true)]
 async fn whoever_waits_asks_when_the_holders_lease_ends() {
     in_time(async {

@@ -1,4 +1,5 @@
-//! What the server pushes is a hint: who is not told finds its grant by a poll, and connections come back (FAILURES 5).
+//! Push messages are hints: a waiter that misses one finds its grant by a poll, and broken
+//! connections are restored.
 
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use tokio::{
 use super::{LONG, Place, SOON, TOLD, in_line, nothing_left};
 use crate::place::{begun, in_time, no_key_left};
 
-/// The fastest of some hand-offs from one process to another; on a busy machine one may take long for any reason.
+/// The fastest of several hand-offs from one process to another. On a busy machine a single one may
+/// be slow for any reason.
 async fn fastest_hand_off(from: &LockClient, to: &LockClient) -> Duration {
     let mut fastest = LONG;
     for _ in 0..5 {
@@ -45,7 +47,7 @@ async fn who_is_not_told_is_served_within_a_poll() {
                 .connect(&proxy.url())
                 .await
                 .unwrap();
-            // Two of the processes have two who wait.
+            // Two of the processes have two waiters.
             for _ in 0..=number % 2 {
                 tasks.spawn(begun(client.exclusive("a").strict_order().wait(LONG).acquire()).await);
             }
@@ -82,7 +84,7 @@ async fn who_is_not_told_is_served_within_a_poll() {
     .await;
 }
 
-/// The next poll is far away then.
+/// A client that reconnects polls before the regular poll is due.
 #[tokio::test]
 async fn acquire_finds_its_grant_after_a_reconnect() {
     in_time(async {
@@ -116,7 +118,8 @@ async fn acquire_finds_its_grant_after_a_reconnect() {
     .await;
 }
 
-/// A hundred who wait in four processes, whose connections `kill` ends three times, once just before the lock is given back.
+/// A hundred waiters in four processes, whose connections `kill` ends three times, once just before
+/// the first release.
 async fn a_hundred_wait_while(server: &RedisServer, url: &str, kill: impl AsyncFn()) {
     let connect = async |url: &str| LockClient::connect(url).await.unwrap();
     let (locks, resource) = (connect(&server.url()).await, FencedResource::new());
@@ -135,7 +138,7 @@ async fn a_hundred_wait_while(server: &RedisServer, url: &str, kill: impl AsyncF
     sleep(Duration::from_millis(300)).await;
     kill().await;
     resource.increment(guard.fence()).await.unwrap();
-    // Its own connection may be gone too: then it goes on in the background.
+    // The connection of `locks` may be closed, too. The release then continues in the background.
     let _ = guard.release().await;
     let released = Instant::now();
     let mut served = 0;
@@ -154,7 +157,7 @@ async fn a_hundred_wait_while(server: &RedisServer, url: &str, kill: impl AsyncF
     assert!(report.is_clean() && report.value == 101, "{report}");
     for client in &clients {
         let fastest = fastest_hand_off(&locks, client).await;
-        assert!(fastest < TOLD, "nobody is told any more: {fastest:?}");
+        assert!(fastest < TOLD, "no push message came: {fastest:?}");
     }
     no_key_left(server, "lock").await;
 }
@@ -167,7 +170,7 @@ async fn a_hundred_who_wait_outlive_their_connections() {
         let cut = async || {
             proxy.refuse().await;
             proxy.cut();
-            // For longer than a call to the store may take.
+            // Longer than the time-out of a call to the store.
             sleep(Duration::from_millis(600)).await;
             proxy.let_through().await;
         };

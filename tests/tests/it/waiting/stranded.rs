@@ -1,4 +1,5 @@
-//! Nobody is stranded by others who are gone: their process shut down, their runtime ended, their release forgotten.
+//! Waiters are served despite the shutdown of a client, the end of a runtime or a release whose
+//! future is forgotten.
 
 use std::{
     future::Future as _,
@@ -18,10 +19,10 @@ use tokio::{
 use super::in_line;
 use crate::place::{LONG, Place, in_time, on_every_store};
 
-/// So that a waiter that is only freed by the lease of somebody else would wait in vain.
+/// Shorter than [`LEASE`], so a waiter that gets the lock only at the end of that lease times out.
 const PATIENCE: Duration = Duration::from_secs(6);
 const LEASE: Duration = Duration::from_secs(60);
-/// Longer than a request and its answer take where nothing is in the way.
+/// Longer than a request and its reply take without a fault.
 const MOMENT: Duration = Duration::from_millis(30);
 
 on_every_store! { a_client_that_is_shut_down_leaves_no_place_in_line }
@@ -34,7 +35,7 @@ async fn a_client_that_is_shut_down_leaves_no_place_in_line(place: Place) {
     two.shutdown().await;
     assert!(
         one.inspect("a").await.unwrap().waiters.is_empty(),
-        "the next release would go to nobody"
+        "the next release would go to a client that was shut down"
     );
     waiting.await.unwrap().unwrap_err();
     guard.release().await.unwrap();
@@ -53,7 +54,7 @@ fn acquire_continues_after_the_previous_runtime_has_ended() {
     let (first, second) = (runtime(), runtime());
     let server = Arc::new(second.block_on(RedisServer::start()));
     let locks = second.block_on(LockClient::connect(&server.url())).unwrap();
-    // So that the background work of the client is done on the first runtime.
+    // Starts the background task of the client on the first runtime.
     first.block_on(async {
         locks
             .exclusive("elsewhere")
@@ -64,7 +65,8 @@ fn acquire_continues_after_the_previous_runtime_has_ended() {
             .await
             .unwrap()
     });
-    // The second stands behind the first when that one is granted its lock, so the lock is handed back for it.
+    // The second request waits behind the first when that one is granted the lock, so the release
+    // requests the lock again for it.
     server.stop();
     let request = || locks.exclusive("a").lease(LEASE).wait(PATIENCE);
     let (acquire, stops) = (request().acquire(), server.clone());
@@ -93,7 +95,7 @@ async fn who_waits_goes_on_when_a_release_is_forgotten() {
         let server = Arc::new(RedisServer::start().await);
         let locks = LockClient::connect(&server.url()).await.unwrap();
         server.stop();
-        // What was never sent ends with its lease.
+        // The forgotten release is never sent: the lock becomes free at the end of its lease.
         let request = || {
             locks
                 .exclusive("a")
@@ -138,7 +140,7 @@ async fn acquire_all_requests_its_second_key_with_a_new_deadline() {
         let locks = LockClient::in_memory();
         let guard = locks.exclusive("a").acquire().await.unwrap();
         let both = tokio::spawn(locks.all(["a", "b"]).wait(LONG).acquire());
-        // Longer than a request may straggle.
+        // Longer than the deadline of a single request.
         sleep(Duration::from_secs(3)).await;
         guard.release().await.unwrap();
         both.await.unwrap().unwrap().release().await.unwrap();
@@ -147,7 +149,7 @@ async fn acquire_all_requests_its_second_key_with_a_new_deadline() {
             .iter()
             .filter(|event| event.message == "waiting for the store")
             .count();
-        assert_eq!(late, 0, "a request was too late when it was made");
+        assert_eq!(late, 0, "a request was late when it was sent");
     })
     .await;
 }

@@ -1,4 +1,4 @@
-//! Arguments of every kind, and bodies that do with them what they like.
+//! Arguments of every kind, and bodies that move, borrow and change them.
 
 use std::{
     fmt::{Debug, Display},
@@ -120,7 +120,7 @@ async fn configured(#[cfg(any())] gone: u64, #[allow(unused)] id: u64) -> Result
     Ok(id)
 }
 
-/// The expansion has names of its own; none of them is in the way.
+/// Arguments with the names that the expansion uses do not conflict with it.
 #[distributed_lock(key = "{__client}:{__a0}", guard = lock)]
 #[expect(clippy::too_many_arguments, reason = "there are as many names")]
 async fn names_of_the_expansion(

@@ -1,4 +1,4 @@
-//! Other attributes, above and below; and lints that find nothing to say of the expansion.
+//! Other attributes above and below, and lints, which find nothing in the expansion.
 
 use std::sync::LazyLock;
 
@@ -42,7 +42,7 @@ async fn handler_below(Path(id): Path<u64>) -> Result<String, LockError> {
 
 static LOCKS: LazyLock<LockClient> = LazyLock::new(LockClient::in_memory);
 
-/// It is a test, and runs under the lock.
+/// A test that runs under the lock.
 #[distributed_lock(key = "test", global, client = LOCKS)]
 #[tokio::test]
 async fn a_test_may_be_locked() -> Result<(), LockError> {
@@ -89,7 +89,7 @@ async fn inner_attributes(id: u64) -> Result<u64, LockError> {
     Ok(id)
 }
 
-/// Two locks; the lower one is taken first.
+/// Two locks; the lower one is acquired first.
 #[distributed_lock(key = "order:{id}", guard = order)]
 #[distributed_lock(key = "shop:{shop}", guard = at_shop)]
 async fn twice(id: u64, shop: u64) -> Result<u64, LockError> {
@@ -128,7 +128,7 @@ impl Pay for Service {
     }
 }
 
-/// Lints that most people never turn on have nothing to say of what they cannot see.
+/// Lints that are off by default do not report the expansion.
 #[deny(warnings, clippy::all, clippy::pedantic, clippy::nursery)]
 mod strict {
     use super::*;
@@ -185,7 +185,7 @@ async fn instrument_above_and_below() {
     assert_spans(&traces, "instrumented_below", 1 + 3);
 }
 
-/// The body was in the span as often as it ran.
+/// Checks that the body ran in the span this number of times.
 fn assert_spans(traces: &Captured, span: &str, times: usize) {
     let events = traces.events();
     let inside = events

@@ -1,4 +1,4 @@
-//! Everything that can hold a `LockError`, under whatever name.
+//! Return types that can hold a `LockError`, under any alias.
 
 use std::{error::Error, fmt::Display, io};
 
@@ -72,7 +72,7 @@ async fn early(id: u64, text: &str) -> Result<u64, Box<dyn Error + Send + Sync>>
     unreachable!()
 }
 
-/// A closure and a block of its own have `return` and `?` of their own.
+/// `return` and `?` in a closure or an async block do not leave the function.
 #[distributed_lock(key = "order:{id}")]
 async fn blocks(id: u64) -> Result<u64, LockError> {
     visit("order:7").await;
@@ -90,7 +90,7 @@ async fn response(id: u64) -> Response {
     id.to_string().into_response()
 }
 
-/// Whoever wants a lock error in a type of their own says how.
+/// A type that holds a lock error by its own `FromLockError`.
 struct Answer(Result<u64, LockError>);
 
 impl FromLockError for Answer {

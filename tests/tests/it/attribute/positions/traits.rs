@@ -133,7 +133,7 @@ impl Local for Service {
     }
 }
 
-/// What `#[async_trait]` writes, written by hand.
+/// The return type that `#[async_trait]` generates, written by hand.
 type Boxed<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 #[distributed_lock(key = "order:{id}", guard = lock)]
@@ -154,7 +154,8 @@ fn impl_future(id: u64) -> impl Future<Output = Result<u64, LockError>> + Send {
     }
 }
 
-/// A user's own `let total = total;` is no argument that `#[async_trait]` binds once more.
+/// A `let total = total;` in the body is not mistaken for an argument that `#[async_trait]` binds
+/// again.
 #[distributed_lock(key = "order:{id}")]
 #[expect(clippy::manual_async_fn, reason = "somebody may write so")]
 fn own_rebinding(id: u64) -> impl Future<Output = Result<u64, LockError>> + Send {

@@ -1,5 +1,6 @@
-//! Random functions under the attribute, as they are generated: every combination of these parts is a case, so that a
-//! failing one can be made smaller part by part. What does not fit together is made to fit in `written`.
+//! Random functions under the attribute, as they are generated. Every combination of these parts is
+//! a case, so that a failing one can be reduced part by part. `written` adjusts the parts to each
+//! other.
 
 use proptest::{
     collection::vec,
@@ -15,12 +16,12 @@ pub(super) struct Case {
     pub(super) receiver: Option<&'static str>,
     pub(super) arguments: Vec<Pattern>,
     pub(super) keys: Keys,
-    /// Does `global` stand where it belongs, or anywhere?
+    /// Whether the attribute has `global`. `None`: only where it is required.
     pub(super) global: Option<bool>,
     pub(super) guard: Option<String>,
-    /// Is the runtime under its name, or under one that the attribute is told?
+    /// The value of the argument `crate`.
     pub(super) runtime: Option<&'static str>,
-    /// Do the other arguments of the attribute stand before the key?
+    /// Whether the key is the last argument of the attribute.
     pub(super) key_last: bool,
 }
 
@@ -28,7 +29,7 @@ pub(super) struct Case {
 pub(super) enum Keys {
     One(Key),
     Several(Vec<Key>),
-    /// `keys = [.., ..]`.
+    /// `keys = ..`.
     Expr(Vec<Expression>),
 }
 
@@ -36,7 +37,7 @@ pub(super) enum Keys {
 pub(super) enum Key {
     Template(Template),
     Expr(Expression),
-    /// A literal that is no text, or text that does not stand alone.
+    /// A literal that is no string, or a string as part of an expression.
     Literal(&'static str),
 }
 
@@ -46,17 +47,17 @@ pub(super) struct Template {
     /// `key("..", values)`; `key = ".."` has none.
     pub(super) values: Option<Vec<Value>>,
     pub(super) style: Style,
-    /// Do placeholders and values go together?
+    /// Whether placeholders and values match.
     pub(super) fits: bool,
 }
 
-/// How a string stands in the source.
+/// The form of a string literal.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Style {
     Plain,
     Escaped,
     Raw,
-    /// With a line that goes on in the next one.
+    /// With a line that is continued in the next one, at this position.
     Continued(Index),
 }
 
@@ -65,11 +66,11 @@ pub(super) enum Part {
     /// Text whose braces are doubled.
     Text(String),
     Hole(Hole),
-    /// Text that stands as it is, right or wrong.
+    /// Text that is written as it is, valid or not.
     Raw(String),
-    /// The name of an argument without braces, among `Raw`.
+    /// The name of an argument without braces, between `Raw` parts.
     Name(Index),
-    /// Text that makes the key so long up to here, values aside.
+    /// Text that brings the key to this length in bytes, values not counted.
     UpTo(usize),
 }
 
@@ -77,13 +78,13 @@ pub(super) enum Part {
 pub(super) struct Hole {
     pub(super) target: Target,
     pub(super) spec: Spec,
-    /// Before the name, after it and after the spec.
+    /// The white space before the name, after it and after the spec.
     pub(super) space: [&'static str; 3],
 }
 
 #[derive(Clone, Debug)]
 pub(super) enum Target {
-    /// `{}`; another one of this index where that has no value.
+    /// `{}`, or a value or argument of this index where `{}` has no value.
     Next(Index),
     Number(Index),
     Named(Index),
@@ -96,9 +97,9 @@ pub(super) enum Spec {
     Any(&'static str),
     Number(&'static str),
     Debug(&'static str),
-    /// One that takes a number from an argument.
+    /// A spec that takes a number from an argument.
     Counted(&'static str),
-    /// Whatever the value is.
+    /// A rare or invalid spec, for any value.
     Odd(&'static str),
 }
 
@@ -121,7 +122,7 @@ pub(super) enum Form {
     Try,
     Block,
     Compare,
-    /// An expression of its own.
+    /// A fixed expression.
     Text(&'static str),
     Of(Val),
 }
@@ -144,7 +145,7 @@ pub(super) enum Pattern {
     },
     /// `Path(..)`.
     Wrapper(Box<Pattern>),
-    /// A struct, whose fields are named as what they bind or not.
+    /// A struct; with `true`, a field has the name that it binds, where possible.
     Fields {
         items: Vec<(bool, Pattern)>,
         rest: bool,
@@ -153,7 +154,7 @@ pub(super) enum Pattern {
     Reference(Box<Pattern>),
     /// A pattern without `&` for a reference.
     Borrowed(Box<Pattern>),
-    /// Numbers, and what is between them and the end.
+    /// Numbers or `_`, and optionally `..` with or without a name.
     Array {
         items: Vec<Option<Leaf>>,
         rest: Option<Option<String>>,
@@ -179,7 +180,7 @@ pub(super) enum How {
     RefMut,
     /// `x @ _`.
     At,
-    /// By a macro in the place of a pattern.
+    /// By a macro in place of a pattern.
     Macro,
 }
 
@@ -273,13 +274,13 @@ const TAKEN: [&str; 22] = [
     "std",
     "write",
 ];
-/// Names that are written in more than one way, or that somebody takes for something else.
+/// Names with more than one spelling, and names that look like something else.
 const ODD: [&str; 24] = [
     "_x", "__", "_1", "r#type", "r#match", "r#async", "r#fn", "r#gen", "r#try", "r#id", "r#union",
     "auto", "raw", "größe", "é", "e\u{301}", "ñandú", "имя", "名前", "ß", "Größe", "X", "String",
     "Result",
 ];
-/// Words that can be no name.
+/// Words that cannot be names.
 const KEYWORDS: [&str; 52] = [
     "abstract", "as", "async", "await", "become", "box", "break", "const", "continue", "crate",
     "do", "dyn", "else", "enum", "extern", "false", "final", "fn", "for", "gen", "if", "impl",
@@ -291,7 +292,7 @@ const KEYWORDS: [&str; 52] = [
 fn name() -> impl Strategy<Value = String> {
     prop_oneof![
         3 => select(&["id", "a", "b", "order_id"][..]).prop_map(String::from),
-        // What is in scope where the key is written.
+        // Names of the expansion that are in scope at the key.
         2 => select(&["__k", "__a0"][..]).prop_map(String::from),
         2 => select(&INTERNAL[..]).prop_map(String::from),
         2 => select(&TAKEN[..]).prop_map(String::from),
@@ -414,7 +415,7 @@ fn part() -> impl Strategy<Value = Part> {
     ]
 }
 
-/// A string with one brace or one hole in it that is wrong.
+/// A string with one invalid brace or placeholder.
 fn broken() -> impl Strategy<Value = Vec<Part>> {
     let parts = vec(
         prop_oneof![text().prop_map(Part::Text), hole().prop_map(Part::Hole)],
@@ -431,7 +432,8 @@ fn broken() -> impl Strategy<Value = Vec<Part>> {
     })
 }
 
-/// A token of a string that may be a format string or not. None of them takes a width from an argument.
+/// A token of a string that may be a format string or not. No token takes a width from an
+/// argument.
 fn soup() -> impl Strategy<Value = Part> {
     const TOKENS: [&str; 39] = [
         "{", "}", "{", "}", "{{", "}}", "{{", "}}", "{}", ":", ":", "?", "<", "^", ">", "+", "-",
@@ -458,12 +460,12 @@ fn text() -> impl Strategy<Value = String> {
     .prop_map(|text| text.chars().map(unmarked).collect())
 }
 
-/// Text of a value: it may be too long for any key.
+/// The text of a value, which may be too long for any key.
 fn any_text() -> impl Strategy<Value = String> {
     prop_oneof![15 => text(), 1 => (500..520_usize).prop_map(|length| "x".repeat(length))]
 }
 
-/// The marks of the reference are not to be found in what it marks.
+/// Replaces the marks of the reference, which must not occur in a text or a value.
 fn unmarked(char: char) -> char {
     if matches!(char, '\u{E000}' | '\u{E001}') {
         'm'

@@ -1,7 +1,8 @@
-//! What has to become of a case, told from what `format!` makes of the same string, values and arguments.
+//! The expected outcome of a case, derived from the output of `format!` for the same string, values
+//! and arguments.
 //!
-//! `format!` writes every value between marks; so its result says what is text and what is a value, without anybody
-//! reading the format string. The runtime's own writer makes the key of it.
+//! `format!` writes every value between marks, so its output separates text from values without a
+//! parser for format strings. The `KeyWriter` of the runtime builds the key from it.
 
 use std::collections::BTreeSet;
 
@@ -12,33 +13,33 @@ use super::{
     written::{KeysForm, Written, WrittenKey, WrittenTemplate},
 };
 
-/// What stands before a value and after it.
+/// The marks before and after a value.
 const OPEN: char = '\u{E000}';
 const CLOSE: char = '\u{E001}';
 const MAX_KEY_BYTES: usize = 512;
 
 #[derive(Debug)]
 pub(super) enum Expected {
-    /// By the attribute in its own words or by the compiler's complaint about the format string; or with one of these codes,
-    /// as `format!` is refused.
+    /// The case does not compile. The error is one of the attribute or about the format string, and
+    /// has no code; or it has one of these codes, as for `format!`.
     Refused { codes: BTreeSet<String> },
     /// The body runs, under these keys and with these arguments.
     Runs {
         keys: Vec<String>,
         arguments: Vec<String>,
     },
-    /// The call gives `InvalidKey`.
+    /// The call returns `InvalidKey`.
     InvalidKey,
 }
 
-/// One piece of what `format!` has written.
+/// A piece of the output of `format!`.
 #[derive(Debug, PartialEq)]
 enum Piece {
     Text(String),
     Value(String),
 }
 
-/// What has to become of a case whose `format!` is refused.
+/// The expected outcome of a case whose `format!` does not compile.
 pub(super) fn of_refused(written: &Written, complaints: &[Complaint]) -> Result<Expected, String> {
     let codes: BTreeSet<&str> = complaints
         .iter()
@@ -53,8 +54,8 @@ pub(super) fn of_refused(written: &Written, complaints: &[Complaint]) -> Result<
             .collect();
         return Err(format!("the reference should compile:\n{rendered}"));
     }
-    // A name that is no argument is refused by the attribute, which can say more of it. It leaves alone what begins like a
-    // constant, and functions that may have arguments behind a macro.
+    // The attribute refuses a name that is no argument, with a message of its own. It does not
+    // check names that begin like a constant, nor functions in which a macro may hide arguments.
     let unknown: Vec<&Complaint> = complaints
         .iter()
         .filter(|complaint| matches!(complaint.code.as_deref(), Some("E0423" | "E0424" | "E0425")))
@@ -74,7 +75,8 @@ pub(super) fn of_refused(written: &Written, complaints: &[Complaint]) -> Result<
                 .iter()
                 .filter_map(|complaint| complaint.code.clone()),
         );
-        // Of a placeholder beside it: a single `format!` is not looked at any further.
+        // From another placeholder: the compiler does not check the rest of a single `format!`, but
+        // the expansion has one `format_args!` per placeholder.
         codes.insert("E0277".into());
     }
     if complaints
@@ -87,7 +89,7 @@ pub(super) fn of_refused(written: &Written, complaints: &[Complaint]) -> Result<
     Ok(Expected::Refused { codes })
 }
 
-/// What has to become of a case whose `format!` has given this.
+/// The expected outcome of a case whose `format!` has printed this.
 pub(super) fn of_printed(written: &Written, printed: &[(char, String)]) -> Expected {
     let tagged = |wanted: char| {
         printed
@@ -113,7 +115,7 @@ pub(super) fn of_printed(written: &Written, printed: &[(char, String)]) -> Expec
     }
 }
 
-/// What the attribute does not let pass though `format!` does.
+/// Returns whether the attribute refuses a case that `format!` accepts.
 fn refused_of_itself(written: &Written, keys: &[Vec<Piece>]) -> bool {
     let constant = keys
         .iter()
@@ -142,7 +144,7 @@ fn templates(written: &Written) -> impl Iterator<Item = &WrittenTemplate> {
     })
 }
 
-/// Is there no value that would make a key of this?
+/// Returns whether the pieces are an invalid key for all values.
 fn is_never_a_key(pieces: &[Piece]) -> bool {
     let texts = pieces.iter().filter_map(|piece| match piece {
         Piece::Text(text) => Some(text.as_str()),
@@ -179,7 +181,7 @@ fn name(pieces: &[Piece]) -> Result<LockKey, LockError> {
     writer.finish()
 }
 
-/// Takes apart what was written with marks; a value within a value belongs to it.
+/// Splits text with marks into pieces. A value within a value is part of the outer one.
 fn pieces(marked: &str) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let (mut text, mut depth) = (String::new(), 0);

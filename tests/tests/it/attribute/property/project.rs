@@ -1,8 +1,8 @@
 //! Compiles and runs cases.
 //!
-//! cargo builds lock-runtime once, in a project of its own that never changes; the cases, which always do, are given to
-//! rustc. So there is no question which of the workspace's builds of lock-runtime to take, nothing of the cases stays in
-//! the target directory, and compiling a few of them again costs what they cost and no more.
+//! cargo builds lock-runtime once, in a project of its own that never changes. rustc compiles the
+//! cases, which always change. So the build of lock-runtime is unambiguous, nothing of the cases
+//! stays in the target directory, and only the cases are compiled again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,36 +16,36 @@ use std::{
 use serde_json::Value;
 use tokio::{process::Command, time::timeout};
 
-/// What hangs is found out after so long. The first build is among it, on a machine that does much else.
+/// The time-out of a build or a run. It is enough for the first build on a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What cases are compiled with.
+/// The directory and the rustc arguments for cases.
 pub(super) struct Project {
     directory: tempfile::TempDir,
     rustc: Vec<OsString>,
     support: &'static str,
 }
 
-/// A complaint of the compiler.
+/// An error of the compiler.
 #[derive(Clone, Debug)]
 pub(super) struct Complaint {
     pub(super) code: Option<String>,
     pub(super) message: String,
-    /// Where it points to, in bytes of the case's file.
+    /// The primary spans, in bytes of the case's file.
     pub(super) places: Vec<std::ops::Range<usize>>,
     pub(super) rendered: String,
 }
 
-/// What a program of cases came to.
+/// The outcome of a program of cases.
 #[derive(Default)]
 pub(super) struct Found {
     /// Cases that do not compile.
     pub(super) refused: BTreeMap<usize, Vec<Complaint>>,
-    /// What the others have printed: tags and texts.
+    /// The output of the others: tags and texts.
     pub(super) printed: BTreeMap<usize, Vec<(char, String)>>,
 }
 
-/// What is compiled: the functions as they are, or with the attribute.
+/// A program of cases: with `format!`, or with the attribute.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Program {
     Reference,
@@ -67,8 +67,8 @@ impl Project {
         }
     }
 
-    /// Compiles the files, leaves out those that are refused, and runs the others. Every file has a function
-    /// `call_of_the_case`.
+    /// Compiles the files, leaves out those that are refused, and runs the others. Every file has a
+    /// function `call_of_the_case`.
     pub(super) async fn run(&self, program: Program, files: &BTreeMap<usize, String>) -> Found {
         let directory = self.directory.path();
         fs::write(directory.join("support.rs"), self.support).unwrap();
@@ -114,7 +114,7 @@ impl Project {
         let stderr = String::from_utf8_lossy(&output.stderr);
         for line in stderr.lines() {
             let Ok(diagnostic) = serde_json::from_str::<Value>(line) else {
-                panic!("rustc says something else than diagnostics:\n{stderr}");
+                panic!("rustc printed a line that is no diagnostic:\n{stderr}");
             };
             let level = diagnostic["level"].as_str().unwrap_or_default();
             let spans = diagnostic["spans"]
@@ -138,7 +138,7 @@ impl Project {
             let primary = spans.iter().filter(|span| span["is_primary"] == true);
             let places: Vec<_> = primary.filter_map(place).collect();
             let [(case, _), ..] = places[..] else {
-                panic!("an error of no case:\n{rendered}")
+                panic!("an error outside of the cases:\n{rendered}")
             };
             complaints.entry(case).or_default().push(Complaint {
                 code: diagnostic["code"]["code"].as_str().map(String::from),
@@ -215,7 +215,8 @@ fn main(program: Program, cases: &BTreeSet<usize>) -> String {
     )
 }
 
-/// The case that a span lies in, and where. What stands in a macro of somebody else belongs to the call of it.
+/// The case that contains a span, and its range there. A span in a macro of another file counts as
+/// the call of that macro.
 fn place(span: &Value) -> Option<(usize, std::ops::Range<usize>)> {
     let file = span["file_name"].as_str()?;
     let case = file
@@ -234,7 +235,7 @@ fn place(span: &Value) -> Option<(usize, std::ops::Range<usize>)> {
     }
 }
 
-/// Builds lock-runtime and tokio; arguments for rustc to find them.
+/// Builds lock-runtime and tokio, and returns the rustc arguments with their paths.
 async fn libraries(scratch: &Path) -> Vec<OsString> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let project = scratch.join("libraries");
@@ -246,7 +247,7 @@ async fn libraries(scratch: &Path) -> Vec<OsString> {
          lock-runtime = {{ path = {runtime:?}, default-features = false, features = [\"macros\"] }}\n\
          tokio = {{ version = \"1\", features = [\"rt\", \"time\"] }}\n"
     );
-    // The versions of the workspace, which are there without a network.
+    // The versions of the workspace, which are available offline.
     fs::copy(root.join("Cargo.lock"), project.join("Cargo.lock")).unwrap();
     for (file, text) in [("Cargo.toml", manifest.as_str()), ("src/lib.rs", "")] {
         fs::write(project.join(file), text).unwrap();
@@ -256,7 +257,8 @@ async fn libraries(scratch: &Path) -> Vec<OsString> {
         .args(["build", "--offline", "--message-format=json"])
         .current_dir(&project);
     cargo.env("CARGO_TARGET_DIR", scratch.join("target"));
-    // rustc gets none for the cases; what they ask for, coverage say, has to be asked for everywhere.
+    // The cases are compiled without these flags, and some of them, such as coverage, have to be
+    // the same for all crates.
     cargo
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS");

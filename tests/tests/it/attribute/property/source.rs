@@ -1,11 +1,12 @@
-//! A case in Rust: once under the attribute, and once with `format!` in the attribute's place.
+//! The source of a case: with the attribute, and with `format!` in place of the attribute.
 
 use std::ops::Range;
 
 use super::written::{Binding, KeysForm, Written, WrittenKey, WrittenTemplate, WrittenValue};
 
 impl Written {
-    /// The function with `format!`, which gives the keys between marks, and what it sees of its arguments.
+    /// The function with `format!`. It returns the keys, with marks around their values, and its
+    /// arguments.
     pub(super) fn reference(&self) -> String {
         let keys: String = self
             .keys
@@ -19,9 +20,11 @@ impl Written {
         format!("{}{}", self.function("", &body), self.call())
     }
 
-    /// The function under the attribute, which tells whether it holds `keys`; and where the attribute stands.
+    /// The function with the attribute, which reports whether it holds `keys`, and the range of the
+    /// attribute in the source.
     ///
-    /// Without keys the body is not to run, and does not use the guard, which an attribute that is refused does not bring.
+    /// Without keys the body is not expected to run, and does not use the guard, which an attribute
+    /// that is refused does not define.
     pub(super) fn locked(&self, keys: &[String]) -> (String, Range<usize>) {
         let attribute = self.attribute();
         let guard = self.guard.as_ref().filter(|_| !keys.is_empty());
@@ -93,7 +96,7 @@ impl Written {
         format!("{import}use crate::support::{{COUNT, LIMIT, Path}};\n{structs}{function}")
     }
 
-    /// A function without arguments that calls the other one.
+    /// A function without arguments that calls the function of the case.
     fn call(&self) -> String {
         let given = self.given.join(", ");
         let function = &self.function;
@@ -108,7 +111,8 @@ impl Written {
         )
     }
 
-    /// Statements that write down what the body sees of the arguments: another value, and the names were mixed up.
+    /// Statements that record the arguments as the body sees them. A different value means that the
+    /// names were confused.
     fn sees(&self) -> String {
         let names = self.bindings.iter().map(|binding| &binding.name);
         names
@@ -117,7 +121,7 @@ impl Written {
             .join("\n    ")
     }
 
-    /// A statement that writes down the key as `format!` gives it.
+    /// A statement that records the key as `format!` writes it.
     fn marked(&self, key: &WrittenKey) -> String {
         let template = match key {
             WrittenKey::Expr(expr) => {

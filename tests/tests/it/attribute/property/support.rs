@@ -1,15 +1,16 @@
-// What the cases of the property test have around them. It is compiled with the cases and not with the tests; with
-// `--cfg reference` around functions that have no attribute, and without it around the locked ones.
+// The common module of the cases of the property test. It is compiled with the cases and not with
+// the tests: with `--cfg reference` for functions without the attribute, and without it for the
+// locked ones.
 
 use std::{fmt, future::Future, pin::Pin};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Path<T>(pub T);
 
-/// A constant that no key captures: the one that keys capture writes marks around itself.
+/// A constant that no key captures. Keys capture `LIMIT`, which is written with marks around it.
 pub const COUNT: u64 = 7;
 
-/// What a function has found: a tag and a text.
+/// The records of a function: tags and texts.
 pub type Seen = Vec<(char, String)>;
 pub type Call = Pin<Box<dyn Future<Output = Result<Seen, Failure>>>>;
 
@@ -25,7 +26,7 @@ pub fn fine<T>(value: T) -> Result<T, Failure> {
     Ok(value)
 }
 
-/// A pattern that the attribute cannot look into.
+/// A pattern whose binding the attribute cannot find.
 macro_rules! hidden {
     ($name:ident) => {
         $name
@@ -65,7 +66,7 @@ fn printed(case: &str, seen: Seen) {
 #[cfg(reference)]
 pub use reference::*;
 
-/// A value that `format!` writes between marks, so that it can be told from the text around it.
+/// Values that `format!` writes between marks, to distinguish them from the text around them.
 #[cfg(reference)]
 mod reference {
     use super::*;
@@ -102,7 +103,7 @@ mod reference {
             let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
             match call.as_mut().poll(&mut cx) {
                 std::task::Poll::Ready(Ok(seen)) => printed(case, seen),
-                _ => panic!("nothing that a case calls waits or fails"),
+                _ => panic!("the functions of a case neither wait nor fail"),
             }
         }
     }
@@ -117,7 +118,7 @@ mod locked {
     use lock_runtime::{HeldLock, LockClient, LockError, LockKey, is_held};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// The runtime by another path.
+    /// The runtime under another path.
     pub use lock_runtime as elsewhere;
 
     pub const LIMIT: u64 = 7;
@@ -134,7 +135,7 @@ mod locked {
         }
     }
 
-    /// Which of these does the caller hold?
+    /// Whether the caller holds each of these keys.
     pub fn held(keys: &[&str]) -> Seen {
         let held = |key: &&str| LockKey::new(*key).is_ok_and(|key| is_held(&key));
         keys.iter().map(|key| ('h', held(key).to_string())).collect()

@@ -1,5 +1,5 @@
-//! The parts of a case, made to fit together: a name that is bound twice gives way to another one, a value that nobody
-//! formats gets a placeholder. What is wrong on purpose stays wrong.
+//! The parts of a case, adjusted to each other: a name that is already bound is replaced by another
+//! one, and a value without a placeholder gets one. Deliberate errors stay.
 
 use std::collections::HashSet;
 
@@ -10,14 +10,14 @@ use super::cases::{
     Template, Val, Value,
 };
 
-/// A case, written.
+/// The parts of the source of a case.
 #[derive(Debug)]
 pub(super) struct Written {
     pub(super) function: String,
     pub(super) receiver: Option<&'static str>,
     pub(super) structs: String,
     pub(super) parameters: Vec<String>,
-    /// What the function is called with.
+    /// The arguments of the call.
     pub(super) given: Vec<String>,
     pub(super) bindings: Vec<Binding>,
     pub(super) form: KeysForm,
@@ -32,11 +32,11 @@ pub(super) struct Written {
 pub(super) struct Binding {
     pub(super) name: String,
     pub(super) kind: Kind,
-    /// It stands in a macro, and the attribute cannot know of it.
+    /// It is bound by a macro, so the attribute cannot find it.
     pub(super) hidden: bool,
 }
 
-/// Which specs a value can be formatted with.
+/// The format specs that a value supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Number,
@@ -63,13 +63,13 @@ pub(super) enum WrittenKey {
 
 #[derive(Debug)]
 pub(super) struct WrittenTemplate {
-    /// What the literal says.
+    /// The string that the literal denotes.
     pub(super) text: String,
     pub(super) literal: String,
     pub(super) values: Option<Vec<WrittenValue>>,
-    /// Does a placeholder take its width or precision from an argument?
+    /// Whether a placeholder takes its width or precision from an argument.
     pub(super) counted: bool,
-    /// Is a value with a name used by its place?
+    /// Whether a named value is used by its position.
     pub(super) named_by_place: bool,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct WrittenValue {
 }
 
 impl Written {
-    /// Is there a pattern that the attribute cannot look into?
+    /// Returns whether a pattern contains an argument that the attribute cannot find.
     pub(super) fn hides_arguments(&self) -> bool {
         self.bindings.iter().any(|binding| binding.hidden)
     }
@@ -131,7 +131,8 @@ impl Case {
             given,
             form,
             keys,
-            // Nobody can tell that it hides an argument which is hidden already.
+            // A guard with the name of a hidden argument is left out: the attribute cannot refuse
+            // it.
             guard: self.guard.clone().filter(|guard| {
                 !scope
                     .bindings
@@ -145,34 +146,35 @@ impl Case {
     }
 }
 
-/// The name without `r#`, as it stands in a format string.
+/// The name without `r#`, as in a format string.
 fn word(name: &str) -> &str {
     name.trim_start_matches("r#")
 }
 
-/// The name in the one form that Rust knows it by; the cases have one name in two forms.
+/// The name without `r#` and in NFC, as Rust compares names. One name of the cases occurs in two
+/// forms.
 fn plain(name: &str) -> String {
     word(name).replace("e\u{301}", "é")
 }
 
-/// What the arguments have brought into scope so far.
+/// The names and structs of the arguments so far.
 #[derive(Default)]
 struct Scope {
     method: bool,
     names: HashSet<String>,
     bindings: Vec<Binding>,
     structs: String,
-    /// A key without placeholders was written.
+    /// Whether there is a key without placeholders.
     constant: bool,
 }
 
-/// How a pattern meets its value.
+/// The binding mode of a pattern.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Owned,
-    /// Below `&`: nothing can be moved out.
+    /// Below `&`: no value can be moved out.
     Shared,
-    /// Without `&` where the value is behind one: what binds says nothing about how.
+    /// No `&` in the pattern of a reference: names are bound without `mut` and `ref`.
     Default,
 }
 
@@ -183,7 +185,7 @@ struct Parameter {
 }
 
 impl Scope {
-    /// The name, or another one if it is taken.
+    /// Binds the name, or another one if it is taken.
     fn bind(&mut self, name: &str, kind: Kind) -> String {
         let free = |name: &String| !self.names.contains(&plain(name));
         let others = (0..).map(|number| format!("other_{number}"));
@@ -253,7 +255,7 @@ impl Scope {
                 let Parameter { pattern, ty, value } = self.pattern(inner, inside);
                 let pattern = match mode {
                     Mode::Default => pattern,
-                    // `&mut x` would be a pattern of another kind.
+                    // Without parentheses, `&mut x` would match a mutable reference.
                     _ if pattern.starts_with("mut ") || pattern.contains('@') => {
                         format!("&({pattern})")
                     }
@@ -301,7 +303,7 @@ impl Scope {
         }
     }
 
-    /// The name that a leaf binds, and how it is written.
+    /// Binds the name of a leaf, and returns it with its parameter.
     fn leaf(&mut self, leaf: &Leaf, mode: Mode, alone: bool) -> (String, Parameter) {
         let (value, ty, kind) = literal(&leaf.value, mode);
         let name = self.bind(&leaf.name, kind);
@@ -351,7 +353,7 @@ impl Scope {
             types.push("u64".into());
             values.push("rest_of_them: 0".into());
         }
-        // Those within this one are declared by now.
+        // The structs nested in this one are already declared.
         let number = self.structs.matches("struct").count();
         let generics: Vec<_> = declared
             .iter()
@@ -428,7 +430,7 @@ impl Scope {
         let argument = self
             .binding(&expression.of)
             .map_or("COUNT", |binding| &binding.name);
-        // The text last: it may contain what stands for the other.
+        // The text comes last, because it may contain `@`.
         expression
             .form
             .replace('@', argument)
@@ -502,7 +504,8 @@ impl Scope {
             ..
         } = *given;
         let named = values[positional..].len();
-        // Where a value is missing, an argument is as good; where there is none either, a constant.
+        // Without a value, the placeholder names an argument, and without an argument, a
+        // constant.
         let (name, kind) = match target {
             Target::Next(_) if !fits || given.next < positional => {
                 given.next += 1;
@@ -545,7 +548,7 @@ impl Scope {
         )
     }
 
-    /// The values after a string. If they are to fit, each name is there once, and those with names come last.
+    /// The values after a string. With `fits`, names are unique and named values come last.
     fn values(&self, values: &[Value], fits: bool, names: bool) -> Vec<WrittenValue> {
         let mut taken = HashSet::new();
         let value = |Value { name, form, of }: &Value| {
@@ -588,13 +591,13 @@ impl Scope {
     }
 }
 
-/// The values of a string, and what its placeholders have done with them so far.
+/// The values of a string, and their use by its placeholders so far.
 struct Given<'a> {
     values: &'a [WrittenValue],
     positional: usize,
     fits: bool,
     used: Vec<bool>,
-    /// So many `{}` were written.
+    /// The number of `{}` so far.
     next: usize,
     holes: usize,
     counted: bool,
@@ -615,7 +618,7 @@ impl<'a> Given<'a> {
         }
     }
 
-    /// Uses the value of this number, if there is one.
+    /// Marks the value at this position as used, if there is one, and returns its kind.
     fn by_place(&mut self, number: usize) -> Kind {
         let Some(value) = self.values.get(number) else {
             return Kind::Text;
@@ -625,7 +628,7 @@ impl<'a> Given<'a> {
         value.kind
     }
 
-    /// Placeholders for the values that have none yet.
+    /// Placeholders for the values that are not used yet.
     fn left_over(&mut self) -> String {
         let unused = (0..self.values.len()).filter(|number| !self.used[*number]);
         let written = unused.map(|number| {
@@ -644,13 +647,13 @@ impl<'a> Given<'a> {
 }
 
 impl WrittenValue {
-    /// The name that a placeholder calls it by.
+    /// The name of the value in a placeholder.
     fn called(&self) -> &str {
         self.name.as_deref().map_or("", word)
     }
 }
 
-/// The value as an expression, its type, and what it can be formatted as.
+/// The value as an expression, its type, and its kind.
 fn literal(value: &Val, mode: Mode) -> (String, String, Kind) {
     match value {
         Val::Number(number) => (format!("{number}_u64"), "u64".into(), Kind::Number),
@@ -685,7 +688,7 @@ impl Style {
         match self {
             Self::Plain => format!("{text:?}"),
             Self::Escaped => format!("\"{}\"", text.escape_unicode()),
-            // A raw string has no way to say a carriage return.
+            // A raw string cannot contain a carriage return.
             Self::Raw if text.contains('\r') => format!("{text:?}"),
             Self::Raw => {
                 let hashes = "#".repeat(
@@ -703,7 +706,8 @@ impl Style {
                 let at = at.index(chars.len() + 1);
                 let [before, after]: [String; 2] =
                     [&chars[..at], &chars[at..]].map(|part| part.iter().collect());
-                // What follows the line's end is skipped as long as it is blank.
+                // Rust skips white space after the end of the line, so it is escaped where it is
+                // part of the text.
                 let blank = after.chars().next().is_some_and(char::is_whitespace);
                 let after = if blank {
                     after.escape_unicode().to_string()

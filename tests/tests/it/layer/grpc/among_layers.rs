@@ -1,4 +1,4 @@
-//! The layer among those that tonic puts around every service, and others.
+//! The layer among other layers, including those that tonic applies to every service.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn line_is(locks: &LockClient, item: &str, waiting: usize) {
     eventually(&format!("{waiting} wait"), is_so).await;
 }
 
-/// tonic says CANCELLED where its own time-out ends a call, here and in its client.
+/// A call that ends by tonic's own time-out has the status CANCELLED.
 #[tokio::test]
 async fn tonics_time_out_outside_ends_the_wait_for_the_lock() {
     let locks = LockClient::in_memory();
@@ -65,7 +65,7 @@ async fn tonics_time_out_outside_ends_the_handler_and_frees_its_lock() {
     let mut entry = loop {
         let status = client.reserve(pieces("bolt")).await.unwrap_err();
         assert_eq!(status.code(), Code::Cancelled, "{status:?}");
-        // A slow machine may not have come so far.
+        // On a slow machine, the time-out may elapse before the handler is entered.
         if let Some(entry) = entries.entered() {
             break entry;
         }
@@ -75,7 +75,8 @@ async fn tonics_time_out_outside_ends_the_handler_and_frees_its_lock() {
     assert!(!entry.held.unwrap().is_lost());
 }
 
-/// tonic's server and its client watch the deadline as well; whichever is first says CANCELLED, where the lock says DEADLINE_EXCEEDED.
+/// tonic's server and its client watch the deadline as well. If one of them ends the call first,
+/// the status is CANCELLED instead of the DEADLINE_EXCEEDED of the layer.
 #[tokio::test]
 async fn a_caller_waits_no_longer_than_its_own_deadline() {
     let locks = LockClient::in_memory();
@@ -95,7 +96,7 @@ async fn a_caller_waits_no_longer_than_its_own_deadline() {
     assert!(entries.entered().is_none());
 }
 
-/// With a deadline that only the lock knows of.
+/// Uses a deadline that only the lock layer sees.
 #[tokio::test]
 async fn a_wait_that_the_callers_deadline_ends_is_deadline_exceeded() {
     let locks = LockClient::in_memory();
@@ -119,7 +120,7 @@ async fn a_wait_that_the_callers_deadline_ends_is_deadline_exceeded() {
     line_is(&locks, "bolt", 0).await;
     held.release().await.unwrap();
 
-    // It bounds the wait, and not the handler.
+    // The deadline bounds the wait, and not the handler.
     let call = reserve(&client, "bolt");
     let entry = entries.reserve().await;
     tokio::time::sleep(Duration::from_millis(60)).await;
@@ -149,7 +150,7 @@ async fn layer_waits_without_taking_capacity_of_an_inner_limit() {
     waiting.await.unwrap().unwrap();
 }
 
-/// tonic's own limit is outside: it counts who waits as well, for this connection only.
+/// tonic's own limit is outside: it counts waiting calls as well, but only of its connection.
 #[tokio::test]
 async fn tonics_limit_of_a_connection_leaves_the_others_alone() {
     let locks = LockClient::in_memory();

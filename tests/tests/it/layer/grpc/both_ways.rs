@@ -1,4 +1,4 @@
-//! Calls that stream both ways: one lock from the first message to the trailers.
+//! Bidirectional streams under one lock, until the trailers.
 
 use std::convert::Infallible;
 
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::place::in_time;
 
-/// Says what it hears.
+/// A server that returns each message of a stream.
 fn echo(locks: &LockClient) -> Served {
     let echo = |request: Request<Streaming<Item>>| async {
         Ok::<_, Status>(Response::new(request.into_inner()))
@@ -95,7 +95,7 @@ async fn a_caller_that_hangs_up_while_it_speaks_frees_the_lock() {
     let server = echo(&locks);
     let (say, mut heard) = call(&server).await;
     says(&say, &mut heard, "one").await;
-    // Its client resets the stream when it has dropped both halves.
+    // The client resets the stream once both halves are dropped.
     drop((say, heard));
     freed(&locks, "bolt").await;
 }

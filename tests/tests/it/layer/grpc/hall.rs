@@ -1,4 +1,4 @@
-//! A tonic server on a port of its own whose handlers do as the test says, and clients for it.
+//! A tonic server on its own port whose handlers are controlled by the test, and its clients.
 
 use std::{net::Ipv4Addr, sync::Arc};
 
@@ -26,41 +26,42 @@ use crate::place::in_time;
 pub(super) type Client = InventoryClient<Channel>;
 pub(super) type Service = InventoryServer<Hall>;
 
-/// A `Reserve` is in its handler.
+/// A `Reserve` call that has reached its handler.
 pub(super) struct Reserving {
     pub(super) held: Option<HeldLock>,
-    /// What it answers. Closed when the handler is gone.
+    /// Sends the result of the call. Closed when the handler is dropped.
     pub(super) answer: oneshot::Sender<Result<(), Status>>,
 }
 
-/// A `CountStock` has been answered.
+/// A `CountStock` call that has reached its handler.
 pub(super) struct Counting {
     pub(super) held: Option<HeldLock>,
-    /// What its stream says; it ends when this is dropped. Closed when the stream is gone.
+    /// Sends messages of the stream, which ends when this is dropped. Closed when the stream is
+    /// dropped.
     pub(super) places: mpsc::Sender<Result<Place, Status>>,
 }
 
 type Releasing = Arc<dyn Fn(HeldLock) -> BoxFuture<'static, Result<(), Status>> + Send + Sync>;
 
-/// The service: `Reserve` and `CountStock` wait for the test, `Release` runs what it is given.
+/// The service: the test answers `Reserve` and `CountStock`; `Release` runs a given function.
 pub(super) struct Hall {
     reserving: mpsc::UnboundedSender<Reserving>,
     counting: mpsc::UnboundedSender<Counting>,
     releasing: Releasing,
 }
 
-/// The handlers that have been entered, in order.
+/// The calls that have reached their handlers, in order.
 pub(super) struct Entries {
     reserving: mpsc::UnboundedReceiver<Reserving>,
     counting: mpsc::UnboundedReceiver<Counting>,
 }
 
-/// A service that waits for the test.
+/// A service that is controlled by the test, with a `Release` that does nothing.
 pub(super) fn hall() -> (Service, Entries) {
     hall_with(|_| async { Ok(()) })
 }
 
-/// The same with a `Release` that does something.
+/// Like [`hall`], with a `Release` that runs `releasing`.
 pub(super) fn hall_with<F>(
     releasing: impl Fn(HeldLock) -> F + Send + Sync + 'static,
 ) -> (Service, Entries)
@@ -93,7 +94,7 @@ impl Entries {
         in_time(self.counting.recv()).await.unwrap()
     }
 
-    /// A `Reserve` that has been entered by now, if there is one.
+    /// The next `Reserve` that has already reached its handler, if any.
     pub(super) fn entered(&mut self) -> Option<Reserving> {
         self.reserving.try_recv().ok()
     }
@@ -142,14 +143,14 @@ impl Inventory for Hall {
     }
 }
 
-/// A server; no more connections are taken when it is dropped.
+/// A running server. It accepts no more connections when it is dropped.
 pub(super) struct Served {
     url: String,
     task: JoinHandle<()>,
 }
 
 impl Served {
-    /// `service` under `lock`, as an application would have it.
+    /// Serves `service` with `lock` around the whole server.
     pub(super) fn under(lock: LockLayer, service: Service) -> Self {
         Self::by(move |incoming| {
             Server::builder()
@@ -174,7 +175,7 @@ impl Served {
         }
     }
 
-    /// A connection of its own.
+    /// A client with its own connection.
     pub(super) async fn client(&self) -> Client {
         InventoryClient::new(self.channel().await)
     }
@@ -221,7 +222,7 @@ pub(super) fn of<T>(item: &'static str, message: T) -> Request<T> {
     request
 }
 
-/// A reservation that is on its way; aborting it hangs up.
+/// Starts a `Reserve` call. Aborting the task cancels the call.
 pub(super) fn reserve(client: &Client, item: &'static str) -> JoinHandle<Result<(), Status>> {
     let mut client = client.clone();
     tokio::spawn(async move { client.reserve(pieces(item)).await.map(drop) })

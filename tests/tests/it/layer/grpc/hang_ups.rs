@@ -1,4 +1,4 @@
-//! Callers that are gone: a stream that is reset, and a connection that is closed, at every stage.
+//! gRPC callers that reset a stream or close the connection, at every stage of a call.
 
 use std::{convert::Infallible, fmt::Debug};
 
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::place::{begun, in_time};
 
-/// How a caller goes.
+/// The ways to disconnect.
 const WAYS: [Way; 2] = [Way::Resets, Way::Disconnects];
 
 #[derive(Clone, Copy)]
@@ -28,12 +28,12 @@ enum Way {
 }
 
 impl Way {
-    /// Gives up `call`, which is of this client.
+    /// Cancels `call`, and drops its client and so the connection for [`Way::Disconnects`].
     async fn hang_up<T>(self, call: JoinHandle<T>, client: Client) -> Option<Client> {
         call.abort();
         assert!(
             call.await.is_err_and(|error| error.is_cancelled()),
-            "it was answered"
+            "the call has ended"
         );
         match self {
             Self::Resets => Some(client),
@@ -42,10 +42,10 @@ impl Way {
     }
 }
 
-/// Ends when a request is gone.
+/// Resolves when the server has dropped a request.
 type Gone = oneshot::Receiver<Infallible>;
 
-/// `request`, which is told of when it has begun to wait.
+/// Runs `request`, and reports it once it has begun to wait.
 async fn watched<F: Future<Output: Debug>>(
     requests: mpsc::UnboundedSender<Gone>,
     request: F,

@@ -1,4 +1,4 @@
-//! What a caller is told that is not served: a status, and never an error of the transport.
+//! Refusals of gRPC calls: always a status, never an error of the transport.
 
 use std::{
     pin::pin,
@@ -23,14 +23,14 @@ use super::{
 };
 use crate::place::in_time;
 
-/// When a caller is to come back, where nothing is said.
+/// The default retry delay.
 const A_WHILE: Duration = Duration::from_secs(1);
 
 fn serve(lock: LockLayer) -> Served {
     Served::under(lock, hall().0)
 }
 
-/// A status of the layer: it names no lock, and came from the server. It says when to try again, or not to.
+/// Checks the code, message and retry delay of a status, and that it came from the server.
 fn assert_refused(status: &Status, code: Code, message: &str, retry: Option<Duration>) {
     assert_eq!(
         (status.code(), status.message()),
@@ -179,7 +179,7 @@ async fn a_lock_that_is_lost_ends_the_handler_with_aborted() {
     );
     assert!(
         status.get_details_retry_info().is_none(),
-        "nobody is invited to do it twice: {status:?}"
+        "a retry is suggested: {status:?}"
     );
     freed(&locks, "bolt").await;
 }
@@ -201,7 +201,7 @@ async fn what_a_handler_refuses_is_passed_on() {
     freed(&locks, "bolt").await;
 }
 
-/// One frame of headers, which ends the stream: "Trailers-Only" of the protocol.
+/// A single HEADERS frame ends the stream: `Trailers-Only` in the gRPC protocol.
 #[tokio::test]
 async fn a_refusal_is_trailers_only() {
     let locks = LockClient::in_memory();

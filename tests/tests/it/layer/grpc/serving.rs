@@ -1,4 +1,4 @@
-//! Requests under their lock: one at a time, and the handler knows its lock.
+//! gRPC calls under their lock: one at a time, and with the lock in the extensions.
 
 use std::sync::Arc;
 
@@ -84,7 +84,7 @@ async fn the_lock_is_free_when_the_answer_is_there() {
     for hold in [HoldUntil::Response, HoldUntil::Body] {
         let lock = items(&locks).hold_until(hold);
         let (service, _entries) = hall();
-        // Without a socket in between, nothing else gets to run before the lock is asked for.
+        // Without a socket, no other task runs between the response and the next attempt.
         let mut here = InventoryClient::new(lock.layer(service.clone()));
         let server = Served::under(lock, service);
         let mut client = server.client().await;
@@ -132,7 +132,7 @@ async fn a_handler_enters_the_lock_of_its_call_again() {
             async move {
                 assert_eq!(held.key().as_str(), "item:bolt");
                 assert_eq!(inside(&locks, "bolt").await.unwrap(), held.fence());
-                // A guard that entered again has given nothing back.
+                // The release of a re-entered guard did not release the lock.
                 held.verify().await.unwrap();
                 Ok(())
             }
@@ -160,7 +160,7 @@ async fn service_and_method_make_a_key() {
         entry.held.unwrap().key().as_str(),
         "inventory.v1.Inventory:Reserve"
     );
-    // Another method has another lock, whatever the item.
+    // Another method has another lock, even for the same item.
     let places = client.count_stock(item("bolt")).await.unwrap();
     assert_eq!(
         entries.count().await.held.unwrap().key().as_str(),
@@ -199,7 +199,7 @@ async fn a_layer_goes_around_one_service_and_not_the_others() {
             Code::Aborted
         );
         client.release(pieces("nut")).await.unwrap();
-        // What is not of the service never meets its lock.
+        // Calls to other services do not acquire the lock.
         let mut stranger = tonic::client::Grpc::new(server.channel().await);
         stranger.ready().await.unwrap();
         let codec = ProstCodec::<Item, Item>::default();
@@ -229,7 +229,7 @@ async fn a_service_under_its_lock_is_served_by_a_router_of_axum() {
     client.release(pieces("bolt")).await.unwrap();
 }
 
-/// The triplet fits tonic's bounds with nothing boxed: this compiles.
+/// The service and its future satisfy tonic's bounds without boxing: this compiles.
 #[test]
 fn a_locked_service_is_one_that_tonic_serves() {
     fn is_served<

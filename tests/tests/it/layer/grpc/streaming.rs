@@ -17,7 +17,7 @@ fn streams(locks: &LockClient) -> LockLayer {
     items(locks).hold_until(HoldUntil::Body)
 }
 
-/// A stream that has begun.
+/// Starts a stream.
 async fn begin(server: &Served, entries: &mut Entries) -> (Streaming<Place>, Counting) {
     let places = server
         .client()
@@ -53,7 +53,7 @@ async fn a_stream_keeps_the_lock_until_its_trailers() {
     for name in ["shelf", "box"] {
         counting.places.send(place(name)).await.unwrap();
         assert_eq!(next(&mut places).await.unwrap().unwrap(), name);
-        assert!(!is_free(&locks, "bolt").await, "there is more to come");
+        assert!(!is_free(&locks, "bolt").await, "the stream has not ended");
         assert!(!held.validity().is_zero());
     }
     drop(counting.places);
@@ -97,10 +97,10 @@ async fn without_being_told_a_stream_is_sent_without_the_lock() {
     assert_eq!(next(&mut places).await.unwrap().unwrap(), "shelf");
 }
 
-/// Whoever does not read keeps the lock: what is not sent yet is sent under it.
+/// A client that reads slowly keeps the lock until the last message has been sent.
 #[tokio::test]
 async fn a_slow_reader_is_read_out_under_the_lock() {
-    /// Of 1 MiB each; half of them are more than the client's window and all buffers on the way take.
+    /// Messages of 1 MiB each. Half of them are larger than the client's window and all buffers.
     const PLACES: usize = 32;
     let locks = LockClient::in_memory();
     let (service, mut entries) = hall();
@@ -147,7 +147,7 @@ async fn layer_ends_a_stream_whose_lock_is_lost_with_aborted() {
         );
         assert!(
             status.get_details_retry_info().is_none(),
-            "nobody is invited to do it twice: {status:?}"
+            "a retry is suggested: {status:?}"
         );
         in_time(counting.places.closed()).await;
         assert_eq!(

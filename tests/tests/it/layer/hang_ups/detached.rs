@@ -1,4 +1,5 @@
-//! Under a [`DetachLayer`](lock_tower::DetachLayer) a request that has begun is finished without its client.
+//! Disconnects under a [`DetachLayer`](lock_tower::DetachLayer): a request that has begun continues
+//! without its client.
 
 use lock_tower::HoldUntil;
 
@@ -47,7 +48,7 @@ async fn before_the_inner_service_is_ready_it_waits_and_is_served(http: Http) {
 }
 
 async fn in_the_handler_it_goes_on_under_its_lock(http: Http) {
-    // With `HoldUntil::Body` the lock ends with the response, which nobody takes.
+    // With `HoldUntil::Body`, the lock is released when the unsent response is dropped.
     for hold in [HoldUntil::Response, HoldUntil::Body] {
         let mut scene = Scene::detached(http, hold).await;
         let (call, end) = scene.call("/orders/7").await;

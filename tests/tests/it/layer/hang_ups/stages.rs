@@ -1,4 +1,4 @@
-//! Up to the head of the response.
+//! Disconnects up to the head of the response.
 
 use lock_tower::HoldUntil;
 
@@ -65,14 +65,14 @@ async fn a_release_that_is_under_way_goes_on(http: Http) {
         scene.releases(1).await;
         let (behind, _) = scene.call("/orders/7").await;
         match (hold, body) {
-            // The head is there, and the only frame of the body waits for the release.
+            // The head has arrived, and the only frame of the body waits for the release.
             (HoldUntil::Body, "paid") => drop(call.response().await.unwrap()),
             _ => {
                 call.hang_up().await;
                 dropped(end).await;
             }
         }
-        // What has hung up no longer waits for its release, and the client goes on with it.
+        // The dropped request no longer awaits its release; the lock client repeats it.
         scene.releases(2).await;
         assert!(scene.is_held("order:7").await);
         scene.stop_releases(false);
@@ -80,7 +80,7 @@ async fn a_release_that_is_under_way_goes_on(http: Http) {
     }
 }
 
-/// Several requests at each stage, all of which hang up in the same moment.
+/// Several requests at each stage disconnect at the same time.
 async fn all_at_once_leave_nothing(http: Http) {
     let mut scene = Scene::of(http, HoldUntil::Response).await;
     let mut calls = vec![scene.call("/orders/7").await];
@@ -95,7 +95,7 @@ async fn all_at_once_leave_nothing(http: Http) {
     });
     futures_util::future::join_all(ends).await;
     dropped(entry.end).await;
-    // Those that were granted a lock in the moment before they hung up.
+    // Requests that reached their handler just before they disconnected.
     while scene.entries.try_recv().is_ok() {}
     scene.ends().await;
 }

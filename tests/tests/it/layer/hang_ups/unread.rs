@@ -1,4 +1,4 @@
-//! While a large body of the request has not been read.
+//! Disconnects while a large request body has not been read.
 
 use std::convert::Infallible;
 
@@ -12,7 +12,7 @@ use crate::layer::client::{Http, over_both_versions};
 
 over_both_versions!(a_small_body_hides_no_hang_up);
 
-/// A body that never ends, and is more than anything keeps that nobody reads.
+/// An endless body, larger than all buffers.
 fn endless() -> reqwest::Body {
     reqwest::Body::wrap_stream(stream::repeat(Ok::<_, Infallible>(Bytes::from_static(
         &[7; 64 * 1024],
@@ -46,7 +46,7 @@ async fn over_http2_a_large_one_hides_none_either() {
     scene.ends().await;
 }
 
-/// As the manual says: hyper reads nothing more from the connection, and so does not see its end.
+/// As documented: hyper does not read from the connection, and so does not notice its end.
 #[tokio::test]
 async fn layer_over_http1_misses_a_hang_up_behind_an_unread_body() {
     let mut scene = Scene::of(Http::One, HoldUntil::Response).await;
@@ -57,7 +57,7 @@ async fn layer_over_http1_misses_a_hang_up_behind_an_unread_body() {
     let mut entry = scene.entered().await;
     call.hang_up().await;
 
-    // A hang-up that came later has been noticed: this one would have been.
+    // A later disconnect has been noticed, so this one would have been noticed by now.
     let (later, later_end) = scene.call("/orders/8").await;
     later.hang_up().await;
     dropped(later_end).await;

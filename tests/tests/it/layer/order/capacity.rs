@@ -27,7 +27,7 @@ use crate::{
     place::in_time,
 };
 
-/// What a request for a free lock is told while others wait for one that is held.
+/// The status of a request for a free lock while others wait for one that is held.
 async fn beside_a_hot_key(route: MethodRouter, locks: &LockClient) -> u16 {
     let (app, mut arrivals) = watched(app(route));
     let server = Server::start(app).await;
@@ -56,11 +56,11 @@ async fn a_limit_within_counts_none_that_wait_and_one_outside_does() {
     assert_eq!(
         beside_a_hot_key(outside, &locks).await,
         507,
-        "a hot key uses up all places"
+        "a hot key exhausts the limit"
     );
 }
 
-/// A handler that tells when it was entered, and ends when it is told.
+/// A handler that waits for the test. Each entry is a sender that ends one call.
 fn slow() -> (MethodRouter, mpsc::UnboundedReceiver<oneshot::Sender<()>>) {
     let (entered, entries) = mpsc::unbounded_channel();
     let handler = async move || {
@@ -94,7 +94,8 @@ async fn within_the_lock_load_is_shed_and_the_lock_freed() {
     assert_eq!(first.response().await.unwrap().status, 200);
 }
 
-/// Outside of the lock, and within it where each layer is a `.layer` of its own: axum makes every one of them always ready.
+/// `LoadShed` has no effect outside of the lock, and none inside if each layer is added by its own
+/// `.layer`: axum makes each of these services always ready.
 #[tokio::test]
 async fn what_is_always_ready_is_never_shed() {
     let locks = LockClient::in_memory();
@@ -132,7 +133,8 @@ async fn what_is_always_ready_is_never_shed() {
     }
 }
 
-/// Why the manual wants the global one: axum puts a route's layers on anew for each connection.
+/// The documentation asks for `GlobalConcurrencyLimit` on a route because axum applies the layers
+/// of a route anew for each connection.
 #[tokio::test]
 async fn a_limit_that_is_not_global_is_one_for_each_connection() {
     in_time(async {
@@ -167,7 +169,7 @@ async fn layer_behind_or_before_a_buffer_serves_one_after_another() {
                 }
             }
         };
-        // All on one connection, and so behind one buffer.
+        // All requests share one connection, and so one buffer.
         let server = Arc::new(Connected::start(Http::Two, app(layered(post(handler)))).await);
         let mut requests = JoinSet::new();
         let held = locks.exclusive("order:7").acquire().await.unwrap();
@@ -178,7 +180,7 @@ async fn layer_behind_or_before_a_buffer_serves_one_after_another() {
         assert_eq!(
             server.post("/orders/8").await.status(),
             200,
-            "who waits for another lock is in nobody's way"
+            "waiters of another lock do not block it"
         );
         held.release().await.unwrap();
         assert!(

@@ -1,4 +1,4 @@
-//! `Timeout`, that of tower and that of tower-http.
+//! The `Timeout` layers of tower and tower-http.
 
 use std::{
     convert::Infallible,
@@ -42,7 +42,7 @@ fn soon() -> TimeoutLayer {
     TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, SOON)
 }
 
-/// A handler that does not end, and tells when it was entered, and by the end of what it gives when it was dropped.
+/// A handler that never returns. Each entry resolves when the handler is dropped.
 fn endless() -> (MethodRouter, mpsc::UnboundedReceiver<End>) {
     let (entered, entries) = mpsc::unbounded_channel();
     let handler = async move |_: HeldLock| {
@@ -75,7 +75,7 @@ async fn outside_it_strikes_in_the_handler_and_the_lock_is_freed() {
     assert_eq!(server.post("/orders/7").await.status, 408);
     assert!(
         entries.recv().await.unwrap().await.is_err(),
-        "the handler is gone"
+        "the handler is dropped"
     );
     all_free(&locks, &["order:7"]).await;
 }
@@ -87,12 +87,12 @@ async fn within_it_strikes_in_the_handler_and_the_release_is_awaited() {
     let server = Server::start(app(route.layer((orders(&locks), soon())))).await;
     let held = locks.exclusive("order:7").acquire().await.unwrap();
     let sent = server.send("POST", "/orders/7", &[]).await;
-    // It does not bound the wait for the lock.
+    // The time-out does not include the wait for the lock.
     assert!(timeout(SOON * 4, entries.recv()).await.is_err());
     held.release().await.unwrap();
     let end = entries.recv().await.unwrap();
     assert_eq!(sent.response().await.unwrap().status, 408);
-    assert!(end.await.is_err(), "the handler is gone");
+    assert!(end.await.is_err(), "the handler is dropped");
     assert!(is_free_at_once(&locks).await);
 }
 
@@ -110,7 +110,8 @@ async fn within_its_error_is_passed_on_when_the_lock_is_free() {
     assert!(is_free_at_once(&locks).await);
 }
 
-/// A request while another one takes up all of the capacity; with a clock that is as fast as it can be.
+/// The status of a request while the inner capacity is in use, or `None` if there is no response
+/// within [`LONG`]. Checks that the lock is free afterwards. Requires a paused clock.
 async fn while_the_capacity_is_taken(
     route: MethodRouter,
     locks: &LockClient,
@@ -129,7 +130,7 @@ async fn while_the_capacity_is_taken(
 async fn layer_bounds_its_wait_for_capacity_by_an_earlier_timeout() {
     let locks = LockClient::in_memory();
     let limit = GlobalConcurrencyLimitLayer::new(1);
-    // Nobody gives it back.
+    // This permit is kept until the end of the test.
     let taken = limit.layer(service_fn(async |()| Ok::<_, Infallible>(())));
     let _taken = taken.clone().ready_oneshot().await.unwrap();
     let served = || post(async || "served");
@@ -137,7 +138,8 @@ async fn layer_bounds_its_wait_for_capacity_by_an_earlier_timeout() {
 
     let outside = served().layer((soon(), orders(&locks), limit.clone()));
     assert_eq!(while_the_capacity_is_taken(outside, &locks).await, struck);
-    // Within, the capacity is waited for before the time-out is called, unless axum makes a service of each layer.
+    // Inside, the timer starts after the wait for the capacity, unless each layer is added by its
+    // own `.layer`.
     let within = served().layer((orders(&locks), soon(), limit.clone()));
     assert_eq!(while_the_capacity_is_taken(within, &locks).await, None);
     let limited: MethodRouter = served().layer(limit);

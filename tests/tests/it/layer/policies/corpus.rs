@@ -1,4 +1,5 @@
-//! What each mistake is told: `corpus/policies/*.toml`, a mistake each, beside the text that its author reads. `UPDATE=1` writes those anew.
+//! Messages for mistakes in policy files: each `corpus/policies/*.toml` has one mistake, and the
+//! `.txt` beside it is the expected message. `UPDATE=1` writes the messages anew.
 
 use std::{env, fs, path::Path};
 
@@ -6,7 +7,7 @@ use lock_tower::LockPolicies;
 
 pub(super) const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/policies");
 
-/// Those of which more than one thing has to be said.
+/// The files with more than one message.
 const SEVERAL: [&str; 3] = ["many_mistakes.toml", "route_twice.toml", "yaml.toml"];
 
 #[test]
@@ -36,21 +37,21 @@ fn every_mistake_is_told_as_the_corpus_says() {
         let expected = fs::read_to_string(&beside).ok();
         if told != expected {
             wrong.push(format!(
-                "{}\n  is told {told:?}\n  and not {expected:?}",
+                "{}\n  yields {told:?}\n  instead of {expected:?}",
                 file.display()
             ));
         }
         let mistakes = told.map_or(0, |told| told.lines().count());
         if mistakes > 1 && !SEVERAL.iter().any(|several| file.ends_with(several)) {
             wrong.push(format!(
-                "{}\n  is told {mistakes} things of one mistake",
+                "{}\n  yields {mistakes} messages for one mistake",
                 file.display()
             ));
         }
     }
     assert!(
         wrong.is_empty(),
-        "UPDATE=1 takes these for right:\n{}",
+        "UPDATE=1 accepts these messages:\n{}",
         wrong.join("\n")
     );
     assert!(
@@ -67,6 +68,6 @@ fn the_readme_shows_the_file_of_the_example() {
     let example = include_str!("../../../../../examples/src/bin/orders/locks.toml");
     assert!(
         readme.contains(&format!("```toml\n{example}```\n")),
-        "the README's policies are not those of `orders`"
+        "the policies in the README are not those of `orders`"
     );
 }

@@ -1,4 +1,5 @@
-//! Policy files as data, and what they mean by rules that are written here a second time: segment by segment, without a router.
+//! A model of policy files: routes as data, and a second implementation of the matching rules,
+//! segment by segment and without a router.
 
 use std::fmt::Write as _;
 
@@ -11,11 +12,11 @@ pub(super) enum Part {
     Text(&'static str),
     /// A parameter with the text before it.
     Param(&'static str),
-    /// The parameter for the rest, likewise.
+    /// A catch-all parameter with the text before it.
     Rest(&'static str),
 }
 
-/// A route of a file: the methods that it names, none for all, and its path.
+/// A route of a file: its methods, empty for all, and its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) methods: Vec<Method>,
@@ -31,7 +32,7 @@ pub(super) const METHODS: [Method; 5] = [
 ];
 
 impl Route {
-    /// The path with its parameters called `p0` and so on; braces are doubled.
+    /// The path, with doubled braces. A parameter is named after its segment: `p0`.
     pub(super) fn path(&self) -> String {
         let mut path = String::new();
         let doubled = |text: &str| text.replace('{', "{{").replace('}', "}}");
@@ -46,7 +47,7 @@ impl Route {
         path
     }
 
-    /// The names of its parameters.
+    /// The names of the parameters.
     pub(super) fn params(&self) -> Vec<String> {
         let params = self
             .parts
@@ -56,14 +57,14 @@ impl Route {
         params.map(|(index, _)| format!("p{index}")).collect()
     }
 
-    /// As a policy file calls it.
+    /// The route as it is written in a policy file.
     pub(super) fn written(&self) -> String {
         let methods: Vec<_> = self.methods.iter().map(Method::as_str).collect();
         let blank = if methods.is_empty() { "" } else { " " };
         format!("{}{blank}{}", methods.join("|"), self.path())
     }
 
-    /// How well it fits the method, the less the better.
+    /// How well the route matches the method: the lower, the better. `None` if it does not.
     fn rank(&self, method: &Method) -> Option<usize> {
         match &self.methods[..] {
             [] => Some(2),
@@ -73,7 +74,7 @@ impl Route {
         }
     }
 
-    /// Does the path fit? Only a last parameter must not be empty.
+    /// Returns whether the path matches. Only a parameter at the end must not be empty.
     fn fits(&self, path: &str) -> bool {
         let Some(path) = path.strip_prefix('/') else {
             return false;
@@ -103,7 +104,7 @@ impl Route {
         segments.len() == self.parts.len()
     }
 
-    /// Is its path more specific than that of `other`, both of which fit a request?
+    /// Returns whether the path is more specific than that of `other`, if both match a request.
     fn is_before(&self, other: &Self) -> bool {
         let literal = |part: &Part| match part {
             Part::Text(_) => usize::MAX,
@@ -117,7 +118,7 @@ impl Route {
         differing.is_some_and(|(part, other)| literal(part) > literal(other))
     }
 
-    /// Could no router tell the two apart by their paths alone?
+    /// Returns whether no router can have both paths: a parameter beside a catch-all.
     fn contradicts(&self, other: &Self) -> bool {
         let differing = self
             .parts
@@ -133,7 +134,7 @@ impl Route {
     }
 }
 
-/// Which of the routes a request is of.
+/// The index of the route that a request matches.
 pub(super) fn meant(routes: &[Route], method: &Method, path: &str) -> Option<usize> {
     let fitting = routes
         .iter()
@@ -152,7 +153,7 @@ pub(super) fn meant(routes: &[Route], method: &Method, path: &str) -> Option<usi
         .map(|(_, index)| index)
 }
 
-/// Texts that could be taken for one another.
+/// Texts that are easily confused with each other.
 const TEXTS: [&str; 15] = [
     "a", "ab", "abc", "a-", "b", "export", "%61", "a%2Fb", "%2F", ".", "..", "", "{a}", "a.b", "~",
 ];
@@ -188,7 +189,7 @@ pub(super) fn routes() -> impl Strategy<Value = Vec<Route>> {
     .prop_map(|many| {
         let mut routes: Vec<Route> = Vec::new();
         for (mut route, of, again) in many {
-            // The same path for another method is what services are made of.
+            // Routes of a service often differ only in their methods.
             if again && !routes.is_empty() {
                 route
                     .parts
@@ -213,7 +214,7 @@ pub(super) fn routes() -> impl Strategy<Value = Vec<Route>> {
     })
 }
 
-/// A path that somebody asks for, mostly one that fits a route, or nearly.
+/// The path of a request. Most of them match a route, or nearly.
 pub(super) fn path(routes: &[Route]) -> impl Strategy<Value = String> + use<> {
     let segment = || {
         select(
@@ -272,7 +273,7 @@ pub(super) fn method() -> impl Strategy<Value = Method> {
     )
 }
 
-/// As a basic string of TOML.
+/// The text as a basic string of TOML.
 pub(super) fn quoted(text: &str) -> String {
     let escaped = text.chars().map(|c| match c {
         '"' | '\\' => format!("\\{c}"),

@@ -1,4 +1,4 @@
-//! What a route leaves open comes from its group, then from the defaults, field by field.
+//! Inheritance: fields that a route leaves unset come from its group, then from the defaults.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -7,11 +7,11 @@ use lock_runtime::{LockSpec, web::ErrorClass};
 use lock_tower::{HoldUntil, LockPolicies, Policy};
 use proptest::{option::weighted, prelude::*};
 
-/// What a table may say.
+/// The fields of a table. `None` is unset.
 #[derive(Clone, Debug, Default)]
 struct Said {
     lease: Option<u64>,
-    /// None is `no_wait`.
+    /// `Some(None)` is `no_wait`.
     wait: Option<Option<u64>>,
     sharing: Option<Sharing>,
     reentrant: Option<bool>,
@@ -50,7 +50,7 @@ fn said() -> impl Strategy<Value = Said> {
     let times = (
         weighted(0.4, 1..100_u64),
         weighted(0.4, weighted(0.6, 0..100_u64)),
-        // Whatever is mixed, none is longer than the other.
+        // `min_hold` is at most `max_hold`, whichever tables they come from.
         weighted(0.4, 0..100_u64),
         weighted(0.4, 100..1000_u64),
         weighted(0.4, 0..100_u64),
@@ -135,7 +135,7 @@ impl Said {
     }
 }
 
-/// The policy of the first that says something about a field, by the setters of Rust.
+/// The expected policy, built with the setters. The first table that sets a field applies.
 fn policy(name: &str, all: &[&Said]) -> Policy {
     fn first<T>(all: &[&Said], field: impl Fn(&Said) -> Option<T>) -> Option<T> {
         all.iter().find_map(|said| field(said))
@@ -194,7 +194,7 @@ fn policy(name: &str, all: &[&Said]) -> Policy {
     if first(all, |said| said.fail_open) == Some(true) {
         policy = policy.fail_open();
     }
-    // Row by row: what a route says of one leaves the others as they are inherited.
+    // Each status is inherited on its own.
     for (index, (_, answer)) in ROWS.into_iter().enumerate() {
         if let Some(status) = first(all, |said| said.statuses[index]) {
             policy = policy.status(answer, StatusCode::from_u16(status).unwrap());

@@ -1,5 +1,5 @@
-//! Two requests share a lock only if they are of one route with the same values, or of routes that say so; and a policy names the lock that a
-//! [`LockLayer`], a [`KeyWriter`] and the attribute name.
+//! Keys of policies: requests of different routes or values have different locks, and a policy, a
+//! [`LockLayer`], a [`KeyWriter`] and the attribute build the same key.
 
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -22,7 +22,7 @@ use super::file::{Part, Route, quoted, routes};
 
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
-/// What a key has beside the values of the path.
+/// A value of a key that is not from the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Beside {
     Header,
@@ -30,7 +30,7 @@ enum Beside {
     Method,
 }
 
-/// The key of a route: its beginning, and values with the text before each.
+/// The key of a route: its prefix, the text before each value, and the values beside the path.
 #[derive(Clone, Debug)]
 struct Key {
     by_path: bool,
@@ -38,7 +38,7 @@ struct Key {
     beside: Vec<Beside>,
 }
 
-/// A request of a route: the values of its path, of the header and of the query.
+/// The values of a request: path parameters, header, query and method.
 #[derive(Clone, Debug)]
 struct Values {
     path: Vec<String>,
@@ -60,7 +60,7 @@ fn key() -> impl Strategy<Value = Key> {
     )
 }
 
-/// Values that could be taken for others, or for what is between them.
+/// Values that a wrong encoding would confuse with each other or with the text between them.
 fn value() -> impl Strategy<Value = String> {
     prop_oneof![
         3 => "[1x:/%.{}-]{1,3}",
@@ -69,7 +69,7 @@ fn value() -> impl Strategy<Value = String> {
 }
 
 fn values() -> impl Strategy<Value = Values> {
-    // A header cannot begin or end with a blank, nor have what is no text.
+    // Header values have no spaces at the ends and no control characters.
     let header = "[1x:/%.{}-]{1,3}";
     let method = select(vec![Method::GET, Method::POST, Method::HEAD]);
     (
@@ -87,7 +87,7 @@ fn values() -> impl Strategy<Value = Values> {
 }
 
 impl Key {
-    /// The template, and the places that it has: by the names of the path's parameters, then what is beside.
+    /// The template: the prefix, the path parameters, and the values beside the path.
     fn template(&self, number: usize, route: &Route) -> String {
         let mut template = if self.by_path {
             "{matched_path}:".to_owned()
@@ -107,7 +107,7 @@ impl Key {
         template
     }
 
-    /// The values that the key has of a request.
+    /// The values of a request that the key contains.
     fn of(&self, route: &Route, values: &Values) -> Vec<String> {
         let beside = self.beside.iter().map(|beside| match beside {
             Beside::Header => values.header.clone(),
@@ -121,7 +121,7 @@ impl Key {
             .collect()
     }
 
-    /// The same key by the writer.
+    /// The same key, built with [`KeyWriter`].
     fn written(&self, number: usize, route: &Route, values: &Values) -> LockKey {
         let mut writer = KeyWriter::new();
         if self.by_path {
@@ -138,10 +138,10 @@ impl Key {
     }
 }
 
-/// Everything but letters and digits, and half of those too.
+/// All bytes but letters and digits, and the digit 1 as well.
 const ALL_BUT_X: &AsciiSet = &NON_ALPHANUMERIC.add(b'1');
 
-/// The request, its values percent-encoded in one of two ways.
+/// A request for the route. The bytes of `encoded` are percent-encoded in its values.
 fn request(route: &Route, values: &Values, encoded: &'static AsciiSet) -> Request {
     let mut path = String::new();
     let mut value = values.path.iter();
@@ -165,7 +165,7 @@ fn request(route: &Route, values: &Values, encoded: &'static AsciiSet) -> Reques
         .unwrap()
 }
 
-/// The lock that a layer has taken for a request.
+/// Sends a request and returns the key of the lock that a layer acquired for it.
 async fn locked(app: &Router, request: Request) -> Option<LockKey> {
     let response: Response = app.clone().oneshot(request).await.unwrap();
     response
@@ -184,7 +184,7 @@ proptest! {
         keys in proptest::collection::vec(key(), 10),
         requests in proptest::collection::vec((any::<prop::sample::Index>(), values()), 2..40),
     ) {
-        // For all methods, and no path in another: which route a request is of is not the question here.
+        // Each path once, for all methods: the choice of the route is not tested here.
         let mut all: Vec<Route> = Vec::new();
         for route in routes {
             if !all.iter().any(|other| other.parts == route.parts) {
@@ -212,13 +212,13 @@ proptest! {
                 let mut request = request(&all[asked], values, encoded);
                 let Some(policy) = policies.find(&values.method, request.uri().path()) else { panic!("{request:?}") };
                 if policy.name() != format!("r{asked}") {
-                    // It fits a more specific route better.
+                    // A more specific route matches.
                     continue;
                 }
                 let (found, target) = policies.select(&mut request, |_| None);
                 let key = match target {
                     Ok(Target::Lock(key)) => key,
-                    // Which of the routes is meant depends on what is nested.
+                    // The path is ambiguous: its route depends on nested services.
                     Err(_) if request.uri().path().contains("//") => continue,
                     other => panic!("{request:?}: {other:?}"),
                 };
@@ -263,7 +263,7 @@ proptest! {
     }
 }
 
-/// The handler and the policy read the path alike: what is locked is what is worked on.
+/// The handler and the policy read the same values from the path.
 #[tokio::test]
 async fn a_handler_is_told_the_values_that_its_lock_has() {
     let policies =

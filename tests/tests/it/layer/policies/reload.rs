@@ -1,4 +1,4 @@
-//! A file that is read again while requests are served.
+//! Reloads of policies while requests are served.
 
 use std::{
     sync::{
@@ -16,7 +16,7 @@ use tokio::{sync::Semaphore, time::timeout};
 
 use crate::layer::server::Server;
 
-/// Longer than anything here takes, and shorter than a lease.
+/// Longer than any of these tests takes, and shorter than the default lease.
 const PROMPTLY: Duration = Duration::from_secs(10);
 
 async fn named(lock: Option<HeldLock>) -> String {
@@ -49,7 +49,8 @@ async fn policy_file_reload_leaves_requests_under_their_policy() {
     let holds = server.send("POST", "/orders/7", &[]).await;
     enters().await;
     let waits = server.send("POST", "/orders/7", &[]).await;
-    // Whoever comes on a connection of its own comes in any order, so the line is asked whether it stands there.
+    // Requests on different connections arrive in any order. A full wait queue shows that the
+    // second one has arrived.
     let stands = async {
         let probe = || {
             locks
@@ -59,13 +60,13 @@ async fn policy_file_reload_leaves_requests_under_their_policy() {
         };
         while !matches!(probe().acquire().await, Err(error) if error.code() == "overloaded") {}
     };
-    timeout(PROMPTLY, stands).await.expect("it waits");
+    timeout(PROMPTLY, stands).await.expect("the request waits");
 
     write("key = 'order:{id}', no_wait = true, status = { busy = 423 }");
     policies.reload().unwrap();
     let response = timeout(PROMPTLY, server.post("/orders/7"))
         .await
-        .expect("it does not wait any more");
+        .expect("refused at once");
     assert_eq!(
         (response.status, response.problem().as_str()),
         (423, "contended")
@@ -75,7 +76,7 @@ async fn policy_file_reload_leaves_requests_under_their_policy() {
     let skipped = server.send("POST", "/orders/7", &[]).await;
     timeout(PROMPTLY, enters())
         .await
-        .expect("it does not ask for the lock");
+        .expect("served without the lock");
     leave.add_permits(3);
     assert_eq!(skipped.response().await.unwrap().body, "none");
     assert_eq!(holds.response().await.unwrap().body, "order:7");
@@ -97,7 +98,8 @@ async fn no_request_that_comes_after_a_reload_is_served_as_before() {
     }
 }
 
-/// Reloads come between the requests of a storm, on threads of their own: none is lost, none is served without the lock, and two never at once.
+/// Another thread reloads during a storm: each request is served, under its lock, and no two run at
+/// the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_storm_with_reloads_in_it_loses_none() {
     const REQUESTS: usize = 400;

@@ -1,4 +1,5 @@
-//! Which policy a request is of: as the rules say, and never another one than that of the route that axum serves it by.
+//! The policy of a request: it follows the documented rules, and is always that of the route by
+//! which axum serves the request.
 
 use std::{convert::Infallible, sync::LazyLock};
 
@@ -22,7 +23,7 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
 type App = BoxCloneSyncService<Request, Response, Infallible>;
 
-/// A file in which each route locks its own name, or is skipped.
+/// A file in which each route has its name as its key, or is skipped.
 fn file(prefix: &str, routes: &[Route], skipped: &[bool]) -> LockPolicies {
     let lines = routes
         .iter()
@@ -41,7 +42,7 @@ fn file(prefix: &str, routes: &[Route], skipped: &[bool]) -> LockPolicies {
     LockPolicies::from_toml_str(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// Routes, a request, and more requests.
+/// Routes, and requests for them.
 fn cases() -> impl Strategy<Value = (Vec<Route>, Vec<(Method, String)>)> {
     routes().prop_flat_map(|routes| {
         let requests = proptest::collection::vec((method(), path(&routes)), 1..24);
@@ -59,7 +60,7 @@ proptest! {
         order in any::<u64>(),
     ) {
         let policies = file("", &routes, &skipped);
-        // In another order it is the same file.
+        // The order of the routes in the file has no effect.
         let mut turned: Vec<_> = routes.iter().cloned().zip(skipped.iter().copied()).collect();
         turned.rotate_left(usize::try_from(order % routes.len() as u64).unwrap());
         let (turned, turned_skipped): (Vec<_>, Vec<_>) = turned.into_iter().unzip();
@@ -75,7 +76,7 @@ proptest! {
     }
 }
 
-/// What a handler tells: of which route it is, and under which lock it runs.
+/// The response of a handler: the index of its route, and the key of its lock.
 #[derive(Clone)]
 struct Served {
     route: usize,
@@ -101,7 +102,7 @@ fn handlers(routes: &[Route], of: &[usize]) -> MethodRouter {
     handlers
 }
 
-/// The paths of the routes, with all routes of each.
+/// The distinct paths, each with the indices of its routes.
 fn paths(routes: &[Route]) -> Vec<(String, Vec<usize>)> {
     let mut paths: Vec<(String, Vec<usize>)> = Vec::new();
     for (index, route) in routes.iter().enumerate() {
@@ -113,7 +114,8 @@ fn paths(routes: &[Route]) -> Vec<(String, Vec<usize>)> {
     paths
 }
 
-/// A router for some of the paths, and its paths may lie below others.
+/// A router for the paths that `with` selects by number, below the prefix `below`. `each` wraps the
+/// handlers of a path.
 fn router(
     routes: &[Route],
     below: &str,
@@ -137,7 +139,7 @@ where
     BoxCloneSyncService::new(service.map_response(IntoResponse::into_response))
 }
 
-/// All the ways in which the same routes are put together below `/n` and locked by one file.
+/// All ways to put together the same routes below `/n` with the policies of one file.
 fn apps(routes: &[Route], lock: &PolicyLayer<LockPolicies>) -> Vec<(&'static str, App)> {
     let plain = |handlers| handlers;
     let all = |_| true;
@@ -226,7 +228,7 @@ fn apps(routes: &[Route], lock: &PolicyLayer<LockPolicies>) -> Vec<(&'static str
     ]
 }
 
-/// Who has served the request, and under which lock.
+/// Sends a request. Returns the route and the lock of its handler, or `None` without a handler.
 async fn asked(app: &App, method: &Method, path: &str) -> Option<Served> {
     let request = Request::builder()
         .method(method)
@@ -240,8 +242,8 @@ async fn asked(app: &App, method: &Method, path: &str) -> Option<Served> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// A request that a router serves by the handler of a route is served under the policy of that route, however the router is put
-    /// together and wherever the layer is.
+    /// A request that reaches the handler of a route is served under the policy of that route,
+    /// however the router is put together and wherever the layer is.
     #[test]
     fn what_axum_serves_by_a_route_is_served_under_its_policy(
         (routes, requests) in cases(),

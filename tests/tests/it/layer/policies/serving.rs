@@ -1,4 +1,4 @@
-//! What a file says is what happens, on real servers.
+//! The options of a policy file, on real servers.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -20,11 +20,11 @@ use tower::Layer;
 
 use crate::layer::server::{Response, Server};
 
-/// Longer than anything here takes, and shorter than a lease.
+/// Longer than any of these tests takes, and shorter than the default lease.
 const PROMPTLY: Duration = Duration::from_secs(10);
 const GRPC: &[(&str, &str)] = &[("content-type", "application/grpc")];
 
-/// Answers with the name of the lock it is served under.
+/// Responds with the key of the lock of the request.
 async fn named(lock: Option<HeldLock>) -> String {
     lock.map_or("none".into(), |lock| lock.key().to_string())
 }
@@ -33,7 +33,7 @@ fn layer(locks: &LockClient, text: &str) -> PolicyLayer<LockPolicies> {
     PolicyLayer::new(locks.clone(), LockPolicies::from_toml_str(text).unwrap())
 }
 
-/// A server whose every path answers with its lock.
+/// A server that responds to every path with the key of the lock.
 async fn serve(locks: &LockClient, text: &str) -> Server {
     Server::start(Router::new().fallback(named).layer(layer(locks, text))).await
 }
@@ -73,14 +73,14 @@ async fn a_refusal_has_the_status_of_its_policy() {
             (title(&response).as_str(), response.header("retry-after")),
             (phrase, Some(after))
         );
-        // gRPC is told the same as ever.
+        // The status of a gRPC response does not change.
         let response = server.post_with(path, GRPC).await;
         assert_eq!(
             (response.status, response.header("grpc-status")),
             (200, Some("10"))
         );
     }
-    // Its policy has been found, though not its lock.
+    // The policy applies even if the request lacks a part of its key.
     let response = server.post("/tenant/7").await;
     assert_eq!(
         (response.status, response.problem().as_str()),
@@ -104,20 +104,20 @@ async fn who_does_not_wait_and_who_is_one_too_many_is_told_at_once() {
     let held = locks.exclusive("order:7").acquire().await.unwrap();
     let response = timeout(PROMPTLY, server.post("/not/7"))
         .await
-        .expect("it is refused at once");
+        .expect("refused at once");
     assert_eq!(response.problem(), "contended");
     assert_eq!(server.post("/short/7").await.problem(), "wait_timeout");
-    // One may wait, the other is one too many.
+    // The request at the head of the queue does not count, so `max_waiters = 0` admits one.
     let (first, second) = (pin!(server.post("/waits/7")), pin!(server.post("/waits/7")));
     let refused = timeout(PROMPTLY, future::select(first, second))
         .await
-        .expect("one is refused at once");
+        .expect("one of them is refused at once");
     let (response, waiting) = refused.factor_first();
     assert_eq!(
         (response.status, response.problem().as_str()),
         (503, "overloaded")
     );
-    // Of another key there is nobody yet.
+    // The waiters of one key do not affect another.
     assert_eq!(server.post("/waits/8").await.body, "order:8");
     held.release().await.unwrap();
     assert_eq!(waiting.await.body, "order:7");
@@ -153,7 +153,7 @@ async fn readers_and_permits_are_served_together() {
             server.send("POST", path, &[]).await,
             server.send("POST", path, &[]).await,
         );
-        // Both are in the handler, and nobody writes meanwhile.
+        // Both requests are in the handler; a writer is refused meanwhile.
         timeout(PROMPTLY, both.wait())
             .await
             .expect("they are served together");
@@ -403,7 +403,7 @@ async fn a_method_of_grpc_has_its_policy() {
     );
 }
 
-/// One path in many ways, as it comes over the wire, below a router that is nested in every way.
+/// No spelling of a path reaches a handler without a lock, however the routers are nested.
 #[tokio::test]
 async fn policy_file_locks_a_path_however_it_is_written() {
     let text = r#"

@@ -1,4 +1,4 @@
-//! Whatever the text is, it is taken whole or refused with places that are in it, and nobody panics.
+//! Any text is either loaded or rejected with mistakes at positions within it, without a panic.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use super::{corpus::CORPUS, file::quoted};
 
 const GOOD: &str = r#"routes."GET /served" = { key = "{header.x}" }"#;
 
-/// Pieces of policy files, and what is not.
+/// Fragments of policy files, valid and invalid.
 const PIECES: &[&str] = &[
     "[defaults]",
     "[groups.a]",
@@ -98,7 +98,7 @@ const PIECES: &[&str] = &[
     "{{",
 ];
 
-/// What is put in the place of something good.
+/// Replacements for tokens of a file.
 const NASTY: &[&str] = &[
     "",
     "\"\"",
@@ -139,7 +139,7 @@ const NASTY: &[&str] = &[
     "permits:{x}",
 ];
 
-/// The corpus, good and bad.
+/// The files of the corpus, valid and invalid, and that of the example.
 static FILES: LazyLock<Vec<String>> = LazyLock::new(|| {
     let files = fs::read_dir(CORPUS)
         .unwrap()
@@ -153,7 +153,7 @@ static FILES: LazyLock<Vec<String>> = LazyLock::new(|| {
     texts
 });
 
-/// Words, numbers, blanks and each other character by itself.
+/// Splits the text into words, runs of spaces, and single other characters.
 fn tokens(text: &str) -> Vec<String> {
     let kind = |c: char| match c {
         _ if c.is_alphanumeric() || c == '_' => 0,
@@ -217,7 +217,7 @@ fn changed(text: &str, changes: &[(Change, Index)]) -> String {
     tokens.concat()
 }
 
-/// Loads `text`, or checks what is said of it.
+/// Loads `text`, or checks the reported mistakes and that existing policies are unchanged.
 fn is_taken_or_told(text: &str) {
     let served = LockPolicies::from_toml_str(GOOD).unwrap();
     let before = served.find(&Method::GET, "/served").unwrap();
@@ -251,7 +251,7 @@ fn is_taken_or_told(text: &str) {
                     (1..=lines.len()).contains(&mistake.line),
                     "{mistake:?} of {text:?}"
                 );
-                // What is missing at the end of a line is one after it.
+                // A mistake at the end of a line is one column after it.
                 let columns = 1..=lines[mistake.line - 1].chars().count() + 1;
                 assert!(columns.contains(&mistake.column), "{mistake:?} of {text:?}");
                 assert!(
@@ -263,7 +263,7 @@ fn is_taken_or_told(text: &str) {
             let after = served.find(&Method::GET, "/served").unwrap();
             assert!(
                 Arc::ptr_eq(&before, &after),
-                "a bad text has changed something: {text:?}"
+                "an invalid text changed the policies: {text:?}"
             );
         }
     }

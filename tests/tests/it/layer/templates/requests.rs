@@ -1,4 +1,4 @@
-//! Templates on the routes of a real axum router, filled by arbitrary requests.
+//! Templates on the routes of a real axum router, with arbitrary requests.
 
 use std::collections::HashMap;
 
@@ -31,7 +31,7 @@ fn runtime() -> Runtime {
         .unwrap()
 }
 
-/// Answers with the name of the lock it is served under.
+/// Responds with the key of the lock of the request.
 async fn named(lock: Option<HeldLock>) -> String {
     lock.map_or_else(String::new, |lock| lock.key().to_string())
 }
@@ -46,7 +46,8 @@ async fn said(response: Response) -> String {
     .unwrap()
 }
 
-/// The key under which a route with the template serves the values, encoded in one of many ways; or the code of the refusal.
+/// The key under which a route with the template serves the values, or the code of the refusal.
+/// `choices` selects the encoding of the values.
 async fn served(locks: &LockClient, written: &Written, choices: &[u8]) -> Result<String, String> {
     let layer = LockLayer::new(locks.clone(), &written.template())
         .unwrap()
@@ -63,7 +64,7 @@ async fn served(locks: &LockClient, written: &Written, choices: &[u8]) -> Result
     }
 }
 
-/// Templates that can be read; the others are not asked for a request.
+/// Valid templates with values.
 fn readable() -> impl Strategy<Value = Written> {
     written().prop_filter("a template that can be read", |written| {
         KeyTemplate::new(&written.template()).is_ok()
@@ -76,7 +77,8 @@ fn the_same_values_give_the_same_key_however_they_are_encoded() {
     let run = TestRunner::new(config()).run(
         &(readable(), vec(vec(any::<u8>(), 1..40), 3)),
         |(written, encodings)| {
-            // The writer of the macro: a value that fills up the reserved beginning is refused by both.
+            // The layer and `KeyWriter` refuse the same values, such as one that completes the
+            // reserved prefix.
             let expected = written
                 .key()
                 .map(|key| key.to_string())
@@ -129,7 +131,7 @@ fn different_values_of_one_template_have_different_keys() {
     let (runtime, locks) = (runtime(), LockClient::in_memory());
     let cases = (readable(), vec(value(), 5), "[%.A3]{0,3}");
     let run = TestRunner::new(config()).run(&cases, |(written, values, text)| {
-        // Whatever the text is, `%` included.
+        // The text may contain `%` here.
         let part = |part: &super::written::Part| match part {
             super::written::Part::Text(own) => super::written::Part::Text(format!("{own}{text}")),
             value => value.clone(),
@@ -159,7 +161,7 @@ fn no_value_leaves_the_place_that_the_text_has_for_it() {
         let Ok(key) = runtime.block_on(served(&locks, &written, &[0])) else {
             return Ok(());
         };
-        // Segments, the hash tag, the namespace and the kind are where the text puts them.
+        // Only the text determines the segments, hash tag, namespace and kind.
         let of_text = written
             .with_values(&["x"; 5].map(String::from))
             .key()
@@ -201,7 +203,7 @@ fn a_key_is_never_longer_than_a_key_may_be() {
     run.unwrap();
 }
 
-/// Every kind of source, alone and with others.
+/// Every kind of placeholder, alone and combined.
 const TEMPLATES: &[&str] = &[
     "k",
     "{a}",
@@ -275,7 +277,7 @@ fn any_request_is_served_or_refused() {
             (*template, app.fallback(named).layer(layer))
         })
         .collect();
-    // All apps answer each request.
+    // Each case sends a request to all apps.
     let config = Config {
         cases: config().cases * 2,
         ..config()
@@ -285,10 +287,10 @@ fn any_request_is_served_or_refused() {
             let routed = runtime
                 .block_on(app.clone().oneshot(request.clone().map(|()| Body::empty())))
                 .unwrap();
-            // 500 is for a route that lacks what the template has.
+            // 500 means that the route lacks a part of the template.
             let can_be = [200, 400, 500].contains(&routed.status().as_u16());
             prop_assert!(can_be, "{template}: {routed:?}");
-            // Where no router has seen it, too.
+            // The template without a router must not panic either.
             let _ = KeyTemplate::new(template)
                 .unwrap()
                 .target(&mut request.clone());

@@ -1,4 +1,4 @@
-//! A template with the values of a request, as the test knows them.
+//! Random key templates together with the values of a request.
 
 use std::fmt::Write as _;
 
@@ -20,19 +20,19 @@ pub(super) enum Source {
     Query,
 }
 
-/// A template, and the values that a request has for it. The placeholder of part 3 is called `v3`.
+/// A template with the values of a request. The placeholder of part 3 is named `v3`.
 #[derive(Clone, Debug)]
 pub(super) struct Written(pub(super) Vec<Part>);
 
-/// A token of the reading of a key: what a person sees in it who knows the template and the values.
+/// A token of the intended meaning of a key, derived from the template and the values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Token {
-    /// One of `:/{}` that is of the text.
+    /// One of `:/{}` in the text of the template.
     Mark(char),
     Char(char),
-    /// A value begins, and no `:` or `/` of the text is between it and the one before.
+    /// The start of a value that no `:` or `/` of the text separates from the previous value.
     Value,
-    /// The key begins with a value that is the reserved word.
+    /// Precedes the reserved word as a value at the start of the key.
     Word,
 }
 
@@ -52,7 +52,7 @@ impl Written {
         template
     }
 
-    /// The route with all parameters of the path.
+    /// The route, with all path parameters.
     pub(super) fn route(&self) -> String {
         let of_path = |(number, part): (usize, &Part)| match part {
             Part::Value(Source::Path, _) => Some(format!("/{{v{number}}}")),
@@ -68,7 +68,7 @@ impl Written {
         )
     }
 
-    /// A request with the values; `choices` decides what is percent-encoded that need not be.
+    /// A request with the values. `choices` selects how each byte is encoded.
     pub(super) fn request(&self, choices: &[u8]) -> Request<Body> {
         let mut encoder = Encoder {
             choices: choices.iter().copied().cycle(),
@@ -96,7 +96,7 @@ impl Written {
         request.uri(path + &query).body(Body::empty()).unwrap()
     }
 
-    /// What the writer that the macro uses makes of the same.
+    /// The key of the same values from [`KeyWriter`], which the macro uses.
     pub(super) fn key(&self) -> Result<LockKey, LockError> {
         let mut key = KeyWriter::new();
         for part in &self.0 {
@@ -108,8 +108,9 @@ impl Written {
         key.finish()
     }
 
-    /// Two of the same reading have the same key, and no others: a `:` of a value is another token than a `:` of the text, and two
-    /// values that stand side by side are told apart. That takes text without `%`, which is what escapes begin with.
+    /// The intended meaning of the key. Keys are equal if and only if their readings are: a `:` of
+    /// a value differs from a `:` of the text, and adjacent values are kept apart. The text must
+    /// not contain `%`, which starts an escape.
     pub(super) fn reading(&self) -> Vec<Token> {
         let mut reading = Vec::new();
         let mut open = false;
@@ -142,7 +143,7 @@ impl Written {
         reading
     }
 
-    /// The same template with other values, as far as there are any.
+    /// The same template with other values. Those beyond the end of `values` are kept.
     pub(super) fn with_values(&self, values: &[String]) -> Self {
         let mut values = values.iter();
         let with = |part: &Part| match part {
@@ -155,7 +156,7 @@ impl Written {
     }
 }
 
-/// What a header cannot have is left out.
+/// Makes a value fit its source: that of a header has no control characters and is not empty.
 fn fit(source: Source, value: &str) -> String {
     if source != Source::Header {
         return value.to_owned();
@@ -172,8 +173,8 @@ struct Encoder<I> {
 }
 
 impl<I: Iterator<Item = u8>> Encoder<I> {
-    /// Bytes of `may_stand`, letters and digits are written as they are, or are encoded; all others are. A blank that may stand is
-    /// written as a form does.
+    /// Writes letters, digits and bytes of `may_stand` plain or percent-encoded, and encodes all
+    /// other bytes. A plain space is written as `+`.
     fn encode(&mut self, value: &str, may_stand: &[u8], to: &mut String) {
         for byte in value.bytes() {
             let stands = byte.is_ascii_alphanumeric() || may_stand.contains(&byte);
@@ -186,7 +187,7 @@ impl<I: Iterator<Item = u8>> Encoder<I> {
     }
 }
 
-/// Text of few letters, so that much of it is alike, and of what means something in a key.
+/// Text from a small alphabet, for frequent collisions, and with the special characters of keys.
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![6 => "[a1:/.-]{0,3}", 1 => Just("permits".into()), 1 => "\\{[a1]?", 1 => "[a1]?\\}", 1 => "\\{[a1]{1,2}\\}"]
 }

@@ -1,4 +1,4 @@
-//! What all processes of a storm have recorded, and what must hold of it.
+//! The records of all processes of a storm, and the conditions that they must meet.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,11 +10,12 @@ use lock_tests::storm::{Ask, Event, Kind, PERMITS, Record, nanos};
 
 use super::super::storm::history::{Grant, History, Violation};
 
-/// How long a lock may be free while a request waits for it and nothing fails.
+/// The longest time for which a lock may be free while a request waits for it and nothing fails.
 pub(super) const HANDOVER: Duration = Duration::from_millis(250);
-/// What may pass after a fault and a lease: the process is noticed to be gone, connections are made again.
+/// The time that may pass after a fault and a lease, until dead processes are detected and
+/// connections are restored.
 pub(super) const RECOVERY: Duration = Duration::from_secs(3);
-/// How much later than its wait a request may be answered.
+/// The longest time by which a reply may exceed the wait of its request.
 pub(super) const LATE: Duration = Duration::from_millis(500);
 
 /// A time by [`nanos`], or a duration.
@@ -24,30 +25,31 @@ pub(super) fn in_nanos(time: Duration) -> Nanos {
     u64::try_from(time.as_nanos()).expect("less than 584 years")
 }
 
-/// Something that went wrong on purpose.
+/// A deliberate fault.
 #[derive(Clone, Debug)]
 pub(super) struct Fault {
     pub(super) name: String,
     pub(super) time: Range<Nanos>,
-    /// The only store has lost its data meanwhile, and may grant what is held for as long as a lease.
+    /// The only store lost its data during the fault. For a lease after it, the store may grant
+    /// locks that are held.
     pub(super) loses: bool,
 }
 
-/// Which of the two locks of a name.
+/// One of the two locks of a name; `true` for the permits.
 type Lock = (String, bool);
 
-/// What is known of a request.
+/// The recorded events of a request.
 #[derive(Clone, Debug)]
 struct Request {
     process: usize,
     ask: Ask,
     asked: Nanos,
-    /// When it was granted or refused.
+    /// The time of the grant or the refusal.
     answered: Option<Nanos>,
     refused: Option<String>,
     fences: Vec<u64>,
     entered: Vec<u64>,
-    /// When the guard was looked at, and until when it was valid then.
+    /// The times at which the guard was checked, each with the end of its validity as of then.
     held: Vec<(Nanos, Nanos)>,
     lost: Option<Lost>,
     leaving: Option<Nanos>,
@@ -71,12 +73,12 @@ impl Request {
         self.ask.keys.iter().map(move |key| (key.clone(), permits))
     }
 
-    /// From when to when its holder could count on the lock.
+    /// The time in which the holder could rely on the lock.
     fn claim(&self) -> Option<Range<Nanos>> {
         let granted = self.held.first()?.0;
         let valid_until = self.held.iter().map(|(_, until)| *until).max()?;
         let lost = self.lost.as_ref().map(|lost| match lost.code.as_str() {
-            // The time was known before.
+            // The holder can compute the time of these losses in advance.
             "lost_expired" | "lost_max_hold" => lost.at,
             _ => lost.valid_at,
         });
@@ -87,7 +89,8 @@ impl Request {
         Some(granted..end.max(granted))
     }
 
-    /// From when to when its lock is not free: while it is claimed or reserved, and where that is not known.
+    /// The time in which the lock is not free: its claim and its reservation. A request for several
+    /// keys and a downgrade may hold the lock from the time of the request on.
     fn occupies(&self) -> Option<Range<Nanos>> {
         let unknown = self.ask.keys.len() > 1 || self.ask.kind == Kind::Downgraded;
         let Some(claim) = self.claim() else {
@@ -108,18 +111,19 @@ pub(super) struct Gap {
     pub(super) length: Duration,
     pub(super) allowed: Duration,
     pub(super) explained_by: Vec<String>,
-    /// Those for the lock about that time, where nothing explains it; in milliseconds since its beginning.
+    /// The requests for the lock about that time, if the gap is longer than allowed. Times are in
+    /// milliseconds since its start.
     pub(super) requests: Vec<String>,
 }
 
-/// What fencing tokens may not do, and have done.
+/// Violations of the order of fencing tokens.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct TokenViolations {
     pub(super) shared_by_readers: Vec<String>,
     pub(super) others: Vec<String>,
 }
 
-/// Everything that was recorded.
+/// All records of a storm.
 #[derive(Debug)]
 pub(super) struct Chronicle {
     requests: Vec<Request>,
@@ -127,7 +131,7 @@ pub(super) struct Chronicle {
     killed: HashMap<usize, Nanos>,
     faults: Vec<Fault>,
     lease: Nanos,
-    /// A time by both clocks.
+    /// One point in time by both clocks.
     zero: (Instant, Nanos),
 }
 
@@ -170,7 +174,7 @@ impl Chronicle {
             .count()
     }
 
-    /// How often requests and releases ended in which way, and how often locks were lost.
+    /// The codes with which requests, holds and releases ended, with their counts.
     pub(super) fn codes(&self) -> BTreeMap<&str, usize> {
         let mut counts = BTreeMap::new();
         for request in &self.requests {
@@ -184,7 +188,7 @@ impl Chronicle {
         counts
     }
 
-    /// Every key with its requests, in the order in which they were made.
+    /// The requests for each lock, in the order in which they were made.
     fn by_lock(&self) -> BTreeMap<Lock, Vec<&Request>> {
         let mut locks: BTreeMap<Lock, Vec<&Request>> = BTreeMap::new();
         for request in &self.requests {
@@ -199,7 +203,8 @@ impl Chronicle {
         self.zero.0 - Duration::from_nanos(self.zero.1.saturating_sub(at))
     }
 
-    /// Tokens of a key that were given twice or went back, in whatever modes; guards that entered again with another token.
+    /// Tokens of a lock that were granted twice or went back, in any modes, and guards that were
+    /// entered again with another token.
     pub(super) fn token_violations(&self) -> TokenViolations {
         let mut violations = TokenViolations::default();
         for (lock, requests) in self.by_lock() {
@@ -270,7 +275,7 @@ impl Chronicle {
         self.requests.iter().filter(has).collect()
     }
 
-    /// Claims of one lock that exclude each other and overlap, where no data were lost.
+    /// Overlapping claims of one lock that exclude each other, except after a loss of data.
     pub(super) fn overlaps(&self) -> Vec<String> {
         let mut overlaps = Vec::new();
         for (lock, requests) in self.by_lock() {
@@ -302,7 +307,8 @@ impl Chronicle {
         overlaps
     }
 
-    /// A lease after the loss of its data, everything that the store had granted has ended.
+    /// Returns whether `time` meets a loss of data or the lease after it. By the end of that lease,
+    /// all earlier grants have expired.
     fn loses_within(&self, time: Range<Nanos>) -> bool {
         let losses = self.faults.iter().filter(|fault| fault.loses);
         losses
@@ -310,9 +316,9 @@ impl Chronicle {
             .any(|loss| meets(&(loss.time.start..loss.time.end + self.lease), &time))
     }
 
-    /// Requests that were answered later than they were ready to wait.
+    /// Requests that were answered later than their wait allows.
     pub(super) fn late_answers(&self) -> Vec<String> {
-        // One that does not wait may ask twice.
+        // A request that does not wait makes at most two calls.
         let call =
             |lease| in_nanos((Duration::from_nanos(lease) / 6).min(Duration::from_millis(500)));
         let mut late = Vec::new();
@@ -339,7 +345,7 @@ impl Chronicle {
         late
     }
 
-    /// How long processes did not run within `time`: one, or all together.
+    /// The part of `time` in which one process did not run, or the sum over all processes.
     fn stalled(&self, time: Range<Nanos>, process: Option<usize>) -> Nanos {
         let end = self
             .stalls
@@ -356,7 +362,7 @@ impl Chronicle {
         .sum()
     }
 
-    /// When a request of a live process waited for one lock.
+    /// The time in which a request of a live process waited for a single lock.
     fn waits(&self, request: &Request) -> Option<Range<Nanos>> {
         let waits = request.ask.wait.is_some() && request.ask.keys.len() == 1;
         let end = request
@@ -365,8 +371,8 @@ impl Chronicle {
         waits.then(|| request.asked..end.unwrap_or(Nanos::MAX))
     }
 
-    /// For each lock: when was it free for longest while one and the same request waited for it, compared with what is
-    /// allowed then?
+    /// The longest gaps of each lock, and the length that is allowed for them. A gap is a time in
+    /// which the lock was free while one and the same request waited for it.
     pub(super) fn gaps(&self) -> Vec<Gap> {
         let mut gaps = Vec::new();
         for (lock, requests) in self.by_lock() {
@@ -397,7 +403,7 @@ impl Chronicle {
                         .map(|time| self.gap(&lock, time)),
                 );
             }
-            // The longest of those that nothing explains, and the longest of all.
+            // The longest gap without a fault that explains it, and the longest with one.
             let (explained, plain): (Vec<_>, Vec<_>) =
                 found.into_iter().partition(|gap| gap.allowed > HANDOVER);
             let longest = |gaps: Vec<Gap>| gaps.into_iter().max_by_key(|gap| gap.length);
@@ -408,15 +414,15 @@ impl Chronicle {
 
     /// Without a fault, a lock that is free is granted within [`HANDOVER`]. Otherwise:
     ///
-    /// | fault | what is waited for |
+    /// | fault | reason for the delay |
     /// |---|---|
-    /// | a process is killed or stopped | the lease of what it holds or is granted while it does not run |
-    /// | a server is stopped, paused or restarted | its return, then the leases of those whose release was lost |
+    /// | a process is killed or stopped | the lease of all that it holds or is granted meanwhile |
+    /// | a server is stopped, paused or restarted | its return, then the leases of lost releases |
     /// | connections are cut, stalled, silent or lose replies | the same |
     /// | scripts are flushed | one more round trip |
     ///
-    /// So the bound is the time in which something fails, a lease, and [`RECOVERY`], for a lock that is free while
-    /// something fails or not later than a lease and `RECOVERY` after it.
+    /// The limit is therefore the time in which something fails, a lease, and [`RECOVERY`]. It
+    /// applies to a lock that is free during a fault, or at most a lease and `RECOVERY` after it.
     fn gap(&self, lock: &Lock, time: Range<Nanos>) -> Gap {
         let after = self.lease + in_nanos(RECOVERY);
         let lasting = |fault: &&Fault| {
@@ -456,7 +462,8 @@ impl Chronicle {
         }
     }
 
-    /// The requests for a lock from a second before `time` to its end.
+    /// The requests for a lock, and the stalls of all processes, from a second before `time` to its
+    /// end.
     fn about(&self, lock: &Lock, time: &Range<Nanos>) -> Vec<String> {
         let since = time.start.saturating_sub(1_000_000_000);
         let millis = |at: Nanos| (at as f64 - time.start as f64) / 1e6;
@@ -541,12 +548,12 @@ fn meets(one: &Range<Nanos>, other: &Range<Nanos>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// When fewer than `room` of `occupied` last.
+/// The times in which fewer than `room` of `occupied` last.
 fn free_times(occupied: impl Iterator<Item = Range<Nanos>>, room: usize) -> Vec<Range<Nanos>> {
     let mut changes: Vec<(Nanos, bool)> = occupied
         .flat_map(|time| [(time.start, true), (time.end, false)])
         .collect();
-    // Where one ends as another begins, there is no time between them.
+    // A range that starts at the end of another leaves no gap.
     changes.sort_by_key(|(at, begins)| (*at, !begins));
     let (mut inside, mut free_since, mut free) = (0_usize, Some(0), Vec::new());
     for (at, begins) in changes {
@@ -564,7 +571,7 @@ fn free_times(occupied: impl Iterator<Item = Range<Nanos>>, room: usize) -> Vec<
             }
         }
     }
-    // What no later holder ended.
+    // The last free time has no end.
     free.extend(free_since.map(|since| since..Nanos::MAX));
     free
 }

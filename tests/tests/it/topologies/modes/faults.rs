@@ -1,4 +1,4 @@
-//! What goes wrong in a storm over all modes, by chance.
+//! The random faults of a storm over all modes.
 
 use std::{sync::Mutex, time::Duration};
 
@@ -15,22 +15,23 @@ use super::{
     processes::Processes,
 };
 
-/// Between two faults of one kind.
+/// The longest pause between two faults of one kind.
 const PAUSE: Duration = Duration::from_millis(150);
 
-/// Everything that fails.
+/// Everything that can fail.
 pub(super) struct Struck<'a> {
     pub(super) servers: &'a [RedisServer],
-    /// For each client one to each server.
+    /// For each client, a proxy to each server.
     pub(super) proxies: &'a [Vec<Proxy>],
     pub(super) processes: &'a Processes,
     pub(super) lease: Duration,
-    /// After a restart a server among several does not vote for this long, and the others have to.
+    /// The time after a restart for which a server of a quorum does not vote, so that the others
+    /// must.
     pub(super) quarantine: Duration,
     pub(super) log: &'a Faults,
 }
 
-/// What has failed so far.
+/// The faults so far.
 #[derive(Debug, Default)]
 pub(super) struct Faults(Mutex<Vec<Fault>>);
 
@@ -48,7 +49,7 @@ impl Faults {
     }
 }
 
-/// What may happen to a server, or on the way to it.
+/// A fault of a server, or of a connection to it.
 #[derive(Clone, Copy, Debug)]
 enum Strike {
     Cut,
@@ -79,7 +80,8 @@ const STRIKES: [Strike; 11] = [
 ];
 
 impl Struck<'_> {
-    /// Lets servers, the network and processes fail for as long as `time`; in the end nothing fails any more.
+    /// Makes servers, the network and processes fail for the given time. All faults are over at the
+    /// end.
     pub(super) async fn strike_for(&self, time: Duration, seed: u64) {
         let until = Instant::now() + time;
         let (wire, processes) = (
@@ -93,9 +95,9 @@ impl Struck<'_> {
     }
 
     async fn strike_servers(&self, until: Instant, mut random: StdRng) {
-        // Each of them once before any comes twice.
+        // Each fault occurs once before any occurs again.
         let mut strikes = Vec::new();
-        // A majority of the servers is well at any time.
+        // A majority of the servers works at any time.
         let (mut server, mut stays_until) = (0, Instant::now());
         while Instant::now() < until && !self.servers.is_empty() {
             if strikes.is_empty() {
@@ -162,7 +164,7 @@ impl Struck<'_> {
     }
 
     async fn strike_processes(&self, until: Instant, mut random: StdRng) {
-        // The end of the storm waits until their places in the wait queues have expired.
+        // The storm cannot end before the queue entries of killed processes have expired.
         let kills_until = Instant::now() + (until - Instant::now()) / 3;
         while Instant::now() < until && !self.processes.is_empty() {
             sleep(PAUSE.mul_f64(random.random())).await;

@@ -1,4 +1,4 @@
-//! Each check notices what it is there for, and finds nothing where nothing is wrong.
+//! Each check detects its kind of failure, and reports nothing otherwise.
 
 use std::{collections::HashMap, ops::Range, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use super::{
 
 const MILLI: u64 = 1_000_000;
 
-/// Records of requests for one key, written down by hand. All times are milliseconds.
+/// Hand-written records of requests for one key. All times are in milliseconds.
 #[derive(Default)]
 struct Written {
     records: Vec<(usize, Record)>,
@@ -54,7 +54,7 @@ impl Written {
         );
     }
 
-    /// A request that waits for a second, and is answered after a millisecond.
+    /// A request that waits for a second at most, and is granted after a millisecond.
     fn grant(&mut self, kind: Kind, at: u64, fence: u64, validity: u64) {
         self.ask_as(kind, &["a"], Some(1000), at - 1);
         self.say(
@@ -66,7 +66,7 @@ impl Written {
         );
     }
 
-    /// The same, and it is released.
+    /// The same, with a release.
     fn hold(&mut self, kind: Kind, time: Range<u64>, fence: u64) {
         self.grant(kind, time.start, fence, time.end);
         self.say(time.end, Event::Leaving);
@@ -180,7 +180,7 @@ fn claims_that_overlap_are_noticed() {
         (1..=3).for_each(|permit| written.hold(Kind::Permit, 10 + permit..30, permit))
     };
     assert_eq!(overlaps(&three_permits), 1);
-    // Of one of several keys.
+    // An overlap on one of several keys.
     let several = |written: &mut Written| {
         written.ask_as(Kind::Exclusive, &["0", "a"], None, 1);
         written.say(
@@ -193,14 +193,14 @@ fn claims_that_overlap_are_noticed() {
         written.hold(Kind::Shared, 10..20, 3);
     };
     assert_eq!(overlaps(&several), 1);
-    // A process that was killed cannot give it back.
+    // A process that was killed cannot release the lock.
     let killed = |written: &mut Written| {
         written.grant(Kind::Exclusive, 10, 1, 500);
         written.killed.insert(0, 11 * MILLI);
         written.hold(Kind::Exclusive, 400..410, 2);
     };
     assert_eq!(overlaps(&killed), 1);
-    // One that was stopped has counted on it until its validity ended.
+    // A process that was stopped relied on the lock until the end of its validity.
     let stopped = |written: &mut Written| {
         written.grant(Kind::Exclusive, 10, 1, 500);
         written.say(
@@ -269,7 +269,7 @@ fn a_loss_of_data_excuses_overlaps_for_a_lease() {
     );
 }
 
-/// The longest, and whether it is longer than allowed.
+/// The length of the longest gap, and whether it is longer than allowed.
 fn idle(chronicle: &Chronicle) -> (u64, bool) {
     let gap = chronicle.gaps().into_iter().max_by_key(|gap| gap.length);
     gap.map_or(
@@ -407,7 +407,7 @@ fn a_late_answer_is_noticed() {
         (answer(Some(200), 700, 0), answer(Some(200), 701, 0)),
         (0, 1)
     );
-    // Twice a sixth of the lease.
+    // Two calls, each with a time-out of a sixth of the lease.
     assert_eq!((answer(None, 833, 0), answer(None, 834, 0)), (0, 1));
     assert_eq!(
         (answer(Some(200), 800, 100), answer(Some(200), 800, 99)),
@@ -431,7 +431,7 @@ fn a_key_that_is_left_is_noticed() {
     assert_eq!(left_over(&left), left[..4].iter().collect::<Vec<_>>());
 }
 
-/// Two sets of locks, each of which grants what the other has granted. One has larger tokens.
+/// Two independent stores for the same locks. One has larger fencing tokens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_stores_for_one_lock_are_noticed() {
     let ahead = Arc::new(MemoryStore::new());

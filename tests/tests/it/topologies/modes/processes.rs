@@ -1,4 +1,5 @@
-//! The worker processes of a storm, which are stopped, killed and replaced while what they print is collected.
+//! The worker processes of a storm, which are stopped, killed and replaced while their output is
+//! collected.
 
 use std::{
     collections::HashMap,
@@ -21,27 +22,27 @@ use tokio::{
 
 use super::chronicle::{Nanos, in_nanos};
 
-/// Between two looks at the server.
+/// The pause between two checks of the server.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The process of the test itself.
+/// The number of the test's own process.
 const THIS: usize = 0;
-/// The only server of a storm.
+/// The number that stands for the only server of a storm.
 const SERVER: usize = usize::MAX;
 
-/// What all processes have recorded, with the number of each.
+/// The records of all processes, each with the number of its process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Records(Arc<Mutex<Vec<(usize, Record)>>>);
 
 impl Records {
-    /// Where the tasks of this process put theirs.
+    /// The log for the tasks of this process.
     pub(super) fn log(&self) -> Log {
         let records = self.clone();
         Arc::new(move |record| records.add(THIS, record))
     }
 
-    /// Records when the only server did not reply: it was stopped, wrote its log to a slow disk, or the machine ran other
-    /// processes.
+    /// Records the times in which the only server did not reply: it was stopped, wrote its log to a
+    /// slow disk, or the machine ran other processes.
     pub(super) async fn watch(&self, server: &RedisServer) {
         loop {
             if let Ok(mut connection) = server.connection().await {
@@ -76,7 +77,7 @@ impl Records {
     }
 }
 
-/// How a place among the workers is filled.
+/// The command that starts a worker.
 pub(super) struct Place {
     /// The program.
     pub(super) path: String,
@@ -96,7 +97,7 @@ pub(super) struct Processes {
 
 struct Running {
     orders: mpsc::UnboundedSender<Order>,
-    /// When it was killed, and which it was.
+    /// The number of the worker and the time of its end, if it was killed.
     end: JoinHandle<Option<(usize, Nanos)>>,
 }
 
@@ -167,7 +168,7 @@ impl Processes {
             .unwrap_or_else(|_| panic!("worker {index} has failed"));
     }
 
-    /// Kills a worker, and returns when it is gone.
+    /// Kills a worker, and returns when it has ended.
     pub(super) async fn kill(&self, index: usize) {
         self.order(index, Order::Kill);
         self.ended(index).await;
@@ -183,7 +184,8 @@ impl Processes {
         self.killed.lock().unwrap().extend(killed);
     }
 
-    /// Lets all workers end what they have begun, and returns which were killed before, and when.
+    /// Lets all workers finish their requests. Returns the numbers of those that were killed
+    /// earlier, with the times.
     pub(super) async fn finish(self) -> HashMap<usize, Nanos> {
         (0..self.len()).for_each(|index| self.order(index, Order::Finish));
         for index in 0..self.len() {
@@ -193,7 +195,7 @@ impl Processes {
     }
 }
 
-/// Collects what a worker prints until it has ended, in one way or the other.
+/// Collects the output of a worker until it exits or is killed.
 async fn follow(
     mut worker: Worker,
     number: usize,
@@ -227,7 +229,7 @@ async fn follow(
                 Order::Kill => {
                     let at = nanos();
                     worker.kill().await;
-                    // The last line may have no end.
+                    // The last line may be incomplete.
                     let rest = worker.lines().await;
                     rest.iter().filter_map(|line| serde_json::from_str(line).ok()).for_each(|record| records.add(number, record));
                     return Some((number, at));

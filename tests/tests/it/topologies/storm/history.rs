@@ -1,4 +1,5 @@
-//! All grants of one key, and what must hold of them: tokens grow, and never for long is there none.
+//! All grants of one key, and the conditions that they must meet: tokens increase, and no gap is
+//! long.
 
 use std::{
     collections::HashMap,
@@ -6,16 +7,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// One holder.
+/// A grant to one holder.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::topologies) struct Grant {
     pub(in crate::topologies) asked_at: Instant,
-    /// When its holder had it in hand.
+    /// The time at which the holder received the guard.
     pub(in crate::topologies) granted_at: Instant,
     pub(in crate::topologies) token: u64,
 }
 
-/// Something that begins to go wrong, on purpose.
+/// The start of a deliberate fault.
 #[derive(Clone, Debug)]
 pub(super) struct Fault {
     pub(super) name: String,
@@ -23,7 +24,7 @@ pub(super) struct Fault {
     pub(super) out: Out,
 }
 
-/// The keys of which no service is promised.
+/// The keys for which no service is promised.
 #[derive(Clone, Debug)]
 pub(super) enum Out {
     None,
@@ -41,12 +42,13 @@ impl Out {
     }
 }
 
-/// What no fencing token may do.
+/// A violation of the order of fencing tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::topologies) enum Violation {
-    /// Two holders had it.
+    /// Two holders had this token.
     Twice(u64),
-    /// It went to somebody who asked when the larger one had been handed out.
+    /// The request with the later token was made after the grant of the earlier one, which is
+    /// larger.
     Back { earlier: u64, later: u64 },
 }
 
@@ -65,12 +67,13 @@ impl History {
         self.grants.len()
     }
 
-    /// When the last one was added that was granted.
+    /// The time of the grant that was added last.
     pub(super) fn last(&self) -> Option<Instant> {
         self.grants.last().map(|grant| grant.granted_at)
     }
 
-    /// A token given twice; and one not larger than another that its holder had before this one was asked for.
+    /// Tokens that were granted twice, and tokens smaller than one that was granted before their
+    /// request.
     pub(in crate::topologies) fn violations(&self) -> Vec<Violation> {
         let tokens: Vec<_> = self
             .grants
@@ -108,8 +111,8 @@ impl History {
         violations
     }
 
-    /// The longest time without a grant among those that begin while this fault is the latest; one that has begun before it
-    /// counts from the fault.
+    /// The longest time without a grant among those that begin while this fault is the latest. A
+    /// gap that began before the fault counts from it.
     pub(super) fn longest_gap(
         &self,
         fault: Instant,
@@ -136,7 +139,7 @@ impl fmt::Display for Violation {
             Self::Back { earlier, later } => {
                 write!(
                     f,
-                    "token {later} went to one who asked when {earlier} had been given already"
+                    "token {later} went to a request made when {earlier} had been given already"
                 )
             }
         }

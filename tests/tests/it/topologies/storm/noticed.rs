@@ -1,4 +1,4 @@
-//! A storm notices what a broken lock does, and finds nothing where there is nothing.
+//! The checks of a storm detect a broken lock, and report nothing otherwise.
 
 use std::{
     iter,
@@ -23,7 +23,7 @@ use crate::place::LONG;
 
 const BRIEF: Duration = Duration::from_millis(500);
 
-/// Grants as (asked, granted, token), in milliseconds.
+/// A history of grants as (asked, granted, token), in milliseconds.
 fn history(zero: Instant, grants: &[(u64, u64, u64)]) -> History {
     let mut history = History::default();
     for (asked, granted, token) in grants {
@@ -41,11 +41,11 @@ fn history(zero: Instant, grants: &[(u64, u64, u64)]) -> History {
 fn violations_allow_growing_fences_in_any_request_order() {
     for grants in [
         &[(0, 1, 1), (2, 3, 2), (3, 5, 7)][..],
-        // Both were asked for before either was handed out, and the answers crossed.
+        // Both requests were made before either grant, and the replies crossed.
         &[(0, 10, 2), (5, 11, 1)],
-        // Asked for at the moment the other was handed out.
+        // The second request was made at the time of the first grant.
         &[(0, 10, 2), (10, 11, 1)],
-        // Whoever has waited for long may get a smaller one than somebody who came later.
+        // A request that has waited for long may get a smaller token than a later one.
         &[(0, 20, 1), (5, 10, 2)],
     ] {
         assert_eq!(history(Instant::now(), grants).violations(), []);
@@ -62,7 +62,7 @@ fn a_token_that_goes_back_or_is_given_twice_is_noticed() {
             later: 1
         }]
     );
-    // However long ago, and whoever wrote it down first.
+    // Regardless of the time in between, and of the order in which the grants were recorded.
     let grants = [(8, 9, 4), (0, 1, 5), (2, 3, 6), (4, 5, 7)];
     assert_eq!(
         back(&grants),
@@ -95,12 +95,12 @@ fn longest_gap_counts_from_the_fault_in_which_it_begins() {
     assert_eq!(
         gap(420, None, 1000),
         550,
-        "what never ends counts to the end"
+        "a gap without an end counts to the end"
     );
     assert_eq!(gap(500, None, 700), 200);
 }
 
-/// Whether an assertion of a report fails.
+/// Returns whether an assertion of a report fails.
 fn fails(report: &Report, assertion: impl Fn(&Report)) -> bool {
     catch_unwind(AssertUnwindSafe(|| assertion(report))).is_err()
 }
@@ -126,10 +126,10 @@ async fn a_lock_that_works_passes_with_readers_too() {
     }
 }
 
-/// Two sets of locks, each of which believes that it is the only one.
+/// Two independent stores for the same keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_locks_for_one_thing_are_noticed() {
-    // Of one clock, their tokens would be in order unless two were given at the same instant.
+    // With one clock, their tokens would be in order unless two were granted at the same instant.
     let ahead = Arc::new(MemoryStore::new());
     let in_an_hour =
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_secs(3600);
@@ -161,7 +161,7 @@ async fn an_outage_is_noticed() {
         .keys(1)
         .round(BRIEF)
         .run(async |faults| {
-            faults.begin("somebody keeps the lock");
+            faults.begin("a client keeps the lock");
             let guard = locks
                 .exclusive("key-0")
                 .wait(BRIEF)
@@ -181,7 +181,8 @@ async fn an_outage_is_noticed() {
     report.assert_service_within(LONG);
 }
 
-/// The one has no grant from 100 to 300, the other none from 300 to 600, and otherwise there is one every 100.
+/// The first key has no grant from 100 to 300, and the other none from 300 to 600. Otherwise there
+/// is one at least every 100 ms.
 #[test]
 fn a_gap_counts_where_service_is_promised_alone() {
     let zero = Instant::now();

@@ -1,4 +1,5 @@
-//! What a storm has left behind. Everything is in its text; what must hold is asserted by those who know what failed.
+//! The report of a storm. Its text contains all results. Each test asserts those that its faults
+//! allow.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +32,7 @@ struct OfKey {
     resource: fenced::Report,
 }
 
-/// The longest time without a grant after a fault, and of which key.
+/// The longest time without a grant after a fault, and the key without it.
 #[derive(Debug)]
 struct Outage {
     fault: String,
@@ -52,7 +53,7 @@ impl Report {
             let nexts = &faults[index + 1..];
             [true, false].into_iter().filter_map(move |promised| {
                 let gap = |key: &Key| {
-                    // What is promised is promised until an outage.
+                    // The promise ends with the next outage of the key.
                     let out = nexts
                         .iter()
                         .find(|next| promised && next.out.has(key.name()));
@@ -91,25 +92,27 @@ impl Report {
         }
     }
 
-    /// How often somebody got a lock.
+    /// The number of grants.
     pub(crate) fn grants(&self) -> usize {
         self.keys.iter().map(|key| key.grants).sum()
     }
 
-    /// How often somebody came who should have been alone, and was not: a resource without fencing tokens suffers these.
+    /// The number of entries that met a holder with which they exclude each other. A resource that
+    /// checks no fencing tokens suffers from them.
     pub(crate) fn overlaps(&self) -> u64 {
         self.keys.iter().map(|key| key.resource.overlaps).sum()
     }
 
-    /// How often a late holder's token was refused.
+    /// The number of entries and writes that were refused because their fencing token was too old.
     pub(crate) fn refused(&self) -> u64 {
         self.keys.iter().map(|key| key.resource.violations).sum()
     }
 
-    /// Whatever failed, tokens order all holders of a key, so that no update was lost.
+    /// Asserts that fencing tokens order all holders of a key and that no update was lost, whatever
+    /// failed.
     pub(crate) fn assert_fenced(&self) {
         for key in &self.keys {
-            assert!(key.grants > 0, "nobody ever got {}\n{self}", key.name);
+            assert!(key.grants > 0, "no grant of {}\n{self}", key.name);
             assert!(
                 key.violations.is_empty(),
                 "tokens of {} went wrong\n{self}",
@@ -123,7 +126,8 @@ impl Report {
         }
     }
 
-    /// Nobody met anybody, also without a look at the tokens. More than a lock can promise when servers forget.
+    /// Asserts that no holders overlapped, even if fencing tokens kept them apart. A lock cannot
+    /// promise this if servers lose data.
     pub(crate) fn assert_exclusive(&self) {
         assert_eq!(
             (self.overlaps(), self.refused()),
@@ -132,7 +136,7 @@ impl Report {
         );
     }
 
-    /// After any fault, of any key.
+    /// The longest gap in promised service, after any fault and of any key.
     pub(super) fn longest_promised_gap(&self) -> Duration {
         let promised = self.outages.iter().filter(|outage| outage.promised);
         promised
@@ -141,7 +145,8 @@ impl Report {
             .unwrap_or_default()
     }
 
-    /// After each fault, no key of which service is promised was without a grant for longer.
+    /// Asserts that no key with promised service was without a grant for longer than this after a
+    /// fault.
     pub(crate) fn assert_service_within(&self, longest: Duration) {
         for outage in self.outages.iter().filter(|outage| outage.promised) {
             assert!(

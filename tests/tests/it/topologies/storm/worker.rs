@@ -1,4 +1,5 @@
-//! One of many that want a lock: asks, enters what the lock protects, writes, gives the lock back, and begins again.
+//! A worker of a storm: acquires a lock, enters the protected resource, writes, releases the lock,
+//! and starts again.
 
 use std::{
     sync::{
@@ -14,14 +15,14 @@ use tokio::time::sleep;
 
 use super::history::{Grant, History};
 
-/// Most stay inside for so long at most.
+/// The upper limit of most stays inside the resource.
 const SHORT_STAY: Duration = Duration::from_millis(2);
-/// Some stay for so long, to be inside while a server fails.
+/// The length of a few stays, so that a holder is inside while a server fails.
 const LONG_STAY: Duration = Duration::from_millis(150);
-/// Between two attempts on a server that refuses at once.
+/// The pause after an error, as a server may refuse requests at once.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A key, what it protects, and all grants of it.
+/// A key, the resource that it protects, and its grants.
 #[derive(Debug)]
 pub(super) struct Key {
     name: String,
@@ -73,7 +74,8 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Works until the storm is over, and returns the errors after which it tried again.
+    /// Works until the storm is over. Returns the errors, each of which was followed by a new
+    /// attempt.
     pub(super) async fn work(self) -> Vec<LockErrorKind> {
         let mut errors = Vec::new();
         while !self.over.load(Ordering::Relaxed) {
@@ -111,7 +113,8 @@ impl Worker {
             granted_at: Instant::now(),
             token,
         });
-        // It does not look whether it still holds the lock: keeping it out then is what the token is for.
+        // The worker does not check that it still holds the lock: the fencing token has to keep it
+        // out.
         if let Ok(inside) = key.resource.enter(token) {
             let value = key.resource.read();
             sleep(stay()).await;
@@ -150,7 +153,7 @@ fn stay() -> Duration {
     }
 }
 
-/// In both ways.
+/// Releases the lock or drops the guard.
 async fn give_back(guard: LockGuard) -> Result<(), LockError> {
     if rand::random_bool(0.2) {
         drop(guard);
