@@ -1,41 +1,34 @@
-//! The acquire path: from a request through the local wait queue to the store, and to a guard.
-
-mod in_line;
-mod question;
+//! The acquire path: from a request to a guard. The session decides; this code makes the calls in
+//! the caller's task, and waits.
 
 use std::{
     fmt,
+    future::poll_fn,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
 use smallvec::{SmallVec, smallvec};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
-pub(crate) use self::question::STRAGGLE;
-use self::{
-    in_line::wait_in_line,
-    question::{MISMATCH, Outcome, Question},
-};
 use crate::{
-    call::within,
-    client::Core,
-    error::{LockError, LockErrorKind, Loss},
-    gate::Refusal,
+    call::{perform, within},
+    core::{Core, State},
+    error::{LockError, LockErrorKind},
     guard::{Entries, Entry, LockGuard},
-    holding::Holding,
     key::LockKey,
-    owner, runtime,
-    spec::{LockKind, Mode, Terms, Wait},
-    store::{AcquireAllReply, AcquireReply, Hold, StoreError, Token},
+    owner,
+    protocol::{AcquireId, AllStep, Call, Cx, Refusal, Refused, Step, Together},
+    runtime,
+    spec::{LockKind, Terms, Wait},
 };
 
-/// Lower bound of a call's time-out: a request with a shorter wait still makes one acquire
-/// attempt.
-pub(crate) const SHORTEST_CALL: Duration = Duration::from_millis(50);
+pub(crate) use crate::protocol::{SHORTEST_CALL, STRAGGLE};
 
 /// Inline storage for one key, which is the common case.
 pub(crate) type Keys = SmallVec<[LockKey; 1]>;
@@ -48,59 +41,43 @@ pub(crate) async fn acquire(
 ) -> Result<LockGuard, LockError> {
     // A request has at least one key.
     runtime::check().map_err(|error| error.with_key(&keys[0]))?;
-    let patience = Patience::new(terms);
+    let effort = Effort::new();
     let [key] = keys else {
         // Boxed: this is rare, and would enlarge the future of every other request.
-        let several = Box::pin(acquire_several(core, keys, terms, &patience)).await;
-        return several.map_err(|error| error.with_effort(&patience));
+        let several = Box::pin(acquire_several(core, keys, terms, &effort)).await;
+        return several.map_err(|error| error.with_effort(&effort));
     };
-    let entry = match enter_again(core, key, terms)? {
+    let entry = match reenter(core, key, terms)? {
         Some(entry) => entry,
-        None => acquire_one(core, key, terms, &patience)
+        None => acquire_one(core, key, terms, &effort)
             .await
-            .map_err(|error| error.with_effort(&patience))?,
+            .map_err(|error| error.with_effort(&effort))?,
     };
     Ok(LockGuard::new(smallvec![entry]))
 }
 
 /// Acquires every key in the given order. The keys are sorted and unique, so two requests cannot
-/// deadlock (PROTOCOL 18).
+/// deadlock (rule 18).
 async fn acquire_several(
     core: &Arc<Core>,
     keys: &[LockKey],
     terms: &Terms,
-    patience: &Patience,
+    effort: &Effort,
 ) -> Result<LockGuard, LockError> {
     let mut entries = Entries::new();
     let mut fresh = Keys::new();
     // A request that can never be granted is refused before it waits.
     for key in keys {
-        match enter_again(core, key, terms)? {
+        match reenter(core, key, terms)? {
             Some(entry) => entries.push(entry),
             None => fresh.push(key.clone()),
         }
     }
     if fresh.len() > 1 && terms.wait == Wait::No && terms.mode.kind() == LockKind::Lock {
-        let all = match acquire_at_once(core, &fresh, terms, patience).await {
-            Err(error)
-                if error.kind() == LockErrorKind::Unavailable && patience.is_fresh(terms) =>
-            {
-                // The tokens of the first attempt may be the reason for a refusal of the second.
-                let second = acquire_at_once(core, &fresh, terms, patience).await;
-                second.map_err(|again| {
-                    if again.kind() == LockErrorKind::Contended {
-                        error
-                    } else {
-                        again
-                    }
-                })
-            }
-            result => result,
-        };
-        entries.extend(all?);
+        entries.extend(acquire_together(core, &fresh, terms, effort).await?);
     } else {
         for key in &fresh {
-            entries.push(acquire_one(core, key, terms, patience).await?);
+            entries.push(acquire_one(core, key, terms, effort).await?);
         }
     }
     // The first lock may have been lost while the request waited for the last one.
@@ -111,7 +88,7 @@ async fn acquire_several(
 }
 
 /// Adds a guard to a lock that an enclosing scope holds.
-fn enter_again(core: &Arc<Core>, key: &LockKey, terms: &Terms) -> Result<Option<Entry>, LockError> {
+fn reenter(core: &Arc<Core>, key: &LockKey, terms: &Terms) -> Result<Option<Entry>, LockError> {
     let entry = owner::enclosing(core, key, terms)?
         .map(Entry::again)
         .transpose()?
@@ -122,14 +99,27 @@ fn enter_again(core: &Arc<Core>, key: &LockKey, terms: &Terms) -> Result<Option<
     Ok(entry)
 }
 
-/// The time limit of a request, and the number of calls that it has made to the store.
-struct Patience {
+/// The time that a request has taken, and the number of calls that it has made to the store.
+struct Effort {
     since: Instant,
-    until: Option<Instant>,
     attempts: AtomicU32,
 }
 
-impl fmt::Display for Patience {
+impl Effort {
+    fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            attempts: AtomicU32::new(0),
+        }
+    }
+
+    /// Counts one more call to the store.
+    fn attempt(&self) {
+        self.attempts.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Display for Effort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "waited {:.1?}", self.since.elapsed())?;
         match self.attempts.load(Ordering::Relaxed) {
@@ -140,44 +130,118 @@ impl fmt::Display for Patience {
     }
 }
 
-impl Patience {
-    fn new(terms: &Terms) -> Self {
-        let since = Instant::now();
-        let until = match terms.wait {
-            Wait::No => None,
-            Wait::AtMost(wait) => Some(since + wait),
-        };
-        Self {
-            since,
-            until,
-            attempts: AtomicU32::new(0),
+/// The next move of a request. As [`Step`], with the view of a granted lock.
+enum Move {
+    Call(Call),
+    CallOrWake(Call),
+    Wait(Instant),
+    Done(Result<Entry, Refused>),
+}
+
+/// A request that the session knows. When dropped before its end, it is cancelled.
+struct Pending<'a> {
+    core: &'a Arc<Core>,
+    key: &'a LockKey,
+    terms: &'a Terms,
+    id: AcquireId,
+    is_over: bool,
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.core.visit(|state, cx| {
+                state.take_waker(self.id);
+                state.session.cancel(self.id, cx);
+            });
         }
     }
+}
 
-    /// Counts one more call to the store.
-    fn attempt(&self) {
-        self.attempts.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Returns whether the time limit has passed.
-    fn is_over(&self) -> bool {
-        self.until.is_some_and(|until| until <= Instant::now())
-    }
-
-    /// Counts a call made at `now` and returns its time-out.
-    fn for_call(&self, terms: &Terms, now: Instant) -> Duration {
-        self.attempt();
-        let left = self.until.map(|until| until.saturating_duration_since(now));
-        left.map_or(terms.call_timeout(), |left| {
-            terms.call_timeout().min(left.max(SHORTEST_CALL))
+impl Pending<'_> {
+    /// Passes one input to the session.
+    fn input(&self, input: impl FnOnce(&mut State, &mut Cx<'_>) -> Step) -> Move {
+        self.core.visit(|state, cx| {
+            let step = input(state, cx);
+            next_move(state, self.core, self.key, self.terms, step)
         })
     }
 
-    /// Returns whether less time has passed than one call may take. In that case the connection
-    /// was broken and the store not silent, so a request that does not wait makes a second
-    /// attempt under a fresh token.
-    fn is_fresh(&self, terms: &Terms) -> bool {
-        self.since.elapsed() < terms.call_timeout()
+    /// Makes a call and passes its answer to the session.
+    async fn call(&self, call: Call) -> Move {
+        let answer = perform(&*self.core.store, &call).await;
+        self.input(|state, cx| state.session.replied(self.id, answer, cx))
+    }
+
+    /// Returns the next move of a task that was woken. If there is none, registers the task.
+    fn resume(&self, cx: &std::task::Context<'_>) -> Move {
+        self.input(|state, session_cx| {
+            let step = state.session.resume(self.id, session_cx);
+            match step {
+                Step::Wait(_) => state.set_waker(self.id, cx.waker()),
+                _ => drop(state.take_waker(self.id)),
+            }
+            step
+        })
+    }
+
+    /// Waits for the next move.
+    async fn wait(&self, at: Instant) -> Move {
+        let mut alarm = pin!(sleep_until(at));
+        poll_fn(|cx| {
+            loop {
+                match self.resume(cx) {
+                    Move::Wait(at) => {
+                        if alarm.deadline() != at {
+                            alarm.as_mut().reset(at);
+                        }
+                        if alarm.as_mut().poll(cx).is_pending() {
+                            return Poll::Pending;
+                        }
+                    }
+                    next => return Poll::Ready(next),
+                }
+            }
+        })
+        .await
+    }
+
+    /// Makes a call that a wake-up may end.
+    async fn call_or_wake(&self, call: Call) -> Move {
+        let mut calling = pin!(perform(&*self.core.store, &call));
+        let answer = poll_fn(|cx| {
+            match self.resume(cx) {
+                Move::Wait(_) => {}
+                next => return Poll::Ready(Err(next)),
+            }
+            calling.as_mut().poll(cx).map(Ok)
+        });
+        match answer.await {
+            Err(next) => next,
+            Ok(answer) => self.input(|state, cx| {
+                state.take_waker(self.id);
+                state.session.replied(self.id, answer, cx)
+            }),
+        }
+    }
+}
+
+fn next_move(
+    state: &mut State,
+    core: &Arc<Core>,
+    key: &LockKey,
+    terms: &Terms,
+    step: Step,
+) -> Move {
+    match step {
+        Step::Call(call) => Move::Call(call),
+        Step::CallOrWake(call) => Move::CallOrWake(call),
+        Step::Wait(at) => Move::Wait(at),
+        Step::Done(Err(refused)) => Move::Done(Err(refused)),
+        Step::Done(Ok(granted)) => {
+            let view = state.add_view(core, key, terms.mode, &granted);
+            Move::Done(Ok(Entry::first(view, granted.contended)))
+        }
     }
 }
 
@@ -185,112 +249,132 @@ async fn acquire_one(
     core: &Arc<Core>,
     key: &LockKey,
     terms: &Terms,
-    patience: &Patience,
+    effort: &Effort,
 ) -> Result<Entry, LockError> {
-    let entry = match patience.until {
-        None => Entry::first(try_once(core, key, terms, patience).await?, false),
-        Some(until) => match ask_beside(core, key, terms, patience).await? {
-            Beside::Granted(holding) => Entry::first(holding, false),
-            Beside::Line { refused } => {
-                wait_in_line(core, key, terms, patience, until, refused).await?
+    let begun = core.visit(|state, cx| {
+        let (id, step) = state.session.begin(key, terms, effort.since, cx)?;
+        Ok((id, next_move(state, core, key, terms, step)))
+    });
+    let (id, mut next) = begun.map_err(|refused| error_of(core, key, terms, effort, refused))?;
+    let mut pending = Pending {
+        core,
+        key,
+        terms,
+        id,
+        is_over: false,
+    };
+    loop {
+        next = match next {
+            Move::Call(call) => {
+                effort.attempt();
+                pending.call(call).await
             }
-        },
-    };
-    tracing::debug!(%key, fence = %entry.fence(), waited = ?patience.since.elapsed(), "acquired");
-    Ok(entry)
-}
-
-/// Makes one acquire attempt without entering a wait queue. It is refused at once if other
-/// requests wait (PROTOCOL 16).
-async fn try_once(
-    core: &Arc<Core>,
-    key: &LockKey,
-    terms: &Terms,
-    patience: &Patience,
-) -> Result<Arc<Holding>, LockError> {
-    check_gates(core, key, terms)?;
-    let ask = async || {
-        let hold = Hold::new(key.clone(), terms.mode, Token::random());
-        let now = Instant::now();
-        Question::new(core, hold, terms, patience.for_call(terms, now), now)
-            .ask()
-            .await
-    };
-    let mut outcome = ask().await?;
-    if let Outcome::Unanswered(error) = outcome {
-        outcome = match patience.is_fresh(terms) {
-            false => Outcome::Unanswered(error),
-            // The token of the first attempt may be the reason for a refusal of the second.
-            true => match ask().await? {
-                Outcome::Refused { .. } | Outcome::Queued { .. } => Outcome::Unanswered(error),
-                second => second,
-            },
+            // Boxed: these are rare, and would enlarge the future of every waiter.
+            Move::CallOrWake(call) => {
+                effort.attempt();
+                Box::pin(pending.call_or_wake(call)).await
+            }
+            Move::Wait(at) => pending.wait(at).await,
+            Move::Done(outcome) => {
+                pending.is_over = true;
+                let entry =
+                    outcome.map_err(|refused| error_of(core, key, terms, effort, refused))?;
+                let waited = effort.since.elapsed();
+                tracing::debug!(%key, fence = %entry.fence(), ?waited, "acquired");
+                return Ok(entry);
+            }
         };
     }
-    match outcome {
-        Outcome::Granted(holding) => Ok(holding),
-        Outcome::Refused { holder_ttl } | Outcome::Queued { holder_ttl, .. } => {
-            Err(contended(key, holder_ttl))
+}
+
+/// Requests for several keys that are made in one call. When dropped before their end, they are
+/// cancelled.
+struct PendingAll<'a> {
+    core: &'a Arc<Core>,
+    together: Together,
+}
+
+impl Drop for PendingAll<'_> {
+    fn drop(&mut self) {
+        if !self.together.is_empty() {
+            self.core
+                .visit(|state, cx| state.session.cancel_all(&self.together, cx));
         }
-        Outcome::Unanswered(error) => Err(LockError::from_store(error).with_key(key)),
     }
 }
 
-/// The outcome of an acquire attempt that bypasses the local queue.
-enum Beside {
-    Granted(Arc<Holding>),
-    /// The request enters the local queue.
-    Line {
-        /// Because the lock is not free.
-        refused: bool,
-    },
+/// Acquires all keys or none, in one call.
+async fn acquire_together(
+    core: &Arc<Core>,
+    keys: &[LockKey],
+    terms: &Terms,
+    effort: &Effort,
+) -> Result<Vec<Entry>, LockError> {
+    let refused =
+        |(index, refused): (usize, Refused)| error_of(core, &keys[index], terms, effort, refused);
+    let begun = core.visit(|state, cx| state.session.begin_all(keys, terms, effort.since, cx));
+    let (together, mut step) = begun.map_err(refused)?;
+    let mut pending = PendingAll { core, together };
+    loop {
+        match step {
+            AllStep::Call(requests) => {
+                effort.attempt();
+                let reply = core.store.acquire_all(&requests);
+                let answer = within(terms.call_timeout(), reply).await;
+                let together = &pending.together;
+                step = core.visit(|state, cx| state.session.all_replied(together, answer, cx));
+            }
+            AllStep::Done(outcome) => {
+                pending.together.clear();
+                let granted = outcome.map_err(refused)?;
+                let entries = keys.iter().zip(granted).map(|(key, granted)| {
+                    let view =
+                        core.with_state(|state| state.add_view(core, key, terms.mode, &granted));
+                    tracing::debug!(%key, fence = %view.fence(), "acquired");
+                    Entry::first(view, false)
+                });
+                return Ok(entries.collect());
+            }
+        }
+    }
 }
 
-/// Makes one acquire attempt that bypasses the local queue. Only for modes with several
-/// holders and while no waiter of the local queue has been refused, so that they are not
-/// admitted one by one.
-async fn ask_beside(
-    core: &Arc<Core>,
+/// The error of a request that was not granted.
+fn error_of(
+    core: &Core,
     key: &LockKey,
     terms: &Terms,
-    patience: &Patience,
-) -> Result<Beside, LockError> {
-    let kind = terms.mode.kind();
-    let others_wait = || core.gates.last_refusal(key, kind).is_some();
-    if terms.mode == Mode::Exclusive || core.gates.is_closed() || others_wait() {
-        return Ok(Beside::Line { refused: false });
-    }
-    let hold = Hold::new(key.clone(), terms.mode, Token::random());
-    let now = Instant::now();
-    let mut question = Question::new(core, hold, terms, patience.for_call(terms, now), now);
-    question.request.then_queues = true;
-    match question.ask().await? {
-        Outcome::Granted(holding) => Ok(Beside::Granted(holding)),
-        Outcome::Refused { .. } | Outcome::Queued { .. } => Ok(Beside::Line { refused: true }),
-        Outcome::Unanswered(_) => Ok(Beside::Line { refused: false }),
-    }
-}
-
-/// Refuses a request that does not wait if other requests of this process wait for the lock. The
-/// error follows from the latest reply of the store to those requests.
-fn check_gates(core: &Core, key: &LockKey, terms: &Terms) -> Result<(), LockError> {
-    if core.gates.is_closed() {
-        return Err(shutting_down(key));
-    }
-    match core.gates.last_refusal(key, terms.mode.kind()) {
-        None => Ok(()),
-        Some(Refusal::None | Refusal::Busy(_)) => Err(contended(key, None)),
-        Some(Refusal::Unavailable(_)) if core.driver.excludes(key, terms.mode) => {
-            Err(contended(key, None))
+    effort: &Effort,
+    refused: Refused,
+) -> LockError {
+    let error = |kind, message: &'static str| LockError::new(kind, message).with_key(key);
+    match refused {
+        Refused::ShuttingDown => error(LockErrorKind::ShuttingDown, "the client was shut down"),
+        Refused::Full => error(
+            LockErrorKind::Overloaded,
+            "too many requests wait for it in this process; `max_waiters` is the limit",
+        ),
+        Refused::FullInAll => error(
+            LockErrorKind::Overloaded,
+            "too many requests wait in this process, for all locks together; \
+             `LockClientBuilder::max_waiters_in_all` is the limit",
+        ),
+        Refused::Contended(holder_ttl) => {
+            error(LockErrorKind::Contended, "another task or process holds it")
+                .with_retry_after(holder_ttl)
         }
-        // It is unknown whether the lock is held.
-        Some(Refusal::Unavailable(error)) => Err(LockError::from_store(error).with_key(key)),
+        Refused::TimedOut(last) => timed_out(last, key, effort.since.elapsed()),
+        Refused::Store(error) => LockError::from_store(error).with_key(key),
+        Refused::ForeignKey(part) => core.foreign(key, terms.mode.kind(), part),
+        Refused::ModeMismatch => error(
+            LockErrorKind::ModeMismatch,
+            "it is held with another number of permits, or by something that is not a permit; use the same number everywhere",
+        ),
     }
 }
 
 /// The error of a request whose wait has ended.
-fn in_vain(last: Refusal, key: &LockKey, patience: &Patience) -> LockError {
-    let waited = patience.since.elapsed();
+fn timed_out(last: Refusal, key: &LockKey, waited: Duration) -> LockError {
     tracing::debug!(%key, ?waited, "wait timed out");
     let timed_out = |holder_ttl, hint| {
         let message = format!("still held after waiting for {waited:.1?}{hint}");
@@ -307,80 +391,4 @@ fn in_vain(last: Refusal, key: &LockKey, patience: &Patience) -> LockError {
         Refusal::Busy(holder_ttl) => timed_out(holder_ttl, ""),
         Refusal::Unavailable(error) => LockError::from_store(error).with_key(key),
     }
-}
-
-fn contended(key: &LockKey, holder_ttl: Option<Duration>) -> LockError {
-    LockError::new(LockErrorKind::Contended, "another task or process holds it")
-        .with_key(key)
-        .with_retry_after(holder_ttl)
-}
-
-fn shutting_down(key: &LockKey) -> LockError {
-    LockError::new(LockErrorKind::ShuttingDown, "the client was shut down").with_key(key)
-}
-
-/// Acquires all keys or none, in one call.
-async fn acquire_at_once(
-    core: &Arc<Core>,
-    keys: &[LockKey],
-    terms: &Terms,
-    patience: &Patience,
-) -> Result<Vec<Entry>, LockError> {
-    keys.iter()
-        .try_for_each(|key| check_gates(core, key, terms))?;
-    patience.attempt();
-    let timeout = terms.call_timeout();
-    let hold = |key: &LockKey| Hold::new(key.clone(), terms.mode, Token::random());
-    let sent = Instant::now();
-    let mut questions: Vec<_> = keys
-        .iter()
-        .map(|key| Question::new(core, hold(key), terms, timeout, sent))
-        .collect();
-    questions
-        .iter_mut()
-        .for_each(|question| question.in_flight = true);
-    let requests: Vec<_> = questions
-        .iter()
-        .map(|question| question.request.clone())
-        .collect();
-    let reply = within(timeout, core.store.acquire_all(&requests))
-        .await
-        .map_err(|error| LockError::from_store(error).with_key(&requests[0].hold.key))?;
-    let grants = match reply {
-        AcquireAllReply::Granted(grants) if grants.len() == requests.len() => grants,
-        // The number of grants does not match; every token is abandoned.
-        AcquireAllReply::Granted(_) => return Err(LockError::from_store(StoreError::late())),
-        AcquireAllReply::Refused { index, reply } => {
-            questions
-                .iter_mut()
-                .for_each(|question| question.in_flight = false);
-            let key = &requests[index.min(requests.len() - 1)].hold.key;
-            let error = |kind, message| LockError::new(kind, message).with_key(key);
-            return Err(match reply {
-                AcquireReply::Busy { holder_ttl, .. } | AcquireReply::Queued { holder_ttl, .. } => {
-                    contended(key, holder_ttl)
-                }
-                AcquireReply::ForeignKey(part) => core.foreign(key, terms.mode.kind(), part),
-                AcquireReply::ModeMismatch => error(LockErrorKind::ModeMismatch, MISMATCH),
-                AcquireReply::Granted(_) | AcquireReply::Late => {
-                    error(LockErrorKind::Unavailable, "the request came too late")
-                }
-            });
-        }
-    };
-    let mut entries = Vec::with_capacity(questions.len());
-    for (question, grant) in questions.iter_mut().zip(grants) {
-        let hold = question.request.hold.clone();
-        let Some(holding) = Holding::start(core, hold, grant, sent, *terms) else {
-            let error = LockError::new(
-                LockErrorKind::Lost(Loss::Expired),
-                "the answer took longer than the lease",
-            );
-            return Err(error.with_key(&question.request.hold.key));
-        };
-        question.in_flight = false;
-        tracing::debug!(key = %holding.hold().key, fence = %holding.fence(), "acquired");
-        entries.push(Entry::first(holding, false));
-    }
-    Ok(entries)
 }

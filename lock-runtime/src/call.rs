@@ -11,8 +11,8 @@ use std::{
 use tokio::time::timeout;
 
 use crate::{
-    client::Core,
-    store::{Hold, PollReply, RenewReply, Renewal, StoreError},
+    protocol::{Answer, Call, Reply, Request},
+    store::{Store, StoreError},
 };
 
 /// Waits for the store's reply for at most `patience`. Sets no timer if the reply is
@@ -37,20 +37,35 @@ pub(crate) async fn only<T>(
     call.await.pop().ok_or_else(StoreError::late)?
 }
 
-/// Renews one lock.
-pub(crate) async fn renew_one(
-    core: &Core,
-    patience: Duration,
-    renewal: &Renewal,
-) -> Result<RenewReply, StoreError> {
-    within(patience, only(core.store.renew(slice::from_ref(renewal)))).await
+/// Makes a call to the store.
+pub(crate) async fn perform(store: &dyn Store, call: &Call) -> Answer {
+    match &call.request {
+        Request::Acquire(request) => within(call.timeout, store.acquire(request))
+            .await
+            .map(Reply::Acquire),
+        Request::Release(release) => within(call.timeout, store.release(release))
+            .await
+            .map(Reply::Release),
+        // Boxed: these are rare, and would enlarge the future of every other call.
+        _ => Box::pin(perform_rare(store, call)).await,
+    }
 }
 
-/// Polls one queue entry.
-pub(crate) async fn poll_one(
-    core: &Core,
-    patience: Duration,
-    hold: &Hold,
-) -> Result<PollReply, StoreError> {
-    within(patience, only(core.store.poll(slice::from_ref(hold)))).await
+async fn perform_rare(store: &dyn Store, Call { request, timeout }: &Call) -> Answer {
+    let timeout = *timeout;
+    match request {
+        Request::Acquire(_) | Request::Release(_) => Err(StoreError::late()),
+        Request::Poll(hold) => within(timeout, only(store.poll(slice::from_ref(hold))))
+            .await
+            .map(Reply::Poll),
+        Request::Renew(renewal) => within(timeout, only(store.renew(slice::from_ref(renewal))))
+            .await
+            .map(Reply::Renew),
+        Request::Abandon(hold) => within(timeout, store.abandon(hold))
+            .await
+            .map(|()| Reply::Abandoned),
+        Request::Convert(hold) => within(timeout, store.convert(hold))
+            .await
+            .map(Reply::Convert),
+    }
 }

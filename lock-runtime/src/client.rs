@@ -4,10 +4,7 @@ use std::{
     fmt,
     num::NonZeroU32,
     panic::Location,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -17,16 +14,17 @@ use tokio::time::timeout;
 use crate::store::redis::RedisOptions;
 use crate::{
     call::within,
-    driver::{CleanUp, Driver},
-    error::{LockError, LockErrorKind, Loss},
-    gate::{Baton, Gates},
-    key::{IntoLockKey, LockKey},
+    core::Core,
+    driver,
+    error::{LockError, LockErrorKind},
+    key::IntoLockKey,
+    protocol::{Session, WaiterLimits},
     request::LockRequest,
     runtime,
     spec::{DEFAULT_LEASE, LockKind, LockSpec, call_timeout},
     store::{
-        Inspection, KeyPart, Limits, Listener, MemoryStore, Release, RevokeReply, RevokeScope,
-        Store, StoreError, StoreEvent,
+        Inspection, KeyPart, Listener, MemoryStore, RevokeReply, RevokeScope, Store, StoreError,
+        StoreEvent,
     },
 };
 
@@ -38,77 +36,17 @@ const MAX_WAITERS_IN_ALL: usize = 100_000;
 /// delayed request.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
-/// After a broken connection, every lease is renewed within this time.
-pub(crate) const CHECK_WITHIN: Duration = Duration::from_millis(200);
-
 /// How long `shutdown` waits for waiters to leave their queues. A waiter whose future is polled
 /// needs less time.
 const LEAVING: Duration = Duration::from_millis(500);
 
-/// State shared by a client, its requests and its guards.
-pub(crate) struct Core {
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) gates: Gates,
-    pub(crate) driver: Driver,
-    pub(crate) defaults: LockSpec,
-    pub(crate) limits: Limits,
-    ids: AtomicU64,
-    /// Keeps the listener alive; the store has only a weak reference to it.
-    _ear: Arc<Ear>,
-}
+/// Passes the events of the store to the session. It does not keep the client alive.
+struct EventListener(Weak<Core>);
 
-impl Core {
-    /// Returns a number that identifies a lease or a listener of this client.
-    pub(crate) fn next_id(&self) -> u64 {
-        self.ids.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// Returns the error for foreign data under one of the lock's keys.
-    pub(crate) fn foreign(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> LockError {
-        let name = self.store.name_of(key, kind, part);
-        LockError::from_store(StoreError::foreign(name.as_deref(), part)).with_key(key)
-    }
-}
-
-/// Receives the events of the store. It does not keep the client alive.
-struct Ear(Weak<Core>);
-
-impl Listener for Ear {
+impl Listener for EventListener {
     fn on_event(&self, event: &StoreEvent) {
-        let Some(core) = self.0.upgrade() else { return };
-        match event {
-            StoreEvent::Granted { hold, grant } => {
-                // No waiter has this token any more: either a reply has already delivered the
-                // grant, or the token was abandoned. In the second case the store may have
-                // executed the abandon before it granted the lock, so the token is abandoned
-                // again.
-                if !core.gates.pushed(hold, *grant) && core.driver.is_given_up(hold.token) {
-                    core.driver
-                        .clean_up(&core, CleanUp::abandon(hold.clone(), grant.ttl, None));
-                }
-            }
-            StoreEvent::FreeIn { key, kind, ttl } => core.gates.free_in(key, *kind, *ttl),
-            StoreEvent::Revoked { token } => {
-                let holdings = core.driver.holdings();
-                if let Some(holding) = holdings
-                    .iter()
-                    .find(|holding| holding.hold().token == *token)
-                {
-                    holding.lose(Loss::Revoked);
-                }
-            }
-            StoreEvent::Disconnected => {
-                // The hand-offs are withdrawn first, so that no lock is handed off in the
-                // meantime.
-                for Baton { hold, lease, .. } in core.gates.store_lost() {
-                    core.driver
-                        .clean_up(&core, CleanUp::release(Release::new(hold), lease.length()));
-                }
-                let holdings = core.driver.holdings();
-                holdings
-                    .iter()
-                    .for_each(|holding| holding.hurry(CHECK_WITHIN.mul_f64(rand::random())));
-            }
+        if let Some(core) = self.0.upgrade() {
+            core.visit(|state, cx| state.session.event(event, cx));
         }
     }
 }
@@ -147,7 +85,7 @@ struct Clones(Arc<Core>);
 
 impl Drop for Clones {
     fn drop(&mut self) {
-        self.0.driver.orphan();
+        driver::orphan(&self.0);
     }
 }
 
@@ -338,24 +276,17 @@ impl LockClient {
         scope: RevokeScope,
     ) -> Result<RevokeReply, LockError> {
         let key = key.into_lock_key()?;
-        let held_here: Vec<_> = self
+        let holders = self
             .core
-            .driver
-            .holdings()
-            .into_iter()
-            .filter(|holding| holding.hold().key == key && holding.hold().mode.kind() == kind)
-            .collect();
+            .with_state(|state| state.session.holders_of(kind, &key));
         let reply = self
             .bounded(self.core.store.revoke(&key, kind, scope))
             .await
             .map_err(|error| error.with_key(&key))?;
         match reply {
-            RevokeReply::Revoked => {
-                held_here
-                    .iter()
-                    .for_each(|holding| holding.lose(Loss::Revoked));
-                self.core.gates.released(&key, kind);
-            }
+            RevokeReply::Revoked => self
+                .core
+                .visit(|state, cx| state.session.revoked(kind, &key, &holders, cx)),
             RevokeReply::ForeignKey => return Err(self.core.foreign(&key, kind, KeyPart::Lock)),
             RevokeReply::NotHeld | RevokeReply::Endless => {}
         }
@@ -391,7 +322,7 @@ impl LockClient {
     pub fn shutdown(&self) -> impl Future<Output = ()> + Send {
         let caller = Location::caller();
         async move {
-            self.core.gates.close();
+            self.core.visit(|state, cx| state.session.close(cx));
             #[expect(
                 clippy::panic,
                 reason = "there is no error to return, and dropped guards still have to be released"
@@ -401,9 +332,9 @@ impl LockClient {
             }
             // First the waiters leave their queues, so that their queue entries are abandoned
             // below.
-            let _ = timeout(LEAVING, self.core.gates.emptied()).await;
+            let _ = timeout(LEAVING, self.core.until(Session::is_empty)).await;
             let given_back = async {
-                self.core.driver.drained(&self.core).await;
+                self.core.until(Session::is_drained).await;
                 self.core.store.settled().await;
             };
             if timeout(SHUTDOWN, given_back).await.is_err() {
@@ -680,20 +611,14 @@ impl LockClientBuilder {
             max_waiters_in_all,
             ..
         } = self;
-        let gates = Gates::new(max_waiters, max_waiters_in_all);
+        let waiters = WaiterLimits {
+            per_key: max_waiters,
+            in_all: max_waiters_in_all,
+        };
         let core = Arc::new_cyclic(|core: &Weak<Core>| {
-            let ear = Arc::new(Ear(core.clone()));
-            let listener: Weak<Ear> = Arc::downgrade(&ear);
-            store.listen(listener);
-            Core {
-                limits: store.limits(),
-                store,
-                gates,
-                driver: Driver::default(),
-                defaults,
-                ids: AtomicU64::new(0),
-                _ear: ear,
-            }
+            let listener: Arc<dyn Listener> = Arc::new(EventListener(core.clone()));
+            store.listen(Arc::downgrade(&listener));
+            Core::new(store, defaults, waiters, listener)
         });
         LockClient {
             _clones: Arc::new(Clones(core.clone())),

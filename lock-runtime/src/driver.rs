@@ -1,160 +1,234 @@
-//! The background task of a client. It renews leases, detects losses, and cleans up after dropped
-//! guards and dropped requests.
+//! The driver: the background task of a client. It makes the calls that no other task awaits:
+//! renewals, releases of dropped guards, abandonments. It also detects losses.
 //!
-//! [`Driver`] is the state through which its users schedule work, and [`task`] does the work. The
-//! task starts with the first lease. It ends when the last clone of its client is gone and no
+//! The task starts with the first lease. It ends when the last clone of its client is gone and no
 //! work is left. When the Tokio runtime that it runs on ends, it continues on a runtime on which
 //! a held lock was acquired, or on the next one on which the client is used.
 
-mod clean_up;
-mod task;
-
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    sync::{Arc, Mutex},
+    sync::Arc,
+    time::Duration,
 };
 
-use tokio::{runtime::Handle, sync::Notify, time::Instant};
+use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use tokio::time::{Instant, sleep_until, timeout};
 
-pub(crate) use self::clean_up::CleanUp;
-#[cfg(test)]
-pub(crate) use self::clean_up::{FIRST_PAUSE, LONGEST_PAUSE};
-use self::task::Task;
 use crate::{
-    client::Core,
-    holding::{Holding, Plan},
-    key::LockKey,
+    call::perform,
+    core::Core,
+    protocol::{Call, DueRenewal, Job},
     runtime,
-    spec::Mode,
-    store::Token,
-    sync::lock,
+    store::StoreError,
 };
 
-/// The state shared by a client's task and its users.
-#[derive(Default)]
-pub(crate) struct Driver {
-    desk: Mutex<Desk>,
-    knock: Notify,
-    idle: Notify,
-}
+/// The largest number of renewals that share a round trip.
+const BATCH: usize = 100;
+/// The largest number of batches in flight to a server, so that a burst does not time
+/// out by itself.
+const BATCHES_IN_FLIGHT: usize = 8;
+/// The largest number of jobs in flight: after an outage there may be one for every lease.
+const JOBS_IN_FLIGHT: usize = 256;
 
-#[derive(Default)]
-struct Desk {
-    running: bool,
-    /// The last clone of the client is gone: the task ends when no work is left.
-    orphaned: bool,
-    schedule: BTreeMap<(Instant, u64), Arc<Holding>>,
-    /// The task sleeps until this instant or until it is notified. `None` while it is awake.
-    sleeps_until: Option<Instant>,
-    clean_ups: VecDeque<Arc<CleanUp>>,
-    /// The clean-ups in progress, by number. They are kept here so that they survive the task.
-    under_way: HashMap<u64, Arc<CleanUp>>,
-}
-
-impl Driver {
-    /// Moves a lease to its position in the schedule, the instant at which it is next due, or
-    /// removes it when it is over.
-    pub(crate) fn plan(&self, core: &Arc<Core>, holding: &Arc<Holding>) {
-        let mut desk = lock(&self.desk);
-        let Plan { before, after } = holding.plan();
-        if let Some(due) = before {
-            desk.schedule.remove(&(due, holding.id()));
-        }
-        let knock = match after {
-            Some(due) => {
-                desk.schedule.insert((due, holding.id()), holding.clone());
-                desk.sleeps_until.is_some_and(|until| due < until)
-            }
-            // The last lease of an orphaned client: there is nothing left to wait for.
-            None => desk.orphaned && desk.schedule.is_empty(),
+/// Starts the driver on the current runtime, unless it runs. Does nothing outside of a runtime, or
+/// in one without timers.
+///
+/// The client is not locked when the task is spawned: a runtime that is shutting down drops a new
+/// task at once, and the destructor of the task locks the client.
+pub(crate) fn start(core: &Arc<Core>) {
+    let Ok(runtime) = runtime::current() else {
+        return;
+    };
+    if core.with_state(|state| !std::mem::replace(&mut state.driver_runs, true)) {
+        let task = Task {
+            core: core.clone(),
+            servers: HashMap::new(),
+            jobs_in_flight: 0,
+            ended: false,
         };
-        let start = if after.is_some() { desk.start() } else { None };
-        drop(desk);
-        Task::spawn(core, start);
-        if knock {
-            self.knock.notify_one();
-        }
-    }
-
-    /// Runs `clean_up` in the background.
-    pub(crate) fn clean_up(&self, core: &Arc<Core>, clean_up: CleanUp) {
-        runtime::look();
-        let mut desk = lock(&self.desk);
-        desk.clean_ups.push_back(Arc::new(clean_up));
-        let start = desk.start();
-        drop(desk);
-        Task::spawn(core, start);
-        self.knock.notify_one();
-    }
-
-    /// Returns whether a clean-up of this token is pending. A grant for the token is then
-    /// abandoned at once (PROTOCOL 6).
-    pub(crate) fn is_given_up(&self, token: Token) -> bool {
-        let desk = lock(&self.desk);
-        let mut clean_ups = desk.clean_ups.iter().chain(desk.under_way.values());
-        clean_ups.any(|clean_up| clean_up.token() == token)
-    }
-
-    /// Ensures that the task runs, on the current runtime if it runs on no other.
-    pub(crate) fn revive(&self, core: &Arc<Core>) {
-        runtime::look();
-        let start = lock(&self.desk).start();
-        Task::spawn(core, start);
-    }
-
-    /// Records that the last clone of the client is gone.
-    pub(crate) fn orphan(&self) {
-        lock(&self.desk).orphaned = true;
-        self.knock.notify_one();
-    }
-
-    /// Waits until no clean-up is left.
-    pub(crate) async fn drained(&self, core: &Arc<Core>) {
-        loop {
-            let idle = self.idle.notified();
-            if lock(&self.desk).is_drained() {
-                return;
-            }
-            // The clean-ups may have been added where there was no runtime.
-            self.revive(core);
-            idle.await;
-        }
-    }
-
-    /// Returns whether a lease of this process surely excludes a request for `key` in `mode`.
-    pub(crate) fn excludes(&self, key: &LockKey, mode: Mode) -> bool {
-        self.holdings().iter().any(|holding| {
-            let held = holding.hold();
-            let excludes = held.mode == Mode::Exclusive || mode == Mode::Exclusive;
-            held.key == *key
-                && held.mode.kind() == mode.kind()
-                && excludes
-                && !holding.validity().is_zero()
-        })
-    }
-
-    /// Returns the leases that the task currently manages.
-    pub(crate) fn holdings(&self) -> Vec<Arc<Holding>> {
-        lock(&self.desk).schedule.values().cloned().collect()
+        runtime.spawn(task.run());
     }
 }
 
-impl Desk {
-    /// Returns the runtime on which the task must be started, if any. The caller spawns the task
-    /// after it has unlocked the desk: a runtime that is shutting down drops a new task at once,
-    /// and the destructor of the task locks the desk.
-    fn start(&mut self) -> Option<Handle> {
-        if self.running {
-            return None;
+/// Records that the last clone of the client is gone.
+pub(crate) fn orphan(core: &Core) {
+    core.with_state(|state| state.orphaned = true);
+    core.work.notify_one();
+}
+
+/// The background task. When dropped before its end, together with its runtime, its calls in
+/// flight are planned again.
+struct Task {
+    core: Arc<Core>,
+    /// The renewals to send, by server: a silent server must not delay the leases of the others.
+    servers: HashMap<u64, Renewals>,
+    jobs_in_flight: usize,
+    ended: bool,
+}
+
+/// The renewals for one server.
+#[derive(Default)]
+struct Renewals {
+    /// Grouped by call time-out: a short lease must not shorten the time-out of the others.
+    waiting: BTreeMap<Duration, VecDeque<DueRenewal>>,
+    batches_in_flight: usize,
+}
+
+type InFlight = FuturesUnordered<BoxFuture<'static, Done>>;
+
+enum Done {
+    Job,
+    Batch(u64),
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
         }
-        // The task cannot run outside of a runtime, nor in one without timers; the next
-        // lease starts it.
-        let runtime = runtime::current().ok()?;
-        self.running = true;
-        Some(runtime)
+        // While the driver still counts as running: a task started here, on a runtime that is
+        // ending, would be dropped again, and so on without end.
+        let runtimes = self.core.visit(|state, cx| {
+            state.session.driver_died(cx);
+            let mut runtimes = Vec::new();
+            for runtime in state.views().filter_map(|view| view.runtime()) {
+                if runtimes
+                    .iter()
+                    .all(|other: &tokio::runtime::Handle| other.id() != runtime.id())
+                {
+                    runtimes.push(runtime.clone());
+                }
+            }
+            runtimes
+        });
+        self.core.with_state(|state| state.driver_runs = false);
+        // Tasks that wait for the end of the work check again, and restart the driver.
+        self.core.notify_changed();
+        // A lock that was acquired on another runtime may still be in use, so the driver
+        // continues there.
+        for runtime in runtimes {
+            let core = self.core.clone();
+            runtime.spawn(async move { start(&core) });
+        }
+    }
+}
+
+impl Task {
+    async fn run(mut self) {
+        let mut in_flight = InFlight::new();
+        loop {
+            let Some(check_at) = self.take_work(&mut in_flight) else {
+                self.ended = true;
+                return;
+            };
+            self.send_batches(&mut in_flight);
+            tokio::select! {
+                () = self.core.work.notified() => {}
+                () = sleep_until(check_at) => {}
+                Some(done) = in_flight.next() => self.finished(&done),
+            }
+        }
     }
 
-    fn is_drained(&self) -> bool {
-        self.clean_ups.is_empty() && self.under_way.is_empty()
+    /// Takes the work that is due, and starts as many jobs as there is room for. Returns when to
+    /// check again, or `None` if there can be no more work.
+    fn take_work(&mut self, in_flight: &mut InFlight) -> Option<Instant> {
+        let room = JOBS_IN_FLIGHT - self.jobs_in_flight;
+        let is_idle = in_flight.is_empty();
+        let (renewals, jobs, check_at) = self.core.visit(|state, cx| {
+            let session = &mut state.session;
+            let mut renewals = Vec::new();
+            session.due_renewals(&mut renewals, cx);
+            let due_jobs = std::iter::from_fn(|| session.due_job(cx));
+            let jobs: Vec<_> = due_jobs.take(room).collect();
+            if state.orphaned && is_idle && !session.needs_driver() {
+                state.driver_runs = false;
+                return (renewals, jobs, None);
+            }
+            // A day stands for no limit, because the task is notified of new work.
+            let check_at = session.check_at(jobs.len() < room);
+            let check_at = check_at.unwrap_or_else(|| cx.now + crate::MAX_LEASE);
+            (renewals, jobs, Some(check_at))
+        });
+        for due in renewals {
+            let hold = &due.renewal.hold;
+            let server = self.core.store.server_of(&hold.key, hold.mode.kind());
+            let waiting = &mut self.servers.entry(server).or_default().waiting;
+            waiting.entry(due.timeout).or_default().push_back(due);
+        }
+        for (job, call) in jobs {
+            self.jobs_in_flight += 1;
+            in_flight.push(Box::pin(run_job(self.core.clone(), job, call)));
+        }
+        check_at
+    }
+
+    /// Sends the renewals that have waited longest, those with the shortest time-outs first.
+    fn send_batches(&mut self, in_flight: &mut InFlight) {
+        for (server, renewals) in &mut self.servers {
+            while renewals.batches_in_flight < BATCHES_IN_FLIGHT
+                && let Some(mut first) = renewals.waiting.first_entry()
+            {
+                let (timeout, waiting) = (*first.key(), first.get_mut());
+                let batch = waiting.drain(..waiting.len().min(BATCH)).collect();
+                if waiting.is_empty() {
+                    first.remove();
+                }
+                renewals.batches_in_flight += 1;
+                let (core, server) = (self.core.clone(), *server);
+                in_flight.push(Box::pin(async move {
+                    renew(&core, batch, timeout).await;
+                    Done::Batch(server)
+                }));
+            }
+        }
+    }
+
+    fn finished(&mut self, done: &Done) {
+        match done {
+            Done::Job => self.jobs_in_flight -= 1,
+            Done::Batch(server) => {
+                if let Some(renewals) = self.servers.get_mut(server) {
+                    renewals.batches_in_flight -= 1;
+                    if renewals.batches_in_flight == 0 && renewals.waiting.is_empty() {
+                        self.servers.remove(server);
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn run_job(core: Arc<Core>, job: Job, call: Call) -> Done {
+    let answer = perform(&*core.store, &call).await;
+    core.visit(|state, cx| state.session.job_replied(job, answer, cx));
+    Done::Job
+}
+
+/// Renews a batch in one round trip and records each reply.
+async fn renew(core: &Arc<Core>, mut batch: Vec<DueRenewal>, patience: Duration) {
+    // A lock may have been released or lost since its renewal was due.
+    core.with_state(|state| batch.retain(|due| state.session.is_held(due.held)));
+    if batch.is_empty() {
+        return;
+    }
+    let leases = batch.len();
+    let (ids, renewals): (Vec<_>, Vec<_>) =
+        batch.into_iter().map(|due| (due.held, due.renewal)).unzip();
+    let sent = Instant::now();
+    let replies = timeout(patience, core.store.renew(&renewals)).await;
+    let mut replies = replies.unwrap_or_default().into_iter();
+    let mut failed = None;
+    core.visit(|state, cx| {
+        for id in ids {
+            let reply = replies.next();
+            let reply = reply.unwrap_or_else(|| Err(StoreError::timed_out(patience)));
+            failed = reply.as_ref().err().cloned().or(failed.take());
+            state.session.renewal_replied(id, reply, sent, cx);
+        }
+    });
+    // One message for the batch: an outage would fill the log.
+    if let Some(error) = failed {
+        tracing::warn!(leases, %error, "renewal failed; trying again until validity ends");
     }
 }

@@ -12,19 +12,18 @@ use std::{
 
 use futures_util::future::join_all;
 use smallvec::{SmallVec, smallvec};
-use tokio::time::Instant;
 
 use crate::{
-    driver::CleanUp,
+    call::perform,
+    core::Core,
     error::{LockError, LockErrorKind, Loss},
     fence::FencingToken,
-    giving_back::give_back,
-    holding::{Holding, Left},
     key::LockKey,
     owner::{Frame, ScopeFuture},
+    protocol::{Call, ConversionId, ConvertError, ReleaseError, ReleaseId, ReleaseStep, Released},
     runtime,
-    spec::{MAX_LEASE, MIN_LEASE, Mode, call_timeout},
-    store::{Hold, Release, ReleaseReply},
+    spec::{MAX_LEASE, MIN_LEASE, Mode},
+    view::View,
 };
 
 /// A held lock. It is renewed in the background until it is released or dropped.
@@ -46,14 +45,11 @@ pub struct LockGuard {
 impl LockGuard {
     /// A guard of one or more leases. They are sorted by key, because re-entered ones come first.
     pub(crate) fn new(mut entries: Entries) -> Self {
-        entries.sort_by(|one, other| one.holding.hold().key.cmp(&other.holding.hold().key));
-        let holdings = entries.iter().map(|entry| entry.holding.clone()).collect();
+        entries.sort_by(|one, other| one.view.key().cmp(other.view.key()));
+        let views = entries.iter().map(|entry| entry.view.clone()).collect();
         let contended = entries.iter().any(|entry| entry.contended);
         Self {
-            held: HeldLock {
-                holdings,
-                contended,
-            },
+            held: HeldLock { views, contended },
             entries,
         }
     }
@@ -167,8 +163,8 @@ impl LockGuard {
         limits
             .check_lease(lease)
             .map_err(|error| error.with_key(self.key()))?;
-        for holding in self.held.holdings.iter() {
-            holding.extend(lease).await?;
+        for view in &self.held.views {
+            view.extend(lease).await?;
         }
         Ok(())
     }
@@ -190,7 +186,7 @@ impl LockGuard {
                 "only a lock of one key can be downgraded",
             ));
         };
-        if entry.holding.hold().mode != Mode::Exclusive {
+        if entry.view.mode() != Mode::Exclusive {
             return Err(mismatch(
                 self.key(),
                 "only an exclusive lock can be downgraded",
@@ -207,92 +203,84 @@ fn mismatch(key: &LockKey, message: &'static str) -> LockError {
 /// Inline storage for one key, which is the common case.
 pub(crate) type Entries = SmallVec<[Entry; 1]>;
 
-/// A guard's share in a lease. When dropped, it leaves the remaining work to the driver.
+/// A guard's share in a lease. When dropped, it leaves in the background.
 pub(crate) struct Entry {
-    holding: Arc<Holding>,
+    view: Arc<View>,
     /// See [`HeldLock::was_contended`].
     contended: bool,
-    step: Step,
-}
-
-enum Step {
-    Holding,
-    /// The hold may be a writer or a reader.
-    Converting,
-    Done,
+    has_left: bool,
 }
 
 impl fmt::Debug for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.holding.hold().key.fmt(f)
+        self.view.key().fmt(f)
     }
 }
 
 impl Entry {
     /// The first guard of a lease, which was granted at the first attempt unless it
     /// was `contended`.
-    pub(crate) fn first(holding: Arc<Holding>, contended: bool) -> Self {
+    pub(crate) fn first(view: Arc<View>, contended: bool) -> Self {
         Self {
-            holding,
+            view,
             contended,
-            step: Step::Holding,
+            has_left: false,
         }
     }
 
     /// Adds a guard to the lease of an enclosing scope. Returns `None` if the lease was
     /// released in the meantime.
-    pub(crate) fn again(holding: Arc<Holding>) -> Result<Option<Self>, LockError> {
-        Ok(holding.enter()?.then(|| Self::first(holding, false)))
+    pub(crate) fn again(view: Arc<View>) -> Result<Option<Self>, LockError> {
+        let reentered = view
+            .core()
+            .visit(|state, cx| state.session.reenter(view.id(), cx));
+        match reentered {
+            Ok(true) => Ok(Some(Self::first(view, false))),
+            Ok(false) => Ok(None),
+            Err(loss) => Err(view.lost_error(loss)),
+        }
     }
 
     pub(crate) fn fence(&self) -> FencingToken {
-        self.holding.fence()
+        self.view.fence()
     }
 
     /// Returns how the lease was lost, if it was.
     pub(crate) fn lost(&self) -> Option<LockError> {
-        self.holding
-            .loss()
-            .map(|loss| self.holding.lost_error(loss))
+        self.view.loss().map(|loss| self.view.lost_error(loss))
     }
 
     async fn release(mut self) -> Result<(), LockError> {
+        let view = &self.view;
+        let (core, key, fence) = (view.core(), view.key(), view.fence());
         if let Err(error) = runtime::check() {
             // Dropping the entry continues the release in the background.
-            let error = error.with_key(&self.holding.hold().key);
+            let error = error.with_key(key);
             tracing::warn!(%error, "release not confirmed; continuing in the background");
             return Err(error);
         }
-        let left = self.holding.leave();
-        self.step = Step::Done;
-        let holding = &self.holding;
-        let release = match left {
-            Left::Shared => return Ok(()),
-            Left::Lost(loss) => return Err(holding.lost_error(loss)),
-            Left::Last(release) => release,
+        self.has_left = true;
+        let step = core.visit(|state, cx| state.session.release(view.id(), cx));
+        let released = match step {
+            ReleaseStep::Done(released) => released,
+            ReleaseStep::Call(id, call) => {
+                let in_flight = InFlight::Release(id);
+                let (answer, core) = made(core, in_flight, &call).await;
+                core.visit(|state, cx| state.session.release_replied(id, answer, cx))
+            }
         };
-        let Some(release) = holding.part(release) else {
-            return Ok(());
-        };
-        let mut returning = Returning {
-            holding,
-            release,
-            settled: false,
-        };
-        let key = &holding.hold().key;
-        let patience = call_timeout(holding.terms().lease);
-        let reply = give_back(holding.core(), &returning.release, patience).await;
-        returning.settled = reply.is_ok();
-        match reply {
-            Ok(ReleaseReply::Released | ReleaseReply::Passed(_) | ReleaseReply::Queued { .. }) => {
-                tracing::debug!(%key, fence = %holding.fence(), "released");
+        match released {
+            Ok(Released::Locally) => Ok(()),
+            Ok(Released::AtStore) => {
+                tracing::debug!(%key, %fence, "released");
                 Ok(())
             }
-            Ok(ReleaseReply::NotHeld) => {
-                tracing::warn!(%key, fence = %holding.fence(), "lost before its release");
-                Err(holding.lost_error(Loss::Taken))
+            Err(ReleaseError::Lost(loss)) => Err(view.lost_error(loss)),
+            Err(ReleaseError::NotHeld) => {
+                tracing::warn!(%key, %fence, "lost before its release");
+                Err(view.lost_error(Loss::Taken))
             }
-            Err(error) => {
+            Err(ReleaseError::Unknown(error)) => {
                 tracing::warn!(%key, %error, "release not confirmed; continuing in the background");
                 let message = "release not confirmed; it continues in the background, and the lock ends with its lease at the latest";
                 Err(LockError::new(LockErrorKind::ReleaseUnknown, message)
@@ -303,75 +291,82 @@ impl Entry {
     }
 
     async fn downgrade(mut self) -> Result<Self, LockError> {
-        runtime::check().map_err(|error| error.with_key(&self.holding.hold().key))?;
-        match self.holding.leave_alone() {
-            None => {
-                return Err(mismatch(
-                    &self.holding.hold().key,
-                    "a lock that was re-entered cannot be downgraded",
-                ));
+        let view = &self.view;
+        let (core, key) = (view.core(), view.key());
+        runtime::check().map_err(|error| error.with_key(key))?;
+        let begun = core.visit(|state, cx| state.session.convert(view.id(), cx));
+        let converted = match begun {
+            Err(error) => Err(error),
+            Ok((id, call)) => {
+                self.has_left = true;
+                let (answer, core) = made(core, InFlight::Conversion(id), &call).await;
+                core.visit(|state, cx| {
+                    let granted = state.session.convert_replied(id, answer, cx)?;
+                    Ok(state.add_view(core, key, Mode::Shared, &granted))
+                })
             }
-            Some(Left::Lost(loss)) => {
-                self.step = Step::Done;
-                return Err(self.holding.lost_error(loss));
+        };
+        match converted {
+            Ok(reader) => {
+                tracing::debug!(%key, fence = %reader.fence(), "downgraded");
+                Ok(Self::first(reader, self.contended))
             }
-            Some(Left::Last(_) | Left::Shared) => {}
+            Err(ConvertError::Reentered) => Err(mismatch(
+                key,
+                "a lock that was re-entered cannot be downgraded",
+            )),
+            Err(ConvertError::Lost(loss)) => Err(view.lost_error(loss)),
+            Err(ConvertError::Store(error)) => Err(LockError::from_store(error).with_key(key)),
         }
-        self.step = Step::Converting;
-        let reader = self.holding.convert().await?;
-        self.step = Step::Done;
-        tracing::debug!(key = %reader.hold().key, fence = %reader.fence(), "downgraded");
-        self.holding
-            .core()
-            .gates
-            .released(&reader.hold().key, reader.hold().mode.kind());
-        Ok(Self::first(reader, self.contended))
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let holding = &self.holding;
-        let (core, lease) = (holding.core(), holding.terms().lease);
-        match std::mem::replace(&mut self.step, Step::Done) {
-            Step::Done => {}
-            Step::Holding => {
-                if let Left::Last(release) = holding.leave()
-                    && let Some(release) = holding.part(release)
-                {
-                    core.driver.clean_up(core, CleanUp::release(release, lease));
-                }
-            }
-            Step::Converting => {
-                let hold = holding.hold();
-                let reader = Hold::new(hold.key.clone(), Mode::Shared, hold.token);
-                // The writer is gone, so a delayed conversion is executed by then or never.
-                core.driver
-                    .clean_up(core, CleanUp::abandon(hold.clone(), lease, None));
-                let straggler = Instant::now() + call_timeout(lease);
-                core.driver
-                    .clean_up(core, CleanUp::abandon(reader, lease, Some(straggler)));
-            }
+        if !self.has_left {
+            self.view
+                .core()
+                .visit(|state, cx| state.session.guard_dropped(self.view.id(), cx));
         }
     }
 }
 
-/// A release in progress. When dropped before its outcome is known, it continues in
-/// the background.
-struct Returning<'a> {
-    holding: &'a Holding,
-    release: Release,
-    settled: bool,
+/// A call whose outcome the session awaits. When dropped, it continues in the background.
+struct Unanswered<'a> {
+    core: &'a Arc<Core>,
+    in_flight: Option<InFlight>,
 }
 
-impl Drop for Returning<'_> {
+#[derive(Clone, Copy)]
+enum InFlight {
+    Release(ReleaseId),
+    Conversion(ConversionId),
+}
+
+impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
-        if !self.settled {
-            let core = self.holding.core();
-            let clean_up = CleanUp::release_again(self.release.clone(), self.holding.terms().lease);
-            core.driver.clean_up(core, clean_up);
+        if let Some(in_flight) = self.in_flight {
+            self.core.visit(|state, cx| match in_flight {
+                InFlight::Release(id) => state.session.release_dropped(id, cx),
+                InFlight::Conversion(id) => state.session.convert_dropped(id, cx),
+            });
         }
     }
+}
+
+/// Makes a call whose answer the caller passes to the session at once.
+async fn made<'a>(
+    core: &'a Arc<Core>,
+    in_flight: InFlight,
+    call: &Call,
+) -> (crate::protocol::Answer, &'a Arc<Core>) {
+    let mut unanswered = Unanswered {
+        core,
+        in_flight: Some(in_flight),
+    };
+    let answer = perform(&*core.store, call).await;
+    unanswered.in_flight = None;
+    (answer, core)
 }
 
 /// A view of a lock that is or was held: its name, its fencing token and its loss. The view does
@@ -381,23 +376,23 @@ impl Drop for Returning<'_> {
 /// methods that return a single key or token return those of the first key.
 #[derive(Clone)]
 pub struct HeldLock {
-    holdings: SmallVec<[Arc<Holding>; 1]>,
+    views: SmallVec<[Arc<View>; 1]>,
     contended: bool,
 }
 
 impl HeldLock {
-    pub(crate) fn holdings(&self) -> &[Arc<Holding>] {
-        &self.holdings
+    pub(crate) fn views(&self) -> &[Arc<View>] {
+        &self.views
     }
 
-    fn first(&self) -> &Arc<Holding> {
+    fn first(&self) -> &Arc<View> {
         // A request has at least one key, so a guard has at least one lease.
-        &self.holdings[0]
+        &self.views[0]
     }
 
     /// The name of the lock.
     pub fn key(&self) -> &LockKey {
-        &self.first().hold().key
+        self.first().key()
     }
 
     /// The fencing token. Send it with every write that the lock protects.
@@ -407,26 +402,21 @@ impl HeldLock {
 
     /// Every key with its fencing token, in the order of the keys.
     pub fn fences(&self) -> impl Iterator<Item = (&LockKey, FencingToken)> {
-        self.holdings
-            .iter()
-            .map(|holding| (&holding.hold().key, holding.fence()))
+        self.views.iter().map(|view| (view.key(), view.fence()))
     }
 
     /// Returns how long the lock is surely still held, by the clock of this process, if no
     /// further renewal succeeds. Zero after a loss or a release.
     pub fn validity(&self) -> Duration {
-        self.holdings
-            .iter()
-            .map(|holding| holding.validity())
-            .min()
-            .unwrap_or_default()
+        let validities = self.views.iter().map(|view| view.validity());
+        validities.min().unwrap_or_default()
     }
 
     /// Returns how many background renewals the store has confirmed so far, for all keys
     /// together. The count starts again when the lock is handed off or downgraded.
     /// [`extend`](LockGuard::extend) and [`verify`](Self::verify) do not count.
     pub fn renewals(&self) -> u64 {
-        self.holdings.iter().map(|holding| holding.renewals()).sum()
+        self.views.iter().map(|view| view.renewals()).sum()
     }
 
     /// Returns whether another holder had the lock, or other requests waited for it, when it was
@@ -444,9 +434,9 @@ impl HeldLock {
     }
 
     fn loss(&self) -> Option<LockError> {
-        self.holdings
+        self.views
             .iter()
-            .find_map(|holding| holding.loss().map(|loss| holding.lost_error(loss)))
+            .find_map(|view| view.loss().map(|loss| view.lost_error(loss)))
     }
 
     /// Resolves with the reason when the lock is lost, or never if it is released before.
@@ -456,7 +446,7 @@ impl HeldLock {
     pub fn lost(&self) -> LostFuture {
         LostFuture {
             held: self.clone(),
-            listener: self.first().core().next_id(),
+            listener: self.first().core().next_listener(),
         }
     }
 
@@ -487,8 +477,8 @@ impl HeldLock {
     /// # Cancellation
     /// Dropping the future has no effect on the lock.
     pub async fn verify(&self) -> Result<(), LockError> {
-        for holding in self.holdings.iter() {
-            holding.extend(Duration::ZERO).await?;
+        for view in &self.views {
+            view.extend(Duration::ZERO).await?;
         }
         Ok(())
     }
@@ -515,12 +505,12 @@ impl Future for LostFuture {
     type Output = LockError;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LockError> {
-        let loss = |holding: &Arc<Holding>| match holding.poll_loss(self.listener, cx) {
-            Poll::Ready(loss) => Some(holding.lost_error(loss)),
+        let loss = |view: &Arc<View>| match view.poll_loss(self.listener, cx) {
+            Poll::Ready(loss) => Some(view.lost_error(loss)),
             Poll::Pending => None,
         };
         self.held
-            .holdings
+            .views
             .iter()
             .find_map(loss)
             .map_or(Poll::Pending, Poll::Ready)
@@ -530,8 +520,8 @@ impl Future for LostFuture {
 impl Drop for LostFuture {
     fn drop(&mut self) {
         self.held
-            .holdings
+            .views
             .iter()
-            .for_each(|holding| holding.unlisten(self.listener));
+            .for_each(|view| view.unlisten(self.listener));
     }
 }

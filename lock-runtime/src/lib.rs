@@ -52,27 +52,25 @@ mod acquire;
 mod ambient;
 mod call;
 mod client;
+mod core;
 mod driver;
 mod error;
-#[cfg(test)]
-mod explorer;
 mod fence;
-mod gate;
-mod giving_back;
 mod guard;
-mod holding;
 mod key;
-mod lease;
 mod named;
 mod options;
 mod owner;
-#[expect(dead_code, reason = "used by the next commits")]
 mod protocol;
 mod request;
 mod runtime;
+#[cfg(test)]
+#[path = "../sim/mod.rs"]
+mod sim;
 mod spec;
 mod sync;
 mod under_lock;
+mod view;
 
 #[doc(hidden)]
 #[path = "rt.rs"]

@@ -15,12 +15,8 @@ use pin_project::pin_project;
 use tokio::task::futures::TaskLocalFuture;
 
 use crate::{
-    client::Core,
-    error::{LockError, LockErrorKind},
-    guard::HeldLock,
-    holding::Holding,
-    key::LockKey,
-    spec::{Mode, Terms},
+    core::Core, error::LockError, guard::HeldLock, key::LockKey, protocol::may_enter, spec::Terms,
+    view::View,
 };
 
 tokio::task_local! {
@@ -63,9 +59,9 @@ impl Frame {
     }
 
     /// Iterates over the held locks, from the innermost frame to the outermost.
-    fn chain(&self) -> impl Iterator<Item = &Arc<Holding>> {
+    fn chain(&self) -> impl Iterator<Item = &Arc<View>> {
         std::iter::successors(Some(self), |frame| frame.0.outer.as_ref())
-            .flat_map(|frame| frame.0.held.holdings())
+            .flat_map(|frame| frame.0.held.views())
     }
 }
 
@@ -79,7 +75,7 @@ pub fn is_held(key: &LockKey) -> bool {
     Frame::current().is_some_and(|frame| {
         frame
             .chain()
-            .any(|holding| holding.hold().key == *key && !holding.validity().is_zero())
+            .any(|view| view.key() == key && !view.validity().is_zero())
     })
 }
 
@@ -89,40 +85,27 @@ pub(crate) fn enclosing(
     core: &Arc<Core>,
     key: &LockKey,
     terms: &Terms,
-) -> Result<Option<Arc<Holding>>, LockError> {
+) -> Result<Option<Arc<View>>, LockError> {
     let Some(frame) = Frame::current() else {
         return Ok(None);
     };
-    let same = |holding: &&Arc<Holding>| {
-        let held = holding.hold();
-        held.key == *key
-            && held.mode.kind() == terms.mode.kind()
-            && Arc::ptr_eq(holding.core(), core)
-            && !holding.is_released()
+    let is_same = |view: &&Arc<View>| {
+        view.key() == key
+            && view.mode().kind() == terms.mode.kind()
+            && Arc::ptr_eq(view.core(), core)
+            && !view.is_released()
     };
-    let Some(holding) = frame.chain().find(same) else {
+    let Some(view) = frame.chain().find(is_same) else {
         return Ok(None);
     };
-    if let Some(loss) = holding.loss() {
+    if let Some(loss) = view.loss() {
         // A request that is not `reentrant` would otherwise be advised to re-enter, which
         // would fail as well.
-        return Err(holding.lost_error(loss));
+        return Err(view.lost_error(loss));
     }
-    let refused = |kind, message: &'static str| Err(LockError::new(kind, message).with_key(key));
-    match (holding.hold().mode, terms.mode) {
-        (Mode::Shared, Mode::Exclusive) => refused(
-            LockErrorKind::WouldDeadlock,
-            "an enclosing scope holds it for reading, so it can never be acquired for writing; acquire it for writing in that scope",
-        ),
-        (Mode::Permits(held), Mode::Permits(wanted)) if held != wanted => refused(
-            LockErrorKind::ModeMismatch,
-            "an enclosing scope holds it with another number of permits",
-        ),
-        _ if !terms.reentrant => refused(
-            LockErrorKind::WouldDeadlock,
-            "an enclosing scope of this flow holds it; set `reentrant`, or acquire it only once",
-        ),
-        _ => Ok(Some(holding.clone())),
+    match may_enter(view.mode(), terms) {
+        Ok(()) => Ok(Some(view.clone())),
+        Err((kind, message)) => Err(LockError::new(kind, message).with_key(key)),
     }
 }
 

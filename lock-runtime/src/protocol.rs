@@ -1,9 +1,403 @@
-//! The decisions of the protocol, without I/O.
+//! The decisions of a client, without I/O: which request is sent when, what a reply means, when a
+//! lock is held, handed off, lost and released. The rules are in docs/PROTOCOL.md.
+//!
+//! [`Session`] is the state of one client. Each of its methods is one input: a request, a reply of
+//! the store, a push message, the passage of time. It receives the current time and fresh random
+//! numbers in a [`Cx`], and returns the next move of the calling task. The effects on other tasks
+//! are collected in the `Cx`, and are performed after the session is unlocked. Calls that no task
+//! awaits are pulled by the driver ([`Session::due_renewals`], [`Session::due_job`]).
 
 mod abandon;
+mod acquire;
+mod convert;
+mod entry;
+mod handoff;
+mod held;
+mod lease;
 mod message;
+mod queue;
+mod reenter;
+mod release;
+mod schedule;
+mod several;
+mod slab;
+
+use std::{collections::HashMap, time::Duration};
+
+use foldhash::fast::RandomState;
+use smallvec::SmallVec;
+use tokio::time::Instant;
 
 pub(crate) use self::{
-    abandon::{Abandonment, Ending, Progress},
+    abandon::Abandonment,
+    acquire::{Refused, SHORTEST_CALL, STRAGGLE, Step},
+    convert::ConvertError,
+    held::{DueRenewal, ExtendError, Granted},
     message::{Answer, Call, Reply, Request},
+    queue::Refusal,
+    reenter::may_enter,
+    release::{ReleaseError, ReleaseStep, Released},
+    several::{AllStep, Together},
 };
+use self::{
+    acquire::Acquisition,
+    convert::Conversion,
+    handoff::Handoff,
+    held::Held,
+    queue::WaitQueue,
+    release::Releasing,
+    schedule::Schedule,
+    slab::{Id, Slab},
+};
+use crate::{
+    error::Loss,
+    fence::FencingToken,
+    key::LockKey,
+    store::{Hold, StoreError, StoreEvent, Token},
+};
+
+pub(crate) type AcquireId = Id<Acquisition>;
+pub(crate) type HeldId = Id<Held>;
+pub(crate) type ReleaseId = Id<Releasing>;
+pub(crate) type ConversionId = Id<Conversion>;
+type AbandonId = Id<Abandonment>;
+type QueueId = Id<WaitQueue>;
+
+/// The time within which every head calls the store after a broken connection.
+const ASK_WITHIN: Duration = Duration::from_millis(50);
+
+/// A source of random numbers.
+pub(crate) trait Entropy {
+    fn token(&mut self) -> Token;
+    /// Returns a number in 0..1.
+    fn fraction(&mut self) -> f64;
+}
+
+/// The context of one input.
+pub(crate) struct Cx<'a> {
+    /// Read before the session was locked, so it may be earlier than that of the input before.
+    pub(crate) now: Instant,
+    pub(crate) entropy: &'a mut dyn Entropy,
+    /// The effects on other tasks, to be performed after the session is unlocked.
+    pub(crate) out: &'a mut Effects,
+    /// The rule that a simulator has switched off.
+    #[cfg(test)]
+    pub(crate) mutation: Option<Mutation>,
+}
+
+pub(crate) type Effects = SmallVec<[Effect; 2]>;
+
+/// An effect on a task other than the calling one.
+#[derive(Debug)]
+pub(crate) enum Effect {
+    /// Wake the task that waits for this acquisition.
+    Wake(AcquireId),
+    /// Notify the driver: work is due before it checks again.
+    Rouse,
+    /// The lease of a held lock was extended.
+    Extended {
+        held: HeldId,
+        valid_until: Instant,
+        is_renewal: bool,
+    },
+    /// The last guard of a held lock has left.
+    Released(HeldId),
+    /// A held lock was lost.
+    Lost(HeldId, Loss),
+    /// A line of the log.
+    Note(Box<Note>),
+}
+
+/// An event for the log.
+#[derive(Debug)]
+pub(crate) enum Note {
+    /// The request waits behind others of this process.
+    Behind(LockKey),
+    /// The request waits for the holder of the lock, in the store's wait queue or not.
+    Waiting {
+        key: LockKey,
+        holder_ttl: Option<Duration>,
+        in_store_queue: bool,
+    },
+    /// The request waits because the store did not reply.
+    Unavailable(LockKey, StoreError),
+    HandedOff(LockKey, FencingToken),
+    Renewed(LockKey, FencingToken, Duration),
+    Lost(LockKey, FencingToken, Loss),
+    HeldLong(LockKey, Duration),
+    /// A release in the background was confirmed.
+    Released(LockKey),
+    /// A release or an abandonment is no longer repeated.
+    GaveUp(Hold, StoreError),
+}
+
+/// A rule of the protocol that a simulator switches off.
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "only simulators switch rules off")
+)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutation {
+    /// Rule 1: the reply to an abandoned acquire is applied.
+    AcceptsAbandoned,
+    /// Rule 2: a grant is valid for a whole lease from the arrival of its reply.
+    CountsFromReply,
+    /// Rule 3: an outdated push message is not recognized.
+    IgnoresCounter,
+    /// Rule 4: a pushed grant is valid from the arrival of the push message.
+    CountsFromPush,
+    /// Rule 4: a grant whose validity is almost over is used without a confirmation.
+    ConfirmsNothing,
+    /// Rule 8: an acquire without a reply is abandoned at once but not after its deadline.
+    AbandonsOnce,
+    /// Rule 11: a renewal sets the expiry even if this makes it earlier.
+    RenewalShortens,
+    /// Rule 15: only a release advances the wait queue.
+    OnlyReleaseAdvances,
+    /// Rule 17: the next waiter of a process goes to the end of the store's wait queue.
+    InheritsNoEntry,
+    /// Rule 17: a reader takes a grant that is older than its request.
+    ReaderTakesOldGrant,
+    /// Rule 19: local hand-offs have no end.
+    HandsOffWithoutBudget,
+    /// Rule 19: a lock is handed off under tokens that the store may have forgotten.
+    HandsOffAfterDataLoss,
+    /// The head of a wait queue is not woken.
+    WakesNoHead,
+}
+
+impl Cx<'_> {
+    fn token(&mut self) -> Token {
+        self.entropy.token()
+    }
+
+    fn fraction(&mut self) -> f64 {
+        self.entropy.fraction()
+    }
+
+    fn rouse(&mut self) {
+        self.out.push(Effect::Rouse);
+    }
+
+    fn note(&mut self, note: impl FnOnce() -> Note) {
+        self.out.push(Effect::Note(Box::new(note())));
+    }
+
+    /// Returns whether a simulator has switched this rule off.
+    #[cfg(test)]
+    fn breaks(&self, mutation: Mutation) -> bool {
+        self.mutation == Some(mutation)
+    }
+
+    #[cfg(not(test))]
+    const fn breaks(&self, _: Mutation) -> bool {
+        false
+    }
+}
+
+/// The limits on the requests that wait in this process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaiterLimits {
+    /// For one lock, behind the head of its queue.
+    pub(crate) per_key: usize,
+    pub(crate) in_all: usize,
+}
+
+/// A background call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Job {
+    Release(ReleaseId),
+    Abandon(AbandonId),
+}
+
+/// The state of one client: its requests, its held locks and its background calls.
+#[cfg_attr(test, derive(Clone))]
+pub(crate) struct Session {
+    limits: WaiterLimits,
+    /// The wait queues, by kind and key.
+    by_key: [HashMap<LockKey, QueueId, RandomState>; 2],
+    queues: Slab<WaitQueue>,
+    acquisitions: Slab<Acquisition>,
+    /// The number of requests in wait queues.
+    waiting: usize,
+    held: Slab<Held>,
+    conversions: Slab<Conversion>,
+    releases: Slab<Releasing>,
+    abandonments: Slab<Abandonment>,
+    leases: Schedule<HeldId>,
+    jobs: Schedule<Job>,
+    /// The latest time at which the store may have lost data.
+    data_lost_at: Option<Instant>,
+    closed: bool,
+}
+
+impl Session {
+    pub(crate) fn new(limits: WaiterLimits) -> Self {
+        Self {
+            limits,
+            by_key: Default::default(),
+            queues: Slab::default(),
+            acquisitions: Slab::default(),
+            waiting: 0,
+            held: Slab::default(),
+            conversions: Slab::default(),
+            releases: Slab::default(),
+            abandonments: Slab::default(),
+            leases: Schedule::default(),
+            jobs: Schedule::default(),
+            data_lost_at: None,
+            closed: false,
+        }
+    }
+
+    /// Handles an event that the store has sent without a request.
+    pub(crate) fn event(&mut self, event: &StoreEvent, cx: &mut Cx<'_>) {
+        match event {
+            StoreEvent::Granted { hold, grant } => {
+                if let Some(queue) = self.queue_of(hold.mode.kind(), &hold.key)
+                    && let Some(entry) = queue.entry_of(hold.token)
+                {
+                    entry.pushed(*grant, cx);
+                    queue.wake_head(cx);
+                } else if self.is_abandoned(hold.token) {
+                    // The store may have executed the abandon before it granted the lock (rule 6).
+                    self.abandon(hold.clone(), grant.ttl, None, cx);
+                }
+                // Otherwise a reply has already delivered the grant.
+            }
+            StoreEvent::FreeIn { key, kind, ttl } => self.free_in(*kind, key, *ttl, cx),
+            StoreEvent::Revoked { token } => {
+                let id_of = |(id, held): (HeldId, &Held)| (held.hold.token == *token).then_some(id);
+                let revoked = self.held.iter().find_map(id_of);
+                if let Some(id) = revoked {
+                    self.lose(id, Loss::Revoked, cx);
+                }
+            }
+            StoreEvent::Disconnected => self.disconnected(cx),
+        }
+    }
+
+    /// Returns whether a release or an abandonment of this token is pending.
+    fn is_abandoned(&self, token: Token) -> bool {
+        let mut abandonments = self.abandonments.iter();
+        abandonments.any(|(_, abandonment)| abandonment.hold().token == token)
+            || self
+                .releases
+                .iter()
+                .any(|(_, releasing)| releasing.is_background() && releasing.hold().token == token)
+    }
+
+    /// Handles a store that may have lost data and push messages. Locks are no longer handed off
+    /// under fencing tokens that were reserved before; hand-offs that were not taken yet are
+    /// released. Every head calls the store after a random delay, which keeps clients from
+    /// calling in step, and from calling as fast as a server may accept and cut connections.
+    fn disconnected(&mut self, cx: &mut Cx<'_>) {
+        self.data_lost_at = Some(cx.now);
+        let at = cx.now + ASK_WITHIN.mul_f64(cx.fraction());
+        for id in self.queues.ids() {
+            let queue = &mut self.queues[id];
+            if !cx.breaks(Mutation::HandsOffAfterDataLoss)
+                && let Some(Handoff { hold, lease, .. }) = queue.handoff.take()
+            {
+                self.give_back(hold, lease.length(), cx);
+            }
+            self.queues[id].doubt(at, cx);
+        }
+        self.renew_all_soon(cx);
+    }
+
+    /// Returns when the driver checks again. `None` if nothing is planned. If it has no room for
+    /// more jobs, it checks them when one ends.
+    pub(crate) fn check_at(&mut self, has_room: bool) -> Option<Instant> {
+        let jobs = self.jobs.check_at().filter(|_| has_room);
+        self.leases.check_at().into_iter().chain(jobs).min()
+    }
+
+    /// Returns whether the driver has something to do, now or later.
+    pub(crate) fn needs_driver(&self) -> bool {
+        !(self.held.is_empty() && self.is_drained())
+    }
+
+    /// Records that the driver has ended, and with it the calls in flight.
+    pub(crate) fn driver_died(&mut self, cx: &mut Cx<'_>) {
+        self.renewals_interrupted(cx);
+        self.jobs_interrupted(cx);
+    }
+
+    /// Refuses new requests and ends all that wait.
+    pub(crate) fn close(&mut self, cx: &mut Cx<'_>) {
+        self.closed = true;
+        let waiters = self.acquisitions.iter().map(|(id, _)| Effect::Wake(id));
+        cx.out.extend(waiters);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Returns whether no request waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting == 0
+    }
+
+    /// Returns whether no background call is left.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.abandonments.is_empty()
+            && !self
+                .releases
+                .iter()
+                .any(|(_, releasing)| releasing.is_background())
+    }
+}
+
+#[cfg(test)]
+impl Session {
+    /// Returns whether a part of the session knows the token, so that it will be given back.
+    pub(crate) fn knows(&self, token: Token) -> bool {
+        let in_queue = |queue: &WaitQueue| {
+            queue.entry.is_some_and(|entry| entry.token == token)
+                || queue
+                    .handoff
+                    .as_ref()
+                    .is_some_and(|it| it.hold.token == token)
+        };
+        let in_abandonment = |it: &Abandonment| {
+            it.hold().token == token || it.next_holder().is_some_and(|hold| hold.token == token)
+        };
+        self.queues.iter().any(|(_, queue)| in_queue(queue))
+            || self.acquisitions.iter().any(|(_, it)| it.knows(token))
+            || self.held.iter().any(|(_, held)| held.hold.token == token)
+            || self.releases.iter().any(|(_, it)| it.knows(token))
+            || self.abandonments.iter().any(|(_, it)| in_abandonment(it))
+            || self.converts(token)
+    }
+
+    /// The locks that are surely held at `now`, and until when.
+    pub(crate) fn valid(&self, now: Instant) -> impl Iterator<Item = (HeldId, &Hold, Instant)> {
+        self.held.iter().filter_map(move |(id, held)| {
+            let validity = held.validity(now);
+            (!validity.is_zero()).then(|| (id, &held.hold, now + validity))
+        })
+    }
+
+    /// Extends the waits of all requests.
+    pub(crate) fn wait_longer(&mut self, longer: Duration) {
+        for id in self.acquisitions.ids() {
+            self.acquisitions[id].wait_longer(longer);
+        }
+    }
+
+    /// What is left in the session.
+    pub(crate) fn rest(&self) -> Option<String> {
+        let rest = [
+            ("queues", self.queues.len()),
+            ("acquisitions", self.acquisitions.len()),
+            ("held locks", self.held.len()),
+            ("conversions", self.conversions.len()),
+            ("releases", self.releases.len()),
+            ("abandonments", self.abandonments.len()),
+        ];
+        let rest: Vec<_> = rest.into_iter().filter(|(_, number)| *number > 0).collect();
+        (!rest.is_empty()).then(|| format!("{rest:?}"))
+    }
+}

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 
 use crate::{
     acquire::{Keys, acquire},
-    client::Core,
+    core::Core,
     error::{LockError, LockErrorKind},
     guard::{HeldLock, LockGuard},
     key::IntoLockKey,

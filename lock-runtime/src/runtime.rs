@@ -22,15 +22,6 @@ pub(crate) fn check() -> Result<(), LockError> {
     current().map(drop)
 }
 
-/// Determines whether the current runtime has timers, unless this thread knows it already.
-///
-/// This may run a panic hook of the application, so it is called before any mutex is locked.
-pub(crate) fn look() {
-    if let Ok(runtime) = Handle::try_current() {
-        has_timers(runtime.id());
-    }
-}
-
 /// Returns the runtime on which the caller is polled.
 ///
 /// # Errors

@@ -9,10 +9,7 @@ mod fields;
 
 use std::{num::NonZeroU32, time::Duration};
 
-use crate::{
-    error::{LockError, LockErrorKind},
-    gate::Wish,
-};
+use crate::error::{LockError, LockErrorKind};
 
 /// The shortest lease.
 pub const MIN_LEASE: Duration = Duration::from_millis(100);
@@ -307,17 +304,6 @@ impl Terms {
                 "a min_hold of {min_hold:?} is longer than the max_hold of {max_hold:?}; swap them"
             )),
             _ => None,
-        }
-    }
-
-    /// Returns the requirements of a request in the wait queue. Only a writer that renews accepts
-    /// a local hand-off (PROTOCOL 20).
-    pub(crate) fn wish(&self) -> Wish {
-        let passing = self.mode == Mode::Exclusive && self.renew && !self.strict_order;
-        Wish {
-            mode: self.mode,
-            lease: self.lease,
-            passing,
         }
     }
 

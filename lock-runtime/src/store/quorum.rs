@@ -73,7 +73,7 @@ mod background;
 mod calls;
 pub(crate) mod campaign;
 mod contended;
-#[cfg(all(test, feature = "redis"))]
+#[cfg(any())]
 mod explorer;
 mod holding;
 mod majority;

@@ -1,11 +1,10 @@
-//! An entry of this process in the store's wait queue. A state machine without I/O: the time, the
-//! replies and the push messages are its input.
+//! An entry of this process in the store's wait queue.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Wish;
+use super::{Cx, Mutation, queue::Claim};
 use crate::{
     fence::FencingToken,
     spec::Mode,
@@ -23,13 +22,13 @@ const UNREPORTED: Duration = Duration::from_secs(1);
 
 /// An entry in the store's wait queue on behalf of this process. The head of a local queue makes
 /// its requests under the entry's token, and leaves the entry to the next waiter with the same
-/// wish (PROTOCOL 17).
+/// claim (rule 17).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(super) struct QueueEntry {
     /// The token under which the requests are made.
-    pub(crate) token: Token,
-    pub(crate) mode: Mode,
-    pub(crate) lease: Duration,
+    pub(super) token: Token,
+    pub(super) mode: Mode,
+    pub(super) lease: Duration,
     standing: Standing,
     /// A pushed grant that no reply has confirmed as current yet.
     pushed: Option<Grant>,
@@ -47,37 +46,37 @@ enum Standing {
     /// The store has a queue entry for the token.
     Queued {
         /// When the latest request that was answered `Queued` was sent. The token surely did not
-        /// hold the lock before that (PROTOCOL 4).
+        /// hold the lock before that (rule 4).
         as_of: Instant,
         /// The key's fencing token in that reply. A grant with an older one is not for this
-        /// entry (PROTOCOL 3).
+        /// entry (rule 3).
         counter: Option<FencingToken>,
     },
 }
 
 /// A pushed grant that a reply has shown to be current.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Proven {
-    pub(crate) grant: Grant,
-    /// The lease is counted from this instant (PROTOCOL 4).
-    pub(crate) as_of: Instant,
+pub(super) struct Proven {
+    pub(super) grant: Grant,
+    /// The lease is counted from this instant (rule 4).
+    pub(super) as_of: Instant,
 }
 
-impl Place {
-    pub(super) fn new(wish: Wish, now: Instant) -> Self {
+impl QueueEntry {
+    pub(super) fn new(claim: Claim, cx: &mut Cx<'_>) -> Self {
         Self {
-            token: Token::random(),
-            mode: wish.mode,
-            lease: wish.lease,
+            token: cx.token(),
+            mode: claim.mode,
+            lease: claim.lease,
             standing: Standing::Outside,
             pushed: None,
-            ask_at: now,
+            ask_at: cx.now,
             pause: FIRST_PAUSE,
         }
     }
 
-    pub(super) fn fits(&self, wish: Wish) -> bool {
-        (self.mode, self.lease) == (wish.mode, wish.lease)
+    pub(super) fn fits(&self, claim: Claim) -> bool {
+        (self.mode, self.lease) == (claim.mode, claim.lease)
     }
 
     /// Records a request that is about to be sent and whose outcome will be reported. Returns
@@ -104,16 +103,15 @@ impl Place {
         self.standing != Standing::Outside
     }
 
-    /// Records the reply `Queued` to a request sent at `sent`. `jitter` in 0..1 keeps waiters
-    /// from polling in step.
+    /// Records the reply `Queued` to a request sent at `sent`.
     pub(super) fn queued(
         &mut self,
         sent: Instant,
         counter: Option<FencingToken>,
         holder_ttl: Option<Duration>,
-        now: Instant,
-        jitter: f64,
+        cx: &mut Cx<'_>,
     ) {
+        let counter = counter.filter(|_| !cx.breaks(Mutation::IgnoresCounter));
         match self.standing {
             // The reply to a later request has already arrived.
             Standing::Queued { as_of, .. } if sent < as_of => {}
@@ -127,17 +125,23 @@ impl Place {
         self.pause = FIRST_PAUSE;
         // At most half a lease, so that a pushed grant has validity left, and no later than the
         // holder's expiry, since the other processes may miss it.
+        // Spread, so that waiters do not poll in step.
         let poll = POLL_INTERVAL
             .min(self.lease / 2)
-            .mul_f64(0.75 + 0.25 * jitter);
-        self.ask_at = now
+            .mul_f64(0.75 + 0.25 * cx.fraction());
+        self.ask_at = cx.now
             + holder_ttl.map_or(poll, |ttl| {
                 poll.min(ttl.saturating_add(Duration::from_millis(1)))
             });
     }
 
     /// Records a pushed grant.
-    pub(super) fn pushed(&mut self, grant: Grant) {
+    pub(super) fn pushed(&mut self, grant: Grant, cx: &Cx<'_>) {
+        if let Standing::Queued { as_of, .. } = &mut self.standing
+            && cx.breaks(Mutation::CountsFromPush)
+        {
+            *as_of = cx.now;
+        }
         if self.pushed.is_none_or(|pushed| pushed.fence < grant.fence) {
             self.pushed = Some(grant);
         }
@@ -165,28 +169,30 @@ impl Place {
 
     /// Records the refusal of a store that keeps no wait queue. The next attempt is due after a
     /// growing pause, at the latest when the holder's lease ends.
-    pub(super) fn refused(&mut self, now: Instant, holder_ttl: Option<Duration>, jitter: f64) {
+    pub(super) fn refused(&mut self, holder_ttl: Option<Duration>, cx: &mut Cx<'_>) {
         // With several servers, some may have granted the request; its token is being abandoned
-        // there (PROTOCOL 1).
-        self.rename();
-        self.try_later(now, holder_ttl, jitter);
+        // there (rule 1).
+        self.rename(cx);
+        self.try_later(holder_ttl, cx);
     }
 
     /// Schedules the next request after a missing or unusable reply.
-    pub(super) fn try_later(&mut self, now: Instant, holder_ttl: Option<Duration>, jitter: f64) {
+    pub(super) fn try_later(&mut self, holder_ttl: Option<Duration>, cx: &mut Cx<'_>) {
         self.pushed = None;
-        let pause = self.pause.mul_f64(0.5 + 0.5 * jitter);
+        let pause = self.pause.mul_f64(0.5 + 0.5 * cx.fraction());
         self.pause = self.pause.mul_f64(1.6).min(LONGEST_PAUSE);
         // One millisecond past the expiry, so that the request does not arrive just before it.
         let expiry = holder_ttl.map_or(LONGEST_PAUSE, |ttl| {
             ttl.saturating_add(Duration::from_millis(1))
         });
-        self.ask_at = now + pause.min(expiry);
+        self.ask_at = cx.now + pause.min(expiry);
     }
 
-    /// Replaces a token whose replies and grants must no longer be accepted (PROTOCOL 1).
-    pub(super) fn rename(&mut self) {
-        self.token = Token::random();
+    /// Replaces a token whose replies and grants must no longer be accepted (rule 1).
+    pub(super) fn rename(&mut self, cx: &mut Cx<'_>) {
+        if !cx.breaks(Mutation::AcceptsAbandoned) {
+            self.token = cx.token();
+        }
         self.standing = Standing::Outside;
         self.pushed = None;
     }

@@ -26,7 +26,7 @@ pub(crate) fn drift(lease: Duration) -> Duration {
 }
 
 /// A lease from its holder's point of view.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Lease {
     length: Duration,
     since: Instant,
@@ -39,7 +39,7 @@ pub(crate) struct Lease {
     warn_at: Option<Instant>,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Renewal {
     Off,
     At(Instant),
@@ -59,7 +59,7 @@ pub(crate) enum Due {
 }
 
 impl Lease {
-    /// A lease granted for `ttl` by the reply to a request sent at `sent` (PROTOCOL 2). `jitter`
+    /// A lease granted for `ttl` by the reply to a request sent at `sent` (rule 2). `jitter`
     /// in 0..1 spreads the renewals.
     pub(crate) fn granted(
         length: Duration,
@@ -112,6 +112,16 @@ impl Lease {
 
     pub(crate) fn since(&self) -> Instant {
         self.since
+    }
+
+    /// Returns until when the lease is surely valid, apart from `max_hold`.
+    pub(crate) fn valid_until(&self) -> Instant {
+        self.valid_until
+    }
+
+    /// Returns when `max_hold` has passed.
+    pub(crate) fn ends_at(&self) -> Option<Instant> {
+        self.ends_at
     }
 
     /// The requested length, which every renewal requests again.

@@ -2,8 +2,14 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use super::dice::Dice;
-use crate::spec::{Mode, Terms, Wait};
+use crate::{
+    protocol::WaiterLimits,
+    sim::{
+        dice::Dice,
+        process::{Arrival, Ending},
+    },
+    spec::{Mode, Terms, Wait},
+};
 
 /// The fault rates of the network. Probabilities are in thousandths.
 #[derive(Clone, Copy, Debug)]
@@ -27,53 +33,34 @@ impl Network {
     };
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Action {
-    /// The arrival with this number.
-    Arrive(usize),
+    Arrive(Arrival),
     /// The process loses everything it had in memory, and restarts.
     Crash(usize),
     /// The process does nothing for this time.
     Stop(usize, Duration),
     Continue(usize),
+    /// The connection breaks.
     Disconnect(usize),
+    /// The runtime of the driver ends.
+    DriverDies(usize),
+    /// A process revokes a lock.
+    Revoke(usize, usize),
     /// The store executes nothing for this time, and then everything, in any order.
     Stall(Duration),
+    /// The store loses its data, and all connections break.
+    Flush,
     /// There are no more faults.
     Quiet,
 }
 
-/// How a hold ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
-    Release,
-    /// The future of its release is dropped.
-    Forsake,
-    Drop,
-}
-
-/// A request for a lock.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Arrival {
-    /// Its index among the arrivals.
-    pub(super) number: usize,
-    pub(super) process: usize,
-    pub(super) lock: usize,
-    pub(super) terms: Terms,
-    pub(super) hold_for: Duration,
-    pub(super) ending: Ending,
-    pub(super) cancel_after: Option<Duration>,
-    /// Extends the hold to this number of leases, this time after the grant.
-    pub(super) extend: Option<(Duration, u32)>,
-    /// Repeats the request, this time after it has ended.
-    pub(super) again: Option<Duration>,
-}
-
+#[derive(Clone)]
 pub(super) struct Schedule {
     pub(super) processes: usize,
     pub(super) locks: usize,
+    pub(super) limits: WaiterLimits,
     pub(super) network: Network,
-    pub(super) arrivals: Vec<Arrival>,
     pub(super) actions: Vec<(Duration, Action)>,
     /// The time, counted from the end of the faults, within which every waiter must be served.
     pub(super) bound: Duration,
@@ -101,6 +88,27 @@ pub(super) fn terms(mode: Mode, lease: Duration, wait: Wait) -> Terms {
         max_waiters: usize::MAX,
     }
 }
+
+/// A request for the first lock, which is held for `hold_for`.
+pub(super) fn arrival(process: usize, terms: Terms, hold_for: Duration) -> Arrival {
+    Arrival {
+        process,
+        keys: vec![0],
+        terms,
+        hold_for,
+        ending: Ending::Release,
+        cancel_after: None,
+        extend: None,
+        convert: None,
+        reenter: None,
+        again: 0,
+    }
+}
+
+pub(super) const UNLIMITED: WaiterLimits = WaiterLimits {
+    per_key: usize::MAX,
+    in_all: usize::MAX,
+};
 
 impl Schedule {
     pub(super) fn random(dice: &mut Dice) -> Self {
@@ -141,34 +149,31 @@ impl Schedule {
                 longest: millis(900),
             };
         }
-        let kind = dice.one_of(&[
-            Kind::Passing,
-            Kind::Passing,
-            Kind::Passing,
-            Kind::Strict,
-            Kind::Mixed,
-            Kind::Permits,
-        ]);
-        let (processes, locks) = (2 + dice.below(2), if dice.chance(100) { 2 } else { 1 });
-        let holds = if is_echoing {
-            [millis(150); 2]
-        } else {
-            [
-                millis(4),
-                dice.one_of(&[millis(4), horizon / 4, horizon / 2, longest_lease * 2]),
-            ]
-        };
         let crowd = Crowd {
-            kind,
-            processes,
-            locks,
+            kind: dice.one_of(&[
+                Kind::Passing,
+                Kind::Passing,
+                Kind::Passing,
+                Kind::Strict,
+                Kind::Mixed,
+                Kind::Mixed,
+                Kind::Permits,
+            ]),
+            processes: 2 + dice.below(2),
+            locks: if dice.chance(150) { 2 } else { 1 },
             leases,
-            holds,
+            holds: if is_echoing {
+                [millis(150); 2]
+            } else {
+                let longest = [millis(4), horizon / 4, horizon / 2, longest_lease * 2];
+                [millis(4), dice.one_of(&longest)]
+            },
             horizon,
             is_echoing,
+            are_many: dice.chance(150),
         };
         let arrivals: Vec<_> = (0..dice.one_of(&[3, 5, 7, 10]))
-            .map(|number| crowd.arrival(dice, number))
+            .map(|_| crowd.arrival(dice))
             .collect();
         // Alone, or all at once.
         let rush = dice.up_to(horizon);
@@ -180,29 +185,30 @@ impl Schedule {
                 } else {
                     rush + dice.up_to(millis(5))
                 };
-                (when.min(horizon), Action::Arrive(arrival.number))
+                (when.min(horizon), Action::Arrive(arrival.clone()))
             })
             .collect();
         for _ in 0..dice.one_of(&[0, 0, 1, 2, 3]) {
-            let process = dice.below(processes);
-            let action = match dice.below(6) {
+            let process = dice.below(crowd.processes);
+            let action = match dice.below(if crowd.are_many { 12 } else { 9 }) {
                 0 | 1 => Action::Crash(process),
                 2 | 3 => Action::Stop(process, dice.up_to(horizon.max(millis(4000)))),
                 4 => Action::Disconnect(process),
-                _ => Action::Stall(dice.up_to(horizon)),
+                5 => Action::Stall(dice.up_to(horizon)),
+                6 => Action::DriverDies(process),
+                7 => Action::Revoke(process, dice.below(crowd.locks)),
+                _ => Action::Flush,
             };
             actions.push((dice.up_to(horizon), action));
         }
         for _ in 0..if is_echoing { 6 } else { 0 } {
             let pause = millis(100) + dice.up_to(millis(300));
-            actions.push((
-                dice.up_to(horizon),
-                Action::Stop(dice.below(processes), pause),
-            ));
+            let stop = Action::Stop(dice.below(crowd.processes), pause);
+            actions.push((dice.up_to(horizon), stop));
         }
         actions.push((horizon, Action::Quiet));
         // The sum of: a dead holder's lease, extended by a delayed request; a dead waiter's grant;
-        // the longest pause of a clean-up; 2 s; and a turn for each request.
+        // the longest pause of an abandonment; 2 s; and a turn for each request.
         let extended =
             |arrival: &Arrival| arrival.terms.lease * arrival.extend.map_or(1, |(_, times)| times);
         let longest = arrivals.iter().map(extended).max().unwrap_or_default();
@@ -211,14 +217,17 @@ impl Schedule {
             + millis(3000)
             + millis(5500)
             + millis(2000);
-        let turns = super::HOLD_AT_LAST * 2 * arrivals.len() as u32;
+        let requests: usize = arrivals.iter().map(|arrival| arrival.again + 1).sum();
         Self {
-            processes,
-            locks,
+            processes: crowd.processes,
+            locks: crowd.locks,
+            limits: WaiterLimits {
+                per_key: if dice.chance(30) { 2 } else { usize::MAX },
+                in_all: if dice.chance(30) { 3 } else { usize::MAX },
+            },
             network,
-            arrivals,
             actions,
-            bound: bound + turns,
+            bound: bound + millis(100) * requests as u32,
         }
     }
 }
@@ -232,10 +241,12 @@ struct Crowd {
     holds: [Duration; 2],
     horizon: Duration,
     is_echoing: bool,
+    /// Requests are repeated often, so that the limits of local hand-offs are reached.
+    are_many: bool,
 }
 
 impl Crowd {
-    fn arrival(&self, dice: &mut Dice, number: usize) -> Arrival {
+    fn arrival(&self, dice: &mut Dice) -> Arrival {
         let lease = dice.one_of(&self.leases);
         let mode = match self.kind {
             Kind::Passing | Kind::Strict => Mode::Exclusive,
@@ -256,26 +267,41 @@ impl Crowd {
             let longest = dice.one_of(&[self.horizon, self.horizon / 4, Duration::from_millis(4)]);
             dice.up_to(longest)
         });
+        let mut keys = vec![dice.below(self.locks)];
+        if self.locks > 1 && terms.wait == Wait::No && !matches!(self.kind, Kind::Permits) {
+            keys = vec![0, 1];
+        }
+        let is_writer = mode == Mode::Exclusive && matches!(self.kind, Kind::Mixed);
+        let repeats = if self.are_many {
+            60
+        } else if self.is_echoing && terms.wait != Wait::No && cancel_after.is_none() {
+            1_000
+        } else {
+            0
+        };
         Arrival {
-            number,
             // Most requests meet in one process.
             process: dice.below(self.processes).min(dice.below(self.processes)),
-            lock: dice.below(self.locks),
+            keys,
             terms,
-            hold_for: dice.up_to(longest_hold),
-            ending: dice.one_of(&[
-                Ending::Release,
-                Ending::Release,
-                Ending::Forsake,
-                Ending::Drop,
-            ]),
+            hold_for: if self.are_many {
+                dice.up_to(Duration::from_micros(500))
+            } else {
+                dice.up_to(longest_hold)
+            },
+            ending: match dice.below(4) {
+                0 => Ending::Drop,
+                1 => Ending::DropRelease(dice.up_to(Duration::from_millis(2))),
+                _ => Ending::Release,
+            },
             cancel_after,
             extend: dice
                 .chance(100)
                 .then(|| (dice.up_to(lease), 2 + dice.below(2) as u32)),
-            // The lock is nearly always held.
-            again: (self.is_echoing && terms.wait != Wait::No && cancel_after.is_none())
-                .then_some(Duration::from_millis(1)),
+            convert: (is_writer && dice.chance(300))
+                .then(|| (dice.up_to(longest_hold), dice.chance(300))),
+            reenter: dice.chance(50).then(|| dice.up_to(longest_hold)),
+            again: repeats,
         }
     }
 }

@@ -1,24 +1,28 @@
 //! A local hand-off: a lock on its way from one holder in this process to the next, without a
-//! call to the store. No I/O; the time is an input.
+//! call to the store.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::{fence::FencingToken, lease::Lease, store::Hold};
+use super::lease::Lease;
+use crate::{
+    fence::FencingToken,
+    store::{HANDOFF_LEASE, Hold},
+};
 
 /// How many times in a row a lock is handed off locally before other processes get their turn.
-pub(crate) const PASSES: u32 = 32;
+pub(crate) const MAX_HANDOFFS: u32 = 32;
 /// The longest time for which a lock is handed off locally.
-pub(crate) const PASSING: Duration = Duration::from_millis(50);
+const MAX_HANDOFF_TIME: Duration = Duration::from_millis(50);
 
 /// The limits of local hand-offs: their number, as each needs a fencing token of the block
 /// that was reserved with the grant, and the time for which other processes can be kept
-/// waiting (PROTOCOL 19).
+/// waiting (rule 19 of docs/PROTOCOL.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Budget {
-    pub(crate) left: u32,
-    pub(crate) until: Instant,
+    pub(super) left: u32,
+    pub(super) until: Instant,
     /// When the request that reserved the fencing tokens was sent. A store that may have lost
     /// data since then may have granted larger ones.
     as_of: Instant,
@@ -27,40 +31,41 @@ pub(crate) struct Budget {
 impl Budget {
     /// The limits for a grant with this number of reserved fencing tokens, in reply to a request
     /// sent at `as_of`.
-    pub(crate) fn new(reserved: u32, as_of: Instant, now: Instant) -> Self {
+    pub(super) fn new(reserved: u32, as_of: Instant, now: Instant) -> Self {
         Self {
-            left: reserved.min(PASSES),
-            until: now + PASSING,
+            left: reserved.min(MAX_HANDOFFS),
+            until: now + MAX_HANDOFF_TIME,
             as_of,
         }
     }
 
-    /// Returns whether the tokens were reserved after the store may have lost data, at `lost`.
-    pub(crate) fn is_after(&self, lost: Option<Instant>) -> bool {
-        lost.is_none_or(|lost| lost < self.as_of)
+    /// Returns whether the tokens were reserved after the store may have lost data.
+    pub(super) fn is_after(&self, data_lost_at: Option<Instant>) -> bool {
+        data_lost_at.is_none_or(|at| at < self.as_of)
     }
 }
 
 /// A held lock for the next holder in this process, with a fencing token of its own.
 #[derive(Debug)]
-pub(crate) struct Baton {
-    pub(crate) hold: Hold,
-    pub(crate) fence: FencingToken,
-    pub(crate) lease: Lease,
-    pub(crate) budget: Budget,
+#[cfg_attr(test, derive(Clone))]
+pub(crate) struct Handoff {
+    pub(super) hold: Hold,
+    pub(super) fence: FencingToken,
+    pub(super) lease: Lease,
+    pub(super) budget: Budget,
 }
 
-impl Baton {
+impl Handoff {
     /// The hand-off of a leaving holder's lock, or `None` if it must not be handed off
-    /// now (PROTOCOL 20).
-    pub(crate) fn new(
+    /// now (rule 20).
+    pub(super) fn new(
         hold: Hold,
         fence: FencingToken,
         lease: Lease,
         budget: Budget,
         now: Instant,
     ) -> Option<Self> {
-        let enough = lease.length().min(crate::store::HANDOFF_LEASE) / 2;
+        let enough = lease.length().min(HANDOFF_LEASE) / 2;
         if budget.left == 0 || budget.until <= now || lease.validity(now) < enough {
             return None;
         }

@@ -1,0 +1,17 @@
+//! Simulators of the protocol (docs/PROTOCOL.md) in virtual time: processes that crash and pause,
+//! requests that are cancelled, and a network that loses, delays, duplicates and reorders messages.
+//!
+//! All decisions are those of production code: the [`Session`](crate::protocol::Session) of each
+//! process, and the table of the in-memory store. The simulators perform effects and check
+//! invariants; they decide nothing.
+//!
+//! `LOCK_EXPLORER_SCHEDULES=5000000` explores more schedules than by default, and
+//! `LOCK_EXPLORER_SEED=17` prints the history of a single one.
+
+pub(crate) mod dice;
+mod process;
+mod single;
+
+pub(crate) fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}

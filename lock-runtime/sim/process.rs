@@ -1,0 +1,806 @@
+//! A process: the session of its client, and the tasks that use it. It performs the effects of the
+//! session; the calls to the store go to its outbox.
+
+use std::{collections::BTreeMap, mem::take, time::Duration};
+
+use tokio::time::Instant;
+
+use super::dice::Dice;
+use crate::{
+    fence::FencingToken,
+    key::LockKey,
+    protocol::{
+        AcquireId, AllStep, Answer, Call, ConversionId, Cx, Effect, Effects, Entropy, Granted,
+        HeldId, Job, Mutation, Note, Refused, ReleaseId, ReleaseStep, Reply, Request, Session,
+        Step, Together, WaiterLimits,
+    },
+    spec::{LockKind, Terms, Wait},
+    store::{AcquireAllReply, Hold, KeyRequest, RevokeReply, StoreError, StoreEvent, Token},
+};
+
+/// A process, and the number of its restarts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Who {
+    pub(super) process: usize,
+    pub(super) life: u32,
+}
+
+/// The end of a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    Release,
+    /// The future of the release is dropped after this time.
+    DropRelease(Duration),
+    Drop,
+}
+
+/// A request for a lock, and the use of the lock.
+#[derive(Clone, Debug)]
+pub(super) struct Arrival {
+    pub(super) process: usize,
+    /// One key, or several that are acquired in one call.
+    pub(super) keys: Vec<usize>,
+    pub(super) terms: Terms,
+    pub(super) hold_for: Duration,
+    pub(super) ending: Ending,
+    pub(super) cancel_after: Option<Duration>,
+    /// Extends the hold to this number of leases, this time after the grant.
+    pub(super) extend: Option<(Duration, u32)>,
+    /// Converts the writer to a reader, this time after the grant. The future may be dropped.
+    pub(super) convert: Option<(Duration, bool)>,
+    /// Adds a guard, this time after the grant.
+    pub(super) reenter: Option<Duration>,
+    /// Repeats the request this often.
+    pub(super) again: usize,
+}
+
+/// A message to the store.
+#[derive(Clone, Debug)]
+pub(super) enum Message {
+    One(Request),
+    All(Vec<KeyRequest>),
+    Revoke(LockKey, LockKind),
+}
+
+/// A reply of the store.
+#[derive(Clone, Debug)]
+pub(super) enum StoreReply {
+    One(Reply),
+    All(AcquireAllReply),
+    Revoke(RevokeReply),
+}
+
+/// An event in a process.
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    Arrive(Arrival),
+    /// The reply to a call, or its time-out.
+    Replied(u32, Option<StoreReply>),
+    FromStore(StoreEvent),
+    Woken(AcquireId),
+    /// The end of a wait, by number.
+    Timer(AcquireId, u32),
+    Cancel(AcquireId),
+    CancelAll(u32),
+    /// The use of a lock ends.
+    Done(u32),
+    Extend(u32),
+    Convert(u32),
+    Reenter(u32),
+    /// The future that awaits a call is dropped.
+    DropCall(u32),
+    Driver,
+    DriverDies,
+    DriverRestarts,
+    Revoke(usize),
+}
+
+/// A request in a wait queue, or one whose attempt is in flight.
+struct Waiter {
+    arrival: Arrival,
+    since: Instant,
+    /// The call in flight, and whether a wake-up may end it.
+    call: Option<(u32, bool)>,
+    wait: u32,
+    sleeps: bool,
+    is_woken: bool,
+}
+
+/// A guard of a held lock.
+#[derive(Clone, Debug)]
+pub(super) struct Guard {
+    pub(super) held: HeldId,
+    pub(super) key: usize,
+    pub(super) arrival: Arrival,
+}
+
+#[derive(Clone, Debug)]
+enum Purpose {
+    Acquire(AcquireId),
+    All(Together, Arrival, Instant),
+    Release(ReleaseId),
+    Convert(ConversionId, Guard),
+    Extend(HeldId),
+    Renewal(HeldId),
+    Job(Job),
+    Revoke(LockKind, LockKey, Vec<HeldId>),
+}
+
+/// A guard was handed out.
+pub(super) struct Began {
+    pub(super) hold: Hold,
+    pub(super) fence: FencingToken,
+    /// When it was requested.
+    pub(super) asked_at: Instant,
+    /// It is not from the wait queue, or lasts at least as long as a renewal may take.
+    pub(super) is_long_enough: bool,
+}
+
+pub(super) struct Process {
+    pub(super) who: Who,
+    pub(super) session: Session,
+    keys: Vec<LockKey>,
+    entropy: Dice,
+    mutation: Option<Mutation>,
+    waiters: BTreeMap<AcquireId, Waiter>,
+    pub(super) guards: BTreeMap<u32, Guard>,
+    calls: BTreeMap<u32, (Purpose, Instant)>,
+    /// The time at which the driver checks for work. `None` while it is dead.
+    driver_at: Option<Instant>,
+    driver_is_dead: bool,
+    numbers: u32,
+    /// The event is the reply to a request that is granted with its full lease.
+    is_direct: bool,
+    /// The events that wait for the process while it is paused.
+    pub(super) stopped: Option<Vec<Event>>,
+    /// There are no more faults: requests wait long enough, and locks are not held for long.
+    pub(super) is_quiet: bool,
+    pub(super) outbox: Vec<(u32, Message, Duration)>,
+    pub(super) timers: Vec<(Instant, Event)>,
+    pub(super) began: Vec<Began>,
+    /// Tokens whose abandonment was given up.
+    pub(super) given_up: Vec<Token>,
+    /// The number of requests served.
+    pub(super) served: u32,
+    /// The lines of the history. `None` if there is none.
+    pub(super) log: Option<Vec<String>>,
+    pub(super) wrong: Option<String>,
+}
+
+impl Entropy for Dice {
+    fn token(&mut self) -> Token {
+        let mut bits = || self.below(usize::MAX) as u128;
+        let text = format!("{:032x}", bits() << 64 | bits());
+        Token::from_hex(&text).unwrap_or_else(|| panic!("{text} is a token"))
+    }
+
+    fn fraction(&mut self) -> f64 {
+        self.fraction()
+    }
+}
+
+impl Process {
+    pub(super) fn new(
+        who: Who,
+        keys: &[LockKey],
+        seed: u64,
+        limits: WaiterLimits,
+        mutation: Option<Mutation>,
+        is_traced: bool,
+    ) -> Self {
+        Self {
+            who,
+            session: Session::new(limits),
+            keys: keys.to_vec(),
+            entropy: Dice::new(seed),
+            mutation,
+            waiters: BTreeMap::new(),
+            guards: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            driver_at: None,
+            driver_is_dead: false,
+            numbers: 0,
+            is_direct: false,
+            stopped: None,
+            is_quiet: false,
+            outbox: Vec::new(),
+            timers: Vec::new(),
+            began: Vec::new(),
+            given_up: Vec::new(),
+            served: 0,
+            log: is_traced.then(Vec::new),
+            wrong: None,
+        }
+    }
+
+    fn number(&mut self) -> u32 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    fn say(&mut self, line: impl FnOnce() -> String) {
+        if let Some(log) = &mut self.log {
+            log.push(line());
+        }
+    }
+
+    /// Passes one input to the session, and performs its effects.
+    fn visit<T>(&mut self, now: Instant, input: impl FnOnce(&mut Session, &mut Cx<'_>) -> T) -> T {
+        let mut out = Effects::new();
+        // The time is read before the session is locked: another visit may have seen a later one.
+        let early = if self.entropy.chance(100) {
+            self.entropy.up_to(Duration::from_micros(300))
+        } else {
+            Duration::ZERO
+        };
+        let mut cx = Cx {
+            now: now - early,
+            entropy: &mut self.entropy,
+            out: &mut out,
+            mutation: self.mutation,
+        };
+        let output = input(&mut self.session, &mut cx);
+        let mut has_work = false;
+        for effect in out {
+            match effect {
+                Effect::Wake(id) => {
+                    if let Some(waiter) = self.waiters.get_mut(&id) {
+                        waiter.is_woken = true;
+                        let pause = self.entropy.up_to(Duration::from_micros(100));
+                        self.timers.push((now + pause, Event::Woken(id)));
+                    }
+                }
+                Effect::Rouse => has_work = true,
+                Effect::Extended { .. } | Effect::Released(_) => {}
+                Effect::Lost(id, loss) => self.say(|| format!("{id:?} is lost: {loss:?}")),
+                Effect::Note(note) => {
+                    if let Note::GaveUp(hold, _) = &*note {
+                        self.given_up.push(hold.token);
+                    }
+                    self.say(|| format!("{note:?}"));
+                }
+            }
+        }
+        let must_start = self.session.needs_driver() && self.driver_at.is_none();
+        if (has_work || must_start) && !self.driver_is_dead {
+            self.check_work(now, now);
+        }
+        output
+    }
+
+    fn check_work(&mut self, at: Instant, now: Instant) {
+        self.driver_at = Some(at);
+        self.timers.push((at.max(now), Event::Driver));
+    }
+
+    fn send(&mut self, now: Instant, purpose: Purpose, message: Message, timeout: Duration) -> u32 {
+        let number = self.number();
+        self.say(|| format!("calls #{number} for {purpose:?}"));
+        self.calls.insert(number, (purpose, now));
+        self.outbox.push((number, message, timeout));
+        self.timers
+            .push((now + timeout, Event::Replied(number, None)));
+        number
+    }
+
+    fn call(&mut self, now: Instant, purpose: Purpose, call: Call) -> u32 {
+        self.send(now, purpose, Message::One(call.request), call.timeout)
+    }
+
+    pub(super) fn happens(&mut self, now: Instant, event: Event) {
+        self.is_direct = match &event {
+            Event::Replied(_, Some(StoreReply::One(Reply::Poll(_) | Reply::Release(_)))) => false,
+            Event::Replied(..) => true,
+            _ => false,
+        };
+        match event {
+            Event::Arrive(arrival) => self.arrive(now, arrival),
+            Event::Replied(number, reply) => self.replied(now, number, reply),
+            Event::FromStore(event) => {
+                self.visit(now, |session, cx| session.event(&event, cx));
+            }
+            Event::Woken(id) => {
+                let Some(waiter) = self.waiters.get_mut(&id) else {
+                    return;
+                };
+                waiter.is_woken = false;
+                // A task that awaits any other call is not affected by the wake-up.
+                if waiter
+                    .call
+                    .is_none_or(|(_, is_interruptible)| is_interruptible)
+                {
+                    self.resume(now, id);
+                }
+            }
+            Event::Timer(id, wait) => {
+                let waiter = self.waiters.get(&id);
+                if waiter.is_some_and(|it| it.call.is_none() && it.wait == wait) {
+                    self.resume(now, id);
+                }
+            }
+            Event::Cancel(id) => self.cancel(now, id),
+            Event::CancelAll(call) => {
+                if let Some((Purpose::All(together, ..), _)) = self.calls.remove(&call) {
+                    self.visit(now, |session, cx| session.cancel_all(&together, cx));
+                }
+            }
+            Event::Done(guard) => self.done(now, guard),
+            Event::Extend(guard) => self.extend(now, guard),
+            Event::Convert(guard) => self.convert(now, guard),
+            Event::Reenter(guard) => self.reenter(now, guard),
+            Event::DropCall(call) => match self.calls.remove(&call) {
+                Some((Purpose::Release(id), _)) => {
+                    self.visit(now, |session, cx| session.release_dropped(id, cx));
+                }
+                Some((Purpose::Convert(id, _), _)) => {
+                    self.visit(now, |session, cx| session.convert_dropped(id, cx));
+                }
+                _ => {}
+            },
+            Event::Driver => self.drive(now),
+            Event::DriverDies => {
+                self.say(|| "the driver dies".into());
+                let is_background =
+                    |purpose: &Purpose| matches!(purpose, Purpose::Job(_) | Purpose::Renewal(_));
+                self.calls.retain(|_, (purpose, _)| !is_background(purpose));
+                (self.driver_at, self.driver_is_dead) = (None, true);
+                self.visit(now, |session, cx| session.driver_died(cx));
+                let pause = self.entropy.up_to(Duration::from_millis(5));
+                self.timers.push((now + pause, Event::DriverRestarts));
+            }
+            Event::DriverRestarts => {
+                self.driver_is_dead = false;
+                self.check_work(now, now);
+            }
+            Event::Revoke(key) => {
+                let (kind, key) = (LockKind::Lock, self.keys[key].clone());
+                let holders = self.session.holders_of(kind, &key);
+                let message = Message::Revoke(key.clone(), kind);
+                let purpose = Purpose::Revoke(kind, key, holders);
+                self.send(now, purpose, message, Duration::from_millis(500));
+            }
+        }
+    }
+
+    fn drive(&mut self, now: Instant) {
+        if self.driver_at.is_none_or(|at| at > now) {
+            return;
+        }
+        let mut renewals = Vec::new();
+        self.visit(now, |session, cx| session.due_renewals(&mut renewals, cx));
+        for due in renewals {
+            let request = Message::One(Request::Renew(due.renewal));
+            self.send(now, Purpose::Renewal(due.held), request, due.timeout);
+        }
+        while let Some((job, call)) = self.visit(now, |session, cx| session.due_job(cx)) {
+            self.call(now, Purpose::Job(job), call);
+        }
+        match self.session.check_at(true) {
+            Some(at) => self.check_work(at.max(now + Duration::from_micros(1)), now),
+            None => self.driver_at = None,
+        }
+    }
+
+    fn arrive(&mut self, now: Instant, arrival: Arrival) {
+        let terms = arrival.terms;
+        self.say(|| {
+            format!(
+                "a request for {:?} arrives: {:?} {:?}",
+                arrival.keys, terms.mode, terms.wait
+            )
+        });
+        if arrival.keys.len() > 1 {
+            let keys: Vec<_> = arrival
+                .keys
+                .iter()
+                .map(|key| self.keys[*key].clone())
+                .collect();
+            let begun = self.visit(now, |session, cx| session.begin_all(&keys, &terms, now, cx));
+            match begun {
+                Ok((together, step)) => {
+                    let call = self.all_step(now, together, arrival.clone(), now, step);
+                    if let (Some(call), Some(pause)) = (call, arrival.cancel_after) {
+                        self.timers.push((now + pause, Event::CancelAll(call)));
+                    }
+                }
+                Err((_, refused)) => self.refused(&refused),
+            }
+            return;
+        }
+        let key = self.keys[arrival.keys[0]].clone();
+        match self.visit(now, |session, cx| session.begin(&key, &terms, now, cx)) {
+            Ok((id, step)) => {
+                let waiter = Waiter {
+                    arrival: arrival.clone(),
+                    since: now,
+                    call: None,
+                    wait: 0,
+                    sleeps: false,
+                    is_woken: false,
+                };
+                self.waiters.insert(id, waiter);
+                self.perform(now, id, step);
+                if let Some(pause) = arrival.cancel_after.filter(|_| !self.is_quiet) {
+                    self.timers.push((now + pause, Event::Cancel(id)));
+                }
+            }
+            Err(refused) => self.refused(&refused),
+        }
+    }
+
+    fn refused(&mut self, refused: &Refused) {
+        self.say(|| format!("refused: {refused:?}"));
+        if matches!(
+            refused,
+            Refused::ForeignKey(_) | Refused::ModeMismatch | Refused::ShuttingDown
+        ) {
+            self.wrong = Some(format!("refused: {refused:?}"));
+        }
+    }
+
+    fn resume(&mut self, now: Instant, id: AcquireId) {
+        let step = self.visit(now, |session, cx| session.resume(id, cx));
+        self.perform(now, id, step);
+    }
+
+    /// Performs the next step of a request.
+    fn perform(&mut self, now: Instant, id: AcquireId, step: Step) {
+        let Some(waiter) = self.waiters.get_mut(&id) else {
+            return;
+        };
+        waiter.sleeps = false;
+        match step {
+            Step::Call(call) => self.acquire_call(now, id, call, false),
+            Step::CallOrWake(call) => self.acquire_call(now, id, call, true),
+            Step::Wait(at) => {
+                waiter.sleeps = true;
+                if waiter.call.is_none() {
+                    waiter.wait += 1;
+                    let wait = waiter.wait;
+                    self.timers.push((at.max(now), Event::Timer(id, wait)));
+                }
+            }
+            Step::Done(outcome) => {
+                let Some(waiter) = self.waiters.remove(&id) else {
+                    return;
+                };
+                if let Some((call, _)) = waiter.call {
+                    self.calls.remove(&call);
+                }
+                match outcome {
+                    Ok(granted) => {
+                        let key = waiter.arrival.keys[0];
+                        self.begins(now, key, waiter.arrival, granted, waiter.since);
+                    }
+                    Err(refused) => self.refused(&refused),
+                }
+            }
+        }
+    }
+
+    fn acquire_call(&mut self, now: Instant, id: AcquireId, call: Call, is_interruptible: bool) {
+        if let Some(waiter) = self.waiters.get_mut(&id)
+            && let Some((old, _)) = waiter.call.take()
+        {
+            self.calls.remove(&old);
+        }
+        let number = self.call(now, Purpose::Acquire(id), call);
+        if let Some(waiter) = self.waiters.get_mut(&id) {
+            waiter.call = Some((number, is_interruptible));
+        }
+    }
+
+    /// Performs the next step of a request for several keys. Returns the call, if there is one.
+    fn all_step(
+        &mut self,
+        now: Instant,
+        together: Together,
+        arrival: Arrival,
+        asked_at: Instant,
+        step: AllStep,
+    ) -> Option<u32> {
+        match step {
+            AllStep::Call(requests) => {
+                let timeout = arrival.terms.call_timeout();
+                let purpose = Purpose::All(together, arrival, asked_at);
+                return Some(self.send(now, purpose, Message::All(requests), timeout));
+            }
+            AllStep::Done(Ok(granted)) => {
+                let mut arrival = arrival;
+                for (key, granted) in arrival.keys.clone().into_iter().zip(granted) {
+                    self.begins(now, key, arrival.clone(), granted, asked_at);
+                    // One request follows them all.
+                    arrival.again = 0;
+                }
+            }
+            AllStep::Done(Err((_, refused))) => self.refused(&refused),
+        }
+        None
+    }
+
+    /// A guard is handed out.
+    fn begins(
+        &mut self,
+        now: Instant,
+        key: usize,
+        arrival: Arrival,
+        granted: Granted,
+        asked_at: Instant,
+    ) {
+        self.served += 1;
+        let Some((_, hold, until)) = self.session.valid(now).find(|(id, ..)| *id == granted.held)
+        else {
+            // It was lost in the same instant.
+            self.visit(now, |session, cx| session.guard_dropped(granted.held, cx));
+            return;
+        };
+        let hold = hold.clone();
+        let guard = self.number();
+        self.say(|| {
+            format!(
+                "HOLDS {} as {:?}, guard {guard}, fence {}",
+                hold.key, granted.held, granted.fence
+            )
+        });
+        self.began.push(Began {
+            hold,
+            fence: granted.fence,
+            asked_at,
+            is_long_enough: self.is_direct
+                || granted.ends_at.is_some()
+                || until - now > arrival.terms.call_timeout(),
+        });
+        let hold_for = if self.is_quiet {
+            Duration::from_millis(5)
+        } else {
+            arrival.hold_for
+        };
+        let mut later = |pause, event| self.timers.push((now + pause, event));
+        later(hold_for, Event::Done(guard));
+        if !self.is_quiet {
+            if let Some((pause, _)) = arrival.extend {
+                later(pause, Event::Extend(guard));
+            }
+            if let Some((pause, _)) = arrival.convert {
+                later(pause, Event::Convert(guard));
+            }
+            if let Some(pause) = arrival.reenter {
+                later(pause, Event::Reenter(guard));
+            }
+        }
+        let held = granted.held;
+        self.guards.insert(guard, Guard { held, key, arrival });
+    }
+
+    fn replied(&mut self, now: Instant, number: u32, reply: Option<StoreReply>) {
+        let Some((purpose, sent)) = self.calls.remove(&number) else {
+            return;
+        };
+        self.say(|| match &reply {
+            Some(reply) => format!("#{number} is answered: {reply:?}"),
+            None => format!("#{number} has no reply in time"),
+        });
+        let silent = || StoreError::timed_out(now - sent);
+        let answer: Answer = match &reply {
+            Some(StoreReply::One(reply)) => Ok(*reply),
+            _ => Err(silent()),
+        };
+        match purpose {
+            Purpose::Acquire(id) => {
+                if let Some(waiter) = self.waiters.get_mut(&id) {
+                    waiter.call = None;
+                    let step = self.visit(now, |session, cx| session.replied(id, answer, cx));
+                    self.perform(now, id, step);
+                }
+            }
+            Purpose::All(together, arrival, asked_at) => {
+                let answer = match reply {
+                    Some(StoreReply::All(reply)) => Ok(reply),
+                    _ => Err(silent()),
+                };
+                let step = self.visit(now, |session, cx| {
+                    session.all_replied(&together, answer, cx)
+                });
+                self.all_step(now, together, arrival, asked_at, step);
+            }
+            Purpose::Release(id) => {
+                let released =
+                    self.visit(now, |session, cx| session.release_replied(id, answer, cx));
+                self.say(|| format!("released: {released:?}"));
+            }
+            Purpose::Convert(id, guard) => {
+                let converted =
+                    self.visit(now, |session, cx| session.convert_replied(id, answer, cx));
+                match converted {
+                    Ok(granted) => {
+                        let arrival = Arrival {
+                            convert: None,
+                            extend: None,
+                            ..guard.arrival
+                        };
+                        self.begins(now, guard.key, arrival, granted, sent);
+                    }
+                    Err(error) => self.say(|| format!("not converted: {error:?}")),
+                }
+            }
+            Purpose::Extend(held) => {
+                let extended = self.visit(now, |session, cx| {
+                    session.extend_replied(held, answer, sent, cx)
+                });
+                self.say(|| format!("extended: {extended:?}"));
+            }
+            Purpose::Renewal(held) => {
+                let answer = match answer {
+                    Ok(Reply::Renew(reply)) => Ok(reply),
+                    other => Err(other.err().unwrap_or_else(silent)),
+                };
+                self.visit(now, |session, cx| {
+                    session.renewal_replied(held, answer, sent, cx);
+                });
+            }
+            Purpose::Job(job) => {
+                self.visit(now, |session, cx| session.job_replied(job, answer, cx));
+            }
+            Purpose::Revoke(kind, key, holders) => {
+                if let Some(StoreReply::Revoke(RevokeReply::Revoked)) = reply {
+                    self.visit(now, |session, cx| {
+                        session.revoked(kind, &key, &holders, cx);
+                    });
+                }
+            }
+        }
+    }
+
+    fn cancel(&mut self, now: Instant, id: AcquireId) {
+        if let Some(waiter) = self.waiters.remove(&id) {
+            self.say(|| format!("{id:?} is cancelled"));
+            if let Some((call, _)) = waiter.call {
+                self.calls.remove(&call);
+            }
+            self.visit(now, |session, cx| session.cancel(id, cx));
+        }
+    }
+
+    fn done(&mut self, now: Instant, guard: u32) {
+        let Some(Guard { held, arrival, .. }) = self.guards.remove(&guard) else {
+            return;
+        };
+        self.say(|| format!("guard {guard} of {held:?} leaves: {:?}", arrival.ending));
+        if arrival.ending == Ending::Drop {
+            self.visit(now, |session, cx| session.guard_dropped(held, cx));
+        } else {
+            match self.visit(now, |session, cx| session.release(held, cx)) {
+                ReleaseStep::Done(outcome) => self.say(|| format!("released: {outcome:?}")),
+                ReleaseStep::Call(id, call) => {
+                    let call = self.call(now, Purpose::Release(id), call);
+                    if let Ending::DropRelease(pause) = arrival.ending {
+                        self.timers.push((now + pause, Event::DropCall(call)));
+                    }
+                }
+            }
+        }
+        if arrival.again > 0 && !self.is_quiet {
+            let pause = self.entropy.up_to(Duration::from_millis(2));
+            let again = arrival.again - 1;
+            let arrival = Arrival { again, ..arrival };
+            self.timers.push((now + pause, Event::Arrive(arrival)));
+        }
+    }
+
+    fn extend(&mut self, now: Instant, guard: u32) {
+        let Some(Guard { held, arrival, .. }) = self.guards.get(&guard).cloned() else {
+            return;
+        };
+        let lease = arrival.terms.lease * arrival.extend.map_or(1, |(_, times)| times);
+        match self.visit(now, |session, cx| session.extend(held, lease, cx)) {
+            Ok(call) => drop(self.call(now, Purpose::Extend(held), call)),
+            Err(error) => self.say(|| format!("not extended: {error:?}")),
+        }
+    }
+
+    fn convert(&mut self, now: Instant, guard: u32) {
+        let Some(guard) = self.guards.remove(&guard) else {
+            return;
+        };
+        match self.visit(now, |session, cx| session.convert(guard.held, cx)) {
+            Ok((id, call)) => {
+                let is_dropped = guard.arrival.convert.is_some_and(|(_, dropped)| dropped);
+                let number = self.call(now, Purpose::Convert(id, guard), call);
+                if is_dropped {
+                    let pause = self.entropy.up_to(Duration::from_millis(3));
+                    self.timers.push((now + pause, Event::DropCall(number)));
+                }
+            }
+            Err(crate::protocol::ConvertError::Reentered) => {
+                self.visit(now, |session, cx| session.guard_dropped(guard.held, cx));
+            }
+            Err(error) => self.say(|| format!("not converted: {error:?}")),
+        }
+    }
+
+    fn reenter(&mut self, now: Instant, guard: u32) {
+        let Some(outer) = self.guards.get(&guard).cloned() else {
+            return;
+        };
+        let reentered = self.visit(now, |session, cx| session.reenter(outer.held, cx));
+        if let Ok(true) = reentered {
+            let inner = self.number();
+            let pause = self.entropy.up_to(outer.arrival.hold_for * 2);
+            self.timers.push((now + pause, Event::Done(inner)));
+            let arrival = Arrival {
+                again: 0,
+                ..outer.arrival
+            };
+            self.guards.insert(inner, Guard { arrival, ..outer });
+        }
+    }
+
+    /// Ends the faults: requests wait longer, and guards leave soon.
+    pub(super) fn quiet(&mut self, now: Instant, longer: Duration) {
+        self.is_quiet = true;
+        self.session.wait_longer(longer);
+        for guard in self.guards.keys() {
+            let pause = Duration::from_millis(50);
+            self.timers.push((now + pause, Event::Done(*guard)));
+        }
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waiters
+            .values()
+            .any(|waiter| waiter.arrival.terms.wait != Wait::No)
+    }
+
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.waiters.is_empty() && self.guards.is_empty() && self.session.rest().is_none()
+    }
+
+    /// Returns a waiting task that sleeps although it has something to do, or work that the driver
+    /// will miss. A task whose wake-up or timer is due now is about to run.
+    pub(super) fn overslept(
+        &self,
+        now: Instant,
+        is_due: impl Fn(AcquireId) -> bool,
+    ) -> Option<String> {
+        for (id, waiter) in &self.waiters {
+            if !waiter.sleeps || waiter.is_woken || waiter.call.is_some() || is_due(*id) {
+                continue;
+            }
+            let mut session = self.session.clone();
+            let (mut out, mut dice) = (Effects::new(), Dice::new(1));
+            let mut cx = Cx {
+                now,
+                entropy: &mut dice,
+                out: &mut out,
+                mutation: self.mutation,
+            };
+            let step = session.resume(*id, &mut cx);
+            if !matches!(step, Step::Wait(_)) {
+                return Some(format!(
+                    "{} {id:?} sleeps, and could {step:?}",
+                    self.who.process
+                ));
+            }
+        }
+        None
+    }
+
+    pub(super) fn take_out(&mut self) -> Out {
+        Out {
+            sent: take(&mut self.outbox),
+            timers: take(&mut self.timers),
+            began: take(&mut self.began),
+            given_up: take(&mut self.given_up),
+            log: self.log.as_mut().map(take).unwrap_or_default(),
+        }
+    }
+}
+
+/// The effects of an event outside of the process.
+pub(super) struct Out {
+    pub(super) sent: Vec<(u32, Message, Duration)>,
+    pub(super) timers: Vec<(Instant, Event)>,
+    pub(super) began: Vec<Began>,
+    pub(super) given_up: Vec<Token>,
+    pub(super) log: Vec<String>,
+}

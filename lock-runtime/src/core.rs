@@ -1,0 +1,300 @@
+//! The shared state of a client: its session behind one mutex, and the performance of the
+//! session's effects.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::Waker,
+};
+
+use smallvec::SmallVec;
+use tokio::{sync::Notify, time::Instant};
+
+use crate::{
+    driver,
+    error::LockError,
+    key::LockKey,
+    protocol::{
+        AcquireId, Cx, Effect, Effects, Entropy, Granted, HeldId, Note, Session, WaiterLimits,
+    },
+    spec::{LockKind, LockSpec, Mode},
+    store::{KeyPart, Limits, Listener, Store, StoreError, Token},
+    sync::lock,
+    view::View,
+};
+
+/// State shared by a client, its requests and its guards.
+pub(crate) struct Core {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) defaults: LockSpec,
+    pub(crate) limits: Limits,
+    state: Mutex<State>,
+    /// Notifies the driver of work.
+    pub(crate) work: Notify,
+    /// Notified of changes of the session after the shutdown, and when the driver has ended.
+    changed: Notify,
+    /// The instant from which the views count.
+    epoch: Instant,
+    listeners: AtomicU64,
+    /// Keeps the listener alive; the store has only a weak reference to it.
+    _listener: Arc<dyn Listener>,
+}
+
+/// The session, and the parts of its users that it refers to by number.
+pub(crate) struct State {
+    pub(crate) session: Session,
+    /// The wakers of waiting requests, by the slot of their acquisitions.
+    wakers: Vec<Option<(AcquireId, Waker)>>,
+    /// The views of held locks, by their slots.
+    views: Vec<Option<Arc<View>>>,
+    pub(crate) driver_runs: bool,
+    /// The last clone of the client is gone: the driver ends when no work is left.
+    pub(crate) orphaned: bool,
+}
+
+/// The random numbers of the thread's generator.
+struct ThreadEntropy;
+
+impl Entropy for ThreadEntropy {
+    fn token(&mut self) -> Token {
+        Token::random()
+    }
+
+    fn fraction(&mut self) -> f64 {
+        rand::random()
+    }
+}
+
+impl Core {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        defaults: LockSpec,
+        waiters: WaiterLimits,
+        listener: Arc<dyn Listener>,
+    ) -> Self {
+        Self {
+            limits: store.limits(),
+            store,
+            defaults,
+            state: Mutex::new(State {
+                session: Session::new(waiters),
+                wakers: Vec::new(),
+                views: Vec::new(),
+                driver_runs: false,
+                orphaned: false,
+            }),
+            work: Notify::new(),
+            changed: Notify::new(),
+            epoch: Instant::now(),
+            listeners: AtomicU64::new(0),
+            _listener: listener,
+        }
+    }
+
+    /// Passes one input to the session, then performs its effects on other tasks.
+    pub(crate) fn visit<T>(
+        self: &Arc<Self>,
+        input: impl FnOnce(&mut State, &mut Cx<'_>) -> T,
+    ) -> T {
+        let mut effects = Effects::new();
+        let mut cx = Cx {
+            now: Instant::now(),
+            entropy: &mut ThreadEntropy,
+            out: &mut effects,
+            #[cfg(test)]
+            mutation: None,
+        };
+        let mut state = lock(&self.state);
+        #[cfg(test)]
+        VISITS.with(|visits| visits.set(visits.get() + 1));
+        let output = input(&mut state, &mut cx);
+        let mut wakers = SmallVec::<[Waker; 2]>::new();
+        let mut notes = SmallVec::<[Box<Note>; 2]>::new();
+        let mut has_work = false;
+        for effect in effects {
+            match effect {
+                Effect::Wake(id) => wakers.extend(state.take_waker(id)),
+                Effect::Rouse => has_work = true,
+                Effect::Note(note) => notes.push(note),
+                Effect::Extended {
+                    held,
+                    valid_until,
+                    is_renewal,
+                } => {
+                    if let Some(view) = state.view(held) {
+                        view.extended(valid_until, is_renewal);
+                    }
+                }
+                Effect::Lost(held, loss) => {
+                    wakers.extend(
+                        state
+                            .take_view(held)
+                            .into_iter()
+                            .flat_map(|it| it.lost(loss)),
+                    );
+                }
+                Effect::Released(held) => {
+                    if let Some(view) = state.take_view(held) {
+                        view.released();
+                    }
+                }
+            }
+        }
+        let must_start = !state.driver_runs && state.session.needs_driver();
+        let is_closed = state.session.is_closed();
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+        notes.into_iter().for_each(|note| log(*note));
+        if has_work {
+            self.work.notify_one();
+        }
+        if must_start {
+            driver::start(self);
+        }
+        if is_closed {
+            self.changed.notify_waiters();
+        }
+        output
+    }
+
+    /// Calls `f` with the state, outside of any input.
+    pub(crate) fn with_state<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+        f(&mut lock(&self.state))
+    }
+
+    /// Waits until `is_done` holds for the session of a client that was shut down.
+    pub(crate) async fn until(self: &Arc<Self>, is_done: impl Fn(&Session) -> bool) {
+        loop {
+            let changed = self.changed.notified();
+            if self.with_state(|state| is_done(&state.session)) {
+                return;
+            }
+            // The work may have been added where there was no runtime.
+            driver::start(self);
+            changed.await;
+        }
+    }
+
+    /// Wakes the tasks that wait for changes of the session.
+    pub(crate) fn notify_changed(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// Returns a number that identifies a listener of this client.
+    pub(crate) fn next_listener(&self) -> u64 {
+        self.listeners.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn epoch(&self) -> Instant {
+        self.epoch
+    }
+
+    /// Returns the time since the client was created.
+    pub(crate) fn nanos(&self, at: Instant) -> u64 {
+        let since = at.saturating_duration_since(self.epoch);
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Returns the error for foreign data under one of the lock's keys.
+    pub(crate) fn foreign(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> LockError {
+        let name = self.store.name_of(key, kind, part);
+        LockError::from_store(StoreError::foreign(name.as_deref(), part)).with_key(key)
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core")
+            .field("store", &self.store)
+            .finish_non_exhaustive()
+    }
+}
+
+impl State {
+    /// Creates the view of a lock that was just granted.
+    pub(crate) fn add_view(
+        &mut self,
+        core: &Arc<Core>,
+        key: &LockKey,
+        mode: Mode,
+        granted: &Granted,
+    ) -> Arc<View> {
+        let view = Arc::new(View::new(core, key, mode, granted));
+        set(&mut self.views, granted.held.slot(), Some(view.clone()));
+        view
+    }
+
+    fn view(&self, id: HeldId) -> Option<&Arc<View>> {
+        let view = self.views.get(id.slot())?.as_ref();
+        view.filter(|view| view.id() == id)
+    }
+
+    fn take_view(&mut self, id: HeldId) -> Option<Arc<View>> {
+        let view = self.views.get_mut(id.slot())?;
+        view.take_if(|view| view.id() == id)
+    }
+
+    /// Returns the views of all locks that are held.
+    pub(crate) fn views(&self) -> impl Iterator<Item = &Arc<View>> {
+        self.views.iter().flatten()
+    }
+
+    /// Registers a waiting request to be woken.
+    pub(crate) fn set_waker(&mut self, id: AcquireId, waker: &Waker) {
+        match self.wakers.get_mut(id.slot()) {
+            Some(Some((other, old))) if *other == id => old.clone_from(waker),
+            _ => set(&mut self.wakers, id.slot(), Some((id, waker.clone()))),
+        }
+    }
+
+    /// Removes the waker of a request whose wait has ended: it would keep its task alive.
+    pub(crate) fn take_waker(&mut self, id: AcquireId) -> Option<Waker> {
+        let waker = self.wakers.get_mut(id.slot())?;
+        waker
+            .take_if(|(other, _)| *other == id)
+            .map(|(_, waker)| waker)
+    }
+}
+
+/// Sets the element at `index`, after as many empty ones as are missing.
+fn set<T>(all: &mut Vec<Option<T>>, index: usize, value: Option<T>) {
+    if all.len() <= index {
+        all.resize_with(index + 1, || None);
+    }
+    all[index] = value;
+}
+
+fn log(note: Note) {
+    match note {
+        Note::Behind(key) => tracing::debug!(%key, "waiting behind others in this process"),
+        Note::Waiting {
+            key,
+            holder_ttl,
+            in_store_queue,
+        } => {
+            tracing::debug!(%key, ?holder_ttl, in_line = in_store_queue, "waiting for its holder");
+        }
+        Note::Unavailable(key, error) => tracing::debug!(%key, %error, "waiting for the store"),
+        Note::HandedOff(key, fence) => {
+            tracing::debug!(%key, %fence, "handed off in this process");
+        }
+        Note::Renewed(key, fence, ttl) => tracing::trace!(%key, %fence, ?ttl, "renewed"),
+        Note::Lost(key, fence, loss) => tracing::warn!(%key, %fence, ?loss, "lost"),
+        Note::HeldLong(key, lease) => {
+            tracing::warn!(%key, ?lease, "held for ten leases; if its holder may hang, set `max_hold`");
+        }
+        Note::Released(key) => tracing::debug!(%key, "released"),
+        Note::GaveUp(hold, error) => {
+            tracing::warn!(key = %hold.key, %error, "gave up releasing a lock; it ends with its lease");
+        }
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The number of visits on this thread.
+    pub(crate) static VISITS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}

@@ -1,0 +1,812 @@
+//! An acquisition: one request for one lock, from its arrival to the grant.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    AcquireId, Cx, Mutation, Note, QueueId, Session,
+    entry::{Proven, QueueEntry},
+    handoff::{Budget, Handoff, MAX_HANDOFFS},
+    held::{Granted, NewHold},
+    lease::Lease,
+    message::{Answer, Call, Reply, Request},
+    queue::{Claim, Refusal, Ticket},
+};
+use crate::{
+    key::LockKey,
+    spec::{Mode, Terms, Wait},
+    store::{
+        AcquireReply, Grant, HANDOFF_LEASE, Hold, IfBusy, KeyPart, KeyRequest, PollReply,
+        RenewReply, Renewal, StoreError, Token,
+    },
+};
+
+/// How long after its call time-out a delayed request may still be executed. The store rejects it
+/// after that (rule 7).
+pub(crate) const STRAGGLE: Duration = Duration::from_secs(1);
+
+/// Lower bound of a call's time-out: a request with a shorter wait still makes one acquire
+/// attempt.
+pub(crate) const SHORTEST_CALL: Duration = Duration::from_millis(50);
+
+/// How soon a grant from the wait queue is renewed. Not at once: most critical sections end
+/// earlier and then need no renewal.
+pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_millis(100);
+
+/// The next move of the task that waits for a lock.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// Make this call, and pass its answer to [`Session::replied`].
+    Call(Call),
+    /// The same, but call [`Session::resume`] whenever the task is woken, and drop the call for
+    /// any other step than `Wait`.
+    CallOrWake(Call),
+    /// Call [`Session::resume`] at this instant and whenever the task is woken. A call in flight
+    /// goes on.
+    Wait(Instant),
+    /// The request is over.
+    Done(Result<Granted, Refused>),
+}
+
+/// The reason why a request was not granted.
+#[derive(Clone, Debug)]
+pub(crate) enum Refused {
+    ShuttingDown,
+    /// The queue is as long as the request or the client allows.
+    Full,
+    /// All queues together are as long as the client allows.
+    FullInAll,
+    /// The request does not wait, and the lock is held, for the given time if that is known.
+    Contended(Option<Duration>),
+    /// The wait has ended after this last refusal.
+    TimedOut(Refusal),
+    Store(StoreError),
+    ForeignKey(KeyPart),
+    ModeMismatch,
+}
+
+#[cfg_attr(test, derive(Clone))]
+pub(crate) struct Acquisition {
+    pub(super) key: LockKey,
+    pub(super) terms: Terms,
+    /// When the request was made.
+    since: Instant,
+    /// When its wait ends. `None` if it does not wait.
+    until: Option<Instant>,
+    state: State,
+    /// The error of the first attempt of a request that does not wait.
+    first_error: Option<StoreError>,
+    /// The store refused the attempt outside of the queue.
+    was_refused: bool,
+    /// It was the head of the queue from the start.
+    pub(super) was_first: bool,
+    /// When it entered its queue.
+    entered: Instant,
+    /// The wait queue, after an attempt outside of it.
+    pub(super) queue: Option<QueueId>,
+    pub(super) ticket: Ticket,
+    pub(super) previous: Option<AcquireId>,
+    pub(super) next: Option<AcquireId>,
+}
+
+/// An acquire request in flight.
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    token: Token,
+    sent: Instant,
+    deadline: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// An attempt outside of the queue: of a request that does not wait, or of one that other
+    /// holders may admit.
+    Trying(Attempt),
+    /// Behind others, or at the head with no call in flight.
+    Waiting,
+    /// The head asks for the lock.
+    Asking(Attempt),
+    /// The head polls the queue entry.
+    Polling { token: Token, sent: Instant },
+    /// The head extends a grant to its full lease before the lock is used.
+    Confirming {
+        token: Token,
+        sent: Instant,
+        grant: Grant,
+    },
+}
+
+/// The meaning of the reply to an acquire request.
+enum Outcome {
+    Granted(Grant, Lease),
+    /// The store has a queue entry for the token.
+    Queued {
+        counter: Option<crate::fence::FencingToken>,
+        holder_ttl: Option<Duration>,
+    },
+    Busy(Option<Duration>),
+    /// Nothing was done.
+    Late(StoreError),
+    /// The token may hold the lock, and must be abandoned.
+    Unknown(StoreError),
+    Refused(Refused),
+}
+
+impl Acquisition {
+    pub(super) fn claim(&self) -> Claim {
+        Claim::of(&self.terms)
+    }
+
+    fn timeout(&self, now: Instant) -> Duration {
+        let timeout = self.terms.call_timeout();
+        self.until.map_or(timeout, |until| {
+            let left = until.saturating_duration_since(now);
+            timeout.min(left.max(SHORTEST_CALL))
+        })
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| until <= now)
+    }
+
+    /// Returns the instant by which a waiting task calls again.
+    fn wakes(&self, at: Instant) -> Step {
+        Step::Wait(self.until.map_or(at, |until| until.min(at)))
+    }
+
+    fn hold(&self, token: Token) -> Hold {
+        Hold::new(self.key.clone(), self.terms.mode, token)
+    }
+
+    /// An acquire request that is sent at `now`, and its deadline.
+    fn request(&self, token: Token, now: Instant) -> (Attempt, KeyRequest, Duration) {
+        let timeout = self.timeout(now);
+        let deadline = now + timeout + STRAGGLE;
+        let attempt = Attempt {
+            token,
+            sent: now,
+            deadline,
+        };
+        let request = KeyRequest::new(self.hold(token), self.terms.lease, deadline);
+        (attempt, request, timeout)
+    }
+
+    #[cfg(test)]
+    pub(super) fn wait_longer(&mut self, longer: Duration) {
+        self.until = self.until.map(|until| until + longer);
+    }
+
+    #[cfg(test)]
+    pub(super) fn knows(&self, token: Token) -> bool {
+        match self.state {
+            State::Trying(attempt) | State::Asking(attempt) => attempt.token == token,
+            State::Polling { token: other, .. } | State::Confirming { token: other, .. } => {
+                other == token
+            }
+            State::Waiting => false,
+        }
+    }
+}
+
+impl Session {
+    /// Begins a request that was made at `since`, and returns its first step.
+    pub(crate) fn begin(
+        &mut self,
+        key: &LockKey,
+        terms: &Terms,
+        since: Instant,
+        cx: &mut Cx<'_>,
+    ) -> Result<(AcquireId, Step), Refused> {
+        if self.closed {
+            return Err(Refused::ShuttingDown);
+        }
+        let until = match terms.wait {
+            Wait::No => None,
+            Wait::AtMost(wait) => Some(since + wait),
+        };
+        let others_wait = self
+            .queue_of(terms.mode.kind(), key)
+            .is_some_and(|queue| queue.stuck);
+        if until.is_none() && others_wait {
+            return Err(self.refused_beside(key, terms.mode, cx));
+        }
+        let id = self.acquisitions.insert(Acquisition {
+            key: key.clone(),
+            terms: *terms,
+            since,
+            until,
+            state: State::Waiting,
+            first_error: None,
+            was_refused: false,
+            was_first: true,
+            entered: cx.now,
+            queue: None,
+            ticket: 0,
+            previous: None,
+            next: None,
+        });
+        // Requests that several holders may admit are not admitted one by one, unless one of them
+        // was refused.
+        let step = if until.is_none() || (terms.mode != Mode::Exclusive && !others_wait) {
+            self.try_beside(id, cx)
+        } else {
+            self.wait_in_queue(id, cx)?
+        };
+        Ok((id, step))
+    }
+
+    /// Returns the next step of a task that was woken, or whose wait has ended. It is safe to call
+    /// this at any time.
+    pub(crate) fn resume(&mut self, id: AcquireId, cx: &mut Cx<'_>) -> Step {
+        let Some(acquisition) = self.acquisitions.get_mut(id) else {
+            return Step::Done(Err(Refused::ShuttingDown));
+        };
+        match acquisition.state {
+            State::Trying(_) | State::Asking(_) | State::Confirming { .. } => {
+                acquisition.wakes(cx.now + STRAGGLE)
+            }
+            State::Polling { .. } if !self.closed => {
+                let queue = acquisition.queue.map(|queue| &mut self.queues[queue]);
+                if queue.is_some_and(|queue| std::mem::take(&mut queue.news)) {
+                    acquisition.state = State::Waiting;
+                    return self.go_on(id, cx);
+                }
+                acquisition.wakes(cx.now + STRAGGLE)
+            }
+            State::Waiting | State::Polling { .. } => self.go_on(id, cx),
+        }
+    }
+
+    /// Returns the next step after the answer to a call.
+    pub(crate) fn replied(&mut self, id: AcquireId, answer: Answer, cx: &mut Cx<'_>) -> Step {
+        let Some(acquisition) = self.acquisitions.get_mut(id) else {
+            return Step::Done(Err(Refused::ShuttingDown));
+        };
+        match std::mem::replace(&mut acquisition.state, State::Waiting) {
+            State::Trying(attempt) => self.tried(id, attempt, answer, cx),
+            State::Asking(attempt) => self.asked(id, attempt, answer, cx),
+            State::Polling { token, sent } => self.polled(id, token, sent, answer, cx),
+            State::Confirming { token, sent, grant } => {
+                self.confirmed(id, token, sent, grant, answer, cx)
+            }
+            State::Waiting => self.go_on(id, cx),
+        }
+    }
+
+    /// Ends a request whose task has dropped it. A token that may hold the lock is abandoned. A
+    /// queue entry stays for the next waiter.
+    pub(crate) fn cancel(&mut self, id: AcquireId, cx: &mut Cx<'_>) {
+        let Some(acquisition) = self.acquisitions.get_mut(id) else {
+            return;
+        };
+        let state = std::mem::replace(&mut acquisition.state, State::Waiting);
+        if let State::Trying(attempt) | State::Asking(attempt) = state {
+            self.abandon_attempt(id, attempt, cx);
+            self.failed(id, attempt.token, None, cx);
+        }
+        self.leave(id, cx);
+    }
+
+    fn refuse(&mut self, id: AcquireId, refused: Refused, cx: &mut Cx<'_>) -> Step {
+        self.leave(id, cx);
+        Step::Done(Err(refused))
+    }
+
+    /// Makes one acquire attempt outside of the wait queues.
+    fn try_beside(&mut self, id: AcquireId, cx: &mut Cx<'_>) -> Step {
+        let acquisition = &mut self.acquisitions[id];
+        let (attempt, mut request, timeout) = acquisition.request(cx.token(), cx.now);
+        request.then_queues = acquisition.until.is_some();
+        acquisition.state = State::Trying(attempt);
+        Step::Call(Call::new(Request::Acquire(request), timeout))
+    }
+
+    fn tried(&mut self, id: AcquireId, attempt: Attempt, answer: Answer, cx: &mut Cx<'_>) -> Step {
+        let acquisition = &mut self.acquisitions[id];
+        let waits = acquisition.until.is_some();
+        let error = match outcome(answer, &acquisition.terms, attempt.sent, cx) {
+            Outcome::Granted(grant, lease) => {
+                let granted =
+                    self.hold_from_reply(id, attempt.token, grant, lease, attempt.sent, cx);
+                self.leave(id, cx);
+                return Step::Done(Ok(granted));
+            }
+            Outcome::Busy(_) | Outcome::Queued { .. } if waits => {
+                acquisition.was_refused = true;
+                return self.queued_or_refused(id, cx);
+            }
+            Outcome::Busy(holder_ttl) | Outcome::Queued { holder_ttl, .. } => {
+                // The token of the first attempt may be the reason for a refusal of the second.
+                let first_error = acquisition.first_error.take();
+                let refused = first_error.map_or(Refused::Contended(holder_ttl), Refused::Store);
+                return self.refuse(id, refused, cx);
+            }
+            Outcome::Refused(refused) => return self.refuse(id, refused, cx),
+            Outcome::Late(error) => error,
+            Outcome::Unknown(error) => {
+                self.abandon_attempt(id, attempt, cx);
+                error
+            }
+        };
+        let acquisition = &mut self.acquisitions[id];
+        if !error.is_transient() {
+            return self.refuse(id, Refused::Store(error), cx);
+        }
+        if waits {
+            return self.queued_or_refused(id, cx);
+        }
+        // Less time has passed than one call may take: the connection was broken and the store
+        // not silent, so a second attempt is made under a fresh token.
+        let is_early =
+            cx.now.saturating_duration_since(acquisition.since) < acquisition.terms.call_timeout();
+        if acquisition.first_error.is_none() && is_early {
+            acquisition.first_error = Some(error);
+            return self.try_beside(id, cx);
+        }
+        self.refuse(id, Refused::Store(error), cx)
+    }
+
+    fn queued_or_refused(&mut self, id: AcquireId, cx: &mut Cx<'_>) -> Step {
+        self.wait_in_queue(id, cx)
+            .unwrap_or_else(|refused| Step::Done(Err(refused)))
+    }
+
+    /// Enters the wait queue. A request that is refused is removed.
+    fn wait_in_queue(&mut self, id: AcquireId, cx: &mut Cx<'_>) -> Result<Step, Refused> {
+        self.acquisitions[id].entered = cx.now;
+        let entered = if self.closed {
+            Err(Refused::ShuttingDown)
+        } else {
+            self.enter(id)
+        };
+        match entered {
+            Ok(true) => Ok(self.decide(id, cx)),
+            Ok(false) => {
+                let acquisition = &self.acquisitions[id];
+                cx.note(|| Note::Behind(acquisition.key.clone()));
+                Ok(acquisition.wakes(cx.now + Duration::from_secs(86_400)))
+            }
+            Err(refused) => {
+                self.acquisitions.remove(id);
+                Err(refused)
+            }
+        }
+    }
+
+    /// The error of a request that does not wait while others of this process do. It follows from
+    /// the latest reply of the store to those requests.
+    fn refused_beside(&mut self, key: &LockKey, mode: Mode, cx: &Cx<'_>) -> Refused {
+        let last = self
+            .queue_of(mode.kind(), key)
+            .map(|queue| queue.last.clone());
+        match last {
+            Some(Refusal::Unavailable(error)) if !self.excludes(key, mode, cx.now) => {
+                // It is unknown whether the lock is held.
+                Refused::Store(error)
+            }
+            _ => Refused::Contended(None),
+        }
+    }
+
+    fn go_on(&mut self, id: AcquireId, cx: &mut Cx<'_>) -> Step {
+        if self.closed {
+            return self.refuse(id, Refused::ShuttingDown, cx);
+        }
+        let acquisition = &self.acquisitions[id];
+        if acquisition.is_over(cx.now) {
+            let queue = acquisition.queue.map(|queue| &self.queues[queue]);
+            let last = queue.map(|queue| queue.last.clone()).unwrap_or_default();
+            return self.refuse(id, Refused::TimedOut(last), cx);
+        }
+        self.decide(id, cx)
+    }
+
+    /// Decides the next step of a waiter.
+    fn decide(&mut self, id: AcquireId, cx: &mut Cx<'_>) -> Step {
+        loop {
+            let acquisition = &mut self.acquisitions[id];
+            let Some(queue_id) = acquisition.queue else {
+                return acquisition.wakes(cx.now);
+            };
+            let queue = &mut self.queues[queue_id];
+            if queue.head != Some(id) {
+                return acquisition.wakes(cx.now + Duration::from_secs(86_400));
+            }
+            queue.news = false;
+            if let Some(handoff) = queue.handoff.take() {
+                match self.take(id, handoff, cx) {
+                    Some(step) => return step,
+                    None => continue,
+                }
+            }
+            let claim = acquisition.claim();
+            if queue.entry.is_none()
+                && let Some(until) = queue.handoff_until.filter(|until| *until > cx.now)
+                && claim.hands_off
+            {
+                return acquisition.wakes(until);
+            }
+            let entry = queue
+                .entry
+                .get_or_insert_with(|| QueueEntry::new(claim, cx));
+            let token = entry.token;
+            let proven = entry.proven();
+            // The entry may be that of an earlier waiter. Its grant is then older than grants
+            // that other holders got before this waiter came; a poll draws a larger fencing token.
+            let is_outdated = proven.is_some_and(|proven| {
+                claim.mode != Mode::Exclusive && proven.as_of < acquisition.entered
+            }) && !cx.breaks(Mutation::ReaderTakesOldGrant);
+            if let (Some(Proven { grant, as_of }), false) = (proven, is_outdated) {
+                return self.granted(id, token, grant, as_of, cx);
+            }
+            if !is_outdated {
+                if entry.ask_at > cx.now {
+                    return acquisition.wakes(entry.ask_at);
+                }
+                if entry.is_asked() {
+                    // The task that releases the lock made this request. Its outcome is overdue;
+                    // the task may be gone.
+                    entry.rename(cx);
+                    let (hold, lease) = (acquisition.hold(token), acquisition.terms.lease);
+                    self.abandon(hold, lease, Some(cx.now + STRAGGLE), cx);
+                    continue;
+                }
+            }
+            queue.asks();
+            let entry = queue
+                .entry
+                .get_or_insert_with(|| QueueEntry::new(claim, cx));
+            if entry.asked(cx.now) {
+                acquisition.state = State::Polling {
+                    token,
+                    sent: cx.now,
+                };
+                let request = Request::Poll(acquisition.hold(token));
+                return Step::CallOrWake(Call::new(request, acquisition.timeout(cx.now)));
+            }
+            let (attempt, mut request, timeout) = acquisition.request(token, cx.now);
+            request.if_busy = IfBusy::Queue;
+            if claim.hands_off && queue.behind > 0 {
+                request.reserved = MAX_HANDOFFS;
+            }
+            if claim.mode == Mode::Shared {
+                request.reader_group = queue.reader_group(acquisition.ticket);
+            }
+            acquisition.state = State::Asking(attempt);
+            return Step::Call(Call::new(Request::Acquire(request), timeout));
+        }
+    }
+
+    fn asked(&mut self, id: AcquireId, attempt: Attempt, answer: Answer, cx: &mut Cx<'_>) -> Step {
+        let Attempt { token, sent, .. } = attempt;
+        let terms = self.acquisitions[id].terms;
+        match outcome(answer, &terms, sent, cx) {
+            Outcome::Granted(grant, lease) => {
+                let granted = self.hold_from_reply(id, token, grant, lease, sent, cx);
+                return self.serve(id, Some(token), granted, cx);
+            }
+            Outcome::Queued {
+                counter,
+                holder_ttl,
+            } => {
+                let (key, queue) = self.key_and_queue(id);
+                cx.note(|| waiting(key, holder_ttl, true));
+                queue.queued(token, sent, counter, holder_ttl, cx);
+            }
+            Outcome::Busy(holder_ttl) => {
+                let (key, queue) = self.key_and_queue(id);
+                if !matches!(queue.last, Refusal::Busy(_)) {
+                    cx.note(|| waiting(key, holder_ttl, false));
+                }
+                queue.refused(token, holder_ttl, cx);
+            }
+            Outcome::Late(error) => self.failed_or_silent(id, token, error, cx),
+            Outcome::Unknown(error) => {
+                self.abandon_attempt(id, attempt, cx);
+                if !error.is_transient() {
+                    self.failed(id, token, None, cx);
+                    return self.refuse(id, Refused::Store(error), cx);
+                }
+                self.failed_or_silent(id, token, error, cx);
+            }
+            Outcome::Refused(refused) => {
+                self.failed(id, token, None, cx);
+                return self.refuse(id, refused, cx);
+            }
+        }
+        self.go_on(id, cx)
+    }
+
+    fn polled(
+        &mut self,
+        id: AcquireId,
+        token: Token,
+        sent: Instant,
+        answer: Answer,
+        cx: &mut Cx<'_>,
+    ) -> Step {
+        let (_, queue) = self.key_and_queue(id);
+        match answer {
+            Ok(Reply::Poll(PollReply::Granted(grant))) => {
+                return self.granted(id, token, grant, sent, cx);
+            }
+            Ok(Reply::Poll(PollReply::Queued {
+                counter,
+                holder_ttl,
+            })) => drop(queue.queued(token, sent, counter, holder_ttl, cx)),
+            Ok(_) => queue.gone(token, cx),
+            Err(error) => return self.unanswered(id, token, error, cx),
+        }
+        self.go_on(id, cx)
+    }
+
+    /// Takes over a grant from the store's wait queue, whose short lease counts from `as_of`
+    /// (rule 4). It is confirmed first if too little of it is left, or if renewal is off.
+    fn granted(
+        &mut self,
+        id: AcquireId,
+        token: Token,
+        grant: Grant,
+        as_of: Instant,
+        cx: &mut Cx<'_>,
+    ) -> Step {
+        let acquisition = &mut self.acquisitions[id];
+        let terms = acquisition.terms;
+        let ttl = grant.ttl.min(HANDOFF_LEASE).min(terms.lease);
+        let mut lease = Lease::granted(terms.lease, true, as_of, ttl, cx.fraction());
+        lease.hurry(cx.now + CONFIRM_WITHIN);
+        // With less validity than a renewal may take, the lock would be lost at once.
+        let is_enough = lease.validity(cx.now) > terms.call_timeout();
+        if terms.renew && (is_enough || cx.breaks(Mutation::ConfirmsNothing)) {
+            let lease = lease.held_since(cx.now, terms.max_hold);
+            let granted = self.hold_granted(id, token, grant, lease, as_of, cx);
+            return self.serve(id, Some(token), granted, cx);
+        }
+        acquisition.state = State::Confirming {
+            token,
+            sent: cx.now,
+            grant,
+        };
+        let renewal = Renewal::new(acquisition.hold(token), terms.lease);
+        Step::Call(Call::new(
+            Request::Renew(renewal),
+            acquisition.timeout(cx.now),
+        ))
+    }
+
+    fn confirmed(
+        &mut self,
+        id: AcquireId,
+        token: Token,
+        sent: Instant,
+        grant: Grant,
+        answer: Answer,
+        cx: &mut Cx<'_>,
+    ) -> Step {
+        let acquisition = &self.acquisitions[id];
+        let terms = acquisition.terms;
+        match answer {
+            Ok(Reply::Renew(RenewReply::Renewed { ttl })) => {
+                let lease = Lease::granted(terms.lease, terms.renew, sent, ttl, cx.fraction());
+                if lease.validity(cx.now).is_zero() {
+                    // A poll after a pause returns the current state.
+                    let error = StoreError::timed_out(cx.now - sent);
+                    return self.unanswered(id, token, error, cx);
+                }
+                let granted = self.hold_from_reply(id, token, grant, lease, sent, cx);
+                self.serve(id, Some(token), granted, cx)
+            }
+            Ok(_) => {
+                // With several servers, some may still hold it (rule 9).
+                let hold = acquisition.hold(token);
+                self.key_and_queue(id).1.gone(token, cx);
+                self.abandon(hold, terms.lease, None, cx);
+                self.go_on(id, cx)
+            }
+            Err(error) => self.unanswered(id, token, error, cx),
+        }
+    }
+
+    /// Records a poll or a confirmation without a reply. The queue entry is unchanged.
+    fn unanswered(
+        &mut self,
+        id: AcquireId,
+        token: Token,
+        error: StoreError,
+        cx: &mut Cx<'_>,
+    ) -> Step {
+        let is_informative = self.is_informative(id, &error, cx);
+        let (key, queue) = self.key_and_queue(id);
+        cx.note(|| Note::Unavailable(key.clone(), error.clone()));
+        if is_informative {
+            queue.unanswered(token, &error, cx);
+        }
+        if error.is_transient() {
+            self.go_on(id, cx)
+        } else {
+            self.refuse(id, Refused::Store(error), cx)
+        }
+    }
+
+    /// Records an acquire request without a usable reply.
+    fn failed_or_silent(
+        &mut self,
+        id: AcquireId,
+        token: Token,
+        error: StoreError,
+        cx: &mut Cx<'_>,
+    ) {
+        let is_informative = self.is_informative(id, &error, cx);
+        let key = &self.acquisitions[id].key;
+        cx.note(|| Note::Unavailable(key.clone(), error.clone()));
+        self.failed(id, token, is_informative.then_some(&error), cx);
+    }
+
+    fn failed(&mut self, id: AcquireId, token: Token, error: Option<&StoreError>, cx: &mut Cx<'_>) {
+        if let Some(queue) = self.acquisitions[id].queue {
+            self.queues[queue].failed(token, error, cx);
+        }
+    }
+
+    /// Returns whether `error` reflects more than the end of our own wait: a call that the time
+    /// limit has cut short must not replace a more informative last reply.
+    fn is_informative(&self, id: AcquireId, error: &StoreError, cx: &Cx<'_>) -> bool {
+        let acquisition = &self.acquisitions[id];
+        let last = acquisition.queue.map(|queue| &self.queues[queue].last);
+        match last {
+            None | Some(Refusal::None) => true,
+            Some(Refusal::Busy(_)) => !acquisition.is_over(cx.now),
+            Some(Refusal::Unavailable(_)) => !(acquisition.is_over(cx.now) && error.is_timed_out()),
+        }
+    }
+
+    /// Takes over the lock from its previous holder in this process. Returns `None` if it must be
+    /// released, as no validity is left.
+    fn take(&mut self, id: AcquireId, handoff: Handoff, cx: &mut Cx<'_>) -> Option<Step> {
+        let Handoff {
+            hold,
+            fence,
+            lease,
+            budget,
+        } = handoff;
+        let terms = self.acquisitions[id].terms;
+        let lease = lease.held_since(cx.now, terms.max_hold);
+        if lease.validity(cx.now).is_zero() {
+            self.give_back(hold, terms.lease, cx);
+            return None;
+        }
+        let granted = self.hold(
+            NewHold {
+                hold,
+                fence,
+                terms,
+                lease,
+                budget: Some(budget),
+            },
+            cx,
+        );
+        Some(self.serve(id, None, granted, cx))
+    }
+
+    /// Starts holding a grant whose lease was extended by the reply to a request sent at `sent`.
+    fn hold_from_reply(
+        &mut self,
+        id: AcquireId,
+        token: Token,
+        grant: Grant,
+        lease: Lease,
+        sent: Instant,
+        cx: &mut Cx<'_>,
+    ) -> Granted {
+        let max_hold = self.acquisitions[id].terms.max_hold;
+        self.hold_granted(id, token, grant, lease.held_since(sent, max_hold), sent, cx)
+    }
+
+    /// Starts holding a grant whose fencing tokens were reserved by a request sent at `as_of`.
+    fn hold_granted(
+        &mut self,
+        id: AcquireId,
+        token: Token,
+        grant: Grant,
+        lease: Lease,
+        as_of: Instant,
+        cx: &mut Cx<'_>,
+    ) -> Granted {
+        let acquisition = &self.acquisitions[id];
+        let new = NewHold {
+            hold: acquisition.hold(token),
+            fence: grant.fence,
+            terms: acquisition.terms,
+            lease,
+            budget: acquisition
+                .claim()
+                .hands_off
+                .then(|| Budget::new(grant.reserved, as_of, cx.now)),
+        };
+        self.hold(new, cx)
+    }
+
+    /// Ends a waiter that holds the lock: under the token of its queue entry, or by a local
+    /// hand-off.
+    fn serve(
+        &mut self,
+        id: AcquireId,
+        token: Option<Token>,
+        granted: Granted,
+        cx: &mut Cx<'_>,
+    ) -> Step {
+        let handoff_until = self.handoff_until(granted.held);
+        let acquisition = &self.acquisitions[id];
+        let (mode, ticket) = (acquisition.terms.mode, acquisition.ticket);
+        let mut contended = acquisition.was_refused || !acquisition.was_first;
+        if let Some(queue) = acquisition.queue {
+            let queue = &mut self.queues[queue];
+            contended |= queue.contended;
+            queue.served((mode, ticket), token, handoff_until);
+        }
+        self.leave(id, cx);
+        Step::Done(Ok(Granted {
+            contended,
+            ..granted
+        }))
+    }
+
+    fn key_and_queue(&mut self, id: AcquireId) -> (&LockKey, &mut super::queue::WaitQueue) {
+        let acquisition = &self.acquisitions[id];
+        #[expect(clippy::expect_used, reason = "only waiters make these calls")]
+        let queue = acquisition.queue.expect("a waiter is in a queue");
+        (&acquisition.key, &mut self.queues[queue])
+    }
+
+    /// Abandons a token that may hold the lock: immediately, and again once a delayed request can
+    /// no longer be executed (rule 8).
+    fn abandon_attempt(&mut self, id: AcquireId, attempt: Attempt, cx: &mut Cx<'_>) {
+        let acquisition = &self.acquisitions[id];
+        let (hold, lease) = (acquisition.hold(attempt.token), acquisition.terms.lease);
+        self.abandon(hold, lease, Some(attempt.deadline), cx);
+    }
+}
+
+fn waiting(key: &LockKey, holder_ttl: Option<Duration>, in_store_queue: bool) -> Note {
+    Note::Waiting {
+        key: key.clone(),
+        holder_ttl,
+        in_store_queue,
+    }
+}
+
+/// Interprets the reply to an acquire request that was sent at `sent`.
+fn outcome(answer: Answer, terms: &Terms, sent: Instant, cx: &mut Cx<'_>) -> Outcome {
+    match answer {
+        Ok(Reply::Acquire(AcquireReply::Granted(grant))) => {
+            let from = if cx.breaks(Mutation::CountsFromReply) {
+                cx.now
+            } else {
+                sent
+            };
+            let lease = Lease::granted(terms.lease, terms.renew, from, grant.ttl, cx.fraction());
+            if lease.validity(cx.now).is_zero() {
+                let took = cx.now.saturating_duration_since(sent);
+                return Outcome::Unknown(StoreError::timed_out(took));
+            }
+            Outcome::Granted(grant, lease)
+        }
+        Ok(Reply::Acquire(AcquireReply::Queued {
+            counter,
+            holder_ttl,
+        })) => Outcome::Queued {
+            counter,
+            holder_ttl,
+        },
+        Ok(Reply::Acquire(AcquireReply::Busy { holder_ttl, .. })) => Outcome::Busy(holder_ttl),
+        Ok(Reply::Acquire(AcquireReply::ForeignKey(part))) => {
+            Outcome::Refused(Refused::ForeignKey(part))
+        }
+        Ok(Reply::Acquire(AcquireReply::ModeMismatch)) => Outcome::Refused(Refused::ModeMismatch),
+        Ok(_) => Outcome::Late(StoreError::late()),
+        // A script may fail after its first writes if the server forbids one of its commands, so
+        // the token is abandoned after a refusal as well.
+        Err(error) => Outcome::Unknown(error),
+    }
+}

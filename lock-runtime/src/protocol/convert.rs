@@ -1,0 +1,142 @@
+//! The conversion of a writer to a reader.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    ConversionId, Cx, HeldId, Session,
+    held::{Granted, Held, NewHold},
+    lease::Lease,
+    message::{Answer, Call, Reply, Request},
+};
+use crate::{
+    error::Loss,
+    spec::{LockKind, Mode, Terms},
+    store::{ConvertReply, Hold, StoreError},
+};
+
+/// An unconfirmed conversion of a writer to a reader.
+#[cfg_attr(test, derive(Clone))]
+pub(crate) struct Conversion {
+    hold: Hold,
+    terms: Terms,
+    since: Instant,
+    sent: Instant,
+}
+
+/// The reason why a writer was not converted.
+#[derive(Clone, Debug)]
+pub(crate) enum ConvertError {
+    /// Another guard uses the lease.
+    Reentered,
+    Lost(Loss),
+    Store(StoreError),
+}
+
+impl Session {
+    /// Begins to convert a writer, whose guard leaves, to a reader. The answer goes to
+    /// [`convert_replied`](Self::convert_replied). If the future is dropped,
+    /// [`convert_dropped`](Self::convert_dropped) takes its place.
+    pub(crate) fn convert(
+        &mut self,
+        id: HeldId,
+        cx: &mut Cx<'_>,
+    ) -> Result<(ConversionId, Call), ConvertError> {
+        self.notice_loss(id, cx);
+        let Some(held) = self.held.get(id) else {
+            return Err(ConvertError::Lost(Loss::Taken));
+        };
+        if held.guards > 1 {
+            return Err(ConvertError::Reentered);
+        }
+        if let Some(loss) = held.loss {
+            self.held.remove(id);
+            return Err(ConvertError::Lost(loss));
+        }
+        let Held {
+            hold, terms, since, ..
+        } = self.remove_held(id, cx);
+        let call = Call::new(Request::Convert(hold.clone()), terms.call_timeout());
+        let conversion = Conversion {
+            hold,
+            terms,
+            since,
+            sent: cx.now,
+        };
+        Ok((self.conversions.insert(conversion), call))
+    }
+
+    /// Records the answer to a conversion. The reader keeps the token, the lease and the limits of
+    /// the writer.
+    pub(crate) fn convert_replied(
+        &mut self,
+        id: ConversionId,
+        answer: Answer,
+        cx: &mut Cx<'_>,
+    ) -> Result<Granted, ConvertError> {
+        let Some(conversion) = self.conversions.get(id) else {
+            return Err(ConvertError::Lost(Loss::Taken));
+        };
+        let Conversion {
+            hold,
+            terms,
+            since,
+            sent,
+        } = conversion;
+        // The limits of the writer continue for the reader; they do not start again.
+        let held_for = cx.now.saturating_duration_since(*since);
+        let left = |limit: Duration| limit.saturating_sub(held_for);
+        let terms = Terms {
+            mode: Mode::Shared,
+            min_hold: terms.min_hold.map(left),
+            max_hold: terms.max_hold.map(left),
+            ..*terms
+        };
+        let error = match answer {
+            Ok(Reply::Convert(ConvertReply::Converted(grant))) => {
+                let lease =
+                    Lease::granted(terms.lease, terms.renew, *sent, grant.ttl, cx.fraction());
+                let lease = lease.held_since(*sent, terms.max_hold);
+                if !lease.validity(cx.now).is_zero() {
+                    let hold = Hold::new(hold.key.clone(), Mode::Shared, hold.token);
+                    self.conversions.remove(id);
+                    self.freed(LockKind::Lock, &hold.key, cx);
+                    let new = NewHold {
+                        hold,
+                        fence: grant.fence,
+                        terms,
+                        lease,
+                        budget: None,
+                    };
+                    return Ok(self.hold(new, cx));
+                }
+                ConvertError::Lost(Loss::Expired)
+            }
+            Ok(_) => ConvertError::Lost(Loss::Taken),
+            Err(error) => ConvertError::Store(error),
+        };
+        self.convert_dropped(id, cx);
+        Err(error)
+    }
+
+    /// Ends a conversion whose outcome is unknown: the token is abandoned in both modes.
+    pub(crate) fn convert_dropped(&mut self, id: ConversionId, cx: &mut Cx<'_>) {
+        let Some(Conversion { hold, terms, .. }) = self.conversions.remove(id) else {
+            return;
+        };
+        let reader = Hold::new(hold.key.clone(), Mode::Shared, hold.token);
+        // The writer is gone, so a delayed conversion is executed by then or never.
+        let straggler = cx.now + terms.call_timeout();
+        self.abandon(hold, terms.lease, None, cx);
+        self.abandon(reader, terms.lease, Some(straggler), cx);
+    }
+
+    /// Returns whether a conversion in flight uses the token.
+    #[cfg(test)]
+    pub(super) fn converts(&self, token: crate::store::Token) -> bool {
+        self.conversions
+            .iter()
+            .any(|(_, conversion)| conversion.hold.token == token)
+    }
+}

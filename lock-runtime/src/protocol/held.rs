@@ -1,0 +1,359 @@
+//! The locks that this process holds: their guards, their renewal and their loss.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    Cx, Effect, HeldId, Note, Session,
+    handoff::Budget,
+    lease::{Due, LONGEST_SLACK, Lease},
+    message::{Answer, Call, Reply, Request},
+};
+use crate::{
+    error::Loss,
+    fence::FencingToken,
+    key::LockKey,
+    spec::{LockKind, Mode, Terms},
+    store::{Hold, RenewReply, Renewal, StoreError},
+};
+
+/// After a broken connection, every lease is renewed within this time.
+pub(crate) const CHECK_WITHIN: Duration = Duration::from_millis(200);
+
+/// A lock that has just been granted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Granted {
+    pub(crate) held: HeldId,
+    pub(crate) fence: FencingToken,
+    pub(crate) valid_until: Instant,
+    /// When `max_hold` has passed.
+    pub(crate) ends_at: Option<Instant>,
+    /// The request had competitors.
+    pub(crate) contended: bool,
+}
+
+/// A held lock. Its entry is removed when its last guard leaves.
+#[cfg_attr(test, derive(Clone))]
+pub(crate) struct Held {
+    pub(super) hold: Hold,
+    pub(super) fence: FencingToken,
+    pub(super) terms: Terms,
+    /// When the lock was requested or taken over; `min_hold` and `max_hold` count from here.
+    pub(super) since: Instant,
+    pub(super) lease: Lease,
+    /// The limits of local hand-offs.
+    pub(super) budget: Option<Budget>,
+    /// The number of guards on this lease: the first one and those that re-entered.
+    pub(super) guards: usize,
+    pub(super) loss: Option<Loss>,
+    /// The position of the lease in the schedule.
+    due: Option<Instant>,
+}
+
+/// A lock to hold from now on.
+pub(super) struct NewHold {
+    pub(super) hold: Hold,
+    pub(super) fence: FencingToken,
+    pub(super) terms: Terms,
+    pub(super) lease: Lease,
+    pub(super) budget: Option<Budget>,
+}
+
+/// A renewal to send, together with others of the same server and time-out.
+#[derive(Debug)]
+pub(crate) struct DueRenewal {
+    pub(crate) held: HeldId,
+    pub(crate) renewal: Renewal,
+    pub(crate) timeout: Duration,
+}
+
+/// The reason why a lease was not extended.
+#[derive(Clone, Debug)]
+pub(crate) enum ExtendError {
+    Lost(Loss),
+    Released,
+    Store(StoreError),
+}
+
+impl Held {
+    /// Returns how long the lock is surely still held.
+    pub(super) fn validity(&self, now: Instant) -> Duration {
+        match self.loss {
+            Some(_) => Duration::ZERO,
+            None => self.lease.validity(now),
+        }
+    }
+}
+
+impl Session {
+    /// Starts holding a lock with one guard.
+    pub(super) fn hold(&mut self, new: NewHold, cx: &mut Cx<'_>) -> Granted {
+        let NewHold {
+            hold,
+            fence,
+            terms,
+            lease,
+            budget,
+        } = new;
+        let (valid_until, ends_at) = (lease.valid_until(), lease.ends_at());
+        let held = self.held.insert(Held {
+            hold,
+            fence,
+            terms,
+            since: lease.since(),
+            lease,
+            budget,
+            guards: 1,
+            loss: None,
+            due: None,
+        });
+        self.plan_lease(held, cx);
+        Granted {
+            held,
+            fence,
+            valid_until,
+            ends_at,
+            contended: false,
+        }
+    }
+
+    /// Returns until when the lock may be handed off locally, or taken up again for the
+    /// waiters of this process.
+    pub(super) fn handoff_until(&self, id: HeldId) -> Option<Instant> {
+        self.held[id].budget.map(|budget| budget.until)
+    }
+
+    /// Moves a lease to its position in the schedule.
+    fn plan_lease(&mut self, id: HeldId, cx: &mut Cx<'_>) {
+        let held = &mut self.held[id];
+        let due = held.loss.is_none().then(|| held.lease.next_due());
+        if due == held.due {
+            return;
+        }
+        held.due = due;
+        let Some(at) = due else { return };
+        let held = &self.held;
+        let counts = |at, id| held.get(id).is_some_and(|held| held.due == Some(at));
+        if self.leases.add(at, id, held.len(), counts) {
+            cx.rouse();
+        }
+    }
+
+    /// Adds a guard to a lease. Returns `false` if the last guard has already left.
+    pub(crate) fn reenter(&mut self, id: HeldId, cx: &mut Cx<'_>) -> Result<bool, Loss> {
+        self.notice_loss(id, cx);
+        match self.held.get_mut(id) {
+            None => Ok(false),
+            Some(Held {
+                loss: Some(loss), ..
+            }) => Err(*loss),
+            Some(held) => {
+                held.guards += 1;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Handles the leases that are due, and adds the renewals to send to `renewals`. A renewal
+    /// that is not sent at once does not delay the detection of a loss.
+    pub(crate) fn due_renewals(&mut self, renewals: &mut Vec<DueRenewal>, cx: &mut Cx<'_>) {
+        let mut due = Vec::new();
+        while let Some((at, id)) = self.leases.pop(cx.now + LONGEST_SLACK) {
+            if self.held.get(id).is_some_and(|held| held.due == Some(at)) {
+                due.push(id);
+            }
+        }
+        for id in due {
+            // An earlier one may have been the reason for its loss.
+            let Some(held) = self.held.get_mut(id) else {
+                continue;
+            };
+            held.due = None;
+            if held.loss.is_some() {
+                continue;
+            }
+            match held.lease.due(cx.now) {
+                Some(Due::Lost(loss)) => {
+                    self.lose(id, loss, cx);
+                    continue;
+                }
+                Some(Due::Renew) => renewals.push(DueRenewal {
+                    held: id,
+                    renewal: Renewal::new(held.hold.clone(), held.lease.length()),
+                    timeout: held.terms.call_timeout(),
+                }),
+                Some(Due::Warn) => {
+                    cx.note(|| Note::HeldLong(held.hold.key.clone(), held.terms.lease));
+                }
+                None => {}
+            }
+            self.plan_lease(id, cx);
+        }
+    }
+
+    /// Returns whether the lock is still held, so that its renewal is still to be sent.
+    pub(crate) fn is_held(&self, id: HeldId) -> bool {
+        self.held.get(id).is_some_and(|held| held.loss.is_none())
+    }
+
+    /// Records the answer to a renewal sent at `sent`.
+    pub(crate) fn renewal_replied(
+        &mut self,
+        id: HeldId,
+        answer: Result<RenewReply, StoreError>,
+        sent: Instant,
+        cx: &mut Cx<'_>,
+    ) {
+        let Some(held) = self.held.get_mut(id).filter(|held| held.loss.is_none()) else {
+            return;
+        };
+        match answer {
+            Ok(RenewReply::Renewed { ttl }) => {
+                held.lease.renewed(sent, ttl, cx.fraction());
+                cx.note(|| Note::Renewed(held.hold.key.clone(), held.fence, ttl));
+                cx.out.push(Effect::Extended {
+                    held: id,
+                    valid_until: held.lease.valid_until(),
+                    is_renewal: true,
+                });
+            }
+            Ok(RenewReply::Gone) => return self.lose(id, Loss::Taken, cx),
+            Err(_) => held.lease.renewal_failed(cx.now),
+        }
+        self.plan_lease(id, cx);
+    }
+
+    /// Begins to extend a lease to at least `lease` from now. Zero only queries whether the
+    /// lock is held. The answer goes to [`extend_replied`](Self::extend_replied).
+    pub(crate) fn extend(
+        &mut self,
+        id: HeldId,
+        lease: Duration,
+        cx: &mut Cx<'_>,
+    ) -> Result<Call, ExtendError> {
+        self.notice_loss(id, cx);
+        let Some(held) = self.held.get(id) else {
+            return Err(ExtendError::Released);
+        };
+        if let Some(loss) = held.loss {
+            return Err(ExtendError::Lost(loss));
+        }
+        let renewal = Renewal::new(held.hold.clone(), lease);
+        let timeout = held.terms.call_timeout();
+        Ok(Call::new(Request::Renew(renewal), timeout))
+    }
+
+    /// Records the answer to an extension sent at `sent`.
+    pub(crate) fn extend_replied(
+        &mut self,
+        id: HeldId,
+        answer: Answer,
+        sent: Instant,
+        cx: &mut Cx<'_>,
+    ) -> Result<(), ExtendError> {
+        match answer {
+            Ok(Reply::Renew(RenewReply::Renewed { ttl })) => {
+                if let Some(held) = self.held.get_mut(id).filter(|held| held.loss.is_none()) {
+                    held.lease.reported(sent, ttl);
+                    cx.out.push(Effect::Extended {
+                        held: id,
+                        valid_until: held.lease.valid_until(),
+                        is_renewal: false,
+                    });
+                    self.plan_lease(id, cx);
+                }
+                Ok(())
+            }
+            Ok(_) => {
+                self.lose(id, Loss::Taken, cx);
+                Err(ExtendError::Lost(Loss::Taken))
+            }
+            Err(error) => Err(ExtendError::Store(error)),
+        }
+    }
+
+    /// Records the loss of a lock. Its listeners are notified once, and the token is abandoned, as
+    /// the store may not know of the loss yet (rule 9).
+    pub(super) fn lose(&mut self, id: HeldId, loss: Loss, cx: &mut Cx<'_>) {
+        let Some(held) = self.held.get_mut(id).filter(|held| held.loss.is_none()) else {
+            return;
+        };
+        held.loss = Some(loss);
+        held.due = None;
+        let (hold, lease) = (held.hold.clone(), held.terms.lease);
+        cx.note(|| Note::Lost(hold.key.clone(), held.fence, loss));
+        cx.out.push(Effect::Lost(id, loss));
+        self.abandon(hold.clone(), lease, None, cx);
+        self.freed(hold.mode.kind(), &hold.key, cx);
+    }
+
+    /// Records a loss that the clock shows and the driver has not noticed yet.
+    pub(super) fn notice_loss(&mut self, id: HeldId, cx: &mut Cx<'_>) {
+        let held = self.held.get(id);
+        if let Some(loss) = held.and_then(|held| held.lease.loss(cx.now)) {
+            self.lose(id, loss, cx);
+        }
+    }
+
+    /// Returns the locks of this process that a revocation of `key` takes away.
+    pub(crate) fn holders_of(&self, kind: LockKind, key: &LockKey) -> Vec<HeldId> {
+        let held = self.held.iter().filter(|(_, held)| {
+            held.loss.is_none() && held.hold.key == *key && held.hold.mode.kind() == kind
+        });
+        held.map(|(id, _)| id).collect()
+    }
+
+    /// Records that `holders` have been revoked.
+    pub(crate) fn revoked(
+        &mut self,
+        kind: LockKind,
+        key: &LockKey,
+        holders: &[HeldId],
+        cx: &mut Cx<'_>,
+    ) {
+        for id in holders {
+            self.lose(*id, Loss::Revoked, cx);
+        }
+        self.freed(kind, key, cx);
+    }
+
+    /// Returns whether a lease of this process surely excludes a request for `key` in `mode`.
+    pub(super) fn excludes(&self, key: &LockKey, mode: Mode, now: Instant) -> bool {
+        self.held.iter().any(|(_, held)| {
+            let excludes = held.hold.mode == Mode::Exclusive || mode == Mode::Exclusive;
+            excludes
+                && held.hold.key == *key
+                && held.hold.mode.kind() == mode.kind()
+                && !held.validity(now).is_zero()
+        })
+    }
+
+    /// Removes a held lock that is not lost.
+    pub(super) fn remove_held(&mut self, id: HeldId, cx: &mut Cx<'_>) -> Held {
+        cx.out.push(Effect::Released(id));
+        #[expect(clippy::expect_used, reason = "the callers have found it")]
+        self.held.remove(id).expect("the lock is held")
+    }
+
+    /// Renews every lease soon, as the store may have lost data.
+    pub(super) fn renew_all_soon(&mut self, cx: &mut Cx<'_>) {
+        for id in self.held.ids() {
+            let held = &mut self.held[id];
+            let within = CHECK_WITHIN.mul_f64(cx.fraction());
+            held.lease.hurry(cx.now + within);
+            self.plan_lease(id, cx);
+        }
+    }
+
+    /// Plans again every renewal whose answer will not arrive.
+    pub(super) fn renewals_interrupted(&mut self, cx: &mut Cx<'_>) {
+        self.leases.unchecked();
+        for id in self.held.ids() {
+            let held = &mut self.held[id];
+            held.lease.renewal_failed(cx.now);
+            held.due = None;
+            self.plan_lease(id, cx);
+        }
+    }
+}

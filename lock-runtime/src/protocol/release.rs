@@ -1,0 +1,445 @@
+//! The release of a lock whose last guard leaves: by a local hand-off, by a call in the caller's
+//! task, or in the background.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    AbandonId, Cx, HeldId, Job, Mutation, Note, ReleaseId, Session,
+    abandon::{Abandonment, Ending, Progress},
+    handoff::{Budget, Handoff, MAX_HANDOFFS},
+    held::Held,
+    lease::Lease,
+    message::{Answer, Call, Reply, Request},
+    slab::Slab,
+};
+use crate::{
+    error::Loss,
+    spec::{DEFAULT_LEASE, LockKind, Mode, call_timeout},
+    store::{Hold, NextHolder, Release, ReleaseReply, StoreError},
+};
+
+/// A release whose reply has not arrived.
+#[cfg_attr(test, derive(Clone))]
+pub(crate) struct Releasing {
+    release: Release,
+    lease: Duration,
+    /// When the call was sent. `None` if the driver is to send it.
+    sent: Option<Instant>,
+    performer: Performer,
+}
+
+/// The task that sends a release. If it ends, the call ends with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Performer {
+    Caller,
+    Driver,
+}
+
+/// The next move of a task that releases a lock.
+#[derive(Debug)]
+pub(crate) enum ReleaseStep {
+    /// Make this call, and pass its answer to [`Session::release_replied`], or call
+    /// [`Session::release_dropped`].
+    Call(ReleaseId, Call),
+    Done(Result<Released, ReleaseError>),
+}
+
+/// The way in which a guard has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Released {
+    /// Another guard uses the lease, or it was handed off in this process.
+    Locally,
+    AtStore,
+}
+
+/// The reason why a release was not confirmed.
+#[derive(Clone, Debug)]
+pub(crate) enum ReleaseError {
+    /// The lock was lost before.
+    Lost(Loss),
+    /// The store no longer held the lock.
+    NotHeld,
+    /// The release continues in the background.
+    Unknown(StoreError),
+}
+
+/// The work that remains after a guard has left.
+enum Left {
+    Locally,
+    Lost(Loss),
+    Last(Box<Releasing>),
+}
+
+impl Releasing {
+    /// The hold that takes up the lock again after the release, and its lease.
+    fn next_holder(&self) -> Option<(Hold, Duration)> {
+        let next = self.release.next?;
+        let key = self.release.hold.key.clone();
+        Some((Hold::new(key, Mode::Exclusive, next.token), next.lease))
+    }
+
+    #[cfg(test)]
+    pub(super) fn knows(&self, token: crate::store::Token) -> bool {
+        self.release.hold.token == token
+            || self.release.next.is_some_and(|next| next.token == token)
+    }
+
+    pub(super) fn hold(&self) -> &Hold {
+        &self.release.hold
+    }
+
+    pub(super) fn is_background(&self) -> bool {
+        self.performer == Performer::Driver
+    }
+}
+
+impl Session {
+    /// Removes a guard. With the last one, renewal ends before anything is sent (rule 13). A
+    /// waiter of this process may take the lock over; otherwise it is released, and may be taken
+    /// up again for the waiters of this process in the same step.
+    fn part(&mut self, id: HeldId, cx: &mut Cx<'_>) -> Left {
+        self.notice_loss(id, cx);
+        let Some(held) = self.held.get_mut(id) else {
+            return Left::Locally;
+        };
+        held.guards = held.guards.saturating_sub(1);
+        let is_last = held.guards == 0;
+        if let Some(loss) = held.loss {
+            if is_last {
+                self.held.remove(id);
+            }
+            return Left::Lost(loss);
+        }
+        if !is_last {
+            return Left::Locally;
+        }
+        let Held {
+            hold,
+            fence,
+            terms,
+            since,
+            lease,
+            budget,
+            ..
+        } = self.remove_held(id, cx);
+        let held_for = cx.now.saturating_duration_since(since);
+        let keep_for = terms
+            .min_hold
+            .and_then(|min_hold| min_hold.checked_sub(held_for));
+        let mut release = Release::new(hold).keep_for(keep_for);
+        let key = &release.hold.key;
+        let data_lost_at = self.data_lost_at;
+        if let Some(mut budget) = budget.filter(|_| keep_for.is_none())
+            && let Some((queue, claim)) = self.successor(key, terms.lease)
+        {
+            if cx.breaks(Mutation::HandsOffWithoutBudget) {
+                budget.left = budget.left.max(1);
+                budget.until = cx.now + terms.lease;
+            }
+            let handoff = Handoff::new(
+                release.hold.clone(),
+                fence,
+                lease.passed_on(cx.now),
+                budget,
+                cx.now,
+            );
+            let is_sound =
+                budget.is_after(data_lost_at) || cx.breaks(Mutation::HandsOffAfterDataLoss);
+            if let Some(handoff) = handoff.filter(|_| is_sound) {
+                queue.hand_off(handoff, cx);
+                cx.note(|| Note::HandedOff(key.clone(), fence));
+                return Left::Locally;
+            }
+            // A head with a queue entry is notified by the store.
+            if queue.entry.is_none() {
+                let token = queue.open_entry(claim, cx);
+                release = release.next(NextHolder::new(token, terms.lease, MAX_HANDOFFS));
+            }
+        }
+        Left::Last(Box::new(Releasing {
+            release,
+            lease: terms.lease,
+            sent: None,
+            performer: Performer::Driver,
+        }))
+    }
+
+    /// Releases a guard on behalf of a task that waits for the outcome.
+    pub(crate) fn release(&mut self, id: HeldId, cx: &mut Cx<'_>) -> ReleaseStep {
+        let mut releasing = match self.part(id, cx) {
+            Left::Locally => return ReleaseStep::Done(Ok(Released::Locally)),
+            Left::Lost(loss) => return ReleaseStep::Done(Err(ReleaseError::Lost(loss))),
+            Left::Last(releasing) => *releasing,
+        };
+        releasing.performer = Performer::Caller;
+        releasing.sent = Some(cx.now);
+        let request = Request::Release(releasing.release.clone());
+        let call = Call::new(request, call_timeout(releasing.lease));
+        ReleaseStep::Call(self.releases.insert(releasing), call)
+    }
+
+    /// Releases a guard in the background.
+    pub(crate) fn guard_dropped(&mut self, id: HeldId, cx: &mut Cx<'_>) {
+        if let Left::Last(releasing) = self.part(id, cx) {
+            if releasing.release.next.is_some() {
+                let id = self.releases.insert(*releasing);
+                self.plan_job(cx.now, Job::Release(id), cx);
+            } else {
+                self.release_until_confirmed(*releasing, cx);
+            }
+        }
+    }
+
+    /// Continues a release in the background whose future was dropped.
+    pub(crate) fn release_dropped(&mut self, id: ReleaseId, cx: &mut Cx<'_>) {
+        if let Some(releasing) = self.releases.remove(id) {
+            self.release_until_confirmed(releasing, cx);
+        }
+    }
+
+    /// Repeats a release until it is confirmed. The next holder that an unanswered release has
+    /// named is abandoned afterwards.
+    fn release_until_confirmed(&mut self, releasing: Releasing, cx: &mut Cx<'_>) {
+        let next_holder = releasing.next_holder();
+        if let Some((hold, _)) = &next_holder {
+            self.drop_entry(hold, cx);
+        }
+        let Releasing { release, lease, .. } = releasing;
+        let ending = Ending::Release(release);
+        let abandonment =
+            Abandonment::new(ending, lease, None, call_timeout(DEFAULT_LEASE), cx.now);
+        self.start(abandonment.then(next_holder), cx);
+    }
+
+    /// Removes the queue entry that a release was to open and did not.
+    fn drop_entry(&mut self, hold: &Hold, cx: &mut Cx<'_>) {
+        if let Some(queue) = self.queue_of(LockKind::Lock, &hold.key) {
+            queue.drop_entry(hold.token);
+            queue.freed(cx);
+        }
+    }
+
+    /// Records the answer to a release.
+    pub(crate) fn release_replied(
+        &mut self,
+        id: ReleaseId,
+        answer: Answer,
+        cx: &mut Cx<'_>,
+    ) -> Result<Released, ReleaseError> {
+        let Some(releasing) = self.releases.remove(id) else {
+            return Ok(Released::AtStore);
+        };
+        let reply = match answer {
+            Ok(Reply::Release(reply)) => reply,
+            other => {
+                self.release_until_confirmed(releasing, cx);
+                let error = other.err().unwrap_or_else(StoreError::late);
+                return Err(ReleaseError::Unknown(error));
+            }
+        };
+        let hold = &releasing.release.hold;
+        match (releasing.next_holder(), reply) {
+            (None, _) => self.freed(hold.mode.kind(), &hold.key, cx),
+            (Some((next, lease)), ReleaseReply::Passed(grant)) => {
+                let sent = releasing.sent.unwrap_or(cx.now);
+                let handoff = Handoff {
+                    hold: next,
+                    fence: grant.fence,
+                    lease: Lease::granted(lease, true, sent, grant.ttl, cx.fraction()),
+                    budget: Budget::new(grant.reserved, sent, cx.now),
+                };
+                self.handed_back(handoff, cx);
+            }
+            (
+                Some((next, lease)),
+                ReleaseReply::Queued {
+                    counter,
+                    holder_ttl,
+                },
+            ) => {
+                let sent = releasing.sent.unwrap_or(cx.now);
+                let queue = self.queue_of(LockKind::Lock, &next.key);
+                let queue = queue.and_then(|queue| {
+                    let is_known = queue.queued(next.token, sent, counter, holder_ttl, cx);
+                    is_known.then_some(queue)
+                });
+                match queue {
+                    Some(queue) => queue.wake_head(cx),
+                    None => self.abandon(next, lease, None, cx),
+                }
+            }
+            (Some((next, _)), ReleaseReply::Released | ReleaseReply::NotHeld) => {
+                self.drop_entry(&next, cx);
+            }
+        }
+        match reply {
+            ReleaseReply::NotHeld => Err(ReleaseError::NotHeld),
+            _ => Ok(Released::AtStore),
+        }
+    }
+
+    /// Records that a lock is held again after it was released for the waiters of this process.
+    /// It is released if no waiter takes it.
+    fn handed_back(&mut self, handoff: Handoff, cx: &mut Cx<'_>) {
+        let (key, lease) = (handoff.hold.key.clone(), handoff.lease.length());
+        let is_sound = handoff.budget.is_after(self.data_lost_at);
+        // Without the entry, the waiters for which the lock was taken up again have left, and the
+        // token is being abandoned. Later waiters must not get it (rule 1).
+        let queue = self.queue_of(LockKind::Lock, &key);
+        let had_entry = queue.is_some_and(|queue| queue.drop_entry(handoff.hold.token).is_some());
+        match self.successor(&key, lease) {
+            Some((queue, _))
+                if is_sound && (had_entry || cx.breaks(Mutation::AcceptsAbandoned)) =>
+            {
+                queue.hand_off(handoff, cx);
+            }
+            _ => {
+                if had_entry && let Some(queue) = self.queue_of(LockKind::Lock, &key) {
+                    // The head stood behind the entry, whatever its claim.
+                    queue.freed(cx);
+                }
+                self.give_back(handoff.hold, lease, cx);
+            }
+        }
+    }
+
+    /// Releases a lock that no waiter takes.
+    pub(super) fn give_back(&mut self, hold: Hold, lease: Duration, cx: &mut Cx<'_>) {
+        let ending = Ending::Release(Release::new(hold));
+        let timeout = call_timeout(DEFAULT_LEASE);
+        self.start(Abandonment::new(ending, lease, None, timeout, cx.now), cx);
+    }
+
+    /// Abandons a token that is no longer used. `straggler_until` is the deadline of a request
+    /// whose outcome is unknown.
+    pub(super) fn abandon(
+        &mut self,
+        hold: Hold,
+        lease: Duration,
+        straggler_until: Option<Instant>,
+        cx: &mut Cx<'_>,
+    ) {
+        let straggler_until = straggler_until.filter(|_| !cx.breaks(Mutation::AbandonsOnce));
+        let (ending, timeout) = (Ending::Abandon(hold), call_timeout(DEFAULT_LEASE));
+        let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
+        self.start(abandonment, cx);
+    }
+
+    fn start(&mut self, abandonment: Abandonment, cx: &mut Cx<'_>) {
+        let id = self.abandonments.insert(abandonment);
+        self.plan_job(cx.now, Job::Abandon(id), cx);
+    }
+
+    fn plan_job(&mut self, at: Instant, job: Job, cx: &mut Cx<'_>) {
+        let Self {
+            jobs,
+            releases,
+            abandonments,
+            ..
+        } = self;
+        let owners = releases.len() + abandonments.len();
+        let counts = |at, job| is_due(releases, abandonments, at, job);
+        if jobs.add(at, job, owners, counts) {
+            cx.rouse();
+        }
+    }
+
+    /// Returns the next background call that is due.
+    pub(crate) fn due_job(&mut self, cx: &mut Cx<'_>) -> Option<(Job, Call)> {
+        while let Some((at, job)) = self.jobs.pop(cx.now) {
+            if !is_due(&self.releases, &self.abandonments, at, job) {
+                continue;
+            }
+            let call = match job {
+                Job::Abandon(id) => self.abandonments[id].call(cx.now),
+                Job::Release(id) => {
+                    let releasing = &mut self.releases[id];
+                    releasing.sent = Some(cx.now);
+                    let request = Request::Release(releasing.release.clone());
+                    Call::new(request, call_timeout(DEFAULT_LEASE))
+                }
+            };
+            return Some((job, call));
+        }
+        None
+    }
+
+    /// Records the answer to a background call.
+    pub(crate) fn job_replied(&mut self, job: Job, answer: Answer, cx: &mut Cx<'_>) {
+        match job {
+            Job::Release(id) => {
+                let key = self.releases.get(id).map(|it| it.release.hold.key.clone());
+                if self.release_replied(id, answer, cx).is_ok()
+                    && let Some(key) = key
+                {
+                    cx.note(|| Note::Released(key));
+                }
+            }
+            Job::Abandon(id) => self.abandon_replied(id, answer, cx),
+        }
+    }
+
+    fn abandon_replied(&mut self, id: AbandonId, answer: Answer, cx: &mut Cx<'_>) {
+        let Some(abandonment) = self.abandonments.get_mut(id) else {
+            return;
+        };
+        let (hold, is_release) = (abandonment.hold().clone(), abandonment.is_release());
+        let is_free = match abandonment.replied(answer, cx.fraction(), cx.now) {
+            Progress::Next { at, confirmed } => {
+                self.plan_job(at, Job::Abandon(id), cx);
+                confirmed
+            }
+            Progress::Done => {
+                self.abandonments.remove(id);
+                true
+            }
+            Progress::GaveUp(error) => {
+                self.abandonments.remove(id);
+                cx.note(|| Note::GaveUp(hold.clone(), error));
+                self.freed(hold.mode.kind(), &hold.key, cx);
+                return;
+            }
+        };
+        if is_free {
+            if is_release {
+                cx.note(|| Note::Released(hold.key.clone()));
+            }
+            self.freed(hold.mode.kind(), &hold.key, cx);
+        }
+    }
+
+    /// Plans again every background call whose answer will not arrive.
+    pub(super) fn jobs_interrupted(&mut self, cx: &mut Cx<'_>) {
+        self.jobs.unchecked();
+        for id in self.abandonments.ids() {
+            let abandonment = &mut self.abandonments[id];
+            if abandonment.due().is_none() {
+                abandonment.interrupted(cx.now);
+                self.plan_job(cx.now, Job::Abandon(id), cx);
+            }
+        }
+        for id in self.releases.ids() {
+            let releasing = &self.releases[id];
+            if releasing.is_background() && releasing.sent.is_some() {
+                self.release_dropped(id, cx);
+            }
+        }
+        if !self.jobs.is_empty() {
+            cx.rouse();
+        }
+    }
+}
+
+fn is_due(
+    releases: &Slab<Releasing>,
+    abandonments: &Slab<Abandonment>,
+    at: Instant,
+    job: Job,
+) -> bool {
+    match job {
+        Job::Abandon(id) => abandonments.get(id).is_some_and(|it| it.due() == Some(at)),
+        Job::Release(id) => releases.get(id).is_some_and(|it| it.sent.is_none()),
+    }
+}

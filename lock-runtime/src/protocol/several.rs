@@ -1,0 +1,143 @@
+//! Several keys that are acquired in one call, all or none.
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::{
+    AcquireId, Cx, Session,
+    acquire::{Refused, Step},
+    held::Granted,
+    message::{Call, Reply, Request},
+};
+use crate::{
+    key::LockKey,
+    spec::Terms,
+    store::{AcquireAllReply, AcquireReply, KeyRequest, StoreError},
+};
+
+/// The requests of one call, in the order of the keys.
+pub(crate) type Together = SmallVec<[AcquireId; 4]>;
+
+/// The next move of a task that acquires several keys at once.
+#[derive(Debug)]
+pub(crate) enum AllStep {
+    /// Make this call, and pass its answer to [`Session::all_replied`].
+    Call(Vec<KeyRequest>),
+    /// All keys are held, or the key with this index was refused.
+    Done(Result<Vec<Granted>, (usize, Refused)>),
+}
+
+impl Session {
+    /// Begins a request for several keys that does not wait.
+    pub(crate) fn begin_all(
+        &mut self,
+        keys: &[LockKey],
+        terms: &Terms,
+        since: Instant,
+        cx: &mut Cx<'_>,
+    ) -> Result<(Together, AllStep), (usize, Refused)> {
+        let mut together = Together::new();
+        let mut requests = Vec::with_capacity(keys.len());
+        for (index, key) in keys.iter().enumerate() {
+            match self.begin(key, terms, since, cx) {
+                Ok((id, step)) => {
+                    together.push(id);
+                    requests.extend(request_of(step));
+                }
+                Err(refused) => {
+                    self.drop_unsent(&together, cx);
+                    return Err((index, refused));
+                }
+            }
+        }
+        Ok((together, AllStep::Call(requests)))
+    }
+
+    /// Removes requests that were not sent, or of which the store knows nothing.
+    fn drop_unsent(&mut self, together: &[AcquireId], cx: &mut Cx<'_>) {
+        for id in together {
+            self.leave(*id, cx);
+        }
+    }
+
+    /// Returns the next step after the answer to a call: each key gets its part of the answer. If
+    /// the store did not reply, every token is abandoned, and a second call is made if it is early.
+    pub(crate) fn all_replied(
+        &mut self,
+        together: &Together,
+        answer: Result<AcquireAllReply, StoreError>,
+        cx: &mut Cx<'_>,
+    ) -> AllStep {
+        let part = |index: usize| match &answer {
+            Ok(AcquireAllReply::Granted(grants)) if grants.len() == together.len() => {
+                Ok(Reply::Acquire(AcquireReply::Granted(grants[index])))
+            }
+            // The number of grants does not match: every token is abandoned.
+            Ok(AcquireAllReply::Granted(_)) => Err(StoreError::late()),
+            Ok(AcquireAllReply::Refused {
+                index: refused,
+                reply,
+            }) => {
+                let is_refused = index == *refused.min(&(together.len() - 1));
+                Ok(Reply::Acquire(match reply {
+                    reply if is_refused => *reply,
+                    _ => AcquireReply::Busy {
+                        holder_ttl: None,
+                        has_waiters: false,
+                    },
+                }))
+            }
+            Err(error) => Err(error.clone()),
+        };
+        let refused_index = match &answer {
+            Ok(AcquireAllReply::Refused { index, .. }) => *index.min(&(together.len() - 1)),
+            _ => 0,
+        };
+        let (mut granted, mut requests, mut refusals) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, id) in together.iter().enumerate() {
+            match self.replied(*id, part(index), cx) {
+                Step::Done(Ok(grant)) => granted.push(grant),
+                Step::Done(Err(refused)) => refusals.push((index, refused)),
+                step => requests.extend(request_of(step)),
+            }
+        }
+        if refusals.is_empty() && requests.is_empty() {
+            return AllStep::Done(Ok(granted));
+        }
+        if requests.len() == together.len() {
+            return AllStep::Call(requests);
+        }
+        // Not all of them: the others end as well.
+        for grant in granted {
+            self.guard_dropped(grant.held, cx);
+        }
+        self.drop_unsent(together, cx);
+        let position = refusals
+            .iter()
+            .position(|(index, _)| *index == refused_index)
+            .unwrap_or(0);
+        if refusals.is_empty() {
+            let late = Refused::Store(StoreError::late());
+            return AllStep::Done(Err((refused_index, late)));
+        }
+        AllStep::Done(Err(refusals.swap_remove(position)))
+    }
+
+    /// Ends a request whose task has dropped it.
+    pub(crate) fn cancel_all(&mut self, together: &Together, cx: &mut Cx<'_>) {
+        for id in together {
+            self.cancel(*id, cx);
+        }
+    }
+}
+
+/// The acquire request of a step of a request that does not wait.
+fn request_of(step: Step) -> Option<KeyRequest> {
+    match step {
+        Step::Call(Call {
+            request: Request::Acquire(request),
+            ..
+        }) => Some(request),
+        _ => None,
+    }
+}

@@ -1,0 +1,161 @@
+//! A table whose entries are found by number. The number of an entry that was removed finds
+//! nothing, also when its slot is in use again.
+
+use std::{
+    fmt,
+    marker::PhantomData,
+    ops::{Index, IndexMut},
+};
+
+/// The number of an entry.
+pub(crate) struct Id<T> {
+    index: u32,
+    generation: u32,
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T> Id<T> {
+    fn bits(self) -> u64 {
+        u64::from(self.index) << 32 | u64::from(self.generation)
+    }
+
+    /// The number of the slot, which other entries use before and after this one.
+    pub(crate) fn slot(self) -> usize {
+        self.index as usize
+    }
+}
+
+impl<T> Clone for Id<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Id<T> {}
+
+impl<T> PartialEq for Id<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.bits() == other.bits()
+    }
+}
+
+impl<T> Eq for Id<T> {}
+
+impl<T> PartialOrd for Id<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> Ord for Id<T> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.bits().cmp(&other.bits())
+    }
+}
+
+impl<T> fmt::Debug for Id<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}.{}", self.index, self.generation)
+    }
+}
+
+#[cfg_attr(test, derive(Clone))]
+pub(crate) struct Slab<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+}
+
+#[cfg_attr(test, derive(Clone))]
+struct Slot<T> {
+    generation: u32,
+    value: Option<T>,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+}
+
+impl<T> Slab<T> {
+    pub(crate) fn insert(&mut self, value: T) -> Id<T> {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot {
+                generation: 0,
+                value: None,
+            });
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.value = Some(value);
+        Id {
+            index,
+            generation: slot.generation,
+            of: PhantomData,
+        }
+    }
+
+    pub(crate) fn get(&self, id: Id<T>) -> Option<&T> {
+        let slot = self.slots.get(id.slot())?;
+        (slot.generation == id.generation).then_some(slot.value.as_ref()?)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: Id<T>) -> Option<&mut T> {
+        let slot = self.slots.get_mut(id.slot())?;
+        (slot.generation == id.generation).then_some(slot.value.as_mut()?)
+    }
+
+    pub(crate) fn remove(&mut self, id: Id<T>) -> Option<T> {
+        let slot = self.slots.get_mut(id.slot())?;
+        if slot.generation != id.generation {
+            return None;
+        }
+        let value = slot.value.take()?;
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(id.index);
+        Some(value)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Id<T>, &T)> {
+        self.slots.iter().zip(0..).filter_map(|(slot, index)| {
+            let id = Id {
+                index,
+                generation: slot.generation,
+                of: PhantomData,
+            };
+            Some((id, slot.value.as_ref()?))
+        })
+    }
+
+    pub(crate) fn ids(&self) -> Vec<Id<T>> {
+        self.iter().map(|(id, _)| id).collect()
+    }
+}
+
+/// For numbers of entries that cannot have been removed.
+impl<T> Index<Id<T>> for Slab<T> {
+    type Output = T;
+
+    #[expect(clippy::expect_used, reason = "the entry cannot have been removed")]
+    fn index(&self, id: Id<T>) -> &T {
+        self.get(id).expect("the entry exists")
+    }
+}
+
+impl<T> IndexMut<Id<T>> for Slab<T> {
+    #[expect(clippy::expect_used, reason = "the entry cannot have been removed")]
+    fn index_mut(&mut self, id: Id<T>) -> &mut T {
+        self.get_mut(id).expect("the entry exists")
+    }
+}

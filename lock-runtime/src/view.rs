@@ -1,0 +1,219 @@
+//! The view of a held lock that its guards, frames and listeners share. Reading it takes no mutex
+//! of the client.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU8, AtomicU64, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use tokio::{runtime::Handle, time::Instant};
+
+use crate::{
+    call::perform,
+    core::Core,
+    error::{LockError, LockErrorKind, Loss},
+    fence::FencingToken,
+    key::LockKey,
+    protocol::{ExtendError, Granted, HeldId},
+    runtime,
+    spec::Mode,
+    sync::lock,
+};
+
+/// A lock that this process holds or has held. The session writes it through the effects of its
+/// inputs.
+#[derive(Debug)]
+pub(crate) struct View {
+    core: Arc<Core>,
+    id: HeldId,
+    key: LockKey,
+    mode: Mode,
+    fence: FencingToken,
+    /// The runtime on which the lock was acquired. It may outlive the driver's runtime.
+    runtime: Option<Handle>,
+    /// When `max_hold` has passed.
+    ends_at: Option<Instant>,
+    /// In nanoseconds since the client was created.
+    valid_until: AtomicU64,
+    /// The number of renewals that the store has confirmed.
+    renewals: AtomicU64,
+    phase: AtomicU8,
+    /// The wakers to be woken by a loss, by listener number.
+    listeners: Mutex<Vec<(u64, Waker)>>,
+}
+
+const HELD: u8 = 0;
+const RELEASED: u8 = 1;
+/// The numbers of the losses begin here.
+const LOSSES: [Loss; 4] = [Loss::Expired, Loss::Taken, Loss::Revoked, Loss::MaxHold];
+
+fn number_of(loss: Loss) -> u8 {
+    2 + match loss {
+        Loss::Expired => 0,
+        Loss::Taken => 1,
+        Loss::Revoked => 2,
+        Loss::MaxHold => 3,
+    }
+}
+
+impl View {
+    pub(crate) fn new(core: &Arc<Core>, key: &LockKey, mode: Mode, granted: &Granted) -> Self {
+        Self {
+            core: core.clone(),
+            id: granted.held,
+            key: key.clone(),
+            mode,
+            fence: granted.fence,
+            runtime: Handle::try_current().ok(),
+            ends_at: granted.ends_at,
+            valid_until: AtomicU64::new(core.nanos(granted.valid_until)),
+            renewals: AtomicU64::new(0),
+            phase: AtomicU8::new(HELD),
+            listeners: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    pub(crate) fn id(&self) -> HeldId {
+        self.id
+    }
+
+    pub(crate) fn key(&self) -> &LockKey {
+        &self.key
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    pub(crate) fn fence(&self) -> FencingToken {
+        self.fence
+    }
+
+    pub(crate) fn runtime(&self) -> Option<&Handle> {
+        self.runtime.as_ref()
+    }
+
+    pub(crate) fn renewals(&self) -> u64 {
+        self.renewals.load(Ordering::Relaxed)
+    }
+
+    fn valid_until(&self) -> Instant {
+        let nanos = self.valid_until.load(Ordering::Acquire);
+        self.core.epoch() + Duration::from_nanos(nanos)
+    }
+
+    /// Returns how long the lock is surely still held; zero after a loss or a release.
+    pub(crate) fn validity(&self) -> Duration {
+        if self.phase.load(Ordering::Acquire) != HELD {
+            return Duration::ZERO;
+        }
+        let valid_until = self.valid_until();
+        let end = self.ends_at.map_or(valid_until, |at| at.min(valid_until));
+        end.saturating_duration_since(Instant::now())
+    }
+
+    /// Returns how the lock was lost, if it was. The local clock decides, so the driver
+    /// need not have noticed.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        match self.phase.load(Ordering::Acquire) {
+            HELD => {
+                let now = Instant::now();
+                if self.ends_at.is_some_and(|at| at <= now) {
+                    return Some(Loss::MaxHold);
+                }
+                (self.valid_until() <= now).then_some(Loss::Expired)
+            }
+            RELEASED => None,
+            number => Some(LOSSES[usize::from(number - 2)]),
+        }
+    }
+
+    pub(crate) fn lost_error(&self, loss: Loss) -> LockError {
+        let message = match loss {
+            Loss::Expired => "lost: renewal did not succeed before the lease ran out",
+            Loss::Taken => "lost: the store no longer knows this grant",
+            Loss::Revoked => "lost: it was revoked",
+            Loss::MaxHold => "lost: max_hold has passed",
+        };
+        LockError::new(LockErrorKind::Lost(loss), message).with_key(&self.key)
+    }
+
+    /// Returns whether the last guard has left.
+    pub(crate) fn is_released(&self) -> bool {
+        self.phase.load(Ordering::Acquire) == RELEASED
+    }
+
+    /// Resolves with the loss once there is one. Until then `listener` is registered to be woken.
+    pub(crate) fn poll_loss(&self, listener: u64, cx: &Context<'_>) -> Poll<Loss> {
+        if let Some(loss) = self.loss() {
+            return Poll::Ready(loss);
+        }
+        let mut listeners = lock(&self.listeners);
+        match listeners.iter_mut().find(|(number, _)| *number == listener) {
+            Some((_, waker)) => waker.clone_from(cx.waker()),
+            None => listeners.push((listener, cx.waker().clone())),
+        }
+        drop(listeners);
+        // The lock may have been lost after the first check, and before the registration.
+        self.loss().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// Removes a listener.
+    pub(crate) fn unlisten(&self, listener: u64) {
+        lock(&self.listeners).retain(|(number, _)| *number != listener);
+    }
+
+    pub(crate) fn extended(&self, valid_until: Instant, is_renewal: bool) {
+        let nanos = self.core.nanos(valid_until);
+        self.valid_until.store(nanos, Ordering::Release);
+        self.renewals
+            .fetch_add(u64::from(is_renewal), Ordering::Relaxed);
+    }
+
+    pub(crate) fn released(&self) {
+        self.phase.store(RELEASED, Ordering::Release);
+    }
+
+    /// Records a loss. Returns the wakers of its listeners.
+    pub(crate) fn lost(&self, loss: Loss) -> Vec<Waker> {
+        self.phase.store(number_of(loss), Ordering::Release);
+        let listeners = std::mem::take(&mut *lock(&self.listeners));
+        listeners.into_iter().map(|(_, waker)| waker).collect()
+    }
+
+    /// Extends the lease to at least `lease` from now. Zero only queries whether the
+    /// lock is held.
+    pub(crate) async fn extend(&self, lease: Duration) -> Result<(), LockError> {
+        let call = self
+            .core
+            .visit(|state, cx| state.session.extend(self.id, lease, cx))
+            .map_err(|error| self.extend_error(error))?;
+        runtime::check().map_err(|error| error.with_key(&self.key))?;
+        let sent = Instant::now();
+        let answer = perform(&*self.core.store, &call).await;
+        self.core
+            .visit(|state, cx| state.session.extend_replied(self.id, answer, sent, cx))
+            .map_err(|error| self.extend_error(error))
+    }
+
+    fn extend_error(&self, error: ExtendError) -> LockError {
+        match (error, self.loss()) {
+            (ExtendError::Lost(loss), _) | (ExtendError::Released, Some(loss)) => {
+                self.lost_error(loss)
+            }
+            (ExtendError::Released, None) => {
+                let message = "no longer held: it was released";
+                LockError::new(LockErrorKind::Lost(Loss::Taken), message).with_key(&self.key)
+            }
+            (ExtendError::Store(error), _) => LockError::from_store(error).with_key(&self.key),
+        }
+    }
+}
