@@ -330,10 +330,10 @@ impl LockClient {
             if let Err(error) = runtime::check() {
                 panic!("`LockClient::shutdown`, called at {caller}: {error}");
             }
-            // First the waiters leave their queues, so that their queue entries are abandoned
-            // below.
-            let _ = timeout(LEAVING, self.core.until(Session::is_empty)).await;
             let given_back = async {
+                // First the waiters leave their queues, so that their queue entries are abandoned
+                // below.
+                let _ = timeout(LEAVING, self.core.until(Session::is_empty)).await;
                 self.core.until(Session::is_drained).await;
                 self.core.store.settled().await;
             };

@@ -9,6 +9,8 @@ mod fields;
 
 use std::{num::NonZeroU32, time::Duration};
 
+use tokio::time::Instant;
+
 use crate::error::{LockError, LockErrorKind};
 
 /// The shortest lease.
@@ -305,6 +307,12 @@ impl Terms {
             )),
             _ => None,
         }
+    }
+
+    /// Returns the rest of `min_hold` for a lock that is held since `since`.
+    pub(crate) fn left_to_hold(&self, since: Instant, now: Instant) -> Option<Duration> {
+        let held_for = now.saturating_duration_since(since);
+        self.min_hold?.checked_sub(held_for)
     }
 
     /// Returns the time-out of a call to the store: min(lease/6, 500 ms), so that three

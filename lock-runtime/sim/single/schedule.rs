@@ -271,6 +271,9 @@ impl Crowd {
         if self.locks > 1 && terms.wait == Wait::No && !matches!(self.kind, Kind::Permits) {
             keys = vec![0, 1];
         }
+        let extend = dice
+            .chance(100)
+            .then(|| (dice.up_to(lease), 2 + dice.below(2) as u32));
         let is_writer = mode == Mode::Exclusive && matches!(self.kind, Kind::Mixed);
         let repeats = if self.are_many {
             60
@@ -286,6 +289,8 @@ impl Crowd {
             terms,
             hold_for: if self.are_many {
                 dice.up_to(Duration::from_micros(500))
+            } else if extend.is_some() {
+                dice.up_to(lease * 3)
             } else {
                 dice.up_to(longest_hold)
             },
@@ -295,9 +300,7 @@ impl Crowd {
                 _ => Ending::Release,
             },
             cancel_after,
-            extend: dice
-                .chance(100)
-                .then(|| (dice.up_to(lease), 2 + dice.below(2) as u32)),
+            extend,
             convert: (is_writer && dice.chance(300))
                 .then(|| (dice.up_to(longest_hold), dice.chance(300))),
             reenter: dice.chance(50).then(|| dice.up_to(longest_hold)),

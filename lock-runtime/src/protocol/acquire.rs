@@ -662,7 +662,7 @@ impl Session {
     }
 
     /// Takes over the lock from its previous holder in this process. Returns `None` if it must be
-    /// released, as no validity is left.
+    /// released, as too little validity is left.
     fn take(&mut self, id: AcquireId, handoff: Handoff, cx: &mut Cx<'_>) -> Option<Step> {
         let Handoff {
             hold,
@@ -671,11 +671,12 @@ impl Session {
             budget,
         } = handoff;
         let terms = self.acquisitions[id].terms;
-        let lease = lease.held_since(cx.now, terms.max_hold);
-        if lease.validity(cx.now).is_zero() {
+        // As for a grant: with less validity than a renewal may take, the lock would be lost at once.
+        if lease.validity(cx.now) <= terms.call_timeout() {
             self.give_back(hold, terms.lease, cx);
             return None;
         }
+        let lease = lease.held_since(cx.now, terms.max_hold);
         let granted = self.hold(
             NewHold {
                 hold,

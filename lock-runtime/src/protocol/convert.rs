@@ -21,6 +21,7 @@ use crate::{
 pub(crate) struct Conversion {
     hold: Hold,
     terms: Terms,
+    longest_lease: Duration,
     since: Instant,
     sent: Instant,
 }
@@ -55,12 +56,17 @@ impl Session {
             return Err(ConvertError::Lost(loss));
         }
         let Held {
-            hold, terms, since, ..
+            hold,
+            terms,
+            longest_lease,
+            since,
+            ..
         } = self.remove_held(id, cx);
         let call = Call::new(Request::Convert(hold.clone()), terms.call_timeout());
         let conversion = Conversion {
             hold,
             terms,
+            longest_lease,
             since,
             sent: cx.now,
         };
@@ -83,9 +89,10 @@ impl Session {
             terms,
             since,
             sent,
+            ..
         } = conversion;
         // The limits of the writer continue for the reader; they do not start again.
-        let held_for = cx.now.saturating_duration_since(*since);
+        let held_for = sent.saturating_duration_since(*since);
         let left = |limit: Duration| limit.saturating_sub(held_for);
         let terms = Terms {
             mode: Mode::Shared,
@@ -111,7 +118,7 @@ impl Session {
                     };
                     return Ok(self.hold(new, cx));
                 }
-                ConvertError::Lost(Loss::Expired)
+                ConvertError::Lost(lease.loss(cx.now).unwrap_or(Loss::Expired))
             }
             Ok(_) => ConvertError::Lost(Loss::Taken),
             Err(error) => ConvertError::Store(error),
@@ -120,16 +127,25 @@ impl Session {
         Err(error)
     }
 
-    /// Ends a conversion whose outcome is unknown: the token is abandoned in both modes.
+    /// Ends a conversion whose outcome is unknown: the token is given up in both modes. The lock
+    /// stays reserved for the rest of `min_hold`.
     pub(crate) fn convert_dropped(&mut self, id: ConversionId, cx: &mut Cx<'_>) {
-        let Some(Conversion { hold, terms, .. }) = self.conversions.remove(id) else {
+        let Some(conversion) = self.conversions.remove(id) else {
             return;
         };
+        let Conversion {
+            hold,
+            terms,
+            longest_lease,
+            since,
+            ..
+        } = conversion;
         let reader = Hold::new(hold.key.clone(), Mode::Shared, hold.token);
+        let keep_for = terms.left_to_hold(since, cx.now);
         // The writer is gone, so a delayed conversion is executed by then or never.
         let straggler = cx.now + terms.call_timeout();
-        self.abandon(hold, terms.lease, None, cx);
-        self.abandon(reader, terms.lease, Some(straggler), cx);
+        self.give_up(hold, keep_for, longest_lease, None, cx);
+        self.give_up(reader, keep_for, longest_lease, Some(straggler), cx);
     }
 
     /// Returns whether a conversion in flight uses the token.

@@ -42,6 +42,8 @@ pub(crate) struct Held {
     /// When the lock was requested or taken over; `min_hold` and `max_hold` count from here.
     pub(super) since: Instant,
     pub(super) lease: Lease,
+    /// The longest lease that was requested: the store keeps the lock no longer without a renewal.
+    pub(super) longest_lease: Duration,
     /// The limits of local hand-offs.
     pub(super) budget: Option<Budget>,
     /// The number of guards on this lease: the first one and those that re-entered.
@@ -102,6 +104,7 @@ impl Session {
             fence,
             terms,
             since: lease.since(),
+            longest_lease: terms.lease,
             lease,
             budget,
             guards: 1,
@@ -233,12 +236,13 @@ impl Session {
         cx: &mut Cx<'_>,
     ) -> Result<Call, ExtendError> {
         self.notice_loss(id, cx);
-        let Some(held) = self.held.get(id) else {
+        let Some(held) = self.held.get_mut(id) else {
             return Err(ExtendError::Released);
         };
         if let Some(loss) = held.loss {
             return Err(ExtendError::Lost(loss));
         }
+        held.longest_lease = held.longest_lease.max(lease);
         let renewal = Renewal::new(held.hold.clone(), lease);
         let timeout = held.terms.call_timeout();
         Ok(Call::new(Request::Renew(renewal), timeout))
@@ -281,7 +285,7 @@ impl Session {
         };
         held.loss = Some(loss);
         held.due = None;
-        let (hold, lease) = (held.hold.clone(), held.terms.lease);
+        let (hold, lease) = (held.hold.clone(), held.longest_lease);
         cx.note(|| Note::Lost(hold.key.clone(), held.fence, loss));
         cx.out.push(Effect::Lost(id, loss));
         self.abandon(hold.clone(), lease, None, cx);

@@ -179,15 +179,16 @@ impl WaitQueue {
         cx: &mut Cx<'_>,
     ) -> bool {
         self.busy(holder_ttl);
-        let ask_by = self.ask_by.take().filter(|by| sent < *by);
+        let ask_by = self.ask_by;
         let Some(entry) = self.entry_of(token) else {
             return false;
         };
         entry.queued(sent, counter, holder_ttl, cx);
         // The reply may be older than the announcement.
-        if let Some(by) = ask_by {
+        if let Some(by) = ask_by.filter(|by| sent < *by) {
             entry.ask_at = entry.ask_at.min(by);
         }
+        self.ask_by = None;
         true
     }
 

@@ -24,6 +24,8 @@ use crate::{
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Releasing {
     release: Release,
+    timeout: Duration,
+    /// The store keeps the lock no longer than this.
     lease: Duration,
     /// When the call was sent. `None` if the driver is to send it.
     sent: Option<Instant>,
@@ -121,13 +123,11 @@ impl Session {
             terms,
             since,
             lease,
+            longest_lease,
             budget,
             ..
         } = self.remove_held(id, cx);
-        let held_for = cx.now.saturating_duration_since(since);
-        let keep_for = terms
-            .min_hold
-            .and_then(|min_hold| min_hold.checked_sub(held_for));
+        let keep_for = terms.left_to_hold(since, cx.now);
         let mut release = Release::new(hold).keep_for(keep_for);
         let key = &release.hold.key;
         let data_lost_at = self.data_lost_at;
@@ -160,7 +160,8 @@ impl Session {
         }
         Left::Last(Box::new(Releasing {
             release,
-            lease: terms.lease,
+            timeout: terms.call_timeout(),
+            lease: longest_lease,
             sent: None,
             performer: Performer::Driver,
         }))
@@ -176,7 +177,7 @@ impl Session {
         releasing.performer = Performer::Caller;
         releasing.sent = Some(cx.now);
         let request = Request::Release(releasing.release.clone());
-        let call = Call::new(request, call_timeout(releasing.lease));
+        let call = Call::new(request, releasing.timeout);
         ReleaseStep::Call(self.releases.insert(releasing), call)
     }
 
@@ -310,6 +311,25 @@ impl Session {
         let ending = Ending::Release(Release::new(hold));
         let timeout = call_timeout(DEFAULT_LEASE);
         self.start(Abandonment::new(ending, lease, None, timeout, cx.now), cx);
+    }
+
+    /// Abandons a token that may hold a lock, or releases it if the lock stays reserved for
+    /// `keep_for`.
+    pub(super) fn give_up(
+        &mut self,
+        hold: Hold,
+        keep_for: Option<Duration>,
+        lease: Duration,
+        straggler_until: Option<Instant>,
+        cx: &mut Cx<'_>,
+    ) {
+        if keep_for.is_none() {
+            return self.abandon(hold, lease, straggler_until, cx);
+        }
+        let ending = Ending::Release(Release::new(hold).keep_for(keep_for));
+        let timeout = call_timeout(DEFAULT_LEASE);
+        let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
+        self.start(abandonment, cx);
     }
 
     /// Abandons a token that is no longer used. `straggler_until` is the deadline of a request
