@@ -22,8 +22,8 @@ use crate::{
 ///
 /// The setters of the lock are those of [`LockSpec`]. They check nothing: with an invalid spec,
 /// such as a lease under 100 ms, each request is refused with 500 (`invalid_spec`), and an error
-/// event is emitted when the layer is put on a service. A request waits 2 s by default. Keep the wait below the time-out of the callers: a request whose caller
-/// has given up need not be served.
+/// event is emitted when the layer is put on a service. A request waits 2 s by default. Keep the
+/// wait below the time-out of the callers: a request whose caller has given up need not be served.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct LockLayer<K = KeyTemplate, P = Http> {

@@ -102,8 +102,8 @@
 //! ```
 //!
 //! `keys` acquires several locks and holds all of them. They are acquired in the same order
-//! everywhere, so two calls cannot deadlock. With `no_wait` all are acquired or none; in one step on
-//! one server.
+//! everywhere, so two calls cannot deadlock. With `no_wait` all are acquired or none, on one server
+//! in one step.
 //!
 //! ```
 //! # use lock_runtime::{LockClient, LockError, distributed_lock};

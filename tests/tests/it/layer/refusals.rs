@@ -11,7 +11,7 @@ use axum::{
 };
 use futures_util::future;
 use lock_runtime::{HeldLock, LockClient, web::ErrorClass};
-use lock_tests::{Captured, Event, RedisServer};
+use lock_tests::{Captured, RedisServer, traces::Event};
 use lock_tower::{LockLayer, Refusal};
 use tower::{Layer, ServiceExt};
 use tracing::Level;
