@@ -347,9 +347,9 @@ impl fmt::Display for Short {
         let seconds = self.0.as_secs();
         if self.0.subsec_nanos() > 0 {
             write!(f, "{:?}", self.0)
-        } else if seconds > 0 && seconds % 3600 == 0 {
+        } else if seconds > 0 && seconds.is_multiple_of(3600) {
             write!(f, "{}h", seconds / 3600)
-        } else if seconds > 0 && seconds % 60 == 0 {
+        } else if seconds > 0 && seconds.is_multiple_of(60) {
             write!(f, "{}m", seconds / 60)
         } else {
             write!(f, "{seconds}s")
