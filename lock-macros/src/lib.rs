@@ -72,7 +72,7 @@ mod spec;
 /// | `no_renew`, `renew` | the lock ends with its lease | renewed every third of the lease |
 /// | `strict_order`, `no_strict_order` | processes take turns | local hand-offs |
 /// | `max_waiters = 100` | more waiting callers in this process are `Overloaded` | 10 000 |
-/// | `spec = self.config.lock` | a `LockSpec` with a mode; other arguments override it | |
+/// | `spec = self.config.lock` | a `LockSpec`; other options override it, a mode is refused | |
 /// | `client = self.locks` | the `LockClient` to use | the one of `as_default` or `install` |
 /// | `guard = lock` | the name of the lock in the body, a `&HeldLock` | |
 /// | `on_busy = skip` | return `Ok(Default::default())`, `None` or `()` if it is held | the error |

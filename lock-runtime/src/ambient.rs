@@ -27,7 +27,9 @@ impl LockClient {
     /// Makes this the client of every `#[distributed_lock]` in the process that names no other
     /// client.
     ///
-    /// Install a clone, and keep the client for [`shutdown`](Self::shutdown):
+    /// Call it once, in `main`. It applies to the whole process, so tests use
+    /// [`as_default`](Self::as_default) instead. Install a clone, and keep the client for
+    /// [`shutdown`](Self::shutdown):
     ///
     /// ```
     /// # use lock_runtime::LockClient;
@@ -76,7 +78,9 @@ pub struct AlreadyInstalled(());
 
 impl fmt::Display for AlreadyInstalled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a lock client is installed already")
+        f.write_str(
+            "a lock client is installed already; install one per process, and use `as_default` in tests",
+        )
     }
 }
 

@@ -38,22 +38,28 @@ macro_rules! __lock_options {
 
                 /// Makes the lock re-entrant: code within a scope that holds the lock can enter it
                 /// again, without a round trip.
+                ///
+                /// The lease, renewal, `min_hold`, `max_hold` and mode of a request that re-enters
+                /// have no effect: those of the outer lock apply. A write within a read is
+                /// refused (`WouldDeadlock`).
                 reentrant() { reentrant: true }
 
                 /// Disables re-entry if the defaults enable it: within a scope that holds the
                 /// lock, the request fails with `WouldDeadlock`.
                 no_reentrant() { reentrant: false }
 
-                /// Keeps the lock for at least `min_hold` after the grant, even if it is released
-                /// earlier; 24 h at most.
+                /// Keeps the lock for at least `min_hold`, even if it is released earlier; 24 h at
+                /// most, and at most the longest lease of the store. It counts from the sending of
+                /// the request that was granted or, after a wait, from the hand-off.
                 ///
                 /// This is for jobs that are triggered on every replica: a replica whose clock is
                 /// late must still find the lock held (ShedLock's `lockAtLeastFor`).
                 min_hold(min_hold: ::core::time::Duration) { min_hold: min_hold }
 
-                /// Ends renewal `max_hold` after the grant; 365 days at most. The lock is then
-                /// lost with `MaxHold`, so that a holder that hangs does not hold it forever
-                /// (ShedLock's `lockAtMostFor`).
+                /// Ends renewal after `max_hold`; 365 days at most. The lock is then lost with
+                /// `MaxHold`, so that a holder that hangs does not hold it forever (ShedLock's
+                /// `lockAtMostFor`). It counts from the sending of the request that was granted
+                /// or, after a wait, from the hand-off.
                 max_hold(max_hold: ::core::time::Duration) { max_hold: max_hold }
 
                 /// Gives other processes a turn between any two holders of this process.

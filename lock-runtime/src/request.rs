@@ -80,6 +80,9 @@ impl LockRequest {
     /// `WouldDeadlock`, `Unavailable`, `ModeMismatch`, `ForeignKey`, `InvalidKey`, `InvalidSpec`,
     /// `NoRuntime`, `ShuttingDown`, and the errors of a server that refuses the request.
     ///
+    /// `Lost` if one of several keys is lost while the request waits for the others, or if a
+    /// `reentrant` request enters a lock that has been lost.
+    ///
     /// # Cancellation
     /// Dropping the future leaves nothing behind: the next waiter continues with the queue entry,
     /// and a lock that may have been granted in the meantime is abandoned in the background.

@@ -7,7 +7,7 @@
 #[cfg(feature = "serde")]
 mod fields;
 
-use std::{num::NonZeroU32, time::Duration};
+use std::{fmt, num::NonZeroU32, time::Duration};
 
 use tokio::time::Instant;
 
@@ -168,6 +168,9 @@ impl LockSpec {
 
     /// Limits the wait to `limit`. A shorter wait is left unchanged.
     ///
+    /// A wait that is not set counts as 10 s here, whatever the client's defaults. If they may be
+    /// shorter, set the wait first.
+    ///
     /// ```
     /// use std::time::Duration;
     /// use lock_runtime::LockSpec;
@@ -280,30 +283,38 @@ impl Terms {
         } = *self;
         if !(MIN_LEASE..=MAX_LEASE).contains(&lease) {
             return Some(format!(
-                "a lease of {lease:?} is out of range; give 100 ms to 24 h"
+                "a lease of {} is out of range; give 100 ms to 24 h",
+                Short(lease)
             ));
         }
         if let Wait::AtMost(wait) = wait
             && wait > MAX_LEASE
         {
-            return Some(format!("a wait of {wait:?} is too long; give at most 24 h"));
+            return Some(format!(
+                "a wait of {} is too long; give at most 24 h",
+                Short(wait)
+            ));
         }
         if let Some(min_hold) = min_hold
             && min_hold > MAX_LEASE
         {
             return Some(format!(
-                "a min_hold of {min_hold:?} is too long; give at most 24 h"
+                "a min_hold of {} is too long; give at most 24 h",
+                Short(min_hold)
             ));
         }
         match (min_hold, max_hold) {
             (_, Some(max_hold)) if max_hold > LONGEST_HOLD => Some(format!(
-                "a max_hold of {max_hold:?} is too long; give at most 365 days, or leave it out for no limit"
+                "a max_hold of {} is too long; give at most 365 days, or leave it out for no limit",
+                Short(max_hold)
             )),
             (_, Some(max_hold)) if max_hold.is_zero() => {
                 Some("a max_hold of zero holds nothing; leave it out for no limit".into())
             }
             (Some(min_hold), Some(max_hold)) if min_hold > max_hold => Some(format!(
-                "a min_hold of {min_hold:?} is longer than the max_hold of {max_hold:?}; swap them"
+                "a min_hold of {} is longer than the max_hold of {}; swap them",
+                Short(min_hold),
+                Short(max_hold)
             )),
             _ => None,
         }
@@ -319,6 +330,24 @@ impl Terms {
     /// attempts fit between two renewals.
     pub(crate) fn call_timeout(&self) -> Duration {
         call_timeout(self.lease)
+    }
+}
+
+/// Prints a duration in the largest unit that divides it, such as `90h` or `500ms`.
+pub(crate) struct Short(pub(crate) Duration);
+
+impl fmt::Display for Short {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs();
+        if self.0.subsec_nanos() > 0 {
+            write!(f, "{:?}", self.0)
+        } else if seconds > 0 && seconds.is_multiple_of(3600) {
+            write!(f, "{}h", seconds / 3600)
+        } else if seconds > 0 && seconds.is_multiple_of(60) {
+            write!(f, "{}m", seconds / 60)
+        } else {
+            write!(f, "{seconds}s")
+        }
     }
 }
 
@@ -384,6 +413,32 @@ mod tests {
             patient.terms(&defaults.max_hold(seconds(1))).is_err(),
             "invalid with these defaults"
         );
+    }
+
+    #[test]
+    fn durations_in_messages_are_short() {
+        for (duration, text) in [
+            (Duration::ZERO, "0s"),
+            (Duration::from_millis(99), "99ms"),
+            (Duration::from_millis(1500), "1.5s"),
+            (Duration::from_secs(61), "61s"),
+            (Duration::from_secs(90 * 60), "90m"),
+            (Duration::from_secs(10_800_000), "3000h"),
+        ] {
+            assert_eq!(Short(duration).to_string(), text);
+        }
+        for (spec, message) in [
+            (
+                LockSpec::exclusive().lease(Duration::ZERO),
+                "a lease of 0s is out of range; give 100 ms to 24 h",
+            ),
+            (
+                LockSpec::exclusive().wait(Duration::from_secs(10_800_000)),
+                "a wait of 3000h is too long; give at most 24 h",
+            ),
+        ] {
+            assert_eq!(spec.check().unwrap_err().to_string(), message);
+        }
     }
 
     #[test]

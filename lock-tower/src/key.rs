@@ -212,7 +212,11 @@ impl fmt::Display for KeyError {
             Self::BadRequest(text) | Self::Misconfigured(text) => f.write_str(text),
             Self::Lock(error) => error.fmt(f),
             Self::NoSuchParameter { name, route } => {
-                write!(f, "the key template has {{{name}}}, and the route {route:?} has no such parameter")
+                write!(f, "the key template has {{{name}}}, and the route {route:?} has no such parameter: ")?;
+                match params(route).as_slice() {
+                    [] => f.write_str("it has none"),
+                    params => write!(f, "it has {{{}}}", params.join("}, {")),
+                }
             }
             Self::RepeatedParameter { name, route } => {
                 write!(f, "the key template has {{{name}}}, and the route {route:?} has it twice; rename one")
@@ -223,6 +227,17 @@ impl fmt::Display for KeyError {
             ),
         }
     }
+}
+
+/// The names of the parameters of a route.
+fn params(route: &str) -> Vec<&str> {
+    route
+        .split('/')
+        // Doubled braces are literal.
+        .filter(|segment| !segment.contains("{{"))
+        .filter_map(|segment| Some(segment.split_once('{')?.1.split_once('}')?.0))
+        .map(|name| name.trim_start_matches('*'))
+        .collect()
 }
 
 impl Error for KeyError {

@@ -21,9 +21,9 @@ use crate::{
 /// how requests are refused, [`Http`] or [`Plain`].
 ///
 /// The setters of the lock are those of [`LockSpec`]. They check nothing: with an invalid spec,
-/// such as a lease under 100 ms, each request is refused with 500 (`invalid_spec`). A request
-/// waits 2 s by default. Keep the wait below the time-out of the callers: a request whose caller
-/// has given up need not be served.
+/// such as a lease under 100 ms, each request is refused with 500 (`invalid_spec`), and an error
+/// event is emitted when the layer is put on a service. A request waits 2 s by default. Keep the
+/// wait below the time-out of the callers: a request whose caller has given up need not be served.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct LockLayer<K = KeyTemplate, P = Http> {
@@ -37,10 +37,11 @@ impl LockLayer {
     /// `"order:{id}"`. See [`KeyTemplate`] for the syntax.
     ///
     /// # Errors
-    /// If no request could fill the template. The message explains the correct form.
+    /// If no request could fill the template, or if it has no placeholder: all requests would have
+    /// the same key. The message explains the correct form.
     pub fn new(locks: LockClient, template: &str) -> Result<Self, TemplateError> {
         let name: Arc<str> = template.into();
-        Ok(Self::with_key(locks, KeyTemplate::new(template)?).name(name))
+        Ok(Self::with_key(locks, KeyTemplate::not_constant(template)?).name(name))
     }
 }
 
@@ -159,6 +160,11 @@ impl<S, K: Clone, P: Clone> Layer<S> for LockLayer<K, P> {
     type Service = Lock<S, Keyed<K>, P>;
 
     fn layer(&self, inner: S) -> Self::Service {
+        let policy = &self.selector.policy;
+        if let Err(error) = policy.lock_spec().check() {
+            let policy = policy.name();
+            tracing::error!(policy, %error, "the options of the lock are invalid: every request will be refused with 500");
+        }
         Lock::new(
             inner,
             self.locks.clone(),

@@ -68,8 +68,11 @@ pub use mistake::{PolicyError, PolicyMistake};
 ///
 /// The most specific route that matches a request applies: literal text precedes parameters, and
 /// of two routes with the same path the one that names the method precedes the one without
-/// methods. A route for `GET` also applies to `HEAD`, unless there is one for `HEAD`. A request
-/// that matches no route is served without a lock, like one whose route has `skip = true`.
+/// methods. A route for `GET` also applies to `HEAD`, unless there is one for `HEAD`.
+///
+/// *A request that matches no route is served without a lock*, like one whose route has
+/// `skip = true`, which exempts a path from a less specific route. Take a `HeldLock` in each
+/// handler that needs its lock: if the path in the file is wrong, the request then fails.
 ///
 /// # Fields
 ///
@@ -110,7 +113,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 ///
 /// A file is validated as a whole, and [`PolicyError`] lists all mistakes with line and column:
 /// unknown fields, invalid values, parameters that a route does not have, routes that can never
-/// match.
+/// match. A TOML syntax error may hide other mistakes until it is corrected.
 ///
 /// # Placement
 ///

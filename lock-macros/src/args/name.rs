@@ -1,6 +1,6 @@
 //! The names of the arguments, and suggestions for unknown names.
 
-use syn::{Ident, Lit, Token, parse::ParseStream};
+use syn::{Ident, Lit, LitStr, Token, parse::ParseStream};
 
 /// All arguments, in the order of the documentation.
 pub(super) const KNOWN: [&str; 27] = [
@@ -32,6 +32,9 @@ pub(super) const KNOWN: [&str; 27] = [
     "map_err",
     "crate",
 ];
+
+/// The modes that have no value.
+const MODES: [&str; 4] = ["exclusive", "write", "read", "shared"];
 
 /// Names of the same arguments in other libraries.
 const ALIASES: [(&str, &str); 14] = [
@@ -75,6 +78,11 @@ pub(super) fn unknown(
     let text = name.to_string();
     let is_flag = input.is_empty() || input.peek(Token![,]);
     let hint = match meant {
+        // As in policy files.
+        _ if text == "mode" => match mode(input) {
+            Some(mode) => format!("write `{mode}`, without `mode`"),
+            None => "write `exclusive`, `read` or `permits = n`, without `mode`".to_owned(),
+        },
         _ if input.peek(Token![-]) => "names are written with `_`, as in `no_wait`".to_owned(),
         Some(known) => format!("did you mean `{known}`?"),
         None if has_key && is_flag => {
@@ -86,6 +94,17 @@ pub(super) fn unknown(
         name.span(),
         format!("there is no argument `{text}`: {hint}"),
     )
+}
+
+/// Returns the mode in `= "read"` or `= read`.
+fn mode(input: ParseStream<'_>) -> Option<String> {
+    let ahead = input.fork();
+    ahead.parse::<Token![=]>().ok()?;
+    let word = match ahead.parse::<Option<LitStr>>().ok()? {
+        Some(text) => text.value(),
+        None => ahead.parse::<Ident>().ok()?.to_string(),
+    };
+    MODES.contains(&&*word).then_some(word)
 }
 
 /// The error for an argument without a name, mostly a key written as in other libraries.

@@ -319,6 +319,18 @@ fn each_mistake_says_what_to_write() {
         (quote!(key = k, ttl = "3s"), "did you mean `lease`?"),
         (quote!(key = k, nowait), "did you mean `no_wait`?"),
         (quote!(key = k, fn = 3), "the arguments are key, keys"),
+        (
+            quote!(key = k, mode = "read"),
+            "there is no argument `mode`: write `read`, without `mode`",
+        ),
+        (
+            quote!(key = k, mode = write),
+            "write `write`, without `mode`",
+        ),
+        (
+            quote!(key = k, mode = "many"),
+            "write `exclusive`, `read` or `permits = n`, without `mode`",
+        ),
         (quote!(key = k, id), "write `key(\"order:{}\", id)`"),
         (quote!(name = "order:{id}"), "did you mean `key`?"),
         (quote!(key = k, no - wait), "names are written with `_`"),

@@ -102,8 +102,8 @@
 //! ```
 //!
 //! `keys` acquires several locks and holds all of them. They are acquired in the same order
-//! everywhere, so two calls cannot deadlock. With `no_wait` they are acquired in one step, all or
-//! none.
+//! everywhere, so two calls cannot deadlock. With `no_wait` all are acquired or none, on one server
+//! in one step.
 //!
 //! ```
 //! # use lock_runtime::{LockClient, LockError, distributed_lock};
@@ -135,8 +135,8 @@
 //! [modes](super::modes). All options of [`LockSpec`](crate::LockSpec) are arguments of the same
 //! name: `lease`, `wait`, `no_wait`, `renew`, `no_renew`, `reentrant`, `no_reentrant`, `min_hold`,
 //! `max_hold`, `strict_order`, `no_strict_order` and `max_waiters`. `spec = ..` takes all of them
-//! from configuration, which the feature `serde` can deserialize. Arguments beside `spec` override
-//! it.
+//! from configuration, which the feature `serde` can deserialize. Options beside `spec` override
+//! it. A mode beside `spec` does not compile, because the mode is a part of the spec.
 //!
 //! ```
 //! use std::time::Duration;

@@ -68,7 +68,9 @@
 //!
 //! [`all`] sorts the keys, so two requests cannot deadlock. It acquires them one after the other
 //! and renews those that it already holds. With [`no_wait`](crate::LockRequest::no_wait) it
-//! acquires all or none in one step.
+//! acquires all or none: in one step on one server, in memory and within a slot of a cluster. Other
+//! slots, permits and keys over several servers follow one after the other, and those that were
+//! acquired are released if a later one is refused.
 //!
 //! # Re-entrant
 //!

@@ -9,7 +9,9 @@
 //! | a cluster | `redis+cluster://..`, see [below](#cluster) |
 //! | several independent servers | `redlock:..`, see [`majority`](super::majority) |
 //!
-//! `rediss` in place of `redis` connects over TLS and needs the feature `rustls`.
+//! `rediss` in place of `redis` connects over TLS and needs the feature `rustls`. `valkey` and
+//! `valkeys` mean the same as `redis` and `rediss`. `unix:///path` (or `redis+unix://`) is a server
+//! on a socket. The case of a scheme does not matter.
 //! [`RedisOptions`](crate::RedisOptions) has the settings that a URL does not have.
 //!
 //! ```no_run
@@ -170,11 +172,15 @@
 //! | `permits` | `<namespace>:permits:<name>` | ZSET: the same for each holder of a permit |
 //! | fencing | `{<namespace>:<name>}:f` | STRING: the latest fencing token, kept for a day |
 //! | waiting | `{<namespace>:<name>}:q` | HASH: the wait queue |
+//! | format | `f:<namespace>:format` | STRING: the version of this layout; absent for version 1 |
 //!
 //! The wait queue is deleted with its last waiter, or 10 s after the last poll.
 //!
 //! A name with a hash tag of its own, such as `{orders}:42`, keeps it. Its fencing key is
 //! `f:<namespace>:{orders}:42`, its wait queue `q:<namespace>:{orders}:42`.
+//!
+//! Each new connection reads the format, in a cluster those to the node that owns the key. A
+//! client refuses a namespace of another format as `IncompatibleFormat`.
 //!
 //! Data of another form under these names is foreign data. It is left untouched, and the request
 //! is refused as `ForeignKey`. The error names the key.

@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, time::Duration};
 
 use crate::{
     error::{LockError, LockErrorKind},
-    spec::{LockKind, MAX_LEASE, MIN_LEASE, Terms, Wait},
+    spec::{LockKind, MAX_LEASE, MIN_LEASE, Short, Terms, Wait},
 };
 
 /// The requests that a store supports. A [`LockClient`](crate::LockClient) refuses all others as
@@ -14,16 +14,17 @@ use crate::{
 pub struct Limits {
     /// The shortest lease: 100 ms by default, the shortest of any [`LockSpec`](crate::LockSpec).
     pub shortest_lease: Duration,
-    /// The longest lease: 24 h by default, the longest of any [`LockSpec`](crate::LockSpec).
+    /// The longest lease: 24 h by default, the longest of any [`LockSpec`](crate::LockSpec). A
+    /// `min_hold` cannot be longer either.
     pub longest_lease: Duration,
     /// The largest number of keys in one call of [`acquire_all`](super::Store::acquire_all).
-    /// `None`, the default, for no limit.
+    /// `None`, the default, for no limit. Permits do not count: they are acquired one by one.
     pub keys_at_once: Option<NonZeroUsize>,
     /// Whether the store grants permits; `true` by default.
     pub permits: bool,
     /// Whether the store sends [`StoreEvent`](super::StoreEvent)s; `true` by default. Without
     /// them, waiters find their grants by polling, and holders notice a revocation at their next
-    /// renewal.
+    /// renewal. It is informative only: a client behaves the same with either value.
     pub push: bool,
 }
 
@@ -97,14 +98,26 @@ impl Limits {
                     .into(),
             );
         }
-        // A request that waits acquires its keys one by one.
+        // A request that waits acquires its keys one by one, and so does one for permits.
         if let Some(most) = self.keys_at_once
             && keys > most.get()
             && terms.wait == Wait::No
+            && kind == LockKind::Lock
         {
             return refused(format!(
                 "{keys} keys are more than the {most} that the store acquires at once; \
                  name fewer keys, or let the request wait"
+            ));
+        }
+        // A reservation for the rest of a `min_hold` is stored like a lease.
+        if let Some(min_hold) = terms.min_hold
+            && min_hold > self.longest_lease
+        {
+            return refused(format!(
+                "a min_hold of {} is longer than {}, the longest lease of the store; \
+                 use a shorter min_hold or, over several servers, set a longer `longest_lease` on all clients",
+                Short(min_hold),
+                Short(self.longest_lease)
             ));
         }
         self.check_lease(terms.lease)
@@ -122,14 +135,17 @@ impl Limits {
         } = *self;
         if lease < shortest_lease {
             return refused(format!(
-                "a lease of {lease:?} is shorter than {shortest_lease:?}, the shortest of the store; \
-                 use a longer lease"
+                "a lease of {} is shorter than {}, the shortest of the store; use a longer lease",
+                Short(lease),
+                Short(shortest_lease)
             ));
         }
         if lease > longest_lease {
             return refused(format!(
-                "a lease of {lease:?} is longer than {longest_lease:?}, the longest of the store; \
-                 use a shorter lease or, over several servers, set a longer `longest_lease` on all clients"
+                "a lease of {} is longer than {}, the longest of the store; \
+                 use a shorter lease or, over several servers, set a longer `longest_lease` on all clients",
+                Short(lease),
+                Short(longest_lease)
             ));
         }
         Ok(())
@@ -138,4 +154,45 @@ impl Limits {
 
 fn refused(message: String) -> Result<(), LockError> {
     Err(LockError::new(LockErrorKind::InvalidSpec, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::*;
+    use crate::LockSpec;
+
+    fn check(limits: Limits, spec: LockSpec, keys: usize) -> Result<(), String> {
+        let terms = spec.terms(&LockSpec::exclusive()).unwrap();
+        let checked = limits.check(&terms, keys);
+        checked.map_err(|error| {
+            assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
+            error.to_string()
+        })
+    }
+
+    #[test]
+    fn min_hold_is_at_most_the_longest_lease_of_the_store() {
+        let limits = Limits::new().longest_lease(Duration::from_secs(60));
+        let held = |seconds| LockSpec::exclusive().min_hold(Duration::from_secs(seconds));
+        assert_eq!(check(limits, held(60), 1), Ok(()));
+        let message = "a min_hold of 61s is longer than 1m, the longest lease of the store; use a shorter min_hold or, \
+                       over several servers, set a longer `longest_lease` on all clients";
+        assert_eq!(check(limits, held(61), 1), Err(message.into()));
+        assert_eq!(check(Limits::new(), held(61), 1), Ok(()));
+    }
+
+    #[test]
+    fn keys_at_once_does_not_limit_permits_and_requests_that_wait() {
+        let limits = Limits::new().keys_at_once(NonZeroUsize::MIN);
+        let refused = check(limits, LockSpec::exclusive().no_wait(), 2).unwrap_err();
+        assert!(refused.contains("2 keys are more than the 1 "), "{refused}");
+        for spec in [
+            LockSpec::exclusive(),
+            LockSpec::permits(NonZeroU32::MIN).no_wait(),
+        ] {
+            assert_eq!(check(limits, spec, 2), Ok(()));
+        }
+    }
 }

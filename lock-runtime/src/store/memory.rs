@@ -16,9 +16,9 @@ use tokio::time::Instant;
 
 use self::table::{Fences, Step, Table, Verdict};
 use super::{
-    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Limits,
-    Listener, Listeners, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply, RenewReply,
-    Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreEvent, Token,
+    AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyPart, KeyRequest,
+    Limits, Listener, Listeners, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
+    RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreEvent, Token,
 };
 use crate::{fence::FencingToken, key::LockKey, spec::LockKind, sync::lock};
 
@@ -123,6 +123,11 @@ impl MemoryStore {
         let mut grants = Vec::with_capacity(requests.len());
         let mut refused = None;
         for (index, request) in requests.iter().enumerate() {
+            // A request for several keys is never queued, whatever it says.
+            let request = &KeyRequest {
+                if_busy: IfBusy::Refuse,
+                ..request.clone()
+            };
             match shards[place(request)].verdict(request, &mut step) {
                 Verdict::Free => grants.push(None),
                 Verdict::Reply(AcquireReply::Granted(grant)) => grants.push(Some(grant)),
@@ -292,6 +297,24 @@ mod tests {
         }
         let kept: usize = store.shards.iter().map(|shard| lock(shard).len()).sum();
         assert!(kept < 1_000, "{kept} entries");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn acquire_all_queues_no_request() {
+        let store = MemoryStore::new();
+        let held = request("k", Mode::Exclusive);
+        let granted = store.acquire_now(&held, None);
+        assert!(matches!(granted, AcquireReply::Granted(_)), "{granted:?}");
+        let reply = store.acquire_all_now(&[request("k", Mode::Exclusive).queued()]);
+        let AcquireAllReply::Refused { index: 0, reply } = reply else {
+            panic!("{reply:?}");
+        };
+        assert!(matches!(reply, AcquireReply::Busy { .. }), "{reply:?}");
+        let key = &held.hold.key;
+        let found = store
+            .shard(key)
+            .inspect(key, LockKind::Lock, Instant::now());
+        assert!(found.waiters.is_empty(), "{found:?}");
     }
 
     #[tokio::test(start_paused = true)]

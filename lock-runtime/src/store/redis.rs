@@ -145,6 +145,8 @@ impl RedisStore {
     /// - `redis+sentinel://..` names the primary that its Sentinels monitor.
     /// - `redis+cluster://..` names a cluster.
     ///
+    /// `valkey` and `valkeys` mean the same as `redis` and `rediss`, and `redis+unix` as `unix`.
+    ///
     /// [`LockClient::connect`](crate::LockClient::connect) describes the URLs. The [module
     /// documentation](self) lists the keys. Two namespaces never share a lock.
     ///
@@ -161,6 +163,8 @@ impl RedisStore {
     ///   names the remedy.
     /// - `ReadOnly`: the server is a replica.
     /// - `WrongServer`: the server is not Redis, is a Sentinel, or is older than 6.0.
+    /// - `IncompatibleFormat`: the keys of the namespace have the format of another version of this
+    ///   library.
     pub async fn connect(url: &str, namespace: &str) -> Result<Self, LockError> {
         Self::connect_with(url, namespace, RedisOptions::default()).await
     }
@@ -177,6 +181,7 @@ impl RedisStore {
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
         options.check()?;
+        let url = &*url::with_lower_scheme(url);
         if sentinel_url::is_one(url) {
             let (sentinels, options) = sentinel_url::open(url, options)?;
             return Self::open(Target::Primary(Arc::new(sentinels)), namespace, &options).await;

@@ -87,6 +87,19 @@ impl KeyTemplate {
         }
     }
 
+    /// Parses the template of a layer. It must have a placeholder.
+    pub(crate) fn not_constant(template: &str) -> Result<Self, TemplateError> {
+        let key = Self::new(template)?;
+        if key.values().next().is_some() {
+            return Ok(key);
+        }
+        let complaint = format!(
+            "this key is the same for every request: name a part of the request, such as {{id}} or \
+             {{header.x-tenant}}, or write `LockLayer::with_key(locks, key::global({template:?})?)` for one lock in all"
+        );
+        Err(TemplateError::new(template, 0, complaint))
+    }
+
     /// Parses a template for requests that may be routed by something other than axum.
     pub(crate) fn parse(template: &str) -> Result<Self, TemplateError> {
         let key = Self {
@@ -235,8 +248,9 @@ impl fmt::Debug for KeyTemplate {
     }
 }
 
-/// An invalid key template. The message contains the position and the correct form.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An invalid key template. The message contains the position and the correct form. `Debug` prints
+/// it as well.
+#[derive(Clone, PartialEq, Eq)]
 pub struct TemplateError {
     template: Box<str>,
     at: usize,
@@ -274,12 +288,20 @@ impl fmt::Display for TemplateError {
     }
 }
 
+impl fmt::Debug for TemplateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TemplateError({self})")
+    }
+}
+
 impl Error for TemplateError {}
 
 #[cfg(test)]
 mod tests {
     use http::HeaderName;
-    use lock_runtime::web::ErrorClass;
+    use lock_runtime::{LockClient, web::ErrorClass};
+
+    use crate::LockLayer;
 
     use super::*;
 
@@ -334,6 +356,27 @@ mod tests {
             assert!(error.to_string().contains(words), "{error}");
             assert_eq!(error.at(), at, "{error}");
         }
+    }
+
+    #[test]
+    fn layer_refuses_a_template_without_placeholder() {
+        for template in ["order", "order::id", "order:{{id}}"] {
+            let error = LockLayer::new(LockClient::in_memory(), template).unwrap_err();
+            let remedy = format!("key::global({template:?})");
+            for words in ["the same for every request", "{id}", &remedy] {
+                assert!(error.to_string().contains(words), "{error}");
+            }
+            assert!(KeyTemplate::new(template).is_ok());
+        }
+        for template in ["order:{header.a}", "{method}"] {
+            assert!(LockLayer::new(LockClient::in_memory(), template).is_ok());
+        }
+    }
+
+    #[test]
+    fn template_error_prints_its_message_as_debug() {
+        let error = KeyTemplate::new("order:id}").unwrap_err();
+        assert_eq!(format!("{error:?}"), format!("TemplateError({error})"));
     }
 
     #[test]

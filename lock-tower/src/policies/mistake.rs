@@ -7,14 +7,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Error of loading policies. Its `Display` output has one line for each mistake.
-#[derive(Debug)]
+/// Error of loading policies. Its `Display` output has one line for each mistake. `Debug` prints
+/// the same.
 pub struct PolicyError {
     file: Option<PathBuf>,
     cause: Cause,
 }
 
-#[derive(Debug)]
 enum Cause {
     Unreadable(io::Error),
     Mistakes(Vec<PolicyMistake>),
@@ -77,8 +76,10 @@ impl fmt::Display for PolicyError {
             (Cause::NoFile, _) => {
                 f.write_str("the policies were not read from a file; `replace` them instead")
             }
-            (Cause::Unreadable(error), None) => write!(f, "the policies cannot be read: {error}"),
-            (Cause::Unreadable(error), Some(file)) => write!(f, "{}: {error}", file.display()),
+            (Cause::Unreadable(error), None) => write!(f, "cannot read policies: {error}"),
+            (Cause::Unreadable(error), Some(file)) => {
+                write!(f, "cannot read policies from {}: {error}", file.display())
+            }
             (Cause::Mistakes(mistakes), file) => {
                 for (
                     index,
@@ -101,6 +102,12 @@ impl fmt::Display for PolicyError {
                 Ok(())
             }
         }
+    }
+}
+
+impl fmt::Debug for PolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PolicyError({self})")
     }
 }
 
@@ -133,20 +140,44 @@ impl<'t> Mistakes<'t> {
             found: Vec::new(),
             broken: HashSet::new(),
         };
+        // The end of the table whose heading is a duplicate: its keys may be duplicates, too.
+        let mut duplicate = 0;
         for error in errors {
             let at = error.span().map_or(0, |span| span.start);
-            let message = error.message();
-            let advice = match mistakes.line_of(at).trim_start() {
-                line if line.starts_with("[routes.") && !line.contains('"') => {
-                    ": write a route in quotes, [routes.\"POST /orders/{id}\"]"
+            let line = mistakes.line_of(at).trim_start();
+            let mut message = error.message().to_owned();
+            if line.starts_with("[routes.") && !line.contains(['"', '\'']) {
+                message += ": write a route in quotes, [routes.\"POST /orders/{id}\"]";
+            } else if message.starts_with("duplicate key") {
+                if at < duplicate {
+                    mistakes.broken.insert(mistakes.line(at));
+                    continue;
                 }
-                _ if message.starts_with("duplicate key") => ": leave one of them out",
-                _ => "",
-            };
-            mistakes.add(at, format!("TOML syntax error, {message}{advice}"));
+                if line.starts_with('[') {
+                    let after = text.get(at..).and_then(|text| text.find("\n["));
+                    duplicate = after.map_or(text.len(), |after| at + after);
+                }
+                message += ": leave one of them out";
+            } else if message.starts_with("string values must be quoted")
+                && let Some(quoted) = mistakes.quoted(at)
+            {
+                message = format!("string values must be quoted: write {quoted}");
+            }
+            mistakes.add(at, format!("TOML syntax error, {message}"));
             mistakes.broken.insert(mistakes.line(at));
         }
         mistakes
+    }
+
+    /// Returns the field whose value begins at an offset, with quotes around the value.
+    fn quoted(&self, at: usize) -> Option<String> {
+        let before = self.text.get(self.begin_of(self.line(at))..at)?;
+        let name = before.trim_end().strip_suffix('=')?.trim_end();
+        let name = name.rsplit([' ', '\t', ',', '{']).next()?;
+        let value = self.text.get(at..)?.split([',', '}', '#', '\n']).next()?;
+        let value = value.trim();
+        let bare = |text: &str| !text.is_empty() && !text.contains(['"', '\'', '\\']);
+        (bare(name) && bare(value)).then(|| format!("{name} = \"{value}\""))
     }
 
     /// Adds a mistake. `at` is its offset from the start of the text, in bytes.

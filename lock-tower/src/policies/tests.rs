@@ -313,13 +313,13 @@ key = "order:{other"
             "3:9 \"5\" is not a duration (time unit needed, for example 5sec or 5ms): write lease = \"5s\", \"500ms\" or the like",
             "4:1 unknown field `leasee`: did you mean `lease`?",
             "7:1 `skip` is a field of routes only",
-            "8:8 a wait of 324000s is too long; give at most 24 h",
+            "8:8 a wait of 90h is too long; give at most 24 h",
             "10:9 no request has the method \"post\": write POST",
             "14:9 there is no group \"fast\": write [groups.fast]",
             "15:10 the route \"POST /orders/{id}\" has no parameter {order_id}: it has {id}",
             "16:8 `mode` must be \"exclusive\" or \"write\" or \"read\" or \"shared\", not \"readers\"",
             "17:1 `mode` and `permits` set the same option: leave one out",
-            "17:11 `permits` must be 1 to 4294967295",
+            "17:11 `permits` is out of range (1 to 4294967295): write permits = 3",
             "20:14 invalid key: this \"{\" is not closed; write \"{name}\" for a path parameter, \"{{\" for a brace",
             "22:9 the route has no key: write one, such as key = \"order:{id}\", or skip = true",
         ]
@@ -350,6 +350,33 @@ fn toml_errors_are_reported_with_the_other_mistakes() {
 }
 
 #[test]
+fn a_duplicate_table_is_reported_once() {
+    let text = "[routes.'/a']\nkey = '{header.x}'\n\n[routes.'/a']\nkey = '{header.x}'\nkey = 'b'\n\n\
+                [routes.'/b']\nkey = '{header.x}'\nkey = '{header.y}'\n";
+    let message = "TOML syntax error, duplicate key: leave one of them out";
+    assert_eq!(
+        complaints(text),
+        [format!("4:9 {message}"), format!("10:1 {message}")]
+    );
+}
+
+#[test]
+fn value_without_quotes_is_shown_with_quotes() {
+    let message = "TOML syntax error, string values must be quoted: write";
+    assert_eq!(
+        complaints("[defaults]\nlease = 3s\nwait=1m 30s # each\n[routes]\n\"/a\" = { key = '{header.x}', max_hold = 5m }")
+            .into_iter()
+            .filter(|line| line.contains(message))
+            .collect::<Vec<_>>(),
+        [
+            format!("2:9 {message} lease = \"3s\""),
+            format!("3:6 {message} wait = \"1m 30s\""),
+            format!("5:41 {message} max_hold = \"5m\""),
+        ]
+    );
+}
+
+#[test]
 fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
     let key = |said: &str| format!("key = \"{{header.x}}\", {said}");
     for (said, words) in [
@@ -366,7 +393,10 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
             "longer than the max_hold",
         ),
         ("max_hold = \"0s\"", "holds nothing"),
-        ("permits = -1", "out of range"),
+        (
+            "permits = -1",
+            "out of range (1 to 4294967295): write permits = 3",
+        ),
         ("permits = 5_000_000_000", "4294967295"),
         ("permits = \"3\"", "expected a whole number"),
         ("permits = 2.5", "found a fraction"),
@@ -376,7 +406,11 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
         ("no_strict_order = true", "did you mean `strict_order`"),
         ("shared = true", "did you mean `mode`"),
         ("hold_until = \"stream\"", "\"body\""),
-        ("max_waiters = -1", "out of range"),
+        (
+            "max_waiters = -1",
+            "out of range (0 to 18446744073709551615): write max_waiters = 100",
+        ),
+        ("status = { busy = -1 }", "(400 to 599)"),
         ("status = 423", "status is a table"),
         ("status = { busy = 200 }", "400 to 599"),
         ("status = { busy = 70000 }", "400 to 599"),
@@ -542,9 +576,13 @@ fn a_bad_file_changes_nothing() {
     fs::remove_file(&file).unwrap();
     let error = policies.reload().unwrap_err();
     assert!(
-        error.all().is_empty() && error.to_string().contains("locks.toml"),
+        error
+            .to_string()
+            .starts_with(&format!("cannot read policies from {}: ", file.display())),
         "{error}"
     );
+    assert!(error.all().is_empty());
+    assert_eq!(format!("{error:?}"), format!("PolicyError({error})"));
     assert_eq!(named().as_deref(), Some("two"));
 
     assert!(LockPolicies::from_file(&file).is_err());

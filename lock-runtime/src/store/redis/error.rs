@@ -37,6 +37,10 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
             StoreError::new(StoreErrorKind::Unavailable, NO_PROVIDER)
         }
         ErrorKind::AuthenticationFailed => unauthenticated(),
+        ErrorKind::Io if error.is_connection_refusal() => StoreError::new(
+            StoreErrorKind::Unavailable,
+            format!("no connection: {error}; is Redis running there? check host and port"),
+        ),
         ErrorKind::Io => StoreError::new(
             StoreErrorKind::Unavailable,
             format!("no connection: {error}"),
@@ -320,6 +324,15 @@ mod tests {
                 "{code} {details}"
             );
         }
+    }
+
+    #[test]
+    fn refused_connection_error_names_the_remedy() {
+        let refusal = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let error = unconnected(&refusal.into(), false, &AclLine::new("lock", 0)).to_string();
+        assert!(error.starts_with("no connection: "), "{error}");
+        let remedy = "; is Redis running there? check host and port";
+        assert!(error.ends_with(remedy), "{error}");
     }
 
     #[test]

@@ -25,8 +25,9 @@ const STRAGGLERS: Duration = Duration::from_millis(300);
 /// # Errors
 /// `InvalidUrl`, without the URL, which may contain a password.
 pub(crate) fn urls_of(url: &str) -> Result<Option<Vec<&str>>, LockError> {
-    let Some(list) = url.strip_prefix("redlock:") else {
-        return Ok(None);
+    let list = match url.split_once(':') {
+        Some((scheme, list)) if scheme.eq_ignore_ascii_case("redlock") => list,
+        _ => return Ok(None),
     };
     let invalid = |complaint: &str| {
         let message =
@@ -177,10 +178,11 @@ mod tests {
     #[test]
     fn the_url_of_several_servers_is_a_list_of_theirs() {
         assert_eq!(urls_of("redis://a").unwrap(), None);
-        let urls = urls_of("redlock:redis://a,rediss://:pw@b:7, unix:///c")
-            .unwrap()
-            .unwrap();
-        assert_eq!(urls, ["redis://a", "rediss://:pw@b:7", "unix:///c"]);
+        for scheme in ["redlock", "RedLock"] {
+            let urls = format!("{scheme}:redis://a,rediss://:pw@b:7, unix:///c");
+            let urls = urls_of(&urls).unwrap().unwrap();
+            assert_eq!(urls, ["redis://a", "rediss://:pw@b:7", "unix:///c"]);
+        }
     }
 
     #[test]

@@ -161,7 +161,8 @@ struct Parts<'a> {
 
 impl<'a> Parts<'a> {
     fn of(url: &'a str) -> Result<Self, Complaint> {
-        let tls = match scheme(url).strip_suffix("+sentinel").unwrap_or(scheme(url)) {
+        let scheme = scheme(url).to_ascii_lowercase();
+        let tls = match scheme.strip_suffix("+sentinel").unwrap_or(&scheme) {
             "redis" | "valkey" => false,
             "rediss" | "valkeys" => true,
             _ => return Err("it does not begin with redis:// or rediss://".into()),
@@ -537,7 +538,7 @@ mod tests {
         let Err(error) = open("rediss+sentinel://a/mymaster", RedisOptions::default()) else {
             panic!("no TLS")
         };
-        assert!(error.to_string().contains("\"rustls\""), "{error}");
+        assert!(error.to_string().contains("`rustls`"), "{error}");
     }
 
     #[test]
@@ -606,7 +607,7 @@ mod tests {
             "redis://:pw@10.0.0.2:26379/",
         ];
         let sentinels = open_each(
-            "redis://app:secret@MyMaster/2",
+            "REDIS://app:secret@MyMaster/2",
             sentinels,
             &RedisOptions::default(),
         )

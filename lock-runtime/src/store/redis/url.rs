@@ -1,10 +1,12 @@
 //! Clients set up for locks, from a URL.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use redis::{
-    Client, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, io::tcp::socket2::TcpKeepalive,
+    Client, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisError,
+    io::tcp::socket2::TcpKeepalive,
 };
+use url::{ParseError, Url};
 
 use super::settings::RedisOptions;
 use crate::error::{LockError, LockErrorKind};
@@ -13,11 +15,22 @@ use crate::error::{LockError, LockErrorKind};
 /// connection that is cut silently must be detected well within a lease of usual length.
 const SILENCE: Duration = Duration::from_secs(5);
 
+/// Returns the URL with its scheme in lower case.
+pub(super) fn with_lower_scheme(url: &str) -> Cow<'_, str> {
+    match url.split_once("://") {
+        Some((scheme, rest)) if scheme.bytes().any(|byte| byte.is_ascii_uppercase()) => {
+            Cow::Owned(format!("{}://{rest}", scheme.to_ascii_lowercase()))
+        }
+        _ => Cow::Borrowed(url),
+    }
+}
+
 /// Refuses a URL that asks for TLS if TLS is not compiled in. The rest of the URL may be right.
 ///
 /// # Errors
 /// `InvalidUrl`, with the feature to enable.
 pub(super) fn check_tls(url: &str) -> Result<(), LockError> {
+    let url = with_lower_scheme(url);
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     let is_tls = matches!(scheme.split('+').next(), Some("rediss" | "valkeys"));
     if is_tls && !cfg!(feature = "rustls") {
@@ -35,35 +48,100 @@ pub(super) fn check_tls(url: &str) -> Result<(), LockError> {
 /// # Errors
 /// `InvalidUrl`. The message never repeats the URL, which may contain a password.
 pub(super) fn open(url: &str, settings: &RedisOptions) -> Result<Client, LockError> {
+    let url = &*with_lower_scheme(url);
     check_tls(url)?;
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     match scheme {
         "redis" | "rediss" | "valkey" | "valkeys" | "unix" | "redis+unix" | "valkey+unix" => {}
         _ => {
-            return Err(invalid(
-                "it begins with none of redis://, rediss://, unix://, redis+sentinel://, redis+cluster://, redlock: and memory:",
-            ));
+            let meant = if is_address(url) {
+                format!(" (did you mean redis://{url}?)")
+            } else {
+                String::new()
+            };
+            return Err(invalid(&format!(
+                "it begins with none of redis://, rediss://, unix://, redis+sentinel://, redis+cluster://, the same with \
+                 valkey, redlock: and memory:{meant}",
+            )));
         }
     }
     let is_socket = scheme.contains("unix");
     let known =
         |name: &str| name == "protocol" || is_socket && matches!(name, "db" | "user" | "pass");
-    let parameters = url.split_once('?').map_or("", |(_, parameters)| parameters);
-    let parameters = parameters.split('#').next().unwrap_or_default().split('&');
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    let parameters = query.split('#').next().unwrap_or_default().split('&');
     let mut names = parameters.map(|parameter| parameter.split('=').next().unwrap_or_default());
-    if names.any(|name| !name.is_empty() && !known(name)) {
-        return Err(invalid(
-            "it has an unsupported parameter (`min_replicas` is an option of `RedisOptions`, or of redis+sentinel://)",
-        ));
+    if let Some(unknown) = names.find(|name| !name.is_empty() && !known(name)) {
+        // What precedes an `@` may be the rest of a password.
+        return Err(invalid(&unsupported(unknown, query.contains('@'))));
     }
-    let info = url.into_connection_info().map_err(|error| {
-        // The first part is a fixed text. The detail after it might quote the URL.
-        invalid(error.to_string().split(" - ").next().unwrap_or_default())
-    })?;
+    let info = url
+        .into_connection_info()
+        .map_err(|error| invalid(&complaint(url, &error)))?;
     if info.redis_settings().db() < 0 {
         return Err(invalid("the database number is negative"));
     }
     settings.client(for_locks(info), |error| invalid(&error.to_string()))
+}
+
+/// Whether the text is a host and a port, without a scheme and credentials.
+fn is_address(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else {
+        return false;
+    };
+    let of_host = |byte: u8| byte.is_ascii_alphanumeric() || b".-[]:".contains(&byte);
+    !host.is_empty() && host.bytes().all(of_host) && port.parse::<u16>().is_ok()
+}
+
+fn unsupported(name: &str, secret: bool) -> String {
+    let of_name = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
+    if secret || !name.bytes().all(of_name) {
+        return "it has an unsupported parameter".into();
+    }
+    let remedy = match name {
+        "min_replicas" => {
+            "it is an option of `RedisOptions`, or of redis+sentinel:// and its replica_timeout"
+        }
+        "replica_timeout" => "it is an option of redis+sentinel://",
+        "longest_lease" => "it is an option of `RedisOptions`",
+        "namespace" => "set it with `LockClient::builder().namespace(..)`",
+        _ if OPTIONS.contains(&name) => "set it with `LockClient::builder().defaults(..)`",
+        _ => "leave it out",
+    };
+    format!("it has the unsupported parameter {name:?}: {remedy}")
+}
+
+macro_rules! names {
+    (
+        options { $( $(#[$doc:meta])* $option:ident($($arg:ident: $of:ty)?) { $($set:tt)* } )* }
+        modes { $($modes:tt)* }
+    ) => {
+        &[$(stringify!($option)),*]
+    };
+}
+
+/// The options of a lock. They are not parameters of a URL.
+const OPTIONS: &[&str] = crate::__lock_options!(names);
+
+/// Explains why the redis crate refuses a URL.
+fn complaint(url: &str, error: &RedisError) -> Cow<'static, str> {
+    // The first part is a fixed text. The detail after it might quote the URL.
+    let text = error.to_string();
+    let text = text.split(" - ").next().unwrap_or_default();
+    match Url::parse(url) {
+        Err(ParseError::InvalidPort) => "the port is not a number from 1 to 65535".into(),
+        Err(error) => error.to_string().into(),
+        Ok(url) if text.contains("database number") => {
+            let path = url.path().trim_start_matches('/');
+            // A path with an `@` begins within a password that is not percent-encoded.
+            if path.contains('@') {
+                "its path is not a database number".into()
+            } else {
+                format!("{path:?} is not a database number").into()
+            }
+        }
+        Ok(_) => text.to_owned().into(),
+    }
 }
 
 fn invalid(complaint: &str) -> LockError {
@@ -143,9 +221,76 @@ mod tests {
     }
 
     #[test]
+    fn wrong_url_error_names_the_wrong_part() {
+        for (url, words) in [
+            (
+                "redis://:hunter2@127.0.0.1/0?lease=3s",
+                "the unsupported parameter \"lease\": set it with `LockClient::builder().defaults(..)`",
+            ),
+            (
+                "redis://127.0.0.1?protocol=resp3&namespace=shop",
+                "\"namespace\": set it with `LockClient::builder().namespace(..)`",
+            ),
+            (
+                "redis://127.0.0.1/?min_replicas=1",
+                "\"min_replicas\": it is an option of `RedisOptions`",
+            ),
+            ("redis://127.0.0.1/?tls=1", "\"tls\": leave it out"),
+            ("redis://:x?hunter2=y@h", "an unsupported parameter;"),
+            (
+                "redis://:hunter2@127.0.0.1:99999",
+                "the port is not a number from 1 to 65535",
+            ),
+            (
+                "redis://:hunter2@127.0.0.1:port",
+                "the port is not a number from 1 to 65535",
+            ),
+            (
+                "redis://:hunter2@127.0.0.1/abc",
+                "\"abc\" is not a database number",
+            ),
+            (
+                "redis://us/er:hunter2@127.0.0.1/0",
+                "its path is not a database number",
+            ),
+            ("127.0.0.1:17391", "(did you mean redis://127.0.0.1:17391?)"),
+            ("[::1]:6379", "(did you mean redis://[::1]:6379?)"),
+            (
+                "redis-7.local:6379",
+                "(did you mean redis://redis-7.local:6379?)",
+            ),
+            ("user:hunter2@127.0.0.1:6379", "and memory:; a valid one"),
+            ("127.0.0.1", "and memory:; a valid one"),
+        ] {
+            let error = open(url, &RedisOptions::default()).unwrap_err();
+            assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{url}");
+            let error = error.to_string();
+            assert!(error.contains(words), "{url}: {error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_scheme_is_in_any_case() {
+        for url in ["REDIS://Host:1/2", "Valkey://Host:1/2"] {
+            let client = open(url, &RedisOptions::default()).unwrap();
+            let info = client.get_connection_info();
+            assert_eq!(
+                (info.addr().to_string().as_str(), info.redis_settings().db()),
+                ("Host:1", 2)
+            );
+        }
+        assert_eq!(
+            check_tls("REDISS+Sentinel://a/m").is_ok(),
+            cfg!(feature = "rustls")
+        );
+    }
+
+    #[test]
     fn a_client_speaks_resp3_whatever_the_url_says() {
         for url in [
             "redis://127.0.0.1/3",
+            "redis+unix:///run/redis.sock",
             "redis://[::1]:7/?protocol=resp2",
             "unix:///run/redis.sock",
         ] {

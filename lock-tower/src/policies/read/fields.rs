@@ -122,15 +122,10 @@ impl Reader<'_> {
                 settings.mode = self.word(name, value, modes).map(|mode| mode());
             }
             "permits" => {
-                let permits = self.number(name, "3", value);
-                let few =
-                    permits.map(|permits| u32::try_from(permits).ok().and_then(NonZeroU32::new));
-                match few {
-                    Some(Some(permits)) => settings.mode = Some(LockSpec::permits(permits)),
-                    Some(None) => self
-                        .mistakes
-                        .add(at(value), format!("`permits` must be 1 to {}", u32::MAX)),
-                    None => {}
+                let permits = self.number(name, 1..=u32::MAX.into(), "3", value);
+                let permits = permits.and_then(|permits| u32::try_from(permits).ok());
+                if let Some(permits) = permits.and_then(NonZeroU32::new) {
+                    settings.mode = Some(LockSpec::permits(permits));
                 }
             }
             "min_hold" => {
@@ -158,7 +153,7 @@ impl Reader<'_> {
                 LockSpec::no_strict_order,
             ),
             "max_waiters" => {
-                if let Some(waiters) = self.number(name, "100", value) {
+                if let Some(waiters) = self.number(name, 0..=u64::MAX, "100", value) {
                     let waiters = usize::try_from(waiters).unwrap_or(usize::MAX);
                     settings.set(|spec| spec.max_waiters(waiters));
                 }
@@ -237,17 +232,10 @@ impl Reader<'_> {
                 );
                 continue;
             };
-            let Some(number) = self.number(name, "423", value) else {
-                continue;
-            };
-            let status = u16::try_from(number)
-                .ok()
-                .and_then(|number| StatusCode::from_u16(number).ok());
-            match status.filter(|status| status.is_client_error() || status.is_server_error()) {
-                Some(status) => statuses.push((class, status)),
-                None => self
-                    .mistakes
-                    .add(at(value), "the status of a refusal must be from 400 to 599"),
+            let number = self.number(name, 400..=599, "423", value);
+            let status = number.and_then(|number| u16::try_from(number).ok());
+            if let Some(status) = status.and_then(|status| StatusCode::from_u16(status).ok()) {
+                statuses.push((class, status));
             }
         }
         statuses

@@ -1,6 +1,6 @@
 //! Parsers of single values. Their errors describe the correct form.
 
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
 use lock_runtime::LockSpec;
 use toml::{
@@ -94,16 +94,25 @@ impl Reader<'_> {
         flag
     }
 
-    pub(super) fn number(&mut self, name: &str, example: &str, value: &Value<'_>) -> Option<u64> {
+    pub(super) fn number(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<u64>,
+        example: &str,
+        value: &Value<'_>,
+    ) -> Option<u64> {
         let number = value.get_ref().as_integer();
         let number = number
             .map(|number: &DeInteger<'_>| u64::from_str_radix(number.as_str(), number.radix()));
         match number {
-            Some(Ok(number)) => return Some(number),
-            Some(Err(_)) => self.mistakes.add(
-                at(value),
-                format!("`{name}` is out of range: write {name} = {example}"),
-            ),
+            Some(Ok(number)) if range.contains(&number) => return Some(number),
+            Some(_) => {
+                let (first, last) = range.into_inner();
+                let message = format!(
+                    "`{name}` is out of range ({first} to {last}): write {name} = {example}"
+                );
+                self.mistakes.add(at(value), message);
+            }
             None => {
                 let message = format!(
                     "expected a whole number, found {}: write {name} = {example}",

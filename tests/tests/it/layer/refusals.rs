@@ -11,7 +11,7 @@ use axum::{
 };
 use futures_util::future;
 use lock_runtime::{HeldLock, LockClient, web::ErrorClass};
-use lock_tests::{Captured, RedisServer};
+use lock_tests::{Captured, RedisServer, traces::Event};
 use lock_tower::{LockLayer, Refusal};
 use tower::{Layer, ServiceExt};
 use tracing::Level;
@@ -184,10 +184,24 @@ async fn a_placeholder_that_the_route_does_not_have_is_our_mistake() {
     assert!(!response.body.contains("order_id"), "{}", response.body);
     let event = traces.wait_for(|event| event.level == Level::ERROR).await;
     let error = event.field("error").unwrap();
-    assert!(
-        error.contains("{order_id}") && error.contains("/orders/{id}"),
-        "{error}"
-    );
+    let message = "the key template has {order_id}, and the route \"/orders/{id}\" has no such parameter: it has {id}";
+    assert_eq!(error, message);
+}
+
+#[tokio::test]
+async fn invalid_options_of_a_layer_are_an_error_event_before_any_request() {
+    let traces = Captured::new();
+    let _collecting = traces.set_default();
+    let locks = LockClient::in_memory();
+    let app = || Router::<()>::new().route("/orders/{id}", post(async || "paid"));
+    let is_error = |event: &Event| event.level == Level::ERROR;
+    drop(app().layer(orders(&locks)));
+    assert!(!traces.events().iter().any(is_error));
+    drop(app().layer(orders(&locks).lease(Duration::ZERO)));
+    let event = traces.wait_for(is_error).await;
+    assert_eq!(event.field("policy"), Some("order:{id}"));
+    let message = "a lease of 0s is out of range; give 100 ms to 24 h";
+    assert_eq!(event.field("error"), Some(message));
 }
 
 #[tokio::test]

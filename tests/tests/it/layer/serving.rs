@@ -335,7 +335,7 @@ async fn the_triplet_can_be_named_and_cloned() {
         }
     }
 
-    let layer: LockLayer = LockLayer::new(LockClient::in_memory(), "one").unwrap();
+    let layer: LockLayer = LockLayer::new(LockClient::in_memory(), "{method}").unwrap();
     let mut service: Lock<Ok200, Keyed<KeyTemplate>, Http> = layer.layer(Ok200).clone();
     let future = service.call(Request::default());
     future_of(&future);

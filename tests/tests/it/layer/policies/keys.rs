@@ -12,7 +12,7 @@ use axum::{
     routing,
 };
 use lock_runtime::{HeldLock, KeyWriter, LockClient, LockError, LockKey, distributed_lock};
-use lock_tower::{LockLayer, LockPolicies, PolicyLayer, Selector, Target};
+use lock_tower::{KeyTemplate, LockLayer, LockPolicies, PolicyLayer, Selector, Target};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use proptest::{prelude::*, sample::select};
 use tokio::runtime::Runtime;
@@ -199,7 +199,9 @@ proptest! {
         let policies = LockPolicies::from_toml_str(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
         let app = all.iter().enumerate().fold(Router::new(), |app, (number, route)| {
             let template = keys[number].template(number, route);
-            let layer = LockLayer::new(LockClient::in_memory(), &template).unwrap();
+            // `LockLayer::new` refuses templates without a placeholder.
+            let template = KeyTemplate::new(&template).unwrap();
+            let layer = LockLayer::with_key(LockClient::in_memory(), template);
             let handler = routing::any(async |lock: Option<HeldLock>| Extension(lock.map(|lock| lock.key().clone())));
             app.route(&route.path(), handler.layer(layer))
         });

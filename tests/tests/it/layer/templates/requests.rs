@@ -49,9 +49,9 @@ async fn said(response: Response) -> String {
 /// The key under which a route with the template serves the values, or the code of the refusal.
 /// `choices` selects the encoding of the values.
 async fn served(locks: &LockClient, written: &Written, choices: &[u8]) -> Result<String, String> {
-    let layer = LockLayer::new(locks.clone(), &written.template())
-        .unwrap()
-        .no_wait();
+    // `LockLayer::new` refuses templates without a placeholder.
+    let template = KeyTemplate::new(&written.template()).unwrap();
+    let layer = LockLayer::with_key(locks.clone(), template).no_wait();
     let app: Router = Router::new().route(&written.route(), any_method(named).layer(layer));
     let response = app.oneshot(written.request(choices)).await.unwrap();
     match response.status().as_u16() {
@@ -262,9 +262,8 @@ fn any_request_is_served_or_refused() {
     let apps: Vec<(&str, Router)> = TEMPLATES
         .iter()
         .map(|template| {
-            let layer = LockLayer::new(LockClient::in_memory(), template)
-                .unwrap()
-                .no_wait();
+            let key = KeyTemplate::new(template).unwrap();
+            let layer = LockLayer::with_key(LockClient::in_memory(), key).no_wait();
             let routes = Router::new()
                 .route("/", any_method(named))
                 .route("/{a}", any_method(named))
