@@ -113,7 +113,8 @@ impl LockClient {
     /// - `redlock:redis://..,redis://..,redis://..`: several independent servers, of which a
     ///   majority has to agree.
     ///
-    /// With `rediss` instead of `redis` the connection uses TLS (feature `rustls`).
+    /// With `rediss` instead of `redis` the connection uses TLS (feature `rustls`). `valkey` and
+    /// `valkeys` stand for `redis` and `rediss`; the case of a scheme does not matter.
     ///
     /// # Errors
     /// - `InvalidUrl` if the URL names no store, names a database that the server does not have,
@@ -452,7 +453,8 @@ impl LockClientBuilder {
     /// # Cancellation
     /// Dropping the future closes the connection.
     pub async fn connect(self, url: &str) -> Result<LockClient, LockError> {
-        match url.strip_prefix("memory") {
+        let (scheme, rest) = url.split_at(url.find(':').unwrap_or(url.len()));
+        match Some(rest).filter(|_| scheme.eq_ignore_ascii_case("memory")) {
             Some("" | ":" | "://") => return self.build_in_memory(),
             Some(rest) if rest.starts_with(':') => {
                 let message = "a store in this process has no address: its URL is \"memory:\" and nothing else; \
@@ -646,7 +648,7 @@ mod tests {
     /// Independent of the features that are compiled in.
     #[tokio::test]
     async fn a_store_in_this_process_needs_no_feature() {
-        for url in ["memory:", "memory://", "memory"] {
+        for url in ["memory:", "memory://", "memory", "Memory:"] {
             let locks = LockClient::connect(url)
                 .await
                 .unwrap_or_else(|error| panic!("{url:?}: {error}"));
@@ -664,7 +666,6 @@ mod tests {
             "memory://orders",
             "mem:",
             "memories",
-            "Memory:",
         ] {
             let error = LockClient::connect(url).await.unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{error}");

@@ -671,7 +671,7 @@ impl Session {
             budget,
         } = handoff;
         let terms = self.acquisitions[id].terms;
-        // As for a grant: with less validity than a renewal may take, the lock would be lost at once.
+        // As for a grant: with less validity than a renewal may take, it would be lost at once.
         if lease.validity(cx.now) <= terms.call_timeout() {
             self.give_back(hold, terms.lease, cx);
             return None;

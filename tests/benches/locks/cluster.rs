@@ -1,5 +1,5 @@
-//! Acquire and release on a cluster of three masters, every task its own key; the limit is the same two scripts sent raw, each to
-//! the node that keeps the key, by a connection for each node.
+//! Acquire and release on a cluster of three masters, every task its own key; the limit is the same
+//! two scripts sent raw, each to the node that keeps the key, by a connection for each node.
 
 use std::time::Duration;
 

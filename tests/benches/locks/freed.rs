@@ -1,6 +1,6 @@
-//! How late a waiter of another process is granted a lock that has become free, by the way in which it became free, counted from
-//! the instant at which the store regards the lock as free. A killed process is played by its store, which acquires and is never
-//! heard of again.
+//! How late a waiter of another process is granted a lock that has become free, by the way in which
+//! it became free, counted from the instant at which the store regards the lock as free. A killed
+//! process is played by its store, which acquires and is never heard of again.
 
 use std::{sync::Arc, time::Duration};
 

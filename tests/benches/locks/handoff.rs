@@ -1,5 +1,6 @@
-//! Clients with a connection of their own hand one key to each other: acquire, release at once, again. The limit is one client
-//! that sends one script after the other, each of which gives the lock back and takes it up again.
+//! Clients with a connection of their own hand one key to each other: acquire, release at once,
+//! again. The limit is one client that sends one script after the other, each of which gives the
+//! lock back and takes it up again.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Acquire and release, every task its own key, over one connection; the limit is the same two scripts sent raw.
+//! Acquire and release, every task its own key, over one connection; the limit is the same two
+//! scripts sent raw.
 
 use std::time::Duration;
 

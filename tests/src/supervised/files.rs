@@ -5,7 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Some files of a directory. Where a text among them names that directory, it names the new one in a new one.
+/// Some files of a directory. Where a text among them names that directory, it names the new one in
+/// a new one.
 #[derive(Clone, Default)]
 pub(crate) struct Files {
     from: PathBuf,

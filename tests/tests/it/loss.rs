@@ -1,4 +1,4 @@
-//! The holder finds out by itself that it holds nothing any more, from its own clock, whatever the server does (FAILURES 4, 6).
+//! A holder detects the loss of its lock by its own clock, whatever the server does.
 
 mod noticed;
 mod paused;

@@ -130,7 +130,8 @@ impl Orders {
     }
 }
 
-/// Tables with an order, one for each statement that writes, and one without it for each that may write the first row.
+/// Tables with an order, one for each statement that writes, and one without it for each that may
+/// write the first row.
 fn tables() -> Vec<Orders> {
     let (updates, inserts) = (statements("UPDATE "), statements("INSERT "));
     assert!(
@@ -198,7 +199,8 @@ async fn acquire_reentrant_writes_before_and_after_the_outer_guard() {
     }
 }
 
-/// The lock does not go through the store between the two, and the second has a larger token all the same.
+/// The lock does not go through the store between the two, and the second has a larger token all
+/// the same.
 #[tokio::test(start_paused = true)]
 async fn release_hands_off_locally_and_fences_out_the_earlier_task() {
     in_time(async {

@@ -1,4 +1,5 @@
-//! One client on several tokio runtimes, as a static client in tests or a library that makes runtimes of its own has it.
+//! One client on several Tokio runtimes, such as a static client in tests, or one in a library that
+//! creates its own runtimes.
 
 use std::{
     num::NonZeroU32,

@@ -1,5 +1,6 @@
-//! A crate that knows lock-runtime under another name only. Every path that `#[distributed_lock]` writes has to begin with
-//! that name: one that does not is an error here, and in no crate that has `lock_runtime` in scope.
+//! A crate that knows lock-runtime under another name only. Every path that `#[distributed_lock]`
+//! writes has to begin with that name: one that does not is an error here, and in no crate that has
+//! `lock_runtime` in scope.
 
 #![cfg(test)]
 

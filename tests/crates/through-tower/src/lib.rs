@@ -1,5 +1,5 @@
-//! A crate that has lock-runtime only through lock-tower, with its default features: `#[distributed_lock]` is there, and
-//! works under that path.
+//! A crate that has lock-runtime only through lock-tower, with its default features:
+//! `#[distributed_lock]` is there, and works under that path.
 
 #![cfg(test)]
 

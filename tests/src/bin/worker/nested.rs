@@ -4,7 +4,8 @@ use std::env;
 
 use lock_tests::{Worker, processes::Parent};
 
-/// Starts a worker with a redis-server, stops the worker, prints its server's port and pid, and waits.
+/// Starts a worker with a redis-server, stops the worker, prints its server's port and pid, and
+/// waits.
 #[derive(clap::Args)]
 pub(crate) struct Nested {}
 

@@ -1,4 +1,5 @@
-//! Starts a server and ends in a given way without ending the server, to show that the server ends all the same.
+//! Starts a server and ends in a given way without stopping it, to show that the server ends as
+//! well.
 
 use std::process;
 

@@ -12,7 +12,8 @@ use tokio::time::sleep;
 /// Between two attempts to connect to servers that fail.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Prints `ready`, works from the next line to the one after it, prints each record as JSON, and at the end `done`.
+/// Prints `ready`, works from the next line to the one after it, prints each record as JSON, and at
+/// the end `done`.
 #[derive(clap::Args)]
 pub(crate) struct Storm {
     /// One server, or several of which a majority has to agree.

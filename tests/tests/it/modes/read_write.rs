@@ -1,4 +1,4 @@
-//! Readers share, writers don't, and a writer can become a reader without letting anybody in between.
+//! Readers share a lock, writers do not, and a writer can become a reader without a gap.
 
 use std::{sync::Arc, time::Duration};
 

@@ -228,7 +228,8 @@ async fn the_server_sees_nothing_of_a_lock_after_its_release() {
                 .unwrap();
             // At every phase of the first renewal.
             tokio::time::sleep(Duration::from_millis(250 + 3 * number)).await;
-            // On a busy machine the lease may have run out, or the answer may be late: then it is said once more.
+            // On a busy machine the lease may have run out, or the answer may be late: then it is
+            // said once more.
             guard.release().await.is_ok().then_some(number)
         });
     }

@@ -1,4 +1,5 @@
-//! Everything that a server executes, as `MONITOR` tells it: commands, and those within scripts (`lua]`).
+//! Everything that a server executes, as `MONITOR` reports it: commands, and those within scripts
+//! (`lua]`).
 
 use lock_tests::{RedisServer, unique};
 use tokio::{

@@ -1,4 +1,4 @@
-//! 13 of the failures seen elsewhere: half of several keys, and two requests that wait for each other.
+//! Several keys: never half of them, and no two requests that wait for each other.
 
 use lock_runtime::{LockClient, LockErrorKind};
 use lock_tests::{shared_server, unique};

@@ -95,7 +95,8 @@ async fn a_dead_vote_holds_no_request_up_at_stores_in_this_process() {
             stores.plant("a", dead).await;
             let since = Instant::now();
             let guard = request(&stores.client(), "a", mode, wait).acquire().await;
-            // A reader in the queue may have to wait for a writer in front, and finds out first whether that one lives.
+            // A reader in the queue may have to wait for a writer in front, and finds out first
+            // whether that one lives.
             let within = if wait.is_none() { AT_ONCE } else { SOON * 2 };
             assert!(
                 guard.is_ok() && since.elapsed() < within,
@@ -106,7 +107,8 @@ async fn a_dead_vote_holds_no_request_up_at_stores_in_this_process() {
     }
 }
 
-/// The second look of a request that does not wait takes no time that a short lease would not leave.
+/// The second look of a request that does not wait takes no time that a short lease would not
+/// leave.
 #[tokio::test(start_paused = true)]
 async fn a_dead_vote_holds_no_request_with_a_short_lease_up() {
     for (dead, mode) in MODES {

@@ -46,7 +46,8 @@ async fn tokens_grow_whichever_servers_agree() {
     }
 }
 
-/// The number of a server that was ahead is given out, and that server is gone: the others must know it.
+/// A granted number came from a server that was ahead and is gone now: the others must know the
+/// number.
 #[tokio::test]
 async fn a_number_that_only_one_server_knew_is_written_back() {
     let servers = Servers::start().await;

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use super::LONG;
 use crate::place::{begun, eventually, in_time};
 
-/// How long the message about the grant takes, so that others are granted the lock before it arrives.
+/// The delay of the message about the grant, so that others are granted the lock before it arrives.
 const DELAY: Duration = Duration::from_millis(300);
 
 /// The mode of the requests, and the number of others that keep the lock from them.

@@ -1,5 +1,5 @@
-//! While the store does not answer and others of this process wait, a request that does not wait gets the store's error: whether
-//! the lock is held is not known.
+//! While the store does not answer and others of this process wait, a request that does not wait
+//! gets the store's error: whether the lock is held is not known.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
