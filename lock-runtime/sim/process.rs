@@ -25,12 +25,17 @@ pub(super) struct Who {
     pub(super) life: u32,
 }
 
+/// The time after which a neglected future is dropped: when all waiters must have been served.
+const NEGLECTED_FOR: Duration = Duration::from_secs(120);
+
 /// The end of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     Release,
     /// The future of the release is dropped after this time.
     DropRelease(Duration),
+    /// The future of the release is not polled again, and is dropped much later.
+    NeglectRelease,
     Drop,
 }
 
@@ -93,6 +98,8 @@ pub(super) enum Event {
     DriverDies,
     DriverRestarts,
     Revoke(usize),
+    /// The client is shut down.
+    Shutdown,
 }
 
 /// A request in a wait queue, or one whose attempt is in flight.
@@ -147,6 +154,8 @@ pub(super) struct Process {
     calls: BTreeMap<u32, (Purpose, Instant)>,
     /// The time at which the driver checks for work. `None` while it is dead.
     driver_at: Option<Instant>,
+    /// Calls whose replies are ignored.
+    neglected: Vec<u32>,
     driver_is_dead: bool,
     numbers: u32,
     /// The event is the reply to a request that is granted with its full lease.
@@ -198,6 +207,7 @@ impl Process {
             guards: BTreeMap::new(),
             calls: BTreeMap::new(),
             driver_at: None,
+            neglected: Vec::new(),
             driver_is_dead: false,
             numbers: 0,
             is_direct: false,
@@ -352,6 +362,7 @@ impl Process {
                 self.driver_is_dead = false;
                 self.check_work(now, now);
             }
+            Event::Shutdown => self.visit(now, |session, cx| session.close(cx)),
             Event::Revoke(key) => {
                 let (kind, key) = (LockKind::Lock, self.keys[key].clone());
                 let holders = self.session.holders_of(kind, &key);
@@ -430,10 +441,12 @@ impl Process {
 
     fn refused(&mut self, refused: &Refused) {
         self.say(|| format!("refused: {refused:?}"));
-        if matches!(
-            refused,
-            Refused::ForeignKey(_) | Refused::ModeMismatch | Refused::ShuttingDown
-        ) {
+        let is_wrong = match refused {
+            Refused::ForeignKey(_) | Refused::ModeMismatch => true,
+            Refused::ShuttingDown => !self.session.is_closed(),
+            _ => false,
+        };
+        if is_wrong {
             self.wrong = Some(format!("refused: {refused:?}"));
         }
     }
@@ -573,6 +586,9 @@ impl Process {
     }
 
     fn replied(&mut self, now: Instant, number: u32, reply: Option<StoreReply>) {
+        if self.neglected.contains(&number) {
+            return;
+        }
         let Some((purpose, sent)) = self.calls.remove(&number) else {
             return;
         };
@@ -673,7 +689,15 @@ impl Process {
                 ReleaseStep::Done(outcome) => self.say(|| format!("released: {outcome:?}")),
                 ReleaseStep::Call(id, call) => {
                     let call = self.call(now, Purpose::Release(id), call);
-                    if let Ending::DropRelease(pause) = arrival.ending {
+                    let pause = match arrival.ending {
+                        Ending::DropRelease(pause) => Some(pause),
+                        Ending::NeglectRelease => {
+                            self.neglected.push(call);
+                            Some(NEGLECTED_FOR)
+                        }
+                        Ending::Release | Ending::Drop => None,
+                    };
+                    if let Some(pause) = pause {
                         self.timers.push((now + pause, Event::DropCall(call)));
                     }
                 }

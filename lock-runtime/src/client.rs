@@ -661,12 +661,7 @@ mod tests {
                 .await
                 .unwrap();
         }
-        for url in [
-            "memory:orders",
-            "memory://orders",
-            "mem:",
-            "memories",
-        ] {
+        for url in ["memory:orders", "memory://orders", "mem:", "memories"] {
             let error = LockClient::connect(url).await.unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{error}");
             for word in ["memory:", "redis://"] {

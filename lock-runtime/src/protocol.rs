@@ -162,6 +162,8 @@ pub(crate) enum Mutation {
     HandsOffWithoutBudget,
     /// Rule 19: a lock is handed off under tokens that the store may have forgotten.
     HandsOffAfterDataLoss,
+    /// Rule 17: the head waits for the report of a release whose task is gone.
+    AwaitsReport,
     /// The head of a wait queue is not woken.
     WakesNoHead,
 }

@@ -67,5 +67,6 @@ found! {
     found_reader_that_takes_an_old_grant: ReaderTakesOldGrant => Fence,
     found_client_that_hands_off_without_end: HandsOffWithoutBudget => Budget,
     found_client_that_hands_off_after_a_data_loss: HandsOffAfterDataLoss => Fence,
+    found_client_that_awaits_a_lost_report: AwaitsReport => Stuck,
     found_client_that_wakes_no_head: WakesNoHead => Asleep,
 }

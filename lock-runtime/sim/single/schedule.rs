@@ -45,6 +45,8 @@ pub(super) enum Action {
     Disconnect(usize),
     /// The runtime of the driver ends.
     DriverDies(usize),
+    /// The client of the process is shut down.
+    Shutdown(usize),
     /// A process revokes a lock.
     Revoke(usize, usize),
     /// The store executes nothing for this time, and then everything, in any order.
@@ -196,6 +198,7 @@ impl Schedule {
                 4 => Action::Disconnect(process),
                 5 => Action::Stall(dice.up_to(horizon)),
                 6 => Action::DriverDies(process),
+                7 if dice.chance(300) => Action::Shutdown(process),
                 7 => Action::Revoke(process, dice.below(crowd.locks)),
                 _ => Action::Flush,
             };
@@ -296,6 +299,7 @@ impl Crowd {
             },
             ending: match dice.below(4) {
                 0 => Ending::Drop,
+                1 if dice.chance(100) => Ending::NeglectRelease,
                 1 => Ending::DropRelease(dice.up_to(Duration::from_millis(2))),
                 _ => Ending::Release,
             },

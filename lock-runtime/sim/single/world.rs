@@ -382,6 +382,7 @@ impl World {
                 (process, event)
             }
             Action::DriverDies(process) => (process, process::Event::DriverDies),
+            Action::Shutdown(process) => (process, process::Event::Shutdown),
             Action::Revoke(process, key) => (process, process::Event::Revoke(key)),
             Action::Stall(pause) => {
                 self.store_stalls_until = self.now + pause;

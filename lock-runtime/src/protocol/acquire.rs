@@ -444,6 +444,9 @@ impl Session {
                 if entry.ask_at > cx.now {
                     return acquisition.wakes(entry.ask_at);
                 }
+                if entry.is_asked() && cx.breaks(Mutation::AwaitsReport) {
+                    return acquisition.wakes(cx.now + STRAGGLE);
+                }
                 if entry.is_asked() {
                     // The task that releases the lock made this request. Its outcome is overdue;
                     // the task may be gone.
