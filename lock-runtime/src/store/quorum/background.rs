@@ -13,23 +13,19 @@ use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::Fu
 use tokio::{
     runtime::Handle,
     sync::{Notify, oneshot},
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 
 use super::{campaign::Left, node::Node};
 use crate::{
     acquire::SHORTEST_CALL,
+    protocol::{Abandonment, Ending, Progress},
     spec::call_timeout,
     store::{Hold, StoreError},
 };
 
 /// The time after which the reply to a background call is no longer awaited.
 pub(super) const LONGEST_CALL: Duration = Duration::from_secs(2);
-/// The pause before an abandon is retried after its first failure. It doubles with each further
-/// failure, up to [`LONGEST_PAUSE`].
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
-pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-
 /// Calls in progress.
 pub(super) type UnderWay = FuturesUnordered<BoxFuture<'static, ()>>;
 
@@ -54,23 +50,21 @@ impl Drop for Busy {
 /// An alias that is no longer used, at a server that may know it.
 pub(super) struct Unused {
     node: Arc<Node>,
-    hold: Hold,
-    /// The deadline of an acquire that may still be executed (PROTOCOL 8).
-    straggler_until: Option<Instant>,
-    /// The time at which everything that the server may hold has expired.
-    ends: Instant,
-    patience: Duration,
+    abandonment: Abandonment,
 }
 
 impl Unused {
     /// The alias under which `node` may know an acquisition like `hold` with this lease.
     pub(super) fn new(node: Arc<Node>, left: &Left, hold: &Hold, lease: Duration) -> Self {
+        let hold = Hold::new(hold.key.clone(), hold.mode, left.token);
+        let (ending, timeout) = (
+            Ending::Abandon(hold),
+            call_timeout(lease).max(SHORTEST_CALL),
+        );
+        let now = Instant::now();
         Self {
             node,
-            hold: Hold::new(hold.key.clone(), hold.mode, left.token),
-            straggler_until: left.straggler_until,
-            ends: left.straggler_until.unwrap_or_else(Instant::now) + lease,
-            patience: call_timeout(lease).max(SHORTEST_CALL),
+            abandonment: Abandonment::new(ending, lease, left.straggler_until, timeout, now),
         }
     }
 }
@@ -126,35 +120,25 @@ impl Background {
     async fn say_until_heard(self: Arc<Self>, unused: Unused, said_once: oneshot::Sender<()>) {
         let Unused {
             node,
-            hold,
-            straggler_until,
-            ends,
-            patience,
+            mut abandonment,
         } = unused;
         let mut said_once = Some(said_once);
-        let mut pause = FIRST_PAUSE;
         loop {
-            let sent = Instant::now();
+            let patience = abandonment.call(Instant::now()).timeout;
+            let hold = abandonment.hold();
             let busy = self.busy();
-            let said = timeout(patience, node.store.abandon(&hold)).await;
+            let said = timeout(patience, node.store.abandon(hold)).await;
             drop(busy);
             // The receiver may have been dropped.
             let _ = said_once.take().map(|said_once| said_once.send(()));
-            match (
-                said.unwrap_or_else(|_| Err(StoreError::timed_out(patience))),
-                straggler_until,
-            ) {
-                (Ok(()), Some(deadline)) if sent <= deadline => {
-                    sleep_until(deadline + Duration::from_millis(1)).await
-                }
-                (Ok(()), _) => return,
-                (Err(error), _) if !error.is_transient() || Instant::now() >= ends => {
-                    tracing::debug!(key = %hold.key, server = %node, %error, "stopped retrying the release of a vote; it expires with its lease");
+            let said = said.unwrap_or_else(|_| Err(StoreError::timed_out(patience)));
+            match abandonment.replied(said, rand::random(), Instant::now()) {
+                Progress::Next { at, .. } => sleep_until(at).await,
+                Progress::Done => return,
+                Progress::GaveUp(error) => {
+                    let key = &abandonment.hold().key;
+                    tracing::debug!(%key, server = %node, %error, "stopped retrying the release of a vote; it expires with its lease");
                     return;
-                }
-                (Err(_), _) => {
-                    sleep(pause.mul_f64(0.5 + 0.5 * rand::random::<f64>())).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
         }

@@ -165,7 +165,7 @@ impl Client {
             Purpose::Release(ask, left, lease) => {
                 self.release_heard(sim, ask, left, lease, call.request, result)
             }
-            Purpose::GiveUp(number) => self.said(sim, number, call.sent, result),
+            Purpose::GiveUp(number) => self.said(sim, number, result),
         }
     }
 

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
     Broken,
     client::{Client, Purpose},
@@ -12,30 +10,23 @@ use super::{
 };
 use crate::{
     explorer::sim::say,
+    protocol::{Abandonment, Ending, Progress},
     store::{
         Hold, StoreError, Token,
-        quorum::{
-            background::{FIRST_PAUSE, LONGEST_PAUSE},
-            campaign::Left,
-            node_timeout,
-        },
+        quorum::{campaign::Left, node_timeout},
     },
 };
 
 pub(super) struct GivingUp {
     server: usize,
-    hold: Hold,
-    straggler_until: Option<Instant>,
-    ends: Instant,
-    patience: Duration,
-    pause: Duration,
+    abandonment: Abandonment,
     call: Option<Call>,
     plan: u32,
 }
 
 impl GivingUp {
     pub(super) fn speaks_of(&self, server: usize, token: Token) -> bool {
-        self.server == server && self.hold.token == token
+        self.server == server && self.abandonment.hold().token == token
     }
 }
 
@@ -51,13 +42,11 @@ impl Client {
         let straggler_until = left
             .straggler_until
             .filter(|_| !sim.is_broken(Broken::AbandonsOnce));
+        let hold = Hold::new(hold.key.clone(), hold.mode, left.token);
+        let (ending, timeout) = (Ending::Abandon(hold), patience(lease));
         let giving_up = GivingUp {
             server: left.node,
-            hold: Hold::new(hold.key.clone(), hold.mode, left.token),
-            straggler_until,
-            ends: left.straggler_until.unwrap_or(now) + lease,
-            patience: patience(lease),
-            pause: FIRST_PAUSE,
+            abandonment: Abandonment::new(ending, lease, straggler_until, timeout, now),
             call: None,
             plan: 0,
         };
@@ -71,12 +60,9 @@ impl Client {
             return;
         };
         giving_up.plan += 1;
-        let (server, hold, until, plan) = (
-            giving_up.server,
-            giving_up.hold.clone(),
-            now + giving_up.patience,
-            giving_up.plan,
-        );
+        let until = now + giving_up.abandonment.call(now).timeout;
+        let (server, plan) = (giving_up.server, giving_up.plan);
+        let hold = giving_up.abandonment.hold().clone();
         let call = self.call(sim, server, Request::Abandon(hold), Purpose::GiveUp(id));
         if let Some(giving_up) = self.giving_up.get_mut(&id) {
             giving_up.call = Some(call);
@@ -94,55 +80,29 @@ impl Client {
         };
         match giving_up.call.take() {
             Some(call) => {
-                let (sent, patience) = (
-                    self.calls.get(&call).map(|call| call.sent),
-                    giving_up.patience,
-                );
                 self.drop_call(sim, call);
-                let sent = sent.unwrap_or_else(|| self.now(sim));
-                self.said(sim, id, sent, Err(StoreError::timed_out(patience)));
+                self.said(sim, id, Err(StoreError::timed_out(Duration::ZERO)));
             }
             None => self.say(sim, id),
         }
     }
 
-    pub(super) fn said(
-        &mut self,
-        sim: &mut Sim,
-        id: u32,
-        sent: Instant,
-        said: Result<Reply, StoreError>,
-    ) {
+    pub(super) fn said(&mut self, sim: &mut Sim, id: u32, said: Result<Reply, StoreError>) {
         let now = self.now(sim);
+        let jitter = said.as_ref().err().map_or(0.0, |_| sim.dice.fraction());
         let Some(giving_up) = self.giving_up.get_mut(&id) else {
             return;
         };
         giving_up.call = None;
         giving_up.plan += 1;
         let plan = giving_up.plan;
-        match (said, giving_up.straggler_until) {
-            (Ok(_), Some(deadline)) if sent <= deadline => {
-                self.timer_at(
-                    sim,
-                    deadline + Duration::from_millis(1),
-                    Timer::GiveUp(id, plan),
-                );
-            }
-            (Err(_), _) if now < giving_up.ends => {
-                let pause = giving_up.pause.mul_f64(0.5 + 0.5 * sim.dice.fraction());
-                giving_up.pause = (giving_up.pause * 2).min(LONGEST_PAUSE);
-                self.timer_at(sim, now + pause, Timer::GiveUp(id, plan));
-            }
-            (said, _) => {
-                if said.is_err() {
-                    say!(
-                        sim,
-                        "{} leaves {} to its lease",
-                        self.who,
-                        sim.name(giving_up.hold.token)
-                    );
-                    sim.excuse(giving_up.hold.token);
-                }
+        match giving_up.abandonment.replied(said, jitter, now) {
+            Progress::Next { at, .. } => self.timer_at(sim, at, Timer::GiveUp(id, plan)),
+            Progress::Done => drop(self.giving_up.remove(&id)),
+            Progress::GaveUp(_) => {
+                let token = giving_up.abandonment.hold().token;
+                say!(sim, "{} leaves {} to its lease", self.who, sim.name(token));
+                sim.excuse(token);
                 self.giving_up.remove(&id);
             }
         }
