@@ -2,6 +2,7 @@
 
 mod abandon;
 mod message;
+pub(crate) mod quorum;
 
 pub(crate) use self::{
     abandon::{Abandonment, Ending, Progress},

@@ -6,14 +6,14 @@ use tokio::time::Instant;
 
 use super::{
     client::Client,
-    clock::Clock,
     server::Server,
     sim::{Sim, Who},
 };
 use crate::{
     fence::FencingToken,
+    protocol::quorum::majority,
     spec::{LockKind, Mode},
-    store::{Hold, quorum::majority::majority},
+    store::Hold,
 };
 
 /// The kinds of violations.
@@ -85,7 +85,7 @@ impl Checker {
     }
 
     /// Checks the state after an event at a client.
-    pub(super) fn look(&mut self, sim: &mut Sim, clients: &[Client], servers: &[Server]) {
+    pub(super) fn look(&mut self, sim: &mut Sim, clients: &mut [Client], servers: &[Server]) {
         for began in std::mem::take(&mut sim.began) {
             self.began(sim, &began.hold, began.fence);
         }
@@ -174,32 +174,43 @@ impl Checker {
 
     /// Checks that a majority holds each lock for as long as its holder is valid. A server that has
     /// lost the lock with its data counts too, as it does not vote in the meantime.
-    fn votes(&mut self, sim: &Sim, clients: &[Client], servers: &[Server]) {
+    fn votes(&mut self, sim: &Sim, clients: &mut [Client], servers: &[Server]) {
         for client in clients {
             let local = client.now(sim);
-            for holder in client.holders.values() {
+            for holder in client.holders.values_mut() {
                 let validity = holder.lease.validity(local);
-                let Some(campaign) = client
-                    .campaign(holder.hold.token)
+                let Some(round) = client
+                    .session
+                    .round(holder.hold.token)
                     .filter(|_| !validity.is_zero())
                 else {
                     continue;
                 };
                 let until = client.clock.when(local + validity);
-                let keeps = |(server, token): (usize, _)| {
-                    let name = Hold::new(holder.hold.key.clone(), holder.hold.mode, token);
+                // An alias is replaced when its server no longer knows it.
+                let fresh = round
+                    .known()
+                    .filter(|known| !holder.aliases.contains(known));
+                let fresh: Vec<_> = fresh.collect();
+                holder.aliases.extend(fresh);
+                let keeps = |server: &usize| {
                     let Server {
                         clock,
                         lost_data_at,
                         ..
-                    } = &servers[server];
-                    let kept = servers[server].table().held_until(&name, clock.at(sim.now));
+                    } = &servers[*server];
                     let forgot =
                         lost_data_at.is_some_and(|at| at >= holder.since - sim.longest_lease);
-                    forgot || kept.is_some_and(|kept| Clock::when(*clock, kept) >= until)
+                    let mut aliases = holder.aliases.iter().filter(|(at, _)| at == server);
+                    aliases.any(|(_, token)| {
+                        let name = Hold::new(holder.hold.key.clone(), holder.hold.mode, *token);
+                        let kept = servers[*server]
+                            .table()
+                            .held_until(&name, clock.at(sim.now));
+                        forgot || kept.is_some_and(|kept| clock.when(kept) >= until)
+                    })
                 };
-                if campaign.known().filter(|known| keeps(*known)).count() < majority(servers.len())
-                {
+                if (0..servers.len()).filter(keeps).count() < majority(servers.len()) {
                     let name = sim.name(holder.hold.token);
                     self.report(Wrong::NotHeld, || {
                         format!("{name} is not held by a majority until {until:?}")

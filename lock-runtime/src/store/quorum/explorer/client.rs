@@ -1,55 +1,41 @@
-//! One client: its state, and its calls to the servers.
+//! One client: its session, and its calls to the servers.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::collections::BTreeMap;
 
 use tokio::time::Instant;
 
 use super::{
-    asking::{Ask, Releasing},
     clock::Clock,
-    giving_up::GivingUp,
     holder::Holder,
-    leading::{Lead, Led},
-    link::{Link, Repeat},
-    message::{Call, Reply, Request},
+    link::{Calling, Link},
+    message::Call,
     server::MICROS,
     sim::{Event, Sim, Timer, Who},
     user::User,
 };
 use crate::{
-    client::CHECK_WITHIN,
     explorer::sim::say,
-    fence::FencingToken,
-    gate::ASK_WITHIN,
-    store::{
-        Grant, Hold, QuorumMember, StoreError, Token,
-        quorum::{
-            background::LONGEST_CALL,
-            campaign::{Campaign, Left},
-            contended::Contended,
-            node::Node,
-            proposals::Proposals,
-        },
+    protocol::{
+        Abandonment,
+        quorum::{Cx, LONGEST_CALL, Reply, RequestId, ServerReply, Session, Step},
     },
+    store::{Grant, Hold, StoreError, Token},
 };
 
-/// The purpose of a call to a server.
+/// The origin of a request to the session.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Purpose {
-    /// A request of a campaign, with the number of its [`Lead`].
-    Lead(u32, Led),
-    Ask(u32),
-    Release(u32, Left, Duration),
-    GiveUp(u32),
+pub(super) enum Asker {
+    User(u32),
+    Holder(u32),
+    /// A release in the background.
+    Release(u32),
+    Session,
 }
 
-pub(super) struct Calling {
-    pub(super) server: usize,
-    pub(super) request: Request,
-    pub(super) purpose: Purpose,
-    pub(super) conn: Option<usize>,
-    pub(super) repeat: Repeat,
-    pub(super) sent: Instant,
+struct Asked {
+    asker: Asker,
+    sent: Instant,
+    plan: u32,
 }
 
 pub(super) struct Client {
@@ -57,48 +43,28 @@ pub(super) struct Client {
     pub(super) clock: Clock,
     /// The difference between its clock and the true time, in microseconds.
     pub(super) ahead: i64,
-    pub(super) nodes: Vec<Arc<Node>>,
+    pub(super) session: Session,
+    /// The requests to the session.
+    asked: BTreeMap<RequestId, Asked>,
     pub(super) links: Vec<Link>,
-    proposals: Proposals,
-    pub(super) contended: Contended,
-    pub(super) round_trip: Duration,
-    /// In the order in which they began.
-    pub(super) campaigns: Vec<Campaign>,
-    pub(super) leads: BTreeMap<u32, Lead>,
-    pub(super) asks: BTreeMap<u32, Ask>,
     pub(super) calls: BTreeMap<Call, Calling>,
-    pub(super) giving_up: BTreeMap<u32, GivingUp>,
     pub(super) users: BTreeMap<u32, User>,
     pub(super) holders: BTreeMap<u32, Holder>,
-    pub(super) releases: BTreeMap<u32, Releasing>,
+    pub(super) releases: BTreeMap<u32, Abandonment>,
     /// The events that wait for the client while it is paused.
     pub(super) stopped: Option<Vec<Event>>,
 }
 
 impl Client {
-    pub(super) fn new(
-        who: Who,
-        clock: Clock,
-        ahead: i64,
-        servers: usize,
-        nothing: &Arc<dyn QuorumMember>,
-    ) -> Self {
+    pub(super) fn new(who: Who, clock: Clock, ahead: i64, servers: usize) -> Self {
         Self {
             who,
             clock,
             ahead,
-            nodes: (0..servers)
-                .map(|server| Arc::new(Node::new(format!("s{server}"), nothing.clone())))
-                .collect(),
+            session: Session::new((0..servers).map(|server| format!("s{server}"))),
+            asked: BTreeMap::new(),
             links: (0..servers).map(|_| Link::default()).collect(),
-            proposals: Proposals::default(),
-            contended: Contended::default(),
-            round_trip: Duration::from_millis(1),
-            campaigns: Vec::new(),
-            leads: BTreeMap::new(),
-            asks: BTreeMap::new(),
             calls: BTreeMap::new(),
-            giving_up: BTreeMap::new(),
             users: BTreeMap::new(),
             holders: BTreeMap::new(),
             releases: BTreeMap::new(),
@@ -115,156 +81,190 @@ impl Client {
         sim.at(self.clock.when(local), Event::Timer(self.who, timer));
     }
 
-    pub(super) fn propose(&self, sim: &Sim) -> FencingToken {
-        self.proposals.next_at(self.micros(sim))
-    }
-
     /// The time of its wall clock, in microseconds since 1970.
-    pub(super) fn micros(&self, sim: &Sim) -> u64 {
+    fn micros(&self, sim: &Sim) -> u64 {
         (MICROS + (sim.now - sim.start).as_micros() as u64).saturating_add_signed(self.ahead)
     }
 
-    pub(super) fn seen(&self, fence: FencingToken) {
-        self.proposals.seen(fence);
+    /// Visits the session, and performs its output.
+    fn visit<T>(&mut self, sim: &mut Sim, visit: impl FnOnce(&mut Session, &mut Cx<'_>) -> T) -> T {
+        let (now, micros, mutation) = (self.now(sim), self.micros(sim), sim.mutation());
+        let mut fraction = || sim.dice.fraction();
+        let mut cx = Cx::new(now, micros, &mut fraction);
+        cx.mutation = mutation;
+        let result = visit(&mut self.session, &mut cx);
+        let out = cx.out;
+        for id in out.abandonments {
+            self.await_reply(sim, id, Asker::Session);
+            self.advance(sim, id);
+        }
+        for send in out.background.into_iter().chain(out.sends) {
+            self.call(sim, send);
+        }
+        result
     }
 
-    pub(super) fn campaign(&self, token: Token) -> Option<&Campaign> {
-        self.campaigns
-            .iter()
-            .find(|campaign| campaign.hold().token.stem() == token.stem())
+    fn await_reply(&mut self, sim: &Sim, id: RequestId, asker: Asker) {
+        let (sent, plan) = (self.now(sim), 0);
+        self.asked.insert(id, Asked { asker, sent, plan });
     }
 
-    pub(super) fn campaign_mut(&mut self, token: Token) -> Option<&mut Campaign> {
-        self.campaigns
-            .iter_mut()
-            .find(|campaign| campaign.hold().token.stem() == token.stem())
+    /// Begins a request to the session.
+    pub(super) fn ask(
+        &mut self,
+        sim: &mut Sim,
+        asker: Asker,
+        begin: impl FnOnce(&mut Session, &mut Cx<'_>) -> RequestId,
+    ) -> RequestId {
+        let id = self.visit(sim, begin);
+        self.await_reply(sim, id, asker);
+        // The request may be decided without a reply.
+        self.timer_at(sim, self.now(sim), Timer::Request(id, 0));
+        id
     }
 
-    pub(super) fn forget(&mut self, token: Token) {
-        self.campaigns
-            .retain(|campaign| campaign.hold().token.stem() != token.stem());
+    /// Advances a request whose reply is awaited.
+    fn advance(&mut self, sim: &mut Sim, id: RequestId) {
+        if !self.asked.contains_key(&id) {
+            return;
+        }
+        let step = self.visit(sim, |session, cx| session.step(id, cx));
+        match step {
+            Step::Wait(until) => {
+                if let (Some(until), Some(asked)) = (until, self.asked.get_mut(&id)) {
+                    asked.plan += 1;
+                    let plan = asked.plan;
+                    self.timer_at(sim, until, Timer::Request(id, plan));
+                }
+            }
+            Step::Done(reply, _) => {
+                let Some(Asked { asker, sent, .. }) = self.asked.remove(&id) else {
+                    return;
+                };
+                self.timer_at(sim, self.now(sim) + LONGEST_CALL, Timer::Forget(id));
+                match asker {
+                    Asker::User(user) => self.user_answered(sim, user, id, sent, reply),
+                    Asker::Holder(holder) => self.renewal_answered(sim, holder, sent, reply),
+                    Asker::Release(number) => self.released(sim, number, reply),
+                    Asker::Session => {
+                        if let Ok(Reply::NotAbandoned(_, hold, _)) = reply {
+                            let name = sim.name(hold.token);
+                            say!(sim, "{} leaves {name} to its lease", self.who);
+                            sim.excuse(hold.token);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Drops the future of a request. Its calls complete in the background.
+    pub(super) fn drop_request(&mut self, sim: &mut Sim, id: RequestId) {
+        if self.asked.remove(&id).is_some() {
+            self.session.cancel(id);
+            self.timer_at(sim, self.now(sim) + LONGEST_CALL, Timer::Forget(id));
+        }
+    }
+
+    /// Abandons all aliases of an acquisition.
+    pub(super) fn abandon(&mut self, sim: &mut Sim, hold: &Hold) {
+        say!(sim, "{} abandons {}", self.who, sim.name(hold.token));
+        self.ask(sim, Asker::Session, |session, cx| session.abandon(hold, cx));
     }
 
     /// Handles the end of a call.
-    pub(super) fn done(&mut self, sim: &mut Sim, id: Call, result: Result<Reply, StoreError>) {
-        let Some(call) = self.calls.remove(&id) else {
-            return;
-        };
+    pub(super) fn done(
+        &mut self,
+        sim: &mut Sim,
+        id: Call,
+        result: Result<ServerReply, StoreError>,
+    ) {
+        if let Some(call) = self.calls.remove(&id) {
+            self.replied_to(sim, id, call, result);
+        }
+    }
+
+    fn replied_to(
+        &mut self,
+        sim: &mut Sim,
+        id: Call,
+        call: Calling,
+        result: Result<ServerReply, StoreError>,
+    ) {
         if let Err(error) = &result {
             say!(sim, "{} #{id} failed: {error}", self.who);
         }
-        match call.purpose {
-            Purpose::Lead(lead, led) => {
-                let raised = match call.request {
-                    Request::Raise(number, _) => Some(number),
-                    _ => None,
-                };
-                self.lead_heard(sim, lead, call.server, led, raised, result);
-            }
-            Purpose::Ask(ask) => self.ask_heard(sim, ask, call.server, result),
-            Purpose::Release(ask, left, lease) => {
-                self.release_heard(sim, ask, left, lease, call.request, result)
-            }
-            Purpose::GiveUp(number) => self.said(sim, number, result),
-        }
-    }
-
-    /// Limits how long the remaining calls of a finished [`Lead`] or [`Ask`] are awaited.
-    pub(super) fn finish(&self, sim: &mut Sim, number: u32) {
-        self.timer_at(sim, self.now(sim) + LONGEST_CALL, Timer::Forget(number));
-    }
-
-    fn forget_calls(&mut self, sim: &mut Sim, number: u32) {
-        let of_it = |call: &Calling| match call.purpose {
-            Purpose::Lead(lead, _) => lead == number,
-            Purpose::Ask(ask) => ask == number,
-            Purpose::Release(..) | Purpose::GiveUp(_) => false,
-        };
-        let calls: Vec<_> = self
-            .calls
-            .iter()
-            .filter(|(_, call)| of_it(call))
-            .map(|(id, _)| *id)
-            .collect();
-        calls.into_iter().for_each(|id| self.drop_call(sim, id));
+        let request = call.ticket.id;
+        self.visit(sim, |session, cx| session.replied(call.ticket, result, cx));
+        self.advance(sim, request);
     }
 
     pub(super) fn timer(&mut self, sim: &mut Sim, timer: Timer) {
         match timer {
             Timer::Attempt(conn) => self.attempt_over(sim, conn),
             Timer::Redial(server, conn) => self.redial(sim, server, conn),
-            Timer::Lead(lead, plan) => self.lead_timer(sim, lead, plan),
-            Timer::Forget(number) => self.forget_calls(sim, number),
-            Timer::Ask(ask) => self.ask_over(sim, ask),
-            Timer::Release(call) => self.release_over(sim, call),
-            Timer::GiveUp(number, plan) => self.give_up_timer(sim, number, plan),
+            Timer::Request(id, plan) => {
+                if self.asked.get(&id).is_some_and(|asked| asked.plan == plan) {
+                    self.advance(sim, id);
+                }
+            }
+            Timer::Forget(id) => {
+                let calls = self.calls.iter();
+                let calls = calls.filter(|(_, call)| call.ticket.id == id && !call.is_limited);
+                let calls: Vec<_> = calls.map(|(call, _)| *call).collect();
+                calls
+                    .into_iter()
+                    .for_each(|call| drop(self.drop_call(sim, call)));
+            }
+            Timer::Call(call, timeout) => {
+                if let Some(calling) = self.drop_call(sim, call) {
+                    self.replied_to(sim, call, calling, Err(StoreError::timed_out(timeout)));
+                }
+            }
             Timer::User(user, wait) => self.wait_over(sim, user, wait),
             Timer::Cancel(user) => self.cancel(sim, user),
             Timer::Lease(holder, plan) => self.lease_due(sim, holder, plan),
             Timer::Done(holder) => self.holder_done(sim, holder),
             Timer::Renewal(holder, renewal) => self.renewal_over(sim, holder, renewal),
-            Timer::ReleaseAgain(number) => self.release_again(sim, number),
+            Timer::Release(number) => self.release_again(sim, number),
         }
     }
 
-    /// Handles a grant that a server has pushed: models `Inner::on_event`.
+    /// Handles a grant that a server has pushed.
     pub(super) fn pushed(&mut self, sim: &mut Sim, server: usize, hold: &Hold, grant: Grant) {
-        say!(
-            sim,
-            "{} receives a push for {}",
-            self.who,
-            sim.name(hold.token)
-        );
-        let Some(campaign) = self.campaign_mut(hold.token) else {
-            return;
-        };
-        if campaign.pushed(server, hold.token, grant) {
-            let now = self.now(sim);
-            self.call_waiting(sim, &hold.key, |line| line.ask_by(now));
+        let name = sim.name(hold.token);
+        say!(sim, "{} receives a push for {name}", self.who);
+        if self.session.pushed(server, hold.token, grant) {
+            self.free_now(sim, hold);
         }
     }
 
     /// Handles the loss of an established connection, and with it of push messages.
-    pub(super) fn disconnected(&mut self, sim: &mut Sim) {
+    pub(super) fn disconnected(&mut self, sim: &mut Sim, server: usize) {
+        let mut waiting = self.session.waiting_at(server);
+        waiting.sort_by_key(|hold| sim.introduced_at(hold.token));
+        waiting.iter().for_each(|hold| self.free_now(sim, hold));
+    }
+
+    fn free_now(&mut self, sim: &mut Sim, hold: &Hold) {
         let now = self.now(sim);
-        let holders: Vec<_> = self.holders.keys().copied().collect();
-        for id in holders {
-            let within = CHECK_WITHIN.mul_f64(sim.dice.fraction());
-            if let Some(holder) = self.holders.get_mut(&id) {
-                holder.lease.hurry(now + within);
-            }
-            self.plan(sim, id);
-        }
-        let at = now + ASK_WITHIN.mul_f64(sim.dice.fraction());
-        for key in sim.keys.clone() {
-            self.call_waiting(sim, &key, |line| line.ask_soon(at));
-        }
+        self.call_waiting(sim, &hold.key, |line| line.ask_by(now));
     }
 
     /// Whether this client knows that the server may know the alias, and takes care of it.
     pub(super) fn owns(&self, server: usize, token: Token) -> bool {
-        self.campaigns.iter().any(|campaign| campaign.known().any(|known| known == (server, token)))
-            || self.giving_up.values().any(|giving_up| giving_up.speaks_of(server, token))
-            || self.calls.values().any(|call| {
-                matches!(call.purpose, Purpose::Release(_, left, _) if left.node == server && left.token == token)
-            })
+        let releases = |call: &Calling| call.ticket.server == server && call.ticket.releases(token);
+        self.session.owns(server, token) || self.calls.values().any(releases)
     }
 
     /// Describes the state that is left in the client, or returns `None` if there is none.
     pub(super) fn unrest(&self, sim: &Sim) -> Option<String> {
-        let campaigns: Vec<_> = self
-            .campaigns
-            .iter()
-            .map(|campaign| sim.name(campaign.hold().token))
-            .collect();
-        let (users, holders, releases, giving_up) = (
-            self.users.len(),
-            self.holders.len(),
-            self.releases.len(),
-            self.giving_up.len(),
-        );
-        (users + holders + releases + giving_up + campaigns.len() > 0).then(|| {
-            format!("{users} users, {holders} holders, {releases} releases, {giving_up} abandoned aliases, campaigns {campaigns:?}")
+        let (rounds, requests) = self.session.rest();
+        let rounds: Vec<_> = rounds.into_iter().map(|token| sim.name(token)).collect();
+        let (users, holders, releases) =
+            (self.users.len(), self.holders.len(), self.releases.len());
+        (users + holders + releases + requests + rounds.len() > 0).then(|| {
+            format!("{users} users, {holders} holders, {releases} releases, {requests} requests, rounds {rounds:?}")
         })
     }
 }

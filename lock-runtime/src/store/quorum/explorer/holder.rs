@@ -6,8 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     Broken,
-    asking::Asker,
-    client::Client,
+    client::{Asker, Client},
     schedule::Arrival,
     sim::{Began, Event, Sim, Timer},
 };
@@ -15,8 +14,12 @@ use crate::{
     explorer::sim::say,
     holding::CONFIRM_WITHIN,
     lease::{Due, Lease},
+    protocol::{
+        Abandonment, Ending, Progress,
+        quorum::{Reply, RequestId},
+    },
     spec::call_timeout,
-    store::{Grant, HANDOFF_LEASE, Hold, RenewReply, quorum::tally::Renewed},
+    store::{Grant, HANDOFF_LEASE, Hold, Release, RenewReply, Renewal, StoreError, Token},
 };
 
 pub(super) struct Holder {
@@ -25,9 +28,9 @@ pub(super) struct Holder {
     pub(super) lease: Lease,
     /// When the grant reached the holder, in true time.
     pub(super) since: Instant,
-    renewal: Option<u32>,
-    /// The renewals of earlier rounds, if they count.
-    earlier: Option<Renewed>,
+    /// All aliases that it has had so far, each with its server.
+    pub(super) aliases: Vec<(usize, Token)>,
+    renewal: Option<RequestId>,
     plan: u32,
 }
 
@@ -104,7 +107,7 @@ impl Client {
             arrival.hold_for
         };
         sim.after(hold_for, Event::Timer(self.who, Timer::Done(id)));
-        let (renewal, earlier, since) = (None, None, sim.now);
+        let since = sim.now;
         self.holders.insert(
             id,
             Holder {
@@ -112,8 +115,8 @@ impl Client {
                 hold,
                 lease,
                 since,
-                renewal,
-                earlier,
+                aliases: Vec::new(),
+                renewal: None,
                 plan: 0,
             },
         );
@@ -145,23 +148,22 @@ impl Client {
                 return self.lose(sim, id);
             }
             Some(Due::Renew) => {
-                let (token, length, earlier) = (
-                    holder.hold.token,
-                    holder.lease.length(),
-                    holder.earlier.take(),
-                );
-                let renewal = self.renew(sim, Asker::Holder(id), token, earlier);
-                if let (Some(holder), Some(renewal)) = (self.holders.get_mut(&id), renewal) {
+                let length = holder.lease.length();
+                let renewal = [Renewal::new(holder.hold.clone(), length)];
+                let renewal = self.ask(sim, Asker::Holder(id), |session, cx| {
+                    session.renew(&renewal, cx)
+                });
+                if let Some(holder) = self.holders.get_mut(&id) {
                     holder.renewal = Some(renewal);
-                    self.timer_at(sim, now + call_timeout(length), Timer::Renewal(id, renewal));
                 }
+                self.timer_at(sim, now + call_timeout(length), Timer::Renewal(id, renewal));
             }
             Some(Due::Warn) | None => {}
         }
         self.plan(sim, id);
     }
 
-    pub(super) fn renewal_over(&mut self, sim: &mut Sim, id: u32, renewal: u32) {
+    pub(super) fn renewal_over(&mut self, sim: &mut Sim, id: u32, renewal: RequestId) {
         let now = self.now(sim);
         let Some(holder) = self
             .holders
@@ -172,7 +174,7 @@ impl Client {
         };
         holder.renewal = None;
         holder.lease.renewal_failed(now);
-        self.drop_ask(sim, renewal);
+        self.drop_request(sim, renewal);
         self.plan(sim, id);
     }
 
@@ -181,16 +183,15 @@ impl Client {
         sim: &mut Sim,
         id: u32,
         sent: Instant,
-        reply: Option<RenewReply>,
-        earlier: Option<Renewed>,
+        reply: Result<Reply, StoreError>,
     ) {
         let now = self.now(sim);
         let jitter = sim.dice.fraction();
         let Some(holder) = self.holders.get_mut(&id) else {
             return;
         };
-        (holder.renewal, holder.earlier) = (None, earlier);
-        match reply {
+        holder.renewal = None;
+        match renewed(reply) {
             Some(RenewReply::Renewed { ttl }) => {
                 sim.look = true;
                 holder.lease.renewed(sent, undrifted(sim, ttl), jitter);
@@ -212,7 +213,7 @@ impl Client {
             self.who,
             sim.name(holder.hold.token)
         );
-        self.abandon(sim, holder.hold.token);
+        self.abandon(sim, &holder.hold);
         self.again(sim, holder.arrival);
     }
 
@@ -234,7 +235,51 @@ impl Client {
             self.who,
             sim.name(holder.hold.token)
         );
-        self.release(sim, holder.hold.token, holder.lease.length());
+        // The driver repeats a release until it has a reply.
+        let lease = holder.lease.length();
+        let ending = Ending::Release(Release::new(holder.hold));
+        let release = Abandonment::new(ending, lease, None, call_timeout(lease), now);
+        let number = sim.number();
+        self.releases.insert(number, release);
+        self.release_again(sim, number);
         self.again(sim, holder.arrival);
+    }
+
+    pub(super) fn release_again(&mut self, sim: &mut Sim, number: u32) {
+        let now = self.now(sim);
+        if let Some(release) = self.releases.get_mut(&number) {
+            release.call(now);
+            let release = Release::new(release.hold().clone());
+            self.ask(sim, Asker::Release(number), |session, cx| {
+                session.release(&release, cx)
+            });
+        }
+    }
+
+    pub(super) fn released(
+        &mut self,
+        sim: &mut Sim,
+        number: u32,
+        reply: Result<Reply, StoreError>,
+    ) {
+        let (now, jitter) = (self.now(sim), sim.dice.fraction());
+        let Some(release) = self.releases.get_mut(&number) else {
+            return;
+        };
+        let name = sim.name(release.hold().token);
+        say!(sim, "{} has released {name}: {reply:?}", self.who);
+        if let Progress::Next { at, .. } = release.replied(reply, jitter, now) {
+            self.timer_at(sim, at, Timer::Release(number));
+        } else {
+            self.releases.remove(&number);
+        }
+    }
+}
+
+/// The reply to the renewal of one lock. `None` if it is not known.
+pub(super) fn renewed(reply: Result<Reply, StoreError>) -> Option<RenewReply> {
+    match reply {
+        Ok(Reply::Renew(mut replies)) => replies.pop().and_then(Result::ok),
+        _ => None,
     }
 }

@@ -6,9 +6,8 @@ use tokio::time::Instant;
 
 use crate::{
     fence::FencingToken,
-    store::{
-        AcquireReply, Grant, Hold, IfBusy, PollReply, RaiseReply, ReleaseReply, RenewReply, Token,
-    },
+    protocol::quorum::{ServerReply, ServerRequest},
+    store::{AcquireReply, Grant, Hold, PollReply, Token},
 };
 
 /// The number of a call; 0 if its reply is not awaited.
@@ -17,67 +16,61 @@ pub(super) type Call = u32;
 #[derive(Clone, Debug)]
 pub(super) enum Request {
     Greet,
-    Acquire(Acquire),
-    Poll(Hold),
-    Renew(Hold, Duration),
-    Release(Hold),
-    Abandon(Hold),
-    /// With the marker that the server must have.
-    Raise(FencingToken, Option<u64>),
+    Call(ServerRequest, Conditions),
 }
 
-#[derive(Clone, Debug)]
-pub(super) struct Acquire {
-    pub(super) hold: Hold,
-    pub(super) lease: Duration,
-    pub(super) if_busy: IfBusy,
-    pub(super) proposal: FencingToken,
-    /// In the server's time.
-    pub(super) deadline: u64,
-    /// The client's deadline, in true time.
-    pub(super) deadline_there: Instant,
+/// The conditions under which a server executes a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Conditions {
+    /// The deadline of an acquire, in the server's time. It is not known before the first
+    /// connection.
+    pub(super) deadline: Option<u64>,
+    /// The same as the client means it, in true time.
+    pub(super) deadline_there: Option<Instant>,
+    /// The marker that the server must have.
     pub(super) marker: Option<u64>,
 }
 
-impl Request {
-    /// Whether a grant may rely on the reply.
-    pub(super) fn votes(&self) -> bool {
-        matches!(
-            self,
-            Self::Acquire(_) | Self::Poll(_) | Self::Renew(..) | Self::Raise(..)
-        )
-    }
+/// Whether a grant may rely on the reply.
+pub(super) fn votes(request: &ServerRequest) -> bool {
+    matches!(
+        request,
+        ServerRequest::Acquire(..)
+            | ServerRequest::Poll(_)
+            | ServerRequest::Renew(_)
+            | ServerRequest::Raise(..)
+            | ServerRequest::Convert(_)
+    )
+}
 
-    /// Whether the request is repeated if the connection is lost.
-    pub(super) fn is_repeated(&self) -> bool {
-        matches!(
-            self,
-            Self::Poll(_) | Self::Renew(..) | Self::Abandon(_) | Self::Raise(..)
-        )
-    }
+/// Whether the request is repeated if the connection is lost.
+pub(super) fn is_repeated(request: &ServerRequest) -> bool {
+    !matches!(
+        request,
+        ServerRequest::Acquire(..) | ServerRequest::Release(_)
+    )
+}
 
-    pub(super) fn hold(&self) -> Option<&Hold> {
-        match self {
-            Self::Acquire(acquire) => Some(&acquire.hold),
-            Self::Poll(hold) | Self::Renew(hold, _) | Self::Release(hold) | Self::Abandon(hold) => {
-                Some(hold)
-            }
-            Self::Greet | Self::Raise(..) => None,
+/// The alias that a request names.
+pub(super) fn alias(request: &ServerRequest) -> Option<&Hold> {
+    match request {
+        ServerRequest::Acquire(request, _) => Some(&request.hold),
+        ServerRequest::Renew(renewals) => renewals.first().map(|renewal| &renewal.hold),
+        ServerRequest::Release(release) => Some(&release.hold),
+        ServerRequest::Poll(hold) | ServerRequest::Convert(hold) | ServerRequest::Abandon(hold) => {
+            Some(hold)
         }
+        ServerRequest::Raise(..) | ServerRequest::Inspect(..) | ServerRequest::Revoke(..) => None,
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Reply {
     Greeted(Greeted),
     /// With the server's time.
-    Acquire(AcquireReply, u64),
+    Call(ServerReply, u64),
+    /// The server has another marker.
     Strange(u64),
-    Poll(PollReply),
-    Renew(RenewReply),
-    Release(ReleaseReply),
-    Abandoned,
-    Raise(RaiseReply),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -90,23 +83,25 @@ pub(super) struct Greeted {
 
 impl super::sim::Sim {
     pub(super) fn show(&self, request: &Request) -> String {
-        let name = |hold: &Hold| self.name(hold.token);
+        let Request::Call(request, _) = request else {
+            return "greet".into();
+        };
+        let name = alias(request).map_or_else(String::new, |hold| self.name(hold.token));
         match request {
-            Request::Greet => "greet".into(),
-            Request::Acquire(acquire) => {
-                let proposal = short(acquire.proposal);
+            ServerRequest::Acquire(request, proposal) => {
+                let (if_busy, lease) = (request.if_busy, request.lease);
                 format!(
-                    "acquire {} {:?} {:?} ..{proposal}",
-                    name(&acquire.hold),
-                    acquire.if_busy,
-                    acquire.lease
+                    "acquire {name} {if_busy:?} {lease:?} ..{}",
+                    short(*proposal)
                 )
             }
-            Request::Poll(hold) => format!("poll {}", name(hold)),
-            Request::Renew(hold, _) => format!("renew {}", name(hold)),
-            Request::Release(hold) => format!("release {}", name(hold)),
-            Request::Abandon(hold) => format!("abandon {}", name(hold)),
-            Request::Raise(fence, _) => format!("raise ..{}", short(*fence)),
+            ServerRequest::Poll(_) => format!("poll {name}"),
+            ServerRequest::Renew(_) => format!("renew {name}"),
+            ServerRequest::Release(_) => format!("release {name}"),
+            ServerRequest::Abandon(hold) => format!("abandon {name} {:?}", hold.mode),
+            ServerRequest::Convert(_) => format!("convert {name}"),
+            ServerRequest::Raise(_, _, fence) => format!("raise ..{}", short(*fence)),
+            other => format!("{other:?}"),
         }
     }
 
@@ -116,12 +111,11 @@ impl super::sim::Sim {
 
     pub(super) fn show_reply(&self, reply: &Reply) -> String {
         match reply {
-            Reply::Acquire(AcquireReply::Granted(grant), _)
-            | Reply::Poll(PollReply::Granted(grant)) => self.show_grant(grant),
-            Reply::Acquire(reply, _) => format!("{reply:?}"),
-            Reply::Poll(reply) => format!("{reply:?}"),
-            Reply::Renew(reply) => format!("{reply:?}"),
-            Reply::Release(reply) => format!("{reply:?}"),
+            Reply::Call(ServerReply::Acquire(AcquireReply::Granted(grant)), _)
+            | Reply::Call(ServerReply::Poll(PollReply::Granted(grant)), _) => {
+                self.show_grant(grant)
+            }
+            Reply::Call(reply, _) => format!("{reply:?}"),
             other => format!("{other:?}"),
         }
     }

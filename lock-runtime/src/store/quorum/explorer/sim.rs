@@ -13,6 +13,7 @@ use crate::{
     explorer::{dice::Dice, sim::say},
     fence::FencingToken,
     key::LockKey,
+    protocol::quorum::{Mutation, RequestId, ServerRequest},
     store::{Grant, Hold, StoreError, Token},
 };
 
@@ -50,14 +51,12 @@ pub(super) enum Timer {
     /// The time-out of an attempt to connect.
     Attempt(Conn),
     Redial(usize, Conn),
-    /// The next check of a [`Lead`](super::leading::Lead).
-    Lead(u32, u32),
+    /// The next step of a request to the session.
+    Request(RequestId, u32),
     /// The calls that a finished request has left are no longer awaited.
-    Forget(u32),
-    Ask(u32),
-    /// The time-out of the release of a vote.
-    Release(Call),
-    GiveUp(u32, u32),
+    Forget(RequestId),
+    /// The time-out of a call.
+    Call(Call, Duration),
     User(u32, u32),
     /// The user is cancelled.
     Cancel(u32),
@@ -66,8 +65,9 @@ pub(super) enum Timer {
     /// The holder is done.
     Done(u32),
     /// The time-out of a renewal.
-    Renewal(u32, u32),
-    ReleaseAgain(u32),
+    Renewal(u32, RequestId),
+    /// The next attempt of a release.
+    Release(u32),
 }
 
 /// A guard was handed out.
@@ -140,6 +140,13 @@ impl Sim {
         self.broken == Some(rule)
     }
 
+    pub(super) fn mutation(&self) -> Option<Mutation> {
+        match self.broken {
+            Some(Broken::Session(mutation)) => Some(mutation),
+            _ => None,
+        }
+    }
+
     pub(super) fn number(&mut self) -> u32 {
         self.numbers += 1;
         self.numbers as u32
@@ -185,7 +192,11 @@ impl Sim {
             self.fate(fate)
         );
         let is_doubled = !self.quiet && self.dice.chance(self.network.doubled);
-        if is_doubled && !matches!(request, Request::Acquire(_) | Request::Greet) {
+        let never = matches!(
+            request,
+            Request::Call(ServerRequest::Acquire(..), _) | Request::Greet
+        );
+        if is_doubled && !never {
             let late = self.dice.up_to(self.network.longest);
             self.after(late, Event::AtServer(conn, 0, request.clone()));
         }

@@ -8,9 +8,8 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    asking::Asker,
-    client::Client,
-    leading::{Answer, request},
+    client::{Asker, Client},
+    holder::renewed,
     schedule::Arrival,
     sim::{Event, Sim, Timer},
 };
@@ -20,8 +19,12 @@ use crate::{
     gate::{Line, Next, Wish},
     key::LockKey,
     lease::Lease,
+    protocol::quorum::{Reply, RequestId},
     spec::{Mode, call_timeout},
-    store::{AcquireReply, Grant, Hold, IfBusy, PollReply, RenewReply, StoreError, Token},
+    store::{
+        AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, RenewReply, Renewal, StoreError,
+        Token,
+    },
 };
 
 pub(super) struct User {
@@ -37,12 +40,12 @@ pub(super) struct User {
 #[derive(Clone, Copy, Debug)]
 enum State {
     /// Makes an acquire attempt without entering the wait queue.
-    Beside(u32, Token),
+    Beside(RequestId, Token),
     /// Waits for a notification or for the next request to be due.
     Waiting,
-    Asking(u32, Token),
-    Polling(u32, Token),
-    Confirming(u32, Token, Grant),
+    Asking(RequestId, Token),
+    Polling(RequestId, Token),
+    Confirming(RequestId, Token, Grant),
 }
 
 impl User {
@@ -84,7 +87,7 @@ impl Client {
         }
         match (until, mode) {
             (Some(_), Mode::Exclusive) => self.enter(sim, id),
-            _ => self.ask(sim, id, Token::random(), IfBusy::Refuse),
+            _ => self.acquire(sim, id, Token::random(), IfBusy::Refuse),
         }
     }
 
@@ -102,7 +105,7 @@ impl Client {
         self.go(sim, id);
     }
 
-    fn ask(&mut self, sim: &mut Sim, id: u32, token: Token, if_busy: IfBusy) {
+    fn acquire(&mut self, sim: &mut Sim, id: u32, token: Token, if_busy: IfBusy) {
         let now = self.now(sim);
         let Some(user) = self.users.get(&id) else {
             return;
@@ -112,11 +115,14 @@ impl Client {
         } = user.arrival;
         let patience = user.patience(now);
         let hold = Hold::new(sim.keys[lock].clone(), mode, token);
-        let lead = self.lead_acquire(
-            sim,
-            id,
-            request(hold, lease, if_busy, now + patience + STRAGGLE),
-        );
+        sim.introduce(token, self.who);
+        let request = KeyRequest {
+            if_busy,
+            ..KeyRequest::new(hold, lease, now + patience + STRAGGLE)
+        };
+        let lead = self.ask(sim, Asker::User(id), |session, cx| {
+            session.acquire(&request, cx)
+        });
         let state = if if_busy == IfBusy::Queue {
             State::Asking(lead, token)
         } else {
@@ -158,7 +164,7 @@ impl Client {
                     self.go_on(sim, id)
                 }
                 State::Polling(lead, _) if user.line.poll_news(&cx).is_ready() => {
-                    self.drop_lead(sim, lead);
+                    self.drop_request(sim, lead);
                     self.go_on(sim, id);
                 }
                 _ => {}
@@ -172,15 +178,15 @@ impl Client {
         let Some(user) = self.users.get(&id).filter(|user| user.wait == wait) else {
             return;
         };
-        let silence = || Answer::Unreachable(StoreError::timed_out(Duration::ZERO));
+        let silence = || Err(StoreError::timed_out(Duration::ZERO));
         match user.state {
             State::Waiting => self.go_on(sim, id),
             State::Beside(lead, _) | State::Asking(lead, _) | State::Polling(lead, _) => {
-                self.drop_lead(sim, lead);
+                self.drop_request(sim, lead);
                 self.user_answered(sim, id, lead, now, silence());
             }
             State::Confirming(ask, ..) => {
-                self.drop_ask(sim, ask);
+                self.drop_request(sim, ask);
                 self.confirmed(sim, id, now, None);
             }
         }
@@ -205,23 +211,17 @@ impl Client {
             };
             let cx = Context::from_waker(Waker::noop());
             match user.line.next(now) {
-                Next::Ask(token, _) => return self.ask(sim, id, token, IfBusy::Queue),
+                Next::Ask(token, _) => return self.acquire(sim, id, token, IfBusy::Queue),
                 Next::Poll(token) => {
                     if user.line.poll_news(&cx).is_ready() {
                         continue;
                     }
                     let patience = user.patience(now);
-                    match self.lead_poll(sim, id, token) {
-                        Some(lead) => {
-                            return self.waits_for(
-                                sim,
-                                id,
-                                State::Polling(lead, token),
-                                now + patience,
-                            );
-                        }
-                        None => self.with_line(id, |line| line.gone(token, now)),
-                    }
+                    let hold = self.hold(sim, id, token);
+                    let lead =
+                        self.ask(sim, Asker::User(id), |session, cx| session.poll(&hold, cx));
+                    let state = State::Polling(lead, token);
+                    return self.waits_for(sim, id, state, now + patience);
                 }
                 Next::Wait(at) => {
                     if user.line.poll_news(&cx).is_ready() {
@@ -231,7 +231,7 @@ impl Client {
                     return self.waits_for(sim, id, State::Waiting, at);
                 }
                 Next::GiveUp(token) => {
-                    self.abandon(sim, token);
+                    self.abandon(sim, &self.hold(sim, id, token));
                     self.with_line(id, |line| line.failed(token, None, now, jitter));
                 }
                 // A quorum store never reports a grant by itself, and there are no local hand-offs.
@@ -250,46 +250,47 @@ impl Client {
         &mut self,
         sim: &mut Sim,
         id: u32,
-        lead: u32,
+        lead: RequestId,
         sent: Instant,
-        answer: Answer,
+        answer: Result<Reply, StoreError>,
     ) {
         let (now, jitter) = (self.now(sim), sim.dice.fraction());
         let Some(user) = self.users.get_mut(&id) else {
             return;
         };
         let (state, arrival) = (user.state, user.arrival);
+        let (key, mode) = (sim.keys[arrival.lock].clone(), arrival.mode);
+        let hold = |token| Hold::new(key.clone(), mode, token);
         match (state, answer) {
             (State::Beside(own, token) | State::Asking(own, token), answer) if own == lead => {
                 let is_beside = matches!(state, State::Beside(..));
                 let error = match answer {
-                    Answer::Acquire(AcquireReply::Granted(grant)) => {
+                    Ok(Reply::Acquire(AcquireReply::Granted(grant))) => {
                         match self.start(sim, arrival, grant, sent) {
                             Some(lease) => return self.served(sim, id, token, grant, lease),
                             None => {
-                                self.abandon(sim, token);
+                                self.abandon(sim, &hold(token));
                                 Some(StoreError::timed_out(Duration::ZERO))
                             }
                         }
                     }
-                    Answer::Acquire(AcquireReply::Queued {
+                    Ok(Reply::Acquire(AcquireReply::Queued {
                         counter,
                         holder_ttl,
-                    }) => {
+                    })) => {
                         user.line
                             .queued(token, sent, counter, holder_ttl, now, jitter);
                         None
                     }
-                    Answer::Acquire(AcquireReply::Busy { holder_ttl, .. }) => {
+                    Ok(Reply::Acquire(AcquireReply::Busy { holder_ttl, .. })) => {
                         user.line.refused(token, holder_ttl, now, jitter);
                         None
                     }
-                    Answer::Acquire(_) => Some(StoreError::late()),
-                    Answer::Unreachable(error) => {
-                        self.abandon(sim, token);
+                    Ok(_) => Some(StoreError::late()),
+                    Err(error) => {
+                        self.abandon(sim, &hold(token));
                         Some(error)
                     }
-                    Answer::Poll(_) => unreachable!("an acquire has no reply of a poll"),
                 };
                 if is_beside {
                     return self.not_beside(sim, id);
@@ -299,23 +300,25 @@ impl Client {
                 }
             }
             (State::Polling(own, token), answer) if own == lead => match answer {
-                Answer::Poll(PollReply::Granted(grant)) => {
+                Ok(Reply::Poll(PollReply::Granted(grant))) => {
                     return match self.handed_over(sim, arrival, grant, sent) {
                         Some(lease) => self.served(sim, id, token, grant, lease),
                         None => self.confirm(sim, id, token, grant),
                     };
                 }
-                Answer::Poll(PollReply::Queued {
+                Ok(Reply::Poll(PollReply::Queued {
                     counter,
                     holder_ttl,
-                }) => {
+                })) => {
                     user.line
                         .queued(token, sent, counter, holder_ttl, now, jitter);
                 }
-                Answer::Poll(PollReply::Gone) => user.line.gone(token, now),
-                Answer::Unreachable(error) => user.line.unanswered(token, &error, now, jitter),
-                Answer::Acquire(_) => unreachable!("a poll has no reply of an acquire"),
+                Ok(_) => user.line.gone(token, now),
+                Err(error) => user.line.unanswered(token, &error, now, jitter),
             },
+            (State::Confirming(own, ..), answer) if own == lead => {
+                return self.confirmed(sim, id, sent, renewed(answer));
+            }
             _ => return,
         }
         self.go_on(sim, id);
@@ -334,18 +337,22 @@ impl Client {
             .users
             .get(&id)
             .map_or(Duration::ZERO, |user| user.patience(now));
-        match self.renew(sim, Asker::User(id), token, None) {
-            Some(ask) => self.waits_for(
-                sim,
-                id,
-                State::Confirming(ask, token, grant),
-                now + patience,
-            ),
-            None => {
-                self.with_line(id, |line| line.gone(token, now));
-                self.go(sim, id);
-            }
-        }
+        let lease = self
+            .users
+            .get(&id)
+            .map_or(Duration::ZERO, |user| user.arrival.lease);
+        let renewal = [Renewal::new(self.hold(sim, id, token), lease)];
+        let ask = self.ask(sim, Asker::User(id), |session, cx| {
+            session.renew(&renewal, cx)
+        });
+        let state = State::Confirming(ask, token, grant);
+        self.waits_for(sim, id, state, now + patience);
+    }
+
+    /// The hold of a user under this token.
+    fn hold(&self, sim: &Sim, id: u32, token: Token) -> Hold {
+        let arrival = self.users[&id].arrival;
+        Hold::new(sim.keys[arrival.lock].clone(), arrival.mode, token)
     }
 
     pub(super) fn confirmed(
@@ -373,7 +380,7 @@ impl Client {
             }
             Some(RenewReply::Gone) => {
                 user.line.gone(token, now);
-                self.abandon(sim, token);
+                self.abandon(sim, &self.hold(sim, id, token));
             }
             None => {
                 user.line
@@ -410,20 +417,22 @@ impl Client {
             return;
         };
         say!(sim, "{} u{id} leaves", self.who);
+        let (key, mode) = (sim.keys[user.arrival.lock].clone(), user.arrival.mode);
+        let hold = |token| Hold::new(key.clone(), mode, token);
         match user.state {
             State::Waiting => {}
-            State::Polling(lead, _) => self.drop_lead(sim, lead),
-            State::Confirming(ask, ..) => drop(self.drop_ask(sim, ask)),
+            State::Polling(lead, _) => self.drop_request(sim, lead),
+            State::Confirming(ask, ..) => self.drop_request(sim, ask),
             State::Beside(lead, token) | State::Asking(lead, token) => {
-                self.drop_lead(sim, lead);
+                self.drop_request(sim, lead);
                 user.line.failed(token, None, now, jitter);
-                self.abandon(sim, token);
+                self.abandon(sim, &hold(token));
             }
         }
         if let Some(ticket) = user.ticket
             && let Some(place) = user.line.leave(ticket).orphan
         {
-            self.abandon(sim, place.token);
+            self.abandon(sim, &hold(place.token));
         }
         self.again(sim, user.arrival);
     }

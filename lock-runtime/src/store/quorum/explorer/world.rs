@@ -1,9 +1,6 @@
 //! A run: clients, the servers, and the clock that drives them.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -20,17 +17,11 @@ use super::{
 use crate::{
     explorer::{dice::Dice, sim::say},
     key::LockKey,
-    store::{MemoryStore, QuorumMember},
+    protocol::quorum::ServerRequest,
 };
 
 /// The number of events after which a run counts as endless.
 const MOST_EVENTS: usize = 200_000;
-
-/// The store of each [`Node`](crate::store::quorum::node::Node), which is never called here.
-fn nothing() -> &'static Arc<dyn QuorumMember> {
-    static NOTHING: OnceLock<Arc<dyn QuorumMember>> = OnceLock::new();
-    NOTHING.get_or_init(|| Arc::new(MemoryStore::new()))
-}
 
 pub(super) struct World {
     pub(super) sim: Sim,
@@ -87,7 +78,6 @@ impl World {
                 Clock::new(sim.start, fast),
                 ahead,
                 count,
-                nothing(),
             )
         };
         let clients = clients.into_iter().enumerate().map(client).collect();
@@ -120,7 +110,7 @@ impl World {
             self.happens(event);
             if std::mem::take(&mut self.sim.look) {
                 self.checker
-                    .look(&mut self.sim, &self.clients, &self.servers);
+                    .look(&mut self.sim, &mut self.clients, &self.servers);
             }
             if self.served_by.is_some_and(|by| self.sim.now > by) {
                 self.served_by = None;
@@ -201,7 +191,7 @@ impl World {
                 }
                 server.execute(&mut self.sim, conn, call, &request);
                 // A vote or queue entry without an owner does harm once another request meets it.
-                if let Request::Acquire(_) = request {
+                if let Request::Call(ServerRequest::Acquire(..), _) = request {
                     self.checker.owners(
                         &self.sim,
                         &self.clients,
@@ -213,7 +203,7 @@ impl World {
             }
             Event::Replied(conn, call, reply) => {
                 let (who, _) = self.ends(conn);
-                if self.running(who, || Event::Replied(conn, call, reply)) {
+                if self.running(who, || Event::Replied(conn, call, reply.clone())) {
                     self.clients[who.client].replied(&mut self.sim, conn, call, reply);
                 }
             }
@@ -306,13 +296,7 @@ impl World {
             client: number,
             life: life + 1,
         };
-        let next = Client::new(
-            who,
-            client.clock,
-            client.ahead,
-            self.servers.len(),
-            nothing(),
-        );
+        let next = Client::new(who, client.clock, client.ahead, self.servers.len());
         let dead = std::mem::replace(client, next);
         let local = dead.now(&self.sim);
         self.checker
