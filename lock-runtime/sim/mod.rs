@@ -10,7 +10,22 @@
 
 pub(crate) mod dice;
 mod process;
+#[cfg(feature = "redis")]
+mod quorum;
 mod single;
+
+/// Writes a line to the history, if there is one.
+#[cfg(feature = "redis")]
+macro_rules! say {
+    ($sim:expr, $($what:tt)*) => {
+        if $sim.trace.is_some() {
+            let line = format!($($what)*);
+            $sim.write(&line);
+        }
+    };
+}
+#[cfg(feature = "redis")]
+use say;
 
 pub(crate) fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()

@@ -14,7 +14,7 @@ use crate::{
         HeldId, Job, Mutation, Note, Refused, ReleaseId, ReleaseStep, Reply, Request, Session,
         Step, Together, WaiterLimits,
     },
-    spec::{LockKind, Terms, Wait},
+    spec::{LockKind, Mode, Terms, Wait},
     store::{AcquireAllReply, Hold, KeyRequest, RevokeReply, StoreError, StoreEvent, Token},
 };
 
@@ -39,6 +39,21 @@ pub(super) enum Ending {
     Drop,
 }
 
+/// Terms without any option.
+pub(super) fn terms(mode: Mode, lease: Duration, wait: Wait) -> Terms {
+    Terms {
+        mode,
+        lease,
+        wait,
+        renew: true,
+        strict_order: false,
+        reentrant: false,
+        min_hold: None,
+        max_hold: None,
+        max_waiters: usize::MAX,
+    }
+}
+
 /// A request for a lock, and the use of the lock.
 #[derive(Clone, Debug)]
 pub(super) struct Arrival {
@@ -57,6 +72,8 @@ pub(super) struct Arrival {
     pub(super) reenter: Option<Duration>,
     /// Repeats the request this often.
     pub(super) again: usize,
+    /// The longest pause before a repetition.
+    pub(super) pause: Duration,
 }
 
 /// A message to the store.
@@ -704,7 +721,7 @@ impl Process {
             }
         }
         if arrival.again > 0 && !self.is_quiet {
-            let pause = self.entropy.up_to(Duration::from_millis(2));
+            let pause = self.entropy.up_to(arrival.pause);
             let again = arrival.again - 1;
             let arrival = Arrival { again, ..arrival };
             self.timers.push((now + pause, Event::Arrive(arrival)));
@@ -767,6 +784,11 @@ impl Process {
             let pause = Duration::from_millis(50);
             self.timers.push((now + pause, Event::Done(*guard)));
         }
+    }
+
+    /// Whether the reply to a call is still awaited.
+    pub(super) fn awaits(&self, call: u32) -> bool {
+        self.calls.contains_key(&call)
     }
 
     pub(super) fn is_waiting(&self) -> bool {

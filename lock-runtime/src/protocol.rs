@@ -16,6 +16,7 @@ mod held;
 mod lease;
 mod message;
 mod queue;
+pub(crate) mod quorum;
 mod reenter;
 mod release;
 mod schedule;
@@ -29,7 +30,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 pub(crate) use self::{
-    abandon::Abandonment,
+    abandon::{Abandonment, Ending, Progress},
     acquire::{Refused, SHORTEST_CALL, STRAGGLE, Step},
     convert::ConvertError,
     held::{DueRenewal, ExtendError, Granted},

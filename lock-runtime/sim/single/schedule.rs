@@ -6,7 +6,7 @@ use crate::{
     protocol::WaiterLimits,
     sim::{
         dice::Dice,
-        process::{Arrival, Ending},
+        process::{Arrival, Ending, terms},
     },
     spec::{Mode, Terms, Wait},
 };
@@ -77,20 +77,6 @@ enum Kind {
     Permits,
 }
 
-pub(super) fn terms(mode: Mode, lease: Duration, wait: Wait) -> Terms {
-    Terms {
-        mode,
-        lease,
-        wait,
-        renew: true,
-        strict_order: false,
-        reentrant: false,
-        min_hold: None,
-        max_hold: None,
-        max_waiters: usize::MAX,
-    }
-}
-
 /// A request for the first lock, which is held for `hold_for`.
 pub(super) fn arrival(process: usize, terms: Terms, hold_for: Duration) -> Arrival {
     Arrival {
@@ -104,8 +90,12 @@ pub(super) fn arrival(process: usize, terms: Terms, hold_for: Duration) -> Arriv
         convert: None,
         reenter: None,
         again: 0,
+        pause: PAUSE,
     }
 }
+
+/// The longest pause before a request is repeated.
+const PAUSE: Duration = Duration::from_millis(2);
 
 pub(super) const UNLIMITED: WaiterLimits = WaiterLimits {
     per_key: usize::MAX,
@@ -309,6 +299,7 @@ impl Crowd {
                 .then(|| (dice.up_to(longest_hold), dice.chance(300))),
             reenter: dice.chance(50).then(|| dice.up_to(longest_hold)),
             again: repeats,
+            pause: PAUSE,
         }
     }
 }

@@ -21,7 +21,7 @@
 //! meantime, the client proposes a larger one to the servers that have voted, until the time of the
 //! request is up. So no two grants have the same token. The token of a writer also counts at a
 //! server whose counter has already passed it: nothing else is granted while a majority holds the
-//! lock for the writer, so no further round trip is needed (see `Campaign::is_for` for the proof).
+//! lock for the writer, so no further round trip is needed (see `Round::is_for` for the proof).
 //!
 //! So when a guard is handed out, a majority of the servers will never again reply with its token
 //! or with a smaller number. Every acquire attempt that begins later needs a majority too. The two
@@ -68,52 +68,33 @@
 //!
 //! [Redlock]: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
 
-mod asking;
-mod background;
 mod calls;
-pub(crate) mod campaign;
-mod contended;
-#[cfg(any())]
-mod explorer;
-mod holding;
-mod majority;
-mod node;
-mod proposals;
-mod survey;
-mod tally;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex, Weak, atomic::AtomicUsize},
     time::Duration,
 };
 
-use foldhash::fast::RandomState;
 use futures_util::future::{BoxFuture, join_all};
-use tokio::time::Instant;
+use tokio::sync::Notify;
 
-use self::{
-    background::Background, campaign::Campaign, contended::Contended, node::Node,
-    proposals::Proposals,
-};
 use super::{
     AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Limits,
     Listener, Listeners, PollReply, QuorumMember, Release, ReleaseReply, RenewReply, Renewal,
-    RevokeReply, RevokeScope, Store, StoreError, StoreEvent, Token,
+    RevokeReply, RevokeScope, Store, StoreError, StoreEvent,
 };
 use crate::{
     error::{LockError, LockErrorKind},
     key::LockKey,
-    spec::{LockKind, call_timeout},
+    protocol::quorum::{Reply, Session},
+    spec::LockKind,
     sync::lock,
 };
 
-pub(crate) use self::majority::majority;
-
-type Shared = Arc<Mutex<Campaign>>;
+pub(crate) use crate::protocol::quorum::majority;
 
 /// Locks on several independent servers that agree by majority.
 ///
@@ -126,41 +107,29 @@ pub struct QuorumStore {
 }
 
 struct Inner {
-    nodes: Vec<Arc<Node>>,
+    names: Vec<String>,
+    servers: Vec<Arc<dyn QuorumMember>>,
     longest_lease: Duration,
-    /// The acquisitions that are held or wanted, by the stem of their tokens.
-    campaigns: Mutex<HashMap<u128, Shared, RandomState>>,
-    proposals: Proposals,
-    contended: Contended,
-    /// The moving average of the time in which a majority replies.
-    round_trip: Mutex<Duration>,
-    background: Arc<Background>,
+    /// All decisions. No call is made while it is locked: a server may push an event at once.
+    session: Mutex<Session>,
+    /// The number of tasks with calls in the background, and a notification when there is none.
+    busy: AtomicUsize,
+    idle: Notify,
     listeners: Listeners,
 }
 
 /// The event listener of one server.
 struct Ear {
-    node: usize,
+    server: usize,
     inner: Weak<Inner>,
 }
 
 impl Listener for Ear {
     fn on_event(&self, event: &StoreEvent) {
         if let Some(inner) = self.inner.upgrade() {
-            inner.on_event(self.node, event);
+            inner.on_event(self.server, event);
         }
     }
-}
-
-/// The time in which a majority must reply: 90 % of the caller's time-out, so that the caller gets
-/// an error that names the servers that did not reply.
-fn answer_timeout(lease: Duration) -> Duration {
-    call_timeout(lease) * 9 / 10
-}
-
-/// The time in which one server must reply to an acquire: min(lease/20, 200 ms).
-fn node_timeout(lease: Duration) -> Duration {
-    (lease / 20).min(Duration::from_millis(200))
 }
 
 impl QuorumStore {
@@ -179,31 +148,27 @@ impl QuorumStore {
         servers: impl IntoIterator<Item = (String, Arc<dyn QuorumMember>)>,
         longest_lease: Duration,
     ) -> Result<Self, LockError> {
-        let nodes: Vec<_> = servers
-            .into_iter()
-            .map(|(name, store)| Arc::new(Node::new(name, store)))
-            .collect();
-        check_count(nodes.len())?;
+        let (names, servers): (Vec<_>, Vec<_>) = servers.into_iter().unzip();
+        check_count(servers.len())?;
         let inner = Arc::new(Inner {
-            nodes,
+            session: Mutex::new(Session::new(names.iter().cloned())),
+            names,
+            servers,
             longest_lease,
-            campaigns: Mutex::default(),
-            proposals: Proposals::default(),
-            contended: Contended::default(),
-            round_trip: Mutex::new(Duration::from_millis(1)),
-            background: Arc::default(),
+            busy: AtomicUsize::new(0),
+            idle: Notify::new(),
             listeners: Listeners::default(),
         });
-        let ear = |(node, server): (usize, &Arc<Node>)| {
+        let ear = |(index, server): (usize, &Arc<dyn QuorumMember>)| {
             let ear = Arc::new(Ear {
-                node,
+                server: index,
                 inner: Arc::downgrade(&inner),
             });
             let listener: Weak<Ear> = Arc::downgrade(&ear);
-            server.store.listen(listener);
+            server.listen(listener);
             ear
         };
-        let ears = inner.nodes.iter().enumerate().map(ear).collect();
+        let ears = inner.servers.iter().enumerate().map(ear).collect();
         Ok(Self { _ears: ears, inner })
     }
 }
@@ -229,75 +194,52 @@ pub(crate) fn check_count(servers: usize) -> Result<(), LockError> {
 }
 
 impl Inner {
-    fn majority(&self) -> usize {
-        majority(self.nodes.len())
-    }
-
-    fn campaign(&self, token: Token) -> Option<Shared> {
-        lock(&self.campaigns).get(&token.stem()).cloned()
-    }
-
-    fn forget(&self, token: Token) {
-        lock(&self.campaigns).remove(&token.stem());
-    }
-
-    /// The campaign of a request, and whether it is new.
-    fn begin(&self, request: &KeyRequest, now: Instant) -> (Shared, bool) {
-        let mut campaigns = lock(&self.campaigns);
-        let known = campaigns.get(&request.hold.token.stem()).cloned();
-        if let Some(known) = known {
-            return (known, false);
-        }
-        let patience = self.patience();
-        let campaign = Campaign::new(request, self.nodes.len(), patience, now);
-        let campaign = Arc::new(Mutex::new(campaign));
-        campaigns.insert(request.hold.token.stem(), campaign.clone());
-        (campaign, true)
-    }
-
     /// Handles an event that a server has pushed.
-    fn on_event(&self, node: usize, event: &StoreEvent) {
+    fn on_event(&self, server: usize, event: &StoreEvent) {
         match event {
             StoreEvent::Granted { hold, grant } => {
-                let Some(campaign) = self.campaign(hold.token) else {
-                    return;
-                };
-                let mut state = lock(&campaign);
-                if state.pushed(node, hold.token, *grant) {
-                    drop(state);
-                    // Makes the waiter poll at once. That poll also asks the other servers.
-                    let (key, kind) = (hold.key.clone(), hold.mode.kind());
-                    self.listeners.notify(&StoreEvent::FreeIn {
-                        key,
-                        kind,
-                        ttl: Duration::ZERO,
-                    });
+                if lock(&self.session).pushed(server, hold.token, *grant) {
+                    self.poll_soon(hold);
                 }
             }
             StoreEvent::Revoked { token } => {
-                if let Some(campaign) = self.campaign(*token) {
-                    let token = lock(&campaign).hold().token;
+                let token = lock(&self.session)
+                    .round(*token)
+                    .map(|round| round.hold().token);
+                if let Some(token) = token {
                     self.listeners.notify(&StoreEvent::Revoked { token });
                 }
             }
             // The other servers make up for notifications and data that this server has lost. Only
             // the waiters in its queue have to poll.
             StoreEvent::Disconnected => {
-                let campaigns: Vec<_> = lock(&self.campaigns).values().cloned().collect();
-                for campaign in campaigns {
-                    let waiting = lock(&campaign).waits_at(node);
-                    if let Some(Hold { key, mode, .. }) = waiting {
-                        self.listeners.notify(&StoreEvent::FreeIn {
-                            key,
-                            kind: mode.kind(),
-                            ttl: Duration::ZERO,
-                        });
-                    }
-                }
+                let waiting = lock(&self.session).waiting_at(server);
+                waiting.iter().for_each(|hold| self.poll_soon(hold));
             }
             event => self.listeners.notify(event),
         }
     }
+
+    /// Makes a waiter poll at once. That poll also asks the other servers.
+    fn poll_soon(&self, hold: &Hold) {
+        self.listeners.notify(&StoreEvent::FreeIn {
+            key: hold.key.clone(),
+            kind: hold.mode.kind(),
+            ttl: Duration::ZERO,
+        });
+    }
+}
+
+/// Runs a request of the session, and returns the reply of its kind.
+macro_rules! run {
+    ($self:ident, $kind:ident, $begin:expr) => {
+        Box::pin(async move {
+            match $self.inner.run($begin).await? {
+                Reply::$kind(reply) => Ok(reply),
+                _ => Err(StoreError::late()),
+            }
+        })
+    };
 }
 
 impl Store for QuorumStore {
@@ -305,42 +247,53 @@ impl Store for QuorumStore {
         &'a self,
         request: &'a KeyRequest,
     ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
-        Box::pin(self.inner.acquire(request))
+        run!(self, Acquire, |session, cx| session.acquire(request, cx))
     }
 
     fn acquire_all<'a>(
         &'a self,
         requests: &'a [KeyRequest],
     ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
-        Box::pin(self.inner.acquire_all(requests))
+        run!(self, AcquireAll, |session, cx| session
+            .acquire_all(requests, cx))
     }
 
     fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
-        Box::pin(join_all(holds.iter().map(|hold| self.inner.poll(hold))))
+        let poll = move |hold| -> BoxFuture<'a, Result<PollReply, StoreError>> {
+            run!(self, Poll, |session, cx| session.poll(hold, cx))
+        };
+        Box::pin(join_all(holds.iter().map(poll)))
     }
 
     fn renew<'a>(
         &'a self,
         renewals: &'a [Renewal],
     ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
-        Box::pin(self.inner.renew(renewals))
+        Box::pin(async move {
+            let reply = self.inner.run(|session, cx| session.renew(renewals, cx));
+            match reply.await {
+                Ok(Reply::Renew(replies)) => replies,
+                Ok(_) => vec![Err(StoreError::late()); renewals.len()],
+                Err(error) => vec![Err(error); renewals.len()],
+            }
+        })
     }
 
     fn release<'a>(
         &'a self,
         release: &'a Release,
     ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
-        Box::pin(self.inner.release(release))
+        run!(self, Release, |session, cx| session.release(release, cx))
     }
 
     fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
-        Box::pin(self.inner.convert(hold))
+        run!(self, Convert, |session, cx| session.convert(hold, cx))
     }
 
     fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async {
-            self.inner.abandon(hold).await;
-            Ok(())
+            let reply = self.inner.run(|session, cx| session.abandon(hold, cx));
+            reply.await.map(drop)
         })
     }
 
@@ -349,7 +302,7 @@ impl Store for QuorumStore {
         key: &'a LockKey,
         kind: LockKind,
     ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        Box::pin(self.inner.inspect(key, kind))
+        run!(self, Inspect, |session, cx| session.inspect(key, kind, cx))
     }
 
     fn revoke<'a>(
@@ -358,12 +311,13 @@ impl Store for QuorumStore {
         kind: LockKind,
         scope: RevokeScope,
     ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
-        Box::pin(self.inner.revoke(key, kind, scope))
+        run!(self, Revoke, |session, cx| session
+            .revoke(key, kind, scope, cx))
     }
 
     fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
         // All servers use the same names.
-        self.inner.nodes.first()?.store.name_of(key, kind, part)
+        self.inner.servers.first()?.name_of(key, kind, part)
     }
 
     fn server_of(&self, _key: &LockKey, _kind: LockKind) -> u64 {
@@ -373,18 +327,18 @@ impl Store for QuorumStore {
 
     fn limits(&self) -> Limits {
         let Inner {
-            nodes,
+            servers,
             longest_lease,
             ..
         } = &*self.inner;
         let limits = Limits::new().permits(false).longest_lease(*longest_lease);
         // The locks of a request are acquired one by one, so the number of keys has no limit.
-        nodes.iter().fold(limits, |limits, node| {
-            let of_node = node.store.limits();
+        servers.iter().fold(limits, |limits, server| {
+            let of_server = server.limits();
             limits
-                .shortest_lease(limits.shortest_lease.max(of_node.shortest_lease))
-                .longest_lease(limits.longest_lease.min(of_node.longest_lease))
-                .push(limits.push && of_node.push)
+                .shortest_lease(limits.shortest_lease.max(of_server.shortest_lease))
+                .longest_lease(limits.longest_lease.min(of_server.longest_lease))
+                .push(limits.push && of_server.push)
         })
     }
 
@@ -393,14 +347,14 @@ impl Store for QuorumStore {
     }
 
     fn settled(&self) -> BoxFuture<'_, ()> {
-        Box::pin(self.inner.background.settled())
+        Box::pin(self.inner.settled())
     }
 }
 
 impl fmt::Debug for QuorumStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QuorumStore")
-            .field("servers", &self.inner.nodes)
+            .field("servers", &self.inner.servers)
             .finish_non_exhaustive()
     }
 }

@@ -53,7 +53,7 @@
 //! [`RedisStore::cluster_acl_line`] the rule for the nodes of a cluster.
 
 mod acl;
-pub(super) mod clock;
+pub(crate) mod clock;
 mod cluster;
 mod cluster_url;
 mod connection;
@@ -62,7 +62,7 @@ mod handshake;
 mod link;
 mod names;
 mod pushes;
-pub(super) mod quarantine;
+pub(crate) mod quarantine;
 pub(crate) mod redlock;
 mod replicas;
 mod reply;

@@ -1,160 +1,261 @@
-//! Requests of a campaign to the servers, and the delivery of their replies.
+//! The calls that a [`Session`] returns, and the tasks that make them.
 
 use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
+    pin::pin,
+    sync::{Arc, atomic::Ordering},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
-use futures_util::future::BoxFuture;
-use tokio::time::Instant;
-
-use super::{
-    campaign::{Campaign, Heard, PerNode, Say},
-    node::Node,
+use futures_util::{
+    FutureExt as _, StreamExt as _,
+    future::{BoxFuture, join_all},
+    stream::FuturesUnordered,
 };
+use tokio::{
+    runtime::Handle,
+    sync::oneshot,
+    time::{Instant, sleep_until, timeout, timeout_at},
+};
+
+use super::Inner;
 use crate::{
-    acquire::STRAGGLE,
     call::only,
-    fence::FencingToken,
-    store::{Hold, KeyRequest, Renewal, StoreError, Token},
+    protocol::quorum::{
+        Cx, LONGEST_CALL, Output, Reply, RequestId, Send, ServerReply, ServerRequest, Session, Step,
+    },
+    store::{QuorumMember, StoreError},
     sync::lock,
 };
 
-/// The parameters that all acquires of a round have in common.
-pub(super) struct Terms {
-    pub(super) lease: Duration,
-    pub(super) sent: Instant,
-    /// The time by which the caller must have a reply. It is a little before the caller's time-out,
-    /// so that the caller gets an error that names the servers that did not reply.
-    pub(super) answer_by: Instant,
-    /// No acquire may be executed after this.
-    pub(super) deadline: Instant,
-    /// The time in which a server must reply; by default that of an acquire.
-    pub(super) patience: Option<Duration>,
-    /// For each server, the alias of a reader in whose group this one may be admitted.
-    reader_group: Option<PerNode<Option<Token>>>,
+/// Calls in progress.
+type InFlight = FuturesUnordered<BoxFuture<'static, ()>>;
+
+/// A request in progress with its calls. If it is dropped, the calls complete in the background,
+/// because their replies show the state of the servers.
+struct Running {
+    inner: Arc<Inner>,
+    id: RequestId,
+    calls: InFlight,
+    is_over: bool,
 }
 
-impl Terms {
-    pub(super) fn new(
-        request: &KeyRequest,
-        reader_group: Option<PerNode<Option<Token>>>,
-        now: Instant,
-    ) -> Self {
-        // The deadline is the end of the caller's wait plus `STRAGGLE`.
-        let waits = request.deadline.saturating_duration_since(now + STRAGGLE);
-        let answer_by = now + waits * 9 / 10;
-        let KeyRequest {
-            lease, deadline, ..
-        } = *request;
-        Self {
-            lease,
-            sent: now,
-            answer_by,
-            deadline,
-            patience: None,
-            reader_group,
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.is_over {
+            lock(&self.inner.session).cancel(self.id);
         }
-    }
-
-    pub(super) fn again(campaign: &Campaign, now: Instant) -> Self {
-        let lease = campaign.lease();
-        let answer_by = now + super::answer_timeout(lease);
-        let deadline = answer_by + STRAGGLE;
-        Self {
-            lease,
-            sent: now,
-            answer_by,
-            deadline,
-            patience: None,
-            reader_group: None,
-        }
-    }
-
-    pub(super) fn deadline_from(&self, now: Instant, patience: Duration) -> Instant {
-        self.deadline.max(now + patience + STRAGGLE)
+        self.inner.finish(std::mem::take(&mut self.calls));
     }
 }
 
-/// Sends one request to one server, and passes the reply to the campaign. If the server is not
-/// `admitted`, the error is passed instead and nothing is sent. An acquire proposes `proposal`.
-pub(super) fn call(
-    (index, node): (usize, Arc<Node>),
-    campaign: Arc<Mutex<Campaign>>,
-    state: &Campaign,
-    terms: &Terms,
-    proposal: FencingToken,
-    say: Say,
-    admitted: Result<(), StoreError>,
-) -> BoxFuture<'static, ()> {
-    let Hold {
-        ref key,
-        mode,
-        token,
-    } = *state.hold();
-    let (round, sent) = (state.round(), terms.sent);
-    let hold = |token| Hold::new(key.clone(), mode, token);
-    let tell = move |campaign: &Mutex<Campaign>, token, result: Result<Heard, StoreError>| {
-        lock(campaign).heard(
-            index,
-            token,
-            round,
-            result.unwrap_or_else(Heard::Failed),
-            sent,
-        );
-    };
-    if let Err(error) = admitted {
-        let token = match say {
-            Say::Acquire(token, _) | Say::Poll(token) | Say::Renew(token) => token,
-            Say::Raise(_) => state.held_at(index).unwrap_or(token),
+/// A guard that counts a task with calls in the background.
+struct Busy(Arc<Inner>);
+
+impl Busy {
+    fn new(inner: &Arc<Inner>) -> Self {
+        inner.busy.fetch_add(1, Ordering::AcqRel);
+        Self(inner.clone())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let Self(inner) = self;
+        if inner.busy.fetch_sub(1, Ordering::AcqRel) == 1 {
+            inner.idle.notify_waiters();
+        }
+    }
+}
+
+impl Inner {
+    /// Waits until no background call is in progress. Does not wait for retries to unresponsive
+    /// servers.
+    pub(super) async fn settled(&self) {
+        loop {
+            let idle = self.idle.notified();
+            if self.busy.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+
+    /// Visits the session. No call is made while it is locked.
+    fn visit<T>(&self, visit: impl FnOnce(&mut Session, &mut Cx<'_>) -> T) -> (T, Output) {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let micros = since.map_or(0, |since| since.as_micros() as u64);
+        let mut fraction = rand::random::<f64>;
+        let mut cx = Cx::new(Instant::now(), micros, &mut fraction);
+        let result = visit(&mut lock(&self.session), &mut cx);
+        (result, cx.out)
+    }
+
+    /// Runs a request in the task of its caller.
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        begin: impl FnOnce(&mut Session, &mut Cx<'_>) -> RequestId,
+    ) -> Result<Reply, StoreError> {
+        let begin_and_step = |session: &mut Session, cx: &mut Cx<'_>| {
+            let id = begin(session, cx);
+            (id, session.step(id, cx))
         };
-        return Box::pin(async move { tell(&campaign, token, Err(error)) });
+        let ((id, step), out) = self.visit(begin_and_step);
+        self.advance(id, step, out, None).await
     }
-    match say {
-        Say::Acquire(token, if_busy) => {
-            let reader_group = terms
-                .reader_group
-                .as_ref()
-                .and_then(|reader_group| reader_group[index]);
-            let request = KeyRequest::new(hold(token), terms.lease, terms.deadline)
-                .reserved(state.reserved());
-            let request = KeyRequest {
-                if_busy,
-                ..request.reader_group(reader_group)
+
+    /// Makes the calls of a request until it is over. If it runs in the background, `first` is
+    /// notified after its first call.
+    async fn advance(
+        self: &Arc<Self>,
+        id: RequestId,
+        mut step: Step,
+        mut out: Output,
+        mut first: Option<oneshot::Sender<()>>,
+    ) -> Result<Reply, StoreError> {
+        let mut running = Running {
+            inner: self.clone(),
+            id,
+            calls: InFlight::new(),
+            is_over: false,
+        };
+        let is_background = first.is_some();
+        // One timer for all replies: a timer for each would be registered and removed again.
+        let mut alarm = pin!(sleep_until(Instant::now()));
+        loop {
+            let (sends, abandoned) = self.begin_background(out);
+            let calls = sends.into_iter().map(|send| self.call(send));
+            running.calls.extend(calls);
+            let until = match step {
+                Step::Wait(until) => until,
+                Step::Done(reply, until) => {
+                    running.is_over = true;
+                    if let Some(until) = until {
+                        let _ = timeout_at(until, join_all(abandoned)).await;
+                    }
+                    return reply;
+                }
             };
-            Box::pin(async move {
-                let result = node.store.acquire_proposed(&request, proposal).await;
-                node.note(&result, Instant::now());
-                tell(&campaign, token, result.map(Heard::Acquire));
-            })
+            if let Some(until) = until.filter(|until| *until != alarm.deadline()) {
+                alarm.as_mut().reset(until);
+            }
+            let busy = (is_background && !running.calls.is_empty()).then(|| Busy::new(self));
+            tokio::select! {
+                biased;
+                Some(()) = running.calls.next() => {
+                    // The receiver may have been dropped.
+                    let _ = first.take().map(|first| first.send(()));
+                }
+                () = &mut alarm, if until.is_some() => {}
+                else => return Err(StoreError::late()),
+            }
+            drop(busy);
+            (step, out) = self.visit(|session, cx| session.step(id, cx));
         }
-        Say::Poll(token) => {
-            let hold = hold(token);
-            Box::pin(async move {
-                let result = only(node.store.poll(std::slice::from_ref(&hold))).await;
-                node.note(&result, Instant::now());
-                tell(&campaign, token, result.map(Heard::Poll));
-            })
+    }
+
+    /// Begins what a visit has returned for the background. Returns the calls to make in this task,
+    /// and for each abandonment the end of its first call.
+    fn begin_background(self: &Arc<Self>, out: Output) -> (Vec<Send>, Vec<oneshot::Receiver<()>>) {
+        let Output {
+            abandonments,
+            background,
+            sends,
+        } = out;
+        let abandoned = abandonments
+            .into_iter()
+            .map(|id| self.abandon(id))
+            .collect();
+        self.finish(background.into_iter().map(|send| self.call(send)).collect());
+        (sends, abandoned)
+    }
+
+    /// Runs an abandonment in the background. Its first call is sent now, ahead of everything that
+    /// the caller sends next, so that no later request of the caller meets the abandoned alias.
+    fn abandon(self: &Arc<Self>, id: RequestId) -> oneshot::Receiver<()> {
+        let (first, over) = oneshot::channel();
+        let inner = self.clone();
+        let mut abandoning = Box::pin(async move {
+            let (step, out) = inner.visit(|session, cx| session.step(id, cx));
+            let reply = inner.advance(id, step, out, Some(first)).await;
+            if let Ok(Reply::NotAbandoned(server, hold, error)) = reply {
+                let (key, server) = (hold.key, &inner.names[server]);
+                tracing::debug!(%key, %server, %error, "stopped retrying the release of a vote; it expires with its lease");
+            }
+        });
+        if (&mut abandoning).now_or_never().is_none()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(abandoning);
         }
-        Say::Renew(token) => {
-            let renewal = Renewal::new(hold(token), terms.lease);
-            Box::pin(async move {
-                let result = only(node.store.renew(std::slice::from_ref(&renewal))).await;
-                node.note(&result, Instant::now());
-                tell(&campaign, token, result.map(Heard::Renew));
-            })
+        over
+    }
+
+    /// Completes calls in the background.
+    fn finish(self: &Arc<Self>, mut calls: InFlight) {
+        // A future that is dropped outside of a runtime cannot complete its calls.
+        if let (false, Ok(runtime)) = (calls.is_empty(), Handle::try_current()) {
+            let busy = Busy::new(self);
+            runtime.spawn(async move {
+                let _ = timeout(LONGEST_CALL, async {
+                    while calls.next().await.is_some() {}
+                })
+                .await;
+                drop(busy);
+            });
         }
-        Say::Raise(fence) => {
-            let (key, token) = (key.clone(), state.held_at(index).unwrap_or(token));
-            Box::pin(async move {
-                let result = node.store.raise(&key, mode.kind(), fence).await;
-                node.note(&result, Instant::now());
-                tell(
-                    &campaign,
-                    token,
-                    result.map(|reply| Heard::Raise(fence, reply)),
-                );
-            })
+    }
+
+    /// Makes one call, and passes the reply to the session.
+    fn call(self: &Arc<Self>, send: Send) -> BoxFuture<'static, ()> {
+        let inner = self.clone();
+        Box::pin(async move {
+            let Send {
+                request,
+                timeout: limit,
+                ticket,
+            } = send;
+            let call = perform(&*inner.servers[ticket.server], &request);
+            let reply = match limit {
+                Some(limit) => timeout(limit, call)
+                    .await
+                    .unwrap_or_else(|_| Err(StoreError::timed_out(limit))),
+                None => call.await,
+            };
+            let ((), out) = inner.visit(|session, cx| session.replied(ticket, reply, cx));
+            inner.begin_background(out);
+        })
+    }
+}
+
+/// Sends a request to a server.
+async fn perform(
+    server: &dyn QuorumMember,
+    request: &ServerRequest,
+) -> Result<ServerReply, StoreError> {
+    use std::slice::from_ref;
+    match request {
+        ServerRequest::Acquire(request, proposal) => {
+            let reply = server.acquire_proposed(request, *proposal).await;
+            reply.map(ServerReply::Acquire)
+        }
+        ServerRequest::Poll(hold) => only(server.poll(from_ref(hold)))
+            .await
+            .map(ServerReply::Poll),
+        ServerRequest::Renew(renewals) => Ok(ServerReply::Renew(server.renew(renewals).await)),
+        ServerRequest::Raise(key, kind, fence) => {
+            let reply = server.raise(key, *kind, *fence).await;
+            reply.map(ServerReply::Raise)
+        }
+        ServerRequest::Release(release) => server.release(release).await.map(ServerReply::Release),
+        ServerRequest::Convert(hold) => server.convert(hold).await.map(ServerReply::Convert),
+        ServerRequest::Abandon(hold) => server.abandon(hold).await.map(|()| ServerReply::Abandoned),
+        ServerRequest::Inspect(key, kind) => {
+            let reply = server.inspect(key, *kind).await;
+            reply.map(ServerReply::Inspect)
+        }
+        ServerRequest::Revoke(key, kind, scope) => {
+            let reply = server.revoke(key, *kind, *scope).await;
+            reply.map(ServerReply::Revoke)
         }
     }
 }

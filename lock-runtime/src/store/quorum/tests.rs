@@ -7,12 +7,14 @@ use std::{
 
 use futures_util::FutureExt as _;
 
+use tokio::time::Instant;
+
 use super::*;
 use crate::fence::FencingToken;
 use crate::{
     client::LockClient,
     spec::{LockSpec, Mode},
-    store::{MemoryStore, RaiseReply},
+    store::{MemoryStore, RaiseReply, Token},
 };
 
 /// A server that can stop replying, or deny once that it holds a lock.
@@ -183,7 +185,7 @@ async fn release_without_a_majority_is_retried_then_forgotten() {
     };
     silence(true);
     assert!(store.release(&Release::new(hold.clone())).await.is_err());
-    assert!(lock(&store.inner.campaigns).is_empty());
+    assert!(lock(&store.inner.session).rest().0.is_empty());
 
     silence(false);
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -245,7 +247,7 @@ async fn a_grant_that_is_not_confirmed_is_given_up_where_it_is_held() {
         released.elapsed() < lease / 2,
         "the waiter waited for its own vote"
     );
-    assert_eq!(lock(&store.inner.campaigns).len(), 1);
+    assert_eq!(lock(&store.inner.session).rest().0.len(), 1);
     drop(guard);
 }
 
@@ -397,11 +399,12 @@ async fn a_second_look_does_not_count_as_a_round_trip() {
     let locks = LockClient::with_store(store.clone());
     for number in 0..20 {
         let key = LockKey::new(format!("a{number}")).unwrap();
-        let line = node::line_node(&store.inner.nodes, &key, Instant::now()).unwrap();
+        let coordinator = lock(&store.inner.session).coordinator(&key, Instant::now());
+        let coordinator = coordinator.unwrap();
         let dead = Hold::new(key.clone(), Mode::Exclusive, Token::random());
         let request = KeyRequest::new(dead, lease, Instant::now() + lease);
         assert!(matches!(
-            servers[line].store.acquire(&request).await,
+            servers[coordinator].store.acquire(&request).await,
             Ok(AcquireReply::Granted(_))
         ));
         let since = Instant::now();
@@ -418,7 +421,7 @@ async fn a_second_look_does_not_count_as_a_round_trip() {
         );
         guard.release().await.unwrap();
     }
-    let round_trip = *lock(&store.inner.round_trip);
+    let round_trip = lock(&store.inner.session).round_trip();
     assert!(round_trip < Duration::from_millis(2), "{round_trip:?}");
 }
 
@@ -429,17 +432,9 @@ async fn the_next_holder_proposes_more_than_it_was_handed() {
     for count in [3, 5] {
         let servers: Vec<_> = (0..count).map(|_| Arc::<Server>::default()).collect();
         let key = LockKey::new("a").unwrap();
-        let nodes: Vec<_> = servers
-            .iter()
-            .map(|server| {
-                Arc::new(Node::new(
-                    String::new(),
-                    server.clone() as Arc<dyn QuorumMember>,
-                ))
-            })
-            .collect();
-        let line = node::line_node(&nodes, &key, Instant::now()).unwrap();
-        servers[line].is_ahead.store(true, Ordering::Relaxed);
+        let session = Session::new((0..count).map(|_| String::new()));
+        let coordinator = session.coordinator(&key, Instant::now()).unwrap();
+        servers[coordinator].is_ahead.store(true, Ordering::Relaxed);
         let client = || {
             let named = servers
                 .iter()

@@ -5,20 +5,18 @@ use std::{cmp::Reverse, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    campaign::PerNode,
+    Cx, Mutation,
     majority::{majority, nth_largest},
+    round::PerServer,
 };
 use crate::store::{Holder, Inspection, RevokeReply};
 
-/// The replies of one round to the renewal of one lock.
+/// The replies of one exchange to the renewal of one lock.
 #[derive(Debug)]
 pub(crate) struct Renewed {
-    nodes: usize,
-    until: PerNode<Instant>,
+    servers: usize,
+    until: PerServer<Instant>,
     gone: usize,
-    /// A rule that is switched off: half of the servers are enough.
-    #[cfg(test)]
-    pub(super) by_half: bool,
 }
 
 /// The combined result of the replies.
@@ -32,13 +30,11 @@ pub(crate) enum Held {
 }
 
 impl Renewed {
-    pub(crate) fn new(nodes: usize) -> Self {
+    pub(crate) fn new(servers: usize) -> Self {
         Self {
-            nodes,
-            until: PerNode::new(),
+            servers,
+            until: PerServer::new(),
             gone: 0,
-            #[cfg(test)]
-            by_half: false,
         }
     }
 
@@ -52,14 +48,12 @@ impl Renewed {
     }
 
     /// The result so far. The lock is held for as long as a majority of the servers holds it,
-    /// according to their replies in this round alone (PROTOCOL 29).
-    pub(crate) fn held(&self) -> Held {
-        let majority = majority(self.nodes);
-        #[cfg(test)]
-        let majority = majority - usize::from(self.by_half);
+    /// according to their replies in this exchange alone (PROTOCOL 29).
+    pub(crate) fn held(&self, cx: &Cx<'_>) -> Held {
+        let majority = majority(self.servers) - usize::from(cx.breaks(Mutation::RenewsByHalf));
         match nth_largest(self.until.iter().copied(), majority) {
             Some(until) => Held::Until(until),
-            None if self.gone > self.nodes - majority => Held::Gone,
+            None if self.gone > self.servers - majority => Held::Gone,
             None => Held::Open,
         }
     }
@@ -67,16 +61,16 @@ impl Renewed {
 
 /// A yes-or-no decision by majority.
 #[derive(Debug)]
-pub(crate) struct Vote {
-    nodes: usize,
+pub(crate) struct Ballot {
+    servers: usize,
     yes: usize,
     no: usize,
 }
 
-impl Vote {
-    pub(crate) fn new(nodes: usize) -> Self {
+impl Ballot {
+    pub(crate) fn new(servers: usize) -> Self {
         Self {
-            nodes,
+            servers,
             yes: 0,
             no: 0,
         }
@@ -88,18 +82,18 @@ impl Vote {
 
     /// The decision, or `None` while it is open.
     pub(crate) fn decided(&self) -> Option<bool> {
-        let majority = majority(self.nodes);
+        let majority = majority(self.servers);
         if self.yes >= majority {
             return Some(true);
         }
-        (self.no > self.nodes - majority).then_some(false)
+        (self.no > self.servers - majority).then_some(false)
     }
 }
 
 /// Combines the replies to an inspection. The lock has as many holders as a majority of the servers
 /// reports, each for as long as a majority reports one. The wait queue is the longest of all.
-pub(crate) fn inspected(nodes: usize, seen: Vec<Inspection>) -> Inspection {
-    let majority = majority(nodes);
+pub(crate) fn inspected(servers: usize, seen: Vec<Inspection>) -> Inspection {
+    let majority = majority(servers);
     let fence = seen.iter().filter_map(|one| one.fence).max();
     let holders: Vec<_> = seen.iter().map(|one| by_end(one.holders.clone())).collect();
     let waiters = seen
@@ -138,10 +132,10 @@ fn end(holder: &Holder) -> Duration {
 }
 
 /// Combines the replies to a revocation. `None` if too few servers have replied.
-pub(crate) fn revoked(nodes: usize, replies: &[RevokeReply]) -> Option<RevokeReply> {
-    let said = |reply| replies.iter().filter(|one| **one == reply).count();
-    let (revoked, free) = (said(RevokeReply::Revoked), said(RevokeReply::NotHeld));
-    if revoked + free >= majority(nodes) {
+pub(crate) fn revoked(servers: usize, replies: &[RevokeReply]) -> Option<RevokeReply> {
+    let text = |reply| replies.iter().filter(|one| **one == reply).count();
+    let (revoked, free) = (text(RevokeReply::Revoked), text(RevokeReply::NotHeld));
+    if revoked + free >= majority(servers) {
         return Some(if revoked > 0 {
             RevokeReply::Revoked
         } else {
@@ -150,7 +144,7 @@ pub(crate) fn revoked(nodes: usize, replies: &[RevokeReply]) -> Option<RevokeRep
     }
     [RevokeReply::ForeignKey, RevokeReply::Endless]
         .into_iter()
-        .find(|reply| said(*reply) > 0)
+        .find(|reply| text(*reply) > 0)
 }
 
 #[cfg(test)]
@@ -161,25 +155,35 @@ mod tests {
     #[test]
     fn a_lock_is_held_for_as_long_as_a_majority_holds_it() {
         let now = Instant::now();
+        let mut fraction = || 0.5;
+        let cx = Cx::new(now, 1, &mut fraction);
         let mut renewed = Renewed::new(5);
         for seconds in [30, 10, 20] {
-            assert_eq!(renewed.held(), Held::Open);
+            assert_eq!(renewed.held(&cx), Held::Open);
             renewed.renewed(now, Duration::from_secs(seconds));
         }
-        assert_eq!(renewed.held(), Held::Until(now + Duration::from_secs(10)));
+        assert_eq!(
+            renewed.held(&cx),
+            Held::Until(now + Duration::from_secs(10))
+        );
         renewed.renewed(now, Duration::from_secs(25));
-        assert_eq!(renewed.held(), Held::Until(now + Duration::from_secs(20)));
+        assert_eq!(
+            renewed.held(&cx),
+            Held::Until(now + Duration::from_secs(20))
+        );
     }
 
     #[test]
     fn a_lock_is_gone_when_no_majority_can_hold_it() {
+        let mut fraction = || 0.5;
+        let cx = Cx::new(Instant::now(), 1, &mut fraction);
         let mut renewed = Renewed::new(5);
         renewed.gone();
         renewed.gone();
         renewed.renewed(Instant::now(), Duration::from_secs(1));
-        assert_eq!(renewed.held(), Held::Open);
+        assert_eq!(renewed.held(&cx), Held::Open);
         renewed.gone();
-        assert_eq!(renewed.held(), Held::Gone);
+        assert_eq!(renewed.held(&cx), Held::Gone);
     }
 
     #[test]

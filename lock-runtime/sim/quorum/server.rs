@@ -6,13 +6,14 @@ use tokio::time::Instant;
 
 use super::{
     clock::Clock,
-    message::{Acquire, Call, Greeted, Reply, Request},
+    message::{Call, Conditions, Greeted, Reply, Request, alias},
     sim::{Conn, Event, Sim, Who},
 };
 use crate::{
-    explorer::sim::say,
+    protocol::quorum::{ServerReply, ServerRequest},
+    sim::say,
     store::{
-        KeyRequest, Release, Renewal,
+        AcquireReply, KeyRequest,
         memory::table::{Fences, Step, Table},
     },
 };
@@ -153,7 +154,10 @@ impl Server {
 
     pub(super) fn execute(&mut self, sim: &mut Sim, conn: Conn, call: Call, request: &Request) {
         let (now, micros) = (self.clock.at(sim.now), self.micros(sim.now));
-        let caller = request.hold().map(|hold| hold.token).filter(|_| call != 0);
+        let caller = match request {
+            Request::Call(request, _) if call != 0 => alias(request).map(|hold| hold.token),
+            _ => None,
+        };
         let Data {
             table,
             fences,
@@ -176,58 +180,60 @@ impl Server {
                     with_data,
                 })
             }
-            Request::Acquire(Acquire { deadline, .. }) if micros > *deadline => {
-                Reply::Acquire(crate::store::AcquireReply::Late, micros)
+            Request::Call(_, Conditions { deadline, .. })
+                if deadline.is_some_and(|deadline| micros > deadline) =>
+            {
+                Reply::Call(ServerReply::Acquire(AcquireReply::Late), micros)
             }
-            Request::Acquire(acquire)
-                if acquire.marker.is_some() && acquire.marker != marker.map(|(name, _)| name) =>
+            Request::Call(_, conditions)
+                if conditions.marker.is_some()
+                    && conditions.marker != marker.map(|(name, _)| name) =>
             {
                 Reply::Strange(micros)
             }
-            Request::Acquire(Acquire {
-                hold,
-                lease,
-                if_busy,
-                proposal,
-                deadline_there,
-                ..
-            }) => {
-                // Without recent replies, the client's estimate of the server's clock is outdated.
-                if sim.now > *deadline_there {
-                    sim.excuse(hold.token);
-                }
-                // The deadline was checked above.
-                let request = KeyRequest::new(hold.clone(), *lease, now);
-                step.proposal = Some(*proposal);
-                Reply::Acquire(
-                    table.acquire(
-                        &KeyRequest {
-                            if_busy: *if_busy,
-                            ..request
-                        },
-                        &mut step,
-                    ),
-                    micros,
-                )
+            Request::Call(request, conditions) => {
+                let reply = match request {
+                    ServerRequest::Acquire(request, proposal) => {
+                        // Without recent replies, the client's estimate of the server's clock is
+                        // outdated.
+                        if conditions
+                            .deadline_there
+                            .is_some_and(|there| sim.now > there)
+                        {
+                            sim.excuse(request.hold.token);
+                        }
+                        step.proposal = Some(*proposal);
+                        // The deadline was checked above.
+                        let request = KeyRequest {
+                            deadline: now,
+                            ..request.clone()
+                        };
+                        ServerReply::Acquire(table.acquire(&request, &mut step))
+                    }
+                    ServerRequest::Poll(hold) => ServerReply::Poll(table.poll(hold, &mut step)),
+                    ServerRequest::Renew(renewals) => {
+                        let renewed = renewals.iter().map(|renewal| Ok(table.renew(renewal, now)));
+                        ServerReply::Renew(renewed.collect())
+                    }
+                    ServerRequest::Release(release) => {
+                        ServerReply::Release(table.release(release, &mut step))
+                    }
+                    ServerRequest::Convert(hold) => {
+                        ServerReply::Convert(table.convert(hold, &mut step))
+                    }
+                    ServerRequest::Abandon(hold) => {
+                        sim.look = true;
+                        table.abandon(hold, &mut step);
+                        ServerReply::Abandoned
+                    }
+                    ServerRequest::Raise(_, _, fence) => ServerReply::Raise(fences.raise(*fence)),
+                    ServerRequest::Inspect(key, kind) => {
+                        ServerReply::Inspect(table.inspect(key, *kind, now))
+                    }
+                    ServerRequest::Revoke(..) => unreachable!("no lock is revoked"),
+                };
+                Reply::Call(reply, micros)
             }
-            Request::Poll(hold) => Reply::Poll(table.poll(hold, &mut step)),
-            Request::Renew(hold, lease) => {
-                Reply::Renew(table.renew(&Renewal::new(hold.clone(), *lease), now))
-            }
-            Request::Release(hold) => {
-                Reply::Release(table.release(&Release::new(hold.clone()), &mut step))
-            }
-            Request::Abandon(hold) => {
-                sim.look = true;
-                table.abandon(hold, &mut step);
-                Reply::Abandoned
-            }
-            Request::Raise(_, expected)
-                if expected.is_some() && *expected != marker.map(|(name, _)| name) =>
-            {
-                Reply::Strange(micros)
-            }
-            Request::Raise(fence, _) => Reply::Raise(fences.raise(*fence)),
         };
         let handed_over = std::mem::take(&mut step.handed_over);
         sim.reply(conn, call, reply);

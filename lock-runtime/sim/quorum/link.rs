@@ -6,12 +6,13 @@ use tokio::time::Instant;
 
 use super::{
     Broken,
-    client::{Calling, Client, Purpose},
-    message::{Call, Greeted, Reply, Request},
+    client::Client,
+    message::{Call, Conditions, Greeted, Reply, Request, is_repeated, votes},
     sim::{Conn, Event, Sim, Timer},
 };
 use crate::{
-    explorer::sim::say,
+    protocol::quorum::{Send, ServerReply, ServerRequest, Ticket},
+    sim::say,
     store::{
         AcquireReply, StoreError, StoreErrorKind,
         redis::{
@@ -56,6 +57,20 @@ impl Link {
     }
 }
 
+/// A call to a server.
+pub(super) struct Calling {
+    pub(super) ticket: Ticket,
+    request: ServerRequest,
+    conditions: Conditions,
+    conn: Option<Conn>,
+    repeat: Repeat,
+    sent: Instant,
+    /// It has a shorter time-out than the other calls of its request.
+    pub(super) is_limited: bool,
+    /// It was repeated because the estimate of the server's clock was wrong.
+    asked_again: bool,
+}
+
 /// Whether a call is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeat {
@@ -74,33 +89,35 @@ fn broken(why: &str) -> StoreError {
 }
 
 impl Client {
-    pub(super) fn call(
-        &mut self,
-        sim: &mut Sim,
-        server: usize,
-        request: Request,
-        purpose: Purpose,
-    ) -> Call {
-        let id = sim.number();
-        let repeat = if request.is_repeated() {
+    /// Makes a call of the session.
+    pub(super) fn call(&mut self, sim: &mut Sim, send: Send) {
+        let (id, now) = (sim.number(), self.now(sim));
+        let Send {
+            request,
+            timeout,
+            ticket,
+        } = send;
+        if let Some(timeout) = timeout {
+            self.timer_at(sim, now + timeout, Timer::Call(id, timeout));
+        }
+        let repeat = if is_repeated(&request) {
             Repeat::Once
         } else {
             Repeat::Never
         };
-        let sent = self.now(sim);
-        self.calls.insert(
-            id,
-            Calling {
-                server,
-                request,
-                purpose,
-                conn: None,
-                repeat,
-                sent,
-            },
-        );
+        let calling = Calling {
+            ticket,
+            request,
+            conditions: Conditions::default(),
+            conn: None,
+            repeat,
+            sent: now,
+            is_limited: timeout.is_some(),
+            asked_again: false,
+        };
+        self.calls.insert(id, calling);
+        self.complete(sim, id, true);
         self.transmit(sim, id);
-        id
     }
 
     fn transmit(&mut self, sim: &mut Sim, id: Call) {
@@ -108,10 +125,10 @@ impl Client {
         let Some(call) = self.calls.get_mut(&id) else {
             return;
         };
-        let link = &mut self.links[call.server];
+        let link = &mut self.links[call.ticket.server];
         match &mut link.state {
             State::Over => {
-                let conn = sim.connection(self.who, call.server);
+                let conn = sim.connection(self.who, call.ticket.server);
                 link.state = State::Connecting {
                     conn,
                     sent: now,
@@ -122,12 +139,13 @@ impl Client {
             }
             State::Connecting { waiting, .. } => waiting.push(id),
             State::Up(conn, tenure) => {
-                if let Some(error) = tenure.check(now).err().filter(|_| call.request.votes()) {
+                if let Some(error) = tenure.check(now).err().filter(|_| votes(&call.request)) {
                     return sim.at(sim.now, Event::Failed(self.who, id, error));
                 }
                 link.silent_since.get_or_insert(now);
                 call.conn = Some(*conn);
-                sim.send(*conn, id, call.request.clone());
+                let request = Request::Call(call.request.clone(), call.conditions);
+                sim.send(*conn, id, request);
             }
         }
     }
@@ -190,48 +208,29 @@ impl Client {
     /// Sends a call that has waited for the connection. The server's time was not known before the
     /// first connection.
     fn transmit_late(&mut self, sim: &mut Sim, id: Call) {
-        self.complete(sim, id);
+        self.complete(sim, id, false);
         self.transmit(sim, id);
     }
 
-    /// Fills in the parameters that depend on the server: the deadline in its time, and its marker.
-    fn complete(&mut self, sim: &Sim, id: Call) {
+    /// Fills in the conditions that depend on the server: the deadline in its time, and its marker,
+    /// as they are known at first.
+    fn complete(&mut self, sim: &Sim, id: Call, is_first: bool) {
+        let clock = self.clock;
         let Some(call) = self.calls.get_mut(&id) else {
             return;
         };
-        let link = &self.links[call.server];
-        if let (Request::Acquire(acquire), Purpose::Lead(_, led), Some(clock)) =
-            (&mut call.request, &call.purpose, &link.clock)
-            && acquire.deadline == 0
-        {
-            acquire.deadline = clock.server_micros(led.deadline);
-            acquire.marker = link.marker(sim);
+        let link = &self.links[call.ticket.server];
+        match &call.request {
+            ServerRequest::Acquire(request, _) if call.conditions.deadline.is_none() => {
+                call.conditions.deadline_there = Some(clock.when(request.deadline));
+                if let Some(clock) = &link.clock {
+                    call.conditions.deadline = Some(clock.server_micros(request.deadline));
+                    call.conditions.marker = link.marker(sim);
+                }
+            }
+            ServerRequest::Raise(..) if is_first => call.conditions.marker = link.marker(sim),
+            _ => {}
         }
-    }
-
-    /// Sends an acquire with the parameters of the server as they are known at first.
-    pub(super) fn acquire(
-        &mut self,
-        sim: &mut Sim,
-        server: usize,
-        request: Request,
-        purpose: Purpose,
-    ) {
-        let id = sim.number();
-        let sent = self.now(sim);
-        self.calls.insert(
-            id,
-            Calling {
-                server,
-                request,
-                purpose,
-                conn: None,
-                repeat: Repeat::Never,
-                sent,
-            },
-        );
-        self.complete(sim, id);
-        self.transmit(sim, id);
     }
 
     /// Handles a failed attempt to connect.
@@ -285,7 +284,7 @@ impl Client {
     pub(super) fn broken(&mut self, sim: &mut Sim, conn: Conn) {
         let server = sim.connections[conn].server;
         self.attempt_over(sim, conn);
-        let on_it = |call: &Calling| call.server == server && call.conn == Some(conn);
+        let on_it = |call: &Calling| call.ticket.server == server && call.conn == Some(conn);
         let calls: Vec<_> = self
             .calls
             .iter()
@@ -311,7 +310,7 @@ impl Client {
             say!(sim, "{} closes its connection to s{server}", self.who);
             self.links[server].state = State::Over;
             self.links[server].silent_since = None;
-            self.disconnected(sim);
+            self.disconnected(sim, server);
         }
     }
 
@@ -344,31 +343,33 @@ impl Client {
         if matches!(link.state, State::Up(current, _) if current == conn) {
             link.silent_since = None;
         }
-        if let (Reply::Acquire(_, micros) | Reply::Strange(micros), Some(clock)) =
-            (reply, &link.clock)
+        if let (
+            Reply::Call(ServerReply::Acquire(_), micros) | Reply::Strange(micros),
+            Some(clock),
+        ) = (&reply, &link.clock)
         {
-            clock.observe(micros, call.sent, now);
+            clock.observe(*micros, call.sent, now);
         }
-        match (reply, &mut call.purpose, &mut call.request) {
+        match (reply, &call.request) {
             // The estimate of the server's clock was wrong: repeat the request.
             (
-                Reply::Acquire(AcquireReply::Late, _),
-                Purpose::Lead(_, led),
-                Request::Acquire(acquire),
-            ) if !led.asked_again && led.deadline > now => {
-                acquire.deadline = 0;
-                led.asked_again = true;
+                Reply::Call(ServerReply::Acquire(AcquireReply::Late), _),
+                ServerRequest::Acquire(request, _),
+            ) if !call.asked_again && request.deadline > now => {
+                call.conditions.deadline = None;
+                call.asked_again = true;
                 call.conn = None;
                 self.transmit_late(sim, id);
             }
-            (Reply::Strange(_), ..) if sim.is_broken(Broken::UptimeOnly) => {
+            (Reply::Strange(_), _) if sim.is_broken(Broken::UptimeOnly) => {
                 unreachable!("no marker was required")
             }
-            (Reply::Strange(_), ..) => {
+            (Reply::Strange(_), _) => {
                 self.end_current(sim, server);
                 self.done(sim, id, Err(lost_its_data()));
             }
-            _ => self.done(sim, id, Ok(reply)),
+            (Reply::Call(reply, _), _) => self.done(sim, id, Ok(reply)),
+            (Reply::Greeted(_), _) => {}
         }
     }
 
@@ -379,19 +380,18 @@ impl Client {
     }
 
     /// Drops a call that is no longer awaited. After a long silence, closes the connection.
-    pub(super) fn drop_call(&mut self, sim: &mut Sim, id: Call) {
+    pub(super) fn drop_call(&mut self, sim: &mut Sim, id: Call) -> Option<Calling> {
         let now = self.now(sim);
-        let Some(call) = self.calls.remove(&id) else {
-            return;
-        };
-        let link = &mut self.links[call.server];
+        let call = self.calls.remove(&id)?;
+        let link = &mut self.links[call.ticket.server];
         if let State::Up(conn, _) = link.state
             && call.conn == Some(conn)
             && link
                 .silent_since
                 .is_some_and(|since| now - since >= SILENCE)
         {
-            self.end(sim, call.server, conn);
+            self.end(sim, call.ticket.server, conn);
         }
+        Some(call)
     }
 }

@@ -4,21 +4,21 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::{super::Cx, Answer, Ask, Calls, Next, Outcome, Round, TimeOuts};
 use crate::{
     fence::FencingToken,
     key::LockKey,
     spec::Mode,
     store::{
         AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, RenewReply, StoreError, Token,
-        quorum::campaign::{Calls, Campaign, Heard, Next, Outcome, Patience, Say},
     },
 };
 
 const LEASE: Duration = Duration::from_secs(30);
 
-/// A campaign at five servers that gets its replies at once.
+/// A round at five servers that gets its replies at once.
 struct Case {
-    campaign: Campaign,
+    round: Round,
     now: Instant,
 }
 
@@ -29,10 +29,10 @@ impl Case {
         };
         let hold = Hold::new(key, Mode::Exclusive, Token::random());
         Self {
-            campaign: Campaign::new(
+            round: Round::new(
                 &KeyRequest::new(hold, LEASE, now),
                 5,
-                Patience::new(LEASE, 0.5),
+                TimeOuts::new(LEASE, 0.5),
                 now,
             ),
             now,
@@ -43,20 +43,25 @@ impl Case {
         self.now + Duration::from_secs(1)
     }
 
-    /// Passes the reply of each server to the campaign.
-    fn hears(&mut self, calls: Calls, says: impl Fn(usize) -> Heard) {
-        for (node, say) in calls {
-            let (Say::Acquire(name, _) | Say::Poll(name) | Say::Renew(name)) = say else {
-                panic!("{say:?}")
+    /// Passes the reply of each server to the round.
+    fn hears(&mut self, calls: Calls, says: impl Fn(usize) -> Answer) {
+        for (server, ask) in calls {
+            let (Ask::Acquire(name, _) | Ask::Poll(name) | Ask::Renew(name)) = ask else {
+                panic!("{ask:?}")
             };
-            self.campaign
-                .heard(node, name, self.campaign.round(), says(node), self.now);
+            let (exchange, now) = (self.round.exchange(), self.now);
+            let mut fraction = || 0.5;
+            let cx = Cx::new(now, 1, &mut fraction);
+            self.round
+                .replied(server, name, exchange, says(server), now, &cx);
         }
     }
 
     fn next(&mut self) -> Next {
-        self.campaign
-            .next(self.deadline(), self.now, &|fence| fence.later(1))
+        let mut fraction = || 0.5;
+        let cx = Cx::new(self.now, 1, &mut fraction);
+        self.round
+            .next(self.deadline(), &|fence| fence.later(1), &cx)
     }
 
     fn asks(&mut self) -> Calls {
@@ -69,21 +74,21 @@ impl Case {
     fn waits(&mut self) {
         let next = self.next();
         assert!(
-            matches!(next, Next::Done(Outcome::InLine { .. })),
+            matches!(next, Next::Done(Outcome::Queued { .. })),
             "{next:?}"
         );
     }
 }
 
-fn granted() -> Heard {
+fn granted() -> Answer {
     let Some(fence) = FencingToken::new(7) else {
         panic!("it is not zero")
     };
-    Heard::Acquire(AcquireReply::Granted(Grant::new(fence, LEASE)))
+    Answer::Acquire(AcquireReply::Granted(Grant::new(fence, LEASE)))
 }
 
-fn queued() -> Heard {
-    Heard::Acquire(AcquireReply::Queued {
+fn queued() -> Answer {
+    Answer::Acquire(AcquireReply::Queued {
         counter: None,
         holder_ttl: Some(LEASE),
     })
@@ -96,21 +101,23 @@ fn the_head_of_the_line_asks_again_when_the_votes_of_others_end() {
     let soon = Duration::from_millis(2);
     let mut case = Case::new();
     let calls = case
-        .campaign
+        .round
         .acquire(IfBusy::Queue, Some(0), true, case.deadline(), case.now);
     case.hears(calls, |_| granted());
     let others = case.asks();
     let queued = |holder_ttl| {
-        Heard::Acquire(AcquireReply::Queued {
+        Answer::Acquire(AcquireReply::Queued {
             counter: None,
             holder_ttl: Some(holder_ttl),
         })
     };
-    case.hears(others, |node| queued(if node < 3 { soon } else { LEASE }));
+    case.hears(others, |server| {
+        queued(if server < 3 { soon } else { LEASE })
+    });
     let next = case.next();
     // Two of them are needed for a majority.
     assert!(
-        matches!(next, Next::Done(Outcome::InLine { holder_ttl: Some(ttl) }) if ttl == soon),
+        matches!(next, Next::Done(Outcome::Queued { holder_ttl: Some(ttl) }) if ttl == soon),
         "{next:?}"
     );
 }
@@ -122,72 +129,75 @@ fn the_head_of_the_line_asks_again_when_the_votes_of_others_end() {
 fn a_check_of_the_other_servers_forgets_nothing_that_they_keep() {
     let mut case = Case::new();
     let calls = case
-        .campaign
+        .round
         .acquire(IfBusy::Queue, Some(0), true, case.deadline(), case.now);
     case.hears(calls, |_| granted());
     let others = case.asks();
-    case.hears(others, |node| if node == 1 { granted() } else { queued() });
+    case.hears(
+        others,
+        |server| if server == 1 { granted() } else { queued() },
+    );
     case.waits();
 
-    let calls = case.campaign.poll(case.deadline(), case.now);
-    case.hears(calls, |node| match node {
-        0 => Heard::Renew(RenewReply::Gone),
-        1 => Heard::Renew(RenewReply::Renewed { ttl: LEASE }),
-        _ => Heard::Poll(PollReply::Queued {
+    let calls = case.round.poll(case.deadline(), case.now);
+    case.hears(calls, |server| match server {
+        0 => Answer::Renew(RenewReply::Gone),
+        1 => Answer::Renew(RenewReply::Renewed { ttl: LEASE }),
+        _ => Answer::Poll(PollReply::Queued {
             counter: None,
             holder_ttl: Some(LEASE),
         }),
     });
     assert_eq!(
-        case.campaign.take_left().len(),
+        case.round.take_abandoned().len(),
         1,
         "an alias that is gone is abandoned (PROTOCOL 9)"
     );
     case.waits();
-    let calls = case.campaign.poll(case.deadline(), case.now);
-    case.hears(calls, |node| {
-        if node == 0 {
+    let calls = case.round.poll(case.deadline(), case.now);
+    case.hears(calls, |server| {
+        if server == 0 {
             queued()
         } else {
-            Heard::Failed(StoreError::timed_out(LEASE))
+            Answer::Failed(StoreError::timed_out(LEASE))
         }
     });
     let next = case.next();
     assert!(matches!(next, Next::Done(Outcome::Unreachable)), "{next:?}");
 
     case.now += Duration::from_secs(1);
-    let calls = case.campaign.poll(case.deadline(), case.now);
-    assert!(matches!(calls[..], [(0, Say::Poll(_))]), "{calls:?}");
+    let calls = case.round.poll(case.deadline(), case.now);
+    assert!(matches!(calls[..], [(0, Ask::Poll(_))]), "{calls:?}");
     case.hears(calls, |_| {
-        Heard::Poll(PollReply::Queued {
+        Answer::Poll(PollReply::Queued {
             counter: None,
             holder_ttl: Some(LEASE),
         })
     });
-    let known: Vec<_> = case.campaign.known().collect();
+    let known: Vec<_> = case.round.known().collect();
     let calls = case.asks();
     // If they were sent an acquire that was refused or lost, they would be assumed to hold nothing.
     assert!(
         matches!(
             calls[..],
             [
-                (1, Say::Renew(_)),
-                (2, Say::Poll(_)),
-                (3, Say::Poll(_)),
-                (4, Say::Poll(_))
+                (1, Ask::Renew(_)),
+                (2, Ask::Poll(_)),
+                (3, Ask::Poll(_)),
+                (4, Ask::Poll(_))
             ]
         ),
         "{calls:?}"
     );
     case.hears(calls, |_| {
-        Heard::Failed(StoreError::timed_out(LEASE).with_unsent(true))
+        Answer::Failed(StoreError::timed_out(LEASE).with_unsent(true))
     });
     case.waits();
     let left: Vec<_> = case
-        .campaign
-        .take_left()
+        .round
+        .take_abandoned()
         .iter()
-        .map(|left| (left.node, left.token))
+        .map(|left| (left.server, left.token))
         .collect();
     assert_eq!(
         left,

@@ -6,14 +6,14 @@ use tokio::time::Instant;
 
 use super::{
     client::Client,
-    clock::Clock,
     server::Server,
-    sim::{Sim, Who},
+    sim::{Began, Sim, Who},
 };
 use crate::{
     fence::FencingToken,
+    protocol::quorum::majority,
     spec::{LockKind, Mode},
-    store::{Hold, quorum::majority::majority},
+    store::Hold,
 };
 
 /// The kinds of violations.
@@ -29,6 +29,8 @@ pub(super) enum Wrong {
     Orphan,
     /// A request is not served although there are no more faults.
     Stuck,
+    /// A request was refused in a way that its schedule excludes.
+    Refusal,
     /// Something is left at a server or in a client at the end.
     Leak,
 }
@@ -85,9 +87,9 @@ impl Checker {
     }
 
     /// Checks the state after an event at a client.
-    pub(super) fn look(&mut self, sim: &mut Sim, clients: &[Client], servers: &[Server]) {
+    pub(super) fn look(&mut self, sim: &mut Sim, clients: &mut [Client], servers: &[Server]) {
         for began in std::mem::take(&mut sim.began) {
-            self.began(sim, &began.hold, began.fence);
+            self.began(sim, &began);
         }
         self.holders(sim, clients);
         self.votes(sim, clients, servers);
@@ -96,7 +98,12 @@ impl Checker {
     /// Checks that each grant has a token of its own, and that it is larger than all tokens handed
     /// out before the grant was requested. The token of a writer is larger than all tokens handed
     /// out before it, and that of a reader is larger than all earlier tokens of writers.
-    fn began(&mut self, sim: &Sim, hold: &Hold, fence: FencingToken) {
+    fn began(&mut self, sim: &Sim, began: &Began) {
+        let Began {
+            ref hold,
+            fence,
+            asked_at,
+        } = *began;
         let lock = sim
             .keys
             .iter()
@@ -105,11 +112,8 @@ impl Checker {
         self.fences
             .resize_with(self.fences.len().max(lock + 1), Fences::default);
         let Fences { all, exclusive } = &mut self.fences[lock];
-        let asked_at = sim.introduced_at(hold.token);
         let is_writer = hold.mode == Mode::Exclusive;
-        let comes_after = |(_, at): &&(FencingToken, Instant)| {
-            is_writer || asked_at.is_none_or(|asked| *at < asked)
-        };
+        let comes_after = |(_, at): &&(FencingToken, Instant)| is_writer || *at < asked_at;
         let wrong = if all.iter().any(|(other, _)| *other == fence) {
             Some("the fencing token of another grant")
         } else if all
@@ -137,15 +141,12 @@ impl Checker {
         let now = sim.now;
         self.dead.retain(|dead| dead.until > now);
         let living = clients.iter().flat_map(|client| {
-            let local = client.clock.at(now);
-            client
-                .holders
-                .values()
-                .filter(move |holder| !holder.lease.validity(local).is_zero())
-                .map(|one| &one.hold)
+            let valid = client.process.session.valid(client.clock.at(now));
+            valid.map(|(_, hold, _)| hold)
         });
-        let all: smallvec::SmallVec<[&Hold; 8]> = living
+        let all: Vec<&Hold> = living
             .chain(self.dead.iter().map(|dead| &dead.hold))
+            .filter(|hold| !sim.revoked.contains(&hold.token))
             .collect();
         let mut two = None;
         for (index, hold) in all.iter().enumerate() {
@@ -174,33 +175,49 @@ impl Checker {
 
     /// Checks that a majority holds each lock for as long as its holder is valid. A server that has
     /// lost the lock with its data counts too, as it does not vote in the meantime.
-    fn votes(&mut self, sim: &Sim, clients: &[Client], servers: &[Server]) {
+    fn votes(&mut self, sim: &Sim, clients: &mut [Client], servers: &[Server]) {
         for client in clients {
             let local = client.now(sim);
-            for holder in client.holders.values() {
-                let validity = holder.lease.validity(local);
-                let Some(campaign) = client
-                    .campaign(holder.hold.token)
-                    .filter(|_| !validity.is_zero())
+            let Client {
+                process,
+                votes,
+                session,
+                clock: of_client,
+                ..
+            } = client;
+            for (_, hold, until) in process.session.valid(local) {
+                let (Some(round), Some(held)) =
+                    (session.round(hold.token), votes.get_mut(&hold.token))
                 else {
                     continue;
                 };
-                let until = client.clock.when(local + validity);
-                let keeps = |(server, token): (usize, _)| {
-                    let name = Hold::new(holder.hold.key.clone(), holder.hold.mode, token);
+                if sim.revoked.contains(&hold.token) {
+                    continue;
+                }
+                let until = of_client.when(until);
+                // An alias is replaced when its server no longer knows it.
+                let fresh = round.known().filter(|known| !held.aliases.contains(known));
+                let fresh: Vec<_> = fresh.collect();
+                held.aliases.extend(fresh);
+                let keeps = |server: &usize| {
                     let Server {
                         clock,
                         lost_data_at,
                         ..
-                    } = &servers[server];
-                    let kept = servers[server].table().held_until(&name, clock.at(sim.now));
+                    } = &servers[*server];
                     let forgot =
-                        lost_data_at.is_some_and(|at| at >= holder.since - sim.longest_lease);
-                    forgot || kept.is_some_and(|kept| Clock::when(*clock, kept) >= until)
+                        lost_data_at.is_some_and(|at| at >= held.since - sim.longest_lease);
+                    let mut aliases = held.aliases.iter().filter(|(at, _)| at == server);
+                    aliases.any(|(_, token)| {
+                        let name = Hold::new(hold.key.clone(), hold.mode, *token);
+                        let kept = servers[*server]
+                            .table()
+                            .held_until(&name, clock.at(sim.now));
+                        forgot || kept.is_some_and(|kept| clock.when(kept) >= until)
+                    })
                 };
-                if campaign.known().filter(|known| keeps(*known)).count() < majority(servers.len())
-                {
-                    let name = sim.name(holder.hold.token);
+                if (0..servers.len()).filter(keeps).count() < majority(servers.len()) {
+                    let name = sim.name(hold.token);
                     self.report(Wrong::NotHeld, || {
                         format!("{name} is not held by a majority until {until:?}")
                     });

@@ -1,9 +1,6 @@
 //! The fencing tokens that a client proposes to all servers at once.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::Duration;
 
 use crate::fence::FencingToken;
 
@@ -12,28 +9,20 @@ use crate::fence::FencingToken;
 /// larger than any that a server has given out, so all servers reply with the same number.
 ///
 /// [hybrid logical clock]: https://cse.buffalo.edu/tech-reports/2014-04.pdf
-#[derive(Debug, Default)]
-pub(super) struct Proposals(AtomicU64);
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Proposals(Option<FencingToken>);
 
 impl Proposals {
-    pub(super) fn next(&self) -> FencingToken {
-        self.next_at(micros())
-    }
-
     /// The next proposal at `micros` microseconds since 1970.
-    pub(super) fn next_at(&self, micros: u64) -> FencingToken {
-        let Self(latest) = self;
-        let next = |latest| FencingToken::next(FencingToken::new(latest), micros);
-        let (Ok(latest) | Err(latest)) =
-            latest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| {
-                Some(next(latest).number())
-            });
-        next(latest)
+    pub(super) fn next(&mut self, micros: u64) -> FencingToken {
+        let next = FencingToken::next(self.0, micros);
+        self.0 = Some(next);
+        next
     }
 
     /// Records the token of a grant.
-    pub(super) fn seen(&self, fence: FencingToken) {
-        self.0.fetch_max(fence.number(), Ordering::Relaxed);
+    pub(super) fn seen(&mut self, fence: FencingToken) {
+        self.0 = self.0.max(Some(fence));
     }
 
     /// A number to raise the servers' counters to, at `micros` microseconds since 1970, if their
@@ -58,26 +47,19 @@ impl Proposals {
     }
 }
 
-/// Microseconds since 1970, by the local clock.
-pub(super) fn micros() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_micros() as u64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_proposal_is_larger_than_all_that_was_seen() {
-        let proposals = Proposals::default();
-        let first = proposals.next();
+        let mut proposals = Proposals::default();
+        let first = proposals.next(1);
         let far = first.later(1_000_000_000);
         proposals.seen(far);
         proposals.seen(first);
-        let second = proposals.next();
-        assert!(far < second && second < proposals.next());
+        let second = proposals.next(2);
+        assert!(far < second && second < proposals.next(2));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The size of a majority, and the value on which a majority agrees.
 
-/// More than half of `nodes`. Any two majorities have a node in common.
-pub(crate) fn majority(nodes: usize) -> usize {
-    nodes / 2 + 1
+/// More than half of `servers`. Any two majorities have a server in common.
+pub(crate) fn majority(servers: usize) -> usize {
+    servers / 2 + 1
 }
 
 /// The `n`th largest of `values`, counted from 1: at least `n` of the values are no smaller. `None`
@@ -21,9 +21,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_majorities_have_a_node_in_common() {
-        for nodes in 1..20 {
-            assert!(2 * majority(nodes) > nodes && 2 * (majority(nodes) - 1) <= nodes);
+    fn two_majorities_have_a_server_in_common() {
+        for servers in 1..20 {
+            assert!(2 * majority(servers) > servers && 2 * (majority(servers) - 1) <= servers);
         }
     }
 

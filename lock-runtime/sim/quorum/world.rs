@@ -1,9 +1,6 @@
 //! A run: clients, the servers, and the clock that drives them.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -13,30 +10,23 @@ use super::{
     client::Client,
     clock::Clock,
     message::Request,
-    schedule::{Action, Arrival, Schedule},
+    schedule::{Action, Schedule},
     server::Server,
-    sim::{Conn, Event, Sim, Timer, Who},
+    sim::{Conn, Event, Sim, Who},
 };
 use crate::{
-    explorer::{dice::Dice, sim::say},
     key::LockKey,
-    store::{MemoryStore, QuorumMember},
+    protocol::quorum::ServerRequest,
+    sim::{dice::Dice, process, say},
 };
 
 /// The number of events after which a run counts as endless.
 const MOST_EVENTS: usize = 200_000;
 
-/// The store of each [`Node`](crate::store::quorum::node::Node), which is never called here.
-fn nothing() -> &'static Arc<dyn QuorumMember> {
-    static NOTHING: OnceLock<Arc<dyn QuorumMember>> = OnceLock::new();
-    NOTHING.get_or_init(|| Arc::new(MemoryStore::new()))
-}
-
 pub(super) struct World {
     pub(super) sim: Sim,
     servers: Vec<Server>,
     clients: Vec<Client>,
-    arrivals: Vec<Arrival>,
     checker: Checker,
     bound: Duration,
     /// Set at the end of the faults: the time by which every request must be served.
@@ -62,7 +52,6 @@ impl World {
             locks,
             longest_lease,
             network,
-            arrivals,
             actions,
             bound,
         } = schedule;
@@ -81,16 +70,18 @@ impl World {
             sim.after(when, Event::Action(action));
         }
         let count = servers.len();
-        let client = |(client, (fast, ahead)): (usize, (u32, i64))| {
+        let mut client = |(client, (fast, ahead)): (usize, (u32, i64))| {
             Client::new(
                 Who { client, life: 0 },
                 Clock::new(sim.start, fast),
                 ahead,
                 count,
-                nothing(),
+                &sim.keys.clone(),
+                sim.dice.below(usize::MAX) as u64,
+                sim.trace.is_some(),
             )
         };
-        let clients = clients.into_iter().enumerate().map(client).collect();
+        let clients = clients.into_iter().enumerate().map(&mut client).collect();
         let server = |(number, (fast, ahead)): (usize, (u32, i64))| {
             Server::new(number, sim.start, fast, ahead)
         };
@@ -99,7 +90,6 @@ impl World {
             sim,
             servers,
             clients,
-            arrivals,
             checker: Checker::default(),
             bound,
             served_by: None,
@@ -118,9 +108,12 @@ impl World {
                 return self.end();
             };
             self.happens(event);
+            if let Some(wrong) = self.sim.wrong.take() {
+                self.checker.report(Wrong::Refusal, || wrong);
+            }
             if std::mem::take(&mut self.sim.look) {
                 self.checker
-                    .look(&mut self.sim, &self.clients, &self.servers);
+                    .look(&mut self.sim, &mut self.clients, &self.servers);
             }
             if self.served_by.is_some_and(|by| self.sim.now > by) {
                 self.served_by = None;
@@ -138,9 +131,9 @@ impl World {
 
     fn report_waiters(&mut self) {
         for client in &self.clients {
-            if let Some(user) = client.users.keys().next() {
+            if client.process.is_waiting() {
                 self.checker.report(Wrong::Stuck, || {
-                    format!("{} u{user} still waits", client.who)
+                    format!("a request of {} still waits", client.who)
                 });
             }
         }
@@ -201,7 +194,7 @@ impl World {
                 }
                 server.execute(&mut self.sim, conn, call, &request);
                 // A vote or queue entry without an owner does harm once another request meets it.
-                if let Request::Acquire(_) = request {
+                if let Request::Call(ServerRequest::Acquire(..), _) = request {
                     self.checker.owners(
                         &self.sim,
                         &self.clients,
@@ -213,7 +206,7 @@ impl World {
             }
             Event::Replied(conn, call, reply) => {
                 let (who, _) = self.ends(conn);
-                if self.running(who, || Event::Replied(conn, call, reply)) {
+                if self.running(who, || Event::Replied(conn, call, reply.clone())) {
                     self.clients[who.client].replied(&mut self.sim, conn, call, reply);
                 }
             }
@@ -235,7 +228,7 @@ impl World {
                 }
             }
             Event::Timer(who, timer) => {
-                if self.running(who, || Event::Timer(who, timer)) {
+                if self.running(who, || Event::Timer(who, timer.clone())) {
                     self.clients[who.client].timer(&mut self.sim, timer);
                 }
             }
@@ -246,14 +239,12 @@ impl World {
     fn act(&mut self, action: Action) {
         let sim = &mut self.sim;
         match action {
-            Action::Arrive(number) => {
-                let arrival = &mut self.arrivals[number];
-                let client = &mut self.clients[arrival.client];
+            Action::Arrive(arrival) => {
+                let client = &mut self.clients[arrival.process];
                 if let Some(waiting) = &mut client.stopped {
-                    return waiting.push(Event::Action(action));
+                    return waiting.push(Event::Action(Action::Arrive(arrival)));
                 }
-                arrival.times = arrival.times.saturating_sub(1);
-                client.arrive(sim, *arrival);
+                client.happens(sim, process::Event::Arrive(arrival));
             }
             Action::Crash(client) => self.crash(client),
             Action::Stop(client, pause) => {
@@ -311,19 +302,17 @@ impl World {
             client.clock,
             client.ahead,
             self.servers.len(),
-            nothing(),
+            &self.sim.keys,
+            self.sim.dice.below(usize::MAX) as u64,
+            self.sim.trace.is_some(),
         );
         let dead = std::mem::replace(client, next);
         let local = dead.now(&self.sim);
-        self.checker
-            .dead
-            .extend(dead.holders.into_values().map(|holder| {
-                let until = dead.clock.when(local + holder.lease.validity(local));
-                Dead {
-                    hold: holder.hold,
-                    until,
-                }
-            }));
+        let valid = dead.process.session.valid(local);
+        self.checker.dead.extend(valid.map(|(_, hold, until)| Dead {
+            hold: hold.clone(),
+            until: dead.clock.when(until),
+        }));
         // The arrivals of a paused client go to its next life.
         for event in dead.stopped.into_iter().flatten() {
             if let Event::Action(_) = event {
@@ -354,16 +343,9 @@ impl World {
         for number in 0..self.clients.len() {
             self.go_on(number);
             let client = &mut self.clients[number];
-            for user in client.users.values_mut() {
-                user.until = user.until.map(|until| until + self.bound * 2);
-            }
-            let done: Vec<_> = client.holders.keys().copied().collect();
-            for holder in done {
-                self.sim.after(
-                    super::HOLD_AT_LAST,
-                    Event::Timer(client.who, Timer::Done(holder)),
-                );
-            }
+            let now = client.now(&self.sim);
+            client.process.quiet(now, self.bound * 2);
+            client.perform(&mut self.sim);
         }
         self.served_by = Some(self.sim.now + self.bound);
     }

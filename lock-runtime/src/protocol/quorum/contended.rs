@@ -1,24 +1,24 @@
 //! The locks that were contended recently. For these it is better to ask the coordinator first.
 
-use std::{collections::HashMap, sync::Mutex, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use foldhash::fast::RandomState;
 use tokio::time::Instant;
 
-use crate::{key::LockKey, sync::lock};
+use crate::key::LockKey;
 
 /// The time for which a lock counts as contended, from the last request that had to wait.
 const LATELY: Duration = Duration::from_millis(100);
 /// The number of locks to remember before old entries are removed.
 const MANY: usize = 256;
 
-#[derive(Debug, Default)]
-pub(super) struct Contended(Mutex<HashMap<LockKey, Instant, RandomState>>);
+#[derive(Clone, Debug, Default)]
+pub(super) struct Contended(HashMap<LockKey, Instant, RandomState>);
 
 impl Contended {
     /// Records that a request had to wait for this lock.
-    pub(super) fn note(&self, key: &LockKey, now: Instant) {
-        let mut keys = lock(&self.0);
+    pub(super) fn note(&mut self, key: &LockKey, now: Instant) {
+        let Self(keys) = self;
         if keys.len() >= MANY {
             keys.retain(|_, until| *until > now);
             // With this many contended locks, asking all servers at once is good enough.
@@ -30,6 +30,6 @@ impl Contended {
     }
 
     pub(super) fn is(&self, key: &LockKey, now: Instant) -> bool {
-        lock(&self.0).get(key).is_some_and(|until| *until > now)
+        self.0.get(key).is_some_and(|until| *until > now)
     }
 }

@@ -3,7 +3,13 @@
 use std::time::Duration;
 
 use super::server::Left;
-use crate::{explorer::dice::Dice, spec::Mode};
+use crate::{
+    sim::{
+        dice::Dice,
+        process::{Arrival, Ending, terms},
+    },
+    spec::{Mode, Terms, Wait},
+};
 
 /// The fault rates of the network. Probabilities are in thousandths.
 #[derive(Clone, Copy, Debug)]
@@ -17,10 +23,9 @@ pub(super) struct Network {
     pub(super) longest: Duration,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Action {
-    /// The arrival with this number.
-    Arrive(usize),
+    Arrive(Arrival),
     /// The client loses everything it had in memory, and restarts.
     Crash(usize),
     /// The client does nothing for this time.
@@ -41,25 +46,6 @@ pub(super) enum Action {
     Quiet,
 }
 
-/// A request for a lock.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Arrival {
-    /// Its index among the arrivals.
-    pub(super) number: usize,
-    pub(super) client: usize,
-    pub(super) lock: usize,
-    pub(super) mode: Mode,
-    pub(super) lease: Duration,
-    pub(super) renew: bool,
-    pub(super) wait: Option<Duration>,
-    pub(super) hold_for: Duration,
-    pub(super) cancel_after: Option<Duration>,
-    /// Repeats the request, this time after it has ended.
-    pub(super) again: Option<Duration>,
-    /// The number of arrivals left.
-    pub(super) times: u32,
-}
-
 pub(super) struct Schedule {
     /// For each server, the speed of its clock in millionths and its lead in microseconds.
     pub(super) servers: Vec<(u32, i64)>,
@@ -67,7 +53,6 @@ pub(super) struct Schedule {
     pub(super) locks: usize,
     pub(super) longest_lease: Duration,
     pub(super) network: Network,
-    pub(super) arrivals: Vec<Arrival>,
     pub(super) actions: Vec<(Duration, Action)>,
     /// The time, counted from the end of the faults, within which every request must be served.
     pub(super) bound: Duration,
@@ -107,29 +92,50 @@ impl Schedule {
             millis(4),
             dice.one_of(&[millis(20), leases[0] / 2, leases[0] * 2]),
         ];
-        let arrival = |dice: &mut Dice, number: usize| Arrival {
-            number,
-            client: number % clients,
-            lock: dice.below(locks),
-            mode: if mixed {
+        let arrival = |dice: &mut Dice, number: usize| {
+            let mode = if mixed {
                 dice.one_of(&[Mode::Exclusive, Mode::Shared])
             } else {
                 Mode::Exclusive
-            },
-            lease: dice.one_of(&leases),
-            renew: !dice.chance(100),
-            wait: (!dice.chance(150)).then(|| horizon / 8 + dice.up_to(horizon * 2)),
-            hold_for: {
-                let longest = dice.one_of(&holds);
-                dice.up_to(longest)
-            },
-            cancel_after: dice.chance(150).then(|| dice.up_to(horizon / 4)),
-            again: dice
-                .chance(700)
-                .then(|| millis(1) + dice.up_to(horizon / 4)),
-            times: 3,
+            };
+            let wait = if dice.chance(150) {
+                Wait::No
+            } else {
+                Wait::AtMost(horizon / 8 + dice.up_to(horizon * 2))
+            };
+            let terms = Terms {
+                renew: !dice.chance(100),
+                // A lock that is handed off in a process asks the servers less often.
+                strict_order: dice.chance(700),
+                ..terms(mode, dice.one_of(&leases), wait)
+            };
+            let longest_hold = dice.one_of(&holds);
+            let mut keys = vec![dice.below(locks)];
+            if locks > 1 && wait == Wait::No {
+                keys = vec![0, 1];
+            }
+            let is_repeated = dice.chance(700);
+            Arrival {
+                process: number % clients,
+                keys,
+                terms,
+                hold_for: dice.up_to(longest_hold),
+                ending: match dice.below(4) {
+                    0 => Ending::Drop,
+                    1 => Ending::DropRelease(dice.up_to(millis(2))),
+                    _ => Ending::Release,
+                },
+                cancel_after: dice.chance(150).then(|| dice.up_to(horizon / 4)),
+                extend: None,
+                convert: (mixed && mode == Mode::Exclusive && dice.chance(200))
+                    .then(|| (dice.up_to(longest_hold), dice.chance(300))),
+                reenter: None,
+                again: if is_repeated { 2 } else { 0 },
+                pause: millis(1) + dice.up_to(horizon / 4),
+            }
         };
-        let arrivals: Vec<_> = (0..clients).map(|number| arrival(dice, number)).collect();
+        let requests = clients * dice.one_of(&[1, 1, 2]);
+        let arrivals: Vec<_> = (0..requests).map(|number| arrival(dice, number)).collect();
         // Alone, or all at once.
         let rush = dice.up_to(horizon / 2);
         let mut actions: Vec<_> = arrivals
@@ -140,7 +146,7 @@ impl Schedule {
                 } else {
                     rush + dice.up_to(millis(5))
                 };
-                (when.min(horizon), Action::Arrive(arrival.number))
+                (when.min(horizon), Action::Arrive(arrival.clone()))
             })
             .collect();
         // A number that servers have forgotten must be smaller than any clock when they vote again.
@@ -214,7 +220,6 @@ impl Schedule {
             locks,
             longest_lease,
             network,
-            arrivals,
             actions,
             bound,
         }

@@ -1,21 +1,22 @@
-//! The requests and replies of a campaign, and its outcomes.
+//! The requests and replies of a round, and its outcomes.
 
 use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+use super::super::ServerReply;
 use crate::{
     fence::FencingToken,
     store::{AcquireReply, IfBusy, PollReply, RaiseReply, RenewReply, StoreError, Token},
 };
 
 /// One value for each server; there are usually up to five.
-pub(crate) type PerNode<T> = SmallVec<[T; 5]>;
+pub(crate) type PerServer<T> = SmallVec<[T; 5]>;
 
 /// A request to one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Say {
+pub(crate) enum Ask {
     Acquire(Token, IfBusy),
     Poll(Token),
     Renew(Token),
@@ -25,7 +26,7 @@ pub(crate) enum Say {
 
 /// The reply of a server.
 #[derive(Clone, Debug)]
-pub(crate) enum Heard {
+pub(crate) enum Answer {
     Acquire(AcquireReply),
     Poll(PollReply),
     Renew(RenewReply),
@@ -33,10 +34,38 @@ pub(crate) enum Heard {
     Failed(StoreError),
 }
 
-/// Requests, each with the index of its server.
-pub(crate) type Calls = PerNode<(usize, Say)>;
+impl Answer {
+    /// The reply to a call, which has raised a counter to the number `raised`.
+    pub(crate) fn new(
+        reply: Result<ServerReply, StoreError>,
+        raised: Option<FencingToken>,
+    ) -> Self {
+        match (reply, raised) {
+            (Ok(ServerReply::Acquire(reply)), _) => Self::Acquire(reply),
+            (Ok(ServerReply::Poll(reply)), _) => Self::Poll(reply),
+            (Ok(ServerReply::Raise(reply)), Some(number)) => Self::Raise(number, reply),
+            (Ok(ServerReply::Renew(mut replies)), _) => match replies.pop() {
+                Some(Ok(reply)) => Self::Renew(reply),
+                Some(Err(error)) => Self::Failed(error),
+                None => Self::Failed(StoreError::late()),
+            },
+            (Ok(_), _) => Self::Failed(StoreError::late()),
+            (Err(error), _) => Self::Failed(error),
+        }
+    }
 
-/// The next step of a campaign.
+    pub(crate) fn error(&self) -> Option<&StoreError> {
+        match self {
+            Self::Failed(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// Requests, each with the index of its server.
+pub(crate) type Calls = PerServer<(usize, Ask)>;
+
+/// The next step of a round.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -51,7 +80,7 @@ pub(crate) enum Next {
     Done(Outcome),
 }
 
-/// The outcome of a round or of several.
+/// The outcome of a exchange or of several.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// A majority holds the lock until this time.
@@ -61,29 +90,29 @@ pub(crate) enum Outcome {
         reserved: u32,
     },
     /// The acquisition waits in the queue.
-    InLine { holder_ttl: Option<Duration> },
+    Queued { holder_ttl: Option<Duration> },
     /// The lock is held by another acquisition, or cannot be granted.
     Refused(AcquireReply),
     /// The acquisition is neither a holder nor in the queue any more.
     Gone,
-    /// Too few servers have replied; see [`Campaign::complaints`].
+    /// Too few servers have replied; see [`Round::complaints`].
     Unreachable,
 }
 
 /// An alias that is no longer used and that a server may know.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Left {
-    pub(crate) node: usize,
+pub(crate) struct AbandonedAlias {
+    pub(crate) server: usize,
     pub(crate) token: Token,
     /// An acquire under this alias may still be executed until then (PROTOCOL 8).
     pub(crate) straggler_until: Option<Instant>,
     /// The alias is not known to hold the lock: it may be in the queue.
-    pub(crate) lingers: bool,
+    pub(crate) may_be_queued: bool,
 }
 
-/// Time-outs of a campaign: how long it keeps its votes without having a majority.
+/// Time-outs of a round: how long it keeps its votes without having a majority.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct TimeOuts {
     /// If no other client can have a majority either.
     pub(crate) split: Duration,
     /// If another client may have a majority.
@@ -91,10 +120,10 @@ pub(crate) struct Patience {
     /// The interval at which a waiter polls the coordinator. If the lock is not handed off
     /// there, the waiter checks the other servers after this time, and then after intervals that
     /// double each time.
-    pub(crate) line: Duration,
+    pub(crate) poll: Duration,
 }
 
-impl Patience {
+impl TimeOuts {
     /// Derives the time-outs from the round trip. They are long enough for a release to reach every
     /// server. The `jitter`, in 0..1, differs between clients: of two clients that wait for each
     /// other, one gives up first.
@@ -102,11 +131,11 @@ impl Patience {
         let split = round_trip * 10 + Duration::from_millis(20);
         let beaten = Duration::from_secs(1);
         // If servers are slow, polls must not be the cause.
-        let line = (round_trip * 4 + Duration::from_millis(80)).min(beaten);
+        let poll = (round_trip * 4 + Duration::from_millis(80)).min(beaten);
         Self {
             split: split.mul_f64(0.5 + jitter),
             beaten: beaten.mul_f64(0.5 + jitter),
-            line: line.mul_f64(0.9 + 0.2 * jitter),
+            poll: poll.mul_f64(0.9 + 0.2 * jitter),
         }
     }
 }

@@ -10,9 +10,10 @@ use super::{
     schedule::{Action, Network},
 };
 use crate::{
-    explorer::{dice::Dice, sim::say},
     fence::FencingToken,
     key::LockKey,
+    protocol::quorum::{Mutation, RequestId, ServerRequest},
+    sim::{dice::Dice, process, say},
     store::{Grant, Hold, StoreError, Token},
 };
 
@@ -45,35 +46,27 @@ pub(super) enum Event {
 }
 
 /// The timers of a client. A second number distinguishes the current wait from earlier ones.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Timer {
     /// The time-out of an attempt to connect.
     Attempt(Conn),
     Redial(usize, Conn),
-    /// The next check of a [`Lead`](super::leading::Lead).
-    Lead(u32, u32),
+    /// The next step of a request to the session.
+    Request(RequestId, u32),
     /// The calls that a finished request has left are no longer awaited.
-    Forget(u32),
-    Ask(u32),
-    /// The time-out of the release of a vote.
-    Release(Call),
-    GiveUp(u32, u32),
-    User(u32, u32),
-    /// The user is cancelled.
-    Cancel(u32),
-    /// The driver checks a lease.
-    Lease(u32, u32),
-    /// The holder is done.
-    Done(u32),
-    /// The time-out of a renewal.
-    Renewal(u32, u32),
-    ReleaseAgain(u32),
+    Forget(RequestId),
+    /// The time-out of a call.
+    Call(Call, Duration),
+    /// An event of the process.
+    Process(Box<process::Event>),
 }
 
 /// A guard was handed out.
 pub(super) struct Began {
     pub(super) hold: Hold,
     pub(super) fence: FencingToken,
+    /// When it was requested, in true time.
+    pub(super) asked_at: Instant,
 }
 
 pub(super) struct Connection {
@@ -107,8 +100,12 @@ pub(super) struct Sim {
     /// of their abandonment had to end.
     excused: Vec<Token>,
     pub(super) began: Vec<Began>,
+    /// Acquisitions that were revoked. Their holders may not know of it yet.
+    pub(super) revoked: Vec<Token>,
     /// There is something to check.
     pub(super) look: bool,
+    /// A request was refused in a way that its schedule excludes.
+    pub(super) wrong: Option<String>,
     pub(super) trace: Option<String>,
 }
 
@@ -131,13 +128,22 @@ impl Sim {
             stems: Vec::new(),
             excused: Vec::new(),
             began: Vec::new(),
+            revoked: Vec::new(),
             look: false,
+            wrong: None,
             trace: traced.then(String::new),
         }
     }
 
     pub(super) fn is_broken(&self, rule: Broken) -> bool {
         self.broken == Some(rule)
+    }
+
+    pub(super) fn mutation(&self) -> Option<Mutation> {
+        match self.broken {
+            Some(Broken::Session(mutation)) => Some(mutation),
+            _ => None,
+        }
     }
 
     pub(super) fn number(&mut self) -> u32 {
@@ -185,7 +191,11 @@ impl Sim {
             self.fate(fate)
         );
         let is_doubled = !self.quiet && self.dice.chance(self.network.doubled);
-        if is_doubled && !matches!(request, Request::Acquire(_) | Request::Greet) {
+        let never = matches!(
+            request,
+            Request::Call(ServerRequest::Acquire(..), _) | Request::Greet
+        );
+        if is_doubled && !never {
             let late = self.dice.up_to(self.network.longest);
             self.after(late, Event::AtServer(conn, 0, request.clone()));
         }
@@ -271,6 +281,9 @@ impl Sim {
     }
 
     pub(super) fn introduce(&mut self, token: Token, who: Who) {
+        if self.whose(token).is_some() {
+            return;
+        }
         let (stem, first) = parts(token);
         self.stems.push((stem, first, who, self.now));
     }

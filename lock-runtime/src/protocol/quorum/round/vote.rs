@@ -1,4 +1,4 @@
-//! The state of a campaign at one server.
+//! The state of a round at one server.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::{
     store::{AcquireReply, Grant, StoreError, Token},
 };
 
-/// The state of a campaign at one server.
+/// The state of a round at one server.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct VoteState {
     /// The alias of the acquisition here. It is replaced when it is abandoned (PROTOCOL 1).
     pub(super) token: Token,
     pub(super) standing: Standing,
@@ -22,10 +22,10 @@ pub(super) struct Seat {
     pub(super) straggler_until: Option<Instant>,
     /// When the request was sent whose reply set `standing`.
     pub(super) as_of: Option<Instant>,
-    pub(super) word: Word,
+    pub(super) status: Status,
 }
 
-impl Seat {
+impl VoteState {
     pub(super) fn new(token: Token) -> Self {
         Self {
             token,
@@ -33,13 +33,13 @@ impl Seat {
             pushed: None,
             straggler_until: None,
             as_of: None,
-            word: Word::None,
+            status: Status::None,
         }
     }
 
     pub(super) fn vote(&self) -> Option<Vote> {
-        match (&self.word, self.standing) {
-            (Word::Vote, Standing::Holds(vote)) => Some(vote),
+        match (&self.status, self.standing) {
+            (Status::Voted, Standing::Holds(vote)) => Some(vote),
             _ => None,
         }
     }
@@ -51,7 +51,7 @@ pub(super) enum Standing {
     Outside,
     /// The server may know the alias.
     Asked,
-    InLine,
+    Queued,
     Holds(Vote),
 }
 
@@ -106,15 +106,15 @@ impl Obstacle {
 /// Servers report times in whole milliseconds.
 const ROUNDING: Duration = Duration::from_millis(2);
 
-/// The reply of a server in this round.
+/// The reply of a server in this exchange.
 #[derive(Clone, Debug)]
-pub(super) enum Word {
+pub(super) enum Status {
     /// The server was not asked.
     None,
     Awaited,
     /// The server holds the lock for this acquisition.
-    Vote,
-    InLine {
+    Voted,
+    Queued {
         counter: Option<FencingToken>,
         holder_ttl: Option<Duration>,
     },

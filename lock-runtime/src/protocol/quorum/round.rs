@@ -10,18 +10,22 @@
 //! At each server the acquisition goes by a token of its own, its *alias* there. All aliases share
 //! the stem of the acquisition's token. An abandoned alias is never used again.
 
+mod decide;
 mod message;
-mod seat;
-mod verdict;
+#[cfg(test)]
+mod tests;
+mod vote;
 
 use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-pub(crate) use self::message::{Calls, Heard, Left, Next, Outcome, Patience, PerNode, Say};
-use self::seat::{Obstacle, Seat, Standing, Vote, Word};
-use super::majority::majority;
+pub(crate) use self::message::{
+    AbandonedAlias, Answer, Ask, Calls, Next, Outcome, PerServer, TimeOuts,
+};
+use self::vote::{Obstacle, Standing, Status, Vote, VoteState};
+use super::{Cx, Mutation, majority::majority};
 use crate::{
     acquire::STRAGGLE,
     fence::FencingToken,
@@ -35,7 +39,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Only the coordinator was asked.
-    Line,
+    Coordinator,
     /// All servers were asked at once.
     All,
     /// A majority has voted for this acquisition, and the coordinator for another one. All servers
@@ -50,7 +54,7 @@ enum Phase {
 
 /// The state of one acquisition.
 #[derive(Debug)]
-pub(crate) struct Campaign {
+pub(crate) struct Round {
     hold: Hold,
     was_writer: bool,
     lease: Duration,
@@ -58,21 +62,21 @@ pub(crate) struct Campaign {
     closed: bool,
     /// The number of fencing tokens to reserve after that of the grant.
     reserved: u32,
-    seats: PerNode<Seat>,
+    states: PerServer<VoteState>,
     /// The number of aliases used so far, beyond the first.
     names: u16,
-    /// The number of this round. It distinguishes its replies from those of earlier rounds.
-    round: u32,
-    line: Option<usize>,
+    /// The number of this exchange. It distinguishes its replies from those of earlier exchanges.
+    exchange: u32,
+    coordinator: Option<usize>,
     if_busy: IfBusy,
     /// The caller follows a refusal with a request that queues.
     then_queues: bool,
-    /// The acquisition was in the queue before this round.
+    /// The acquisition was in the queue before this exchange.
     polls: bool,
     phase: Phase,
-    /// The start of this round.
+    /// The start of this exchange.
     since: Instant,
-    /// When this round reached a majority; the coordinator's reply may be outstanding.
+    /// When this exchange reached a majority; the coordinator's reply may be outstanding.
     majority_at: Option<Instant>,
     /// The coordinator's vote for another acquisition, as of the last check.
     obstacle: Option<Obstacle>,
@@ -80,11 +84,11 @@ pub(crate) struct Campaign {
     was_free: Option<Obstacle>,
     /// When to check the other servers if the coordinator's vote stays the same, and the pause
     /// until the check after that.
-    look_at: Instant,
-    look_pause: Duration,
+    check_at: Instant,
+    check_pause: Duration,
     /// The end of the caller's wait.
     answer_by: Instant,
-    patience: Patience,
+    time_outs: TimeOuts,
     /// The time since when the acquisition has had no majority at the head of the queue.
     headless_since: Option<Instant>,
     /// When all servers were asked last.
@@ -93,33 +97,13 @@ pub(crate) struct Campaign {
     /// A reader that has its fencing token polls again: others may have received larger tokens
     /// since, so the reply carries a new one.
     redraws: bool,
-    left: SmallVec<[Left; 5]>,
-    /// A rule that is switched off.
-    #[cfg(test)]
-    pub(crate) broken: Option<Broken>,
-}
-
-/// A rule of the protocol that is switched off.
-#[cfg(test)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Broken {
-    /// PROTOCOL 28: the largest fencing token is not written back.
-    NoWriteBack,
-    /// PROTOCOL 28: a reader, like a writer, counts servers whose counters have passed the number.
-    CountsWhatOthersHave,
-    /// Half of the servers are enough.
-    MajorityOffByOne,
-    /// PROTOCOL 29: the vote of a server from an earlier round counts even if the server does not
-    /// reply in this round.
-    AddsUpRounds,
-    /// PROTOCOL 1: the reply to an acquire is applied although its alias was abandoned.
-    BelievesTheAbandoned,
+    abandoned: SmallVec<[AbandonedAlias; 5]>,
 }
 
 /// The pause after which a waiter in the coordinator's queue also asks the other servers, although
 /// the coordinator has not admitted it: the coordinator may be held up by a client that has no
 /// other vote. The waiter asks earlier if the coordinator does not hand off the lock.
-const LOOKS_ROUND_EVERY: Duration = Duration::from_millis(700);
+const CHECK_OTHERS_EVERY: Duration = Duration::from_millis(700);
 
 /// The shortest time for which a majority waits for the coordinator's reply.
 const SHORTEST_GRACE: Duration = Duration::from_micros(300);
@@ -129,12 +113,12 @@ pub(super) fn grace(took: Duration) -> Duration {
     took.max(SHORTEST_GRACE)
 }
 
-impl Campaign {
+impl Round {
     /// Creates an acquisition that has not asked any server yet.
     pub(crate) fn new(
         request: &KeyRequest,
-        nodes: usize,
-        patience: Patience,
+        servers: usize,
+        time_outs: TimeOuts,
         now: Instant,
     ) -> Self {
         let KeyRequest {
@@ -144,9 +128,9 @@ impl Campaign {
             ..
         } = request.clone();
         Self {
-            seats: (0..nodes).map(|_| Seat::new(hold.token)).collect(),
+            states: (0..servers).map(|_| VoteState::new(hold.token)).collect(),
             names: 0,
-            round: 0,
+            exchange: 0,
             hold,
             was_writer: false,
             lease,
@@ -159,7 +143,7 @@ impl Campaign {
                 0
             },
             polls: false,
-            line: None,
+            coordinator: None,
             if_busy: IfBusy::Refuse,
             then_queues: request.then_queues,
             phase: Phase::Over,
@@ -167,17 +151,15 @@ impl Campaign {
             majority_at: None,
             obstacle: None,
             was_free: None,
-            look_at: now,
-            look_pause: patience.line,
+            check_at: now,
+            check_pause: time_outs.poll,
             answer_by: now,
-            patience,
+            time_outs,
             headless_since: None,
             asked_all_at: now,
             fence: None,
             redraws: false,
-            left: SmallVec::new(),
-            #[cfg(test)]
-            broken: None,
+            abandoned: SmallVec::new(),
         }
     }
 
@@ -210,54 +192,62 @@ impl Campaign {
 
     /// The largest number given to this acquisition, while it has no fencing token yet.
     pub(crate) fn drawn(&self) -> Option<FencingToken> {
-        let of_seat = |seat: &Seat| match seat.standing {
+        let number_of = |state: &VoteState| match state.standing {
             Standing::Holds(vote) => Some(vote.fence),
-            _ => seat.pushed.map(|grant| grant.fence),
+            _ => state.pushed.map(|grant| grant.fence),
         };
-        self.seats
+        self.states
             .iter()
-            .filter_map(of_seat)
+            .filter_map(number_of)
             .max()
             .filter(|_| self.fence.is_none())
     }
 
     /// The index of the coordinator.
-    pub(crate) fn line(&self) -> Option<usize> {
-        self.line
+    pub(crate) fn coordinator(&self) -> Option<usize> {
+        self.coordinator
     }
 
-    /// The number of the current round, which every request of the round carries.
-    pub(crate) fn round(&self) -> u32 {
-        self.round
+    /// The number of the current exchange, which every request of the exchange carries.
+    pub(crate) fn exchange(&self) -> u32 {
+        self.exchange
     }
 
     /// The alias at a server that holds the lock for this acquisition.
-    pub(crate) fn held_at(&self, node: usize) -> Option<Token> {
-        let seat = &self.seats[node];
-        matches!(seat.standing, Standing::Holds(_)).then_some(seat.token)
+    pub(crate) fn held_at(&self, server: usize) -> Option<Token> {
+        let state = &self.states[server];
+        matches!(state.standing, Standing::Holds(_)).then_some(state.token)
+    }
+
+    /// The expiry of the latest vote of each server, of whichever exchange.
+    pub(super) fn expiries(&self) -> impl Iterator<Item = Instant> + '_ {
+        self.states.iter().filter_map(|state| match state.standing {
+            Standing::Holds(vote) => Some(vote.until),
+            _ => None,
+        })
     }
 
     /// The aliases that the servers may know.
     pub(crate) fn known(&self) -> impl Iterator<Item = (usize, Token)> + '_ {
-        let seats = self.seats.iter().enumerate();
-        seats
-            .filter(|(_, seat)| seat.standing != Standing::Outside)
-            .map(|(node, seat)| (node, seat.token))
+        let states = self.states.iter().enumerate();
+        states
+            .filter(|(_, state)| state.standing != Standing::Outside)
+            .map(|(server, state)| (server, state.token))
     }
 
     /// All aliases that the servers may know, in the form in which they are abandoned.
-    pub(crate) fn all_known(&self) -> PerNode<Left> {
-        let left = |(node, seat): (usize, &Seat)| {
-            let lingers = !matches!(seat.standing, Standing::Holds(_));
-            let known = seat.standing != Standing::Outside;
-            known.then_some(Left {
-                node,
-                token: seat.token,
-                straggler_until: seat.straggler_until,
-                lingers,
+    pub(crate) fn all_known(&self) -> PerServer<AbandonedAlias> {
+        let left = |(server, state): (usize, &VoteState)| {
+            let may_be_queued = !matches!(state.standing, Standing::Holds(_));
+            let known = state.standing != Standing::Outside;
+            known.then_some(AbandonedAlias {
+                server,
+                token: state.token,
+                straggler_until: state.straggler_until,
+                may_be_queued,
             })
         };
-        self.seats.iter().enumerate().filter_map(left).collect()
+        self.states.iter().enumerate().filter_map(left).collect()
     }
 
     /// Makes this acquisition a reader, before the servers convert it.
@@ -267,15 +257,15 @@ impl Campaign {
     }
 
     /// Records the servers that have converted the writer to a reader, on requests sent at `sent`.
-    /// Begins the round that determines its fencing token.
+    /// Begins the exchange that determines its fencing token.
     pub(crate) fn converted(&mut self, grants: &[(usize, Grant)], sent: Instant, now: Instant) {
-        self.begin_round(now);
+        self.begin_exchange(now);
         self.phase = Phase::Head;
-        for (node, grant) in grants {
-            let seat = &mut self.seats[*node];
-            seat.standing = Standing::Holds(Vote::new(*grant, sent));
-            seat.as_of = Some(sent);
-            seat.word = Word::Vote;
+        for (server, grant) in grants {
+            let state = &mut self.states[*server];
+            state.standing = Standing::Holds(Vote::new(*grant, sent));
+            state.as_of = Some(sent);
+            state.status = Status::Voted;
         }
     }
 
@@ -286,37 +276,33 @@ impl Campaign {
     }
 
     /// Takes the aliases that are to be abandoned.
-    pub(crate) fn take_left(&mut self) -> SmallVec<[Left; 5]> {
-        std::mem::take(&mut self.left)
+    pub(crate) fn take_abandoned(&mut self) -> SmallVec<[AbandonedAlias; 5]> {
+        std::mem::take(&mut self.abandoned)
     }
 
-    fn majority(&self) -> usize {
-        #[cfg(test)]
-        if self.broken == Some(Broken::MajorityOffByOne) {
-            return majority(self.seats.len()) - 1;
-        }
-        majority(self.seats.len())
+    fn majority(&self, cx: &Cx<'_>) -> usize {
+        majority(self.states.len()) - usize::from(cx.breaks(Mutation::MajorityOffByOne))
     }
 
-    /// Begins the first round. If `line` is given, this server is the coordinator; it is asked
+    /// Begins the first exchange. If `coordinator` is given, this server is the coordinator; it is asked
     /// alone if the lock is `contended` and the request queues.
     pub(crate) fn acquire(
         &mut self,
         if_busy: IfBusy,
-        line: Option<usize>,
+        coordinator: Option<usize>,
         contended: bool,
         deadline: Instant,
         now: Instant,
     ) -> Calls {
-        self.begin_round(now);
+        self.begin_exchange(now);
         self.polls = false;
-        self.line = line;
+        self.coordinator = coordinator;
         self.if_busy = if_busy;
         self.answer_by = deadline.checked_sub(STRAGGLE).unwrap_or(deadline);
-        match line {
-            Some(line) if contended && if_busy == IfBusy::Queue => {
-                self.phase = Phase::Line;
-                [self.ask(line, IfBusy::Queue, deadline)]
+        match coordinator {
+            Some(coordinator) if contended && if_busy == IfBusy::Queue => {
+                self.phase = Phase::Coordinator;
+                [self.ask(coordinator, IfBusy::Queue, deadline)]
                     .into_iter()
                     .collect()
             }
@@ -327,12 +313,12 @@ impl Campaign {
     fn ask_all(&mut self, deadline: Instant, now: Instant) -> Calls {
         self.phase = Phase::All;
         self.asked_all_at = now;
-        let (line, if_busy) = (self.line, self.if_busy);
+        let (coordinator, if_busy) = (self.coordinator, self.if_busy);
         // The coordinator first, as its reply is awaited.
-        let others = (0..self.seats.len()).filter(|node| Some(*node) != line);
-        let order: PerNode<_> = line.into_iter().chain(others).collect();
-        let how = |node| {
-            if Some(node) == line {
+        let others = (0..self.states.len()).filter(|server| Some(*server) != coordinator);
+        let order: PerServer<_> = coordinator.into_iter().chain(others).collect();
+        let how = |server| {
+            if Some(server) == coordinator {
                 if_busy
             } else {
                 IfBusy::Refuse
@@ -340,32 +326,32 @@ impl Campaign {
         };
         order
             .into_iter()
-            .map(|node| self.ask(node, how(node), deadline))
+            .map(|server| self.ask(server, how(server), deadline))
             .collect()
     }
 
-    /// Begins a round that polls: the coordinator alone while the acquisition waits in its queue,
+    /// Begins a exchange that polls: the coordinator alone while the acquisition waits in its queue,
     /// otherwise all servers.
     pub(crate) fn poll(&mut self, deadline: Instant, now: Instant) -> Calls {
-        self.begin_round(now);
+        self.begin_exchange(now);
         self.polls = true;
         self.redraws = self.hold.mode == Mode::Shared;
-        let waits_in = self
-            .line
-            .filter(|line| self.seats[*line].standing == Standing::InLine);
+        let queued_at = self
+            .coordinator
+            .filter(|coordinator| self.states[*coordinator].standing == Standing::Queued);
         if self.fence.is_none()
-            && let Some(line) = waits_in
-            && self.seats[line].pushed.is_none()
+            && let Some(coordinator) = queued_at
+            && self.states[coordinator].pushed.is_none()
         {
-            self.phase = Phase::Line;
-            self.seats[line].word = Word::Awaited;
-            return [(line, Say::Poll(self.seats[line].token))]
+            self.phase = Phase::Coordinator;
+            self.states[coordinator].status = Status::Awaited;
+            return [(coordinator, Ask::Poll(self.states[coordinator].token))]
                 .into_iter()
                 .collect();
         }
         self.phase = Phase::Head;
-        (0..self.seats.len())
-            .map(|node| self.recount(node, deadline))
+        (0..self.states.len())
+            .map(|server| self.recount(server, deadline))
             .collect()
     }
 
@@ -373,146 +359,147 @@ impl Campaign {
     /// otherwise one restart after another would cost the majority.
     pub(crate) fn heal(&mut self, deadline: Instant) -> Calls {
         let is_held = self.fence.is_some() && self.phase == Phase::Over && !self.closed;
-        let missing = |seat: &Seat| matches!(seat.standing, Standing::Outside | Standing::InLine);
-        let missing: PerNode<_> = (0..self.seats.len())
-            .filter(|node| is_held && missing(&self.seats[*node]))
+        let missing =
+            |state: &VoteState| matches!(state.standing, Standing::Outside | Standing::Queued);
+        let missing: PerServer<_> = (0..self.states.len())
+            .filter(|server| is_held && missing(&self.states[*server]))
             .collect();
-        let heal = |node| {
+        let heal = |server| {
             // A holder must not stay in a wait queue.
-            self.leave(node);
-            self.ask(node, IfBusy::Refuse, deadline)
+            self.abandon_at(server);
+            self.ask(server, IfBusy::Refuse, deadline)
         };
         missing.into_iter().map(heal).collect()
     }
 
     /// The request to a server from the head of the queue.
-    fn recount(&mut self, node: usize, deadline: Instant) -> (usize, Say) {
-        self.count(node, IfBusy::Queue, deadline)
+    fn recount(&mut self, server: usize, deadline: Instant) -> (usize, Ask) {
+        self.count(server, IfBusy::Queue, deadline)
     }
 
     /// Builds the request that queries the state at a server, or asks for its vote. A server
     /// that is known to hold or queue the alias is not sent an acquire: a refusal would not
     /// remove the alias.
-    fn count(&mut self, node: usize, if_busy: IfBusy, deadline: Instant) -> (usize, Say) {
-        let seat = &mut self.seats[node];
-        let say = match seat.standing {
-            Standing::Holds(_) => Say::Renew(seat.token),
-            Standing::InLine if seat.pushed.is_some() => Say::Renew(seat.token),
-            Standing::InLine => Say::Poll(seat.token),
-            Standing::Outside | Standing::Asked => return self.ask(node, if_busy, deadline),
+    fn count(&mut self, server: usize, if_busy: IfBusy, deadline: Instant) -> (usize, Ask) {
+        let state = &mut self.states[server];
+        let ask = match state.standing {
+            Standing::Holds(_) => Ask::Renew(state.token),
+            Standing::Queued if state.pushed.is_some() => Ask::Renew(state.token),
+            Standing::Queued => Ask::Poll(state.token),
+            Standing::Outside | Standing::Asked => return self.ask(server, if_busy, deadline),
         };
-        seat.word = Word::Awaited;
-        (node, say)
+        state.status = Status::Awaited;
+        (server, ask)
     }
 
-    fn ask(&mut self, node: usize, if_busy: IfBusy, deadline: Instant) -> (usize, Say) {
-        if self.seats[node].standing == Standing::Asked {
+    fn ask(&mut self, server: usize, if_busy: IfBusy, deadline: Instant) -> (usize, Ask) {
+        if self.states[server].standing == Standing::Asked {
             // The outcome of the previous acquire is unknown, so its alias is not used again.
-            self.leave(node);
+            self.abandon_at(server);
         }
-        let seat = &mut self.seats[node];
-        seat.standing = Standing::Asked;
-        seat.straggler_until = Some(deadline);
-        seat.word = Word::Awaited;
-        (node, Say::Acquire(seat.token, if_busy))
+        let state = &mut self.states[server];
+        state.standing = Standing::Asked;
+        state.straggler_until = Some(deadline);
+        state.status = Status::Awaited;
+        (server, Ask::Acquire(state.token, if_busy))
     }
 
-    fn begin_round(&mut self, now: Instant) {
-        self.round += 1;
+    fn begin_exchange(&mut self, now: Instant) {
+        self.exchange += 1;
         self.since = now;
         self.majority_at = None;
-        for seat in &mut self.seats {
-            seat.word = Word::None;
+        for state in &mut self.states {
+            state.status = Status::None;
         }
     }
 
     /// The acquisition, if it waits in the queue of this server.
-    pub(crate) fn waits_at(&self, node: usize) -> Option<Hold> {
-        let waits = self.fence.is_none() && self.seats[node].standing == Standing::InLine;
+    pub(crate) fn waiting_at(&self, server: usize) -> Option<Hold> {
+        let waits = self.fence.is_none() && self.states[server].standing == Standing::Queued;
         waits.then(|| self.hold.clone())
     }
 
     /// Records a grant that a server has pushed, to be verified by the next request. Returns
-    /// `false` if this campaign does not wait for it.
-    pub(crate) fn pushed(&mut self, node: usize, token: Token, grant: Grant) -> bool {
-        let seat = &mut self.seats[node];
+    /// `false` if this round does not wait for it.
+    pub(crate) fn pushed(&mut self, server: usize, token: Token, grant: Grant) -> bool {
+        let state = &mut self.states[server];
         let waits =
-            seat.token == token && matches!(seat.standing, Standing::Asked | Standing::InLine);
+            state.token == token && matches!(state.standing, Standing::Asked | Standing::Queued);
         if waits {
-            seat.pushed = Some(grant);
+            state.pushed = Some(grant);
         }
         waits
     }
 
-    /// Applies the reply of a server to the request sent at `sent`, in the round with this number,
+    /// Applies the reply of a server to the request sent at `sent`, in the exchange with this number,
     /// under the alias `token`.
-    pub(crate) fn heard(
+    pub(crate) fn replied(
         &mut self,
-        node: usize,
+        server: usize,
         token: Token,
-        round: u32,
-        heard: Heard,
+        exchange: u32,
+        answer: Answer,
         sent: Instant,
+        cx: &Cx<'_>,
     ) {
-        let is_of_this_round = round == self.round;
-        let seat = &mut self.seats[node];
-        #[cfg(test)]
-        let (token, is_of_this_round) = if self.broken == Some(Broken::BelievesTheAbandoned) {
-            (seat.token, true)
+        let is_current = exchange == self.exchange;
+        let state = &mut self.states[server];
+        let (token, is_current) = if cx.breaks(Mutation::BelievesTheAbandoned) {
+            (state.token, true)
         } else {
-            (token, is_of_this_round)
+            (token, is_current)
         };
         // The latest request determines the state at the server, so replies to earlier ones are
         // outdated. A raised number stays raised.
         let is_outdated =
-            seat.as_of.is_some_and(|as_of| sent < as_of) && !matches!(heard, Heard::Raise(..));
-        if seat.token != token || is_outdated {
+            state.as_of.is_some_and(|as_of| sent < as_of) && !matches!(answer, Answer::Raise(..));
+        if state.token != token || is_outdated {
             return;
         }
         let held = |grant: Grant| Standing::Holds(Vote::new(grant, sent));
-        let (standing, word) = match heard {
-            Heard::Acquire(AcquireReply::Granted(grant))
-            | Heard::Poll(PollReply::Granted(grant)) => (held(grant), Word::Vote),
-            Heard::Acquire(AcquireReply::Queued {
+        let (standing, status) = match answer {
+            Answer::Acquire(AcquireReply::Granted(grant))
+            | Answer::Poll(PollReply::Granted(grant)) => (held(grant), Status::Voted),
+            Answer::Acquire(AcquireReply::Queued {
                 counter,
                 holder_ttl,
             })
-            | Heard::Poll(PollReply::Queued {
+            | Answer::Poll(PollReply::Queued {
                 counter,
                 holder_ttl,
             }) => (
-                Standing::InLine,
-                Word::InLine {
+                Standing::Queued,
+                Status::Queued {
                     counter,
                     holder_ttl,
                 },
             ),
-            Heard::Acquire(reply) => (Standing::Outside, Word::Refused(reply)),
+            Answer::Acquire(reply) => (Standing::Outside, Status::Refused(reply)),
             // The notification was outdated: the acquisition still waits.
-            Heard::Renew(RenewReply::Gone) if seat.standing == Standing::InLine => (
-                Standing::InLine,
-                Word::InLine {
+            Answer::Renew(RenewReply::Gone) if state.standing == Standing::Queued => (
+                Standing::Queued,
+                Status::Queued {
                     counter: None,
                     holder_ttl: None,
                 },
             ),
-            Heard::Poll(PollReply::Gone) | Heard::Renew(RenewReply::Gone) => {
-                (Standing::Outside, Word::Gone)
+            Answer::Poll(PollReply::Gone) | Answer::Renew(RenewReply::Gone) => {
+                (Standing::Outside, Status::Gone)
             }
-            Heard::Renew(RenewReply::Renewed { ttl }) => match (seat.standing, seat.pushed) {
+            Answer::Renew(RenewReply::Renewed { ttl }) => match (state.standing, state.pushed) {
                 (Standing::Holds(vote), _) => (
                     Standing::Holds(Vote {
                         until: sent + ttl,
                         ..vote
                     }),
-                    Word::Vote,
+                    Status::Voted,
                 ),
-                (_, Some(pushed)) => (held(Grant { ttl, ..pushed }), Word::Vote),
+                (_, Some(pushed)) => (held(Grant { ttl, ..pushed }), Status::Voted),
                 // Without a fencing token it is not a grant yet. The next request obtains one.
-                (standing, None) => (standing, Word::None),
+                (standing, None) => (standing, Status::None),
             },
-            Heard::Raise(number, reply) => {
-                let Standing::Holds(vote) = &mut seat.standing else {
+            Answer::Raise(number, reply) => {
+                let Standing::Holds(vote) = &mut state.standing else {
                     return;
                 };
                 let latest = match reply {
@@ -525,43 +512,43 @@ impl Campaign {
                     vote.fence = vote.fence.max(number);
                 }
                 // A server is not sent another number while its reply is awaited.
-                if is_of_this_round && matches!(seat.word, Word::Awaited) {
-                    seat.word = Word::Vote;
+                if is_current && matches!(state.status, Status::Awaited) {
+                    state.status = Status::Voted;
                 }
                 return;
             }
-            Heard::Failed(error) => {
+            Answer::Failed(error) => {
                 // An unsent acquire leaves nothing behind, but the server keeps its earlier state.
-                if error.is_unsent() && seat.standing == Standing::Asked {
-                    seat.standing = Standing::Outside;
-                    seat.straggler_until = None;
+                if error.is_unsent() && state.standing == Standing::Asked {
+                    state.standing = Standing::Outside;
+                    state.straggler_until = None;
                 }
-                if is_of_this_round && matches!(seat.word, Word::Awaited) {
-                    self.failed(node, error);
+                if is_current && matches!(state.status, Status::Awaited) {
+                    self.failed(server, error, cx);
                 }
                 return;
             }
         };
-        // A reply that arrives after its round updates the state of the server, but is no vote.
-        let counts = is_of_this_round && matches!(seat.word, Word::Awaited);
-        seat.as_of = Some(sent);
-        let straggler_until = seat.straggler_until.take();
-        seat.pushed = None;
-        seat.standing = standing;
-        let is_gone = matches!(word, Word::Gone);
+        // A reply that arrives after its exchange updates the state of the server, but is no vote.
+        let counts = is_current && matches!(state.status, Status::Awaited);
+        state.as_of = Some(sent);
+        let straggler_until = state.straggler_until.take();
+        state.pushed = None;
+        state.standing = standing;
+        let is_gone = matches!(status, Status::Gone);
         if counts {
-            seat.word = word;
+            state.status = status;
         }
         if is_gone {
             // The alias was used at this server, so it must not be used again (PROTOCOL 9).
-            self.left.push(Left {
-                node,
+            self.abandoned.push(AbandonedAlias {
+                server,
                 token,
                 straggler_until,
-                lingers: true,
+                may_be_queued: true,
             });
             let name = self.fresh_name();
-            self.seats[node].token = name;
+            self.states[server].token = name;
         }
     }
 
@@ -571,51 +558,50 @@ impl Campaign {
     }
 
     /// Stops waiting for the servers that have not replied yet, and returns them.
-    pub(crate) fn time_is_up(&mut self, error: &StoreError) -> PerNode<usize> {
-        let mut silent = PerNode::new();
-        for node in 0..self.seats.len() {
-            if matches!(self.seats[node].word, Word::Awaited) {
-                self.failed(node, error.clone());
-                silent.push(node);
+    pub(crate) fn time_is_up(&mut self, error: &StoreError, cx: &Cx<'_>) -> PerServer<usize> {
+        let mut silent = PerServer::new();
+        for server in 0..self.states.len() {
+            if matches!(self.states[server].status, Status::Awaited) {
+                self.failed(server, error.clone(), cx);
+                silent.push(server);
             }
         }
         silent
     }
 
-    fn failed(&mut self, node: usize, error: StoreError) {
-        let seat = &mut self.seats[node];
-        seat.word = Word::Failed(error);
-        #[cfg(test)]
-        if self.broken == Some(Broken::AddsUpRounds)
-            && let Standing::Holds(vote) = &mut seat.standing
+    fn failed(&mut self, server: usize, error: StoreError, cx: &Cx<'_>) {
+        let state = &mut self.states[server];
+        state.status = Status::Failed(error);
+        if cx.breaks(Mutation::AddsUpExchanges)
+            && let Standing::Holds(vote) = &mut state.standing
         {
             vote.until = self.since + self.lease;
-            seat.word = Word::Vote;
+            state.status = Status::Voted;
         }
     }
 
     /// Abandons all aliases.
-    pub(crate) fn leave_all(&mut self) {
-        (0..self.seats.len()).for_each(|node| self.leave(node));
+    pub(crate) fn abandon_all(&mut self) {
+        (0..self.states.len()).for_each(|server| self.abandon_at(server));
     }
 
-    fn leave(&mut self, node: usize) {
-        let seat = &mut self.seats[node];
-        if seat.standing == Standing::Outside {
+    fn abandon_at(&mut self, server: usize) {
+        let state = &mut self.states[server];
+        if state.standing == Standing::Outside {
             return;
         }
-        let lingers = !matches!(seat.standing, Standing::Holds(_));
-        self.left.push(Left {
-            node,
-            token: seat.token,
-            straggler_until: seat.straggler_until,
-            lingers,
+        let may_be_queued = !matches!(state.standing, Standing::Holds(_));
+        self.abandoned.push(AbandonedAlias {
+            server,
+            token: state.token,
+            straggler_until: state.straggler_until,
+            may_be_queued,
         });
-        let word = std::mem::replace(&mut seat.word, Word::None);
+        let status = std::mem::replace(&mut state.status, Status::None);
         let token = self.fresh_name();
-        self.seats[node] = Seat {
-            word,
-            ..Seat::new(token)
+        self.states[server] = VoteState {
+            status,
+            ..VoteState::new(token)
         };
     }
 }

@@ -1,0 +1,136 @@
+//! The messages between clients and servers.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::{
+    fence::FencingToken,
+    protocol::quorum::{ServerReply, ServerRequest},
+    store::{AcquireReply, Grant, Hold, PollReply, Token},
+};
+
+/// The number of a call; 0 if its reply is not awaited.
+pub(super) type Call = u32;
+
+#[derive(Clone, Debug)]
+pub(super) enum Request {
+    Greet,
+    Call(ServerRequest, Conditions),
+}
+
+/// The conditions under which a server executes a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Conditions {
+    /// The deadline of an acquire, in the server's time. It is not known before the first
+    /// connection.
+    pub(super) deadline: Option<u64>,
+    /// The same as the client means it, in true time.
+    pub(super) deadline_there: Option<Instant>,
+    /// The marker that the server must have.
+    pub(super) marker: Option<u64>,
+}
+
+/// Whether a grant may rely on the reply.
+pub(super) fn votes(request: &ServerRequest) -> bool {
+    matches!(
+        request,
+        ServerRequest::Acquire(..)
+            | ServerRequest::Poll(_)
+            | ServerRequest::Renew(_)
+            | ServerRequest::Raise(..)
+            | ServerRequest::Convert(_)
+    )
+}
+
+/// Whether the request is repeated if the connection is lost.
+pub(super) fn is_repeated(request: &ServerRequest) -> bool {
+    !matches!(
+        request,
+        ServerRequest::Acquire(..) | ServerRequest::Release(_)
+    )
+}
+
+/// The alias that a request names.
+pub(super) fn alias(request: &ServerRequest) -> Option<&Hold> {
+    match request {
+        ServerRequest::Acquire(request, _) => Some(&request.hold),
+        ServerRequest::Renew(renewals) => renewals.first().map(|renewal| &renewal.hold),
+        ServerRequest::Release(release) => Some(&release.hold),
+        ServerRequest::Poll(hold) | ServerRequest::Convert(hold) | ServerRequest::Abandon(hold) => {
+            Some(hold)
+        }
+        ServerRequest::Raise(..) | ServerRequest::Inspect(..) | ServerRequest::Revoke(..) => None,
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Reply {
+    Greeted(Greeted),
+    /// With the server's time.
+    Call(ServerReply, u64),
+    /// The server has another marker.
+    Strange(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Greeted {
+    pub(super) micros: u64,
+    pub(super) uptime: Duration,
+    pub(super) marker: u64,
+    pub(super) with_data: Duration,
+}
+
+impl super::sim::Sim {
+    pub(super) fn show(&self, request: &Request) -> String {
+        let Request::Call(request, _) = request else {
+            return "greet".into();
+        };
+        let name = alias(request).map_or_else(String::new, |hold| self.name(hold.token));
+        match request {
+            ServerRequest::Acquire(request, proposal) => {
+                let (if_busy, lease) = (request.if_busy, request.lease);
+                format!(
+                    "acquire {name} {if_busy:?} {lease:?} ..{}",
+                    short(*proposal)
+                )
+            }
+            ServerRequest::Poll(_) => format!("poll {name}"),
+            ServerRequest::Renew(_) => format!("renew {name}"),
+            ServerRequest::Release(_) => format!("release {name}"),
+            ServerRequest::Abandon(hold) => format!("abandon {name} {:?}", hold.mode),
+            ServerRequest::Convert(_) => format!("convert {name}"),
+            ServerRequest::Raise(_, _, fence) => format!("raise ..{}", short(*fence)),
+            other => format!("{other:?}"),
+        }
+    }
+
+    pub(super) fn show_grant(&self, grant: &Grant) -> String {
+        format!("granted ..{} for {:?}", short(grant.fence), grant.ttl)
+    }
+
+    pub(super) fn show_reply(&self, reply: &Reply) -> String {
+        match reply {
+            Reply::Call(ServerReply::Acquire(AcquireReply::Granted(grant)), _)
+            | Reply::Call(ServerReply::Poll(PollReply::Granted(grant)), _) => {
+                self.show_grant(grant)
+            }
+            Reply::Call(reply, _) => format!("{reply:?}"),
+            other => format!("{other:?}"),
+        }
+    }
+}
+
+/// The last digits of a fencing token: the others are the same for all.
+pub(super) fn short(fence: FencingToken) -> u64 {
+    fence.number() % 1_000_000_000
+}
+
+/// The stem of an acquisition's aliases, and the number of this alias.
+pub(super) fn parts(token: Token) -> (u128, u64) {
+    let hex = token.to_hex();
+    let end = std::str::from_utf8(&hex[28..])
+        .ok()
+        .and_then(|end| u64::from_str_radix(end, 16).ok());
+    (token.stem(), end.unwrap_or_default())
+}

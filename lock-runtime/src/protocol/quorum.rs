@@ -1,0 +1,329 @@
+//! The client of several independent servers that agree by majority, without I/O: it is given the
+//! time, random numbers, the requests of its callers and the replies of the servers, and returns
+//! the calls to make.
+//!
+//! A request of a caller is begun by the method of its name and advanced by [`Session::step`],
+//! after each reply to one of its calls and when its time has come. The caller's task makes the
+//! calls that are returned. [`Session::replied`] takes the reply to any call, even if the request
+//! is over by then: the reply shows the state of a server.
+
+mod abandon;
+mod acquire;
+mod broadcast;
+mod contended;
+mod convert;
+mod majority;
+mod message;
+mod proposals;
+mod release;
+mod renew;
+pub(crate) mod round;
+mod server;
+mod tally;
+mod time_out;
+
+use std::{collections::HashMap, time::Duration};
+
+use foldhash::fast::RandomState;
+use tokio::time::Instant;
+
+use self::{
+    acquire::Acquiring,
+    broadcast::Broadcast,
+    contended::Contended,
+    message::Purpose,
+    proposals::Proposals,
+    round::{AbandonedAlias, Answer, PerServer},
+    server::Server,
+};
+pub(crate) use self::{
+    majority::majority,
+    message::{Reply, Send, ServerReply, ServerRequest, Step, Ticket},
+    round::Round,
+};
+use super::Abandonment;
+use crate::store::{Grant, Hold, StoreError, StoreErrorKind, Token};
+
+/// The time after which the reply to a call of a request that is over is no longer awaited.
+pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(2);
+
+/// The number of a request. No two requests of a session have the same.
+pub(crate) type RequestId = u64;
+
+/// A rule of the protocol that is switched off, to show that the explorer finds the violation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutation {
+    /// PROTOCOL 28: the largest fencing token is not written back.
+    NoWriteBack,
+    /// PROTOCOL 28: a reader, like a writer, counts servers whose counters have passed the number.
+    CountsWhatOthersHave,
+    /// Half of the servers are enough.
+    MajorityOffByOne,
+    /// Half of the servers are enough for a renewal.
+    RenewsByHalf,
+    /// PROTOCOL 29: the vote of a server from an earlier exchange counts even if the server does
+    /// not reply in this exchange.
+    AddsUpExchanges,
+    /// PROTOCOL 29: renewals of earlier exchanges count as well.
+    AddsUpRenewals,
+    /// PROTOCOL 1: the reply to an acquire is applied although its alias was abandoned.
+    BelievesTheAbandoned,
+    /// PROTOCOL 8: an alias is abandoned once, even if an acquire may still be delayed.
+    AbandonsOnce,
+}
+
+/// The surroundings of one visit to a [`Session`], and its output.
+pub(crate) struct Cx<'a> {
+    pub(crate) now: Instant,
+    /// Microseconds since 1970, by the local clock.
+    micros: u64,
+    fraction: &'a mut dyn FnMut() -> f64,
+    pub(crate) out: Output,
+    #[cfg(test)]
+    pub(crate) mutation: Option<Mutation>,
+}
+
+/// The output of a visit, in the order in which it is to be performed.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    /// Abandonments to begin in the background: requests to be advanced like any other. Their first
+    /// calls are sent ahead of all others, so that no later call meets the abandoned alias.
+    pub(crate) abandonments: Vec<RequestId>,
+    /// Calls to make in the background.
+    pub(crate) background: Vec<Send>,
+    /// Calls to make in the task of the caller.
+    pub(crate) sends: Vec<Send>,
+}
+
+impl<'a> Cx<'a> {
+    /// The `fraction` returns random numbers in 0..1.
+    pub(crate) fn new(now: Instant, micros: u64, fraction: &'a mut dyn FnMut() -> f64) -> Self {
+        Self {
+            now,
+            micros,
+            fraction,
+            out: Output::default(),
+            #[cfg(test)]
+            mutation: None,
+        }
+    }
+
+    /// Whether this rule is switched off, which is never the case outside of tests.
+    fn breaks(&self, mutation: Mutation) -> bool {
+        #[cfg(test)]
+        return self.mutation == Some(mutation);
+        #[cfg(not(test))]
+        {
+            let _ = mutation;
+            false
+        }
+    }
+
+    fn jitter(&mut self) -> f64 {
+        (self.fraction)()
+    }
+}
+
+/// The state of a client.
+#[derive(Debug)]
+pub(crate) struct Session {
+    servers: Vec<Server>,
+    /// The acquisitions that are held or wanted, by the stem of their tokens.
+    rounds: HashMap<u128, Round, RandomState>,
+    requests: HashMap<RequestId, Request, RandomState>,
+    latest_request: RequestId,
+    proposals: Proposals,
+    contended: Contended,
+    /// The moving average of the time in which a majority replies.
+    round_trip: Duration,
+}
+
+/// A request in progress.
+#[derive(Debug)]
+enum Request {
+    Acquiring(Acquiring),
+    Broadcast(Broadcast),
+    Abandonment {
+        server: usize,
+        abandonment: Abandonment,
+    },
+    /// The reply, and until when the first calls of its abandonments are awaited.
+    Over(Result<Reply, StoreError>, Option<Instant>),
+}
+
+impl Session {
+    /// Creates a session with servers of these names.
+    pub(crate) fn new(names: impl IntoIterator<Item = String>) -> Self {
+        Self {
+            servers: names.into_iter().map(Server::new).collect(),
+            rounds: HashMap::default(),
+            requests: HashMap::default(),
+            latest_request: 0,
+            proposals: Proposals::default(),
+            contended: Contended::default(),
+            round_trip: Duration::from_millis(1),
+        }
+    }
+
+    /// Advances a request.
+    pub(crate) fn step(&mut self, id: RequestId, cx: &mut Cx<'_>) -> Step {
+        loop {
+            let Some(request) = self.requests.remove(&id) else {
+                return Step::Done(Err(StoreError::late()), None);
+            };
+            let (request, until) = match request {
+                Request::Acquiring(acquiring) => self.step_acquire(id, acquiring, cx),
+                Request::Broadcast(broadcast) => self.step_broadcast(id, broadcast, cx),
+                Request::Abandonment {
+                    server,
+                    abandonment,
+                } => Self::step_abandonment(id, server, abandonment, cx),
+                Request::Over(reply, until) => return Step::Done(reply, until),
+            };
+            let is_over = matches!(request, Request::Over(..));
+            self.requests.insert(id, request);
+            if !is_over {
+                return Step::Wait(until);
+            }
+        }
+    }
+
+    /// Ends a request whose caller no longer waits for it. Calls that are made may still be
+    /// replied to.
+    pub(crate) fn cancel(&mut self, id: RequestId) {
+        self.requests.remove(&id);
+    }
+
+    /// Applies the reply to a call.
+    pub(crate) fn replied(
+        &mut self,
+        ticket: Ticket,
+        reply: Result<ServerReply, StoreError>,
+        cx: &mut Cx<'_>,
+    ) {
+        let Ticket {
+            server,
+            id,
+            purpose,
+        } = ticket;
+        match &purpose {
+            Purpose::Exchange {
+                token,
+                exchange,
+                sent,
+                raised,
+            } => {
+                let answer = Answer::new(reply, *raised);
+                self.servers[server].replied(answer.error(), cx.now);
+                if let Some(round) = self.rounds.get_mut(&token.stem()) {
+                    round.replied(server, *token, *exchange, answer, *sent, cx);
+                }
+                return;
+            }
+            // These calls are sent to servers that do not reply, too.
+            Purpose::Abandon => return self.abandoned(id, reply, cx),
+            _ => self.servers[server].replied(reply.as_ref().err(), cx.now),
+        }
+        match purpose {
+            Purpose::Renewal {
+                numbers,
+                batch,
+                sent,
+            } => {
+                if let Ok(ServerReply::Renew(replies)) = &reply {
+                    self.renewed(server, &batch, replies, sent, cx);
+                }
+                self.count(id, server, &numbers, reply, cx);
+            }
+            Purpose::Release { alias, hold, lease } => {
+                self.released(&alias, &hold, lease, &reply, cx);
+                self.count(id, server, &[], reply, cx);
+            }
+            _ => self.count(id, server, &[], reply, cx),
+        }
+    }
+
+    /// Records a grant that a server has pushed. Returns whether an acquisition waits for it, which
+    /// then has to poll.
+    pub(crate) fn pushed(&mut self, server: usize, token: Token, grant: Grant) -> bool {
+        self.rounds
+            .get_mut(&token.stem())
+            .is_some_and(|round| round.pushed(server, token, grant))
+    }
+
+    /// The acquisitions that wait in the queue of this server.
+    pub(crate) fn waiting_at(&self, server: usize) -> Vec<Hold> {
+        let rounds = self.rounds.values();
+        rounds
+            .filter_map(|round| round.waiting_at(server))
+            .collect()
+    }
+
+    /// The acquisition to which an alias belongs.
+    pub(crate) fn round(&self, token: Token) -> Option<&Round> {
+        self.rounds.get(&token.stem())
+    }
+
+    fn majority(&self) -> usize {
+        majority(self.servers.len())
+    }
+
+    fn begin(&mut self, request: impl FnOnce(RequestId) -> Request) -> RequestId {
+        let id = self.next_id();
+        self.requests.insert(id, request(id));
+        id
+    }
+
+    fn next_id(&mut self) -> RequestId {
+        self.latest_request += 1;
+        self.latest_request
+    }
+
+    /// Begins a request that needs no call.
+    fn reply(&mut self, reply: Reply) -> RequestId {
+        self.begin(|_| Request::Over(Ok(reply), None))
+    }
+
+    /// The error if too few servers have replied: their replies, and the kinds of their errors.
+    fn too_few(&self, replies: &[String], kinds: &[StoreErrorKind]) -> StoreError {
+        // If all servers failed for the same reason, the error keeps its kind: a permanent cause
+        // must not be reported as `Unavailable`.
+        let kind = match kinds {
+            [first, others @ ..] if others.iter().all(|kind| kind == first) => *first,
+            _ => StoreErrorKind::Unavailable,
+        };
+        let (needed, servers) = (self.majority(), self.servers.len());
+        let replies = replies.join("; ");
+        StoreError::new(
+            kind,
+            format!("{needed} of {servers} servers are needed: {replies}"),
+        )
+    }
+}
+
+#[cfg(test)]
+impl Session {
+    /// Whether it takes care of an alias that this server may know.
+    pub(crate) fn owns(&self, server: usize, token: Token) -> bool {
+        let mut rounds = self.rounds.values();
+        rounds.any(|round| round.known().any(|known| known == (server, token)))
+            || self.requests.values().any(|request| {
+                matches!(request, Request::Abandonment { server: at, abandonment }
+                    if *at == server && abandonment.hold().token == token)
+            })
+    }
+
+    /// The tokens of its acquisitions, and the number of its requests in progress.
+    pub(crate) fn rest(&self) -> (Vec<Token>, usize) {
+        let tokens = self.rounds.values().map(|round| round.hold().token);
+        (tokens.collect(), self.requests.len())
+    }
+
+    pub(crate) fn round_trip(&self) -> Duration {
+        self.round_trip
+    }
+
+    pub(crate) fn coordinator(&self, key: &crate::key::LockKey, now: Instant) -> Option<usize> {
+        server::coordinator(&self.servers, key, now)
+    }
+}

@@ -1,0 +1,129 @@
+//! Aliases that are no longer used: abandoned until their servers have confirmed it.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    AbandonedAlias, Cx, Mutation, Purpose, Reply, Request, RequestId, Send, ServerReply,
+    ServerRequest, Session, Ticket,
+};
+use crate::{
+    acquire::SHORTEST_CALL,
+    protocol::{Abandonment, Ending, Progress},
+    spec::call_timeout,
+    store::{Hold, StoreError},
+};
+
+/// The time-out of a call that releases or abandons an alias.
+pub(super) fn ending_timeout(lease: Duration) -> Duration {
+    call_timeout(lease).max(SHORTEST_CALL)
+}
+
+impl Session {
+    /// Abandons all aliases of an acquisition. Waits for the first call to each server.
+    pub(crate) fn abandon(&mut self, hold: &Hold, cx: &mut Cx<'_>) -> RequestId {
+        let until = self.abandon_round(hold, cx);
+        self.begin(|_| Request::Over(Ok(Reply::Abandoned), until))
+    }
+
+    /// Abandons all aliases of an acquisition. Returns until when the first calls are awaited.
+    pub(super) fn abandon_round(&mut self, hold: &Hold, cx: &mut Cx<'_>) -> Option<Instant> {
+        let stem = hold.token.stem();
+        let round = self.rounds.get_mut(&stem)?;
+        round.abandon_all();
+        let lease = round.longest_lease();
+        self.abandon_unused(stem, cx);
+        self.rounds.remove(&stem);
+        Some(cx.now + self.server_timeout(lease))
+    }
+
+    /// Abandons the aliases that an acquisition no longer uses.
+    pub(super) fn abandon_unused(&mut self, stem: u128, cx: &mut Cx<'_>) {
+        let Some(round) = self.rounds.get_mut(&stem) else {
+            return;
+        };
+        let aliases = round.take_abandoned();
+        if aliases.is_empty() {
+            return;
+        }
+        let (hold, lease) = (round.hold().clone(), round.longest_lease());
+        if round.was_writer() {
+            self.abandon_aliases(&aliases, &hold.as_writer(), lease, cx);
+        }
+        self.abandon_aliases(&aliases, &hold, lease, cx);
+    }
+
+    /// Abandons aliases of an acquisition like `hold`, which end within `lease` in any case.
+    pub(super) fn abandon_aliases(
+        &mut self,
+        aliases: &[AbandonedAlias],
+        hold: &Hold,
+        lease: Duration,
+        cx: &mut Cx<'_>,
+    ) {
+        for alias in aliases {
+            let straggler_until = alias
+                .straggler_until
+                .filter(|_| !cx.breaks(Mutation::AbandonsOnce));
+            let ending = Ending::Abandon(Hold::new(hold.key.clone(), hold.mode, alias.token));
+            let timeout = ending_timeout(lease);
+            let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
+            let id = self.begin(|_| Request::Abandonment {
+                server: alias.server,
+                abandonment,
+            });
+            cx.out.abandonments.push(id);
+        }
+    }
+
+    pub(super) fn step_abandonment(
+        id: RequestId,
+        server: usize,
+        mut abandonment: Abandonment,
+        cx: &mut Cx<'_>,
+    ) -> (Request, Option<Instant>) {
+        if abandonment.due().is_some_and(|due| due <= cx.now) {
+            cx.out.sends.push(Send {
+                timeout: Some(abandonment.call(cx.now).timeout),
+                request: ServerRequest::Abandon(abandonment.hold().clone()),
+                ticket: Ticket {
+                    server,
+                    id,
+                    purpose: Purpose::Abandon,
+                },
+            });
+        }
+        let due = abandonment.due();
+        let request = Request::Abandonment {
+            server,
+            abandonment,
+        };
+        (request, due)
+    }
+
+    /// Applies the reply to the call of an abandonment.
+    pub(super) fn abandoned(
+        &mut self,
+        id: RequestId,
+        reply: Result<ServerReply, StoreError>,
+        cx: &mut Cx<'_>,
+    ) {
+        let Some(Request::Abandonment {
+            server,
+            abandonment,
+        }) = self.requests.get_mut(&id)
+        else {
+            return;
+        };
+        let jitter = cx.jitter();
+        let over = match abandonment.replied(reply, jitter, cx.now) {
+            Progress::Next { .. } => return,
+            Progress::Done => Reply::Abandoned,
+            Progress::GaveUp(error) => {
+                Reply::NotAbandoned(*server, abandonment.hold().clone(), error)
+            }
+        };
+        self.requests.insert(id, Request::Over(Ok(over), None));
+    }
+}

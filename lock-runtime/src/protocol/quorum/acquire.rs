@@ -1,0 +1,457 @@
+//! Acquire attempts and polls: a round is run to its outcome.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    Answer, Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
+    Ticket,
+    proposals::Proposals,
+    round::{Ask, Calls, Next, Outcome, Round, TimeOuts},
+    server::coordinator,
+    time_out::majority_timeout,
+};
+use crate::{
+    acquire::STRAGGLE,
+    store::{
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, IfBusy, KeyRequest, PollReply,
+        Renewal, StoreError, Token,
+    },
+};
+
+/// The parameters that all exchanges of a request have in common.
+#[derive(Debug)]
+pub(super) struct Terms {
+    lease: Duration,
+    /// The time by which the caller must have a reply. It is a little before the caller's time-out,
+    /// so that the caller gets an error that names the servers that did not reply.
+    answer_by: Instant,
+    /// No acquire may be executed after this.
+    pub(super) deadline: Instant,
+    /// For each server, the alias of a reader in whose group this one may be admitted.
+    reader_group: Option<PerServer<Option<Token>>>,
+}
+
+impl Terms {
+    /// The parameters of a request that continues an acquisition.
+    pub(super) fn of(round: &Round, now: Instant) -> Self {
+        let lease = round.lease();
+        let answer_by = now + majority_timeout(lease);
+        Self {
+            lease,
+            answer_by,
+            deadline: answer_by + STRAGGLE,
+            reader_group: None,
+        }
+    }
+}
+
+/// A request that runs a round to its outcome.
+#[derive(Debug)]
+pub(super) struct Acquiring {
+    token: Token,
+    kind: Kind,
+    terms: Terms,
+    begun: Instant,
+    /// The start of the latest exchange.
+    sent: Instant,
+    /// The time in which a server must reply.
+    timeout: Duration,
+    /// When the latest exchange is over, whether or not all servers have replied.
+    silent_at: Instant,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Acquire,
+    Poll,
+    /// A reader that was a writer.
+    Conversion,
+    /// Several locks, one after the other, and the grants so far.
+    All(Vec<KeyRequest>, Vec<Grant>),
+}
+
+impl Acquiring {
+    fn new(token: Token, kind: Kind, terms: Terms, timeout: Duration, now: Instant) -> Self {
+        Self {
+            token,
+            kind,
+            begun: now,
+            sent: now,
+            timeout,
+            silent_at: terms.answer_by.min(now + timeout),
+            terms,
+        }
+    }
+
+    /// The last part of a conversion, which a majority has executed.
+    pub(super) fn of_conversion(round: &Round, now: Instant) -> Self {
+        let terms = Terms::of(round, now);
+        let timeout = majority_timeout(round.lease());
+        Self::new(round.hold().token, Kind::Conversion, terms, timeout, now)
+    }
+}
+
+impl Session {
+    pub(crate) fn acquire(&mut self, request: &KeyRequest, cx: &mut Cx<'_>) -> RequestId {
+        self.begin_acquire(request, Kind::Acquire, cx)
+    }
+
+    /// Acquires all locks or none: a grant only counts if all locks are granted. The locks are
+    /// acquired one after the other in the order of the requests. So of several requests with
+    /// locks in common, the first to get the first of these locks proceeds, and no two requests
+    /// refuse each other.
+    pub(crate) fn acquire_all(&mut self, requests: &[KeyRequest], cx: &mut Cx<'_>) -> RequestId {
+        let requests: Vec<_> = requests
+            .iter()
+            .map(|request| KeyRequest {
+                if_busy: IfBusy::Refuse,
+                ..request.clone()
+            })
+            .collect();
+        match requests.first().cloned() {
+            Some(first) => self.begin_acquire(&first, Kind::All(requests, Vec::new()), cx),
+            None => self.reply(Reply::AcquireAll(AcquireAllReply::Granted(Vec::new()))),
+        }
+    }
+
+    pub(crate) fn poll(&mut self, hold: &Hold, cx: &mut Cx<'_>) -> RequestId {
+        let stem = hold.token.stem();
+        let Some(round) = self.rounds.get_mut(&stem) else {
+            return self.reply(Reply::Poll(PollReply::Gone));
+        };
+        let terms = Terms::of(round, cx.now);
+        let calls = round.poll(terms.deadline, cx.now);
+        let timeout = self.server_timeout(terms.lease);
+        let acquiring = Acquiring::new(hold.token, Kind::Poll, terms, timeout, cx.now);
+        let id = self.next_id();
+        self.exchange(id, &acquiring, calls, cx);
+        self.requests.insert(id, Request::Acquiring(acquiring));
+        id
+    }
+
+    fn begin_acquire(&mut self, request: &KeyRequest, kind: Kind, cx: &mut Cx<'_>) -> RequestId {
+        let id = self.next_id();
+        let acquiring = self.first_exchange(id, request, kind, cx);
+        self.requests.insert(id, Request::Acquiring(acquiring));
+        id
+    }
+
+    fn first_exchange(
+        &mut self,
+        id: RequestId,
+        request: &KeyRequest,
+        kind: Kind,
+        cx: &mut Cx<'_>,
+    ) -> Acquiring {
+        let Hold { ref key, token, .. } = request.hold;
+        let (now, lease) = (cx.now, request.lease);
+        let reader_group = request.reader_group.and_then(|group| self.round(group));
+        let reader_group = reader_group.map(|group| {
+            let servers = 0..self.servers.len();
+            servers.map(|server| group.held_at(server)).collect()
+        });
+        // The deadline is the end of the caller's wait plus `STRAGGLE`.
+        let waits = request.deadline.saturating_duration_since(now + STRAGGLE);
+        let terms = Terms {
+            lease,
+            answer_by: now + waits * 9 / 10,
+            deadline: request.deadline,
+            reader_group,
+        };
+        let calls = if let Some(round) = self.rounds.get_mut(&token.stem()) {
+            round.poll(terms.deadline, now)
+        } else {
+            let time_outs = TimeOuts::new(self.round_trip, cx.jitter());
+            let mut round = Round::new(request, self.servers.len(), time_outs, now);
+            let coordinator = coordinator(&self.servers, key, now);
+            let contended = self.contended.is(key, now);
+            let (if_busy, deadline) = (request.if_busy, terms.deadline);
+            let calls = round.acquire(if_busy, coordinator, contended, deadline, now);
+            self.rounds.insert(token.stem(), round);
+            calls
+        };
+        let acquiring = Acquiring::new(token, kind, terms, self.server_timeout(lease), now);
+        self.exchange(id, &acquiring, calls, cx);
+        acquiring
+    }
+
+    /// Sends the calls of an exchange.
+    fn exchange(&mut self, id: RequestId, acquiring: &Acquiring, calls: Calls, cx: &mut Cx<'_>) {
+        let stem = acquiring.token.stem();
+        let sends = self.sends(id, stem, &acquiring.terms, calls, cx);
+        cx.out.sends.extend(sends);
+        self.abandon_unused(stem, cx);
+    }
+
+    /// Runs the round as far as the replies allow.
+    pub(super) fn step_acquire(
+        &mut self,
+        id: RequestId,
+        mut acquiring: Acquiring,
+        cx: &mut Cx<'_>,
+    ) -> (Request, Option<Instant>) {
+        let stem = acquiring.token.stem();
+        let (micros, round_trip, jitter) = (cx.micros, self.round_trip, cx.jitter());
+        let beyond = |fence| Proposals::beyond(fence, micros, round_trip, jitter);
+        let until = loop {
+            let Some(round) = self.rounds.get_mut(&stem) else {
+                return (Request::Over(Err(StoreError::late()), None), None);
+            };
+            let deadline = (acquiring.terms.deadline).max(cx.now + acquiring.timeout + STRAGGLE);
+            let next = round.next(deadline, &beyond, cx);
+            if let Next::Send(calls) = next {
+                acquiring.sent = cx.now;
+                acquiring.terms.deadline = deadline;
+                acquiring.silent_at = acquiring.terms.answer_by.min(cx.now + acquiring.timeout);
+                self.exchange(id, &acquiring, calls, cx);
+                continue;
+            }
+            self.abandon_unused(stem, cx);
+            match next {
+                Next::Send(_) => {}
+                Next::Pause(until) => break until,
+                Next::Wait(grace) => {
+                    let silent_at = acquiring.silent_at;
+                    let until = grace.map_or(silent_at, |grace| grace.min(silent_at));
+                    // Calls that this visit has returned have a chance to be replied to.
+                    if until > cx.now || !cx.out.sends.is_empty() {
+                        break until;
+                    }
+                    self.time_is_up(&acquiring, cx);
+                }
+                Next::Done(outcome) => return self.outcome(id, acquiring, outcome, cx),
+            }
+        };
+        (Request::Acquiring(acquiring), Some(until))
+    }
+
+    /// Stops waiting for the servers that have not replied.
+    fn time_is_up(&mut self, acquiring: &Acquiring, cx: &Cx<'_>) {
+        let Some(round) = self.rounds.get_mut(&acquiring.token.stem()) else {
+            return;
+        };
+        let error = StoreError::timed_out(cx.now - acquiring.begun);
+        let silent = round.time_is_up(&error, cx);
+        // A circuit breaker does not open if its server had less than the full time.
+        if cx.now - acquiring.sent >= acquiring.timeout {
+            if silent.len() >= self.majority() {
+                self.measured(acquiring.timeout);
+            }
+            for server in silent {
+                self.servers[server].open(error.clone(), cx.now);
+            }
+        }
+    }
+
+    /// Returns the calls of an exchange. Servers with an open circuit breaker are not called and
+    /// fail at once.
+    pub(super) fn sends(
+        &mut self,
+        id: RequestId,
+        stem: u128,
+        terms: &Terms,
+        calls: Calls,
+        cx: &Cx<'_>,
+    ) -> PerServer<Send> {
+        let (now, majority) = (cx.now, self.majority());
+        let Some(round) = self.rounds.get_mut(&stem) else {
+            return PerServer::new();
+        };
+        // If a server that has voted is ahead, propose its number, so that the other servers reply
+        // with the same one and no write-back is needed. Never propose less than the clock: servers
+        // that have lost their data may have given a smaller number to another acquisition.
+        let next = self.proposals.next(cx.micros);
+        let proposal = round.drawn().map_or(next, |drawn| drawn.max(next));
+        // With less than a majority of healthy servers, ask all: ignore the circuit breakers.
+        let well = self.servers.iter().filter(|server| server.is_well(now));
+        let spares = well.count() >= majority;
+        let mut sends = PerServer::new();
+        for (server, ask) in calls {
+            let Hold {
+                ref key,
+                mode,
+                token,
+            } = *round.hold();
+            let hold = |token| Hold::new(key.clone(), mode, token);
+            let (token, request) = match ask {
+                Ask::Acquire(token, if_busy) => {
+                    let group = terms.reader_group.as_ref().and_then(|group| group[server]);
+                    let request = KeyRequest::new(hold(token), terms.lease, terms.deadline)
+                        .reserved(round.reserved())
+                        .reader_group(group);
+                    let request = KeyRequest { if_busy, ..request };
+                    (token, ServerRequest::Acquire(request, proposal))
+                }
+                Ask::Poll(token) => (token, ServerRequest::Poll(hold(token))),
+                Ask::Renew(token) => {
+                    let renewal = Renewal::new(hold(token), terms.lease);
+                    (token, ServerRequest::Renew(vec![renewal]))
+                }
+                Ask::Raise(fence) => {
+                    let token = round.held_at(server).unwrap_or(token);
+                    (token, ServerRequest::Raise(key.clone(), mode.kind(), fence))
+                }
+            };
+            let raised = match ask {
+                Ask::Raise(fence) => Some(fence),
+                _ => None,
+            };
+            let exchange = round.exchange();
+            if spares && let Err(error) = self.servers[server].admits(now) {
+                let answer = Answer::Failed(error);
+                round.replied(server, token, exchange, answer, now, cx);
+                continue;
+            }
+            let purpose = Purpose::Exchange {
+                token,
+                exchange,
+                sent: now,
+                raised,
+            };
+            sends.push(Send {
+                request,
+                timeout: None,
+                ticket: Ticket {
+                    server,
+                    id,
+                    purpose,
+                },
+            });
+        }
+        sends
+    }
+
+    /// Turns the outcome of a round into the reply to the caller.
+    fn outcome(
+        &mut self,
+        id: RequestId,
+        acquiring: Acquiring,
+        outcome: Outcome,
+        cx: &mut Cx<'_>,
+    ) -> (Request, Option<Instant>) {
+        let Acquiring {
+            token,
+            kind,
+            begun,
+            sent,
+            ..
+        } = acquiring;
+        let over = |reply| (Request::Over(Ok(reply), None), None);
+        let grant = match outcome {
+            Outcome::Granted {
+                fence,
+                until,
+                reserved,
+            } => {
+                self.proposals.seen(fence);
+                if let Kind::Conversion = kind {
+                    let grant = Grant::new(fence, until.saturating_duration_since(cx.now));
+                    return over(Reply::Convert(ConvertReply::Converted(grant)));
+                }
+                // Only the last exchange is measured, as a pause between exchanges is no round
+                // trip. A conversion is not: it may have sent nothing.
+                self.measured(cx.now - sent);
+                Some(Grant::new(fence, until.saturating_duration_since(begun)).reserved(reserved))
+            }
+            _ => None,
+        };
+        if let (Outcome::Unreachable, _) | (_, Kind::Conversion) = (&outcome, &kind) {
+            // The caller abandons the token.
+            return (Request::Over(Err(self.unreachable(token)), None), None);
+        }
+        if let Kind::Poll = kind {
+            return over(Reply::Poll(match (grant, outcome) {
+                (Some(grant), _) => {
+                    self.note_contention(token, cx.now);
+                    PollReply::Granted(grant)
+                }
+                (None, Outcome::Queued { holder_ttl }) => PollReply::Queued {
+                    counter: None,
+                    holder_ttl,
+                },
+                _ => {
+                    self.rounds.remove(&token.stem());
+                    PollReply::Gone
+                }
+            }));
+        }
+        let reply = match (grant, outcome) {
+            (Some(grant), _) => AcquireReply::Granted(grant),
+            (None, Outcome::Queued { holder_ttl }) => {
+                self.note_contention(token, cx.now);
+                AcquireReply::Queued {
+                    counter: None,
+                    holder_ttl,
+                }
+            }
+            (None, outcome) => {
+                self.rounds.remove(&token.stem());
+                match outcome {
+                    Outcome::Refused(reply) => reply,
+                    _ => AcquireReply::Busy {
+                        holder_ttl: None,
+                        has_waiters: false,
+                    },
+                }
+            }
+        };
+        match (kind, reply) {
+            (Kind::All(requests, grants), reply) => {
+                self.next_of_all(id, requests, grants, reply, cx)
+            }
+            (_, reply) => over(Reply::Acquire(reply)),
+        }
+    }
+
+    /// Continues with the next of several locks, or abandons those that were granted.
+    fn next_of_all(
+        &mut self,
+        id: RequestId,
+        requests: Vec<KeyRequest>,
+        mut grants: Vec<Grant>,
+        reply: AcquireReply,
+        cx: &mut Cx<'_>,
+    ) -> (Request, Option<Instant>) {
+        let index = grants.len();
+        let reply = match reply {
+            // The TTL counts from this request. The caller counts it from the start of the
+            // batch, which is earlier and therefore safe.
+            AcquireReply::Granted(grant) => {
+                grants.push(grant);
+                if let Some(request) = requests.get(grants.len()).cloned() {
+                    let next = self.first_exchange(id, &request, Kind::All(requests, grants), cx);
+                    return (Request::Acquiring(next), Some(cx.now));
+                }
+                let reply = Reply::AcquireAll(AcquireAllReply::Granted(grants));
+                return (Request::Over(Ok(reply), None), None);
+            }
+            reply => AcquireAllReply::Refused { index, reply },
+        };
+        let granted = requests[..index].iter();
+        let until = granted
+            .filter_map(|request| self.abandon_round(&request.hold, cx))
+            .max();
+        (Request::Over(Ok(Reply::AcquireAll(reply)), until), None)
+    }
+
+    /// Records that a request had to wait for its lock.
+    fn note_contention(&mut self, token: Token, now: Instant) {
+        if let Some(round) = self.rounds.get(&token.stem()) {
+            self.contended.note(&round.hold().key, now);
+        }
+    }
+
+    /// The error if too few servers have replied.
+    fn unreachable(&self, token: Token) -> StoreError {
+        let Some(round) = self.round(token) else {
+            return StoreError::late();
+        };
+        let replies = round.complaints();
+        let replies =
+            replies.map(|(server, reply)| format!("{}: {reply}", self.servers[server].name));
+        let kinds: Vec<_> = round.errors().map(StoreError::kind).collect();
+        self.too_few(&replies.collect::<Vec<_>>(), &kinds)
+    }
+}

@@ -1,0 +1,211 @@
+//! Requests to several servers at once that a majority decides.
+
+use std::{mem, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerReply, ServerRequest, Session,
+    Ticket, abandon::ending_timeout, convert::Conversion, release::Releasing, renew::Renewals,
+    round::grace, tally, time_out::majority_timeout,
+};
+use crate::{
+    key::LockKey,
+    spec::{LockKind, MAX_LEASE},
+    store::{Inspection, RevokeReply, RevokeScope, StoreError},
+};
+
+/// A request to several servers.
+#[derive(Debug)]
+pub(super) struct Broadcast {
+    count: Count,
+    begun: Instant,
+    /// The time-out, or the end of the wait for the coordinator once a majority has decided.
+    until: Instant,
+    awaited: PerServer<usize>,
+    /// The errors of the servers that failed to reply.
+    pub(super) failed: Vec<(usize, StoreError)>,
+    is_decided: bool,
+    /// The server whose reply is awaited a little longer after the decision.
+    coordinator: Option<usize>,
+}
+
+/// The replies so far.
+#[derive(Debug)]
+pub(super) enum Count {
+    Renewals(Renewals),
+    Release(Releasing),
+    Conversion(Conversion),
+    Inspection(Vec<Inspection>),
+    Revocation(Vec<RevokeReply>),
+}
+
+impl Session {
+    /// Determines the state of a lock at a majority.
+    pub(crate) fn inspect(&mut self, key: &LockKey, kind: LockKind, cx: &mut Cx<'_>) -> RequestId {
+        let request = || ServerRequest::Inspect(key.clone(), kind);
+        self.ask_all(request, Count::Inspection(Vec::new()), cx)
+    }
+
+    pub(crate) fn revoke(
+        &mut self,
+        key: &LockKey,
+        kind: LockKind,
+        scope: RevokeScope,
+        cx: &mut Cx<'_>,
+    ) -> RequestId {
+        let request = || ServerRequest::Revoke(key.clone(), kind, scope);
+        self.ask_all(request, Count::Revocation(Vec::new()), cx)
+    }
+
+    /// Sends the same request to every server.
+    fn ask_all(
+        &mut self,
+        request: impl Fn() -> ServerRequest,
+        count: Count,
+        cx: &mut Cx<'_>,
+    ) -> RequestId {
+        let calls = (0..self.servers.len()).map(|server| (server, request(), Purpose::Broadcast));
+        let calls: Vec<_> = calls.collect();
+        self.broadcast(count, majority_timeout(MAX_LEASE), None, calls, cx)
+    }
+
+    /// Begins a request to several servers.
+    pub(super) fn broadcast(
+        &mut self,
+        count: Count,
+        timeout: Duration,
+        coordinator: Option<usize>,
+        calls: impl IntoIterator<Item = (usize, ServerRequest, Purpose)>,
+        cx: &mut Cx<'_>,
+    ) -> RequestId {
+        let mut awaited = PerServer::new();
+        self.begin(|id| {
+            for (server, request, purpose) in calls {
+                awaited.push(server);
+                let timeout = match &purpose {
+                    Purpose::Release { lease, .. } => Some(ending_timeout(*lease)),
+                    _ => None,
+                };
+                let ticket = Ticket {
+                    server,
+                    id,
+                    purpose,
+                };
+                cx.out.sends.push(Send {
+                    request,
+                    timeout,
+                    ticket,
+                });
+            }
+            Request::Broadcast(Broadcast {
+                count,
+                begun: cx.now,
+                until: cx.now + timeout,
+                awaited,
+                failed: Vec::new(),
+                is_decided: false,
+                coordinator,
+            })
+        })
+    }
+
+    /// Counts the reply of a server. The locks of a batch are those with these `numbers`.
+    pub(super) fn count(
+        &mut self,
+        id: RequestId,
+        server: usize,
+        numbers: &[usize],
+        reply: Result<ServerReply, StoreError>,
+        cx: &Cx<'_>,
+    ) {
+        let Some(Request::Broadcast(broadcast)) = self.requests.get_mut(&id) else {
+            return;
+        };
+        broadcast.awaited.retain(|awaited| *awaited != server);
+        let reply = match reply {
+            Ok(reply) if !broadcast.is_decided => reply,
+            Ok(_) => return,
+            Err(error) => return broadcast.failed.push((server, error)),
+        };
+        let is_decided = match (&mut broadcast.count, reply) {
+            (Count::Renewals(renewals), ServerReply::Renew(replies)) => {
+                renewals.count(server, numbers, replies, cx)
+            }
+            (Count::Release(releasing), ServerReply::Release(reply)) => releasing.count(reply),
+            (Count::Conversion(conversion), ServerReply::Convert(reply)) => {
+                conversion.count(server, reply)
+            }
+            (Count::Inspection(seen), ServerReply::Inspect(inspection)) => {
+                seen.push(inspection);
+                false
+            }
+            (Count::Revocation(replies), ServerReply::Revoke(reply)) => {
+                replies.push(reply);
+                false
+            }
+            _ => false,
+        };
+        if is_decided {
+            broadcast.is_decided = true;
+            let grace = grace(cx.now - broadcast.begun);
+            broadcast.until = broadcast.until.min(cx.now + grace);
+        }
+    }
+
+    pub(super) fn step_broadcast(
+        &mut self,
+        id: RequestId,
+        mut broadcast: Broadcast,
+        cx: &mut Cx<'_>,
+    ) -> (Request, Option<Instant>) {
+        let Broadcast {
+            begun,
+            until,
+            is_decided,
+            coordinator,
+            ..
+        } = broadcast;
+        let is_awaited = |server: usize| broadcast.awaited.contains(&server);
+        let is_over = broadcast.awaited.is_empty()
+            || is_decided && !coordinator.is_some_and(is_awaited)
+            || until <= cx.now;
+        if !is_over {
+            return (Request::Broadcast(broadcast), Some(until));
+        }
+        if !is_decided {
+            let error = StoreError::timed_out(until - begun);
+            for server in mem::take(&mut broadcast.awaited) {
+                self.servers[server].open(error.clone(), cx.now);
+                broadcast.failed.push((server, error.clone()));
+            }
+        }
+        let Broadcast { count, failed, .. } = broadcast;
+        let servers = self.servers.len();
+        let reply = match count {
+            Count::Renewals(renewals) => Ok(Reply::Renew(self.all_renewed(renewals, &failed, cx))),
+            Count::Release(releasing) => self.is_released(&releasing, &failed),
+            Count::Conversion(conversion) => return self.is_converted(id, conversion, &failed, cx),
+            Count::Inspection(seen) if seen.len() < self.majority() => {
+                Err(self.unanswered(&failed))
+            }
+            Count::Inspection(seen) => Ok(Reply::Inspect(tally::inspected(servers, seen))),
+            Count::Revocation(replies) => tally::revoked(servers, &replies)
+                .map(Reply::Revoke)
+                .ok_or_else(|| self.unanswered(&failed)),
+        };
+        (Request::Over(reply, None), None)
+    }
+
+    /// The error if too few servers have replied.
+    pub(super) fn unanswered(&self, failed: &[(usize, StoreError)]) -> StoreError {
+        let kinds: Vec<_> = failed.iter().map(|(_, error)| error.kind()).collect();
+        let servers = self.servers.iter().enumerate();
+        let replies = servers.map(|(server, state)| {
+            let error = failed.iter().find(|(failed, _)| *failed == server);
+            let reply = error.map_or_else(|| "has answered".into(), |(_, error)| error.to_string());
+            format!("{}: {reply}", state.name)
+        });
+        self.too_few(&replies.collect::<Vec<_>>(), &kinds)
+    }
+}

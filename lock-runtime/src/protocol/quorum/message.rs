@@ -1,0 +1,124 @@
+//! The calls to the servers and their replies, and the replies to the callers.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{RequestId, round::AbandonedAlias};
+use crate::{
+    fence::FencingToken,
+    key::LockKey,
+    spec::LockKind,
+    store::{
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, PollReply,
+        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope,
+        StoreError, Token,
+    },
+};
+
+/// A request to one server.
+#[derive(Clone, Debug)]
+pub(crate) enum ServerRequest {
+    /// With the proposed fencing token.
+    Acquire(KeyRequest, FencingToken),
+    Poll(Hold),
+    Renew(Vec<Renewal>),
+    Raise(LockKey, LockKind, FencingToken),
+    Release(Release),
+    Convert(Hold),
+    Abandon(Hold),
+    Inspect(LockKey, LockKind),
+    Revoke(LockKey, LockKind, RevokeScope),
+}
+
+/// The reply of one server.
+#[derive(Clone, Debug)]
+pub(crate) enum ServerReply {
+    Acquire(AcquireReply),
+    Poll(PollReply),
+    Renew(Vec<Result<RenewReply, StoreError>>),
+    Raise(RaiseReply),
+    Release(ReleaseReply),
+    Convert(ConvertReply),
+    Abandoned,
+    Inspect(Inspection),
+    Revoke(RevokeReply),
+}
+
+/// A call to make.
+#[derive(Debug)]
+pub(crate) struct Send {
+    pub(crate) request: ServerRequest,
+    /// After this time the call has failed. Without it, the session itself limits the wait.
+    pub(crate) timeout: Option<Duration>,
+    /// To be handed back with the reply.
+    pub(crate) ticket: Ticket,
+}
+
+/// The purpose of a call.
+#[derive(Clone, Debug)]
+pub(crate) struct Ticket {
+    pub(crate) server: usize,
+    /// The request that waits for the reply. It may be over by then.
+    pub(crate) id: RequestId,
+    pub(super) purpose: Purpose,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Purpose {
+    /// A part of an exchange with the servers, under the alias `token`.
+    Exchange {
+        token: Token,
+        exchange: u32,
+        sent: Instant,
+        raised: Option<FencingToken>,
+    },
+    /// The renewal of several locks, with their numbers in the request of the caller.
+    Renewal {
+        numbers: Vec<usize>,
+        batch: Vec<Renewal>,
+        sent: Instant,
+    },
+    /// The release of a vote that the server holds for at most `lease`.
+    Release {
+        alias: AbandonedAlias,
+        hold: Hold,
+        lease: Duration,
+    },
+    Broadcast,
+    Abandon,
+}
+
+#[cfg(test)]
+impl Ticket {
+    /// Whether the call releases this alias.
+    pub(crate) fn releases(&self, token: Token) -> bool {
+        matches!(&self.purpose, Purpose::Release { alias, .. } if alias.token == token)
+    }
+}
+
+/// The next step of a request.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// Waits for a reply to one of its calls, until this time.
+    Wait(Option<Instant>),
+    /// The reply. With a time, it is returned when the first calls of the abandonments that this
+    /// visit has begun are over, but not later than this.
+    Done(Result<Reply, StoreError>, Option<Instant>),
+}
+
+/// The reply to a caller.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    Acquire(AcquireReply),
+    AcquireAll(AcquireAllReply),
+    Poll(PollReply),
+    Renew(Vec<Result<RenewReply, StoreError>>),
+    Release(ReleaseReply),
+    Convert(ConvertReply),
+    Abandoned,
+    /// The server has not confirmed the abandonment of this alias. It ends with its lease.
+    NotAbandoned(usize, Hold, StoreError),
+    Inspect(Inspection),
+    Revoke(RevokeReply),
+}

@@ -1,0 +1,158 @@
+//! The renewal of locks, with one call to each server for all of them.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    Answer, Cx, Mutation, PerServer, Purpose, RequestId, ServerRequest, Session,
+    acquire::Terms,
+    broadcast::Count,
+    tally::{Held, Renewed},
+    time_out::majority_timeout,
+};
+use crate::{
+    spec::MAX_LEASE,
+    store::{Hold, RenewReply, Renewal, StoreError, Token},
+};
+
+/// The replies to the renewal of several locks.
+#[derive(Debug)]
+pub(super) struct Renewals {
+    tallies: Vec<Renewed>,
+    errors: Vec<Vec<(usize, StoreError)>>,
+    sent: Instant,
+}
+
+impl Renewals {
+    /// Counts the reply of a server. Returns whether all renewals are decided.
+    pub(super) fn count(
+        &mut self,
+        server: usize,
+        numbers: &[usize],
+        replies: Vec<Result<RenewReply, StoreError>>,
+        cx: &Cx<'_>,
+    ) -> bool {
+        for (number, reply) in numbers.iter().zip(replies) {
+            match reply {
+                Ok(RenewReply::Renewed { ttl }) => self.tallies[*number].renewed(self.sent, ttl),
+                Ok(RenewReply::Gone) => self.tallies[*number].gone(),
+                Err(error) => self.errors[*number].push((server, error)),
+            }
+        }
+        self.tallies
+            .iter()
+            .all(|tally| tally.held(cx) != Held::Open)
+    }
+}
+
+impl Session {
+    pub(crate) fn renew(&mut self, renewals: &[Renewal], cx: &mut Cx<'_>) -> RequestId {
+        let (sent, servers) = (cx.now, self.servers.len());
+        let mut tallies = Vec::with_capacity(renewals.len());
+        let mut batches: Vec<(Vec<usize>, Vec<Renewal>)> = vec![Default::default(); servers];
+        let mut shortest = MAX_LEASE;
+        for (number, renewal) in renewals.iter().enumerate() {
+            let Renewal { hold, lease, .. } = renewal;
+            let mut tally = Renewed::new(servers);
+            let mut known = PerServer::new();
+            if let Some(round) = self.rounds.get_mut(&hold.token.stem()) {
+                known.extend(round.known());
+                shortest = shortest.min(round.lease());
+                if cx.breaks(Mutation::AddsUpRenewals) {
+                    let earlier = round.expiries();
+                    earlier.for_each(|until| tally.renewed(until, Duration::ZERO));
+                }
+                if !lease.is_zero() {
+                    round.extends(*lease);
+                }
+            }
+            (known.len()..servers).for_each(|_| tally.gone());
+            for (server, token) in known {
+                let hold = Hold::new(hold.key.clone(), hold.mode, token);
+                batches[server].0.push(number);
+                batches[server].1.push(Renewal::new(hold, *lease));
+            }
+            tallies.push(tally);
+            if !lease.is_zero() {
+                self.heal(hold.token, cx);
+            }
+        }
+        let count = Count::Renewals(Renewals {
+            errors: vec![Vec::new(); tallies.len()],
+            tallies,
+            sent,
+        });
+        let batches = batches.into_iter().enumerate();
+        let calls = batches.filter(|(_, (_, batch))| !batch.is_empty());
+        let calls = calls.map(|(server, (numbers, batch))| {
+            let request = ServerRequest::Renew(batch.clone());
+            let purpose = Purpose::Renewal {
+                numbers,
+                batch,
+                sent,
+            };
+            (server, request, purpose)
+        });
+        self.broadcast(count, majority_timeout(shortest), None, calls, cx)
+    }
+
+    /// Requests the missing votes of a held lock. They count from the next renewal on.
+    fn heal(&mut self, token: Token, cx: &mut Cx<'_>) {
+        let stem = token.stem();
+        let Some(round) = self.rounds.get_mut(&stem) else {
+            return;
+        };
+        let terms = Terms::of(round, cx.now);
+        let calls = round.heal(terms.deadline);
+        // No request waits for these replies.
+        let sends = self.sends(0, stem, &terms, calls, cx);
+        cx.out.background.extend(sends);
+        self.abandon_unused(stem, cx);
+    }
+
+    /// Applies the replies of a server to the acquisitions of a batch.
+    pub(super) fn renewed(
+        &mut self,
+        server: usize,
+        batch: &[Renewal],
+        replies: &[Result<RenewReply, StoreError>],
+        sent: Instant,
+        cx: &mut Cx<'_>,
+    ) {
+        for (renewal, reply) in batch.iter().zip(replies) {
+            let (token, Ok(reply)) = (renewal.hold.token, reply) else {
+                continue;
+            };
+            if let Some(round) = self.rounds.get_mut(&token.stem()) {
+                let exchange = round.exchange();
+                round.replied(server, token, exchange, Answer::Renew(*reply), sent, cx);
+                self.abandon_unused(token.stem(), cx);
+            }
+        }
+    }
+
+    pub(super) fn all_renewed(
+        &self,
+        renewals: Renewals,
+        failed: &[(usize, StoreError)],
+        cx: &Cx<'_>,
+    ) -> Vec<Result<RenewReply, StoreError>> {
+        let Renewals {
+            tallies,
+            errors,
+            sent,
+        } = renewals;
+        let reply = |(tally, mut errors): (Renewed, Vec<_>)| match tally.held(cx) {
+            Held::Until(until) => Ok(RenewReply::Renewed {
+                ttl: until.saturating_duration_since(sent),
+            }),
+            Held::Gone => Ok(RenewReply::Gone),
+            Held::Open => {
+                errors.extend(failed.iter().cloned());
+                Err(self.unanswered(&errors))
+            }
+        };
+        tallies.into_iter().zip(errors).map(reply).collect()
+    }
+}

@@ -1,0 +1,524 @@
+//! The decisions of a round: when it has has_majority, when it yields, and which servers to ask next.
+
+use std::{mem, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    super::{Cx, Mutation, majority::nth_largest},
+    Ask, CHECK_OTHERS_EVERY, Next, Outcome, PerServer, Phase, Round, grace,
+    vote::{Obstacle, Standing, Status, Vote, VoteState},
+};
+use crate::{
+    fence::FencingToken,
+    spec::Mode,
+    store::{AcquireReply, IfBusy, StoreError},
+};
+
+type Beyond<'a> = &'a dyn Fn(FencingToken) -> FencingToken;
+
+impl Round {
+    pub(super) fn votes(&self) -> impl Iterator<Item = Vote> + '_ {
+        self.states.iter().filter_map(VoteState::vote)
+    }
+
+    pub(super) fn awaited(&self) -> usize {
+        self.states
+            .iter()
+            .filter(|state| matches!(state.status, Status::Awaited))
+            .count()
+    }
+
+    /// Determines the next step.
+    ///
+    /// `beyond` returns a fencing token larger than its argument.
+    pub(crate) fn next(&mut self, deadline: Instant, beyond: Beyond<'_>, cx: &Cx<'_>) -> Next {
+        if mem::take(&mut self.redraws) {
+            self.fence = self.fence.map(beyond);
+        }
+        match self.phase {
+            Phase::Coordinator => self.next_of_coordinator(deadline, cx),
+            Phase::All => self.next_of_all(deadline, cx),
+            Phase::Aside(until) if cx.now < until => Next::Pause(until),
+            Phase::Aside(_) => {
+                self.begin_exchange(cx.now);
+                Next::Send(self.ask_all(deadline, cx.now))
+            }
+            Phase::Head => self.next_at_head(cx),
+            Phase::Writing(fence) => self.next_of_writing(fence, beyond, cx),
+            Phase::Over => self.over(Outcome::Gone),
+        }
+    }
+
+    pub(super) fn coordinator_status(&self) -> Option<&Status> {
+        self.coordinator
+            .map(|coordinator| &self.states[coordinator].status)
+    }
+
+    pub(super) fn next_of_coordinator(&mut self, deadline: Instant, cx: &Cx<'_>) -> Next {
+        match self.coordinator_status().cloned() {
+            Some(Status::Awaited) => Next::Wait(None),
+            Some(Status::Voted) => self.become_head(deadline),
+            Some(Status::Queued { holder_ttl, .. }) => {
+                let stands_still = self.stands_still(cx);
+                if stands_still && cx.now >= self.check_at
+                    || cx.now - self.asked_all_at >= CHECK_OTHERS_EVERY
+                {
+                    self.phase = Phase::All;
+                    self.asked_all_at = cx.now;
+                    self.check_pause = (self.check_pause * 2).min(CHECK_OTHERS_EVERY);
+                    self.check_at = cx.now + self.check_pause;
+                    self.ask_others(deadline)
+                } else {
+                    self.waits_in_queue(holder_ttl, cx)
+                }
+            }
+            Some(Status::Refused(reply @ AcquireReply::Busy { .. })) => {
+                self.give_up(Outcome::Refused(reply))
+            }
+            // Votes alone decide this exchange. The next acquire attempt chooses its coordinator anew.
+            Some(Status::Failed(_) | Status::Refused(_)) if !self.polls => {
+                self.phase = Phase::All;
+                self.ask_others(deadline)
+            }
+            Some(Status::Gone | Status::Failed(_) | Status::Refused(_) | Status::None) | None => {
+                self.give_up(Outcome::Gone)
+            }
+        }
+    }
+
+    /// Asks all servers but the coordinator to vote. The acquisition does not join a queue in which
+    /// it does not wait yet.
+    pub(super) fn ask_others(&mut self, deadline: Instant) -> Next {
+        let others: PerServer<_> = (0..self.states.len())
+            .filter(|server| Some(*server) != self.coordinator)
+            .collect();
+        Next::Send(
+            others
+                .into_iter()
+                .map(|server| self.count(server, IfBusy::Refuse, deadline))
+                .collect(),
+        )
+    }
+
+    pub(super) fn next_of_all(&mut self, deadline: Instant, cx: &Cx<'_>) -> Next {
+        let (votes, awaited) = (self.votes().count(), self.awaited());
+        let coordinator = self.coordinator_status().cloned();
+        if votes >= self.majority(cx) {
+            let majority_at = *self.majority_at.get_or_insert(cx.now);
+            return match coordinator {
+                Some(Status::Awaited) => {
+                    let until = majority_at + grace(majority_at - self.since);
+                    if cx.now < until {
+                        Next::Wait(Some(until))
+                    } else {
+                        self.has_majority(cx)
+                    }
+                }
+                Some(Status::Queued { .. } | Status::Refused(AcquireReply::Busy { .. })) => {
+                    self.free_but_for_coordinator(cx)
+                }
+                _ => self.has_majority(cx),
+            };
+        }
+        if votes + awaited >= self.majority(cx) || matches!(coordinator, Some(Status::Awaited)) {
+            return Next::Wait(None);
+        }
+        self.was_free = None;
+        match coordinator {
+            Some(Status::Voted) if self.if_busy == IfBusy::Queue && self.is_beaten(cx) => {
+                self.phase = Phase::Head;
+                let refused = |state: &VoteState| {
+                    matches!(state.status, Status::Refused(AcquireReply::Busy { .. }))
+                };
+                let again: PerServer<_> = (0..self.states.len())
+                    .filter(|server| refused(&self.states[*server]))
+                    .collect();
+                Next::Send(
+                    again
+                        .into_iter()
+                        .map(|server| self.ask(server, IfBusy::Queue, deadline))
+                        .collect(),
+                )
+            }
+            Some(Status::Queued { .. }) => self.yield_to_queue(cx),
+            _ if self.is_beaten(cx) => {
+                let reply = self.refusal(cx);
+                self.give_up(Outcome::Refused(reply))
+            }
+            _ => self.give_up(Outcome::Unreachable),
+        }
+    }
+
+    pub(super) fn next_at_head(&mut self, cx: &Cx<'_>) -> Next {
+        let (votes, awaited) = (self.votes().count(), self.awaited());
+        if votes >= self.majority(cx) {
+            return self.has_majority(cx);
+        }
+        if votes + awaited >= self.majority(cx) {
+            return Next::Wait(None);
+        }
+        if !self.is_beaten(cx) {
+            // The votes are kept: the round may go on with them, or the caller abandons them.
+            return self.over(Outcome::Unreachable);
+        }
+        let since = *self.headless_since.get_or_insert(cx.now);
+        // While no other client can have a majority, one of them has to give up its votes.
+        let waits = self
+            .states
+            .iter()
+            .filter(|state| state.standing == Standing::Queued)
+            .count();
+        let time_outs = if waits >= self.majority(cx) {
+            self.time_outs.beaten
+        } else {
+            self.time_outs.split
+        };
+        match (since + time_outs).checked_duration_since(cx.now) {
+            Some(left) if !left.is_zero() && (votes > 0 || waits > 0) => {
+                // Some of the votes for others may expire earlier.
+                let holder_ttl = self.free_in(cx).map_or(left, |ends| ends.min(left));
+                self.over(Outcome::Queued {
+                    holder_ttl: Some(holder_ttl),
+                })
+            }
+            _ => self.give_up(Outcome::Gone),
+        }
+    }
+
+    pub(super) fn next_of_writing(
+        &mut self,
+        fence: FencingToken,
+        beyond: Beyond<'_>,
+        cx: &Cx<'_>,
+    ) -> Next {
+        let (agreed, awaited) = (self.agreed(fence, cx), self.awaited());
+        if agreed >= self.majority(cx) {
+            return self.agree(fence, cx);
+        }
+        if agreed + awaited >= self.majority(cx) {
+            return Next::Wait(None);
+        }
+        // Others have taken the number or a larger one. The new number is larger than all that the
+        // voting servers know.
+        match self.votes().map(|vote| vote.end).max() {
+            Some(end)
+                if self.hold.mode != Mode::Exclusive
+                    && self.votes().count() >= self.majority(cx) =>
+            {
+                self.agree(beyond(end), cx)
+            }
+            _ => self.give_up(Outcome::Unreachable),
+        }
+    }
+
+    /// Asks the other servers after the coordinator has granted the lock. Where another client
+    /// holds it, the acquisition waits in the queue of that server.
+    pub(super) fn become_head(&mut self, deadline: Instant) -> Next {
+        self.phase = Phase::Head;
+        let coordinator = self.coordinator;
+        let others: PerServer<_> = (0..self.states.len())
+            .filter(|server| Some(*server) != coordinator)
+            .collect();
+        Next::Send(
+            others
+                .into_iter()
+                .map(|server| self.recount(server, deadline))
+                .collect(),
+        )
+    }
+
+    /// Continues after a majority has voted.
+    pub(super) fn has_majority(&mut self, cx: &Cx<'_>) -> Next {
+        let largest = self.votes().map(|vote| vote.fence).max();
+        // A repeated grant keeps its fencing token or gets a larger one.
+        let Some(fence) = largest.max(self.fence) else {
+            return self.give_up(Outcome::Unreachable);
+        };
+        self.agree(fence, cx)
+    }
+
+    /// Whether a vote counts for this fencing token.
+    ///
+    /// A reader's vote counts if the server has given the number to this acquisition. No server
+    /// gives it to another acquisition as well, and two majorities have a server in common, so no
+    /// other reader has a majority for the number.
+    ///
+    /// A writer's vote also counts if the server's counter has reached the number without this
+    /// acquisition. Proof: when the writer has its token, a majority holds the lock for the writer
+    /// and knows the token. The same is true for any other grant when it has its token. One server
+    /// is in both majorities and holds the lock for one of the two at a time. The later one drew
+    /// its number at this server after the other had its token, which the server knew; so the later
+    /// token is larger.
+    fn is_for(&self, vote: &Vote, fence: FencingToken, cx: &Cx<'_>) -> bool {
+        // A majority has to know every number that is handed out.
+        let is_known = vote.end >= fence.later(self.reserved_left());
+        let is_given = vote.fence == fence || self.hold.mode == Mode::Exclusive;
+        is_known && (is_given || cx.breaks(Mutation::CountsWhatOthersHave))
+            || cx.breaks(Mutation::NoWriteBack)
+    }
+
+    fn agreed(&self, fence: FencingToken, cx: &Cx<'_>) -> usize {
+        self.votes()
+            .filter(|vote| self.is_for(vote, fence, cx))
+            .count()
+    }
+
+    /// Grants the lock with this fencing token, or writes it back to voters with another number.
+    fn agree(&mut self, fence: FencingToken, cx: &Cx<'_>) -> Next {
+        let is_for = |vote: &Vote| self.is_for(vote, fence, cx);
+        let agreed = nth_largest(
+            self.votes().filter(is_for).map(|vote| vote.until),
+            self.majority(cx),
+        );
+        let kept = nth_largest(self.votes().map(|vote| vote.until), self.majority(cx));
+        match (agreed, kept) {
+            (Some(until), _) if until > cx.now => return self.granted(fence, until),
+            (None, Some(until)) if until > cx.now => {}
+            _ => return self.give_up(Outcome::Unreachable),
+        }
+        self.phase = Phase::Writing(fence);
+        let end = fence.later(self.reserved_left());
+        let others = |server: &usize| {
+            self.states[*server]
+                .vote()
+                .is_some_and(|vote| !self.is_for(&vote, fence, cx))
+        };
+        let others: PerServer<_> = (0..self.states.len()).filter(others).collect();
+        others
+            .iter()
+            .for_each(|server| self.states[*server].status = Status::Awaited);
+        Next::Send(
+            others
+                .into_iter()
+                .map(|server| (server, Ask::Raise(end)))
+                .collect(),
+        )
+    }
+
+    pub(super) fn granted(&mut self, fence: FencingToken, until: Instant) -> Next {
+        let reserved = self.reserved_left();
+        self.fence = Some(fence);
+        self.headless_since = None;
+        self.over(Outcome::Granted {
+            fence,
+            until,
+            reserved,
+        })
+    }
+
+    /// The number of fencing tokens to reserve: none for a repeated grant.
+    pub(super) fn reserved_left(&self) -> u32 {
+        if self.fence.is_none() {
+            self.reserved
+        } else {
+            0
+        }
+    }
+
+    pub(super) fn over(&mut self, outcome: Outcome) -> Next {
+        self.phase = Phase::Over;
+        Next::Done(outcome)
+    }
+
+    /// Whether a majority of the servers has replied. Without enough votes, another acquisition
+    /// then holds the lock or has a claim to it.
+    pub(super) fn is_beaten(&self, cx: &Cx<'_>) -> bool {
+        let answers = |state: &&VoteState| {
+            matches!(
+                state.status,
+                Status::Voted | Status::Queued { .. } | Status::Refused(_) | Status::Gone
+            )
+        };
+        self.states.iter().filter(answers).count() >= self.majority(cx)
+    }
+
+    /// The reply to a refused request. A reason that the caller can act on takes precedence.
+    pub(super) fn refusal(&self, cx: &Cx<'_>) -> AcquireReply {
+        let (mut busy, mut has_waiters, mut late, mut unfit) =
+            (false, false, false, PerServer::new());
+        for state in &self.states {
+            match state.status {
+                Status::Refused(
+                    reply @ (AcquireReply::ForeignKey(_) | AcquireReply::ModeMismatch),
+                ) => unfit.push(reply),
+                Status::Refused(AcquireReply::Busy {
+                    has_waiters: waited_for,
+                    ..
+                }) => {
+                    (busy, has_waiters) = (true, has_waiters || waited_for);
+                }
+                Status::Queued { .. } => busy = true,
+                Status::Refused(AcquireReply::Late) => late = true,
+                _ => {}
+            }
+        }
+        // A minority of servers with unfit data does not affect the others.
+        if unfit.len() > self.states.len() - self.majority(cx) {
+            return unfit[0];
+        }
+        if !busy && late {
+            return AcquireReply::Late;
+        }
+        AcquireReply::Busy {
+            holder_ttl: self.free_in(cx),
+            has_waiters,
+        }
+    }
+
+    /// The time until enough of the votes for others have expired for a majority, if none is
+    /// released earlier. `None` if it is unknown.
+    fn free_in(&self, cx: &Cx<'_>) -> Option<Duration> {
+        let ttl = |state: &VoteState| match state.status {
+            Status::Refused(AcquireReply::Busy { holder_ttl, .. })
+            | Status::Queued { holder_ttl, .. } => Some(holder_ttl),
+            _ => None,
+        };
+        let mut ttls: PerServer<Option<Duration>> = self.states.iter().filter_map(ttl).collect();
+        ttls.sort_by_key(|ttl| ttl.unwrap_or(Duration::MAX));
+        let missing = self
+            .majority(cx)
+            .saturating_sub(self.votes().count())
+            .max(1);
+        ttls.get(missing - 1).copied().flatten()
+    }
+
+    /// The vote of the coordinator for another acquisition, according to its reply in this exchange.
+    fn obstacle(&self, cx: &Cx<'_>) -> Option<Obstacle> {
+        let state = &self.states[self.coordinator?];
+        let (counter, holder_ttl) = match state.status {
+            Status::Queued {
+                counter,
+                holder_ttl,
+            } => (counter, holder_ttl),
+            Status::Refused(AcquireReply::Busy { holder_ttl, .. }) => (None, holder_ttl),
+            _ => return None,
+        };
+        // The server read its clock at some time between the request and the reply.
+        let ends = holder_ttl.map(|ttl| (state.as_of.unwrap_or(cx.now) + ttl, cx.now + ttl));
+        Some(Obstacle { counter, ends })
+    }
+
+    /// Whether the coordinator has not handed off the lock since the last check. If it has, the
+    /// queue makes progress, and the next check is postponed.
+    fn stands_still(&mut self, cx: &Cx<'_>) -> bool {
+        let obstacle = self.obstacle(cx);
+        let before = std::mem::replace(&mut self.obstacle, obstacle);
+        let stands_still = before
+            .zip(obstacle)
+            .is_some_and(|(before, obstacle)| before.may_be(&obstacle, self.hold.mode));
+        if !stands_still {
+            self.was_free = None;
+            self.check_pause = self.time_outs.poll;
+            self.check_at = cx.now + self.check_pause;
+        }
+        stands_still
+    }
+
+    /// Handles a majority of votes that lacks the coordinator's. The client with the coordinator's
+    /// vote is about to ask the other servers and takes precedence, or it has died. So the round
+    /// waits for it once, for as long as a hand-off takes.
+    fn free_but_for_coordinator(&mut self, cx: &Cx<'_>) -> Next {
+        let obstacle = self.obstacle(cx);
+        let before = self.was_free.take();
+        if let (Some(before), Some(obstacle)) = (before, obstacle)
+            && before.may_be(&obstacle, self.hold.mode)
+        {
+            return self.has_majority(cx);
+        }
+        if before.is_some() {
+            return self.yield_to_queue(cx);
+        }
+        let pause = match self.coordinator_status() {
+            // A waiter takes precedence over a request that does not wait.
+            Some(Status::Refused(AcquireReply::Busy {
+                has_waiters: true, ..
+            })) => return self.yield_to_queue(cx),
+            // Leaves time for a second check.
+            _ if self.if_busy == IfBusy::Refuse => self
+                .time_outs
+                .split
+                .min(self.answer_by.saturating_duration_since(cx.now) / 3),
+            // A writer may be in front. If it is alive it polls in the meantime.
+            _ if self.hold.mode == Mode::Shared => self.time_outs.poll * 3,
+            _ => self.time_outs.split,
+        };
+        let check_at = cx.now + pause;
+        let next = self.yield_to_queue(cx);
+        (self.was_free, self.check_at) = (obstacle, check_at);
+        match next {
+            Next::Done(Outcome::Queued { holder_ttl }) => self.waits_in_queue(holder_ttl, cx),
+            Next::Done(Outcome::Refused(_)) if cx.now < check_at && !self.then_queues => {
+                self.phase = Phase::Aside(check_at);
+                Next::Pause(check_at)
+            }
+            next => next,
+        }
+    }
+
+    /// Waits in the coordinator's queue. The next poll is due in time for the next check, and soon
+    /// in any case: otherwise a hand-off at the coordinator would go unnoticed.
+    fn waits_in_queue(&mut self, holder_ttl: Option<Duration>, cx: &Cx<'_>) -> Next {
+        let again_in = self
+            .check_at
+            .saturating_duration_since(cx.now)
+            .min(self.time_outs.poll);
+        let holder_ttl = holder_ttl.map_or(again_in, |ttl| ttl.min(again_in));
+        self.over(Outcome::Queued {
+            holder_ttl: Some(holder_ttl),
+        })
+    }
+
+    /// Abandons the votes of the other servers and waits in the coordinator's queue. Without an
+    /// entry in that queue the request is refused.
+    pub(super) fn yield_to_queue(&mut self, cx: &Cx<'_>) -> Next {
+        self.stands_still(cx);
+        let status = self.coordinator_status().cloned();
+        let waits = self
+            .coordinator
+            .filter(|coordinator| self.states[*coordinator].standing == Standing::Queued);
+        let refusal = self.refusal(cx);
+        for server in (0..self.states.len()).filter(|server| Some(*server) != waits) {
+            self.abandon_at(server);
+        }
+        match (status, waits) {
+            (Some(Status::Queued { holder_ttl, .. }), Some(_)) => {
+                self.waits_in_queue(holder_ttl, cx)
+            }
+            (_, Some(_)) => self.waits_in_queue(None, cx),
+            (_, None) => self.over(Outcome::Refused(refusal)),
+        }
+    }
+
+    pub(super) fn give_up(&mut self, outcome: Outcome) -> Next {
+        self.abandon_all();
+        self.over(outcome)
+    }
+
+    /// The reply of each server, for an error message.
+    pub(crate) fn complaints(&self) -> impl Iterator<Item = (usize, String)> + '_ {
+        self.states.iter().enumerate().map(|(server, state)| {
+            let text = match &state.status {
+                Status::None => "was not asked".to_owned(),
+                Status::Awaited => "has not answered yet".to_owned(),
+                Status::Voted => "granted it".to_owned(),
+                Status::Queued { .. } | Status::Refused(AcquireReply::Busy { .. }) => {
+                    "granted it to another client".to_owned()
+                }
+                Status::Refused(AcquireReply::Late) => "received the request too late".to_owned(),
+                Status::Refused(_) => "holds other data under the key of the lock".to_owned(),
+                Status::Gone => "no longer knows the request".to_owned(),
+                Status::Failed(error) => error.to_string(),
+            };
+            (server, text)
+        })
+    }
+
+    /// The errors among the replies.
+    pub(crate) fn errors(&self) -> impl Iterator<Item = &StoreError> {
+        self.states.iter().filter_map(|state| match &state.status {
+            Status::Failed(error) => Some(error),
+            _ => None,
+        })
+    }
+}

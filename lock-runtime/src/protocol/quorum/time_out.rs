@@ -1,0 +1,31 @@
+//! The time-outs of calls to the servers.
+
+use std::time::Duration;
+
+use super::Session;
+use crate::spec::call_timeout;
+
+/// The time in which a majority must reply: 90 % of the caller's time-out, so that the caller gets
+/// an error that names the servers that did not reply.
+pub(super) fn majority_timeout(lease: Duration) -> Duration {
+    call_timeout(lease) * 9 / 10
+}
+
+/// The time in which one server must reply to an acquire: min(lease/20, 200 ms).
+fn server_timeout(lease: Duration) -> Duration {
+    (lease / 20).min(Duration::from_millis(200))
+}
+
+impl Session {
+    /// The time in which one server must reply to an acquire. It is longer if all servers are slow;
+    /// otherwise no request would ever get its replies.
+    pub(super) fn server_timeout(&self, lease: Duration) -> Duration {
+        let slow = self.round_trip * 10;
+        slow.clamp(server_timeout(lease), call_timeout(lease) * 2 / 3)
+    }
+
+    /// Records the time in which a majority has replied, or in which it did not.
+    pub(super) fn measured(&mut self, took: Duration) {
+        self.round_trip = (self.round_trip * 7 + took) / 8;
+    }
+}
