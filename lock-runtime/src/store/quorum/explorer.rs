@@ -6,14 +6,15 @@
 //! [`Session`](crate::protocol::quorum::Session), the quarantine with the estimate of a server's
 //! clock, and at each server the table of the in-memory store. So are the wait queue in a process
 //! and the [`Lease`](crate::lease::Lease). The code around them is modelled here as messages in
-//! virtual time: the tasks of `store/quorum/calls.rs` in `client.rs`, a connection in `link.rs`, and
-//! the runtime in `user.rs` and `holder.rs`. A change to one of these needs the same change to its
-//! model.
+//! virtual time: the tasks of `calls.rs` in `client.rs`, a connection in `link.rs`, and the runtime
+//! in `user.rs`, `attempt.rs` and `holder.rs`. A change to one of these needs the same change to
+//! its model.
 //!
 //! `LOCK_EXPLORER_OFFSET=100000` looks for violations of the planted mutations from that seed on.
 //! `LOCK_EXPLORER_SCHEDULES=5000000` explores more schedules than by default, and
 //! `LOCK_EXPLORER_SEED=17` prints the trace of a single one.
 
+mod attempt;
 mod checker;
 mod client;
 mod clock;

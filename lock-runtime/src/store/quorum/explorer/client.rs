@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use tokio::time::Instant;
 
 use super::{
+    attempt::Attempt,
     clock::Clock,
     holder::Holder,
     link::{Calling, Link},
@@ -29,6 +30,7 @@ pub(super) enum Asker {
     Holder(u32),
     /// A release in the background.
     Release(u32),
+    Attempt(u32),
     Session,
 }
 
@@ -51,6 +53,7 @@ pub(super) struct Client {
     pub(super) users: BTreeMap<u32, User>,
     pub(super) holders: BTreeMap<u32, Holder>,
     pub(super) releases: BTreeMap<u32, Abandonment>,
+    pub(super) attempts: BTreeMap<u32, Attempt>,
     /// The events that wait for the client while it is paused.
     pub(super) stopped: Option<Vec<Event>>,
 }
@@ -68,6 +71,7 @@ impl Client {
             users: BTreeMap::new(),
             holders: BTreeMap::new(),
             releases: BTreeMap::new(),
+            attempts: BTreeMap::new(),
             stopped: None,
         }
     }
@@ -146,6 +150,7 @@ impl Client {
                     Asker::User(user) => self.user_answered(sim, user, id, sent, reply),
                     Asker::Holder(holder) => self.renewal_answered(sim, holder, sent, reply),
                     Asker::Release(number) => self.released(sim, number, reply),
+                    Asker::Attempt(number) => self.attempted(sim, number, sent, reply),
                     Asker::Session => {
                         if let Ok(Reply::NotAbandoned(_, hold, _)) = reply {
                             let name = sim.name(hold.token);
@@ -227,6 +232,7 @@ impl Client {
             Timer::Done(holder) => self.holder_done(sim, holder),
             Timer::Renewal(holder, renewal) => self.renewal_over(sim, holder, renewal),
             Timer::Release(number) => self.release_again(sim, number),
+            Timer::Attempted(number) => self.attempt_late(sim, number),
         }
     }
 
@@ -261,10 +267,11 @@ impl Client {
     pub(super) fn unrest(&self, sim: &Sim) -> Option<String> {
         let (rounds, requests) = self.session.rest();
         let rounds: Vec<_> = rounds.into_iter().map(|token| sim.name(token)).collect();
-        let (users, holders, releases) =
-            (self.users.len(), self.holders.len(), self.releases.len());
-        (users + holders + releases + requests + rounds.len() > 0).then(|| {
-            format!("{users} users, {holders} holders, {releases} releases, {requests} requests, rounds {rounds:?}")
+        let (users, holders) = (self.users.len(), self.holders.len());
+        let (releases, attempts) = (self.releases.len(), self.attempts.len());
+        let all = users + holders + releases + attempts + requests + rounds.len();
+        (all > 0).then(|| {
+            format!("{users} users, {holders} holders, {releases} releases, {attempts} attempts, {requests} requests, rounds {rounds:?}")
         })
     }
 }

@@ -18,7 +18,7 @@ use crate::{
         Abandonment, Ending, Progress,
         quorum::{Reply, RequestId},
     },
-    spec::call_timeout,
+    spec::{Mode, call_timeout},
     store::{Grant, HANDOFF_LEASE, Hold, Release, RenewReply, Renewal, StoreError, Token},
 };
 
@@ -235,6 +235,9 @@ impl Client {
             self.who,
             sim.name(holder.hold.token)
         );
+        if holder.arrival.downgrades && holder.hold.mode == Mode::Exclusive {
+            return self.downgrade(sim, holder.arrival, &holder.hold);
+        }
         // The driver repeats a release until it has a reply.
         let lease = holder.lease.length();
         let ending = Ending::Release(Release::new(holder.hold));

@@ -68,6 +68,8 @@ pub(super) enum Timer {
     Renewal(u32, RequestId),
     /// The next attempt of a release.
     Release(u32),
+    /// The time-out of an attempt.
+    Attempted(u32),
 }
 
 /// A guard was handed out.

@@ -73,6 +73,9 @@ impl Client {
             self.who,
             sim.keys[lock]
         );
+        if arrival.all {
+            return self.acquire_all(sim, arrival);
+        }
         let user = User {
             arrival,
             until,
