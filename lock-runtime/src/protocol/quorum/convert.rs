@@ -13,7 +13,7 @@ use crate::store::{ConvertReply, Grant, Hold, StoreError, Token};
 pub(super) struct Conversion {
     token: Token,
     /// The aliases that are converted, each with its server.
-    aliases: PerServer<(usize, Token)>,
+    aliases: Vec<(usize, Token)>,
     ballot: Ballot,
     grants: Vec<(usize, Grant)>,
     sent: Instant,
@@ -45,7 +45,7 @@ impl Session {
         (known.len()..servers).for_each(|_| ballot.count(false));
         let count = Count::Conversion(Conversion {
             token: hold.token,
-            aliases: known.clone(),
+            aliases: known.to_vec(),
             ballot,
             grants: Vec::new(),
             sent: cx.now,
