@@ -28,7 +28,6 @@ use self::{checker::Wrong, world::World};
 use super::from_environment;
 use crate::protocol::quorum::Mutation;
 
-
 /// A rule of the protocol that is switched off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {

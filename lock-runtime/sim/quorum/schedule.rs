@@ -69,7 +69,7 @@ impl Schedule {
         let longest_lease = leases[0].max(leases[1]);
         let horizon = (leases[0] * dice.one_of(&[1, 2, 2, 4])).clamp(millis(600), millis(6000));
         // Many replies arrive at about the time-out of their requests.
-        let is_sluggish = dice.chance(150);
+        let is_sluggish = dice.chance(300);
         let mut network = Network {
             lost: dice.one_of(&[0, 0, 10, 50]),
             doubled: dice.one_of(&[0, 0, 50, 300]),
@@ -80,13 +80,13 @@ impl Schedule {
         if is_sluggish {
             network = Network {
                 late: 300,
-                longest: leases[0] / 10,
+                longest: leases[0] / dice.one_of(&[4, 7, 10]),
                 ..network
             };
         }
         let count = dice.one_of(&[3, 3, 3, 5]);
         let clients = 2 + dice.below(3);
-        let locks = if dice.chance(50) { 2 } else { 1 };
+        let locks = if dice.chance(80) { 2 } else { 1 };
         let mixed = dice.chance(250);
         let holds = [
             millis(4),
@@ -190,6 +190,14 @@ impl Schedule {
                     when + pause * server as u32,
                     Action::Restart(server, pause / 4, left),
                 ));
+            }
+        }
+        // A client reaches only a minority of the servers for longer than a lease.
+        if dice.chance(200) {
+            let (when, client) = (dice.up_to(horizon), dice.below(clients));
+            let first = dice.below(count);
+            for server in (first..=first + count / 2).map(|server| server % count) {
+                actions.push((when, Action::Part(client, server, leases[0] * 2)));
             }
         }
         let fast = |dice: &mut Dice| dice.one_of(&[0, 0, 1_000, 5_000, 10_000]);

@@ -20,6 +20,8 @@ mod renew;
 pub(crate) mod round;
 mod server;
 mod tally;
+#[cfg(test)]
+mod tests;
 mod time_out;
 
 use std::{collections::HashMap, time::Duration};
@@ -230,7 +232,8 @@ impl Session {
                 batch,
                 sent,
             } => {
-                if let Ok(ServerReply::Renew(replies)) = &reply {
+                let mut reply = reply;
+                if let Ok(ServerReply::Renew(replies)) = &mut reply {
                     self.renewed(server, &batch, replies, sent, cx);
                 }
                 self.count(id, server, &numbers, reply, cx);

@@ -12,6 +12,8 @@ use crate::store::{ConvertReply, Grant, Hold, StoreError, Token};
 #[derive(Debug)]
 pub(super) struct Conversion {
     token: Token,
+    /// The aliases that are converted, each with its server.
+    aliases: Vec<(usize, Token)>,
     ballot: Ballot,
     grants: Vec<(usize, Grant)>,
     sent: Instant,
@@ -43,6 +45,7 @@ impl Session {
         (known.len()..servers).for_each(|_| ballot.count(false));
         let count = Count::Conversion(Conversion {
             token: hold.token,
+            aliases: known.to_vec(),
             ballot,
             grants: Vec::new(),
             sent: cx.now,
@@ -64,12 +67,21 @@ impl Session {
     ) -> (Request, Option<Instant>) {
         let Conversion {
             token,
+            aliases,
             ballot,
-            grants,
+            mut grants,
             sent,
         } = conversion;
         let reply = match (ballot.decided(), self.rounds.get_mut(&token.stem())) {
             (Some(true), Some(round)) => {
+                // An alias that was abandoned in the meantime does not count (PROTOCOL 1).
+                let known: PerServer<_> = round.known().collect();
+                let is_used = |server| {
+                    known
+                        .iter()
+                        .any(|alias| alias.0 == server && aliases.contains(alias))
+                };
+                grants.retain(|(server, _)| is_used(*server));
                 round.converted(&grants, sent, cx.now);
                 let acquiring = Acquiring::of_conversion(round, cx.now);
                 return self.step_acquire(id, acquiring, cx);

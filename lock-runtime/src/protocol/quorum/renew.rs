@@ -111,12 +111,13 @@ impl Session {
         self.abandon_unused(stem, cx);
     }
 
-    /// Applies the replies of a server to the acquisitions of a batch.
+    /// Applies the replies of a server to the acquisitions of a batch. A reply about an alias that
+    /// was abandoned in the meantime does not count, as the server may free it (PROTOCOL 1).
     pub(super) fn renewed(
         &mut self,
         server: usize,
         batch: &[Renewal],
-        replies: &[Result<RenewReply, StoreError>],
+        replies: &mut [Result<RenewReply, StoreError>],
         sent: Instant,
         cx: &mut Cx<'_>,
     ) {
@@ -124,10 +125,17 @@ impl Session {
             let (token, Ok(reply)) = (renewal.hold.token, reply) else {
                 continue;
             };
-            if let Some(round) = self.rounds.get_mut(&token.stem()) {
+            let Some(round) = self.rounds.get_mut(&token.stem()) else {
+                *reply = RenewReply::Gone;
+                continue;
+            };
+            let is_used = round.known().any(|known| known == (server, token));
+            if is_used || cx.breaks(Mutation::BelievesTheAbandoned) {
                 let exchange = round.exchange();
                 round.replied(server, token, exchange, Answer::Renew(*reply), sent, cx);
                 self.abandon_unused(token.stem(), cx);
+            } else {
+                *reply = RenewReply::Gone;
             }
         }
     }

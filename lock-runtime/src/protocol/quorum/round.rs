@@ -284,8 +284,8 @@ impl Round {
         majority(self.states.len()) - usize::from(cx.breaks(Mutation::MajorityOffByOne))
     }
 
-    /// Begins the first exchange. If `coordinator` is given, this server is the coordinator; it is asked
-    /// alone if the lock is `contended` and the request queues.
+    /// Begins the first exchange. If `coordinator` is given, this server is the coordinator; it is
+    /// asked alone if the lock is `contended` and the request queues.
     pub(crate) fn acquire(
         &mut self,
         if_busy: IfBusy,
@@ -330,8 +330,8 @@ impl Round {
             .collect()
     }
 
-    /// Begins a exchange that polls: the coordinator alone while the acquisition waits in its queue,
-    /// otherwise all servers.
+    /// Begins an exchange that polls: the coordinator alone while the acquisition waits in its
+    /// queue, otherwise all servers.
     pub(crate) fn poll(&mut self, deadline: Instant, now: Instant) -> Calls {
         self.begin_exchange(now);
         self.polls = true;
@@ -431,8 +431,8 @@ impl Round {
         waits
     }
 
-    /// Applies the reply of a server to the request sent at `sent`, in the exchange with this number,
-    /// under the alias `token`.
+    /// Applies the reply of a server to the request sent at `sent`, in the exchange with this
+    /// number, under the alias `token`.
     pub(crate) fn replied(
         &mut self,
         server: usize,

@@ -153,7 +153,7 @@ impl Inner {
         }
     }
 
-    /// Begins what a visit has returned for the background. Returns the calls to make in this task,
+    /// Begins the background part of the output of a visit. Returns the calls to make in this task,
     /// and for each abandonment the end of its first call.
     fn begin_background(self: &Arc<Self>, out: Output) -> (Vec<Send>, Vec<oneshot::Receiver<()>>) {
         let Output {

@@ -1,4 +1,4 @@
-//! The decisions of a round: when it has has_majority, when it yields, and which servers to ask next.
+//! The decisions of a round: when it has won, when it yields, which servers to ask next.
 
 use std::{mem, time::Duration};
 
@@ -76,7 +76,7 @@ impl Round {
             Some(Status::Refused(reply @ AcquireReply::Busy { .. })) => {
                 self.give_up(Outcome::Refused(reply))
             }
-            // Votes alone decide this exchange. The next acquire attempt chooses its coordinator anew.
+            // Votes alone decide this exchange. The next attempt chooses its coordinator anew.
             Some(Status::Failed(_) | Status::Refused(_)) if !self.polls => {
                 self.phase = Phase::All;
                 self.ask_others(deadline)
@@ -383,7 +383,7 @@ impl Round {
         ttls.get(missing - 1).copied().flatten()
     }
 
-    /// The vote of the coordinator for another acquisition, according to its reply in this exchange.
+    /// The vote of the coordinator for another acquisition, as of its reply in this exchange.
     fn obstacle(&self, cx: &Cx<'_>) -> Option<Obstacle> {
         let state = &self.states[self.coordinator?];
         let (counter, holder_ttl) = match state.status {

@@ -80,7 +80,7 @@ pub(crate) enum Next {
     Done(Outcome),
 }
 
-/// The outcome of a exchange or of several.
+/// The outcome of an exchange or of several.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// A majority holds the lock until this time.

@@ -1,0 +1,104 @@
+//! Scenarios that random schedules have found, each reduced to a few steps.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Cx, Output, Reply, ServerReply, ServerRequest, Session, Step};
+use crate::{
+    fence::FencingToken,
+    key::LockKey,
+    spec::Mode,
+    store::{
+        AcquireReply, Grant, Hold, IfBusy, KeyRequest, RenewReply, Renewal, StoreError, Token,
+    },
+};
+
+const LEASE: Duration = Duration::from_secs(30);
+
+fn visit<T>(
+    session: &mut Session,
+    now: Instant,
+    visit: impl FnOnce(&mut Session, &mut Cx<'_>) -> T,
+) -> (T, Output) {
+    let mut fraction = || 0.5;
+    let mut cx = Cx::new(now, 1, &mut fraction);
+    let result = visit(session, &mut cx);
+    (result, cx.out)
+}
+
+/// Two of three servers hold the lock, and it is queued at the third, where it is granted without
+/// the client's knowledge. The renewal abandons that queue entry in order to ask for a vote. Even
+/// if the abandonment is late and the old alias is renewed there, it must not count.
+#[test]
+fn renewal_of_an_abandoned_alias_does_not_count() {
+    let (now, key) = (Instant::now(), LockKey::new("a").unwrap());
+    let mut session = Session::new(["a", "b", "c"].map(String::from));
+    let hold = Hold::new(key, Mode::Exclusive, Token::random());
+    let request = KeyRequest {
+        if_busy: IfBusy::Queue,
+        ..KeyRequest::new(hold.clone(), LEASE, now + LEASE)
+    };
+    let (id, out) = visit(&mut session, now, |session, cx| {
+        session.acquire(&request, cx)
+    });
+    let coordinator = out.sends[0].ticket.server;
+    let grant = Grant::new(FencingToken::new(7).unwrap(), LEASE);
+    let mut queued_at = None;
+    for send in out.sends {
+        let server = send.ticket.server;
+        let is_queued = server != coordinator && queued_at.is_none();
+        let reply = if is_queued {
+            queued_at = Some(server);
+            AcquireReply::Queued {
+                counter: None,
+                holder_ttl: Some(LEASE),
+            }
+        } else {
+            AcquireReply::Granted(grant)
+        };
+        let reply = Ok(ServerReply::Acquire(reply));
+        visit(&mut session, now, |session, cx| {
+            session.replied(send.ticket, reply, cx);
+        });
+    }
+    let (step, _) = visit(&mut session, now, |session, cx| session.step(id, cx));
+    assert!(
+        matches!(
+            step,
+            Step::Done(Ok(Reply::Acquire(AcquireReply::Granted(_))), _)
+        ),
+        "{step:?}"
+    );
+
+    let renewals = [Renewal::new(hold, LEASE)];
+    let (id, out) = visit(&mut session, now, |session, cx| {
+        session.renew(&renewals, cx)
+    });
+    assert_eq!(out.abandonments.len(), 1);
+    assert!(matches!(
+        out.background[..],
+        [super::Send {
+            request: ServerRequest::Acquire(..),
+            ..
+        }]
+    ));
+    for send in out.sends {
+        let server = send.ticket.server;
+        let reply = if server == coordinator || Some(server) == queued_at {
+            Ok(ServerReply::Renew(vec![Ok(RenewReply::Renewed {
+                ttl: LEASE,
+            })]))
+        } else {
+            Err(StoreError::timed_out(LEASE))
+        };
+        visit(&mut session, now, |session, cx| {
+            session.replied(send.ticket, reply, cx);
+        });
+    }
+    let (step, _) = visit(&mut session, now, |session, cx| session.step(id, cx));
+    let Step::Done(Ok(Reply::Renew(replies)), _) = step else {
+        panic!("{step:?}")
+    };
+    assert!(replies[0].is_err(), "{replies:?}");
+}
