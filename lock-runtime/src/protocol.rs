@@ -404,3 +404,6 @@ impl Session {
         (!rest.is_empty()).then(|| format!("{rest:?}"))
     }
 }
+
+#[cfg(test)]
+mod tests;

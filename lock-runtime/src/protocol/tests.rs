@@ -1,0 +1,841 @@
+//! Tests of the wait queues, by property and by example, without a store.
+
+use proptest::prelude::*;
+
+use super::{
+    acquire::Acquisition,
+    handoff::{Budget, Handoff, MAX_HANDOFFS},
+    held::NewHold,
+    lease::{Lease, drift},
+    queue::Claim,
+    *,
+};
+use crate::{
+    spec::{LockKind, Mode, Terms, Wait},
+    store::{AcquireReply, Grant, HANDOFF_LEASE, PollReply, ReleaseReply},
+};
+
+const LEASE: Duration = Duration::from_secs(30);
+const WRITER: Terms = Terms {
+    mode: Mode::Exclusive,
+    lease: LEASE,
+    wait: Wait::AtMost(LEASE),
+    renew: true,
+    strict_order: false,
+    reentrant: false,
+    min_hold: None,
+    max_hold: None,
+    max_waiters: usize::MAX,
+};
+const READER: Terms = Terms {
+    mode: Mode::Shared,
+    ..WRITER
+};
+const MILLI: Duration = Duration::from_millis(1);
+
+fn key() -> LockKey {
+    LockKey::new("k").unwrap()
+}
+
+fn fence(number: u64) -> Option<FencingToken> {
+    FencingToken::new(number)
+}
+
+fn grant(number: u64) -> Grant {
+    Grant::new(fence(number).unwrap(), HANDOFF_LEASE)
+}
+
+fn granted(number: u64) -> Reply {
+    Reply::Acquire(AcquireReply::Granted(Grant::new(
+        fence(number).unwrap(),
+        LEASE,
+    )))
+}
+
+fn queued(counter: Option<u64>) -> Reply {
+    Reply::Acquire(AcquireReply::Queued {
+        counter: counter.and_then(fence),
+        holder_ttl: Some(LEASE),
+    })
+}
+
+fn polled_queued(counter: u64) -> Reply {
+    Reply::Poll(PollReply::Queued {
+        counter: fence(counter),
+        holder_ttl: Some(LEASE),
+    })
+}
+
+const BUSY: Reply = Reply::Acquire(AcquireReply::Busy {
+    holder_ttl: None,
+    has_waiters: false,
+});
+
+/// Counts the tokens, and always returns the same fraction.
+#[derive(Clone)]
+struct Numbers(u128, f64);
+
+impl Entropy for Numbers {
+    fn token(&mut self) -> Token {
+        self.0 += 1;
+        Token::from_hex(&format!("{:032x}", self.0)).unwrap()
+    }
+
+    fn fraction(&mut self) -> f64 {
+        self.1
+    }
+}
+
+/// The outcome for a lock whose last guard has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    HandedOff,
+    /// It is released, and is to be held again under this token.
+    HandBack(ReleaseId, Token),
+    GivenBack,
+}
+
+/// A session with a clock that stands still between inputs.
+#[derive(Clone)]
+struct Bench {
+    session: Session,
+    now: Instant,
+    entropy: Numbers,
+    /// The acquisitions that were woken.
+    woken: Vec<AcquireId>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self::with_limits(10, usize::MAX)
+    }
+
+    fn with_limits(per_key: usize, in_all: usize) -> Self {
+        Self {
+            session: Session::new(WaiterLimits { per_key, in_all }),
+            now: Instant::now(),
+            entropy: Numbers(0, 0.5),
+            woken: Vec::new(),
+        }
+    }
+
+    fn input<T>(&mut self, input: impl FnOnce(&mut Session, &mut Cx<'_>) -> T) -> T {
+        let mut out = Effects::new();
+        let mut cx = Cx {
+            now: self.now,
+            entropy: &mut self.entropy,
+            out: &mut out,
+            mutation: None,
+        };
+        let output = input(&mut self.session, &mut cx);
+        self.woken
+            .extend(out.into_iter().filter_map(|effect| match effect {
+                Effect::Wake(id) => Some(id),
+                _ => None,
+            }));
+        output
+    }
+
+    fn begin_for(&mut self, key: &LockKey, terms: &Terms) -> Result<(AcquireId, Step), Refused> {
+        let since = self.now;
+        self.input(|session, cx| session.begin(key, terms, since, cx))
+    }
+
+    fn begin(&mut self, terms: &Terms) -> Result<(AcquireId, Step), Refused> {
+        self.begin_for(&key(), terms)
+    }
+
+    /// Begins the request of a writer that is the head of its queue. Returns the token under which
+    /// it asks for the lock.
+    fn head(&mut self) -> (AcquireId, Token) {
+        let (id, step) = self.begin(&WRITER).unwrap();
+        (id, asks(&step))
+    }
+
+    /// Begins a request that waits behind others.
+    fn behind(&mut self, terms: &Terms) -> AcquireId {
+        let (id, step) = self.begin(terms).unwrap();
+        match step {
+            Step::Wait(_) => {}
+            // Readers make an attempt outside of the queue first.
+            step => {
+                asks(&step);
+                waits(&self.reply(id, BUSY));
+            }
+        }
+        id
+    }
+
+    fn reply(&mut self, id: AcquireId, reply: Reply) -> Step {
+        self.input(|session, cx| session.replied(id, Ok(reply), cx))
+    }
+
+    fn no_reply(&mut self, id: AcquireId) -> Step {
+        let error = StoreError::timed_out(MILLI);
+        self.input(|session, cx| session.replied(id, Err(error), cx))
+    }
+
+    fn resume(&mut self, id: AcquireId) -> Step {
+        self.input(|session, cx| session.resume(id, cx))
+    }
+
+    fn cancel(&mut self, id: AcquireId) {
+        self.input(|session, cx| session.cancel(id, cx));
+    }
+
+    fn event(&mut self, event: &StoreEvent) {
+        self.input(|session, cx| session.event(event, cx));
+    }
+
+    fn push(&mut self, mode: Mode, token: Token, number: u64) {
+        let hold = Hold::new(key(), mode, token);
+        let grant = grant(number);
+        self.event(&StoreEvent::Granted { hold, grant });
+    }
+
+    /// Records that the lock was released in this process.
+    fn freed(&mut self) {
+        self.input(|session, cx| session.freed(LockKind::Lock, &key(), cx));
+    }
+
+    /// Holds the lock under a new token with fencing token 9, with this many hand-offs left.
+    fn holds(&mut self, handoffs: u32, length: Duration) -> HeldId {
+        self.holds_as_of(self.now, handoffs, length)
+    }
+
+    fn holds_as_of(&mut self, as_of: Instant, handoffs: u32, length: Duration) -> HeldId {
+        let now = self.now;
+        self.input(|session, cx| {
+            let new = NewHold {
+                hold: Hold::new(key(), Mode::Exclusive, cx.token()),
+                fence: fence(9).unwrap(),
+                terms: Terms {
+                    lease: length,
+                    ..WRITER
+                },
+                lease: Lease::granted(length, true, now, length, 0.5),
+                budget: Some(Budget::new(handoffs, as_of, now)),
+            };
+            session.hold(new, cx).held
+        })
+    }
+
+    fn releases(&mut self, held: HeldId) -> Left {
+        match self.input(|session, cx| session.release(held, cx)) {
+            ReleaseStep::Done(Ok(Released::Locally)) => Left::HandedOff,
+            ReleaseStep::Call(id, call) => match call.request {
+                Request::Release(release) => release.next.map_or(Left::GivenBack, |next| {
+                    assert_eq!(next.reserved, MAX_HANDOFFS);
+                    Left::HandBack(id, next.token)
+                }),
+                request => panic!("{request:?}"),
+            },
+            step => panic!("{step:?}"),
+        }
+    }
+
+    /// Releases the lock, which is to be held again for a waiter.
+    fn hands_back(&mut self, held: HeldId) -> (ReleaseId, Token) {
+        match self.releases(held) {
+            Left::HandBack(id, token) => (id, token),
+            left => panic!("{left:?}"),
+        }
+    }
+
+    fn release_reply(&mut self, id: ReleaseId, reply: ReleaseReply) {
+        let reply = Ok(Reply::Release(reply));
+        let released = self.input(|session, cx| session.release_replied(id, reply, cx));
+        assert_eq!(released.unwrap(), Released::AtStore);
+    }
+
+    /// Returns the tokens that are released or abandoned by now.
+    fn endings(&mut self) -> Vec<Ended> {
+        let mut endings = Vec::new();
+        while let Some((_, call)) = self.input(|session, cx| session.due_job(cx)) {
+            endings.push(match call.request {
+                Request::Release(release) => Ended::Released(release.hold.token),
+                Request::Abandon(hold) => Ended::Abandoned(hold.token),
+                request => panic!("{request:?}"),
+            });
+        }
+        endings
+    }
+
+    fn token_of(&self, held: HeldId) -> Token {
+        self.session.held[held].hold.token
+    }
+
+    /// Checks that nothing is left of any request.
+    fn is_empty(&self) -> bool {
+        let is_unlisted = self.session.by_key.iter().all(HashMap::is_empty);
+        assert_eq!(is_unlisted, self.session.queues.is_empty());
+        assert_eq!(is_unlisted, self.session.acquisitions.is_empty());
+        assert_eq!(is_unlisted, self.session.is_empty());
+        is_unlisted
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    Released(Token),
+    Abandoned(Token),
+}
+
+/// The token of an acquire request.
+fn asks(step: &Step) -> Token {
+    match step {
+        Step::Call(Call {
+            request: Request::Acquire(request),
+            ..
+        }) => request.hold.token,
+        step => panic!("{step:?}"),
+    }
+}
+
+fn polls(step: &Step) -> Token {
+    match step {
+        Step::CallOrWake(Call {
+            request: Request::Poll(hold),
+            ..
+        }) => hold.token,
+        step => panic!("{step:?}"),
+    }
+}
+
+fn waits(step: &Step) -> Instant {
+    match step {
+        Step::Wait(at) => *at,
+        step => panic!("{step:?}"),
+    }
+}
+
+fn holds(step: Step) -> Granted {
+    match step {
+        Step::Done(Ok(granted)) => granted,
+        step => panic!("{step:?}"),
+    }
+}
+
+#[test]
+fn an_entry_goes_to_the_next_with_the_same_claim() {
+    let mut bench = Bench::new();
+    let (first, token) = bench.head();
+    let (second, reader) = (bench.behind(&WRITER), bench.behind(&READER));
+    waits(&bench.reply(first, queued(Some(7))));
+    bench.cancel(first);
+    assert_eq!(bench.endings(), [], "the second waiter continues with it");
+    waits(&bench.resume(second));
+    bench.push(Mode::Exclusive, token, 8);
+    let mut served = bench.clone();
+    let granted = holds(served.resume(second));
+    assert_eq!(served.token_of(granted.held), token);
+
+    bench.cancel(second);
+    assert_eq!(
+        bench.endings(),
+        [Ended::Abandoned(token)],
+        "no waiter continues with it, so it must be abandoned in the store"
+    );
+    assert_ne!(asks(&bench.resume(reader)), token);
+}
+
+/// Readers of other processes may have larger fencing tokens than a grant that is older than the
+/// reader.
+#[test]
+fn a_reader_polls_for_the_grant_of_an_inherited_entry() {
+    let mut bench = Bench::new();
+    let (first, step) = bench.begin(&READER).unwrap();
+    asks(&step);
+    let token = asks(&bench.reply(first, BUSY));
+    waits(&bench.reply(first, queued(Some(7))));
+    bench.now += MILLI * 2;
+    let second = bench.behind(&READER);
+    bench.cancel(first);
+    bench.push(Mode::Shared, token, 8);
+    assert_eq!(polls(&bench.resume(second)), token);
+
+    // In the queue at a time after its arrival: a later grant is younger than the reader.
+    waits(&bench.reply(second, polled_queued(8)));
+    bench.push(Mode::Shared, token, 9);
+    let granted = holds(bench.resume(second));
+    assert_eq!(bench.token_of(granted.held), token);
+    assert_eq!(granted.fence.number(), 9);
+}
+
+#[test]
+fn the_last_to_leave_gives_up_an_entry_that_the_store_knows() {
+    for is_known in [false, true] {
+        let mut bench = Bench::new();
+        let (id, token) = bench.head();
+        waits(&bench.reply(id, if is_known { queued(None) } else { BUSY }));
+        bench.cancel(id);
+        let abandoned = is_known.then_some(Ended::Abandoned(token));
+        assert_eq!(bench.endings(), Vec::from_iter(abandoned));
+        assert!(bench.is_empty());
+    }
+}
+
+// Rule 1 of docs/PROTOCOL.md.
+#[test]
+fn a_token_without_a_reply_is_not_used_again() {
+    let mut bench = Bench::new();
+    let (id, token) = bench.head();
+    let at = waits(&bench.no_reply(id));
+    assert_eq!(bench.endings(), [Ended::Abandoned(token)]);
+    bench.push(Mode::Exclusive, token, 8);
+    assert_eq!(bench.woken, [], "no waiter uses the token any more");
+    assert_eq!(waits(&bench.resume(id)), at);
+    assert_eq!(
+        bench.endings(),
+        [Ended::Abandoned(token)],
+        "the store may have granted the lock after the abandonment"
+    );
+    bench.now = at;
+    assert_ne!(asks(&bench.resume(id)), token);
+}
+
+// Rule 3.
+#[test]
+fn a_push_counts_only_if_it_is_newer_than_the_latest_reply() {
+    let mut bench = Bench::new();
+    let sent = bench.now;
+    let (id, token) = bench.head();
+    bench.push(Mode::Exclusive, token, 7);
+    assert_eq!(bench.woken, [id]);
+    waits(&bench.resume(id));
+    bench.now += MILLI;
+    let at = waits(&bench.reply(id, queued(Some(7))));
+    let mut later = bench.clone();
+    bench.push(Mode::Exclusive, token, 8);
+    assert_eq!(bench.woken, [id, id]);
+    let granted = holds(bench.resume(id));
+    assert_eq!(bench.token_of(granted.held), token);
+    assert_eq!(granted.fence.number(), 8);
+    let valid_for = HANDOFF_LEASE - drift(HANDOFF_LEASE);
+    assert_eq!(granted.valid_until, sent + valid_for);
+
+    // A poll shows the counter beyond the grant.
+    later.now = at;
+    assert_eq!(polls(&later.resume(id)), token);
+    later.push(Mode::Exclusive, token, 8);
+    waits(&later.reply(id, polled_queued(8)));
+    waits(&later.resume(id));
+}
+
+// Rule 4: the latest instant at which the token surely did not hold the lock.
+#[test]
+fn pushed_grant_counts_from_the_latest_queued_reply() {
+    let second = Duration::from_secs(1);
+    let mut bench = Bench::new();
+    bench.now += second * 2;
+    let latest = bench.now;
+    let (id, token) = bench.head();
+    waits(&bench.reply(id, queued(None)));
+    // The reply to a request that was sent earlier arrives late.
+    bench.now -= second;
+    bench.input(|session, cx| session.free_in(LockKind::Lock, &key(), Duration::ZERO, cx));
+    assert_eq!(polls(&bench.resume(id)), token);
+    let reply = Reply::Poll(PollReply::Queued {
+        counter: None,
+        holder_ttl: None,
+    });
+    waits(&bench.reply(id, reply));
+    bench.push(Mode::Exclusive, token, 8);
+    let granted = holds(bench.resume(id));
+    let valid_for = HANDOFF_LEASE - drift(HANDOFF_LEASE);
+    assert_eq!(granted.valid_until, latest + valid_for);
+}
+
+#[test]
+fn release_during_a_request_is_seen_without_a_store_queue() {
+    let mut bench = Bench::new();
+    let (id, token) = bench.head();
+    bench.freed();
+    waits(&bench.resume(id));
+    let second = asks(&bench.reply(id, BUSY));
+    bench.woken.clear();
+
+    waits(&bench.reply(id, BUSY));
+    waits(&bench.resume(id));
+    assert_eq!(bench.woken, []);
+    bench.freed();
+    assert_eq!(bench.woken, [id]);
+    // Rule 1: with several servers, some may have granted the first attempt and not have
+    // received its abandon yet.
+    assert!(token != second && second != asks(&bench.resume(id)));
+}
+
+#[test]
+fn queued_waiter_is_notified_and_polls_once_a_second() {
+    let mut bench = Bench::new();
+    let (id, _) = bench.head();
+    waits(&bench.reply(id, queued(Some(7))));
+    bench.freed();
+    let pause = waits(&bench.resume(id)) - bench.now;
+    assert!(pause >= Duration::from_millis(750), "{pause:?}");
+    assert!(pause <= Duration::from_secs(1), "{pause:?}");
+    bench.event(&StoreEvent::Disconnected);
+    assert_eq!(bench.endings(), []);
+    bench.now += ASK_WITHIN;
+    polls(&bench.resume(id));
+}
+
+#[test]
+fn hand_off_goes_to_the_head_with_the_same_claim_only() {
+    let mut bench = Bench::new();
+    let leaves = |bench: &mut Bench, handoffs, length| {
+        let held = bench.holds(handoffs, length);
+        bench.releases(held)
+    };
+    assert_eq!(
+        leaves(&mut bench, 4, LEASE),
+        Left::GivenBack,
+        "no request waits"
+    );
+    let (reader, step) = bench.begin(&READER).unwrap();
+    asks(&step);
+    asks(&bench.reply(reader, BUSY));
+    let (first, second) = (bench.behind(&WRITER), bench.behind(&WRITER));
+    let third = bench.behind(&WRITER);
+    assert_eq!(
+        leaves(&mut bench, 4, LEASE),
+        Left::GivenBack,
+        "a reader is at the head of the queue"
+    );
+    bench.cancel(reader);
+    assert_eq!(
+        leaves(&mut bench, 4, LEASE * 2),
+        Left::GivenBack,
+        "another lease"
+    );
+    asks(&bench.resume(first));
+    bench.woken.clear();
+
+    let held = bench.holds(4, LEASE);
+    let token = bench.token_of(held);
+    assert_eq!(bench.releases(held), Left::HandedOff);
+    assert_eq!(bench.woken, [first]);
+    // The first waiter is cancelled: a hand-off that was not taken goes to the next one (rule 20).
+    bench.endings();
+    bench.cancel(first);
+    assert!(!bench.endings().contains(&Ended::Released(token)));
+    let granted = holds(bench.resume(second));
+    let budget = bench.session.held[granted.held].budget;
+    assert_eq!((granted.fence.number(), budget.unwrap().left), (10, 3));
+    assert_eq!(bench.token_of(granted.held), token);
+
+    // While the holder may hand off the lock, the head does not call the store.
+    assert!(waits(&bench.resume(third)) > bench.now);
+    assert_eq!(bench.releases(granted.held), Left::HandedOff);
+    bench.cancel(third);
+    assert_eq!(
+        bench.endings(),
+        [Ended::Released(token)],
+        "no waiter is left to take it"
+    );
+    assert!(bench.is_empty());
+}
+
+#[test]
+fn release_without_a_hand_off_wakes_local_waiters() {
+    let mut bench = Bench::new();
+    let (holder, _) = bench.head();
+    let [first, second, third] = [(); 3].map(|()| bench.behind(&WRITER));
+    let held = holds(bench.reply(holder, granted(6))).held;
+    let (release, token) = bench.hands_back(held);
+    // The releasing task sends the request.
+    waits(&bench.resume(first));
+    bench.woken.clear();
+    let reply = ReleaseReply::Queued {
+        counter: fence(7),
+        holder_ttl: Some(LEASE),
+    };
+    bench.release_reply(release, reply);
+    assert_eq!(bench.woken, [first]);
+    waits(&bench.resume(first));
+    let other = bench.holds(0, LEASE);
+    assert_eq!(
+        bench.releases(other),
+        Left::GivenBack,
+        "it is in the store's wait queue"
+    );
+    bench.push(Mode::Exclusive, token, 8);
+    let held = holds(bench.resume(first)).held;
+    assert_eq!(bench.token_of(held), token);
+
+    let (release, token) = bench.hands_back(held);
+    waits(&bench.resume(second));
+    bench.woken.clear();
+    bench.release_reply(release, ReleaseReply::Passed(grant(9)));
+    assert_eq!(bench.woken, [second]);
+    let granted = holds(bench.resume(second));
+    assert_eq!(granted.fence.number(), 9);
+    assert_eq!(bench.token_of(granted.held), token);
+
+    let (release, token) = bench.hands_back(granted.held);
+    waits(&bench.resume(third));
+    bench.woken.clear();
+    bench.release_reply(release, ReleaseReply::Released);
+    assert_eq!(bench.woken, [third]);
+    assert_ne!(
+        asks(&bench.resume(third)),
+        token,
+        "it makes its own attempt"
+    );
+}
+
+#[test]
+fn hand_back_without_a_taker_makes_the_head_ask_at_once() {
+    let mut bench = Bench::new();
+    let (holder, _) = bench.head();
+    let renews = bench.behind(&WRITER);
+    let held = holds(bench.reply(holder, granted(6))).held;
+    let (release, token) = bench.hands_back(held);
+    let next = bench.behind(&Terms {
+        renew: false,
+        ..WRITER
+    });
+    bench.cancel(renews);
+    waits(&bench.resume(next));
+    bench.woken.clear();
+    bench.release_reply(release, ReleaseReply::Passed(grant(7)));
+    assert_eq!(bench.endings(), [Ended::Released(token)]);
+    assert_eq!(bench.woken, [next], "the head must be woken");
+    assert_ne!(asks(&bench.resume(next)), token);
+}
+
+#[test]
+fn hand_off_ends_once_the_store_may_have_lost_data() {
+    let mut bench = Bench::new();
+    let (holder, _) = bench.head();
+    let (waiter, _behind) = (bench.behind(&WRITER), bench.behind(&WRITER));
+    let before = bench.now;
+    let grant_with_tokens = Grant::new(fence(6).unwrap(), LEASE).reserved(4);
+    let reply = Reply::Acquire(AcquireReply::Granted(grant_with_tokens));
+    let held = holds(bench.reply(holder, reply)).held;
+    let token = bench.token_of(held);
+    waits(&bench.resume(waiter));
+    assert_eq!(bench.releases(held), Left::HandedOff);
+    bench.now += MILLI;
+    bench.event(&StoreEvent::Disconnected);
+    assert_eq!(
+        bench.endings(),
+        [Ended::Released(token)],
+        "the head has not taken it"
+    );
+    let held = bench.holds_as_of(before, 4, LEASE);
+    let (release, token) = bench.hands_back(held);
+    bench.event(&StoreEvent::Disconnected);
+    bench.release_reply(release, ReleaseReply::Passed(grant(8).reserved(4)));
+    assert_eq!(bench.endings(), [Ended::Released(token)]);
+    assert_ne!(asks(&bench.resume(waiter)), token);
+    bench.now += MILLI;
+    let held = bench.holds(4, LEASE);
+    assert_eq!(bench.releases(held), Left::HandedOff, "reserved since");
+}
+
+#[test]
+fn hand_offs_end_with_their_budget_or_their_validity() {
+    let now = Instant::now();
+    let lease = |ttl| Lease::granted(LEASE, true, now, ttl, 0.5);
+    let hand_off = |lease, budget, now| {
+        let hold = Hold::new(key(), Mode::Exclusive, Token::random());
+        Handoff::new(hold, fence(9).unwrap(), lease, budget, now)
+    };
+    let budget = Budget::new(1, now, now);
+    let once = hand_off(lease(LEASE), budget, now).unwrap();
+    assert!(
+        hand_off(lease(LEASE), once.budget, now).is_none(),
+        "no fencing token is left"
+    );
+    assert!(
+        hand_off(lease(LEASE), budget, budget.until).is_none(),
+        "other processes have waited long enough"
+    );
+    assert!(
+        hand_off(lease(Duration::from_secs(1)), budget, now).is_none(),
+        "too little is left of the lease"
+    );
+    assert_eq!(Budget::new(1000, now, now).left, MAX_HANDOFFS);
+}
+
+#[test]
+fn pause_between_requests_grows_and_ends_with_the_lease() {
+    let mut bench = Bench::new();
+    bench.entropy.1 = 1.0;
+    let now = bench.now;
+    bench.input(|_, cx| {
+        let mut entry = entry::QueueEntry::new(Claim::of(&WRITER), cx);
+        let mut last = Duration::ZERO;
+        for _ in 0..30 {
+            entry.refused(Some(LEASE), cx);
+            let pause = entry.ask_at - now;
+            assert!(pause >= last && pause <= entry::LONGEST_PAUSE);
+            last = pause;
+        }
+        assert_eq!(last, entry::LONGEST_PAUSE);
+        entry.refused(Some(MILLI * 7), cx);
+        assert_eq!(entry.ask_at - now, MILLI * 8);
+        entry.queued(now, None, Some(MILLI * 7), cx);
+        assert_eq!(entry.ask_at - now, MILLI * 8);
+    });
+}
+
+#[test]
+fn a_request_that_had_to_wait_was_contended() {
+    let was_contended = |act: &dyn Fn(&mut Bench, AcquireId) -> Option<Step>| {
+        let mut bench = Bench::new();
+        let (id, _) = bench.head();
+        let step = act(&mut bench, id);
+        if let Some(step) = step {
+            asks(&step);
+        }
+        holds(bench.reply(id, granted(8))).contended
+    };
+    assert!(!was_contended(&|_, _| None), "free at the first attempt");
+    let no_reply = |bench: &mut Bench, id| {
+        bench.now = waits(&bench.no_reply(id));
+        Some(bench.resume(id))
+    };
+    assert!(!was_contended(&no_reply), "no reply is no contention");
+    assert!(was_contended(&|bench, id| {
+        waits(&bench.reply(id, BUSY));
+        bench.freed();
+        Some(bench.resume(id))
+    }));
+    assert!(was_contended(&|bench, id| {
+        bench.now = waits(&bench.reply(id, queued(None)));
+        polls(&bench.resume(id));
+        Some(bench.reply(id, Reply::Poll(PollReply::Gone)))
+    }));
+    // Handed off before the first reply.
+    let mut bench = Bench::new();
+    let (id, _) = bench.head();
+    let held = bench.holds(4, LEASE);
+    assert_eq!(bench.releases(held), Left::HandedOff);
+    assert!(holds(bench.no_reply(id)).contended);
+    // Behind a waiter that left before it was granted the lock.
+    let mut bench = Bench::new();
+    let (first, _) = bench.head();
+    let second = bench.behind(&WRITER);
+    bench.cancel(first);
+    let at = waits(&bench.resume(second));
+    bench.now = at;
+    asks(&bench.resume(second));
+    assert!(holds(bench.reply(second, granted(8))).contended);
+}
+
+#[test]
+fn closing_wakes_every_waiter() {
+    let mut bench = Bench::new();
+    let (head, _) = bench.head();
+    let waiting = bench.behind(&WRITER);
+    waits(&bench.reply(head, queued(Some(7))));
+    assert_eq!(bench.woken, []);
+    bench.input(|session, cx| session.close(cx));
+    bench.woken.sort_unstable();
+    assert_eq!(bench.woken, [head, waiting]);
+    for id in [waiting, head] {
+        let step = bench.resume(id);
+        assert!(matches!(step, Step::Done(Err(Refused::ShuttingDown))));
+    }
+    let begun = bench.begin(&WRITER);
+    assert!(matches!(begun, Err(Refused::ShuttingDown)));
+    assert!(bench.is_empty());
+}
+
+#[test]
+fn a_waiter_is_counted_once_in_whatever_way_it_leaves() {
+    let mut bench = Bench::with_limits(10, 3);
+    let impatient = Terms {
+        max_waiters: 0,
+        ..WRITER
+    };
+    let (other, _) = bench
+        .begin_for(&LockKey::new("other").unwrap(), &WRITER)
+        .unwrap();
+    let (head, _) = bench.head();
+    let waiting = bench.behind(&WRITER);
+    assert!(matches!(bench.begin(&WRITER), Err(Refused::FullInAll)));
+    let free = LockKey::new("free").unwrap();
+    let begun = bench.begin_for(&free, &impatient);
+    assert!(matches!(begun, Err(Refused::FullInAll)));
+    assert_eq!(
+        bench.session.queues.len(),
+        2,
+        "a refused request leaves no queue behind"
+    );
+    assert_eq!(bench.session.by_key[LockKind::Lock as usize].len(), 2);
+    assert_eq!(bench.session.acquisitions.len(), 3);
+    // From the middle, from an end, and after a grant.
+    bench.cancel(waiting);
+    assert!(matches!(bench.begin(&impatient), Err(Refused::Full)));
+    assert_eq!(bench.session.waiting, 2);
+    holds(bench.reply(head, granted(8)));
+    assert_eq!(bench.session.waiting, 1);
+    bench.input(|session, cx| session.close(cx));
+    bench.cancel(other);
+    assert_eq!(bench.session.waiting, 0);
+    assert!(bench.is_empty());
+}
+
+proptest! {
+    /// Requests arrive and leave in any order: heads follow one another in the order of arrival,
+    /// the next head is woken, no request beyond the limits is admitted, and nothing is left at
+    /// the end.
+    #[test]
+    fn first_come_first_served(steps in proptest::collection::vec((any::<bool>(), any::<prop::sample::Index>(), any::<bool>()), 1..200)) {
+        const LIMIT: usize = 8;
+        let others = usize::from(steps.len() % 2 == 0) * 5;
+        let mut bench = Bench::with_limits(LIMIT, LIMIT + 4);
+        let others: Vec<_> = (0..others).map(|number| {
+            bench.begin_for(&LockKey::new(number.to_string()).unwrap(), &WRITER).unwrap().0
+        }).collect();
+        let mut line: Vec<AcquireId> = Vec::new();
+        for (comes, leaver, resumes) in steps {
+            if comes {
+                match bench.begin(&WRITER) {
+                    Ok((id, step)) => {
+                        // Only a request that arrives at an empty queue is its head.
+                        prop_assert_eq!(matches!(step, Step::Call(_)), line.is_empty());
+                        prop_assert_eq!(matches!(step, Step::Wait(_)), !line.is_empty());
+                        line.push(id);
+                    }
+                    Err(Refused::Full) => prop_assert_eq!(line.len(), LIMIT + 1),
+                    Err(refused) => {
+                        prop_assert!(matches!(refused, Refused::FullInAll));
+                        prop_assert_eq!(line.len(), LIMIT + 4 - others.len());
+                    }
+                }
+            } else if !line.is_empty() {
+                let index = leaver.index(line.len());
+                bench.cancel(line.remove(index));
+                let next: Vec<_> = line.first().filter(|_| index == 0).copied().into_iter().collect();
+                prop_assert_eq!(&bench.woken, &next);
+            }
+            prop_assert!(bench.woken.iter().all(|id| Some(id) == line.first()));
+            bench.woken.clear();
+            let queue = bench.session.queue_of(LockKind::Lock, &key());
+            prop_assert_eq!(queue.and_then(|queue| queue.head), line.first().copied());
+            for id in line.iter().skip(1).filter(|_| resumes) {
+                waits(&bench.resume(*id));
+            }
+            let was_first = |id: &AcquireId| bench.session.acquisitions[*id].was_first;
+            prop_assert!(line.iter().skip(1).all(|id| !was_first(id)));
+        }
+        prop_assert_eq!(bench.session.waiting, line.len() + others.len());
+        prop_assert_eq!(order(&bench), line.clone());
+        for id in line.into_iter().chain(others) {
+            bench.cancel(id);
+        }
+        prop_assert!(bench.is_empty());
+    }
+}
+
+/// The requests in the queue of the lock, from its head to its end.
+fn order(bench: &Bench) -> Vec<AcquireId> {
+    let acquisition = |id: &AcquireId| -> &Acquisition { &bench.session.acquisitions[*id] };
+    let queue = bench.session.by_key[LockKind::Lock as usize].get(&key());
+    let head = queue.and_then(|id| bench.session.queues[*id].head);
+    std::iter::successors(head, |id| acquisition(id).next).collect()
+}
