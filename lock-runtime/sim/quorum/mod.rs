@@ -22,8 +22,6 @@ mod server;
 mod sim;
 mod world;
 
-use std::time::Duration;
-
 use self::{checker::Wrong, world::World};
 use super::from_environment;
 use crate::protocol::quorum::Mutation;

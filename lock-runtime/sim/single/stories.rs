@@ -14,6 +14,7 @@ use crate::{
     protocol::{
         Call, Cx, Effects, Mutation, ReleaseStep, Reply, Request, Session, Step, WaiterLimits,
     },
+    sim::process::terms,
     sim::{dice::Dice, process::Arrival},
     spec::{Mode, Terms, Wait},
     store::{AcquireReply, Grant, Hold, ReleaseReply, Token},
@@ -27,7 +28,7 @@ const LEASE: Duration = Duration::from_secs(30);
 /// waits for two seconds. Returns how often that process is served in a minute.
 fn turns_of_the_impatient(mutation: Option<Mutation>) -> u32 {
     let arrival = |process, wait| {
-        let terms = schedule::terms(Mode::Exclusive, LEASE, Wait::AtMost(wait));
+        let terms = terms(Mode::Exclusive, LEASE, Wait::AtMost(wait));
         schedule::arrival(process, terms, SECOND)
     };
     let busy = (0..BUSY).map(|process| {
@@ -91,7 +92,7 @@ fn is_taken_under_an_abandoned_token(mutation: Option<Mutation>) -> bool {
     let (Ok(key), Some(fence)) = (LockKey::new("a"), FencingToken::new(1)) else {
         panic!("both are valid")
     };
-    let terms: Terms = schedule::terms(Mode::Exclusive, LEASE, Wait::AtMost(LEASE));
+    let terms: Terms = terms(Mode::Exclusive, LEASE, Wait::AtMost(LEASE));
     let grant = Grant::new(fence, LEASE);
     let begin = |session: &mut Session, cx: &mut Cx<'_>| match session.begin(&key, &terms, now, cx)
     {

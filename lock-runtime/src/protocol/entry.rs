@@ -35,6 +35,9 @@ pub(super) struct QueueEntry {
     /// When the next request is due.
     pub(super) ask_at: Instant,
     pause: Duration,
+    /// The store did not reply. Nothing that this process does makes the next request succeed, so
+    /// it is not sent before the pause is over.
+    backs_off: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +75,7 @@ impl QueueEntry {
             pushed: None,
             ask_at: cx.now,
             pause: FIRST_PAUSE,
+            backs_off: false,
         }
     }
 
@@ -174,11 +178,13 @@ impl QueueEntry {
         // there (rule 1).
         self.rename(cx);
         self.try_later(holder_ttl, cx);
+        self.backs_off = false;
     }
 
     /// Schedules the next request after a missing or unusable reply.
     pub(super) fn try_later(&mut self, holder_ttl: Option<Duration>, cx: &mut Cx<'_>) {
         self.pushed = None;
+        self.backs_off = true;
         let pause = self.pause.mul_f64(0.5 + 0.5 * cx.fraction());
         self.pause = self.pause.mul_f64(1.6).min(LONGEST_PAUSE);
         // One millisecond past the expiry, so that the request does not arrive just before it.
@@ -186,6 +192,14 @@ impl QueueEntry {
             ttl.saturating_add(Duration::from_millis(1))
         });
         self.ask_at = cx.now + pause.min(expiry);
+    }
+
+    /// Sends the next request at once, as the lock may be free, unless the store did not reply to
+    /// the latest one.
+    pub(super) fn hurry(&mut self, now: Instant) {
+        if !self.is_known() && !self.backs_off {
+            self.ask_at = now;
+        }
     }
 
     /// Replaces a token whose replies and grants must no longer be accepted (rule 1).

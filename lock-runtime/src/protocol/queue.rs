@@ -290,8 +290,8 @@ impl WaitQueue {
         self.handoff_until = None;
         self.released = true;
         // A waiter with a queue entry is notified by the store.
-        if let Some(entry) = self.entry.as_mut().filter(|entry| !entry.is_known()) {
-            entry.ask_at = cx.now;
+        if let Some(entry) = &mut self.entry {
+            entry.hurry(cx.now);
         }
         self.wake_head(cx);
     }
