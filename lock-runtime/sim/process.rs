@@ -787,6 +787,7 @@ impl Process {
     }
 
     /// Whether the reply to a call is still awaited.
+    #[cfg(feature = "redis")]
     pub(super) fn awaits(&self, call: u32) -> bool {
         self.calls.contains_key(&call)
     }

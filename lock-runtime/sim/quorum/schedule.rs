@@ -25,7 +25,7 @@ pub(super) struct Network {
 
 #[derive(Clone, Debug)]
 pub(super) enum Action {
-    Arrive(Arrival),
+    Arrive(Box<Arrival>),
     /// The client loses everything it had in memory, and restarts.
     Crash(usize),
     /// The client does nothing for this time.
@@ -146,7 +146,7 @@ impl Schedule {
                 } else {
                     rush + dice.up_to(millis(5))
                 };
-                (when.min(horizon), Action::Arrive(arrival.clone()))
+                (when.min(horizon), Action::Arrive(Box::new(arrival.clone())))
             })
             .collect();
         // A number that servers have forgotten must be smaller than any clock when they vote again.

@@ -244,7 +244,7 @@ impl World {
                 if let Some(waiting) = &mut client.stopped {
                     return waiting.push(Event::Action(Action::Arrive(arrival)));
                 }
-                client.happens(sim, process::Event::Arrive(arrival));
+                client.happens(sim, process::Event::Arrive(*arrival));
             }
             Action::Crash(client) => self.crash(client),
             Action::Stop(client, pause) => {

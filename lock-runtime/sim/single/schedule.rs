@@ -35,7 +35,7 @@ impl Network {
 
 #[derive(Clone, Debug)]
 pub(super) enum Action {
-    Arrive(Arrival),
+    Arrive(Box<Arrival>),
     /// The process loses everything it had in memory, and restarts.
     Crash(usize),
     /// The process does nothing for this time.
@@ -177,7 +177,7 @@ impl Schedule {
                 } else {
                     rush + dice.up_to(millis(5))
                 };
-                (when.min(horizon), Action::Arrive(arrival.clone()))
+                (when.min(horizon), Action::Arrive(Box::new(arrival.clone())))
             })
             .collect();
         for _ in 0..dice.one_of(&[0, 0, 1, 2, 3]) {

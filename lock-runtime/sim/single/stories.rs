@@ -41,7 +41,7 @@ fn turns_of_the_impatient(mutation: Option<Mutation>) -> u32 {
     let impatient = (0..60).map(|number| (SECOND * number + SECOND / 2, arrival(BUSY, SECOND * 2)));
     let mut actions: Vec<_> = busy
         .chain(impatient)
-        .map(|(when, arrival)| (when, Action::Arrive(arrival)))
+        .map(|(when, arrival)| (when, Action::Arrive(Box::new(arrival))))
         .collect();
     // The waits of the last requests have ended.
     actions.push((SECOND * 62, Action::Quiet));

@@ -59,7 +59,7 @@ impl World {
         let mut dice = Dice::new(seed);
         let schedule = Schedule::random(&mut dice);
         let mut world = Self::new(schedule, dice, mutation, is_traced);
-        world.checks_sleepers = seed % 6 == 0 || mutation == Some(Mutation::WakesNoHead);
+        world.checks_sleepers = seed.is_multiple_of(6) || mutation == Some(Mutation::WakesNoHead);
         world
     }
 
@@ -369,7 +369,7 @@ impl World {
         let event = match action {
             Action::Arrive(arrival) => {
                 let process = arrival.process;
-                (process, process::Event::Arrive(arrival))
+                (process, process::Event::Arrive(*arrival))
             }
             Action::Crash(process) => return self.crash(process),
             Action::Stop(process, pause) => {

@@ -153,10 +153,4 @@ impl Abandonment {
         self.due = Some(at);
         Progress::Next { at, confirmed }
     }
-
-    /// Switches rule 8 off.
-    #[cfg(test)]
-    pub(crate) fn forget_stragglers(&mut self) {
-        self.straggler_until = None;
-    }
 }

@@ -304,7 +304,7 @@ impl Session {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "redis"))]
 impl Session {
     /// Whether it takes care of an alias that this server may know.
     pub(crate) fn owns(&self, server: usize, token: Token) -> bool {

@@ -94,6 +94,7 @@ use crate::{
     sync::lock,
 };
 
+#[cfg(feature = "redis")]
 pub(crate) use crate::protocol::quorum::majority;
 
 /// Locks on several independent servers that agree by majority.

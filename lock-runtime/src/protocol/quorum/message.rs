@@ -89,7 +89,7 @@ pub(super) enum Purpose {
     Abandon,
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "redis"))]
 impl Ticket {
     /// Whether the call releases this alias.
     pub(crate) fn releases(&self, token: Token) -> bool {
