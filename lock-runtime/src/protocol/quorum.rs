@@ -304,9 +304,10 @@ impl Session {
     }
 }
 
-#[cfg(all(test, feature = "redis"))]
+#[cfg(test)]
 impl Session {
     /// Whether it takes care of an alias that this server may know.
+    #[cfg(feature = "redis")]
     pub(crate) fn owns(&self, server: usize, token: Token) -> bool {
         let mut rounds = self.rounds.values();
         rounds.any(|round| round.known().any(|known| known == (server, token)))
