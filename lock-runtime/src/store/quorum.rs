@@ -134,6 +134,28 @@ impl Listener for Ear {
 }
 
 impl QuorumStore {
+    /// Refuses a request beyond the [`limits`](Store::limits), which a majority cannot grant
+    /// safely. A [`LockClient`](crate::LockClient) does not make such a request.
+    ///
+    /// # Errors
+    /// `Unsupported`, with the remedy.
+    fn check(&self, hold: &Hold, lease: Duration) -> Result<(), StoreError> {
+        let refused = |message: &str| StoreError::new(super::StoreErrorKind::Unsupported, message);
+        if hold.mode.kind() == LockKind::Permits {
+            return Err(refused(
+                "a majority of servers cannot count permits; use one server for permits",
+            ));
+        }
+        let longest_lease = self.limits().longest_lease;
+        if lease > longest_lease {
+            return Err(refused(&format!(
+                "a lease of {lease:?} is longer than {longest_lease:?}, the time for which a restarted server does \
+                 not vote; use a shorter lease, or set a longer `longest_lease` on all clients"
+            )));
+        }
+        Ok(())
+    }
+
     /// Creates a store over independent `servers`, each with a name for messages. The number of
     /// servers must be odd and at least three. All clients must list the servers in the same order.
     ///
@@ -234,7 +256,11 @@ impl Inner {
 /// Runs a request of the session, and returns the reply of its kind.
 macro_rules! run {
     ($self:ident, $kind:ident, $begin:expr) => {
+        run!($self, Ok::<_, StoreError>(()), $kind, $begin)
+    };
+    ($self:ident, $checked:expr, $kind:ident, $begin:expr) => {
         Box::pin(async move {
+            $checked?;
             match $self.inner.run($begin).await? {
                 Reply::$kind(reply) => Ok(reply),
                 _ => Err(StoreError::late()),
@@ -248,14 +274,18 @@ impl Store for QuorumStore {
         &'a self,
         request: &'a KeyRequest,
     ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
-        run!(self, Acquire, |session, cx| session.acquire(request, cx))
+        let checked = self.check(&request.hold, request.lease);
+        run!(self, checked, Acquire, |session, cx| session
+            .acquire(request, cx))
     }
 
     fn acquire_all<'a>(
         &'a self,
         requests: &'a [KeyRequest],
     ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
-        run!(self, AcquireAll, |session, cx| session
+        let mut requests_checked = requests.iter();
+        let checked = requests_checked.try_for_each(|it| self.check(&it.hold, it.lease));
+        run!(self, checked, AcquireAll, |session, cx| session
             .acquire_all(requests, cx))
     }
 
@@ -271,8 +301,16 @@ impl Store for QuorumStore {
         renewals: &'a [Renewal],
     ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
         Box::pin(async move {
-            let reply = self.inner.run(|session, cx| session.renew(renewals, cx));
-            match reply.await {
+            let mut checked = renewals.iter();
+            let checked = checked.try_for_each(|it| self.check(&it.hold, it.lease));
+            let reply = match checked {
+                Ok(()) => {
+                    let run = self.inner.run(|session, cx| session.renew(renewals, cx));
+                    run.await
+                }
+                Err(error) => Err(error),
+            };
+            match reply {
                 Ok(Reply::Renew(replies)) => replies,
                 Ok(_) => vec![Err(StoreError::late()); renewals.len()],
                 Err(error) => vec![Err(error); renewals.len()],

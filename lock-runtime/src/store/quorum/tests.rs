@@ -14,7 +14,7 @@ use crate::fence::FencingToken;
 use crate::{
     client::LockClient,
     spec::{LockSpec, Mode},
-    store::{MemoryStore, RaiseReply, Token},
+    store::{MemoryStore, RaiseReply, StoreErrorKind, Token},
 };
 
 /// A server that can stop replying, or deny once that it holds a lock.
@@ -557,4 +557,44 @@ fn limits_of_a_quorum_are_those_of_all_its_servers() {
         };
         assert_eq!(limits, shared.longest_lease(expected));
     }
+}
+
+#[tokio::test]
+async fn acquire_and_renew_refuse_more_than_a_majority_can_grant() {
+    let lease = Duration::from_secs(10);
+    let servers: Vec<_> = (0..3)
+        .map(|number| {
+            let server: Arc<dyn QuorumMember> = Arc::new(MemoryStore::new());
+            (format!("s{number}"), server)
+        })
+        .collect();
+    let Ok(store) = QuorumStore::new(servers, lease) else {
+        panic!("three servers are valid")
+    };
+    let request = |mode, lease| {
+        let hold = Hold::new(LockKey::new("a").unwrap(), mode, Token::random());
+        KeyRequest::new(hold, lease, Instant::now() + lease)
+    };
+    let two = Mode::Permits(std::num::NonZeroU32::new(2).unwrap());
+    let long = lease + Duration::from_millis(1);
+    for request in [request(two, lease), request(Mode::Exclusive, long)] {
+        let errors = [
+            store.acquire(&request).await.unwrap_err(),
+            store
+                .acquire_all(std::slice::from_ref(&request))
+                .await
+                .unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!(error.kind(), StoreErrorKind::Unsupported, "{error}");
+        }
+    }
+    let request = request(Mode::Exclusive, lease);
+    assert!(matches!(
+        store.acquire(&request).await,
+        Ok(AcquireReply::Granted(_))
+    ));
+    let renewals = [Renewal::new(request.hold.clone(), long)];
+    let reply = store.renew(&renewals).await.remove(0);
+    assert_eq!(reply.unwrap_err().kind(), StoreErrorKind::Unsupported);
 }
