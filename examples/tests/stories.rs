@@ -186,3 +186,9 @@ fn flash_sale_ends_on_sigterm() {
 fn orders_ends_on_sigterm() {
     ends_on_sigterm(env!("CARGO_BIN_EXE_orders"));
 }
+
+#[cfg(feature = "inventory")]
+#[test]
+fn inventory_ends_on_sigterm() {
+    ends_on_sigterm(env!("CARGO_BIN_EXE_inventory"));
+}

@@ -7,11 +7,14 @@ mod client;
 mod server;
 mod stock;
 
-use std::{net::Ipv4Addr, process::ExitCode};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    process::ExitCode,
+};
 
 use clap::{Parser, value_parser};
 use futures_util::future::{join_all, try_join_all};
-use lock_examples::{run_id, start};
+use lock_examples::{run_id, start, stopped};
 use lock_runtime::LockClient;
 use tokio::sync::oneshot;
 use tonic::transport::server::TcpIncoming;
@@ -55,6 +58,10 @@ struct Options {
     /// Serve without the lock, to show the race
     #[arg(long)]
     no_lock: bool,
+
+    /// Only serve at this address, until Ctrl-C or SIGTERM, without warehouses
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["warehouses", "orders"])]
+    serve: Option<SocketAddr>,
 }
 
 fn main() -> ExitCode {
@@ -63,12 +70,16 @@ fn main() -> ExitCode {
 }
 
 async fn open(options: &Options) -> anyhow::Result<ExitCode> {
+    if let Some(address) = options.serve {
+        return open_until_stopped(options, address).await;
+    }
     let Options {
         warehouses,
         orders,
         stock,
         redis,
         no_lock,
+        serve: _,
     } = options;
     println!(
         "inventory: {warehouses} warehouses place {orders} orders each, over gRPC, for {stock} bolts and {stock} nuts.\n\
@@ -81,11 +92,7 @@ async fn open(options: &Options) -> anyhow::Result<ExitCode> {
                 "LockLayer::new(locks, \"item:{header.x-item}\") serializes them per item, in Redis.",
         },
     );
-    let url = redis.as_deref().unwrap_or("memory:");
-    let locks = LockClient::builder()
-        .namespace(run_id("inventory"))
-        .connect(url)
-        .await?;
+    let locks = connect(options).await?;
     let incoming = TcpIncoming::bind((Ipv4Addr::LOCALHOST, 0).into())?.with_nodelay(Some(true));
     let url = format!("http://{}", incoming.local_addr()?);
     let (stop, stopped) = oneshot::channel::<()>();
@@ -105,6 +112,38 @@ async fn open(options: &Options) -> anyhow::Result<ExitCode> {
     locks.shutdown().await;
     served?;
     Ok(report?.print(options))
+}
+
+async fn connect(options: &Options) -> anyhow::Result<LockClient> {
+    let url = options.redis.as_deref().unwrap_or("memory:");
+    let builder = LockClient::builder();
+    // The servers at an address share their locks; a run with warehouses has its own.
+    let builder = match options.serve {
+        Some(_) => builder.namespace("inventory"),
+        None => builder.namespace(run_id("inventory")),
+    };
+    Ok(builder.connect(url).await?)
+}
+
+/// Serves until the process is asked to stop. Requests in progress are completed, and their locks
+/// are released.
+async fn open_until_stopped(options: &Options, address: SocketAddr) -> anyhow::Result<ExitCode> {
+    let stopped = stopped()?;
+    let locks = connect(options).await?;
+    let incoming = TcpIncoming::bind(address)?.with_nodelay(Some(true));
+    let address = incoming.local_addr()?;
+    println!("inventory serves gRPC at http://{address} until Ctrl-C or SIGTERM.");
+    let stock = Stock::of(&ITEMS, options.stock);
+    let served = serve(
+        incoming,
+        stock,
+        (!options.no_lock).then(|| locks.clone()),
+        stopped,
+    )
+    .await;
+    locks.shutdown().await;
+    served?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The results of all clients.
