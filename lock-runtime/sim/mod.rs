@@ -6,7 +6,8 @@
 //! invariants; they decide nothing.
 //!
 //! `LOCK_EXPLORER_SCHEDULES=5000000` explores more schedules than by default, and
-//! `LOCK_EXPLORER_SEED=17` prints the history of a single one.
+//! `LOCK_EXPLORER_SEED=17` prints the history of a single one. `LOCK_EXPLORER_DEPTH=3` makes three
+//! more choices of the small scopes in every way.
 
 pub(crate) mod dice;
 mod process;

@@ -119,6 +119,13 @@ pub(super) enum Event {
     Shutdown,
 }
 
+impl Event {
+    /// Returns whether this is the arrival of a message.
+    pub(super) fn is_message(&self) -> bool {
+        matches!(self, Self::Replied(_, Some(_)) | Self::FromStore(_))
+    }
+}
+
 /// A request in a wait queue, or one whose attempt is in flight.
 struct Waiter {
     arrival: Arrival,
@@ -209,7 +216,7 @@ impl Process {
     pub(super) fn new(
         who: Who,
         keys: &[LockKey],
-        seed: u64,
+        entropy: Dice,
         limits: WaiterLimits,
         mutation: Option<Mutation>,
         is_traced: bool,
@@ -218,7 +225,7 @@ impl Process {
             who,
             session: Session::new(limits),
             keys: keys.to_vec(),
-            entropy: Dice::new(seed),
+            entropy,
             mutation,
             waiters: BTreeMap::new(),
             guards: BTreeMap::new(),
@@ -790,6 +797,23 @@ impl Process {
     #[cfg(feature = "redis")]
     pub(super) fn awaits(&self, call: u32) -> bool {
         self.calls.contains_key(&call)
+    }
+
+    /// Returns whether the event has no effect any more.
+    pub(super) fn ignores(&self, event: &Event, now: Instant) -> bool {
+        match event {
+            Event::Replied(call, _) | Event::DropCall(call) | Event::CancelAll(call) => {
+                !self.calls.contains_key(call)
+            }
+            Event::Woken(id) | Event::Cancel(id) => !self.waiters.contains_key(id),
+            Event::Timer(id, wait) => {
+                let waiter = self.waiters.get(id);
+                waiter.is_none_or(|it| it.call.is_some() || it.wait != *wait)
+            }
+            Event::Done(guard) | Event::Extend(guard) => !self.guards.contains_key(guard),
+            Event::Driver => self.driver_at.is_none_or(|at| at > now),
+            _ => false,
+        }
     }
 
     pub(super) fn is_waiting(&self) -> bool {

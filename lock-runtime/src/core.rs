@@ -298,3 +298,33 @@ thread_local! {
     /// The number of visits on this thread.
     pub(crate) static VISITS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::VISITS;
+    use crate::{LockClient, LockError};
+
+    /// The number of visits of this thread since the last call.
+    fn visits() -> u32 {
+        VISITS.with(std::cell::Cell::take)
+    }
+
+    /// Each visit locks the mutex that all requests of the client share.
+    #[tokio::test]
+    async fn an_uncontended_request_visits_the_session_twice() -> Result<(), LockError> {
+        let client = LockClient::in_memory();
+        for _ in 0..3 {
+            visits();
+            let guard = client.exclusive("k").acquired().await?;
+            let acquired = visits();
+            assert!(acquired <= 2, "{acquired} visits for the acquire");
+            guard.release().await?;
+            let released = visits();
+            assert!(released <= 2, "{released} visits for the release");
+            assert!(acquired > 0 && released > 0);
+            // The driver runs on the same thread, between requests.
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+}

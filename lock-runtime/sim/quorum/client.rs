@@ -19,6 +19,7 @@ use crate::{
         quorum::{Cx, LONGEST_CALL, Reply, RequestId, ServerReply, Session, Step},
     },
     sim::{
+        dice::Dice,
         process::{self, Message, Process, StoreReply},
         say,
     },
@@ -83,7 +84,14 @@ impl Client {
             process: who.client,
             life: who.life,
         };
-        let process = Process::new(one, keys, seed, limits, None::<Mutation>, is_traced);
+        let process = Process::new(
+            one,
+            keys,
+            Dice::new(seed),
+            limits,
+            None::<Mutation>,
+            is_traced,
+        );
         Self {
             who,
             clock,

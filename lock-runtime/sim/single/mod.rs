@@ -3,6 +3,7 @@
 mod checker;
 mod mutations;
 mod schedule;
+mod search;
 mod server;
 mod small;
 mod stories;

@@ -1,1 +1,260 @@
+//! Small scopes, in all their schedules: a few requests, in every order of all messages, wake-ups
+//! and timers. Time passes while messages are in flight as often as a scope allows.
 
+use std::{fmt, time::Duration};
+
+use super::{
+    checker::Wrong,
+    schedule::{self, Action, Network, Schedule},
+    search::{Faults, Search},
+    world::World,
+};
+use crate::{
+    protocol::Mutation,
+    sim::{
+        from_environment,
+        process::{Arrival, Ending},
+    },
+    spec::{Mode, Wait},
+};
+
+const LEASE: Duration = Duration::from_secs(1);
+/// The time between two arrivals that are not at the same time.
+const LATER: Duration = Duration::from_millis(20);
+
+/// A few requests, and the faults of their network.
+#[derive(Clone)]
+struct Scope {
+    /// The time of each request.
+    arrivals: Vec<(Duration, Arrival)>,
+    faults: Faults,
+    depth: usize,
+}
+
+impl Scope {
+    /// A request of each of these processes, all at once. Each holds the lock for an instant.
+    fn of(processes: &[usize]) -> Self {
+        let terms = crate::sim::process::terms(Mode::Exclusive, LEASE, Wait::AtMost(LEASE * 60));
+        let arrival = |process: &usize| schedule::arrival(*process, terms, Duration::ZERO);
+        Self {
+            arrivals: processes
+                .iter()
+                .map(|process| (Duration::ZERO, arrival(process)))
+                .collect(),
+            faults: Faults::default(),
+            depth: usize::MAX,
+        }
+    }
+
+    /// The same requests, each some time after the one before.
+    fn one_by_one(mut self) -> Self {
+        for ((when, _), number) in self.arrivals.iter_mut().zip(0..) {
+            *when = LATER * number;
+        }
+        self
+    }
+
+    /// The request with this number is different.
+    fn with(mut self, number: usize, change: impl FnOnce(&mut Arrival)) -> Self {
+        change(&mut self.arrivals[number].1);
+        self
+    }
+
+    fn delays(mut self, delays: usize) -> Self {
+        self.faults.delays = delays;
+        self
+    }
+
+    /// Only the first choices are made in every way. `LOCK_EXPLORER_DEPTH` adds to their number.
+    fn with_depth(mut self, depth: usize) -> Self {
+        self.depth = depth + from_environment("LOCK_EXPLORER_DEPTH").unwrap_or(0) as usize;
+        self
+    }
+
+    fn one_lost(mut self) -> Self {
+        self.faults.lost = 1;
+        self
+    }
+
+    fn one_doubled(mut self) -> Self {
+        self.faults.doubled = 1;
+        self
+    }
+
+    fn world(&self, search: Search, mutation: Option<Mutation>, is_traced: bool) -> World {
+        let arrivals = self.arrivals.iter().cloned();
+        let processes = arrivals.clone().map(|(_, arrival)| arrival.process).max();
+        let keys = arrivals.clone().flat_map(|(_, arrival)| arrival.keys).max();
+        let schedule = Schedule {
+            processes: processes.unwrap_or_default() + 1,
+            locks: keys.unwrap_or_default() + 1,
+            limits: schedule::UNLIMITED,
+            network: Network::PERFECT,
+            actions: arrivals
+                .map(|(when, arrival)| (when, Action::Arrive(Box::new(arrival))))
+                .collect(),
+            bound: LEASE,
+        };
+        World::searched(schedule, search, mutation, is_traced)
+    }
+
+    /// The number of requests that are served in every schedule.
+    fn served(&self) -> u32 {
+        let patient = self.arrivals.iter().filter(|(_, arrival)| {
+            arrival.cancel_after.is_none() && arrival.terms.wait != Wait::No
+        });
+        patient.count() as u32
+    }
+
+    /// Runs every schedule. Returns the violation of the first one that has one, with its history.
+    fn search(&self, mutation: Option<Mutation>, only: Option<Wrong>) -> Result<String, String> {
+        let (mut search, mut schedules) = (Search::new(self.faults, self.depth), 0_usize);
+        loop {
+            let mut world = self.world(search, mutation, false);
+            let mut outcome = world.run(only).map_err(|violation| violation.to_string());
+            let Some(mut made) = world.search.take() else {
+                panic!("the search is in use");
+            };
+            if !made.is_pruned {
+                schedules += 1;
+                let served: u32 = world.processes.iter().map(|process| process.served).sum();
+                if outcome.is_ok() && only.is_none() && served < self.served() {
+                    outcome = Err(format!("{served} requests were served"));
+                }
+            }
+            if let Err(violation) = outcome {
+                made.restart();
+                let mut world = self.world(made, mutation, true);
+                drop(world.run(only));
+                let history = world.history();
+                return Err(format!("schedule {schedules}\n{history}{violation}"));
+            }
+            if !made.advance() {
+                let scope = if made.is_cut { "some" } else { "all" };
+                return Ok(format!("{schedules} schedules, {scope} of them"));
+            }
+            search = made;
+        }
+    }
+
+    /// Runs every schedule, and prints their number. It is shown with `--nocapture`.
+    #[track_caller]
+    fn is_sound(&self) {
+        match self.search(None, None) {
+            Ok(explored) => println!("{self}: {explored}"),
+            Err(violation) => panic!("{self}: {violation}"),
+        }
+    }
+
+    /// Runs schedules until one violates an invariant.
+    #[track_caller]
+    fn finds(&self, mutation: Mutation, wrong: Wrong) {
+        match self.search(Some(mutation), Some(wrong)) {
+            Ok(explored) => panic!("{mutation:?} in {self}: nothing found, {explored}"),
+            Err(violation) => println!("{mutation:?} in {self}: {violation}"),
+        }
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let processes = self.arrivals.iter().map(|(_, arrival)| arrival.process);
+        write!(f, "{:?} {:?}", processes.collect::<Vec<_>>(), self.faults)
+    }
+}
+
+/// Two requests, in two processes and in one, and the number of choices that are made in every way.
+const PAIRS: [([usize; 2], usize); 2] = [([0, 1], 18), ([0, 0], 10)];
+
+fn cancels(arrival: &mut Arrival) {
+    arrival.cancel_after = Some(Duration::ZERO);
+}
+
+fn drops(arrival: &mut Arrival) {
+    arrival.ending = Ending::Drop;
+}
+
+fn drops_release(arrival: &mut Arrival) {
+    arrival.ending = Ending::DropRelease(Duration::ZERO);
+}
+
+#[test]
+fn two_requests_in_every_order() {
+    for (pair, depth) in PAIRS {
+        Scope::of(&pair).is_sound();
+        let late = Scope::of(&pair).delays(1);
+        late.clone().one_by_one().with_depth(depth).is_sound();
+        late.with_depth(depth.min(12)).is_sound();
+    }
+}
+
+#[test]
+fn a_request_that_is_cancelled_or_dropped_in_every_order() {
+    for (pair, depth) in PAIRS {
+        for change in [cancels, drops, drops_release] {
+            Scope::of(&pair)
+                .with(0, change)
+                .with_depth(depth)
+                .is_sound();
+            Scope::of(&pair)
+                .with(1, change)
+                .with_depth(depth)
+                .is_sound();
+        }
+    }
+}
+
+#[test]
+fn a_message_that_is_lost_or_doubled_in_every_order() {
+    for (pair, depth) in PAIRS {
+        Scope::of(&pair).one_lost().with_depth(depth + 3).is_sound();
+        Scope::of(&pair)
+            .one_doubled()
+            .with_depth(depth.min(14))
+            .is_sound();
+    }
+}
+
+#[test]
+fn three_requests_in_every_order() {
+    Scope::of(&[0, 1, 2]).with_depth(16).is_sound();
+    Scope::of(&[0, 0, 1]).with_depth(12).is_sound();
+}
+
+#[test]
+fn two_keys_in_every_order() {
+    let both = |arrival: &mut Arrival| {
+        arrival.keys = vec![0, 1];
+        arrival.terms.wait = Wait::No;
+    };
+    let other = |arrival: &mut Arrival| arrival.keys = vec![1];
+    for (pair, depth) in PAIRS {
+        for scope in [
+            Scope::of(&pair).with(1, other),
+            Scope::of(&pair).with(0, both),
+            Scope::of(&pair).with(0, both).with(1, other),
+        ] {
+            scope.with_depth(depth).is_sound();
+        }
+    }
+    Scope::of(&[0, 1, 2])
+        .with(0, both)
+        .with(1, other)
+        .with_depth(10)
+        .is_sound();
+}
+
+#[test]
+fn the_search_finds_rules_that_are_switched_off() {
+    let (apart, together) = (Scope::of(&[0, 1]), Scope::of(&[0, 0]));
+    together.finds(Mutation::WakesNoHead, Wrong::Asleep);
+    let late = apart.clone().one_by_one().delays(1).with_depth(6);
+    late.finds(Mutation::CountsFromReply, Wrong::NotHeld);
+    late.finds(Mutation::AbandonsOnce, Wrong::Orphan);
+    let (apart, together) = (apart.delays(1), together.delays(1));
+    apart
+        .with_depth(9)
+        .finds(Mutation::CountsFromPush, Wrong::NotHeld);
+    let together = together.with_depth(9);
+    together.finds(Mutation::AcceptsAbandoned, Wrong::NotHeld);
+}

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use super::{
     checker::{Checker, Violation, Wrong},
     schedule::{Action, Network, Schedule},
+    search::{Actor, Move, Search},
     server::{Server, acquires, introduces},
 };
 use crate::{
@@ -51,6 +52,8 @@ pub(super) struct World {
     mutation: Option<Mutation>,
     /// Whether waiting tasks are checked after every event.
     checks_sleepers: bool,
+    /// Makes all choices, in place of the dice.
+    pub(super) search: Option<Search>,
     history: Option<String>,
 }
 
@@ -60,6 +63,19 @@ impl World {
         let schedule = Schedule::random(&mut dice);
         let mut world = Self::new(schedule, dice, mutation, is_traced);
         world.checks_sleepers = seed.is_multiple_of(6) || mutation == Some(Mutation::WakesNoHead);
+        world
+    }
+
+    /// A run whose choices are made by `search`.
+    pub(super) fn searched(
+        schedule: Schedule,
+        search: Search,
+        mutation: Option<Mutation>,
+        is_traced: bool,
+    ) -> Self {
+        let mut world = Self::new(schedule, Dice::steady(0), mutation, is_traced);
+        world.checks_sleepers = true;
+        world.search = Some(search);
         world
     }
 
@@ -74,8 +90,14 @@ impl World {
         let keys: Vec<_> = names.filter_map(|name| LockKey::new(name).ok()).collect();
         let processes = (0..schedule.processes).map(|process| {
             let who = Who { process, life: 0 };
-            let seed = dice.below(usize::MAX) as u64;
-            Process::new(who, &keys, seed, schedule.limits, mutation, is_traced)
+            Process::new(
+                who,
+                &keys,
+                dice.fork(),
+                schedule.limits,
+                mutation,
+                is_traced,
+            )
         });
         let mut world = Self {
             start,
@@ -94,6 +116,7 @@ impl World {
             served_by: None,
             mutation,
             checks_sleepers: false,
+            search: None,
             history: is_traced.then(String::new),
             schedule,
         };
@@ -139,6 +162,9 @@ impl World {
         if self.is_quiet {
             return vec![Duration::from_micros(200)];
         }
+        if let Some(search) = &mut self.search {
+            return vec![Duration::ZERO; search.copies()];
+        }
         if self.dice.chance(network.lost) {
             return Vec::new();
         }
@@ -158,10 +184,10 @@ impl World {
     pub(super) fn run(&mut self, only: Option<Wrong>) -> Result<(), Violation> {
         self.checker.only = only;
         for _ in 0..MOST_EVENTS {
-            let Some(((when, _), event)) = self.events.pop_first() else {
+            let Some((when, event)) = self.next() else {
                 return self.end();
             };
-            self.now = when;
+            self.now = self.now.max(when);
             self.happens(event);
             self.checker
                 .holders(self.now, &self.processes, &self.server);
@@ -183,6 +209,44 @@ impl World {
             wrong: Wrong::Stuck,
             what: "the run does not end".into(),
         })
+    }
+
+    /// Removes the next event.
+    fn next(&mut self) -> Option<(Instant, Event)> {
+        let Some(search) = &mut self.search else {
+            let ((when, _), event) = self.events.pop_first()?;
+            return Some((when, event));
+        };
+        let (now, processes) = (self.now, &self.processes);
+        self.events.retain(|(when, _), event| match event {
+            Event::InProcess(who, event) => !processes[who.process].ignores(event, now.max(*when)),
+            _ => true,
+        });
+        let (mut moves, mut wait, mut only_messages) = (Vec::new(), None, true);
+        for ((when, number), event) in &self.events {
+            let id = (*when - self.start, *number);
+            if *when > now {
+                wait = Some(Move::new(id, Actor::All));
+                break;
+            }
+            let actor = match event {
+                Event::AtStore(..) => Actor::Store,
+                Event::InProcess(Who { process, .. }, _) => Actor::Process(*process),
+                Event::Action(Action::Arrive(arrival)) => Actor::Process(arrival.process),
+                Event::Action(_) => Actor::All,
+            };
+            only_messages &= match event {
+                Event::AtStore(..) => true,
+                Event::InProcess(_, event) => event.is_message(),
+                Event::Action(_) => false,
+            };
+            moves.push(Move::new(id, actor));
+        }
+        // Messages may be slow, but tasks run at once.
+        let wait = wait.filter(|_| only_messages);
+        let (when, number) = search.choose(moves, wait)?;
+        let when = self.start + when;
+        Some((when, self.events.remove(&(when, number))?))
     }
 
     fn is_at_rest(&self) -> bool {
@@ -231,6 +295,9 @@ impl World {
 
     /// Checks the state at the end of the run.
     fn end(&mut self) -> Result<(), Violation> {
+        if self.search.as_ref().is_some_and(|it| it.is_pruned) {
+            return Ok(());
+        }
         self.check_waiters();
         self.check_owners(Wrong::Leak);
         for process in &self.processes {
@@ -412,11 +479,10 @@ impl World {
             process,
             life: life + 1,
         };
-        let seed = self.dice.below(usize::MAX) as u64;
         let next = Process::new(
             who,
             &self.keys,
-            seed,
+            self.dice.fork(),
             self.schedule.limits,
             self.mutation,
             self.history.is_some(),

@@ -67,3 +67,63 @@ impl<K: Ord + Copy> Schedule<K> {
         self.checked_at = None;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, time::Duration};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Owners get and lose due times in any order. Each is found at its due time, the driver is
+        /// notified in time, and entries that no longer count do not accumulate.
+        #[test]
+        fn every_owner_is_found_at_its_due_time(steps in proptest::collection::vec((0..8_usize, 0..50_u64, 0..6_u8), 1..2_000)) {
+            let mut now = Instant::now();
+            let mut schedule = Schedule::default();
+            let mut owners: BTreeMap<usize, Instant> = BTreeMap::new();
+            // The driver checks at this instant. At first it is not active.
+            let mut checks_at: Option<Instant> = None;
+            for (owner, millis, step) in steps {
+                let at = now + Duration::from_millis(millis * 30);
+                match step {
+                    0 => drop(owners.remove(&owner)),
+                    1 => {
+                        now += Duration::from_millis(millis);
+                        let mut found: Vec<Instant> = Vec::new();
+                        while let Some((at, owner)) = schedule.pop(now) {
+                            prop_assert!(at <= now);
+                            if owners.get(&owner) == Some(&at) {
+                                owners.remove(&owner);
+                                found.push(at);
+                            }
+                        }
+                        prop_assert!(found.is_sorted());
+                        prop_assert!(owners.values().all(|due| *due > now));
+                        checks_at = schedule.check_at();
+                    }
+                    2 => {
+                        schedule.unchecked();
+                        checks_at = None;
+                    }
+                    _ => {
+                        owners.insert(owner, at);
+                        let counts = |at, owner| owners.get(&owner) == Some(&at);
+                        if schedule.add(at, owner, owners.len(), counts) {
+                            checks_at = Some(at);
+                        }
+                        prop_assert!(checks_at.is_some_and(|checks_at| checks_at <= at));
+                        prop_assert!(schedule.heap.len() <= 2 * owners.len() + 64);
+                    }
+                }
+                for (owner, due) in &owners {
+                    let is_planned = schedule.heap.iter().any(|Reverse(it)| *it == (*due, *owner));
+                    prop_assert!(is_planned, "the entry of a due time was removed");
+                }
+                prop_assert_eq!(schedule.is_empty(), schedule.heap.is_empty());
+            }
+        }
+    }
+}

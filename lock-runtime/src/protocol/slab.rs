@@ -159,3 +159,43 @@ impl<T> IndexMut<Id<T>> for Slab<T> {
         self.get_mut(id).expect("the entry exists")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// No number is used for two entries, and the number of an entry that was removed finds
+        /// nothing, also when its slot is in use again.
+        #[test]
+        fn no_id_is_used_again(steps in proptest::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..200)) {
+            let mut slab = Slab::default();
+            let mut issued: Vec<Id<usize>> = Vec::new();
+            let mut living = BTreeMap::new();
+            for (value, (inserts, index)) in steps.into_iter().enumerate() {
+                if inserts || issued.is_empty() {
+                    let id = slab.insert(value);
+                    prop_assert!(!issued.contains(&id));
+                    prop_assert!(living.keys().all(|other: &Id<usize>| other.slot() != id.slot()));
+                    issued.push(id);
+                    living.insert(id, value);
+                } else {
+                    let id = issued[index.index(issued.len())];
+                    prop_assert_eq!(slab.remove(id), living.remove(&id));
+                }
+                for id in &issued {
+                    prop_assert_eq!(slab.get(*id), living.get(id));
+                    prop_assert_eq!(slab.get_mut(*id).copied(), living.get(id).copied());
+                }
+                prop_assert_eq!((slab.len(), slab.is_empty()), (living.len(), living.is_empty()));
+                let listed: BTreeMap<_, _> = slab.iter().map(|(id, value)| (id, *value)).collect();
+                prop_assert_eq!(&listed, &living);
+                prop_assert_eq!(slab.ids().len(), living.len());
+            }
+        }
+    }
+}
