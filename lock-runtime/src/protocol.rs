@@ -132,7 +132,7 @@ pub(crate) enum Note {
     GaveUp(Hold, StoreError),
 }
 
-/// A rule of the protocol that a simulator switches off.
+/// A rule of docs/PROTOCOL.md that a simulator switches off.
 #[cfg_attr(
     not(test),
     expect(dead_code, reason = "only simulators switch rules off")

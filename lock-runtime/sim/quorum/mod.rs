@@ -7,7 +7,7 @@
 //! server's clock, and at each server the table of the in-memory store. Only the tasks of
 //! `store/quorum/calls.rs` (in `client.rs`) and a connection (in `link.rs`) are modelled here.
 //!
-//! `LOCK_EXPLORER_OFFSET=100000` looks for violations of the planted mutations from that seed on.
+//! `LOCK_EXPLORER_OFFSET=100000` looks for violations of the mutations from that seed on.
 //! `LOCK_EXPLORER_SCHEDULES=5000000` explores more schedules than by default, and
 //! `LOCK_EXPLORER_SEED=17` prints the trace of a single one.
 
@@ -26,16 +26,16 @@ use self::{checker::Wrong, world::World};
 use super::from_environment;
 use crate::protocol::quorum::Mutation;
 
-/// A rule of the protocol that is switched off.
+/// A rule of docs/PROTOCOL.md that is switched off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
     /// A rule of the session.
     Session(Mutation),
     /// A lease is not shortened to allow for clock drift.
     NoDrift,
-    /// rule 30: a restarted server votes at once if its data are old enough.
+    /// Rule 30: a restarted server votes at once if its data are old enough.
     MarkerOnly,
-    /// rule 30: a server whose data were deleted continues to vote.
+    /// Rule 30: a server whose data were deleted continues to vote.
     UptimeOnly,
 }
 

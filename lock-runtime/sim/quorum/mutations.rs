@@ -1,4 +1,4 @@
-//! The rules of the protocol, each switched off in turn: the explorer must find the violation that
+//! The rules of the protocol, each switched off in turn: the simulator must find the violation that
 //! the rule prevents. It would find the same error in the code.
 
 use super::{Broken, checker::Wrong, world::World};

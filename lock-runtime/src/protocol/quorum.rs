@@ -52,25 +52,25 @@ pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(2);
 /// The number of a request. No two requests of a session have the same.
 pub(crate) type RequestId = u64;
 
-/// A rule of the protocol that is switched off, to show that the explorer finds the violation.
+/// A rule of docs/PROTOCOL.md that is switched off, to show that the simulator finds the violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
-    /// PROTOCOL 28: the largest fencing token is not written back.
+    /// Rule 28: the largest fencing token is not written back.
     NoWriteBack,
-    /// PROTOCOL 28: a reader, like a writer, counts servers whose counters have passed the number.
+    /// Rule 28: a reader, like a writer, counts servers whose counters have passed the number.
     CountsWhatOthersHave,
     /// Half of the servers are enough.
     MajorityOffByOne,
     /// Half of the servers are enough for a renewal.
     RenewsByHalf,
-    /// PROTOCOL 29: the vote of a server from an earlier exchange counts even if the server does
+    /// Rule 29: the vote of a server from an earlier exchange counts even if the server does
     /// not reply in this exchange.
     AddsUpExchanges,
-    /// PROTOCOL 29: renewals of earlier exchanges count as well.
+    /// Rule 29: renewals of earlier exchanges count as well.
     AddsUpRenewals,
-    /// PROTOCOL 1: the reply to an acquire is applied although its alias was abandoned.
+    /// Rule 1: the reply to an acquire is applied although its alias was abandoned.
     BelievesTheAbandoned,
-    /// PROTOCOL 8: an alias is abandoned once, even if an acquire may still be delayed.
+    /// Rule 8: an alias is abandoned once, even if an acquire may still be delayed.
     AbandonsOnce,
 }
 

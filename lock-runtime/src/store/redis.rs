@@ -408,7 +408,7 @@ impl RedisStore {
                 .arg(proposal.map_or(0, FencingToken::number).to_string())
         };
         // Not repeated under the same token: the first request may be executed after the lock was
-        // released again, and the lock would then have no owner (PROTOCOL 1).
+        // released again, and the lock would then have no owner (rule 1).
         let mut answer = self.servers.call_by(place, deadline, &write).await?;
         let mut reply = answer.reply()?;
         let _server_time = reply.count()?;
@@ -604,8 +604,7 @@ impl RedisStore {
             }
         };
         self.servers.leaves(hold);
-        // Not repeated: `not_held` would not show whether the first call was executed
-        // (PROTOCOL 14).
+        // Not repeated: `not_held` would not show whether the first call was executed (rule 14).
         let alone = || self.free_alone(hold, *keep_for);
         let mut answer = match self.servers.free(&call, alone, Repeat::Never).await? {
             Freed::Wholly(answer) | Freed::LockAlone(answer) => answer,

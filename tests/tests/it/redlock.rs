@@ -1,4 +1,4 @@
-//! Locks on several servers with agreement by majority (DESIGN 11, PROTOCOL 28 to 31).
+//! Locks on several servers with agreement by majority (rules 28 to 31 of docs/PROTOCOL.md).
 
 mod contention;
 mod environment;

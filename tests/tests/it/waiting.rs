@@ -1,5 +1,5 @@
 //! Waiting for a lock that is held: the order in which waiters are served, their delay, and the
-//! cost of waiters that give up, die or miss a push message (PROTOCOL 15 to 20).
+//! cost of waiters that give up, die or miss a push message (rules 15 to 20 of docs/PROTOCOL.md).
 
 mod crowds;
 mod fairness;

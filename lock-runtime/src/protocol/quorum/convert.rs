@@ -74,7 +74,7 @@ impl Session {
         } = conversion;
         let reply = match (ballot.decided(), self.rounds.get_mut(&token.stem())) {
             (Some(true), Some(round)) => {
-                // An alias that was abandoned in the meantime does not count (PROTOCOL 1).
+                // An alias that was abandoned in the meantime does not count (rule 1).
                 let known: PerServer<_> = round.known().collect();
                 let is_used = |server| {
                     known

@@ -112,7 +112,7 @@ impl Session {
     }
 
     /// Applies the replies of a server to the acquisitions of a batch. A reply about an alias that
-    /// was abandoned in the meantime does not count, as the server may free it (PROTOCOL 1).
+    /// was abandoned in the meantime does not count, as the server may free it (rule 1).
     pub(super) fn renewed(
         &mut self,
         server: usize,

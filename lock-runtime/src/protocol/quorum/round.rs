@@ -181,7 +181,7 @@ impl Round {
         self.longest_lease = self.longest_lease.max(lease);
     }
 
-    /// Marks the start of the release: no more votes are requested (PROTOCOL 13).
+    /// Marks the start of the release: no more votes are requested (rule 13).
     pub(crate) fn close(&mut self) {
         self.closed = true;
     }
@@ -540,7 +540,7 @@ impl Round {
             state.status = status;
         }
         if is_gone {
-            // The alias was used at this server, so it must not be used again (PROTOCOL 9).
+            // The alias was used at this server, so it must not be used again (rule 9).
             self.abandoned.push(AbandonedAlias {
                 server,
                 token,

@@ -48,7 +48,7 @@ impl Renewed {
     }
 
     /// The result so far. The lock is held for as long as a majority of the servers holds it,
-    /// according to their replies in this exchange alone (PROTOCOL 29).
+    /// according to their replies in this exchange alone (rule 29).
     pub(crate) fn held(&self, cx: &Cx<'_>) -> Held {
         let majority = majority(self.servers) - usize::from(cx.breaks(Mutation::RenewsByHalf));
         match nth_largest(self.until.iter().copied(), majority) {

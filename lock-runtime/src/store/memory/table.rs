@@ -94,7 +94,7 @@ pub(crate) struct Step<'a> {
     /// The locks that may be free after this time, before their next waiter polls. To be sent as
     /// events as well.
     pub(crate) free_in: Vec<(LockKey, LockKind, Duration)>,
-    /// Switches PROTOCOL 15 off: this step grants nothing from the wait queue.
+    /// Switches rule 15 off: this step grants nothing from the wait queue.
     #[cfg(test)]
     pub(crate) lets_nobody_in: bool,
 }
@@ -221,8 +221,7 @@ impl Entry {
         Grant::new(fence, lease).reserved(reserved)
     }
 
-    /// Drops expired slots and queue entries, and hands the lock off to the next waiters
-    /// (PROTOCOL 15).
+    /// Drops expired slots and queue entries, and hands the lock off to the next waiters (rule 15).
     fn advance(&mut self, key: &LockKey, step: &mut Step<'_>) {
         let now = step.now;
         self.slots.retain(|slot| slot.expires > now);

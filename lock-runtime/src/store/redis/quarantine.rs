@@ -1,5 +1,5 @@
 //! The quarantine of a server of a quorum: it does not vote until every lease that it may have
-//! forgotten is over (PROTOCOL 30).
+//! forgotten is over (rule 30 of docs/PROTOCOL.md).
 //!
 //! The uptime reveals a server that was restarted, even with an old copy of its data. A marker,
 //! which is deleted with the data, reveals a server whose data is gone. Neither is enough alone.

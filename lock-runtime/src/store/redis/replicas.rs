@@ -2,8 +2,8 @@
 //!
 //! `WAIT` blocks its whole connection, and waits for the writes of that connection. It therefore
 //! has a connection of its own, on which a key of each grant is written first. That write also
-//! shows that the same server has made the grant (PROTOCOL 32). Calls that arrive during a round
-//! share the next one, so one `WAIT` serves them all.
+//! shows that the same server has made the grant (rule 32 of docs/PROTOCOL.md). Calls that arrive
+//! during a round share the next one, so one `WAIT` serves them all.
 //!
 //! A grant that too few replicas have is not reported. The call counts as unanswered, and the
 //! caller follows it up like any other unanswered call.

@@ -57,8 +57,8 @@ async fn acquire_over_a_bad_network_excludes_and_leaves_no_lock() {
     }
 }
 
-/// PROTOCOL 8: a request may be executed after its caller gave up. Its lock is free soon all the
-/// same, long before the lease ends.
+/// Rule 8 of docs/PROTOCOL.md: a request may be executed after its caller gave up. Its lock is free
+/// soon all the same, long before the lease ends.
 #[tokio::test(start_paused = true)]
 async fn acquire_executed_after_its_caller_gave_up_holds_no_lock() {
     for seed in 0..SEEDS {

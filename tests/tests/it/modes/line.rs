@@ -85,8 +85,8 @@ async fn try_acquire_does_not_overtake_waiters(place: Place) {
         .unwrap();
 }
 
-/// PROTOCOL 17 and 1: the next waiter takes over the token of the waiter before it, unless a
-/// request with that token is still without a reply.
+/// Rules 17 and 1 of docs/PROTOCOL.md: the next waiter takes over the token of the waiter before
+/// it, unless a request with that token is still without a reply.
 #[tokio::test(start_paused = true)]
 async fn acquire_inherits_a_queue_entry_and_no_token_in_doubt() {
     in_time(async {

@@ -75,7 +75,7 @@ async fn a_lock_outlives_the_restart_of_every_server_in_turn() {
     servers.nothing_left().await;
 }
 
-/// PROTOCOL 30: three of five servers lose a lock, in one of three ways, and must not grant it to
+/// Rule 30: three of five servers lose a lock, in one of three ways, and must not grant it to
 /// another client before the holder's lease is over.
 #[tokio::test]
 async fn servers_that_forgot_a_lock_give_it_to_nobody_else() {

@@ -151,7 +151,7 @@ fn request(hold: &Hold, lease: Duration) -> KeyRequest {
     )
 }
 
-/// PROTOCOL 1: the abandon of a refused request is repeated after its deadline, when the same
+/// Rule 1: the abandon of a refused request is repeated after its deadline, when the same
 /// client holds the lock.
 #[tokio::test(start_paused = true)]
 async fn abandon_of_a_refused_request_frees_no_later_grant() {
@@ -218,7 +218,7 @@ async fn renew_gets_the_vote_of_a_server_that_still_queues_the_holder() {
     );
 }
 
-/// PROTOCOL 28: a fence block counts only if a majority knows its end.
+/// Rule 28: a fence block counts only if a majority knows its end.
 #[tokio::test(start_paused = true)]
 async fn poll_reserves_a_fence_block_that_a_majority_knows() {
     let servers = Servers::start(3);
@@ -291,7 +291,7 @@ async fn acquire_times_out_if_the_coordinator_falls_silent_at_the_end() {
     }
 }
 
-/// PROTOCOL 13: a renewal in flight requests the missing votes.
+/// Rule 13: a renewal in flight requests the missing votes.
 #[tokio::test(start_paused = true)]
 async fn release_ends_the_requests_for_missing_votes() {
     let servers = Servers::start(3);

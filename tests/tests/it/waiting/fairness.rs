@@ -24,7 +24,7 @@ on_every_store! {
 }
 
 /// The time-out of each request is shorter than the wait in the queue, but the next request of the
-/// process inherits the queue entry (PROTOCOL 17).
+/// process inherits the queue entry (rule 17).
 async fn the_impatient_inherit_their_place_until_it_is_their_turn(place: Place) {
     let mut busy = JoinSet::new();
     for _ in 0..10 {

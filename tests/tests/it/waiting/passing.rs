@@ -124,7 +124,7 @@ async fn a_pass_that_nobody_takes_is_given_back(place: Place) {
     nothing_left(&place, &["a", "b"]).await;
 }
 
-/// The conditions of a local hand-off (PROTOCOL 20).
+/// The conditions of a local hand-off (rule 20).
 async fn a_lock_is_passed_on_to_the_same_wish_only(place: Place) {
     type Ask = fn(&LockClient, &str) -> LockRequest;
     let wishes: [(Ask, bool); 6] = [

@@ -104,7 +104,7 @@ pub(crate) enum Outcome {
 pub(crate) struct AbandonedAlias {
     pub(crate) server: usize,
     pub(crate) token: Token,
-    /// An acquire under this alias may still be executed until then (PROTOCOL 8).
+    /// An acquire under this alias may still be executed until then (rule 8).
     pub(crate) straggler_until: Option<Instant>,
     /// The alias is not known to hold the lock: it may be in the queue.
     pub(crate) may_be_queued: bool,

@@ -13,7 +13,7 @@ use crate::{
 /// The state of a round at one server.
 #[derive(Debug)]
 pub(super) struct VoteState {
-    /// The alias of the acquisition here. It is replaced when it is abandoned (PROTOCOL 1).
+    /// The alias of the acquisition here. It is replaced when it is abandoned (rule 1).
     pub(super) token: Token,
     pub(super) standing: Standing,
     /// A grant that the server has pushed and that is not verified yet.

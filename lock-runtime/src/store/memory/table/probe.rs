@@ -46,7 +46,7 @@ impl Table {
         })
     }
 
-    /// Switches PROTOCOL 11 off: keeps the lock for `lease` from now, even if that shortens the
+    /// Switches rule 11 off: keeps the lock for `lease` from now, even if that shortens the
     /// lease.
     pub(crate) fn shorten(&mut self, hold: &Hold, lease: Duration, now: Instant) {
         if let Some(slot) = self.held(hold, now) {
