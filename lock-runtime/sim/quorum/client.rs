@@ -280,7 +280,7 @@ impl Client {
     /// Drops the future of a request. Its calls complete in the background.
     fn drop_request(&mut self, sim: &mut Sim, id: RequestId) {
         if self.asked.remove(&id).is_some() {
-            self.session.cancel(id);
+            self.session.cancel(id, self.clock.at(sim.now));
             self.timer_at(sim, self.now(sim) + LONGEST_CALL, Timer::Forget(id));
         }
     }
@@ -370,8 +370,8 @@ impl Client {
     }
 
     /// Describes the state that is left in the client, or returns `None` if there is none.
-    pub(super) fn unrest(&self, sim: &Sim) -> Option<String> {
-        let (rounds, requests) = self.session.rest();
+    pub(super) fn unrest(&mut self, sim: &Sim) -> Option<String> {
+        let (rounds, requests) = self.session.rest(self.clock.at(sim.now));
         let rounds: Vec<_> = rounds.into_iter().map(|token| sim.name(token)).collect();
         let left = self.process.session.rest();
         (left.is_some() || requests + rounds.len() > 0)

@@ -146,7 +146,7 @@ impl World {
             self.checker
                 .owners(&self.sim, &self.clients, number, server, true);
         }
-        for client in &self.clients {
+        for client in &mut self.clients {
             if let Some(left) = client.unrest(&self.sim) {
                 self.checker
                     .report(Wrong::Leak, || format!("{} has left: {left}", client.who));

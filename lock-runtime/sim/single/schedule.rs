@@ -164,6 +164,7 @@ impl Schedule {
             horizon,
             is_echoing,
             are_many: dice.chance(150),
+            quick_hold: dice.one_of(&[Duration::from_micros(500), millis(5)]),
         };
         let arrivals: Vec<_> = (0..dice.one_of(&[3, 5, 7, 10]))
             .map(|_| crowd.arrival(dice))
@@ -183,7 +184,7 @@ impl Schedule {
             .collect();
         for _ in 0..dice.one_of(&[0, 0, 1, 2, 3]) {
             let process = dice.below(crowd.processes);
-            let action = match dice.below(if crowd.are_many { 12 } else { 9 }) {
+            let action = match dice.below(if crowd.are_many { 18 } else { 9 }) {
                 0 | 1 => Action::Crash(process),
                 2 | 3 => Action::Stop(process, dice.up_to(horizon.max(millis(4000)))),
                 4 => Action::Disconnect(process),
@@ -237,6 +238,8 @@ struct Crowd {
     is_echoing: bool,
     /// Requests are repeated often, so that the limits of local hand-offs are reached.
     are_many: bool,
+    /// The longest hold of such a request.
+    quick_hold: Duration,
 }
 
 impl Crowd {
@@ -282,7 +285,7 @@ impl Crowd {
             keys,
             terms,
             hold_for: if self.are_many {
-                dice.up_to(Duration::from_micros(500))
+                dice.up_to(self.quick_hold)
             } else if extend.is_some() {
                 dice.up_to(lease * 3)
             } else {

@@ -89,8 +89,9 @@ impl Session {
             terms,
             since,
             sent,
-            ..
+            longest_lease,
         } = conversion;
+        let longest_lease = *longest_lease;
         // The limits of the writer continue for the reader; they do not start again.
         let held_for = sent.saturating_duration_since(*since);
         let left = |limit: Duration| limit.saturating_sub(held_for);
@@ -116,7 +117,9 @@ impl Session {
                         lease,
                         budget: None,
                     };
-                    return Ok(self.hold(new, cx));
+                    let granted = self.hold(new, cx);
+                    self.held[granted.held].longest_lease = longest_lease;
+                    return Ok(granted);
                 }
                 ConvertError::Lost(lease.loss(cx.now).unwrap_or(Loss::Expired))
             }

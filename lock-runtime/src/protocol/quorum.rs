@@ -24,7 +24,10 @@ mod tally;
 mod tests;
 mod time_out;
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
 
 use foldhash::fast::RandomState;
 use tokio::time::Instant;
@@ -138,6 +141,8 @@ pub(crate) struct Session {
     contended: Contended,
     /// The moving average of the time in which a majority replies.
     round_trip: Duration,
+    /// The rounds whose release was not confirmed, and until when their votes may last.
+    released: VecDeque<(Instant, u128)>,
 }
 
 /// A request in progress.
@@ -164,6 +169,7 @@ impl Session {
             proposals: Proposals::default(),
             contended: Contended::default(),
             round_trip: Duration::from_millis(1),
+            released: VecDeque::new(),
         }
     }
 
@@ -192,8 +198,27 @@ impl Session {
 
     /// Ends a request whose caller no longer waits for it. Calls that are made may still be
     /// replied to.
-    pub(crate) fn cancel(&mut self, id: RequestId) {
-        self.requests.remove(&id);
+    pub(crate) fn cancel(&mut self, id: RequestId, now: Instant) {
+        let Some(Request::Broadcast(broadcast)) = self.requests.remove(&id) else {
+            return;
+        };
+        // The caller may never repeat a release that it does not await, so its round is removed
+        // once its votes have expired in any case.
+        if let Some(stem) = broadcast.releases()
+            && let Some(round) = self.rounds.get(&stem)
+        {
+            self.released.push_back((now + round.longest_lease(), stem));
+        }
+    }
+
+    /// Removes the rounds of unconfirmed releases whose votes have expired.
+    fn remove_expired(&mut self, now: Instant) {
+        while let Some((until, stem)) = self.released.front().copied()
+            && until < now
+        {
+            self.released.pop_front();
+            self.rounds.remove(&stem);
+        }
     }
 
     /// Applies the reply to a call.
@@ -318,7 +343,8 @@ impl Session {
     }
 
     /// The tokens of its acquisitions, and the number of its requests in progress.
-    pub(crate) fn rest(&self) -> (Vec<Token>, usize) {
+    pub(crate) fn rest(&mut self, now: Instant) -> (Vec<Token>, usize) {
+        self.remove_expired(now);
         let tokens = self.rounds.values().map(|round| round.hold().token);
         (tokens.collect(), self.requests.len())
     }

@@ -40,6 +40,16 @@ pub(super) enum Count {
     Revocation(Vec<RevokeReply>),
 }
 
+impl Broadcast {
+    /// The round that the request releases, if it is a release.
+    pub(super) fn releases(&self) -> Option<u128> {
+        match &self.count {
+            Count::Release(releasing) => Some(releasing.stem()),
+            _ => None,
+        }
+    }
+}
+
 impl Session {
     /// Determines the state of a lock at a majority.
     pub(crate) fn inspect(&mut self, key: &LockKey, kind: LockKind, cx: &mut Cx<'_>) -> RequestId {

@@ -16,6 +16,11 @@ pub(super) struct Releasing {
 }
 
 impl Releasing {
+    /// The round that is released.
+    pub(super) fn stem(&self) -> u128 {
+        self.token.stem()
+    }
+
     /// Counts a reply. Returns whether a majority has decided.
     pub(super) fn count(&mut self, reply: ReleaseReply) -> bool {
         self.ballot.count(reply == ReleaseReply::Released);
@@ -26,6 +31,7 @@ impl Releasing {
 impl Session {
     pub(crate) fn release(&mut self, release: &Release, cx: &mut Cx<'_>) -> RequestId {
         let hold = &release.hold;
+        self.remove_expired(cx.now);
         let Some(round) = self.rounds.get_mut(&hold.token.stem()) else {
             return self.reply(Reply::Release(ReleaseReply::NotHeld));
         };

@@ -42,7 +42,7 @@ struct Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.is_over {
-            lock(&self.inner.session).cancel(self.id);
+            lock(&self.inner.session).cancel(self.id, Instant::now());
         }
         self.inner.finish(std::mem::take(&mut self.calls));
     }

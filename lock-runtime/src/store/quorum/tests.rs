@@ -185,7 +185,7 @@ async fn release_without_a_majority_is_retried_then_forgotten() {
     };
     silence(true);
     assert!(store.release(&Release::new(hold.clone())).await.is_err());
-    assert!(lock(&store.inner.session).rest().0.is_empty());
+    assert!(lock(&store.inner.session).rest(Instant::now()).0.is_empty());
 
     silence(false);
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -247,7 +247,7 @@ async fn a_grant_that_is_not_confirmed_is_given_up_where_it_is_held() {
         released.elapsed() < lease / 2,
         "the waiter waited for its own vote"
     );
-    assert_eq!(lock(&store.inner.session).rest().0.len(), 1);
+    assert_eq!(lock(&store.inner.session).rest(Instant::now()).0.len(), 1);
     drop(guard);
 }
 
