@@ -779,6 +779,100 @@ fn a_waiter_is_counted_once_in_whatever_way_it_leaves() {
     assert!(bench.is_empty());
 }
 
+/// A store that cannot be reached may confirm an abandonment at once, as nothing was sent to it.
+#[test]
+fn own_abandonments_do_not_shorten_the_pause_of_a_waiter() {
+    let mut bench = Bench::new();
+    let (id, _) = bench.head();
+    let at = waits(&bench.no_reply(id));
+    assert!(at > bench.now);
+    let (job, _) = bench.input(|session, cx| session.due_job(cx)).unwrap();
+    bench.input(|session, cx| session.job_replied(job, Ok(Reply::Abandoned), cx));
+    assert_eq!(waits(&bench.resume(id)), at);
+    // A refusal shows that the store can be reached: a release makes the next request succeed.
+    bench.now = at;
+    asks(&bench.resume(id));
+    waits(&bench.reply(id, BUSY));
+    bench.freed();
+    asks(&bench.resume(id));
+}
+
+/// The store keeps an extended lock for the longest lease that was requested.
+#[test]
+fn release_of_an_extended_lock_is_repeated_until_that_lease_is_over() {
+    let mut bench = Bench::new();
+    let held = bench.holds(0, LEASE);
+    let hour = LEASE * 120;
+    bench
+        .input(|session, cx| session.extend(held, hour, cx))
+        .unwrap();
+    let reply = Ok(Reply::Renew(crate::store::RenewReply::Renewed {
+        ttl: hour,
+    }));
+    let sent = bench.now;
+    bench
+        .input(|session, cx| session.extend_replied(held, reply, sent, cx))
+        .unwrap();
+    bench.input(|session, cx| session.guard_dropped(held, cx));
+    let began = bench.now;
+    let mut calls = 0;
+    while !bench.session.is_drained() {
+        while let Some((job, _)) = bench.input(|session, cx| session.due_job(cx)) {
+            calls += 1;
+            let error = Err(StoreError::timed_out(MILLI));
+            bench.input(|session, cx| session.job_replied(job, error, cx));
+        }
+        bench.now += Duration::from_secs(1);
+    }
+    assert!(calls > 2);
+    assert!(bench.now - began >= hour, "{:?}", bench.now - began);
+}
+
+/// The next holder has asked for a shorter lease than the extended one.
+#[test]
+fn an_extended_lock_is_not_handed_off_locally() {
+    let mut bench = Bench::new();
+    let held = bench.holds(3, LEASE);
+    bench.head();
+    bench
+        .input(|session, cx| session.extend(held, LEASE * 2, cx))
+        .unwrap();
+    let reply = Ok(Reply::Renew(crate::store::RenewReply::Renewed {
+        ttl: LEASE * 2,
+    }));
+    let sent = bench.now;
+    bench
+        .input(|session, cx| session.extend_replied(held, reply, sent, cx))
+        .unwrap();
+    assert_ne!(bench.releases(held), Left::HandedOff);
+}
+
+/// `min_hold` counts for a lock whose downgrade has no reply, too.
+#[test]
+fn a_failed_downgrade_leaves_the_lock_reserved() {
+    let mut bench = Bench::new();
+    let terms = Terms {
+        min_hold: Some(LEASE),
+        ..WRITER
+    };
+    let (id, step) = bench.begin(&terms).unwrap();
+    asks(&step);
+    let held = holds(bench.reply(id, granted(7))).held;
+    let (id, _) = bench
+        .input(|session, cx| session.convert(held, cx))
+        .unwrap();
+    bench.input(|session, cx| session.convert_dropped(id, cx));
+    let mut modes = Vec::new();
+    while let Some((_, call)) = bench.input(|session, cx| session.due_job(cx)) {
+        let Request::Release(release) = call.request else {
+            panic!("{call:?}")
+        };
+        assert_eq!(release.keep_for, Some(LEASE));
+        modes.push(release.hold.mode);
+    }
+    assert_eq!(modes, [Mode::Exclusive, Mode::Shared]);
+}
+
 proptest! {
     /// Requests arrive and leave in any order: heads follow one another in the order of arrival,
     /// the next head is woken, no request beyond the limits is admitted, and nothing is left at

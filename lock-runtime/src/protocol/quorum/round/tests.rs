@@ -151,7 +151,7 @@ fn a_check_of_the_other_servers_forgets_nothing_that_they_keep() {
     assert_eq!(
         case.round.take_abandoned().len(),
         1,
-        "an alias that is gone is abandoned (PROTOCOL 9)"
+        "an alias that is gone is abandoned (rule 9)"
     );
     case.waits();
     let calls = case.round.poll(case.deadline(), case.now);
