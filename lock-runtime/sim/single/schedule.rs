@@ -34,7 +34,6 @@ impl Network {
 }
 
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "most actions are arrivals")]
 pub(super) enum Action {
     Arrive(Box<Arrival>),
     /// The process loses everything it had in memory, and restarts.
