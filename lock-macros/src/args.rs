@@ -50,14 +50,14 @@ pub(crate) enum Setting {
     Count(Value<u64>),
 }
 
-/// The spec that the other options are set on.
+/// The initial spec, which the other options modify.
 #[derive(Default)]
 pub(crate) enum Base {
     #[default]
     Exclusive,
     Shared,
     Permits(Value<NonZeroU32>),
-    /// A spec from elsewhere, including the mode.
+    /// An existing spec, including the mode.
     Expr(Given),
 }
 

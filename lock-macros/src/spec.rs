@@ -1,4 +1,4 @@
-//! The options of a lock, from the arguments to an expression of type `LockSpec`.
+//! Expansion of the options of a lock to an expression of type `LockSpec`.
 
 use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{ToTokens as _, quote_spanned};

@@ -6,14 +6,18 @@
 //! invariants; they decide nothing.
 //!
 //! `LOCK_EXPLORER_SCHEDULES=5000000` explores more schedules than by default, and
-//! `LOCK_EXPLORER_SEED=17` prints the history of a single one. `LOCK_EXPLORER_DEPTH=3` makes three
-//! more choices of the small scopes in every way.
+//! `LOCK_EXPLORER_SEED=17` prints the history of a single one. `LOCK_EXPLORER_STARTS=5` counts the
+//! schedules after which a rule that is switched off is found, from five starts.
+//! `LOCK_EXPLORER_DEPTH=3` makes three more choices of the small scopes in every way.
 
-pub(crate) mod dice;
+mod dice;
+mod explore;
 mod process;
 #[cfg(feature = "redis")]
 mod quorum;
 mod single;
+
+use explore::found;
 
 /// Writes a line to the history, if there is one.
 #[cfg(feature = "redis")]
@@ -27,7 +31,3 @@ macro_rules! say {
 }
 #[cfg(feature = "redis")]
 use say;
-
-pub(crate) fn from_environment(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}

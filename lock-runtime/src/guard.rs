@@ -74,17 +74,18 @@ impl LockGuard {
         self.held.fences()
     }
 
-    /// Returns how long the lock is surely still held. See [`HeldLock::validity`].
+    /// Returns the time for which the lock is certain to be held. See [`HeldLock::validity`].
     pub fn validity(&self) -> Duration {
         self.held.validity()
     }
 
-    /// Returns how many renewals the store has confirmed. See [`HeldLock::renewals`].
+    /// Returns the number of renewals that the store has confirmed. See [`HeldLock::renewals`].
     pub fn renewals(&self) -> u64 {
         self.held.renewals()
     }
 
-    /// Returns whether the request had competitors. See [`HeldLock::was_contended`].
+    /// Returns whether the lock was contended when it was requested. See
+    /// [`HeldLock::was_contended`].
     pub fn was_contended(&self) -> bool {
         self.held.was_contended()
     }
@@ -169,8 +170,8 @@ impl LockGuard {
         Ok(())
     }
 
-    /// Converts a writer to a reader, without a moment in which the lock is free. The reader has
-    /// a fencing token of its own; for the writer's views the lock is released.
+    /// Converts a writer to a reader without releasing the lock in between. The reader has its own
+    /// fencing token; the writer's views treat the lock as released.
     ///
     /// # Errors
     /// `ModeMismatch` for a guard that is not exclusive, re-entered or was re-entered, or has
@@ -203,7 +204,7 @@ fn mismatch(key: &LockKey, message: &'static str) -> LockError {
 /// Inline storage for one key, which is the common case.
 pub(crate) type Entries = SmallVec<[Entry; 1]>;
 
-/// A guard's share in a lease. When dropped, it leaves in the background.
+/// A guard's share in a lease. Dropping it releases the guard in the background.
 pub(crate) struct Entry {
     view: Arc<View>,
     /// See [`HeldLock::was_contended`].
@@ -245,7 +246,7 @@ impl Entry {
         self.view.fence()
     }
 
-    /// Returns how the lease was lost, if it was.
+    /// Returns the error of the loss if the lease was lost.
     pub(crate) fn lost(&self) -> Option<LockError> {
         self.view.loss().map(|loss| self.view.lost_error(loss))
     }
@@ -405,14 +406,14 @@ impl HeldLock {
         self.views.iter().map(|view| (view.key(), view.fence()))
     }
 
-    /// Returns how long the lock is surely still held, by the clock of this process, if no
-    /// further renewal succeeds. Zero after a loss or a release.
+    /// Returns the time for which the lock is certain to be held, by the clock of this process, if
+    /// no further renewal succeeds. Zero after a loss or a release.
     pub fn validity(&self) -> Duration {
         let validities = self.views.iter().map(|view| view.validity());
         validities.min().unwrap_or_default()
     }
 
-    /// Returns how many background renewals the store has confirmed so far, for all keys
+    /// Returns the number of background renewals that the store has confirmed so far, for all keys
     /// together. The count starts again when the lock is handed off or downgraded.
     /// [`extend`](LockGuard::extend) and [`verify`](Self::verify) do not count.
     pub fn renewals(&self) -> u64 {
@@ -441,8 +442,8 @@ impl HeldLock {
 
     /// Resolves with the reason when the lock is lost, or never if it is released before.
     ///
-    /// The loss is detected by the local clock, even if the store is silent. The future needs no
-    /// runtime. It is woken by the client's task, which runs where the lock was acquired.
+    /// The loss is detected by the local clock, even if the store does not reply. The future needs
+    /// no runtime. It is woken by the client's task, which runs where the lock was acquired.
     pub fn lost(&self) -> LostFuture {
         LostFuture {
             held: self.clone(),
@@ -454,11 +455,11 @@ impl HeldLock {
     /// re-enter the lock instead of waiting for it, and other requests for it are refused
     /// as `WouldDeadlock`.
     ///
-    /// A spawned task has no frame; this method takes one along:
-    /// `tokio::spawn(held.scope(work))`. A guard that re-entered there keeps the lock until it is
-    /// released, even if the first guard is gone by then. After a release, a `reentrant` request
-    /// waits like any other. A loss does not end `future`: its guards and [`lost`](Self::lost)
-    /// report the loss, and requests for the same lock are refused as `Lost` from then on.
+    /// A spawned task has no frame; this method gives it one: `tokio::spawn(held.scope(work))`. A
+    /// guard that re-entered there keeps the lock until it is released, even if the first guard is
+    /// gone by then. After a release, a `reentrant` request waits like any other. A loss does not
+    /// end `future`: its guards and [`lost`](Self::lost) report the loss, and requests for the same
+    /// lock are refused as `Lost` from then on.
     pub fn scope<F: Future>(&self, future: F) -> ScopeFuture<F> {
         Frame::enclosing(self.clone()).scope(future)
     }

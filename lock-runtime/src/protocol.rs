@@ -1,11 +1,11 @@
-//! The decisions of a client, without I/O: which request is sent when, what a reply means, when a
-//! lock is held, handed off, lost and released. The rules are in docs/PROTOCOL.md.
+//! The protocol of a client, without I/O: the requests to send, the meaning of replies, and the
+//! acquisition, hand-off, loss and release of locks. The rules are in docs/PROTOCOL.md.
 //!
 //! [`Session`] is the state of one client. Each of its methods is one input: a request, a reply of
 //! the store, a push message, the passage of time. It receives the current time and fresh random
-//! numbers in a [`Cx`], and returns the next move of the calling task. The effects on other tasks
-//! are collected in the `Cx`, and are performed after the session is unlocked. Calls that no task
-//! awaits are pulled by the driver ([`Session::due_renewals`], [`Session::due_job`]).
+//! numbers in a [`Cx`], and returns the next step of the calling task. The effects on other tasks
+//! are collected in the `Cx`, and are performed after the session is unlocked. The driver pulls the
+//! calls that no task awaits ([`Session::due_renewals`], [`Session::due_job`]).
 
 mod abandon;
 mod acquire;
@@ -76,7 +76,8 @@ pub(crate) trait Entropy {
 
 /// The context of one input.
 pub(crate) struct Cx<'a> {
-    /// Read before the session was locked, so it may be earlier than that of the input before.
+    /// The time, read before the session was locked. It may be earlier than that of the previous
+    /// input.
     pub(crate) now: Instant,
     pub(crate) entropy: &'a mut dyn Entropy,
     /// The effects on other tasks, to be performed after the session is unlocked.
@@ -101,11 +102,11 @@ pub(crate) enum Effect {
         valid_until: Instant,
         is_renewal: bool,
     },
-    /// The last guard of a held lock has left.
+    /// The last guard of a held lock was removed.
     Released(HeldId),
     /// A held lock was lost.
     Lost(HeldId, Loss),
-    /// A line of the log.
+    /// An event for the log.
     Note(Box<Note>),
 }
 
@@ -159,7 +160,7 @@ pub(crate) enum Mutation {
     InheritsNoEntry,
     /// Rule 17: a reader takes a grant that is older than its request.
     ReaderTakesOldGrant,
-    /// Rule 19: local hand-offs have no end.
+    /// Rule 19: the number of local hand-offs is not limited.
     HandsOffWithoutBudget,
     /// Rule 19: a lock is handed off under tokens that the store may have forgotten.
     HandsOffAfterDataLoss,
@@ -201,7 +202,7 @@ impl Cx<'_> {
 /// The limits on the requests that wait in this process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WaiterLimits {
-    /// For one lock, behind the head of its queue.
+    /// The limit for each lock, not counting the head of its queue.
     pub(crate) per_key: usize,
     pub(crate) in_all: usize,
 }
@@ -309,14 +310,14 @@ impl Session {
         self.renew_all_soon(cx);
     }
 
-    /// Returns when the driver checks again. `None` if nothing is planned. If it has no room for
-    /// more jobs, it checks them when one ends.
+    /// Returns the time of the driver's next check, or `None` if nothing is planned. Without room
+    /// for more jobs, the driver checks them when one ends.
     pub(crate) fn check_at(&mut self, has_room: bool) -> Option<Instant> {
         let jobs = self.jobs.check_at().filter(|_| has_room);
         self.leases.check_at().into_iter().chain(jobs).min()
     }
 
-    /// Returns whether the driver has something to do, now or later.
+    /// Returns whether the driver has work, now or later.
     pub(crate) fn needs_driver(&self) -> bool {
         !(self.held.is_empty() && self.is_drained())
     }
@@ -375,7 +376,7 @@ impl Session {
             || self.converts(token)
     }
 
-    /// The locks that are surely held at `now`, and until when.
+    /// Returns the locks that are certain to be held at `now`, each with the end of its validity.
     pub(crate) fn valid(&self, now: Instant) -> impl Iterator<Item = (HeldId, &Hold, Instant)> {
         self.held.iter().filter_map(move |(id, held)| {
             let validity = held.validity(now);
@@ -390,7 +391,7 @@ impl Session {
         }
     }
 
-    /// What is left in the session.
+    /// Describes the remaining state of the session, if there is any.
     pub(crate) fn rest(&self) -> Option<String> {
         let rest = [
             ("queues", self.queues.len()),

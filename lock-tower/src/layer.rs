@@ -1,4 +1,4 @@
-//! [`LockLayer`] and [`PolicyLayer`]: configure locks and refusals, and wrap services.
+//! [`LockLayer`] and [`PolicyLayer`], which apply the [`Lock`] middleware to services.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,8 +17,8 @@ use crate::{
 
 /// Layer that applies the [`Lock`] middleware, which holds a lock around each request.
 ///
-/// `K` extracts the key of the lock, see [`KeyExtractor`](crate::KeyExtractor). `P` determines
-/// how requests are refused, [`Http`] or [`Plain`].
+/// `K` extracts the key of the lock, see [`KeyExtractor`](crate::KeyExtractor). `P` is the protocol
+/// of refusals, [`Http`] or [`Plain`].
 ///
 /// The setters of the lock are those of [`LockSpec`]. They check nothing: with an invalid spec,
 /// such as a lease under 100 ms, each request is refused with 500 (`invalid_spec`), and an error
@@ -133,8 +133,8 @@ impl<K, R> LockLayer<K, Http<R>> {
         self.set(|policy| policy.retry_after(after))
     }
 
-    /// Sets how long the lock is held: until the inner service has responded, or until the
-    /// response body has been sent.
+    /// Sets the end of the hold: the response of the inner service, or the end of the response
+    /// body.
     pub fn hold_until(self, hold_until: HoldUntil) -> Self {
         self.set(|policy| policy.hold_until(hold_until))
     }
@@ -177,8 +177,8 @@ impl<S, K: Clone, P: Clone> Layer<S> for LockLayer<K, P> {
 /// Layer that applies the [`Lock`] middleware under a policy that is chosen for each request, by
 /// `LockPolicies` or another [`Selector`](crate::Selector).
 ///
-/// It has no setters for locks, because each [`Policy`] has its own. In a policy file, settings
-/// for all routes belong into `[defaults]`.
+/// It has no setters for locks, because each [`Policy`] has its own. In a policy file, settings for
+/// all routes belong in `[defaults]`.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct PolicyLayer<L, R = StandardReject> {

@@ -1,7 +1,5 @@
 //! The invariants of a run: those that hold at every moment, and those that hold at its end.
 
-use std::fmt;
-
 use tokio::time::Instant;
 
 use super::{
@@ -35,16 +33,7 @@ pub(super) enum Wrong {
     Leak,
 }
 
-pub(super) struct Violation {
-    pub(super) wrong: Wrong,
-    pub(super) what: String,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.wrong, self.what)
-    }
-}
+pub(super) type Violation = crate::sim::explore::Violation<Wrong>;
 
 /// A holder whose client has crashed without a release.
 pub(super) struct Dead {

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     key::LockKey,
     protocol::quorum::ServerRequest,
-    sim::{dice::Dice, process, say},
+    sim::{dice::Dice, explore::Run, process, say},
 };
 
 /// The number of events after which a run counts as endless.
@@ -33,13 +33,50 @@ pub(super) struct World {
     served_by: Option<Instant>,
 }
 
-impl World {
-    pub(super) fn random(seed: u64, broken: Option<Broken>, traced: bool) -> Self {
+impl Run for World {
+    type Mutation = Broken;
+    type Wrong = Wrong;
+
+    fn random(seed: u64, broken: Option<Broken>, traced: bool) -> Self {
         let mut dice = Dice::new(seed);
         let schedule = Schedule::random(&mut dice);
         Self::new(schedule, dice, broken, traced)
     }
 
+    fn run(&mut self, only: Option<Wrong>) -> Result<(), Violation> {
+        self.checker.only = only;
+        for _ in 0..MOST_EVENTS {
+            let Some(event) = self.sim.next() else {
+                return self.end();
+            };
+            self.happens(event);
+            if let Some(wrong) = self.sim.wrong.take() {
+                self.checker.report(Wrong::Refusal, || wrong);
+            }
+            if std::mem::take(&mut self.sim.look) {
+                self.checker
+                    .look(&mut self.sim, &mut self.clients, &self.servers);
+            }
+            if self.served_by.is_some_and(|by| self.sim.now > by) {
+                self.served_by = None;
+                self.report_waiters();
+            }
+            if let Some(violation) = self.checker.found() {
+                return Err(violation);
+            }
+        }
+        Err(Violation {
+            wrong: Wrong::Stuck,
+            what: "the run does not end".into(),
+        })
+    }
+
+    fn history(&mut self) -> String {
+        self.sim.trace.take().unwrap_or_default()
+    }
+}
+
+impl World {
     pub(super) fn new(
         schedule: Schedule,
         dice: Dice,
@@ -94,39 +131,6 @@ impl World {
             bound,
             served_by: None,
         }
-    }
-
-    pub(super) fn trace(&mut self) -> String {
-        self.sim.trace.take().unwrap_or_default()
-    }
-
-    /// Runs until there are no more events. With `only`, looks for violations of that kind alone.
-    pub(super) fn run(&mut self, only: Option<Wrong>) -> Result<(), Violation> {
-        self.checker.only = only;
-        for _ in 0..MOST_EVENTS {
-            let Some(event) = self.sim.next() else {
-                return self.end();
-            };
-            self.happens(event);
-            if let Some(wrong) = self.sim.wrong.take() {
-                self.checker.report(Wrong::Refusal, || wrong);
-            }
-            if std::mem::take(&mut self.sim.look) {
-                self.checker
-                    .look(&mut self.sim, &mut self.clients, &self.servers);
-            }
-            if self.served_by.is_some_and(|by| self.sim.now > by) {
-                self.served_by = None;
-                self.report_waiters();
-            }
-            if let Some(violation) = self.checker.found() {
-                return Err(violation);
-            }
-        }
-        Err(Violation {
-            wrong: Wrong::Stuck,
-            what: "the run does not end".into(),
-        })
     }
 
     fn report_waiters(&mut self) {

@@ -1,6 +1,6 @@
 //! The invariants of a run: those that hold at every moment, and those that hold at its end.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
 use tokio::time::Instant;
 
@@ -38,16 +38,7 @@ pub(super) enum Wrong {
     Refusal,
 }
 
-pub(super) struct Violation {
-    pub(super) wrong: Wrong,
-    pub(super) what: String,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.wrong, self.what)
-    }
-}
+pub(super) type Violation = crate::sim::explore::Violation<Wrong>;
 
 /// The longest sequence of local hand-offs.
 const MAX_HANDOFFS: u32 = 32;

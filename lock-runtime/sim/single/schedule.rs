@@ -74,6 +74,8 @@ enum Kind {
     Passing,
     Strict,
     Mixed,
+    /// Mostly readers, many of which are cancelled.
+    Readers,
     Permits,
 }
 
@@ -148,7 +150,7 @@ impl Schedule {
                 Kind::Passing,
                 Kind::Strict,
                 Kind::Mixed,
-                Kind::Mixed,
+                Kind::Readers,
                 Kind::Permits,
             ]),
             processes: 2 + dice.below(2),
@@ -165,6 +167,11 @@ impl Schedule {
             are_many: dice.chance(150),
             quick_hold: dice.one_of(&[Duration::from_micros(500), millis(5)]),
         };
+        // The push messages to readers are late, so that others are admitted before they arrive.
+        let are_readers = matches!(crowd.kind, Kind::Readers) && !is_echoing;
+        if are_readers {
+            (network.pushes_late, network.longest) = (900, horizon / 2);
+        }
         let arrivals: Vec<_> = (0..dice.one_of(&[3, 5, 7, 10]))
             .map(|_| crowd.arrival(dice))
             .collect();
@@ -173,7 +180,7 @@ impl Schedule {
         let mut actions: Vec<_> = arrivals
             .iter()
             .map(|arrival| {
-                let when = if dice.chance(400) {
+                let when = if are_readers || dice.chance(400) {
                     dice.up_to(horizon)
                 } else {
                     rush + dice.up_to(millis(5))
@@ -247,6 +254,9 @@ impl Crowd {
         let mode = match self.kind {
             Kind::Passing | Kind::Strict => Mode::Exclusive,
             Kind::Mixed => dice.one_of(&[Mode::Exclusive, Mode::Shared]),
+            Kind::Readers => {
+                dice.one_of(&[Mode::Exclusive, Mode::Shared, Mode::Shared, Mode::Shared])
+            }
             Kind::Permits => NonZeroU32::new(2).map_or(Mode::Exclusive, Mode::Permits),
         };
         let wait = Wait::AtMost(self.horizon / 8 + dice.up_to(self.horizon * 2));
@@ -259,7 +269,8 @@ impl Crowd {
             terms.min_hold.unwrap_or_default() + Duration::from_millis(10) + dice.up_to(lease * 2);
         terms.max_hold = dice.chance(50).then_some(max_hold);
         let longest_hold = dice.one_of(&self.holds);
-        let cancel_after = dice.chance(300).then(|| {
+        let are_cancelled = matches!(self.kind, Kind::Readers);
+        let cancel_after = dice.chance(if are_cancelled { 600 } else { 300 }).then(|| {
             let longest = dice.one_of(&[self.horizon, self.horizon / 4, Duration::from_millis(4)]);
             dice.up_to(longest)
         });
@@ -270,7 +281,7 @@ impl Crowd {
         let extend = dice
             .chance(100)
             .then(|| (dice.up_to(lease), 2 + dice.below(2) as u32));
-        let is_writer = mode == Mode::Exclusive && matches!(self.kind, Kind::Mixed);
+        let is_writer = mode == Mode::Exclusive && matches!(self.kind, Kind::Mixed | Kind::Readers);
         let repeats = if self.are_many {
             60
         } else if self.is_echoing && terms.wait != Wait::No && cancel_after.is_none() {

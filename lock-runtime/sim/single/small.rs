@@ -12,7 +12,7 @@ use super::{
 use crate::{
     protocol::Mutation,
     sim::{
-        from_environment,
+        explore::{Run, from_environment},
         process::{Arrival, Ending},
     },
     spec::{Mode, Wait},

@@ -15,7 +15,7 @@ use crate::{
         Call, Cx, Effects, Mutation, ReleaseStep, Reply, Request, Session, Step, WaiterLimits,
     },
     sim::process::terms,
-    sim::{dice::Dice, process::Arrival},
+    sim::{dice::Dice, explore::Run, process::Arrival},
     spec::{Mode, Terms, Wait},
     store::{AcquireReply, Grant, Hold, ReleaseReply, Token},
 };

@@ -15,6 +15,7 @@ use crate::{
     protocol::{AcquireId, Mutation},
     sim::{
         dice::Dice,
+        explore::Run,
         process::{self, Message, Process, StoreReply, Who},
     },
     store::{StoreEvent, Token},
@@ -57,8 +58,11 @@ pub(super) struct World {
     history: Option<String>,
 }
 
-impl World {
-    pub(super) fn random(seed: u64, mutation: Option<Mutation>, is_traced: bool) -> Self {
+impl Run for World {
+    type Mutation = Mutation;
+    type Wrong = Wrong;
+
+    fn random(seed: u64, mutation: Option<Mutation>, is_traced: bool) -> Self {
         let mut dice = Dice::new(seed);
         let schedule = Schedule::random(&mut dice);
         let mut world = Self::new(schedule, dice, mutation, is_traced);
@@ -66,6 +70,42 @@ impl World {
         world
     }
 
+    fn run(&mut self, only: Option<Wrong>) -> Result<(), Violation> {
+        self.checker.only = only;
+        for _ in 0..MOST_EVENTS {
+            let Some((when, event)) = self.next() else {
+                return self.end();
+            };
+            self.now = self.now.max(when);
+            self.happens(event);
+            self.checker
+                .holders(self.now, &self.processes, &self.server);
+            if self.checks_sleepers {
+                self.check_sleepers();
+            }
+            if self.served_by.is_some_and(|by| self.now > by) {
+                self.served_by = None;
+                self.check_waiters();
+            }
+            if let Some(violation) = self.checker.found() {
+                return Err(violation);
+            }
+            if self.is_quiet && self.is_at_rest() {
+                return self.end();
+            }
+        }
+        Err(Violation {
+            wrong: Wrong::Stuck,
+            what: "the run does not end".into(),
+        })
+    }
+
+    fn history(&mut self) -> String {
+        self.history.take().unwrap_or_default()
+    }
+}
+
+impl World {
     /// A run whose choices are made by `search`.
     pub(super) fn searched(
         schedule: Schedule,
@@ -133,10 +173,6 @@ impl World {
         world
     }
 
-    pub(super) fn history(&mut self) -> String {
-        self.history.take().unwrap_or_default()
-    }
-
     fn say(&mut self, line: impl FnOnce(&Self) -> String) {
         if self.history.is_some() {
             let (at, line) = ((self.now - self.start).as_secs_f64() * 1e3, line(self));
@@ -178,37 +214,6 @@ impl World {
             delays.push(self.dice.up_to(network.longest));
         }
         delays
-    }
-
-    /// Runs until there are no more events. With `only`, looks for violations of that kind alone.
-    pub(super) fn run(&mut self, only: Option<Wrong>) -> Result<(), Violation> {
-        self.checker.only = only;
-        for _ in 0..MOST_EVENTS {
-            let Some((when, event)) = self.next() else {
-                return self.end();
-            };
-            self.now = self.now.max(when);
-            self.happens(event);
-            self.checker
-                .holders(self.now, &self.processes, &self.server);
-            if self.checks_sleepers {
-                self.check_sleepers();
-            }
-            if self.served_by.is_some_and(|by| self.now > by) {
-                self.served_by = None;
-                self.check_waiters();
-            }
-            if let Some(violation) = self.checker.found() {
-                return Err(violation);
-            }
-            if self.is_quiet && self.is_at_rest() {
-                return self.end();
-            }
-        }
-        Err(Violation {
-            wrong: Wrong::Stuck,
-            what: "the run does not end".into(),
-        })
     }
 
     /// Removes the next event.

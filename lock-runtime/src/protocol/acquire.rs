@@ -22,19 +22,19 @@ use crate::{
     },
 };
 
-/// How long after its call time-out a delayed request may still be executed. The store rejects it
-/// after that (rule 7).
+/// The time after its call time-out for which a delayed request may still be executed. The store
+/// rejects it after that (rule 7).
 pub(crate) const STRAGGLE: Duration = Duration::from_secs(1);
 
 /// Lower bound of a call's time-out: a request with a shorter wait still makes one acquire
 /// attempt.
 pub(crate) const SHORTEST_CALL: Duration = Duration::from_millis(50);
 
-/// How soon a grant from the wait queue is renewed. Not at once: most critical sections end
-/// earlier and then need no renewal.
+/// The time within which a grant from the wait queue is renewed. It is not zero, because most
+/// critical sections end earlier and then need no renewal.
 pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_millis(100);
 
-/// The next move of the task that waits for a lock.
+/// The next step of a task that waits for a lock.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// Make this call, and pass its answer to [`Session::replied`].
@@ -70,9 +70,9 @@ pub(crate) enum Refused {
 pub(crate) struct Acquisition {
     pub(super) key: LockKey,
     pub(super) terms: Terms,
-    /// When the request was made.
+    /// The time at which the request was made.
     since: Instant,
-    /// When its wait ends. `None` if it does not wait.
+    /// The end of its wait, or `None` if it does not wait.
     until: Option<Instant>,
     state: State,
     /// The error of the first attempt of a request that does not wait.
@@ -81,9 +81,9 @@ pub(crate) struct Acquisition {
     was_refused: bool,
     /// It was the head of the queue from the start.
     pub(super) was_first: bool,
-    /// When it entered its queue.
+    /// The time at which it entered its queue.
     entered: Instant,
-    /// The wait queue, after an attempt outside of it.
+    /// The wait queue, once the request has entered it.
     pub(super) queue: Option<QueueId>,
     pub(super) ticket: Ticket,
     pub(super) previous: Option<AcquireId>,
@@ -105,7 +105,7 @@ enum State {
     Trying(Attempt),
     /// Behind others, or at the head with no call in flight.
     Waiting,
-    /// The head asks for the lock.
+    /// The head has an acquire request in flight.
     Asking(Attempt),
     /// The head polls the queue entry.
     Polling { token: Token, sent: Instant },
@@ -652,8 +652,8 @@ impl Session {
         }
     }
 
-    /// Returns whether `error` reflects more than the end of our own wait: a call that the time
-    /// limit has cut short must not replace a more informative last reply.
+    /// Returns whether `error` reflects more than the end of the request's wait: a call that the
+    /// time limit has cut short must not replace a more informative last reply.
     fn is_informative(&self, id: AcquireId, error: &StoreError, cx: &Cx<'_>) -> bool {
         let acquisition = &self.acquisitions[id];
         let last = acquisition.queue.map(|queue| &self.queues[queue].last);

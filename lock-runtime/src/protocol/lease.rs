@@ -1,5 +1,5 @@
-//! The lease of a held lock: how long it is surely valid, when to renew it, when it is lost. No
-//! I/O; the time and the replies are its input.
+//! The lease of a held lock: its validity, its renewal and its loss. It performs no I/O; the time
+//! and the replies are its input.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::error::Loss;
 /// The number of leases after which a holder that keeps renewing without a `max_hold`
 /// causes one warning.
 const WARN_AFTER_LEASES: u32 = 10;
-/// The longest time by which a renewal may be sent early. A longer one needs fewer wake-ups. With
-/// a shorter one, the renewals of many leases reach a server in smaller bursts, between which
-/// other requests get their turn.
+/// The longest time by which a renewal may be sent early. A longer one needs fewer wake-ups. With a
+/// shorter one, the renewals of many leases reach a server in smaller bursts, between which it can
+/// serve other requests.
 pub(crate) const LONGEST_SLACK: Duration = Duration::from_millis(30);
 /// The longest TTL taken into account. A lease is a day at most, so a longer one makes
 /// no difference.
@@ -25,16 +25,16 @@ pub(crate) fn drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
 
-/// A lease from its holder's point of view.
+/// The holder's view of a lease.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease {
     length: Duration,
     since: Instant,
-    /// When the request was sent whose reply `valid_until` is based on.
+    /// The send time of the request from which `valid_until` is derived.
     as_of: Instant,
     valid_until: Instant,
     renewal: Renewal,
-    /// When `max_hold` has passed.
+    /// The end of `max_hold`, if it is set.
     ends_at: Option<Instant>,
     warn_at: Option<Instant>,
 }
@@ -52,7 +52,7 @@ pub(crate) enum Due {
     /// Send a renewal. No other renewal is due until [`Lease::renewed`] or
     /// [`Lease::renewal_failed`]; a loss may be.
     Renew,
-    /// Warn that the lock has been held for very long.
+    /// Warn that the lock has been held for a long time.
     Warn,
     /// Report the loss.
     Lost(Loss),
@@ -114,12 +114,12 @@ impl Lease {
         self.since
     }
 
-    /// Returns until when the lease is surely valid, apart from `max_hold`.
+    /// Returns the time until which the lease is certain to be valid, apart from `max_hold`.
     pub(crate) fn valid_until(&self) -> Instant {
         self.valid_until
     }
 
-    /// Returns when `max_hold` has passed.
+    /// Returns the end of `max_hold`, if it is set.
     pub(crate) fn ends_at(&self) -> Option<Instant> {
         self.ends_at
     }
@@ -129,7 +129,7 @@ impl Lease {
         self.length
     }
 
-    /// Returns how long the lease is surely still valid.
+    /// Returns the remaining validity of the lease.
     pub(crate) fn validity(&self, now: Instant) -> Duration {
         let end = self
             .ends_at
@@ -137,7 +137,7 @@ impl Lease {
         end.saturating_duration_since(now)
     }
 
-    /// Returns how the lease is lost at `now`, if it is.
+    /// Returns the kind of loss if the lease is lost at `now`.
     pub(crate) fn loss(&self, now: Instant) -> Option<Loss> {
         if self.ends_at.is_some_and(|at| at <= now) {
             return Some(Loss::MaxHold);
@@ -145,7 +145,7 @@ impl Lease {
         (self.valid_until <= now).then_some(Loss::Expired)
     }
 
-    /// Returns when [`due`](Self::due) next has an action.
+    /// Returns the time of the next action of [`due`](Self::due).
     pub(crate) fn next_due(&self) -> Instant {
         let renew_at = match self.renewal {
             Renewal::At(at) => Some(at),

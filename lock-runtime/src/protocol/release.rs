@@ -1,5 +1,5 @@
-//! The release of a lock whose last guard leaves: by a local hand-off, by a call in the caller's
-//! task, or in the background.
+//! The release of a lock with its last guard: by a local hand-off, by a call in the caller's task,
+//! or in the background.
 
 use std::time::Duration;
 
@@ -25,9 +25,9 @@ use crate::{
 pub(crate) struct Releasing {
     release: Release,
     timeout: Duration,
-    /// The store keeps the lock no longer than this.
+    /// The longest time for which the store keeps the lock.
     lease: Duration,
-    /// When the call was sent. `None` if the driver is to send it.
+    /// The time at which the call was sent, or `None` if the driver is to send it.
     sent: Option<Instant>,
     performer: Performer,
 }
@@ -39,7 +39,7 @@ enum Performer {
     Driver,
 }
 
-/// The next move of a task that releases a lock.
+/// The next step of a task that releases a lock.
 #[derive(Debug)]
 pub(crate) enum ReleaseStep {
     /// Make this call, and pass its answer to [`Session::release_replied`], or call
@@ -48,7 +48,7 @@ pub(crate) enum ReleaseStep {
     Done(Result<Released, ReleaseError>),
 }
 
-/// The way in which a guard has left.
+/// The way in which a guard was released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
     /// Another guard uses the lease, or it was handed off in this process.
@@ -67,7 +67,7 @@ pub(crate) enum ReleaseError {
     Unknown(StoreError),
 }
 
-/// The work that remains after a guard has left.
+/// The work that remains after the removal of a guard.
 enum Left {
     Locally,
     Lost(Loss),
@@ -214,7 +214,7 @@ impl Session {
         self.start(abandonment.then(next_holder), cx);
     }
 
-    /// Removes the queue entry that a release was to open and did not.
+    /// Removes the queue entry that a release should have opened and did not.
     fn drop_entry(&mut self, hold: &Hold, cx: &mut Cx<'_>) {
         if let Some(queue) = self.queue_of(LockKind::Lock, &hold.key) {
             queue.drop_entry(hold.token);

@@ -1,5 +1,5 @@
-//! A table whose entries are found by number. The number of an entry that was removed finds
-//! nothing, also when its slot is in use again.
+//! A table of entries with numeric ids. The id of a removed entry stays invalid when its slot is
+//! reused.
 
 use std::{
     fmt,
@@ -7,7 +7,7 @@ use std::{
     ops::{Index, IndexMut},
 };
 
-/// The number of an entry.
+/// The id of an entry in a [`Slab`].
 pub(crate) struct Id<T> {
     index: u32,
     generation: u32,
@@ -19,7 +19,7 @@ impl<T> Id<T> {
         u64::from(self.index) << 32 | u64::from(self.generation)
     }
 
-    /// The number of the slot, which other entries use before and after this one.
+    /// The index of the slot, which may be reused after the entry is removed.
     pub(crate) fn slot(self) -> usize {
         self.index as usize
     }
@@ -143,7 +143,7 @@ impl<T> Slab<T> {
     }
 }
 
-/// For numbers of entries that cannot have been removed.
+/// Indexing with the ids of entries that cannot have been removed.
 impl<T> Index<Id<T>> for Slab<T> {
     type Output = T;
 
@@ -169,8 +169,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// No number is used for two entries, and the number of an entry that was removed finds
-        /// nothing, also when its slot is in use again.
+        /// No id is used for two entries, and the id of a removed entry stays invalid when its slot
+        /// is reused.
         #[test]
         fn no_id_is_used_again(steps in proptest::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..200)) {
             let mut slab = Slab::default();

@@ -1,4 +1,4 @@
-//! Acquire attempts and polls: a round is run to its outcome.
+//! Acquire attempts and polls, which run a round until it has an outcome.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub(super) struct Terms {
     /// The time by which the caller must have a reply. It is a little before the caller's time-out,
     /// so that the caller gets an error that names the servers that did not reply.
     answer_by: Instant,
-    /// No acquire may be executed after this.
+    /// The latest time at which an acquire may be executed.
     pub(super) deadline: Instant,
     /// For each server, the alias of a reader in whose group this one may be admitted.
     reader_group: Option<PerServer<Option<Token>>>,
@@ -47,7 +47,7 @@ impl Terms {
     }
 }
 
-/// A request that runs a round to its outcome.
+/// A request that runs a round until it has an outcome.
 #[derive(Debug)]
 pub(super) struct Acquiring {
     token: Token,
@@ -56,9 +56,9 @@ pub(super) struct Acquiring {
     begun: Instant,
     /// The start of the latest exchange.
     sent: Instant,
-    /// The time in which a server must reply.
+    /// The time within which a server must reply.
     timeout: Duration,
-    /// When the latest exchange is over, whether or not all servers have replied.
+    /// The end of the latest exchange, even if some servers have not replied.
     silent_at: Instant,
 }
 
@@ -99,9 +99,9 @@ impl Session {
     }
 
     /// Acquires all locks or none: a grant only counts if all locks are granted. The locks are
-    /// acquired one after the other in the order of the requests. So of several requests with
-    /// locks in common, the first to get the first of these locks proceeds, and no two requests
-    /// refuse each other.
+    /// acquired one after the other in the order of the requests. Of several requests with locks in
+    /// common, the first to acquire the first of these locks proceeds, and no two requests are both
+    /// refused because of each other.
     pub(crate) fn acquire_all(&mut self, requests: &[KeyRequest], cx: &mut Cx<'_>) -> RequestId {
         let requests: Vec<_> = requests
             .iter()
@@ -323,7 +323,7 @@ impl Session {
         sends
     }
 
-    /// Turns the outcome of a round into the reply to the caller.
+    /// Converts the outcome of a round to the reply to the caller.
     fn outcome(
         &mut self,
         id: RequestId,
@@ -443,7 +443,7 @@ impl Session {
         }
     }
 
-    /// The error if too few servers have replied.
+    /// The error for a round with too few replies.
     fn unreachable(&self, token: Token) -> StoreError {
         let Some(round) = self.round(token) else {
             return StoreError::late();

@@ -49,7 +49,7 @@ pub(crate) enum ServerReply {
 #[derive(Debug)]
 pub(crate) struct Send {
     pub(crate) request: ServerRequest,
-    /// After this time the call has failed. Without it, the session itself limits the wait.
+    /// The time after which the call has failed. If it is `None`, the session limits the wait.
     pub(crate) timeout: Option<Duration>,
     /// To be handed back with the reply.
     pub(crate) ticket: Ticket,
@@ -73,7 +73,7 @@ pub(super) enum Purpose {
         sent: Instant,
         raised: Option<FencingToken>,
     },
-    /// The renewal of several locks, with their numbers in the request of the caller.
+    /// The renewal of several locks, with their indices in the request of the caller.
     Renewal {
         numbers: Vec<usize>,
         batch: Vec<Renewal>,
@@ -91,7 +91,7 @@ pub(super) enum Purpose {
 
 #[cfg(all(test, feature = "redis"))]
 impl Ticket {
-    /// Whether the call releases this alias.
+    /// Returns whether the call releases this alias.
     pub(crate) fn releases(&self, token: Token) -> bool {
         matches!(&self.purpose, Purpose::Release { alias, .. } if alias.token == token)
     }
@@ -102,8 +102,8 @@ impl Ticket {
 pub(crate) enum Step {
     /// Waits for a reply to one of its calls, until this time.
     Wait(Option<Instant>),
-    /// The reply. With a time, it is returned when the first calls of the abandonments that this
-    /// visit has begun are over, but not later than this.
+    /// The reply. With a time, it is delayed until the first calls of the abandonments that this
+    /// visit has begun are over, but at most until this time.
     Done(Result<Reply, StoreError>, Option<Instant>),
 }
 

@@ -2,10 +2,10 @@
 //! and the slot map.
 //!
 //! Calls go straight to the node that serves their slot, and no call waits for the map. It is
-//! refreshed in the background, and until it is right the nodes themselves redirect calls. A node
-//! that is dead or silent thus fails the keys of its own slots, and no others. The cluster
-//! connection of the client library is not used: it stops all calls while it refreshes its map,
-//! and repeats them at its own discretion.
+//! refreshed in the background, and until it is up to date the nodes redirect calls. If a node is
+//! dead or unresponsive, only the calls for its own slots fail. The cluster connection of the
+//! client library is not used: it stops all calls while it refreshes its map, and repeats them by
+//! its own rules.
 //!
 //! A call that a node refuses because it does not serve the slot was not executed, and is sent to
 //! another node. A call whose node cannot be reached is sent to the node in its place if it was
@@ -58,9 +58,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// Changes of the map that follow each other within this time belong to one failover.
 const FAILOVER: Duration = Duration::from_secs(2);
-/// The time that a node has to return its map.
+/// The time within which a node must return its map.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// The number of nodes that are queried at a time, so that a silent one costs no time.
+/// The number of nodes that are queried at a time, so that an unresponsive one causes no delay.
 const ASKED_AT_ONCE: usize = 3;
 
 static ASKING: LazyLock<Cmd> = LazyLock::new(|| redis::cmd("ASKING"));
@@ -91,7 +91,7 @@ struct Map {
     nodes: HashMap<Address, Arc<Node>>,
 }
 
-/// A node that has been needed.
+/// A node to which a connection has been started.
 pub(super) struct Node {
     address: Address,
     connection: Connection,
@@ -261,7 +261,7 @@ impl Cluster {
         }
     }
 
-    /// Unregisters `hold`, which is not queued any more.
+    /// Unregisters `hold`, which is no longer queued.
     pub(super) fn leaves(&self, hold: &Hold) {
         self.shared
             .subscriptions
@@ -316,7 +316,7 @@ impl Cluster {
     }
 
     /// Runs `count` scripts in concurrent batches, grouped by node, and returns a result for each.
-    /// A silent node does not keep the calls from the others.
+    /// An unresponsive node does not delay the calls to the others.
     pub(super) async fn run_each(
         &self,
         count: usize,
@@ -393,7 +393,7 @@ impl Cluster {
     }
 }
 
-/// The same error for all calls.
+/// Returns the same error for all calls.
 fn all(indices: Vec<usize>, error: &StoreError) -> Vec<Indexed> {
     indices
         .into_iter()
@@ -596,8 +596,8 @@ impl Shared {
         is_news
     }
 
-    /// Whether this is a new failover. While a cluster is partitioned its nodes name different
-    /// owners, and the map may change with every refresh.
+    /// Returns whether this is a new failover. While a cluster is partitioned its nodes name
+    /// different owners, and the map may change with every refresh.
     fn is_another_failover(&self) -> bool {
         let now = Instant::now();
         let before = lock(&self.refresh).failover_at.replace(now);
@@ -733,7 +733,7 @@ impl Drop for Watch<'_> {
     }
 }
 
-/// The redirection in a reply of the node, if it is one.
+/// Returns the redirection in a reply of the node, if there is one.
 fn redirection(value: &Value, node: &Node) -> Option<Redirection> {
     match value {
         Value::ServerError(error) => Redirection::parse(error, &node.address),

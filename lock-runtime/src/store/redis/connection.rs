@@ -33,8 +33,8 @@ use super::{
 };
 use crate::store::{StoreError, StoreErrorKind};
 
-/// The number of renewals that are sent at once: enough to share a round trip, few enough to let
-/// other calls through.
+/// The number of renewals in one batch: enough to share a round trip, but few enough not to delay
+/// other calls.
 pub(super) const BATCH: usize = 100;
 
 pub(super) struct Connection {
@@ -74,7 +74,7 @@ impl Connection {
         Err(error)
     }
 
-    /// Another connection to the same server, without push messages.
+    /// Starts another connection to the same server, without push messages.
     pub(super) fn beside(&self) -> Self {
         Self::begin(self.dial.deaf())
     }
@@ -107,7 +107,7 @@ impl Connection {
         self.link().end();
     }
 
-    /// Whether a connection is up, as far as is known.
+    /// Returns whether the connection was established and is not known to be over.
     pub(super) fn stands(&self) -> bool {
         self.link
             .read()
@@ -143,14 +143,14 @@ impl Connection {
         self.dial.target.to_string()
     }
 
-    /// Runs a script, and repeats it once if the connection breaks: executed twice under the same
-    /// token, it does no more than once.
+    /// Runs a script, and repeats it once if the connection breaks: a second execution under the
+    /// same token has no further effect.
     pub(super) async fn call(&self, call: &Call) -> Result<Value, StoreError> {
         self.call_as(call, Repeat::Once).await
     }
 
     /// Runs a script. It must not be repeated if its reply would have another meaning the second
-    /// time, or if the first call would do harm when executed late.
+    /// time, or if a late execution of the first call would do harm.
     pub(super) async fn call_as(&self, call: &Call, repeat: Repeat) -> Result<Value, StoreError> {
         self.settle(self.answer(None, call, repeat).await?)
     }
@@ -165,8 +165,8 @@ impl Connection {
         self.settle(self.answer_by(None, deadline, write).await?)
     }
 
-    /// As [`call_as`](Self::call_as), with the command `first` sent right before the script each
-    /// time. An error reply of the server is returned as a value.
+    /// Same as [`call_as`](Self::call_as), but sends the command `first` right before the script
+    /// each time. An error reply of the server is returned as a value.
     pub(super) async fn answer(
         &self,
         first: Option<&Cmd>,
@@ -191,7 +191,7 @@ impl Connection {
         }
     }
 
-    /// As [`call_by`](Self::call_by), with `first` and error replies as in
+    /// Same as [`call_by`](Self::call_by), with `first` and error replies as in
     /// [`answer`](Self::answer).
     pub(super) async fn answer_by(
         &self,
@@ -302,7 +302,7 @@ impl Connection {
         self.exchange(votes, send, error::is_of_a_replica).await
     }
 
-    /// Sends the pipeline, and once more if the connection breaks.
+    /// Sends the pipeline, and retries once if the connection breaks.
     pub(super) async fn send_all_again(
         &self,
         pipeline: &Pipeline,

@@ -40,11 +40,11 @@ pub(crate) fn check_namespace(namespace: &str) -> Result<(), LockError> {
 /// The keys of one lock. They are in the same cluster slot.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Names {
-    /// The holders.
+    /// The key of the holders.
     pub(super) lock: String,
-    /// The latest fencing token.
+    /// The key of the latest fencing token.
     pub(super) fence: String,
-    /// The wait queue.
+    /// The key of the wait queue.
     pub(super) queue: String,
 }
 
@@ -62,7 +62,7 @@ impl Names {
         Self { lock, fence, queue }
     }
 
-    /// The name of one of the keys.
+    /// Returns the name of the key `part`.
     pub(super) fn into_part(self, part: KeyPart) -> String {
         match part {
             KeyPart::Lock => self.lock,
@@ -80,15 +80,15 @@ pub(super) fn lock_name(namespace: &str, key: &LockKey, kind: LockKind) -> Strin
     }
 }
 
-/// The marker of a server's data in a namespace. It is no side key of a lock, as no lock has
-/// an empty name.
+/// The key of the marker of a server's data in a namespace. It is not a side key of a lock, because
+/// the name of a lock is not empty.
 pub(super) fn marker_name(namespace: &str) -> String {
     let [fence, _] = SIDE_KEYS;
     format!("{fence}:{namespace}:")
 }
 
-/// The version of the format of a namespace; absent for version 1. No lock has that fence, as the
-/// name of a lock whose fence begins so has a hash tag.
+/// The key of the format version of a namespace; absent for version 1. It is not the fence of a
+/// lock: a lock whose fence has this prefix has a hash tag.
 pub(super) fn format_name(namespace: &str) -> String {
     let [fence, _] = SIDE_KEYS;
     format!("{fence}:{namespace}:format")

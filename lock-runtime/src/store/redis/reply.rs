@@ -94,7 +94,7 @@ impl Reply {
     }
 }
 
-/// Parses a mode as the scripts write it.
+/// Parses a mode in the format of the scripts.
 pub(super) fn mode(text: &str) -> Option<Mode> {
     match text {
         "exclusive" => Some(Mode::Exclusive),
@@ -103,7 +103,7 @@ pub(super) fn mode(text: &str) -> Option<Mode> {
     }
 }
 
-/// The key that holds foreign data, as the scripts write it.
+/// Parses the scripts' words for the key that holds foreign data.
 pub(super) fn foreign_part(word: &str) -> Option<KeyPart> {
     match word {
         "foreign" => Some(KeyPart::Lock),
@@ -121,8 +121,8 @@ fn text(value: Option<Value>) -> Result<String, StoreError> {
     }
 }
 
-/// The error for a reply that no script of ours returns. The reply is not shown, as it may
-/// contain anything.
+/// The error for a reply that no script returns. It omits the reply, which may contain arbitrary
+/// data.
 pub(super) fn unexpected() -> StoreError {
     StoreError::new(
         StoreErrorKind::WrongServer,

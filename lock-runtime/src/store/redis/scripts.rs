@@ -71,7 +71,7 @@ impl Script {
         }
     }
 
-    /// Whether the reply never confirms that a lock is held. A quarantined server may run
+    /// Returns whether the reply never confirms that a lock is held. A quarantined server may run
     /// such a script.
     fn is_harmless(&self) -> bool {
         matches!(
@@ -80,7 +80,7 @@ impl Script {
         )
     }
 
-    /// The same call with the text of the script, which the server then caches.
+    /// Returns the call `by_digest` with the text of the script, which the server then caches.
     pub(super) fn by_text(&self, by_digest: &Cmd) -> Cmd {
         const DIGEST: usize = 2;
         let mut command = redis::cmd("EVAL");
@@ -171,7 +171,7 @@ impl Call {
         )
     }
 
-    /// The call with the text of the script.
+    /// Returns the call with the text of the script.
     pub(super) fn into_text(self) -> Cmd {
         self.script.by_text(&self.command)
     }

@@ -16,7 +16,7 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// The server to connect to now, and its name from the Sentinels.
+    /// Returns the server to connect to now, and its name from the Sentinels.
     pub(super) async fn server(&self) -> Result<(Client, Option<Named>), StoreError> {
         match self {
             Self::Server(client) => Ok(((**client).clone(), None)),
@@ -27,8 +27,9 @@ impl Target {
         }
     }
 
-    /// Calls `switched` once the target is another server. Returns `None` if it never changes. The
-    /// caller ends the task with the connection.
+    /// Spawns a task that calls `switched` once a Sentinel names another primary. Returns `None` if
+    /// `named` is `None` or the target is a fixed server. The caller aborts the task when the
+    /// connection ends.
     pub(super) fn watch(
         &self,
         named: Option<Named>,
@@ -40,7 +41,7 @@ impl Target {
         }
     }
 
-    /// Whether the target can become another server.
+    /// Returns whether the target can change to another server.
     pub(super) fn moves(&self) -> bool {
         matches!(self, Self::Primary(_))
     }
@@ -61,7 +62,7 @@ impl Target {
     }
 }
 
-/// Shows no credentials.
+/// Formats the target without credentials.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

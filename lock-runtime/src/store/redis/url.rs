@@ -1,4 +1,4 @@
-//! Clients set up for locks, from a URL.
+//! Creation of Redis clients from URLs, with the connection settings for locks.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -25,7 +25,7 @@ pub(super) fn with_lower_scheme(url: &str) -> Cow<'_, str> {
     }
 }
 
-/// Refuses a URL that asks for TLS if TLS is not compiled in. The rest of the URL may be right.
+/// Refuses a URL that requires TLS if TLS is not compiled in. Checks nothing else in the URL.
 ///
 /// # Errors
 /// `InvalidUrl`, with the feature to enable.
@@ -84,7 +84,7 @@ pub(super) fn open(url: &str, settings: &RedisOptions) -> Result<Client, LockErr
     settings.client(for_locks(info), |error| invalid(&error.to_string()))
 }
 
-/// Whether the text is a host and a port, without a scheme and credentials.
+/// Returns whether the text is a host and a port, without a scheme and credentials.
 fn is_address(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else {
         return false;
@@ -123,7 +123,7 @@ macro_rules! names {
 /// The options of a lock. They are not parameters of a URL.
 const OPTIONS: &[&str] = crate::__lock_options!(names);
 
-/// Explains why the redis crate refuses a URL.
+/// Describes the error of the redis crate for a URL.
 fn complaint(url: &str, error: &RedisError) -> Cow<'static, str> {
     // The first part is a fixed text. The detail after it might quote the URL.
     let text = error.to_string();

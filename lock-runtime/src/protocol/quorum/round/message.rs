@@ -20,7 +20,7 @@ pub(crate) enum Ask {
     Acquire(Token, IfBusy),
     Poll(Token),
     Renew(Token),
-    /// Gives this number to the acquisition, and makes the next fencing token larger.
+    /// Assigns this number to the acquisition, and makes the next fencing token larger.
     Raise(FencingToken),
 }
 
@@ -35,7 +35,7 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
-    /// The reply to a call, which has raised a counter to the number `raised`.
+    /// Converts the reply to a call. `raised` is the number of an [`Ask::Raise`].
     pub(crate) fn new(
         reply: Result<ServerReply, StoreError>,
         raised: Option<FencingToken>,
@@ -110,12 +110,12 @@ pub(crate) struct AbandonedAlias {
     pub(crate) may_be_queued: bool,
 }
 
-/// Time-outs of a round: how long it keeps its votes without having a majority.
+/// The time limits for votes that a round holds without a majority, and its poll interval.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TimeOuts {
-    /// If no other client can have a majority either.
+    /// The limit if no other client can have a majority either.
     pub(crate) split: Duration,
-    /// If another client may have a majority.
+    /// The limit if another client may have a majority.
     pub(crate) beaten: Duration,
     /// The interval at which a waiter polls the coordinator. If the lock is not handed off
     /// there, the waiter checks the other servers after this time, and then after intervals that

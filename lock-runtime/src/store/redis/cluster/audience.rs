@@ -38,8 +38,8 @@ struct Seat {
 struct Waiting {
     key: LockKey,
     kind: LockKind,
-    /// The latest request. A waiter polls at least once a second, so one without a recent
-    /// request is gone.
+    /// The time of the latest request. A waiter polls at least once a second, so one without a
+    /// recent request is gone.
     heard: Instant,
 }
 
@@ -113,14 +113,14 @@ impl Audience {
         emptied
     }
 
-    /// The channel is now subscribed to at `node`. Returns the locks to poll, as their waiters may
-    /// have missed earlier messages.
+    /// Records that the channel is subscribed to at `node`. Returns the locks to poll, as their
+    /// waiters may have missed earlier messages.
     pub(super) fn subscribed(&mut self, slot: Slot, node: &Address) -> Vec<Wanted> {
         self.stands(slot, node, Standing::In(node.clone()))
     }
 
-    /// The channel is no longer subscribed to at `node`. Returns the locks to poll, which also
-    /// subscribes again.
+    /// Records that the channel is no longer subscribed to at `node`. Returns the locks to poll; a
+    /// poll also subscribes again.
     pub(super) fn unsubscribed(&mut self, slot: Slot, node: &Address) -> Vec<Wanted> {
         self.stands(slot, node, Standing::Out)
     }
@@ -139,8 +139,8 @@ impl Audience {
         }
     }
 
-    /// The subscription at `node` has failed. The next poll tries again, unless the
-    /// node forbids it.
+    /// Records that the subscription at `node` has failed. The next poll subscribes again, unless
+    /// the node forbids it.
     pub(super) fn failed(&mut self, slot: Slot, node: &Address, forbidden: bool) {
         if let Some(seat) = self.seats.get_mut(&slot)
             && seat.standing == Standing::Asked(node.clone())
@@ -153,7 +153,7 @@ impl Audience {
         }
     }
 
-    /// The connection to `node` is lost. Returns the locks to poll.
+    /// Records the loss of the connection to `node`. Returns the locks to poll.
     pub(super) fn lost(&mut self, node: &Address) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         for seat in self
@@ -167,8 +167,8 @@ impl Audience {
         wanted
     }
 
-    /// Removes the channels that have had no waiters for a while. Each of them is to be
-    /// unsubscribed from.
+    /// Removes the slots that have had no waiters for [`LINGER`]. Returns the channels to
+    /// unsubscribe from.
     pub(super) fn sweep(&mut self, now: Instant) -> Vec<(Slot, Address)> {
         let mut left = Vec::new();
         self.seats.retain(|slot, seat| {
@@ -188,7 +188,7 @@ impl Audience {
         left
     }
 
-    /// Whether a channel is subscribed to at `node`, or about to be.
+    /// Returns whether a channel is subscribed to, requested or forbidden at `node`.
     pub(super) fn listens_at(&self, node: &Address) -> bool {
         self.seats
             .values()
