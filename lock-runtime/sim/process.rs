@@ -271,6 +271,7 @@ impl Process {
             now: now - early,
             entropy: &mut self.entropy,
             out: &mut out,
+            is_debugged: true,
             mutation: self.mutation,
         };
         let output = input(&mut self.session, &mut cx);
@@ -432,7 +433,8 @@ impl Process {
                 .collect();
             let begun = self.visit(now, |session, cx| session.begin_all(&keys, &terms, now, cx));
             match begun {
-                Ok((together, step)) => {
+                Ok((together, requests)) => {
+                    let step = AllStep::Call(requests);
                     let call = self.all_step(now, together, arrival.clone(), now, step);
                     if let (Some(call), Some(pause)) = (call, arrival.cancel_after) {
                         self.timers.push((now + pause, Event::CancelAll(call)));
@@ -843,6 +845,7 @@ impl Process {
                 now,
                 entropy: &mut dice,
                 out: &mut out,
+                is_debugged: true,
                 mutation: self.mutation,
             };
             let step = session.resume(*id, &mut cx);

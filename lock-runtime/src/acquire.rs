@@ -23,7 +23,7 @@ use crate::{
     guard::{Entries, Entry, LockGuard},
     key::LockKey,
     owner,
-    protocol::{AcquireId, AllStep, Call, Cx, Refusal, Refused, Step, Together},
+    protocol::{AcquireId, AllStep, Call, Cx, Granted, Refusal, Refused, Step, Together},
     runtime,
     spec::{LockKind, Terms, Wait},
 };
@@ -313,30 +313,37 @@ async fn acquire_together(
     let refused =
         |(index, refused): (usize, Refused)| error_of(core, &keys[index], terms, effort, refused);
     let begun = core.visit(|state, cx| state.session.begin_all(keys, terms, effort.since, cx));
-    let (together, mut step) = begun.map_err(refused)?;
+    let (together, mut requests) = begun.map_err(refused)?;
     let mut pending = PendingAll { core, together };
-    loop {
-        match step {
-            AllStep::Call(requests) => {
-                effort.attempt();
-                let reply = core.store.acquire_all(&requests);
-                let answer = within(terms.call_timeout(), reply).await;
-                let together = &pending.together;
-                step = core.visit(|state, cx| state.session.all_replied(together, answer, cx));
+    let outcome = loop {
+        effort.attempt();
+        let reply = core.store.acquire_all(&requests);
+        let answer = within(terms.call_timeout(), reply).await;
+        let together = &pending.together;
+        let next = core.visit(|state, cx| {
+            match state.session.all_replied(together, answer, cx) {
+                AllStep::Call(requests) => Ok(requests),
+                // The views exist before a loss can be reported to them.
+                AllStep::Done(outcome) => Err(outcome.map(|granted| {
+                    let entry = |(key, granted): (&LockKey, Granted)| {
+                        let view = state.add_view(core, key, terms.mode, &granted);
+                        Entry::first(view, false)
+                    };
+                    keys.iter().zip(granted).map(entry).collect::<Vec<_>>()
+                })),
             }
-            AllStep::Done(outcome) => {
-                pending.together.clear();
-                let granted = outcome.map_err(refused)?;
-                let entries = keys.iter().zip(granted).map(|(key, granted)| {
-                    let view =
-                        core.with_state(|state| state.add_view(core, key, terms.mode, &granted));
-                    tracing::debug!(%key, fence = %view.fence(), "acquired");
-                    Entry::first(view, false)
-                });
-                return Ok(entries.collect());
-            }
+        });
+        match next {
+            Ok(again) => requests = again,
+            Err(outcome) => break outcome,
         }
+    };
+    pending.together.clear();
+    let entries = outcome.map_err(refused)?;
+    for (key, entry) in keys.iter().zip(&entries) {
+        tracing::debug!(%key, fence = %entry.fence(), "acquired");
     }
+    Ok(entries)
 }
 
 /// The error of a request that was not granted.

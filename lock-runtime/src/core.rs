@@ -4,7 +4,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard, TryLockError,
         atomic::{AtomicU64, Ordering},
     },
     task::Waker,
@@ -107,6 +107,7 @@ impl Core {
             now: Instant::now(),
             entropy: &mut ThreadEntropy,
             out: &mut effects,
+            is_debugged: tracing::enabled!(tracing::Level::DEBUG),
             #[cfg(test)]
             mutation: None,
         };
@@ -146,6 +147,8 @@ impl Core {
                 }
             }
         }
+        // The driver of a client that is gone ends with its last work.
+        has_work |= state.orphaned && state.driver_runs && !state.session.needs_driver();
         let must_start = !state.driver_runs && state.session.needs_driver();
         let is_closed = state.session.is_closed();
         drop(state);
@@ -167,10 +170,11 @@ impl Core {
     /// before its thread sleeps, which costs more.
     fn lock(&self) -> MutexGuard<'_, State> {
         for _ in 0..SPINS {
-            if let Ok(state) = self.state.try_lock() {
-                return state;
+            match self.state.try_lock() {
+                Ok(state) => return state,
+                Err(TryLockError::Poisoned(_)) => break,
+                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
             }
-            std::hint::spin_loop();
         }
         lock(&self.state)
     }
@@ -316,8 +320,15 @@ thread_local! {
 
 #[cfg(test)]
 mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use tokio::time::Instant;
+
     use super::VISITS;
-    use crate::{LockClient, LockError};
+    use crate::{
+        LockClient, LockError, RevokeScope,
+        store::{MemoryStore, Store},
+    };
 
     /// The number of visits of this thread since the last call.
     fn visits() -> u32 {
@@ -339,6 +350,31 @@ mod tests {
             assert!(acquired > 0 && released > 0);
             // The driver runs on the same thread, between requests.
             tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// The client's task keeps the store alive, so it ends with the last lock of a client that is
+    /// gone, and not at the time of its next renewal.
+    #[tokio::test]
+    async fn the_driver_of_a_client_that_is_gone_ends_at_once() -> Result<(), LockError> {
+        for revoked in [false, true] {
+            let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+            let client = LockClient::with_store(store.clone());
+            let guard = client.exclusive("k").acquire().await?;
+            tokio::task::yield_now().await;
+            if revoked {
+                client.revoke("k", RevokeScope::Leased).await?;
+                // Until the token is abandoned.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            drop(client);
+            assert_eq!(guard.release().await.is_err(), revoked);
+            let waited = Instant::now();
+            while Arc::strong_count(&store) > 1 {
+                assert!(waited.elapsed() < Duration::from_secs(1), "{revoked}");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
         }
         Ok(())
     }

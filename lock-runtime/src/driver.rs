@@ -12,7 +12,10 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until, timeout},
+};
 
 use crate::{
     call::perform,
@@ -88,20 +91,18 @@ impl Drop for Task {
         }
         // While the driver still counts as running: a task started here, on a runtime that is
         // ending, would be dropped again, and so on without end.
-        let runtimes = self.core.visit(|state, cx| {
-            state.session.driver_died(cx);
-            let mut runtimes = Vec::new();
+        self.core.visit(|state, cx| state.session.driver_died(cx));
+        // A lock that is granted from now on starts the driver itself.
+        let runtimes = self.core.with_state(|state| {
+            state.driver_runs = false;
+            let mut runtimes: Vec<Handle> = Vec::new();
             for runtime in state.views().filter_map(|view| view.runtime()) {
-                if runtimes
-                    .iter()
-                    .all(|other: &tokio::runtime::Handle| other.id() != runtime.id())
-                {
+                if runtimes.iter().all(|other| other.id() != runtime.id()) {
                     runtimes.push(runtime.clone());
                 }
             }
             runtimes
         });
-        self.core.with_state(|state| state.driver_runs = false);
         // Tasks that wait for the end of the work check again, and restart the driver.
         self.core.notify_changed();
         // A lock that was acquired on another runtime may still be in use, so the driver

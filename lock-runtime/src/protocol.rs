@@ -82,6 +82,8 @@ pub(crate) struct Cx<'a> {
     pub(crate) entropy: &'a mut dyn Entropy,
     /// The effects on other tasks, to be performed after the session is unlocked.
     pub(crate) out: &'a mut Effects,
+    /// Whether the log has lines for debugging.
+    pub(crate) is_debugged: bool,
     /// The rule that a simulator has switched off.
     #[cfg(test)]
     pub(crate) mutation: Option<Mutation>,
@@ -181,6 +183,13 @@ impl Cx<'_> {
 
     fn rouse(&mut self) {
         self.out.push(Effect::Rouse);
+    }
+
+    /// Adds a line to the log if it has lines for debugging.
+    fn debug(&mut self, note: impl FnOnce() -> Note) {
+        if self.is_debugged {
+            self.note(note);
+        }
     }
 
     fn note(&mut self, note: impl FnOnce() -> Note) {
@@ -296,7 +305,7 @@ impl Session {
     /// released. Every head calls the store after a random delay, which keeps clients from
     /// calling in step, and from calling as fast as a server may accept and cut connections.
     fn disconnected(&mut self, cx: &mut Cx<'_>) {
-        self.data_lost_at = Some(cx.now);
+        self.data_lost_at = self.data_lost_at.max(Some(cx.now));
         let at = cx.now + ASK_WITHIN.mul_f64(cx.fraction());
         for id in self.queues.ids() {
             let queue = &mut self.queues[id];

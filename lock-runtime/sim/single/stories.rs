@@ -87,6 +87,7 @@ fn is_taken_under_an_abandoned_token(mutation: Option<Mutation>) -> bool {
         now,
         entropy: &mut dice,
         out: &mut out,
+        is_debugged: true,
         mutation,
     };
     let (Ok(key), Some(fence)) = (LockKey::new("a"), FencingToken::new(1)) else {

@@ -43,6 +43,8 @@ pub(crate) struct Abandonment {
 pub(crate) enum Progress {
     /// The next call is due at this instant. The store has executed the latest one if `confirmed`.
     Next { at: Instant, confirmed: bool },
+    /// The same, after a release that is no longer repeated because of this error.
+    GaveUpRelease { at: Instant, error: StoreError },
     /// No further call is needed.
     Done,
     /// The lease has expired, or the store refuses the call.
@@ -141,7 +143,10 @@ impl Abandonment {
                 // executed late.
                 (Some((hold, lease)), reply) => {
                     *self = Self::new(Ending::Abandon(hold), lease, None, self.timeout, now);
-                    self.next(now, reply.is_ok())
+                    match reply {
+                        Ok(_) => self.next(now, true),
+                        Err(error) => Progress::GaveUpRelease { at: now, error },
+                    }
                 }
                 (None, Ok(_)) => Progress::Done,
                 (None, Err(error)) => Progress::GaveUp(error),

@@ -364,7 +364,7 @@ impl Session {
             Ok(true) => Ok(self.decide(id, cx)),
             Ok(false) => {
                 let acquisition = &self.acquisitions[id];
-                cx.note(|| Note::Behind(acquisition.key.clone()));
+                cx.debug(|| Note::Behind(acquisition.key.clone()));
                 Ok(acquisition.wakes(cx.now + Duration::from_secs(86_400)))
             }
             Err(refused) => {
@@ -494,13 +494,13 @@ impl Session {
                 holder_ttl,
             } => {
                 let (key, queue) = self.key_and_queue(id);
-                cx.note(|| waiting(key, holder_ttl, true));
+                cx.debug(|| waiting(key, holder_ttl, true));
                 queue.queued(token, sent, counter, holder_ttl, cx);
             }
             Outcome::Busy(holder_ttl) => {
                 let (key, queue) = self.key_and_queue(id);
                 if !matches!(queue.last, Refusal::Busy(_)) {
-                    cx.note(|| waiting(key, holder_ttl, false));
+                    cx.debug(|| waiting(key, holder_ttl, false));
                 }
                 queue.refused(token, holder_ttl, cx);
             }
@@ -621,7 +621,7 @@ impl Session {
     ) -> Step {
         let is_informative = self.is_informative(id, &error, cx);
         let (key, queue) = self.key_and_queue(id);
-        cx.note(|| Note::Unavailable(key.clone(), error.clone()));
+        cx.debug(|| Note::Unavailable(key.clone(), error.clone()));
         if is_informative {
             queue.unanswered(token, &error, cx);
         }
@@ -642,7 +642,7 @@ impl Session {
     ) {
         let is_informative = self.is_informative(id, &error, cx);
         let key = &self.acquisitions[id].key;
-        cx.note(|| Note::Unavailable(key.clone(), error.clone()));
+        cx.debug(|| Note::Unavailable(key.clone(), error.clone()));
         self.failed(id, token, is_informative.then_some(&error), cx);
     }
 

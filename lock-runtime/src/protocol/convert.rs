@@ -52,7 +52,7 @@ impl Session {
             return Err(ConvertError::Reentered);
         }
         if let Some(loss) = held.loss {
-            self.held.remove(id);
+            self.remove_held(id, cx);
             return Err(ConvertError::Lost(loss));
         }
         let Held {

@@ -214,7 +214,7 @@ impl Session {
         match answer {
             Ok(RenewReply::Renewed { ttl }) => {
                 held.lease.renewed(sent, ttl, cx.fraction());
-                cx.note(|| Note::Renewed(held.hold.key.clone(), held.fence, ttl));
+                cx.debug(|| Note::Renewed(held.hold.key.clone(), held.fence, ttl));
                 cx.out.push(Effect::Extended {
                     held: id,
                     valid_until: held.lease.valid_until(),
@@ -333,7 +333,7 @@ impl Session {
         })
     }
 
-    /// Removes a held lock that is not lost.
+    /// Removes a lock whose last guard leaves.
     pub(super) fn remove_held(&mut self, id: HeldId, cx: &mut Cx<'_>) -> Held {
         cx.out.push(Effect::Released(id));
         #[expect(clippy::expect_used, reason = "the callers have found it")]
@@ -356,8 +356,10 @@ impl Session {
         for id in self.held.ids() {
             let held = &mut self.held[id];
             held.lease.renewal_failed(cx.now);
-            held.due = None;
             self.plan_lease(id, cx);
+        }
+        if !self.leases.is_empty() {
+            cx.rouse();
         }
     }
 }

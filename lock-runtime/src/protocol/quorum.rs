@@ -24,10 +24,7 @@ mod tally;
 mod tests;
 mod time_out;
 
-use std::{
-    collections::{HashMap, VecDeque},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use foldhash::fast::RandomState;
 use tokio::time::Instant;
@@ -142,7 +139,7 @@ pub(crate) struct Session {
     /// The moving average of the time in which a majority replies.
     round_trip: Duration,
     /// The rounds whose release was not confirmed, and until when their votes may last.
-    released: VecDeque<(Instant, u128)>,
+    released: Vec<(Instant, u128)>,
 }
 
 /// A request in progress.
@@ -169,7 +166,7 @@ impl Session {
             proposals: Proposals::default(),
             contended: Contended::default(),
             round_trip: Duration::from_millis(1),
-            released: VecDeque::new(),
+            released: Vec::new(),
         }
     }
 
@@ -207,18 +204,20 @@ impl Session {
         if let Some(stem) = broadcast.releases()
             && let Some(round) = self.rounds.get(&stem)
         {
-            self.released.push_back((now + round.longest_lease(), stem));
+            self.released.push((now + round.longest_lease(), stem));
         }
     }
 
     /// Removes the rounds of unconfirmed releases whose votes have expired.
     fn remove_expired(&mut self, now: Instant) {
-        while let Some((until, stem)) = self.released.front().copied()
-            && until < now
-        {
-            self.released.pop_front();
-            self.rounds.remove(&stem);
-        }
+        let rounds = &mut self.rounds;
+        self.released.retain(|(until, stem)| {
+            let lasts = now <= *until;
+            if !lasts {
+                rounds.remove(stem);
+            }
+            lasts
+        });
     }
 
     /// Applies the reply to a call.

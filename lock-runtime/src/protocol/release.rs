@@ -110,7 +110,7 @@ impl Session {
         let is_last = held.guards == 0;
         if let Some(loss) = held.loss {
             if is_last {
-                self.held.remove(id);
+                self.remove_held(id, cx);
             }
             return Left::Lost(loss);
         }
@@ -149,7 +149,7 @@ impl Session {
                 budget.is_after(data_lost_at) || cx.breaks(Mutation::HandsOffAfterDataLoss);
             if let Some(handoff) = handoff.filter(|_| is_sound) {
                 queue.hand_off(handoff, cx);
-                cx.note(|| Note::HandedOff(key.clone(), fence));
+                cx.debug(|| Note::HandedOff(key.clone(), fence));
                 return Left::Locally;
             }
             // A head with a queue entry is notified by the store.
@@ -394,7 +394,7 @@ impl Session {
                 if self.release_replied(id, answer, cx).is_ok()
                     && let Some(key) = key
                 {
-                    cx.note(|| Note::Released(key));
+                    cx.debug(|| Note::Released(key));
                 }
             }
             Job::Abandon(id) => self.abandon_replied(id, answer, cx),
@@ -415,6 +415,12 @@ impl Session {
                 self.abandonments.remove(id);
                 true
             }
+            Progress::GaveUpRelease { at, error } => {
+                self.plan_job(at, Job::Abandon(id), cx);
+                cx.note(|| Note::GaveUp(hold.clone(), error));
+                self.freed(hold.mode.kind(), &hold.key, cx);
+                return;
+            }
             Progress::GaveUp(error) => {
                 self.abandonments.remove(id);
                 cx.note(|| Note::GaveUp(hold.clone(), error));
@@ -424,7 +430,7 @@ impl Session {
         };
         if is_free {
             if is_release {
-                cx.note(|| Note::Released(hold.key.clone()));
+                cx.debug(|| Note::Released(hold.key.clone()));
             }
             self.freed(hold.mode.kind(), &hold.key, cx);
         }

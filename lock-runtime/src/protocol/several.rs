@@ -28,14 +28,15 @@ pub(crate) enum AllStep {
 }
 
 impl Session {
-    /// Begins a request for several keys that does not wait.
+    /// Begins a request for several keys that does not wait. Returns the requests of its first call,
+    /// whose answer goes to [`all_replied`](Self::all_replied).
     pub(crate) fn begin_all(
         &mut self,
         keys: &[LockKey],
         terms: &Terms,
         since: Instant,
         cx: &mut Cx<'_>,
-    ) -> Result<(Together, AllStep), (usize, Refused)> {
+    ) -> Result<(Together, Vec<KeyRequest>), (usize, Refused)> {
         let mut together = Together::new();
         let mut requests = Vec::with_capacity(keys.len());
         for (index, key) in keys.iter().enumerate() {
@@ -50,7 +51,7 @@ impl Session {
                 }
             }
         }
-        Ok((together, AllStep::Call(requests)))
+        Ok((together, requests))
     }
 
     /// Removes requests that were not sent, or of which the store knows nothing.
@@ -81,6 +82,8 @@ impl Session {
                 let is_refused = index == *refused.min(&(together.len() - 1));
                 Ok(Reply::Acquire(match reply {
                     reply if is_refused => *reply,
+                    // Nothing was done, so all requests are repeated.
+                    AcquireReply::Late => AcquireReply::Late,
                     _ => AcquireReply::Busy {
                         holder_ttl: None,
                         has_waiters: false,

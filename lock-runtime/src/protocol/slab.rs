@@ -63,6 +63,8 @@ impl<T> fmt::Debug for Id<T> {
 pub(crate) struct Slab<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
+    /// The generation of new slots: no id of an earlier slot has it.
+    generation: u32,
 }
 
 #[cfg_attr(test, derive(Clone))]
@@ -76,15 +78,19 @@ impl<T> Default for Slab<T> {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
+            generation: 0,
         }
     }
 }
+
+/// With more slots than this, an empty slab frees their memory.
+const KEPT: usize = 1024;
 
 impl<T> Slab<T> {
     pub(crate) fn insert(&mut self, value: T) -> Id<T> {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot {
-                generation: 0,
+                generation: self.generation,
                 value: None,
             });
             (self.slots.len() - 1) as u32
@@ -116,6 +122,12 @@ impl<T> Slab<T> {
         let value = slot.value.take()?;
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(id.index);
+        if self.is_empty() && self.slots.len() > KEPT {
+            let used = self.slots.iter().map(|slot| slot.generation).max();
+            self.generation = used.unwrap_or(0).wrapping_add(1);
+            self.slots = Vec::new();
+            self.free = Vec::new();
+        }
         Some(value)
     }
 

@@ -125,6 +125,7 @@ impl Bench {
             now: self.now,
             entropy: &mut self.entropy,
             out: &mut out,
+            is_debugged: true,
             mutation: None,
         };
         let output = input(&mut self.session, &mut cx);
@@ -871,6 +872,39 @@ fn a_failed_downgrade_leaves_the_lock_reserved() {
         modes.push(release.hold.mode);
     }
     assert_eq!(modes, [Mode::Exclusive, Mode::Shared]);
+}
+
+/// A request for several keys that came too late is repeated as a whole.
+#[test]
+fn several_keys_that_came_too_late_are_requested_again() {
+    let mut bench = Bench::new();
+    let keys = ["a", "b"].map(|key| LockKey::new(key).unwrap());
+    let terms = Terms {
+        wait: Wait::No,
+        ..WRITER
+    };
+    let since = bench.now;
+    let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, since, cx));
+    let (together, first) = begun.unwrap();
+    let late = || {
+        Ok(crate::store::AcquireAllReply::Refused {
+            index: 1,
+            reply: AcquireReply::Late,
+        })
+    };
+    let AllStep::Call(second) =
+        bench.input(|session, cx| session.all_replied(&together, late(), cx))
+    else {
+        panic!("it is early")
+    };
+    assert_eq!(second.len(), 2);
+    assert_ne!(first[0].hold.token, second[0].hold.token);
+    let step = bench.input(|session, cx| session.all_replied(&together, late(), cx));
+    assert!(
+        matches!(step, AllStep::Done(Err((1, Refused::Store(_))))),
+        "{step:?}"
+    );
+    assert!(bench.session.rest().is_none());
 }
 
 proptest! {

@@ -118,7 +118,7 @@ impl Session {
         };
         let jitter = cx.jitter();
         let over = match abandonment.replied(reply, jitter, cx.now) {
-            Progress::Next { .. } => return,
+            Progress::Next { .. } | Progress::GaveUpRelease { .. } => return,
             Progress::Done => Reply::Abandoned,
             Progress::GaveUp(error) => {
                 Reply::NotAbandoned(*server, abandonment.hold().clone(), error)

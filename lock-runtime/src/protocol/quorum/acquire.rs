@@ -95,6 +95,7 @@ impl Acquiring {
 
 impl Session {
     pub(crate) fn acquire(&mut self, request: &KeyRequest, cx: &mut Cx<'_>) -> RequestId {
+        self.remove_expired(cx.now);
         self.begin_acquire(request, Kind::Acquire, cx)
     }
 
