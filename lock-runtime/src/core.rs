@@ -369,6 +369,8 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             drop(client);
+            // The task sleeps until the next renewal.
+            tokio::time::sleep(Duration::from_millis(20)).await;
             assert_eq!(guard.release().await.is_err(), revoked);
             let waited = Instant::now();
             while Arc::strong_count(&store) > 1 {

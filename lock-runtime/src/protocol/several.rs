@@ -28,8 +28,8 @@ pub(crate) enum AllStep {
 }
 
 impl Session {
-    /// Begins a request for several keys that does not wait. Returns the requests of its first call,
-    /// whose answer goes to [`all_replied`](Self::all_replied).
+    /// Begins a request for several keys that does not wait. Returns the requests of its first
+    /// call, whose answer goes to [`all_replied`](Self::all_replied).
     pub(crate) fn begin_all(
         &mut self,
         keys: &[LockKey],
