@@ -151,7 +151,7 @@ impl Drop for Pending<'_> {
     fn drop(&mut self) {
         if !self.is_over {
             self.core.visit(|state, cx| {
-                state.take_waker(self.id);
+                state.discard_waker(self.id);
                 state.session.cancel(self.id, cx);
             });
         }
@@ -179,7 +179,7 @@ impl Pending<'_> {
             let step = state.session.resume(self.id, session_cx);
             match step {
                 Step::Wait(_) => state.set_waker(self.id, cx.waker()),
-                _ => drop(state.take_waker(self.id)),
+                _ => state.discard_waker(self.id),
             }
             step
         })
@@ -219,7 +219,7 @@ impl Pending<'_> {
         match answer.await {
             Err(next) => next,
             Ok(answer) => self.input(|state, cx| {
-                state.take_waker(self.id);
+                state.discard_waker(self.id);
                 state.session.replied(self.id, answer, cx)
             }),
         }

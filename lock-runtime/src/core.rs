@@ -48,6 +48,9 @@ pub(crate) struct State {
     pub(crate) session: Session,
     /// The wakers of waiting requests, by the slot of their acquisitions.
     wakers: Vec<Option<(AcquireId, Waker)>>,
+    /// Wakers to be dropped after the state is unlocked: the last waker of a task may own it, and
+    /// with it a guard of this client.
+    discarded: Vec<Waker>,
     /// The views of held locks, by their slots.
     views: Vec<Option<Arc<View>>>,
     pub(crate) driver_runs: bool,
@@ -85,6 +88,7 @@ impl Core {
             state: Mutex::new(State {
                 session: Session::new(waiters),
                 wakers: Vec::new(),
+                discarded: Vec::new(),
                 views: Vec::new(),
                 driver_runs: false,
                 orphaned: false,
@@ -151,7 +155,9 @@ impl Core {
         has_work |= state.orphaned && state.driver_runs && !state.session.needs_driver();
         let must_start = !state.driver_runs && state.session.needs_driver();
         let is_closed = state.session.is_closed();
+        let discarded = std::mem::take(&mut state.discarded);
         drop(state);
+        drop(discarded);
         wakers.into_iter().for_each(Waker::wake);
         notes.into_iter().for_each(|note| log(*note));
         if has_work {
@@ -264,13 +270,22 @@ impl State {
     /// Registers a waiting request to be woken.
     pub(crate) fn set_waker(&mut self, id: AcquireId, waker: &Waker) {
         match self.wakers.get_mut(id.slot()) {
-            Some(Some((other, old))) if *other == id => old.clone_from(waker),
+            Some(Some((other, old))) if *other == id => {
+                if !old.will_wake(waker) {
+                    self.discarded.push(std::mem::replace(old, waker.clone()));
+                }
+            }
             _ => set(&mut self.wakers, id.slot(), Some((id, waker.clone()))),
         }
     }
 
     /// Removes the waker of a request whose wait has ended: it would keep its task alive.
-    pub(crate) fn take_waker(&mut self, id: AcquireId) -> Option<Waker> {
+    pub(crate) fn discard_waker(&mut self, id: AcquireId) {
+        let waker = self.take_waker(id);
+        self.discarded.extend(waker);
+    }
+
+    fn take_waker(&mut self, id: AcquireId) -> Option<Waker> {
         let waker = self.wakers.get_mut(id.slot())?;
         waker
             .take_if(|(other, _)| *other == id)
