@@ -587,7 +587,7 @@ impl Process {
             asked_at,
             is_long_enough: self.is_direct
                 || granted.ends_at.is_some()
-                || until - now > arrival.terms.call_timeout(),
+                || until + Duration::from_millis(1) - now > arrival.terms.call_timeout(),
         });
         let hold_for = if self.is_quiet {
             Duration::from_millis(5)

@@ -375,7 +375,7 @@ impl Session {
                     .is_some_and(|it| it.hold.token == token)
         };
         let in_abandonment = |it: &Abandonment| {
-            it.hold().token == token || it.next_holder().is_some_and(|hold| hold.token == token)
+            it.hold().token == token || it.afterwards().is_some_and(|hold| hold.token == token)
         };
         self.queues.iter().any(|(_, queue)| in_queue(queue))
             || self.acquisitions.iter().any(|(_, it)| it.knows(token))

@@ -20,13 +20,23 @@ pub(crate) enum Ending {
     Abandon(Hold),
 }
 
+impl Ending {
+    fn hold(&self) -> &Hold {
+        match self {
+            Self::Release(release) => &release.hold,
+            Self::Abandon(hold) => hold,
+        }
+    }
+}
+
 /// A token to be released or abandoned.
 #[derive(Clone, Debug)]
 pub(crate) struct Abandonment {
     ending: Ending,
-    /// The token that the release had named as the next holder, with its lease. It is abandoned
-    /// afterwards.
-    next_holder: Option<(Hold, Duration)>,
+    /// The call that ends another hold afterwards, and the lease of that hold: of the token that
+    /// the release had named as the next holder, or of the reader that a delayed conversion may
+    /// have made of the writer.
+    afterwards: Option<(Ending, Duration)>,
     /// A delayed request may be executed until then. The call is repeated once after that (rule 8
     /// of docs/PROTOCOL.md).
     straggler_until: Option<Instant>,
@@ -63,7 +73,7 @@ impl Abandonment {
     ) -> Self {
         Self {
             ending,
-            next_holder: None,
+            afterwards: None,
             straggler_until,
             give_up_at: straggler_until.unwrap_or(now) + lease,
             pause: FIRST_PAUSE,
@@ -73,29 +83,23 @@ impl Abandonment {
         }
     }
 
-    /// Abandons `next_holder` after the release.
-    pub(crate) fn then(self, next_holder: Option<(Hold, Duration)>) -> Self {
-        Self {
-            next_holder,
-            ..self
-        }
+    /// Ends another hold once this one has ended.
+    pub(crate) fn then(self, afterwards: Option<(Ending, Duration)>) -> Self {
+        Self { afterwards, ..self }
     }
 
     pub(crate) fn hold(&self) -> &Hold {
-        match &self.ending {
-            Ending::Release(release) => &release.hold,
-            Ending::Abandon(hold) => hold,
-        }
+        self.ending.hold()
     }
 
     pub(crate) fn is_release(&self) -> bool {
         matches!(self.ending, Ending::Release(_))
     }
 
-    /// The token that is abandoned afterwards.
+    /// The hold that is ended afterwards.
     #[cfg(test)]
-    pub(crate) fn next_holder(&self) -> Option<&Hold> {
-        self.next_holder.as_ref().map(|(hold, _)| hold)
+    pub(crate) fn afterwards(&self) -> Option<&Hold> {
+        self.afterwards.as_ref().map(|(ending, _)| ending.hold())
     }
 
     pub(crate) fn due(&self) -> Option<Instant> {
@@ -138,11 +142,11 @@ impl Abandonment {
                 self.pause = (self.pause * 2).min(LONGEST_PAUSE);
                 self.next(now + pause, false)
             }
-            (reply, _) => match (self.next_holder.take(), reply) {
+            (reply, _) => match (self.afterwards.take(), reply) {
                 // From now on the release that named the next holder has no effect if it is
                 // executed late.
-                (Some((hold, lease)), reply) => {
-                    *self = Self::new(Ending::Abandon(hold), lease, None, self.timeout, now);
+                (Some((ending, lease)), reply) => {
+                    *self = Self::new(ending, lease, None, self.timeout, now);
                     match reply {
                         Ok(_) => self.next(now, true),
                         Err(error) => Progress::GaveUpRelease { at: now, error },

@@ -143,12 +143,8 @@ impl Session {
             since,
             ..
         } = conversion;
-        let reader = Hold::new(hold.key.clone(), Mode::Shared, hold.token);
         let keep_for = terms.left_to_hold(since, cx.now);
-        // The writer is gone, so a delayed conversion is executed by then or never.
-        let straggler = cx.now + terms.call_timeout();
-        self.give_up(hold, keep_for, longest_lease, None, cx);
-        self.give_up(reader, keep_for, longest_lease, Some(straggler), cx);
+        self.give_up_converted(hold, keep_for, longest_lease, cx);
     }
 
     /// Returns whether a conversion in flight uses the token.

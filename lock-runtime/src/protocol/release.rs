@@ -211,7 +211,8 @@ impl Session {
         let ending = Ending::Release(release);
         let abandonment =
             Abandonment::new(ending, lease, None, call_timeout(DEFAULT_LEASE), cx.now);
-        self.start(abandonment.then(next_holder), cx);
+        let afterwards = next_holder.map(|(hold, lease)| (Ending::Abandon(hold), lease));
+        self.start(abandonment.then(afterwards), cx);
     }
 
     /// Removes the queue entry that a release should have opened and did not.
@@ -313,23 +314,24 @@ impl Session {
         self.start(Abandonment::new(ending, lease, None, timeout, cx.now), cx);
     }
 
-    /// Abandons a token that may hold a lock, or releases it if the lock stays reserved for
+    /// Ends a writer that a delayed conversion may make a reader, first as a writer and then as a
+    /// reader: once the writer is gone, the conversion has no effect. The lock stays reserved for
     /// `keep_for`.
-    pub(super) fn give_up(
+    pub(super) fn give_up_converted(
         &mut self,
-        hold: Hold,
+        writer: Hold,
         keep_for: Option<Duration>,
         lease: Duration,
-        straggler_until: Option<Instant>,
         cx: &mut Cx<'_>,
     ) {
-        if keep_for.is_none() {
-            return self.abandon(hold, lease, straggler_until, cx);
-        }
-        let ending = Ending::Release(Release::new(hold).keep_for(keep_for));
+        let reader = Hold::new(writer.key.clone(), Mode::Shared, writer.token);
+        let ending = |hold| match keep_for {
+            None => Ending::Abandon(hold),
+            keep_for => Ending::Release(Release::new(hold).keep_for(keep_for)),
+        };
         let timeout = call_timeout(DEFAULT_LEASE);
-        let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
-        self.start(abandonment, cx);
+        let abandonment = Abandonment::new(ending(writer), lease, None, timeout, cx.now);
+        self.start(abandonment.then(Some((ending(reader), lease))), cx);
     }
 
     /// Abandons a token that is no longer used. `straggler_until` is the deadline of a request

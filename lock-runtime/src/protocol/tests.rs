@@ -864,12 +864,14 @@ fn a_failed_downgrade_leaves_the_lock_reserved() {
         .unwrap();
     bench.input(|session, cx| session.convert_dropped(id, cx));
     let mut modes = Vec::new();
-    while let Some((_, call)) = bench.input(|session, cx| session.due_job(cx)) {
+    while let Some((job, call)) = bench.input(|session, cx| session.due_job(cx)) {
         let Request::Release(release) = call.request else {
             panic!("{call:?}")
         };
         assert_eq!(release.keep_for, Some(LEASE));
         modes.push(release.hold.mode);
+        let reply = Ok(Reply::Release(ReleaseReply::NotHeld));
+        bench.input(|session, cx| session.job_replied(job, reply, cx));
     }
     assert_eq!(modes, [Mode::Exclusive, Mode::Shared]);
 }
