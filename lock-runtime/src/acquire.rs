@@ -28,8 +28,6 @@ use crate::{
     spec::{LockKind, Terms, Wait},
 };
 
-pub(crate) use crate::protocol::{SHORTEST_CALL, STRAGGLE};
-
 /// Inline storage for one key, which is the common case.
 pub(crate) type Keys = SmallVec<[LockKey; 1]>;
 

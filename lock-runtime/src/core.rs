@@ -371,7 +371,7 @@ mod tests {
 
     /// The client's task keeps the store alive, so it ends with the last lock of a client that is
     /// gone, and not at the time of its next renewal.
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn the_driver_of_a_client_that_is_gone_ends_at_once() -> Result<(), LockError> {
         for revoked in [false, true] {
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new());

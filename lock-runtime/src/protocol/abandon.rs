@@ -53,8 +53,8 @@ pub(crate) struct Abandonment {
 pub(crate) enum Progress {
     /// The next call is due at this instant. The store has executed the latest one if `confirmed`.
     Next { at: Instant, confirmed: bool },
-    /// The same, after a release that is no longer repeated because of this error.
-    GaveUpRelease { at: Instant, error: StoreError },
+    /// The same, after a first call that is no longer repeated because of this error.
+    GaveUpFirst { at: Instant, error: StoreError },
     /// No further call is needed.
     Done,
     /// The lease has expired, or the store refuses the call.
@@ -149,7 +149,7 @@ impl Abandonment {
                     *self = Self::new(ending, lease, None, self.timeout, now);
                     match reply {
                         Ok(_) => self.next(now, true),
-                        Err(error) => Progress::GaveUpRelease { at: now, error },
+                        Err(error) => Progress::GaveUpFirst { at: now, error },
                     }
                 }
                 (None, Ok(_)) => Progress::Done,

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     key::LockKey,
-    spec::{Mode, Terms, Wait},
+    spec::{MAX_LEASE, Mode, Terms, Wait},
     store::{Grant, Hold, IfBusy, KeyPart, KeyRequest, StoreError, Token},
 };
 
@@ -133,7 +133,8 @@ impl Acquisition {
         self.until.is_some_and(|until| until <= now)
     }
 
-    /// Returns the instant by which a waiting task calls again.
+    /// Returns the instant by which a waiting task calls again: the end of its wait, which is at
+    /// most [`MAX_LEASE`] away, or before.
     fn wakes(&self, at: Instant) -> Step {
         Step::Wait(self.until.map_or(at, |until| until.min(at)))
     }
@@ -348,7 +349,7 @@ impl Session {
             Ok(false) => {
                 let acquisition = &self.acquisitions[id];
                 cx.debug(|| Note::Behind(acquisition.key.clone()));
-                Ok(acquisition.wakes(cx.now + Duration::from_secs(86_400)))
+                Ok(acquisition.wakes(cx.now + MAX_LEASE))
             }
             Err(refused) => {
                 self.acquisitions.remove(id);
@@ -394,7 +395,7 @@ impl Session {
             };
             let queue = &mut self.queues[queue_id];
             if queue.head != Some(id) {
-                return acquisition.wakes(cx.now + Duration::from_secs(86_400));
+                return acquisition.wakes(cx.now + MAX_LEASE);
             }
             queue.news = false;
             if let Some(handoff) = queue.handoff.take() {
@@ -439,11 +440,9 @@ impl Session {
                     continue;
                 }
             }
+            let is_poll = entry.asked(cx.now);
             queue.asks();
-            let entry = queue
-                .entry
-                .get_or_insert_with(|| QueueEntry::new(claim, cx));
-            if entry.asked(cx.now) {
+            if is_poll {
                 acquisition.state = State::Polling {
                     token,
                     sent: cx.now,

@@ -417,7 +417,7 @@ impl Session {
                 self.abandonments.remove(id);
                 true
             }
-            Progress::GaveUpRelease { at, error } => {
+            Progress::GaveUpFirst { at, error } => {
                 self.plan_job(at, Job::Abandon(id), cx);
                 cx.note(|| Note::GaveUp(hold.clone(), error));
                 self.freed(hold.mode.kind(), &hold.key, cx);

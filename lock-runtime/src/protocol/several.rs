@@ -69,32 +69,27 @@ impl Session {
         answer: Result<AcquireAllReply, StoreError>,
         cx: &mut Cx<'_>,
     ) -> AllStep {
+        let last = together.len() - 1;
+        let refused_index = match &answer {
+            Ok(AcquireAllReply::Refused { index, .. }) => Some(*index.min(&last)),
+            _ => None,
+        };
         let part = |index: usize| match &answer {
             Ok(AcquireAllReply::Granted(grants)) if grants.len() == together.len() => {
                 Ok(Reply::Acquire(AcquireReply::Granted(grants[index])))
             }
             // The number of grants does not match: every token is abandoned.
             Ok(AcquireAllReply::Granted(_)) => Err(StoreError::late()),
-            Ok(AcquireAllReply::Refused {
-                index: refused,
-                reply,
-            }) => {
-                let is_refused = index == *refused.min(&(together.len() - 1));
-                Ok(Reply::Acquire(match reply {
-                    reply if is_refused => *reply,
-                    // Nothing was done, so all requests are repeated.
-                    AcquireReply::Late => AcquireReply::Late,
-                    _ => AcquireReply::Busy {
-                        holder_ttl: None,
-                        has_waiters: false,
-                    },
-                }))
-            }
+            Ok(AcquireAllReply::Refused { reply, .. }) => Ok(Reply::Acquire(match reply {
+                reply if refused_index == Some(index) => *reply,
+                // Nothing was done, so all requests are repeated.
+                AcquireReply::Late => AcquireReply::Late,
+                _ => AcquireReply::Busy {
+                    holder_ttl: None,
+                    has_waiters: false,
+                },
+            })),
             Err(error) => Err(error.clone()),
-        };
-        let refused_index = match &answer {
-            Ok(AcquireAllReply::Refused { index, .. }) => *index.min(&(together.len() - 1)),
-            _ => 0,
         };
         let (mut granted, mut requests, mut refusals) = (Vec::new(), Vec::new(), Vec::new());
         for (index, id) in together.iter().enumerate() {
@@ -115,15 +110,12 @@ impl Session {
             self.guard_dropped(grant.held, cx);
         }
         self.drop_unsent(together, cx);
-        let position = refusals
-            .iter()
-            .position(|(index, _)| *index == refused_index)
-            .unwrap_or(0);
-        if refusals.is_empty() {
-            let late = Refused::Store(StoreError::late());
-            return AllStep::Done(Err((refused_index, late)));
-        }
-        AllStep::Done(Err(refusals.swap_remove(position)))
+        let refusal = refusals
+            .into_iter()
+            .min_by_key(|(index, _)| refused_index != Some(*index));
+        AllStep::Done(Err(
+            refusal.unwrap_or((0, Refused::Store(StoreError::late())))
+        ))
     }
 
     /// Ends a request whose task has dropped it.

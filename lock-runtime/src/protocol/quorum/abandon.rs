@@ -9,8 +9,7 @@ use super::{
     ServerRequest, Session, Ticket,
 };
 use crate::{
-    acquire::SHORTEST_CALL,
-    protocol::{Abandonment, Ending, Progress},
+    protocol::{Abandonment, Ending, Progress, SHORTEST_CALL},
     spec::call_timeout,
     store::{Hold, StoreError},
 };
@@ -118,7 +117,7 @@ impl Session {
         };
         let jitter = cx.jitter();
         let over = match abandonment.replied(reply, jitter, cx.now) {
-            Progress::Next { .. } | Progress::GaveUpRelease { .. } => return,
+            Progress::Next { .. } | Progress::GaveUpFirst { .. } => return,
             Progress::Done => Reply::Abandoned,
             Progress::GaveUp(error) => {
                 Reply::NotAbandoned(*server, abandonment.hold().clone(), error)

@@ -13,7 +13,7 @@ use super::{
     time_out::majority_timeout,
 };
 use crate::{
-    acquire::STRAGGLE,
+    protocol::STRAGGLE,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, IfBusy, KeyRequest, PollReply,
         Renewal, StoreError, Token,

@@ -27,8 +27,8 @@ pub(crate) use self::message::{
 use self::vote::{Obstacle, Standing, Status, Vote, VoteState};
 use super::{Cx, Mutation, majority::majority};
 use crate::{
-    acquire::STRAGGLE,
     fence::FencingToken,
+    protocol::STRAGGLE,
     spec::Mode,
     store::{
         AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, RaiseReply, RenewReply,
