@@ -66,10 +66,7 @@ impl Handoff {
         now: Instant,
     ) -> Option<Self> {
         let enough = lease.length().min(HANDOFF_LEASE) / 2;
-        let validity = lease.validity(now);
-        // A lease that was extended is longer than the next holder has asked for.
-        let fits = (enough..=lease.length()).contains(&validity);
-        if budget.left == 0 || budget.until <= now || !fits {
+        if budget.left == 0 || budget.until <= now || lease.validity(now) < enough {
             return None;
         }
         let budget = Budget {

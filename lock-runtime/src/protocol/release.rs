@@ -147,7 +147,10 @@ impl Session {
             );
             let is_sound =
                 budget.is_after(data_lost_at) || cx.breaks(Mutation::HandsOffAfterDataLoss);
-            if let Some(handoff) = handoff.filter(|_| is_sound) {
+            // The store may keep a lock that was extended for longer than the next holder has asked
+            // for, also if it has not replied to the extension yet.
+            let was_extended = longest_lease > terms.lease;
+            if let Some(handoff) = handoff.filter(|_| is_sound && !was_extended) {
                 queue.hand_off(handoff, cx);
                 cx.debug(|| Note::HandedOff(key.clone(), fence));
                 return Left::Locally;

@@ -832,20 +832,21 @@ fn release_of_an_extended_lock_is_repeated_until_that_lease_is_over() {
 /// The next holder has asked for a shorter lease than the extended one.
 #[test]
 fn an_extended_lock_is_not_handed_off_locally() {
-    let mut bench = Bench::new();
-    let held = bench.holds(3, LEASE);
-    bench.head();
-    bench
-        .input(|session, cx| session.extend(held, LEASE * 2, cx))
-        .unwrap();
-    let reply = Ok(Reply::Renew(crate::store::RenewReply::Renewed {
-        ttl: LEASE * 2,
-    }));
-    let sent = bench.now;
-    bench
-        .input(|session, cx| session.extend_replied(held, reply, sent, cx))
-        .unwrap();
-    assert_ne!(bench.releases(held), Left::HandedOff);
+    for is_answered in [false, true] {
+        let mut bench = Bench::new();
+        let held = bench.holds(3, LEASE);
+        bench.head();
+        let longer = LEASE * 2;
+        let begun = bench.input(|session, cx| session.extend(held, longer, cx));
+        begun.unwrap();
+        if is_answered {
+            let renewed = crate::store::RenewReply::Renewed { ttl: longer };
+            let (reply, sent) = (Ok(Reply::Renew(renewed)), bench.now);
+            let extended = bench.input(|session, cx| session.extend_replied(held, reply, sent, cx));
+            extended.unwrap();
+        }
+        assert_ne!(bench.releases(held), Left::HandedOff, "{is_answered}");
+    }
 }
 
 /// `min_hold` counts for a lock whose downgrade has no reply, too.
