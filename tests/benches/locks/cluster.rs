@@ -42,6 +42,7 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
         raw.push((nodes[node].clone(), key));
     }
     let contest = Contest::new("cluster", TASKS, slice)
+        .servers(&cluster.nodes()[..3])
         .subject("lock-runtime", |_, slice| {
             each(slice, TASKS, |task| {
                 Ours::new(&locks, format!("bench:{task}"))

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use hdrhistogram::Histogram;
+use lock_tests::redis_server::RedisServer;
 
-use crate::report::Row;
+use crate::{cpu::cpu_of_all, report::Row};
 
 /// Number of rounds that count, after a shorter one for warm-up.
 pub(crate) const ROUNDS: usize = 3;
@@ -49,6 +50,8 @@ impl Tally {
     pub(crate) fn round(&self, took: Duration, served: &[u64]) -> Round {
         let micros = |nanos: u64| nanos as f64 / 1e3;
         Round {
+            ops: served.iter().sum(),
+            cpu: Vec::new(),
             ops_per_s: served.iter().sum::<u64>() as f64 / took.as_secs_f64(),
             p50_us: micros(self.taken.value_at_quantile(0.5)),
             p99_us: micros(self.taken.value_at_quantile(0.99)),
@@ -68,6 +71,9 @@ impl Tally {
 /// Result of one subject in one round.
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
+    ops: u64,
+    /// CPU time of this process and of each server, if it was measured.
+    cpu: Vec<Duration>,
     ops_per_s: f64,
     p50_us: f64,
     p99_us: f64,
@@ -84,6 +90,7 @@ pub(crate) struct Contest<'a> {
     scenario: &'static str,
     clients: usize,
     slice: Duration,
+    servers: Vec<u32>,
     subjects: Vec<(&'static str, Measure<'a>)>,
 }
 
@@ -94,8 +101,18 @@ impl<'a> Contest<'a> {
             scenario,
             clients,
             slice,
+            servers: Vec::new(),
             subjects: Vec::new(),
         }
+    }
+
+    /// The processes whose CPU time is measured beside that of this one.
+    pub(crate) fn servers<'s>(
+        mut self,
+        servers: impl IntoIterator<Item = &'s RedisServer>,
+    ) -> Self {
+        self.servers = servers.into_iter().map(RedisServer::pid).collect();
+        self
     }
 
     /// Adds a subject. `measure` takes the number of the round and its slice. Where clients wait
@@ -130,7 +147,10 @@ impl<'a> Contest<'a> {
                 self.slice
             };
             for ((_, measure), (_, rounds)) in self.subjects.iter().zip(&mut measured) {
-                let one = measure(round, slice).await;
+                let before = cpu_of_all(&self.servers);
+                let mut one = measure(round, slice).await;
+                let after = cpu_of_all(&self.servers).into_iter();
+                one.cpu = after.zip(before).map(|(now, then)| now - then).collect();
                 if round > 0 {
                     rounds.push(one);
                 }
@@ -164,7 +184,14 @@ pub(crate) fn rows(
         };
         let handed_on: Option<Vec<_>> =
             rounds.iter().map(|round| round.handed_on_percent).collect();
+        let processes = rounds.first().map_or(0, |round| round.cpu.len());
+        let cpu_us = |process: usize| {
+            let each =
+                |round: &Round| round.cpu[process].as_secs_f64() * 1e6 / round.ops.max(1) as f64;
+            median(rounds.iter().map(each))
+        };
         Row {
+            cpu_us: (0..processes).map(cpu_us).collect(),
             ops_per_s: of(|round| round.ops_per_s),
             p50_us: of(|round| round.p50_us),
             p99_us: of(|round| round.p99_us),

@@ -27,7 +27,7 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     for clients in CLIENTS {
         let ours = connect(&server.url(), clients).await;
         let peers: Vec<_> = (0..clients).map(|_| Rslock::manager(&client)).collect();
-        rows.extend(on_one_key("handoff", slice, &raw, &ours, &peers).await);
+        rows.extend(on_one_key("handoff", slice, &server, &raw, &ours, &peers).await);
         join_all(ours.iter().map(LockClient::shutdown)).await;
     }
     rows
@@ -37,12 +37,14 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
 pub(crate) async fn on_one_key(
     scenario: &'static str,
     slice: Duration,
+    server: &RedisServer,
     raw: &Raw,
     ours: &[LockClient],
     peers: &[LockManager],
 ) -> Vec<Row> {
     let clients = ours.len();
     let contest = Contest::new(scenario, clients, slice)
+        .servers([server])
         .subject("lock-runtime", |round, slice| {
             let subject = move |locks| Ours::new(locks, format!("bench:{clients}:{round}"));
             together(slice, ours.iter().map(subject), contend)

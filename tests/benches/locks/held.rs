@@ -7,6 +7,7 @@ use lock_tests::redis_server::RedisServer;
 use tokio::time::sleep;
 
 use crate::{
+    cpu::cpu,
     heap,
     report::Row,
     subject::{LEASE, connect},
@@ -91,20 +92,4 @@ async fn hold(locks: &LockClient, name: &str, count: usize) -> Vec<LockGuard> {
 fn expect_all_held(guards: &[LockGuard]) {
     let lost = guards.iter().filter(|guard| guard.is_lost()).count();
     assert_eq!(lost, 0, "{lost} of {LEASES} leases were lost");
-}
-
-/// CPU time of a process so far, in user and in kernel mode.
-fn cpu(pid: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))
-        .expect("the bench runs on Linux, and so does the server");
-    // The second field is a name in parentheses, which may contain spaces; the times are the fields
-    // 14 and 15.
-    let (_, fields) = stat.rsplit_once(')').expect("the name is in parentheses");
-    let ticks: u64 = fields
-        .split_whitespace()
-        .skip(11)
-        .take(2)
-        .filter_map(|ticks| ticks.parse::<u64>().ok())
-        .sum();
-    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }

@@ -41,7 +41,7 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     for tasks in TASKS {
         let bytes_per_waiter = bytes_per_waiter(server.url(), tasks).await;
         let (ours, peers) = (vec![locks.clone(); tasks], vec![manager.clone(); tasks]);
-        let mut measured = handoff::on_one_key("hot", slice, &raw, &ours, &peers).await;
+        let mut measured = handoff::on_one_key("hot", slice, &server, &raw, &ours, &peers).await;
         measured[0].bytes_per_waiter = Some(bytes_per_waiter);
         rows.append(&mut measured);
     }

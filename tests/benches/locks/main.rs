@@ -12,6 +12,7 @@
 
 mod cluster;
 mod contest;
+mod cpu;
 mod freed;
 mod handoff;
 mod heap;

@@ -42,6 +42,7 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     for tasks in TASKS {
         let ours = |task| Ours::new(&locks, format!("bench:{task}")).lease(LEASE);
         let contest = Contest::new("redlock", tasks, slice)
+            .servers(&servers)
             .subject("lock-runtime", |_, slice| each(slice, tasks, ours))
             .subject(LIMIT, |_, slice| {
                 each(slice, tasks, |task| {
@@ -60,6 +61,7 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let ours = join_all((0..CLIENTS).map(|_| connect(&servers))).await;
     let peers: Vec<_> = (0..CLIENTS).map(|_| Rslock::manager_of(&clients)).collect();
     let contest = Contest::new("redlock-hot", CLIENTS, slice)
+        .servers(&servers)
         .subject("lock-runtime", |round, slice| {
             let subject = move |locks| Ours::new(locks, format!("hot:{round}")).lease(LEASE);
             together(slice, ours.iter().map(subject), contend)

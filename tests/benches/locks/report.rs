@@ -20,6 +20,8 @@ pub(crate) struct Row {
     pub(crate) served_min: Option<u64>,
     pub(crate) served_max: Option<u64>,
     pub(crate) ratio_to_limit: Option<f64>,
+    /// CPU time for each operation, of this process and then of each server.
+    pub(crate) cpu_us: Vec<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) longest_us: Option<f64>,
     /// Turns that went to another client than the previous one. Without a wait queue, the client
@@ -50,6 +52,7 @@ impl Row {
             served_min: None,
             served_max: None,
             ratio_to_limit: None,
+            cpu_us: Vec::new(),
             longest_us: None,
             handed_on_percent: None,
             core_percent: None,
@@ -100,6 +103,7 @@ impl Report {
             "p50 µs",
             "p99 µs",
             "longest µs",
+            "CPU µs",
             "served",
             "besides",
         ]);
@@ -111,6 +115,7 @@ impl Report {
                 (Some(min), Some(max)) => format!("{min} to {max}"),
                 _ => String::new(),
             };
+            let cpu_us: Vec<_> = row.cpu_us.iter().map(|us| format!("{us:.2}")).collect();
             table.add_row([
                 row.scenario.to_owned(),
                 row.subject.to_owned(),
@@ -120,13 +125,15 @@ impl Report {
                 show(row.p50_us, 2),
                 show(row.p99_us, 2),
                 show(row.longest_us, 0),
+                cpu_us.join(" + "),
                 served,
                 row.besides(),
             ]);
         }
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
         println!(
-            "{table}\n{cores} cores; medians of {ROUNDS} rounds; served: the fewest and the most turns of one client"
+            "{table}\n{cores} cores; medians of {ROUNDS} rounds; CPU: for each operation, of this process + each server; \
+             served: the fewest and the most turns of one client"
         );
     }
 

@@ -36,6 +36,7 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let mut rows = Vec::new();
     for tasks in TASKS {
         let contest = Contest::new("sentinel", tasks, slice)
+            .servers(set.nodes())
             .subject("lock-runtime", |_, slice| {
                 each(slice, tasks, |task| {
                     Ours::new(&locks, format!("bench:{task}"))
