@@ -47,7 +47,7 @@ pub(crate) async fn acquire(
     };
     let entry = match reenter(core, key, terms)? {
         Some(entry) => entry,
-        None => acquire_one(core, key, terms, &effort)
+        None => acquire_one(core, key, terms, &effort, effort.since)
             .await
             .map_err(|error| error.with_effort(&effort))?,
     };
@@ -75,7 +75,7 @@ async fn acquire_several(
         entries.extend(acquire_together(core, &fresh, terms, effort).await?);
     } else {
         for key in &fresh {
-            entries.push(acquire_one(core, key, terms, effort).await?);
+            entries.push(acquire_one(core, key, terms, effort, Instant::now()).await?);
         }
     }
     // The first lock may have been lost while the request waited for the last one.
@@ -248,8 +248,9 @@ async fn acquire_one(
     key: &LockKey,
     terms: &Terms,
     effort: &Effort,
+    now: Instant,
 ) -> Result<Entry, LockError> {
-    let begun = core.visit(|state, cx| {
+    let begun = core.visit_at(now, |state, cx| {
         let (id, step) = state.session.begin(key, terms, effort.since, cx)?;
         Ok((id, next_move(state, core, key, terms, step)))
     });
@@ -277,8 +278,12 @@ async fn acquire_one(
                 pending.is_over = true;
                 let entry =
                     outcome.map_err(|refused| error_of(core, key, terms, effort, refused))?;
-                let waited = effort.since.elapsed();
-                tracing::debug!(%key, fence = %entry.fence(), ?waited, "acquired");
+                tracing::debug!(
+                    %key,
+                    fence = %entry.fence(),
+                    waited = ?effort.since.elapsed(),
+                    "acquired"
+                );
                 return Ok(entry);
             }
         };

@@ -106,9 +106,18 @@ impl Core {
         self: &Arc<Self>,
         input: impl FnOnce(&mut State, &mut Cx<'_>) -> T,
     ) -> T {
+        self.visit_at(Instant::now(), input)
+    }
+
+    /// The same for a caller that has just read the time.
+    pub(crate) fn visit_at<T>(
+        self: &Arc<Self>,
+        now: Instant,
+        input: impl FnOnce(&mut State, &mut Cx<'_>) -> T,
+    ) -> T {
         let mut effects = Effects::new();
         let mut cx = Cx {
-            now: Instant::now(),
+            now,
             entropy: &mut ThreadEntropy,
             out: &mut effects,
             is_debugged: tracing::enabled!(tracing::Level::DEBUG),

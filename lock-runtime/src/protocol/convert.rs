@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     ConversionId, Cx, HeldId, Session,
-    held::{Granted, Held, NewHold},
+    held::{Granted, Held},
     lease::Lease,
     message::{Answer, Call, Reply, Request},
 };
@@ -19,10 +19,7 @@ use crate::{
 /// An unconfirmed conversion of a writer to a reader.
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Conversion {
-    hold: Hold,
-    terms: Terms,
-    longest_lease: Duration,
-    since: Instant,
+    writer: Held,
     sent: Instant,
 }
 
@@ -55,22 +52,12 @@ impl Session {
             self.remove_held(id, cx);
             return Err(ConvertError::Lost(loss));
         }
-        let Held {
-            hold,
-            terms,
-            longest_lease,
-            since,
-            ..
-        } = self.remove_held(id, cx);
-        let call = Call::new(Request::Convert(hold.clone()), terms.call_timeout());
-        let conversion = Conversion {
-            hold,
-            terms,
-            longest_lease,
-            since,
-            sent: cx.now,
-        };
-        Ok((self.conversions.insert(conversion), call))
+        let writer = held.clone();
+        self.remove_held(id, cx);
+        let request = Request::Convert(writer.hold.clone());
+        let call = Call::new(request, writer.terms.call_timeout());
+        let sent = cx.now;
+        Ok((self.conversions.insert(Conversion { writer, sent }), call))
     }
 
     /// Records the answer to a conversion. The reader keeps the token, the lease and the limits of
@@ -81,25 +68,18 @@ impl Session {
         answer: Answer,
         cx: &mut Cx<'_>,
     ) -> Result<Granted, ConvertError> {
-        let Some(conversion) = self.conversions.get(id) else {
+        let Some(Conversion { writer, sent }) = self.conversions.get(id) else {
             return Err(ConvertError::Lost(Loss::Taken));
         };
-        let Conversion {
-            hold,
-            terms,
-            since,
-            sent,
-            longest_lease,
-        } = conversion;
-        let longest_lease = *longest_lease;
+        let terms = writer.terms;
         // The limits of the writer continue for the reader; they do not start again.
-        let held_for = sent.saturating_duration_since(*since);
+        let held_for = sent.saturating_duration_since(writer.lease.since());
         let left = |limit: Duration| limit.saturating_sub(held_for);
         let terms = Terms {
             mode: Mode::Shared,
             min_hold: terms.min_hold.map(left),
             max_hold: terms.max_hold.map(left),
-            ..*terms
+            ..terms
         };
         let error = match answer {
             Ok(Reply::Convert(ConvertReply::Converted(grant))) => {
@@ -107,19 +87,12 @@ impl Session {
                     Lease::granted(terms.lease, terms.renew, *sent, grant.ttl, cx.fraction());
                 let lease = lease.held_since(*sent, terms.max_hold);
                 if !lease.validity(cx.now).is_zero() {
-                    let hold = Hold::new(hold.key.clone(), Mode::Shared, hold.token);
-                    self.conversions.remove(id);
-                    self.freed(LockKind::Lock, &hold.key, cx);
-                    let new = NewHold {
-                        hold,
-                        fence: grant.fence,
-                        terms,
-                        lease,
-                        budget: None,
-                    };
-                    let granted = self.hold(new, cx);
-                    self.held[granted.held].longest_lease = longest_lease;
-                    return Ok(granted);
+                    let hold = Hold::new(writer.hold.key.clone(), Mode::Shared, writer.hold.token);
+                    let mut reader = Held::new(hold, grant.fence, terms, lease, None);
+                    reader.longest_lease = writer.longest_lease;
+                    self.conversions.discard(id);
+                    self.freed(LockKind::Lock, &reader.hold.key, cx);
+                    return Ok(self.hold(reader, cx));
                 }
                 ConvertError::Lost(lease.loss(cx.now).unwrap_or(Loss::Expired))
             }
@@ -133,18 +106,10 @@ impl Session {
     /// Ends a conversion whose outcome is unknown: the token is given up in both modes. The lock
     /// stays reserved for the rest of `min_hold`.
     pub(crate) fn convert_dropped(&mut self, id: ConversionId, cx: &mut Cx<'_>) {
-        let Some(conversion) = self.conversions.remove(id) else {
-            return;
-        };
-        let Conversion {
-            hold,
-            terms,
-            longest_lease,
-            since,
-            ..
-        } = conversion;
-        let keep_for = terms.left_to_hold(since, cx.now);
-        self.give_up_converted(hold, keep_for, longest_lease, cx);
+        if let Some(Conversion { writer, .. }) = self.conversions.remove(id) {
+            let keep_for = writer.left_to_hold(cx.now);
+            self.give_up_converted(writer.hold, keep_for, writer.longest_lease, cx);
+        }
     }
 
     /// Returns whether a conversion in flight uses the token.
@@ -152,6 +117,6 @@ impl Session {
     pub(super) fn converts(&self, token: crate::store::Token) -> bool {
         self.conversions
             .iter()
-            .any(|(_, conversion)| conversion.hold.token == token)
+            .any(|(_, conversion)| conversion.writer.hold.token == token)
     }
 }

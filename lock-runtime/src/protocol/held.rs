@@ -34,13 +34,11 @@ pub(crate) struct Granted {
 }
 
 /// A held lock. Its entry is removed when its last guard leaves.
-#[cfg_attr(test, derive(Clone))]
+#[derive(Clone)]
 pub(crate) struct Held {
     pub(super) hold: Hold,
     pub(super) fence: FencingToken,
     pub(super) terms: Terms,
-    /// When the lock was requested or taken over; `min_hold` and `max_hold` count from here.
-    pub(super) since: Instant,
     pub(super) lease: Lease,
     /// The longest lease that was requested: the store keeps the lock no longer without a renewal.
     pub(super) longest_lease: Duration,
@@ -51,15 +49,6 @@ pub(crate) struct Held {
     pub(super) loss: Option<Loss>,
     /// The position of the lease in the schedule.
     due: Option<Instant>,
-}
-
-/// A lock to hold from now on.
-pub(super) struct NewHold {
-    pub(super) hold: Hold,
-    pub(super) fence: FencingToken,
-    pub(super) terms: Terms,
-    pub(super) lease: Lease,
-    pub(super) budget: Option<Budget>,
 }
 
 /// A renewal to send, together with others of the same server and time-out.
@@ -79,6 +68,33 @@ pub(crate) enum ExtendError {
 }
 
 impl Held {
+    /// A lock with one guard.
+    #[inline]
+    pub(super) fn new(
+        hold: Hold,
+        fence: FencingToken,
+        terms: Terms,
+        lease: Lease,
+        budget: Option<Budget>,
+    ) -> Self {
+        Self {
+            hold,
+            fence,
+            terms,
+            lease,
+            longest_lease: terms.lease,
+            budget,
+            guards: 1,
+            loss: None,
+            due: None,
+        }
+    }
+
+    /// Returns the rest of `min_hold`, if any is left.
+    pub(super) fn left_to_hold(&self, now: Instant) -> Option<Duration> {
+        self.terms.left_to_hold(self.lease.since(), now)
+    }
+
     /// Returns how long the lock is surely still held.
     pub(super) fn validity(&self, now: Instant) -> Duration {
         match self.loss {
@@ -89,28 +105,11 @@ impl Held {
 }
 
 impl Session {
-    /// Starts holding a lock with one guard.
-    pub(super) fn hold(&mut self, new: NewHold, cx: &mut Cx<'_>) -> Granted {
-        let NewHold {
-            hold,
-            fence,
-            terms,
-            lease,
-            budget,
-        } = new;
+    /// Starts holding a lock.
+    pub(super) fn hold(&mut self, held: Held, cx: &mut Cx<'_>) -> Granted {
+        let (fence, lease) = (held.fence, &held.lease);
         let (valid_until, ends_at) = (lease.valid_until(), lease.ends_at());
-        let held = self.held.insert(Held {
-            hold,
-            fence,
-            terms,
-            since: lease.since(),
-            longest_lease: terms.lease,
-            lease,
-            budget,
-            guards: 1,
-            loss: None,
-            due: None,
-        });
+        let held = self.held.insert(held);
         self.plan_lease(held, cx);
         Granted {
             held,
@@ -334,10 +333,9 @@ impl Session {
     }
 
     /// Removes a lock whose last guard leaves.
-    pub(super) fn remove_held(&mut self, id: HeldId, cx: &mut Cx<'_>) -> Held {
+    pub(super) fn remove_held(&mut self, id: HeldId, cx: &mut Cx<'_>) {
         cx.out.push(Effect::Released(id));
-        #[expect(clippy::expect_used, reason = "the callers have found it")]
-        self.held.remove(id).expect("the lock is held")
+        self.held.discard(id);
     }
 
     /// Renews every lease soon, as the store may have lost data.

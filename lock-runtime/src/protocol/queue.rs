@@ -127,14 +127,19 @@ impl WaitQueue {
         self.tail = Some(id);
     }
 
-    fn unlink(&mut self, left: &Acquisition, all: &mut Slab<Acquisition>) {
-        match left.previous {
-            Some(previous) => all[previous].next = left.next,
-            None => self.head = left.next,
+    fn unlink(
+        &mut self,
+        previous: Option<AcquireId>,
+        next: Option<AcquireId>,
+        all: &mut Slab<Acquisition>,
+    ) {
+        match previous {
+            Some(previous) => all[previous].next = next,
+            None => self.head = next,
         }
-        match left.next {
-            Some(next) => all[next].previous = left.previous,
-            None => self.tail = left.previous,
+        match next {
+            Some(next) => all[next].previous = previous,
+            None => self.tail = previous,
         }
         self.behind = self.behind.saturating_sub(1);
     }
@@ -363,14 +368,16 @@ impl Session {
     /// Removes a request, served or not. The next waiter becomes the head of its queue, and
     /// continues with its queue entry and its hand-off if they fit.
     pub(super) fn leave(&mut self, id: AcquireId, cx: &mut Cx<'_>) {
-        let Some(left) = self.acquisitions.remove(id) else {
+        let Some(left) = self.acquisitions.get(id) else {
             return;
         };
-        let Some(queue_id) = left.queue else { return };
+        let (queue_id, previous, next) = (left.queue, left.previous, left.next);
+        self.acquisitions.discard(id);
+        let Some(queue_id) = queue_id else { return };
         self.waiting -= 1;
         let queue = &mut self.queues[queue_id];
         let was_head = queue.head == Some(id);
-        queue.unlink(&left, &mut self.acquisitions);
+        queue.unlink(previous, next, &mut self.acquisitions);
         if !was_head {
             return;
         }
@@ -400,9 +407,9 @@ impl Session {
     }
 
     fn remove_queue(&mut self, id: QueueId) {
-        if let Some(queue) = self.queues.remove(id) {
-            self.by_key[queue.kind as usize].remove(&queue.key);
-        }
+        let WaitQueue { key, kind, .. } = &self.queues[id];
+        self.by_key[*kind as usize].remove(key);
+        self.queues.discard(id);
     }
 
     /// Records that the lock was released or lost in this process. Its queue may make

@@ -71,7 +71,7 @@ pub(crate) enum ReleaseError {
 enum Left {
     Locally,
     Lost(Loss),
-    Last(Box<Releasing>),
+    Last(Releasing),
 }
 
 impl Releasing {
@@ -118,17 +118,17 @@ impl Session {
             return Left::Locally;
         }
         let Held {
-            hold,
             fence,
             terms,
-            since,
-            lease,
+            ref lease,
             longest_lease,
             budget,
             ..
-        } = self.remove_held(id, cx);
-        let keep_for = terms.left_to_hold(since, cx.now);
-        let mut release = Release::new(hold).keep_for(keep_for);
+        } = *held;
+        let keep_for = held.left_to_hold(cx.now);
+        let mut release = Release::new(held.hold.clone()).keep_for(keep_for);
+        let lease = lease.passed_on(cx.now);
+        self.remove_held(id, cx);
         let key = &release.hold.key;
         let data_lost_at = self.data_lost_at;
         if let Some(mut budget) = budget.filter(|_| keep_for.is_none())
@@ -138,13 +138,7 @@ impl Session {
                 budget.left = budget.left.max(1);
                 budget.until = cx.now + terms.lease;
             }
-            let handoff = Handoff::new(
-                release.hold.clone(),
-                fence,
-                lease.passed_on(cx.now),
-                budget,
-                cx.now,
-            );
+            let handoff = Handoff::new(release.hold.clone(), fence, lease, budget, cx.now);
             let is_sound =
                 budget.is_after(data_lost_at) || cx.breaks(Mutation::HandsOffAfterDataLoss);
             // The store may keep a lock that was extended for longer than the next holder has asked
@@ -161,13 +155,13 @@ impl Session {
                 release = release.next(NextHolder::new(token, terms.lease, MAX_HANDOFFS));
             }
         }
-        Left::Last(Box::new(Releasing {
+        Left::Last(Releasing {
             release,
             timeout: terms.call_timeout(),
             lease: longest_lease,
             sent: None,
             performer: Performer::Driver,
-        }))
+        })
     }
 
     /// Releases a guard on behalf of a task that waits for the outcome.
@@ -175,7 +169,7 @@ impl Session {
         let mut releasing = match self.part(id, cx) {
             Left::Locally => return ReleaseStep::Done(Ok(Released::Locally)),
             Left::Lost(loss) => return ReleaseStep::Done(Err(ReleaseError::Lost(loss))),
-            Left::Last(releasing) => *releasing,
+            Left::Last(releasing) => releasing,
         };
         releasing.performer = Performer::Caller;
         releasing.sent = Some(cx.now);
@@ -188,10 +182,10 @@ impl Session {
     pub(crate) fn guard_dropped(&mut self, id: HeldId, cx: &mut Cx<'_>) {
         if let Left::Last(releasing) = self.part(id, cx) {
             if releasing.release.next.is_some() {
-                let id = self.releases.insert(*releasing);
+                let id = self.releases.insert(releasing);
                 self.plan_job(cx.now, Job::Release(id), cx);
             } else {
-                self.release_until_confirmed(*releasing, cx);
+                self.release_until_confirmed(releasing, cx);
             }
         }
     }

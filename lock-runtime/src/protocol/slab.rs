@@ -87,6 +87,7 @@ impl<T> Default for Slab<T> {
 const KEPT: usize = 1024;
 
 impl<T> Slab<T> {
+    #[inline]
     pub(crate) fn insert(&mut self, value: T) -> Id<T> {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot {
@@ -104,31 +105,58 @@ impl<T> Slab<T> {
         }
     }
 
+    #[inline]
     pub(crate) fn get(&self, id: Id<T>) -> Option<&T> {
         let slot = self.slots.get(id.slot())?;
         (slot.generation == id.generation).then_some(slot.value.as_ref()?)
     }
 
+    #[inline]
     pub(crate) fn get_mut(&mut self, id: Id<T>) -> Option<&mut T> {
         let slot = self.slots.get_mut(id.slot())?;
         (slot.generation == id.generation).then_some(slot.value.as_mut()?)
     }
 
+    #[inline]
     pub(crate) fn remove(&mut self, id: Id<T>) -> Option<T> {
-        let slot = self.slots.get_mut(id.slot())?;
-        if slot.generation != id.generation {
-            return None;
+        self.get(id)?;
+        // The value is moved once, to the caller: it is taken last.
+        if self.len() == 1 && self.slots.len() > KEPT {
+            return self.remove_all().slots[id.slot()].value.take();
         }
-        let value = slot.value.take()?;
-        slot.generation = slot.generation.wrapping_add(1);
+        self.vacate(id).value.take()
+    }
+
+    /// Removes an entry and drops it in its place.
+    #[inline]
+    pub(crate) fn discard(&mut self, id: Id<T>) {
+        if self.get(id).is_none() {
+            return;
+        }
+        if self.len() == 1 && self.slots.len() > KEPT {
+            self.remove_all();
+        } else {
+            self.vacate(id).value = None;
+        }
+    }
+
+    /// Makes the slot of an entry available to others.
+    fn vacate(&mut self, id: Id<T>) -> &mut Slot<T> {
         self.free.push(id.index);
-        if self.is_empty() && self.slots.len() > KEPT {
-            let used = self.slots.iter().map(|slot| slot.generation).max();
-            self.generation = used.unwrap_or(0).wrapping_add(1);
-            self.slots = Vec::new();
-            self.free = Vec::new();
-        }
-        Some(value)
+        let slot = &mut self.slots[id.slot()];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot
+    }
+
+    /// Returns all slots, with a last entry, and starts again without any.
+    #[cold]
+    fn remove_all(&mut self) -> Self {
+        let used = self.slots.iter().map(|slot| slot.generation).max();
+        let empty = Self {
+            generation: used.unwrap_or(0).wrapping_add(1),
+            ..Self::default()
+        };
+        std::mem::replace(self, empty)
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::{
     acquire::Acquisition,
     handoff::{Budget, Handoff, MAX_HANDOFFS},
-    held::NewHold,
+    held::Held,
     lease::{Lease, drift},
     queue::Claim,
     *,
@@ -207,17 +207,15 @@ impl Bench {
     fn holds_as_of(&mut self, as_of: Instant, handoffs: u32, length: Duration) -> HeldId {
         let now = self.now;
         self.input(|session, cx| {
-            let new = NewHold {
-                hold: Hold::new(key(), Mode::Exclusive, cx.token()),
-                fence: fence(9).unwrap(),
-                terms: Terms {
-                    lease: length,
-                    ..WRITER
-                },
-                lease: Lease::granted(length, true, now, length, 0.5),
-                budget: Some(Budget::new(handoffs, as_of, now)),
+            let hold = Hold::new(key(), Mode::Exclusive, cx.token());
+            let terms = Terms {
+                lease: length,
+                ..WRITER
             };
-            session.hold(new, cx).held
+            let lease = Lease::granted(length, true, now, length, 0.5);
+            let budget = Budget::new(handoffs, as_of, now);
+            let held = Held::new(hold, fence(9).unwrap(), terms, lease, Some(budget));
+            session.hold(held, cx).held
         })
     }
 

@@ -11,7 +11,7 @@ use crate::{
     protocol::{
         AcquireId, Cx, Mutation, Note, Session,
         handoff::{Budget, Handoff},
-        held::{Granted, NewHold},
+        held::{Granted, Held},
         lease::Lease,
         message::{Answer, Call, Reply, Request},
         queue::{Refusal, WaitQueue},
@@ -255,16 +255,8 @@ impl Session {
             return None;
         }
         let lease = lease.held_since(cx.now, terms.max_hold);
-        let granted = self.hold(
-            NewHold {
-                hold,
-                fence,
-                terms,
-                lease,
-                budget: Some(budget),
-            },
-            cx,
-        );
+        let held = Held::new(hold, fence, terms, lease, Some(budget));
+        let granted = self.hold(held, cx);
         Some(self.serve(id, None, granted, cx))
     }
 
@@ -293,17 +285,11 @@ impl Session {
         cx: &mut Cx<'_>,
     ) -> Granted {
         let acquisition = &self.acquisitions[id];
-        let new = NewHold {
-            hold: acquisition.hold(token),
-            fence: grant.fence,
-            terms: acquisition.terms,
-            lease,
-            budget: acquisition
-                .claim()
-                .hands_off
-                .then(|| Budget::new(grant.reserved, as_of, cx.now)),
-        };
-        self.hold(new, cx)
+        let hands_off = acquisition.claim().hands_off;
+        let budget = hands_off.then(|| Budget::new(grant.reserved, as_of, cx.now));
+        let hold = acquisition.hold(token);
+        let held = Held::new(hold, grant.fence, acquisition.terms, lease, budget);
+        self.hold(held, cx)
     }
 
     /// Ends a waiter that holds the lock: under the token of its queue entry, or by a local
