@@ -3,16 +3,17 @@
 
 use std::{
     fmt,
-    future::poll_fn,
-    pin::pin,
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
-    task::Poll,
+    task::{Context, Poll},
     time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use smallvec::{SmallVec, smallvec};
 use tokio::time::{Instant, sleep_until};
 
@@ -30,6 +31,35 @@ use crate::{
 
 /// Inline storage for one key, which is the common case.
 pub(crate) type Keys = SmallVec<[LockKey; 1]>;
+
+/// The future of [`LockRequest::acquire`](crate::LockRequest::acquire).
+///
+/// # Cancellation
+/// Dropping it leaves nothing behind, as described there.
+#[must_use = "the lock is acquired by `.await`: bind the guard to a name, `let _guard = ..`; `let _ = ..` releases it at once"]
+pub struct AcquireFuture(BoxFuture<'static, Result<LockGuard, LockError>>);
+
+impl AcquireFuture {
+    pub(crate) fn new(
+        acquire: impl Future<Output = Result<LockGuard, LockError>> + Send + 'static,
+    ) -> Self {
+        Self(Box::pin(acquire))
+    }
+}
+
+impl Future for AcquireFuture {
+    type Output = Result<LockGuard, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.as_mut().poll(cx)
+    }
+}
+
+impl fmt::Debug for AcquireFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcquireFuture").finish_non_exhaustive()
+    }
+}
 
 /// Acquires every key and returns one guard for all of them.
 pub(crate) async fn acquire(
@@ -172,7 +202,7 @@ impl Pending<'_> {
     }
 
     /// Returns the next move of a task that was woken. If there is none, registers the task.
-    fn resume(&self, cx: &std::task::Context<'_>) -> Move {
+    fn resume(&self, cx: &Context<'_>) -> Move {
         self.input(|state, session_cx| {
             let step = state.session.resume(self.id, session_cx);
             match step {

@@ -1,33 +1,72 @@
 //! Calls to the store with a time-out.
 
 use std::{
-    future::{Future, poll_fn},
-    pin::pin,
+    future::{Future, ready},
+    pin::Pin,
     slice,
-    task::Poll,
+    sync::Arc,
+    task::{Context, Poll},
     time::Duration,
 };
 
-use tokio::time::timeout;
+use futures_util::future::BoxFuture;
+use pin_project::pin_project;
+use tokio::time::{Sleep, sleep};
 
 use crate::{
     protocol::{Answer, Call, Reply, Request},
-    store::{Store, StoreError},
+    store::{ReleaseReply, Store, StoreError},
 };
 
-/// Waits for the store's reply for at most `patience`. Sets no timer if the reply is
-/// ready at once.
-pub(crate) async fn within<T>(
+/// A call whose reply is awaited for at most `patience`. It sets no timer if the reply is ready at
+/// once.
+#[pin_project]
+pub(crate) struct Within<F> {
+    #[pin]
+    call: F,
     patience: Duration,
-    call: impl Future<Output = Result<T, StoreError>>,
-) -> Result<T, StoreError> {
-    let mut call = pin!(call);
-    match poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await {
-        Poll::Ready(reply) => reply,
-        Poll::Pending => timeout(patience, call)
-            .await
-            .unwrap_or_else(|_| Err(StoreError::timed_out(patience))),
+    #[pin]
+    timer: Option<Sleep>,
+}
+
+pub(crate) fn within<F>(patience: Duration, call: F) -> Within<F> {
+    Within {
+        call,
+        patience,
+        timer: None,
     }
+}
+
+impl<T, F: Future<Output = Result<T, StoreError>>> Future for Within<F> {
+    type Output = Result<T, StoreError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        let patience = *this.patience;
+        if let Poll::Ready(reply) = this.call.poll(cx) {
+            return Poll::Ready(reply);
+        }
+        if this.timer.is_none() {
+            this.timer.set(Some(sleep(patience)));
+        }
+        let timer = this.timer.as_pin_mut().map(|timer| timer.poll(cx));
+        match timer {
+            Some(Poll::Ready(())) => Poll::Ready(Err(StoreError::timed_out(patience))),
+            _ => Poll::Pending,
+        }
+    }
+}
+
+/// A release that borrows nothing, so that a future with a name contains it.
+pub(crate) type ReleaseCall = Within<BoxFuture<'static, Result<ReleaseReply, StoreError>>>;
+
+/// Makes the call of a release.
+pub(crate) fn release_call(store: &Arc<dyn Store>, call: Call) -> ReleaseCall {
+    let reply = match call.request {
+        Request::Release(release) => store.clone().release_owned(release),
+        _ => Box::pin(ready(Err(StoreError::late()))),
+    };
+    within(call.timeout, reply)
 }
 
 /// Returns the reply to a call with a single hold.

@@ -1,6 +1,8 @@
 //! The types of a held lock: [`LockGuard`] owns the lock, [`HeldLock`] is a view of it, and
 //! [`LostFuture`] resolves when it is lost.
 
+mod release;
+
 use std::{
     fmt,
     future::Future,
@@ -10,17 +12,17 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join_all;
 use smallvec::{SmallVec, smallvec};
 
+pub use self::release::ReleaseFuture;
 use crate::{
     call::perform,
     core::Core,
-    error::{LockError, LockErrorKind, Loss},
+    error::{LockError, LockErrorKind},
     fence::FencingToken,
     key::LockKey,
     owner::{Frame, ScopeFuture},
-    protocol::{Call, ConversionId, ConvertError, ReleaseError, ReleaseId, ReleaseStep, Released},
+    protocol::{ConversionId, ConvertError},
     runtime,
     spec::{MAX_LEASE, MIN_LEASE, Mode},
     view::View,
@@ -119,31 +121,6 @@ impl LockGuard {
     /// Dropping the future has no effect on the lock.
     pub async fn verify(&self) -> Result<(), LockError> {
         self.held.verify().await
-    }
-
-    /// Releases the lock and waits for the store's reply, for at most one call time-out
-    /// (min(lease/6, 500 ms)).
-    ///
-    /// A lock that was re-entered is released with its last guard; the other guards
-    /// release nothing.
-    ///
-    /// # Errors
-    /// `Lost` if the lock was lost before. `ReleaseUnknown` if the store did not reply, or
-    /// `NoRuntime`: the release continues in the background, and the lock ends with its
-    /// lease at the latest.
-    ///
-    /// # Cancellation
-    /// Dropping the future releases the lock in the background.
-    pub async fn release(mut self) -> Result<(), LockError> {
-        let mut entries = std::mem::take(&mut self.entries);
-        if entries.len() == 1
-            && let Some(entry) = entries.pop()
-        {
-            return entry.release().await;
-        }
-        // Concurrently, so that several keys do not take several times as long.
-        let releases = entries.into_iter().map(Entry::release);
-        join_all(releases).await.into_iter().collect()
     }
 
     /// Extends the lease to at least `lease` from now (100 ms to 24 h), once. Renewals continue
@@ -251,46 +228,6 @@ impl Entry {
         self.view.loss().map(|loss| self.view.lost_error(loss))
     }
 
-    async fn release(mut self) -> Result<(), LockError> {
-        let view = &self.view;
-        let (core, key, fence) = (view.core(), view.key(), view.fence());
-        if let Err(error) = runtime::check() {
-            // Dropping the entry continues the release in the background.
-            let error = error.with_key(key);
-            tracing::warn!(%error, "release not confirmed; continuing in the background");
-            return Err(error);
-        }
-        self.has_left = true;
-        let step = core.visit(|state, cx| state.session.release(view.id(), cx));
-        let released = match step {
-            ReleaseStep::Done(released) => released,
-            ReleaseStep::Call(id, call) => {
-                let in_flight = InFlight::Release(id);
-                let (answer, core) = made(core, in_flight, &call).await;
-                core.visit(|state, cx| state.session.release_replied(id, answer, cx))
-            }
-        };
-        match released {
-            Ok(Released::Locally) => Ok(()),
-            Ok(Released::AtStore) => {
-                tracing::debug!(%key, %fence, "released");
-                Ok(())
-            }
-            Err(ReleaseError::Lost(loss)) => Err(view.lost_error(loss)),
-            Err(ReleaseError::NotHeld) => {
-                tracing::warn!(%key, %fence, "lost before its release");
-                Err(view.lost_error(Loss::Taken))
-            }
-            Err(ReleaseError::Unknown(error)) => {
-                tracing::warn!(%key, %error, "release not confirmed; continuing in the background");
-                let message = "release not confirmed; it continues in the background, and the lock ends with its lease at the latest";
-                Err(LockError::new(LockErrorKind::ReleaseUnknown, message)
-                    .with_key(key)
-                    .with_source(Some(error)))
-            }
-        }
-    }
-
     async fn downgrade(mut self) -> Result<Self, LockError> {
         let view = &self.view;
         let (core, key) = (view.core(), view.key());
@@ -300,7 +237,9 @@ impl Entry {
             Err(error) => Err(error),
             Ok((id, call)) => {
                 self.has_left = true;
-                let (answer, core) = made(core, InFlight::Conversion(id), &call).await;
+                let mut converting = Converting { core, id: Some(id) };
+                let answer = perform(&*core.store, &call).await;
+                converting.id = None;
                 core.visit(|state, cx| {
                     let granted = state.session.convert_replied(id, answer, cx)?;
                     Ok(state.add_view(core, key, Mode::Shared, &granted))
@@ -332,42 +271,19 @@ impl Drop for Entry {
     }
 }
 
-/// A call whose outcome the session awaits. When dropped, it continues in the background.
-struct Unanswered<'a> {
+/// A conversion whose outcome the session awaits. When dropped, it is given up in the background.
+struct Converting<'a> {
     core: &'a Arc<Core>,
-    in_flight: Option<InFlight>,
+    id: Option<ConversionId>,
 }
 
-#[derive(Clone, Copy)]
-enum InFlight {
-    Release(ReleaseId),
-    Conversion(ConversionId),
-}
-
-impl Drop for Unanswered<'_> {
+impl Drop for Converting<'_> {
     fn drop(&mut self) {
-        if let Some(in_flight) = self.in_flight {
-            self.core.visit(|state, cx| match in_flight {
-                InFlight::Release(id) => state.session.release_dropped(id, cx),
-                InFlight::Conversion(id) => state.session.convert_dropped(id, cx),
-            });
+        if let Some(id) = self.id {
+            self.core
+                .visit(|state, cx| state.session.convert_dropped(id, cx));
         }
     }
-}
-
-/// Makes a call whose answer the caller passes to the session at once.
-async fn made<'a>(
-    core: &'a Arc<Core>,
-    in_flight: InFlight,
-    call: &Call,
-) -> (crate::protocol::Answer, &'a Arc<Core>) {
-    let mut unanswered = Unanswered {
-        core,
-        in_flight: Some(in_flight),
-    };
-    let answer = perform(&*core.store, call).await;
-    unanswered.in_flight = None;
-    (answer, core)
 }
 
 /// A view of a lock that is or was held: its name, its fencing token and its loss. The view does

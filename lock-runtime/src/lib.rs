@@ -58,7 +58,6 @@ mod error;
 mod fence;
 mod guard;
 mod key;
-mod named;
 mod options;
 mod owner;
 mod protocol;
@@ -80,15 +79,15 @@ pub use __rt::FromLockError;
 // Compiler errors name these traits by their shortest path.
 #[doc(hidden)]
 pub use __rt::{LockKeys, Skipped};
+pub use acquire::AcquireFuture;
 pub use ambient::{AlreadyInstalled, AsDefaultFuture};
 pub use client::{LockClient, LockClientBuilder};
 pub use error::{LockError, LockErrorKind, Loss};
 pub use fence::{FencingToken, InvalidFencingToken};
-pub use guard::{HeldLock, LockGuard, LostFuture};
+pub use guard::{HeldLock, LockGuard, LostFuture, ReleaseFuture};
 pub use key::{IntoLockKey, KeyWriter, LockKey, MAX_KEY_BYTES};
 #[cfg(feature = "macros")]
 pub use lock_macros::distributed_lock;
-pub use named::{AcquireFuture, ReleaseFuture};
 pub use owner::{ScopeFuture, is_held};
 pub use request::LockRequest;
 pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, LockKind, LockSpec, MAX_LEASE, MIN_LEASE, Mode};

@@ -6,14 +6,13 @@ use std::{fmt, future::Future, sync::Arc};
 use smallvec::smallvec;
 
 use crate::{
-    acquire::{Keys, acquire},
+    acquire::{AcquireFuture, Keys, acquire},
     core::Core,
     error::{LockError, LockErrorKind},
     guard::{HeldLock, LockGuard},
     key::IntoLockKey,
-    named::AcquireFuture,
     spec::{LockSpec, Terms},
-    under_lock::{OnLoss, under_lock},
+    under_lock::{CancelOnLossFuture, OnLoss},
 };
 
 /// A request for a lock.
@@ -125,7 +124,7 @@ impl LockRequest {
     {
         let guard = self.acquired().await?;
         let body = body(guard.held());
-        under_lock(guard, body, OnLoss::Cancel).await
+        CancelOnLossFuture::new(guard, body, OnLoss::Cancel).await
     }
 
     pub(crate) fn acquired(

@@ -8,7 +8,7 @@ use crate::{
     error::LockErrorKind,
     guard::LockGuard,
     request::{LockRequest, granted},
-    under_lock::{OnLoss, under_lock},
+    under_lock::{CancelOnLossFuture, OnLoss},
 };
 pub use crate::{
     client::LockClient,
@@ -162,7 +162,7 @@ pub fn cancel_on_loss<F: Future>(
     entered: LockGuard,
     body: F,
 ) -> impl Future<Output = Result<F::Output, LockError>> {
-    under_lock(entered, body, OnLoss::Cancel)
+    CancelOnLossFuture::new(entered, body, OnLoss::Cancel)
 }
 
 /// Runs the body to its end, even if the lock is lost. A loss has been logged by then, and so has
@@ -171,5 +171,5 @@ pub fn finish_despite_loss<F: Future>(
     entered: LockGuard,
     body: F,
 ) -> impl Future<Output = Result<F::Output, LockError>> {
-    under_lock(entered, body, OnLoss::Finish)
+    CancelOnLossFuture::new(entered, body, OnLoss::Finish)
 }

@@ -8,12 +8,11 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use futures_util::future::BoxFuture;
 use pin_project::pin_project;
 
 use crate::{
     error::LockError,
-    guard::{LockGuard, LostFuture},
+    guard::{LockGuard, LostFuture, ReleaseFuture},
     owner::ScopeFuture,
 };
 
@@ -30,11 +29,7 @@ impl LockGuard {
     /// # Cancellation
     /// Dropping the future drops the body, then releases the lock in the background.
     pub fn cancel_on_loss<F: Future>(self, body: F) -> CancelOnLossFuture<F> {
-        CancelOnLossFuture {
-            stages: Stages::new(self, body, OnLoss::Cancel, |guard| {
-                Box::pin(guard.release())
-            }),
-        }
+        CancelOnLossFuture::new(self, body, OnLoss::Cancel)
     }
 
     /// Runs `body` as [`cancel_on_loss`](Self::cancel_on_loss) does, but keeps the lock: the
@@ -53,92 +48,45 @@ impl LockGuard {
 }
 
 /// The future of a body under a lock; see [`LockGuard::cancel_on_loss`].
+///
+/// Written by hand, because an async block would store the body twice: as its argument and
+/// where it is pinned.
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
 pub struct CancelOnLossFuture<F: Future> {
     #[pin]
-    stages: Stages<F, BoxFuture<'static, Result<(), LockError>>>,
+    stage: Stage<F>,
+}
+
+#[pin_project(project = Projected)]
+enum Stage<F: Future> {
+    Running(#[pin] WhileHeldFuture<F>),
+    Releasing {
+        #[pin]
+        release: ReleaseFuture,
+        output: Option<F::Output>,
+    },
+    Done,
+}
+
+impl<F: Future> CancelOnLossFuture<F> {
+    pub(crate) fn new(guard: LockGuard, body: F, on_loss: OnLoss) -> Self {
+        Self {
+            stage: Stage::Running(WhileHeldFuture::new(guard, body, on_loss)),
+        }
+    }
 }
 
 impl<F: Future> Future for CancelOnLossFuture<F> {
     type Output = Result<F::Output, LockError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.project().stages.poll(cx)
-    }
-}
-
-impl<F: Future> fmt::Debug for CancelOnLossFuture<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CancelOnLossFuture").finish_non_exhaustive()
-    }
-}
-
-/// The effect of a loss on the body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OnLoss {
-    /// The body is dropped at its current await point.
-    Cancel,
-    /// The body runs to its end.
-    Finish,
-}
-
-/// The same as [`CancelOnLossFuture`] for callers that need not name its type; the release then
-/// needs no box.
-pub(crate) fn under_lock<F: Future>(
-    guard: LockGuard,
-    body: F,
-    on_loss: OnLoss,
-) -> impl Future<Output = Result<F::Output, LockError>> {
-    Stages::new(guard, body, on_loss, LockGuard::release)
-}
-
-/// A body, then the release `R`.
-///
-/// Written by hand, because an async block would store the body twice: as its argument and
-/// where it is pinned.
-#[pin_project]
-struct Stages<F: Future, R> {
-    #[pin]
-    stage: Stage<F, R>,
-    release: fn(LockGuard) -> R,
-}
-
-#[pin_project(project = Projected)]
-enum Stage<F: Future, R> {
-    Running(#[pin] WhileHeldFuture<F>),
-    Releasing {
-        #[pin]
-        release: R,
-        output: Option<F::Output>,
-    },
-    Done,
-}
-
-impl<F: Future, R> Stages<F, R> {
-    fn new(guard: LockGuard, body: F, on_loss: OnLoss, release: fn(LockGuard) -> R) -> Self {
-        Self {
-            stage: Stage::Running(WhileHeldFuture::new(guard, body, on_loss)),
-            release,
-        }
-    }
-}
-
-impl<F, R> Future for Stages<F, R>
-where
-    F: Future,
-    R: Future<Output = Result<(), LockError>>,
-{
-    type Output = Result<F::Output, LockError>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let (mut stage, release_of) = (this.stage, *this.release);
+        let mut stage = self.project().stage;
         loop {
             let next = match stage.as_mut().project() {
                 Projected::Running(body) => match ready!(body.poll(cx)) {
                     Ok((output, guard)) => Stage::Releasing {
-                        release: release_of(guard),
+                        release: guard.release(),
                         output: Some(output),
                     },
                     Err(error) => {
@@ -164,6 +112,21 @@ where
             stage.set(next);
         }
     }
+}
+
+impl<F: Future> fmt::Debug for CancelOnLossFuture<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CancelOnLossFuture").finish_non_exhaustive()
+    }
+}
+
+/// The effect of a loss on the body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnLoss {
+    /// The body is dropped at its current await point.
+    Cancel,
+    /// The body runs to its end.
+    Finish,
 }
 
 /// The future of a body under a lock that is kept afterwards; see [`LockGuard::while_held`].

@@ -8,10 +8,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
-use lock_runtime::{LockError, LockErrorKind, LockGuard, LostFuture};
+use lock_runtime::{LockError, LockErrorKind, LockGuard, LostFuture, ReleaseFuture};
 use pin_project::pin_project;
 
 use crate::{
@@ -158,7 +157,8 @@ enum Stage<B> {
     },
     /// The lock is being released; the last frame is sent after that.
     Releasing {
-        release: BoxFuture<'static, Result<(), LockError>>,
+        /// Boxed so that the body is `Unpin` if that of the inner service is.
+        release: Pin<Box<ReleaseFuture>>,
         last: Option<Frame<Bytes>>,
     },
     Done,

@@ -7,9 +7,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use lock_runtime::{
-    AcquireFuture, LockError, LockErrorKind, LockGuard, ReleaseFuture, WhileHeldFuture,
-};
+use lock_runtime::{AcquireFuture, LockError, LockErrorKind, ReleaseFuture, WhileHeldFuture};
 use pin_project::pin_project;
 use tower::util::Oneshot;
 use tower_service::Service;
@@ -38,17 +36,16 @@ pub struct ResponseFuture<S: Service<Req>, Req, P> {
 #[pin_project(project = Stage)]
 pub(crate) enum State<S: Service<Req>, Req> {
     Acquiring {
-        /// Taken, like `call`, when this stage is left.
-        acquire: Option<AcquireFuture>,
+        acquire: AcquireFuture,
+        /// Taken when this stage is left.
         call: Option<(S, Req)>,
     },
     Locked {
         #[pin]
         inner: WhileHeldFuture<Oneshot<S, Req>>,
-        /// Taken for the release, which reuses its allocation.
-        acquire: Option<AcquireFuture>,
     },
     Releasing {
+        #[pin]
         release: ReleaseFuture,
         /// Taken when the lock is free.
         result: Option<Result<S::Response, S::Error>>,
@@ -64,7 +61,7 @@ pub(crate) enum State<S: Service<Req>, Req> {
 impl<S: Service<Req>, Req> State<S, Req> {
     pub(crate) fn acquiring(acquire: AcquireFuture, inner: S, req: Req) -> Self {
         Self::Acquiring {
-            acquire: Some(acquire),
+            acquire,
             call: Some((inner, req)),
         }
     }
@@ -103,7 +100,7 @@ where
         let _entered = this.watch.entered();
         loop {
             let next = match this.state.as_mut().project() {
-                Stage::Acquiring { acquire, call } => match ready!(poll_acquire(acquire, cx)) {
+                Stage::Acquiring { acquire, call } => match ready!(Pin::new(acquire).poll(cx)) {
                     Ok(guard) => {
                         let Some((inner, mut req)) = call.take() else {
                             continue;
@@ -113,7 +110,6 @@ where
                         P::enter(&mut req, held);
                         State::Locked {
                             inner: guard.while_held(Oneshot::new(inner, req)),
-                            acquire: acquire.take(),
                         }
                     }
                     // Not if the wait was cut short: the store may only be slow, and the caller
@@ -138,7 +134,7 @@ where
                         State::refused(error)
                     }
                 },
-                Stage::Locked { inner, acquire } => match ready!(inner.poll(cx)) {
+                Stage::Locked { inner } => match ready!(inner.poll(cx)) {
                     Ok((result, guard)) => {
                         let policy = this.watch.policy();
                         if result
@@ -153,15 +149,8 @@ where
                                 *this.caller,
                             ));
                         }
-                        #[expect(
-                            clippy::panic,
-                            reason = "it is taken here only, and the stage is left for good"
-                        )]
-                        let Some(acquire) = acquire.take() else {
-                            panic!("`ResponseFuture` has released already")
-                        };
                         State::Releasing {
-                            release: acquire.release(guard),
+                            release: guard.release(),
                             result: Some(result),
                         }
                     }
@@ -172,7 +161,7 @@ where
                 },
                 Stage::Releasing { release, result } => {
                     // An error of the release has been traced; it never replaces the response.
-                    let released = ready!(Pin::new(release).poll(cx));
+                    let released = ready!(release.poll(cx));
                     this.watch.released(released.as_ref().err());
                     let result = result.take();
                     this.state.set(State::Done);
@@ -203,17 +192,6 @@ where
             this.state.set(next);
         }
     }
-}
-
-fn poll_acquire(
-    acquire: &mut Option<AcquireFuture>,
-    cx: &mut Context<'_>,
-) -> Poll<Result<LockGuard, LockError>> {
-    #[expect(clippy::panic, reason = "it is taken where its stage is left for good")]
-    let Some(acquire) = acquire else {
-        panic!("`ResponseFuture` has lost its lock's future")
-    };
-    Pin::new(acquire).poll(cx)
 }
 
 /// Whether locks are unavailable for a reason that lies outside of this process. `ShuttingDown` is

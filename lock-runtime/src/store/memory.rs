@@ -7,7 +7,7 @@ use std::{
     fmt,
     future::ready,
     hash::BuildHasher as _,
-    sync::{Mutex, MutexGuard, Weak},
+    sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
 use foldhash::fast::RandomState;
@@ -74,6 +74,12 @@ impl MemoryStore {
         self.step(key, Some(*token), |table, step| {
             step.proposal = proposal;
             table.acquire(request, step)
+        })
+    }
+
+    fn release_now(&self, release: &Release) -> ReleaseReply {
+        self.step(&release.hold.key, None, |table, step| {
+            table.release(release, step)
         })
     }
 
@@ -199,11 +205,14 @@ impl Store for MemoryStore {
         &'a self,
         release: &'a Release,
     ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
-        now(|| {
-            self.step(&release.hold.key, None, |table, step| {
-                table.release(release, step)
-            })
-        })
+        now(|| self.release_now(release))
+    }
+
+    fn release_owned(
+        self: Arc<Self>,
+        release: Release,
+    ) -> BoxFuture<'static, Result<ReleaseReply, StoreError>> {
+        now(move || self.release_now(&release))
     }
 
     fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {

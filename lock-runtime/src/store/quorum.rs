@@ -325,6 +325,13 @@ impl Store for QuorumStore {
         run!(self, Release, |session, cx| session.release(release, cx))
     }
 
+    fn release_owned(
+        self: Arc<Self>,
+        release: Release,
+    ) -> BoxFuture<'static, Result<ReleaseReply, StoreError>> {
+        run!(self, Release, |session, cx| session.release(&release, cx))
+    }
+
     fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
         run!(self, Convert, |session, cx| session.convert(hold, cx))
     }

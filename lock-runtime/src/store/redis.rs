@@ -837,6 +837,13 @@ impl Store for RedisStore {
         Box::pin(self.release_one(release))
     }
 
+    fn release_owned(
+        self: Arc<Self>,
+        release: Release,
+    ) -> BoxFuture<'static, Result<ReleaseReply, StoreError>> {
+        Box::pin(async move { self.release_one(&release).await })
+    }
+
     fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
         Box::pin(self.convert_one(hold))
     }

@@ -3,5 +3,5 @@
 
 mod every_poll;
 mod network;
-mod release_in_place;
+mod release_future;
 mod storms;

@@ -1,0 +1,191 @@
+//! [`ReleaseFuture`]: the release of a guard in the caller's task. The session decides what is sent.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use futures_util::future::{JoinAll, join_all};
+use pin_project::{pin_project, pinned_drop};
+
+use super::{Entry, LockGuard};
+use crate::{
+    call::{ReleaseCall, release_call},
+    error::{LockError, LockErrorKind, Loss},
+    protocol::{ReleaseError, ReleaseId, ReleaseStep, Released, Reply},
+    runtime,
+    view::View,
+};
+
+impl LockGuard {
+    /// Releases the lock and waits for the store's reply, for at most one call time-out
+    /// (min(lease/6, 500 ms)).
+    ///
+    /// A lock that was re-entered is released with its last guard; the other guards
+    /// release nothing.
+    ///
+    /// # Errors
+    /// `Lost` if the lock was lost before. `ReleaseUnknown` if the store did not reply, or
+    /// `NoRuntime`: the release continues in the background, and the lock ends with its
+    /// lease at the latest.
+    ///
+    /// # Cancellation
+    /// Dropping the future releases the lock in the background.
+    pub fn release(mut self) -> ReleaseFuture {
+        let mut entries = std::mem::take(&mut self.entries);
+        let parts = match entries.pop() {
+            Some(entry) if entries.is_empty() => Parts::One(Part::new(entry)),
+            last => {
+                entries.extend(last);
+                // Concurrently, so that several keys do not take several times as long.
+                Parts::Several(join_all(entries.into_iter().map(Part::new)))
+            }
+        };
+        ReleaseFuture { parts }
+    }
+}
+
+/// The future of [`LockGuard::release`].
+///
+/// # Cancellation
+/// Dropping it releases the lock in the background.
+#[pin_project]
+#[must_use = "futures do nothing unless polled"]
+pub struct ReleaseFuture {
+    #[pin]
+    parts: Parts,
+}
+
+#[pin_project(project = Projected)]
+enum Parts {
+    One(#[pin] Part),
+    Several(#[pin] JoinAll<Part>),
+}
+
+impl Future for ReleaseFuture {
+    type Output = Result<(), LockError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().parts.project() {
+            Projected::One(part) => part.poll(cx),
+            Projected::Several(parts) => parts.poll(cx).map(|all| all.into_iter().collect()),
+        }
+    }
+}
+
+impl fmt::Debug for ReleaseFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReleaseFuture").finish_non_exhaustive()
+    }
+}
+
+/// The release of one key. If it is dropped before the store has replied, the release continues in
+/// the background.
+#[pin_project(PinnedDrop)]
+struct Part {
+    entry: Entry,
+    #[pin]
+    call: Option<ReleaseCall>,
+    in_flight: Option<ReleaseId>,
+}
+
+impl Part {
+    fn new(entry: Entry) -> Self {
+        Self {
+            entry,
+            call: None,
+            in_flight: None,
+        }
+    }
+}
+
+impl Future for Part {
+    type Output = Result<(), LockError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        if !this.entry.has_left {
+            match this.entry.leave()? {
+                ReleaseStep::Done(released) => {
+                    return Poll::Ready(outcome(&this.entry.view, released));
+                }
+                ReleaseStep::Call(id, call) => {
+                    let store = &this.entry.view.core().store;
+                    this.call.set(Some(release_call(store, call)));
+                    *this.in_flight = Some(id);
+                }
+            }
+        }
+        #[expect(
+            clippy::panic,
+            reason = "a future must not be polled after it was ready"
+        )]
+        let (Some(call), Some(id)) = (this.call.as_mut().as_pin_mut(), *this.in_flight) else {
+            panic!("`ReleaseFuture` was polled after it was ready")
+        };
+        let answer = ready!(call.poll(cx)).map(Reply::Release);
+        *this.in_flight = None;
+        let view = &this.entry.view;
+        let released = view
+            .core()
+            .visit(|state, cx| state.session.release_replied(id, answer, cx));
+        Poll::Ready(outcome(view, released))
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Part {
+    fn drop(self: Pin<&mut Self>) {
+        let mut this = self.project();
+        this.call.set(None);
+        if let Some(id) = *this.in_flight {
+            let core = this.entry.view.core();
+            core.visit(|state, cx| state.session.release_dropped(id, cx));
+        }
+    }
+}
+
+impl Entry {
+    /// Removes the guard from its lease.
+    ///
+    /// # Errors
+    /// `NoRuntime`. Dropping the entry continues the release in the background.
+    fn leave(&mut self) -> Result<ReleaseStep, LockError> {
+        let view = &self.view;
+        if let Err(error) = runtime::check() {
+            let error = error.with_key(view.key());
+            tracing::warn!(%error, "release not confirmed; continuing in the background");
+            return Err(error);
+        }
+        self.has_left = true;
+        Ok(view
+            .core()
+            .visit(|state, cx| state.session.release(view.id(), cx)))
+    }
+}
+
+/// Writes the log of a release, and returns its result.
+fn outcome(view: &View, released: Result<Released, ReleaseError>) -> Result<(), LockError> {
+    let (key, fence) = (view.key(), view.fence());
+    match released {
+        Ok(Released::Locally) => Ok(()),
+        Ok(Released::AtStore) => {
+            tracing::debug!(%key, %fence, "released");
+            Ok(())
+        }
+        Err(ReleaseError::Lost(loss)) => Err(view.lost_error(loss)),
+        Err(ReleaseError::NotHeld) => {
+            tracing::warn!(%key, %fence, "lost before its release");
+            Err(view.lost_error(Loss::Taken))
+        }
+        Err(ReleaseError::Unknown(error)) => {
+            tracing::warn!(%key, %error, "release not confirmed; continuing in the background");
+            let message = "release not confirmed; it continues in the background, and the lock ends with its lease at the latest";
+            Err(LockError::new(LockErrorKind::ReleaseUnknown, message)
+                .with_key(key)
+                .with_source(Some(error)))
+        }
+    }
+}
