@@ -1,4 +1,4 @@
-//! [`ReleaseFuture`]: the release of a guard in the caller's task. The session decides what is sent.
+//! The release of a guard in the caller's task: [`ReleaseFuture`]. The session decides.
 
 use std::{
     fmt,
