@@ -55,7 +55,6 @@
 mod acl;
 pub(crate) mod clock;
 mod cluster;
-mod cluster_url;
 mod connection;
 mod error;
 mod handshake;
@@ -182,19 +181,17 @@ impl RedisStore {
         check_namespace(namespace)?;
         options.check()?;
         let url = &*url::with_lower_scheme(url);
-        if sentinel_url::is_one(url) {
-            let (sentinels, options) = sentinel_url::open(url, options)?;
-            return Self::open(Target::Primary(Arc::new(sentinels)), namespace, &options).await;
-        }
-        match cluster_url::parse(url, &options) {
-            Some(seeds) => Self::open_cluster(seeds?, namespace, &options).await,
-            None => {
-                Self::open(
-                    Target::Server(Arc::new(url::open(url, &options)?)),
-                    namespace,
-                    &options,
-                )
-                .await
+        match url::topology(url) {
+            Some("sentinel") => {
+                let (sentinels, options) = sentinel_url::open(url, options)?;
+                Self::open(Target::Primary(Arc::new(sentinels)), namespace, &options).await
+            }
+            Some("cluster") => {
+                Self::open_cluster(url::cluster(url, &options)?, namespace, &options).await
+            }
+            _ => {
+                let server = url::SERVER.client(url, &options)?;
+                Self::open(Target::Server(Arc::new(server)), namespace, &options).await
             }
         }
     }
@@ -226,7 +223,7 @@ impl RedisStore {
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
         let settings = RedisOptions::default();
-        Self::open_cluster(cluster_url::seeds(seeds, &settings)?, namespace, &settings).await
+        Self::open_cluster(url::nodes(seeds, &settings)?, namespace, &settings).await
     }
 
     pub(crate) async fn cluster_with(
@@ -235,7 +232,7 @@ impl RedisStore {
         settings: &RedisOptions,
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
-        Self::open_cluster(cluster_url::seeds(seeds, settings)?, namespace, settings).await
+        Self::open_cluster(url::nodes(seeds, settings)?, namespace, settings).await
     }
 
     /// Returns the `ACL SETUSER` line with the minimal rights for a user of `namespace`.

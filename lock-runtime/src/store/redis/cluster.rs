@@ -23,7 +23,7 @@ use std::{
 
 use futures_util::{StreamExt as _, future::join_all, stream::FuturesUnordered};
 use rand::seq::SliceRandom as _;
-use redis::{Client, Cmd, ConnectionAddr, ConnectionInfo, Value};
+use redis::{Cmd, ConnectionAddr, ConnectionInfo, Value};
 use tokio::{
     runtime::Handle,
     sync::watch,
@@ -42,7 +42,7 @@ use super::{
     names::{format_name, lock_name},
     pushes::Pushes,
     scripts::Call,
-    target::Target,
+    target::{Target, at, client},
 };
 use crate::{
     store::{Hold, Listener, StoreError, StoreErrorKind, StoreEvent},
@@ -459,21 +459,7 @@ impl Shared {
             return info.clone();
         }
         let (_, first) = &self.seeds[0];
-        let (host, port) = (address.host.to_string(), address.port);
-        let address = match first.addr() {
-            ConnectionAddr::TcpTls {
-                insecure,
-                tls_params,
-                ..
-            } => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: *insecure,
-                tls_params: tls_params.clone(),
-            },
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        first.clone().set_addr(address)
+        at(first, address.host.to_string(), address.port)
     }
 
     /// Records a `MOVED` redirection. Other slots may have moved with this one.
@@ -751,15 +737,6 @@ fn no_node() -> StoreError {
         StoreErrorKind::Unavailable,
         "no node of the cluster answers",
     )
-}
-
-fn client(info: ConnectionInfo) -> Result<Client, StoreError> {
-    Client::open(info).map_err(|error| {
-        StoreError::new(
-            StoreErrorKind::Unavailable,
-            format!("no connection: {error}"),
-        )
-    })
 }
 
 fn address_of(info: &ConnectionInfo) -> Option<Address> {

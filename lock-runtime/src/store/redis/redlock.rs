@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     CONNECT, RedisStore, check_namespace, connection::Connection, servers::Servers,
-    settings::RedisOptions, url,
+    settings::RedisOptions, url::REDLOCK,
 };
 use crate::{
     error::{LockError, LockErrorKind},
@@ -15,8 +15,6 @@ use crate::{
     store::{QuorumMember, QuorumStore, StoreError, check_count, majority},
 };
 
-const RIGHT_ONE: &str = "a valid one is redlock:redis://host1:6379,redis://host2:6379,redis://host3:6379 (percent-encode \
-                         commas in passwords)";
 /// The time that the other servers have to report an error once a majority is connected.
 const STRAGGLERS: Duration = Duration::from_millis(300);
 
@@ -29,24 +27,17 @@ pub(crate) fn urls_of(url: &str) -> Result<Option<Vec<&str>>, LockError> {
         Some((scheme, list)) if scheme.eq_ignore_ascii_case("redlock") => list,
         _ => return Ok(None),
     };
-    let invalid = |complaint: &str| {
-        let message =
-            format!("the URL does not name several Redis servers: {complaint}; {RIGHT_ONE}");
-        Err(LockError::new(LockErrorKind::InvalidUrl, message))
-    };
-    if list.starts_with("//") {
-        return invalid(
-            "after \"redlock:\" the URLs of the servers follow, each with its own redis://",
-        );
-    }
     let urls: Vec<_> = list.split(',').map(str::trim).collect();
-    if urls.iter().any(|url| url.is_empty()) {
-        return invalid("the URL of one of the servers is empty");
+    if list.starts_with("//") {
+        let complaint =
+            "after \"redlock:\" the URLs of the servers follow, each with its own redis://";
+        Err(REDLOCK.refuse(complaint))
+    } else if urls.iter().any(|url| url.is_empty()) {
+        Err(REDLOCK.refuse("the URL of one of the servers is empty"))
+    } else {
+        check_count(urls.len()).map_err(|refused| REDLOCK.refuse(refused))?;
+        Ok(Some(urls))
     }
-    if let Err(refused) = check_count(urls.len()) {
-        return invalid(&refused.to_string());
-    }
-    Ok(Some(urls))
 }
 
 /// Connects to all servers at once. A majority has to answer.
@@ -66,14 +57,7 @@ pub(crate) async fn connect(
     runtime::check()?;
     let mut servers = Vec::with_capacity(urls.len());
     for server in urls {
-        url::check_tls(server)?;
-        let client = url::open(server, settings).map_err(|error| match error.kind() {
-            LockErrorKind::InvalidUrl => LockError::new(
-                LockErrorKind::InvalidUrl,
-                format!("the URL of one of the servers is not valid: {error}; {RIGHT_ONE}"),
-            ),
-            _ => error,
-        })?;
+        let client = REDLOCK.client(server, settings)?;
         let name = client.get_connection_info().addr().to_string();
         if servers.iter().any(|(other, _)| *other == name) {
             return Err(same_server(&name, &name));
@@ -103,9 +87,9 @@ pub(crate) async fn connect(
 }
 
 fn same_server(one: &str, other: &str) -> LockError {
-    let message =
-        format!("{one} and {other} are the same server, which would have two votes; {RIGHT_ONE}");
-    LockError::new(LockErrorKind::InvalidUrl, message)
+    REDLOCK.refuse(format!(
+        "{one} and {other} are the same server, which would have two votes"
+    ))
 }
 
 /// Waits until a majority is connected.
@@ -198,14 +182,7 @@ mod tests {
             ),
             ("redlock:redis://a,,redis://b", "empty"),
         ] {
-            let error = urls_of(url).unwrap_err();
-            assert_eq!(error.kind(), LockErrorKind::InvalidUrl);
-            let error = error.to_string();
-            assert!(
-                error.contains(word) && error.contains("redlock:redis://host1"),
-                "{url}: {error}"
-            );
-            assert!(!error.contains("hunter2"), "{error}");
+            REDLOCK.assert_refused(url, &urls_of(url).unwrap_err(), word);
         }
     }
 }

@@ -26,9 +26,14 @@ use tokio::time::{Instant, timeout};
 
 pub(super) use self::votes::Named;
 use self::votes::{Answer, Votes};
-use super::{acl::AclLine, error, settings::RedisOptions};
+use super::{
+    acl::AclLine,
+    error,
+    settings::RedisOptions,
+    target::{at, client, is_tls},
+};
 use crate::{
-    error::{LockError, LockErrorKind},
+    error::LockError,
     store::{StoreError, StoreErrorKind},
     sync::lock,
 };
@@ -62,15 +67,10 @@ impl Sentinels {
         sentinels: Vec<ConnectionInfo>,
         settings: &RedisOptions,
     ) -> Result<Self, LockError> {
-        let client = |info| {
-            settings.client(info, |error| {
-                LockError::new(LockErrorKind::InvalidUrl, error.to_string())
-            })
-        };
-        let primary = client(primary)?.get_connection_info().clone();
+        let primary = settings.client(primary)?.get_connection_info().clone();
         let sentinels = sentinels
             .into_iter()
-            .map(client)
+            .map(|info| settings.client(info))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             name,
@@ -112,34 +112,11 @@ impl Sentinels {
         match votes.elected(heard.as_ref()) {
             Some(elected) => {
                 tracing::debug!(primary = %elected, name = self.name, "the Sentinels name the primary");
-                Ok((elected.clone(), self.client_of(elected)?))
+                let info = at(&self.primary, elected.host.clone(), elected.port);
+                Ok((elected.clone(), client(info)?))
             }
             None => Err(self.unknown(&votes)),
         }
-    }
-
-    fn client_of(&self, Named { host, port, .. }: &Named) -> Result<Client, StoreError> {
-        let (host, port) = (host.clone(), *port);
-        let address = match self.primary.addr() {
-            ConnectionAddr::TcpTls {
-                insecure,
-                tls_params,
-                ..
-            } => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: *insecure,
-                tls_params: tls_params.clone(),
-            },
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        let client = Client::open(self.primary.clone().set_addr(address));
-        client.map_err(|error| {
-            StoreError::new(
-                StoreErrorKind::Unavailable,
-                format!("no connection: {error}"),
-            )
-        })
     }
 
     fn unknown(&self, votes: &Votes) -> StoreError {
@@ -194,10 +171,7 @@ impl fmt::Display for Sentinels {
 }
 
 async fn ask(sentinel: &Client, name: &str) -> Answer {
-    let tls = matches!(
-        sentinel.get_connection_info().addr(),
-        ConnectionAddr::TcpTls { .. }
-    );
+    let tls = is_tls(sentinel.get_connection_info().addr());
     let questions = async {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)

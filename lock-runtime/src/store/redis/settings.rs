@@ -2,7 +2,7 @@
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
-use redis::{Client, ConnectionInfo, RedisError};
+use redis::{Client, ConnectionInfo};
 #[cfg(feature = "rustls")]
 use redis::{ClientTlsConfig, ConnectionAddr, TlsCertificates};
 
@@ -209,13 +209,8 @@ impl RedisOptions {
     /// Creates a client for a server, with the certificates if it uses TLS.
     ///
     /// # Errors
-    /// `InvalidSpec` for certificates that cannot be used, otherwise the error that
-    /// `refused` returns.
-    pub(super) fn client(
-        &self,
-        info: ConnectionInfo,
-        refused: impl FnOnce(&RedisError) -> LockError,
-    ) -> Result<Client, LockError> {
+    /// `InvalidSpec` for certificates that cannot be used.
+    pub(super) fn client(&self, info: ConnectionInfo) -> Result<Client, LockError> {
         #[cfg(feature = "rustls")]
         if let ConnectionAddr::TcpTls {
             tls_params: None, ..
@@ -239,7 +234,8 @@ impl RedisOptions {
                 )
             });
         }
-        Client::open(info).map_err(|error| refused(&error))
+        Client::open(info)
+            .map_err(|error| LockError::new(LockErrorKind::InvalidUrl, error.to_string()))
     }
 }
 

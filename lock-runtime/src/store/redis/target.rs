@@ -2,11 +2,11 @@
 
 use std::{fmt, sync::Arc};
 
-use redis::{Client, ConnectionAddr, RedisConnectionInfo};
+use redis::{Client, ConnectionAddr, ConnectionInfo, RedisConnectionInfo};
 use tokio::task::AbortHandle;
 
 use super::sentinel::{Named, Sentinels};
-use crate::store::StoreError;
+use crate::store::{StoreError, StoreErrorKind};
 
 /// The target of a connection.
 #[derive(Clone)]
@@ -58,7 +58,7 @@ impl Target {
             Self::Server(client) => client.get_connection_info().addr(),
             Self::Primary(sentinels) => sentinels.primary_address(),
         };
-        matches!(address, ConnectionAddr::TcpTls { .. })
+        is_tls(address)
     }
 }
 
@@ -70,4 +70,34 @@ impl fmt::Display for Target {
             Self::Primary(sentinels) => sentinels.fmt(f),
         }
     }
+}
+
+pub(super) fn is_tls(address: &ConnectionAddr) -> bool {
+    matches!(address, ConnectionAddr::TcpTls { .. })
+}
+
+/// The connection settings of `info` for another address.
+pub(super) fn at(info: &ConnectionInfo, host: String, port: u16) -> ConnectionInfo {
+    let mut address = info.addr().clone();
+    if let ConnectionAddr::TcpTls {
+        host: name,
+        port: number,
+        ..
+    } = &mut address
+    {
+        (*name, *number) = (host, port);
+    } else {
+        address = ConnectionAddr::Tcp(host, port);
+    }
+    info.clone().set_addr(address)
+}
+
+/// A client for a server with these settings.
+pub(super) fn client(info: ConnectionInfo) -> Result<Client, StoreError> {
+    Client::open(info).map_err(|error| {
+        StoreError::new(
+            StoreErrorKind::Unavailable,
+            format!("no connection: {error}"),
+        )
+    })
 }
