@@ -60,6 +60,7 @@ mod error;
 mod handshake;
 mod link;
 mod names;
+mod on_drop;
 mod pushes;
 pub(crate) mod quarantine;
 pub(crate) mod redlock;
@@ -87,7 +88,7 @@ use tokio::time::Instant;
 use self::{
     acl::AclLine,
     cluster::Cluster,
-    connection::{Connection, Repeat},
+    connection::{Connection, Errand, Repeat},
     names::{Names, lock_name, marker_name},
     pushes::Pushes,
     replicas::Replicas,
@@ -328,7 +329,8 @@ impl RedisStore {
     }
 
     async fn run(&self, call: Call) -> Result<Reply, StoreError> {
-        self.servers.call(&call).await?.reply()
+        let errand = Errand::Call(&call, Repeat::Once);
+        self.servers.run(errand).await?.reply()
     }
 
     /// The error for a reply that the operation does not expect: foreign data, or a
@@ -406,7 +408,12 @@ impl RedisStore {
         };
         // Not repeated under the same token: the first request may be executed after the lock was
         // released again, and the lock would then have no owner (rule 1).
-        let mut answer = self.servers.call_by(place, deadline, &write).await?;
+        let errand = Errand::By {
+            deadline,
+            write: &write,
+            slot: place,
+        };
+        let mut answer = self.servers.run(errand).await?;
         let mut reply = answer.reply()?;
         let _server_time = reply.count()?;
         let reply = match reply.word() {
@@ -568,7 +575,7 @@ impl RedisStore {
             .await;
         answers
             .into_iter()
-            .map(|answer| renewed(answer?.into_value()))
+            .map(|answer| renewed(answer?.value))
             .collect()
     }
 

@@ -37,11 +37,13 @@ use self::{
 };
 use super::{
     acl::AclLine,
-    connection::{BATCH, Connection, Failed, Repeat, Writer},
+    connection::{BATCH, Connection, Errand, Failed, Repeat},
     link::Dial,
     names::{format_name, lock_name},
+    on_drop::OnDrop,
     pushes::Pushes,
     scripts::Call,
+    servers::Answer,
     target::{Target, at, client},
 };
 use crate::{
@@ -97,8 +99,8 @@ pub(super) struct Node {
     connection: Connection,
 }
 
-/// The reply to one call of a batch, and the node that serves the lock.
-type Indexed = (usize, Result<(Value, Arc<Node>), StoreError>);
+/// The result of one call of a batch.
+type Indexed = (usize, Result<Answer, StoreError>);
 
 /// The state of the refresh of the map.
 struct Refresh {
@@ -110,14 +112,6 @@ struct Refresh {
     pause: Duration,
     /// The latest failover that was detected.
     failover_at: Option<Instant>,
-}
-
-/// A request to the node that serves a slot.
-#[derive(Clone, Copy)]
-pub(super) enum Errand<'a> {
-    Call(&'a Call, Repeat),
-    /// Written for the clock of the node that executes it, and never repeated.
-    By(Instant, Writer<'a>),
 }
 
 /// The cause of a failed request.
@@ -143,6 +137,13 @@ impl From<StoreError> for Failure {
 }
 
 impl Errand<'_> {
+    fn slot(&self) -> Slot {
+        match self {
+            Self::Call(call, _) => slot_of(call.key()),
+            Self::By { slot, .. } => *slot,
+        }
+    }
+
     fn may_be_repeated(&self) -> bool {
         matches!(self, Self::Call(_, Repeat::Once))
     }
@@ -268,13 +269,9 @@ impl Cluster {
             .leaves(|| self.slot(hold), hold.token);
     }
 
-    /// Sends a request to the node that serves the slot. Returns the reply and that node.
-    pub(super) async fn run(
-        &self,
-        slot: Slot,
-        errand: Errand<'_>,
-    ) -> Result<(Value, Arc<Node>), Failure> {
-        let shared = &self.shared;
+    /// Runs a script on the node that serves its slot.
+    pub(super) async fn run(&self, errand: Errand<'_>) -> Result<Answer, Failure> {
+        let (shared, slot) = (&self.shared, errand.slot());
         let mut owner = shared.owner(slot)?;
         // The node that is tried once in place of the owner, after an `ASK` redirection.
         let mut other: Option<Arc<Node>> = None;
@@ -296,7 +293,10 @@ impl Cluster {
                 Err(failed) => return Err(failed.error.into()),
             };
             match redirection(&value, node) {
-                None => return Ok((node.connection.settle(value)?, owner)),
+                None => {
+                    let value = node.connection.settle(value)?;
+                    return Ok(served(value, owner));
+                }
                 Some(Redirection::Moved(slot, Some(address))) => {
                     owner = shared.moved(slot, address)?;
                     other = None;
@@ -321,7 +321,7 @@ impl Cluster {
         &self,
         count: usize,
         write: &(dyn Fn(usize) -> Call + Sync),
-    ) -> Vec<Result<(Value, Arc<Node>), StoreError>> {
+    ) -> Vec<Result<Answer, StoreError>> {
         let mut by_node: HashMap<u64, Vec<(usize, Call)>> = HashMap::new();
         for index in 0..count {
             let call = write(index);
@@ -358,38 +358,46 @@ impl Cluster {
             Ok(node) => node,
             Err(error) => return all(indices, &error),
         };
-        let watch = Watch::over(&self.shared);
-        let answer = node.connection.answer_each(calls.into_iter()).await;
-        watch.answered(&answer);
+        let unanswered = self.shared.unanswered();
         let mut results = Vec::with_capacity(indices.len());
         let mut elsewhere = Vec::new();
-        match answer {
+        match node.connection.answer_each(calls.into_iter()).await {
             Ok(values) => {
+                unanswered.disarm();
                 for (index, value) in indices.into_iter().zip(values) {
                     match redirection(&value, &node) {
                         None => {
                             let value = node.connection.settle(value);
-                            results.push((index, value.map(|value| (value, node.clone()))));
+                            results.push((index, value.map(|value| served(value, node.clone()))));
                         }
                         Some(_) => elsewhere.push(index),
                     }
                 }
             }
-            Err(error) => match self.shared.replaced(slot, &node).await {
-                Some(_) => elsewhere = indices,
-                None => return all(indices, &error),
-            },
+            Err(error) => {
+                drop(unanswered);
+                match self.shared.replaced(slot, &node).await {
+                    Some(_) => elsewhere = indices,
+                    None => return all(indices, &error),
+                }
+            }
         }
         // Redirect each call on its own.
         let elsewhere = elsewhere.into_iter().map(async |index| {
             let call = write(index);
-            let outcome = self
-                .run(slot_of(call.key()), Errand::Call(&call, Repeat::Once))
-                .await;
+            let outcome = self.run(Errand::Call(&call, Repeat::Once)).await;
             (index, outcome.map_err(StoreError::from))
         });
         results.extend(join_all(elsewhere).await);
         results
+    }
+}
+
+/// The reply of the node that serves the lock.
+fn served(value: Value, node: Arc<Node>) -> Answer {
+    Answer {
+        value,
+        node: Some(node),
     }
 }
 
@@ -476,13 +484,15 @@ impl Shared {
         errand: Errand<'_>,
     ) -> Result<Value, Failed> {
         let first = asking.then(|| &*ASKING);
-        let watch = Watch::over(self);
-        let answer = match errand {
-            Errand::Call(call, repeat) => node.connection.answer(first, call, repeat).await,
-            Errand::By(deadline, write) => node.connection.answer_by(first, deadline, write).await,
-        };
-        watch.answered(&answer);
-        answer
+        let unanswered = self.unanswered();
+        let answer = node.connection.answer(first, errand).await?;
+        unanswered.disarm();
+        Ok(answer)
+    }
+
+    /// Marks a call in flight. If it fails, or its caller stops waiting for it, the map may be wrong.
+    fn unanswered(self: &Arc<Self>) -> OnDrop<impl FnOnce()> {
+        OnDrop::new(|| self.refresh_soon())
     }
 
     /// The map of a seed, once it is connected.
@@ -528,14 +538,52 @@ impl Shared {
             return;
         }
         drop(refresh);
-        // Spawn without the lock: a runtime that is shutting down drops a new task on the spot.
-        runtime.spawn(
-            Refresher {
-                shared: Arc::downgrade(self),
-                done: false,
+        let this = Arc::downgrade(self);
+        // If the runtime of the task ends, the next request starts a new task.
+        let cut_off = OnDrop::new({
+            let this = this.clone();
+            move || {
+                if let Some(shared) = this.upgrade() {
+                    lock(&shared.refresh).running = false;
+                }
             }
-            .run(),
-        );
+        });
+        // Spawn without the lock: a runtime that is shutting down drops a new task on the spot.
+        runtime.spawn(async move {
+            while let Some(not_before) = Self::next_refresh(&this) {
+                sleep_until(not_before).await;
+                if let Some(shared) = this.upgrade()
+                    && shared.refresh().await
+                {
+                    break;
+                }
+            }
+            cut_off.disarm();
+        });
+    }
+
+    /// The earliest time of the next refresh; `None` if the store was dropped.
+    fn next_refresh(this: &Weak<Self>) -> Option<Instant> {
+        Some(lock(&this.upgrade()?.refresh).not_before)
+    }
+
+    /// Refreshes the map. Returns whether no other refresh was requested meanwhile.
+    async fn refresh(&self) -> bool {
+        lock(&self.refresh).wanted = false;
+        let slots = self.look_up().await;
+        let is_news = slots.is_some_and(|slots| self.adopt(slots));
+        self.looked_up.send_replace(());
+        let mut refresh = lock(&self.refresh);
+        let now = Instant::now();
+        let is_calm = now.saturating_duration_since(refresh.not_before) > LONGEST_PAUSE;
+        refresh.pause = if is_news || is_calm {
+            FIRST_PAUSE
+        } else {
+            (refresh.pause * 2).min(LONGEST_PAUSE)
+        };
+        refresh.not_before = now + refresh.pause;
+        refresh.running = refresh.wanted;
+        !refresh.running
     }
 
     /// Queries the map from any node, connected ones first.
@@ -637,86 +685,6 @@ async fn first_of(nodes: &[Arc<Node>]) -> Option<Slots> {
         }
     }
     None
-}
-
-/// Refreshes the map as long as that is requested.
-struct Refresher {
-    shared: Weak<Shared>,
-    done: bool,
-}
-
-impl Refresher {
-    async fn run(mut self) {
-        loop {
-            let Some(not_before) = self
-                .shared
-                .upgrade()
-                .map(|shared| lock(&shared.refresh).not_before)
-            else {
-                return;
-            };
-            sleep_until(not_before).await;
-            let Some(shared) = self.shared.upgrade() else {
-                return;
-            };
-            lock(&shared.refresh).wanted = false;
-            let slots = shared.look_up().await;
-            let is_news = slots.is_some_and(|slots| shared.adopt(slots));
-            shared.looked_up.send_replace(());
-            let mut refresh = lock(&shared.refresh);
-            let now = Instant::now();
-            let is_calm = now.saturating_duration_since(refresh.not_before) > LONGEST_PAUSE;
-            refresh.pause = if is_news || is_calm {
-                FIRST_PAUSE
-            } else {
-                (refresh.pause * 2).min(LONGEST_PAUSE)
-            };
-            refresh.not_before = now + refresh.pause;
-            if !refresh.wanted {
-                refresh.running = false;
-                self.done = true;
-                return;
-            }
-        }
-    }
-}
-
-impl Drop for Refresher {
-    /// Its runtime may have ended. The next request starts a new task.
-    fn drop(&mut self) {
-        if !self.done
-            && let Some(shared) = self.shared.upgrade()
-        {
-            lock(&shared.refresh).running = false;
-        }
-    }
-}
-
-/// A call in flight. If it fails, or its caller stops waiting for it, the map may be wrong.
-struct Watch<'a> {
-    shared: &'a Arc<Shared>,
-    answered: bool,
-}
-
-impl<'a> Watch<'a> {
-    fn over(shared: &'a Arc<Shared>) -> Self {
-        Self {
-            shared,
-            answered: false,
-        }
-    }
-
-    fn answered<T, E>(mut self, answer: &Result<T, E>) {
-        self.answered = answer.is_ok();
-    }
-}
-
-impl Drop for Watch<'_> {
-    fn drop(&mut self) {
-        if !self.answered {
-            self.shared.refresh_soon();
-        }
-    }
 }
 
 /// Returns the redirection in a reply of the node, if there is one.

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use super::{
     acl::AclLine,
     clock::ServerClock,
+    cluster::Slot,
     error,
     handshake::Info,
     link::{Dial, Link},
@@ -143,31 +144,38 @@ impl Connection {
         self.dial.target.to_string()
     }
 
-    /// Runs a script, and repeats it once if the connection breaks: a second execution under the
-    /// same token has no further effect.
-    pub(super) async fn call(&self, call: &Call) -> Result<Value, StoreError> {
-        self.call_as(call, Repeat::Once).await
+    /// Runs a script.
+    pub(super) async fn run(&self, errand: Errand<'_>) -> Result<Value, StoreError> {
+        self.settle(self.answer(None, errand).await?)
     }
 
-    /// Runs a script. It must not be repeated if its reply would have another meaning the second
-    /// time, or if a late execution of the first call would do harm.
-    pub(super) async fn call_as(&self, call: &Call, repeat: Repeat) -> Result<Value, StoreError> {
-        self.settle(self.answer(None, call, repeat).await?)
-    }
-
-    /// Runs a script without repeating it. The script takes a deadline in the server's time, and
-    /// returns that time as the second word of its reply.
-    pub(super) async fn call_by(
-        &self,
-        deadline: Instant,
-        write: Writer<'_>,
-    ) -> Result<Value, StoreError> {
-        self.settle(self.answer_by(None, deadline, write).await?)
-    }
-
-    /// Same as [`call_as`](Self::call_as), but sends the command `first` right before the script
-    /// each time. An error reply of the server is returned as a value.
+    /// Same as [`run`](Self::run), but sends the command `first` right before the script each time.
+    /// An error reply of the server is returned as a value.
     pub(super) async fn answer(
+        &self,
+        first: Option<&Cmd>,
+        errand: Errand<'_>,
+    ) -> Result<Value, Failed> {
+        let (deadline, write) = match errand {
+            Errand::Call(call, repeat) => return self.send_script(first, call, repeat).await,
+            Errand::By {
+                deadline, write, ..
+            } => (deadline, write),
+        };
+        let clock = self.clock().await.map_err(Failed::unsent)?;
+        let sent = Instant::now();
+        let call = write(clock.server_micros(deadline));
+        let value = self.send_script(first, &call, Repeat::Never).await?;
+        if let Value::Array(words) = &value
+            && let Some(Value::Int(micros)) = words.get(1)
+            && let Ok(micros) = u64::try_from(*micros)
+        {
+            clock.observe(micros, sent, Instant::now());
+        }
+        Ok(value)
+    }
+
+    async fn send_script(
         &self,
         first: Option<&Cmd>,
         call: &Call,
@@ -191,36 +199,14 @@ impl Connection {
         }
     }
 
-    /// Same as [`call_by`](Self::call_by), with `first` and error replies as in
-    /// [`answer`](Self::answer).
-    pub(super) async fn answer_by(
-        &self,
-        first: Option<&Cmd>,
-        deadline: Instant,
-        write: Writer<'_>,
-    ) -> Result<Value, Failed> {
-        let clock = self.clock().await.map_err(Failed::unsent)?;
-        let sent = Instant::now();
-        let value = self
-            .answer(first, &write(clock.server_micros(deadline)), Repeat::Never)
-            .await?;
-        if let Value::Array(words) = &value
-            && let Some(Value::Int(micros)) = words.get(1)
-            && let Ok(micros) = u64::try_from(*micros)
-        {
-            clock.observe(micros, sent, Instant::now());
-        }
-        Ok(value)
-    }
-
     /// Sends a command that is safe to repeat. An error reply of the server is
     /// returned as a value.
     pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, StoreError> {
         Ok(self.send(command, false).await?)
     }
 
-    /// Runs `count` scripts in few round trips, and returns a result for each. Repeated as in
-    /// [`call`](Self::call).
+    /// Runs `count` scripts in few round trips, and returns a result for each. Repeats them once if
+    /// the connection breaks.
     pub(super) async fn call_all(
         &self,
         count: usize,
@@ -237,8 +223,8 @@ impl Connection {
         results
     }
 
-    /// Runs scripts in one round trip. An error reply of the server is returned as a value.
-    /// Repeated as in [`call`](Self::call).
+    /// Runs scripts in one round trip, and repeats them once if the connection breaks. An error
+    /// reply of the server is returned as a value.
     pub(super) async fn answer_each(
         &self,
         calls: impl ExactSizeIterator<Item = Call>,
@@ -350,7 +336,8 @@ impl Connection {
         let mut connection = connected.connection;
         let unanswered = link.unanswered();
         let result = call(&mut connection).await;
-        unanswered.answered();
+        link.answered();
+        unanswered.disarm();
         // The new primary may lack the latest writes of the old one.
         if self.dial.target.moves() && link.is_over() && result.is_ok() {
             let message = "another server has become the primary meanwhile";
@@ -404,13 +391,30 @@ impl Connection {
     }
 }
 
+/// A script to run.
+#[derive(Clone, Copy)]
+pub(super) enum Errand<'a> {
+    Call(&'a Call, Repeat),
+    /// A script that takes a deadline in the server's time, and returns that time as the second word
+    /// of its reply. It is written for the clock of the server that executes it, and never repeated.
+    By {
+        deadline: Instant,
+        write: Writer<'a>,
+        /// The slot of its keys, in a cluster.
+        slot: Slot,
+    },
+}
+
 /// Writes a call for a deadline in the server's time, in microseconds since 1970.
 pub(super) type Writer<'a> = &'a (dyn Fn(u64) -> Call + Sync);
 
 /// Whether a call may be sent again after the connection broke.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repeat {
+    /// A second execution under the same token has no further effect.
     Once,
+    /// Its reply would have another meaning the second time, or a late execution of the first call
+    /// would do harm.
     Never,
 }
 

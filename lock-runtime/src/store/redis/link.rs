@@ -30,6 +30,7 @@ use super::{
     error,
     handshake::{Greeting, Info, Kind},
     names::marker_name,
+    on_drop::OnDrop,
     pushes::Pushes,
     quarantine::Tenure,
     reply::unexpected,
@@ -471,36 +472,19 @@ impl Link {
         self.life.end();
     }
 
-    /// Records that a call is about to be sent.
-    pub(super) fn unanswered(&self) -> Unanswered<'_> {
+    /// Records that a call is about to be sent. If its caller stops waiting for it after a long
+    /// silence, the connection is given up: TCP may be alive without a server at the other end.
+    pub(super) fn unanswered(&self) -> OnDrop<impl FnOnce()> {
         lock(&self.silent_since).get_or_insert_with(Instant::now);
-        Unanswered {
-            link: self,
-            answered: false,
-        }
+        OnDrop::new(|| {
+            if lock(&self.silent_since).is_some_and(|since| since.elapsed() >= SILENCE) {
+                self.end();
+            }
+        })
     }
-}
 
-/// A call that has not been answered yet. If it is dropped in this state after a long silence, the
-/// connection is given up: TCP may be alive without a server at the other end.
-pub(super) struct Unanswered<'a> {
-    link: &'a Link,
-    answered: bool,
-}
-
-impl Unanswered<'_> {
-    pub(super) fn answered(mut self) {
-        *lock(&self.link.silent_since) = None;
-        self.answered = true;
-    }
-}
-
-impl Drop for Unanswered<'_> {
-    fn drop(&mut self) {
-        if !self.answered
-            && lock(&self.link.silent_since).is_some_and(|since| since.elapsed() >= SILENCE)
-        {
-            self.link.end();
-        }
+    /// Records an answer.
+    pub(super) fn answered(&self) {
+        *lock(&self.silent_since) = None;
     }
 }

@@ -20,6 +20,7 @@ use tokio::{sync::oneshot, time::timeout};
 use super::{
     connection::{Connection, is_unknown_script},
     names::Names,
+    on_drop::OnDrop,
     reply::unexpected,
     scripts::{self, Call},
     settings::MinReplicas,
@@ -103,16 +104,37 @@ impl Replicas {
         queue.waiting.push(Asked { grants, sender });
         if !mem::replace(&mut queue.served, true) {
             drop(queue);
-            // A separate task, as the caller that starts it may stop waiting.
-            tokio::spawn(
-                Rounds {
-                    replicas: self.clone(),
-                    ended: false,
+            let this = self.clone();
+            // The runtime of the task may end. Dropping the senders notifies the waiting callers.
+            let cut_off = OnDrop::new({
+                let this = this.clone();
+                move || {
+                    let left = mem::take(&mut *lock(&this.queue));
+                    drop(left);
                 }
-                .run(),
-            );
+            });
+            // A separate task, as the caller that starts it may stop waiting.
+            tokio::spawn(async move {
+                while let Some(asked) = this.next() {
+                    this.round(asked).await;
+                }
+                cut_off.disarm();
+            });
         }
         outcome
+    }
+
+    /// The calls that are waiting; `None` if there are none, and the next call starts a new task.
+    fn next(&self) -> Option<Vec<Asked>> {
+        let mut queue = lock(&self.queue);
+        // Skip calls whose callers have stopped waiting.
+        let asked: Vec<_> = queue
+            .waiting
+            .drain(..)
+            .filter(|asked| !asked.sender.is_closed())
+            .collect();
+        queue.served = !asked.is_empty();
+        queue.served.then_some(asked)
     }
 
     async fn round(&self, asked: Vec<Asked>) {
@@ -200,49 +222,4 @@ fn wait_for(required: MinReplicas) -> Cmd {
     wait.arg(required.count.get())
         .arg(required.timeout.as_millis().to_string());
     wait
-}
-
-/// The task that serves the queue until it is empty. If it is dropped earlier, with its runtime,
-/// it marks the queue as not served.
-struct Rounds {
-    replicas: Arc<Replicas>,
-    ended: bool,
-}
-
-impl Rounds {
-    async fn run(mut self) {
-        while let Some(asked) = self.next() {
-            self.replicas.round(asked).await;
-        }
-    }
-
-    /// The calls that are waiting; `None` if there are none, and the next call starts a new task.
-    fn next(&mut self) -> Option<Vec<Asked>> {
-        let mut queue = lock(&self.replicas.queue);
-        // Skip calls whose callers have stopped waiting.
-        let asked: Vec<_> = queue
-            .waiting
-            .drain(..)
-            .filter(|asked| !asked.sender.is_closed())
-            .collect();
-        if asked.is_empty() {
-            queue.served = false;
-            self.ended = true;
-            return None;
-        }
-        Some(asked)
-    }
-}
-
-impl Drop for Rounds {
-    fn drop(&mut self) {
-        if !self.ended {
-            let mut queue = lock(&self.replicas.queue);
-            queue.served = false;
-            let left = mem::take(&mut queue.waiting);
-            drop(queue);
-            // Dropping the senders notifies the waiting callers.
-            drop(left);
-        }
-    }
 }

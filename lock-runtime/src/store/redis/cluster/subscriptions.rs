@@ -30,7 +30,7 @@ use tokio::{
 };
 
 use super::{
-    super::{error, link::Dial},
+    super::{error, link::Dial, on_drop::OnDrop},
     audience::{Audience, LINGER, Wanted},
     slots::{Address, Slot, number_in, slot_of},
 };
@@ -115,11 +115,7 @@ impl Subscriptions {
             runtime.spawn(async move { this.subscribe(slot, &ear).await });
         }
         if sweep {
-            let sweeper = Sweeper {
-                all: Arc::downgrade(self),
-                done: false,
-            };
-            runtime.spawn(sweeper.run());
+            self.start_to_sweep(&runtime);
         }
     }
 
@@ -217,6 +213,31 @@ impl Subscriptions {
         }
     }
 
+    /// Unsubscribes from channels without waiters, as long as there are any channels.
+    fn start_to_sweep(self: &Arc<Self>, runtime: &Handle) {
+        let this = Arc::downgrade(self);
+        // The runtime of the task may end, while another one goes on.
+        let cut_off = OnDrop::new({
+            let this = this.clone();
+            move || {
+                if let Some(all) = this.upgrade() {
+                    lock(&all.desk).swept = false;
+                }
+            }
+        });
+        runtime.spawn(async move {
+            loop {
+                sleep(LINGER).await;
+                let Some(all) = this.upgrade() else { break };
+                let Some(left) = all.sweep() else { break };
+                for (slot, ear) in left {
+                    ear.unsubscribe(&all.channel(slot)).await;
+                }
+            }
+            cut_off.disarm();
+        });
+    }
+
     /// Returns the channels without waiters, and closes the connections without channels. `None`
     /// if there are no channels left.
     fn sweep(&self) -> Option<Vec<(Slot, Arc<Ear>)>> {
@@ -307,41 +328,6 @@ impl Drop for Reader {
     fn drop(&mut self) {
         if let (Some(all), Some(ear)) = (self.all.upgrade(), self.ear.upgrade()) {
             all.lost(&ear);
-        }
-    }
-}
-
-/// Unsubscribes from channels without waiters, as long as there are any channels.
-struct Sweeper {
-    all: Weak<Subscriptions>,
-    done: bool,
-}
-
-impl Sweeper {
-    async fn run(mut self) {
-        loop {
-            sleep(LINGER).await;
-            let Some(all) = self.all.upgrade() else {
-                return;
-            };
-            let Some(left) = all.sweep() else {
-                self.done = true;
-                return;
-            };
-            for (slot, ear) in left {
-                ear.unsubscribe(&all.channel(slot)).await;
-            }
-        }
-    }
-}
-
-impl Drop for Sweeper {
-    /// Its runtime may have ended, while another one goes on.
-    fn drop(&mut self) {
-        if !self.done
-            && let Some(all) = self.all.upgrade()
-        {
-            lock(&all.desk).swept = false;
         }
     }
 }
