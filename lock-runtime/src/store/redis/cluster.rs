@@ -38,6 +38,7 @@ use self::{
 use super::{
     acl::AclLine,
     connection::{BATCH, Connection, Errand, Failed, Repeat},
+    error::unavailable,
     link::Dial,
     names::{format_name, lock_name},
     on_drop::OnDrop,
@@ -312,7 +313,7 @@ impl Cluster {
         }
         shared.refresh_soon();
         let message = "the nodes of the cluster do not agree on which of them keeps this lock";
-        Err(StoreError::new(StoreErrorKind::Unavailable, message).into())
+        Err(unavailable(message).into())
     }
 
     /// Runs `count` scripts in concurrent batches, grouped by node, and returns a result for each.
@@ -438,7 +439,7 @@ impl Shared {
                 self.refresh_soon();
                 let message =
                     format!("no node of the cluster serves the slot of this lock ({slot})");
-                Err(StoreError::new(StoreErrorKind::Unavailable, message))
+                Err(unavailable(message))
             }
         }
     }
@@ -666,7 +667,7 @@ impl Node {
             .settle(self.connection.ask(&question).await?)?;
         Slots::parse(&answer, &self.address).ok_or_else(|| {
             let message = "the cluster serves no slots; create it with: redis-cli --cluster create";
-            StoreError::new(StoreErrorKind::Unavailable, message)
+            unavailable(message)
         })
     }
 }
@@ -701,10 +702,7 @@ fn refusal(node: &Node, value: Value) -> StoreError {
 }
 
 fn no_node() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Unavailable,
-        "no node of the cluster answers",
-    )
+    unavailable("no node of the cluster answers")
 }
 
 fn address_of(info: &ConnectionInfo) -> Option<Address> {

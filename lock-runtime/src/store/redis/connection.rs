@@ -341,7 +341,7 @@ impl Connection {
         // The new primary may lack the latest writes of the old one.
         if self.dial.target.moves() && link.is_over() && result.is_ok() {
             let message = "another server has become the primary meanwhile";
-            let error = StoreError::new(StoreErrorKind::Unavailable, message);
+            let error = error::unavailable(message);
             return Err(Failed {
                 error,
                 sent: true,

@@ -19,6 +19,7 @@ use tokio::{sync::oneshot, time::timeout};
 
 use super::{
     connection::{Connection, is_unknown_script},
+    error::unavailable,
     names::Names,
     on_drop::OnDrop,
     reply::unexpected,
@@ -26,7 +27,7 @@ use super::{
     settings::MinReplicas,
 };
 use crate::{
-    store::{Hold, StoreError, StoreErrorKind},
+    store::{Hold, StoreError},
     sync::lock,
 };
 
@@ -94,7 +95,7 @@ impl Replicas {
         let grants = grants.into_iter().map(about).collect();
         self.ask(grants).await.unwrap_or_else(|_| {
             let message = "the runtime that waited for the replicas has ended";
-            Err(StoreError::new(StoreErrorKind::Unavailable, message))
+            Err(unavailable(message))
         })
     }
 
@@ -196,10 +197,7 @@ impl Replicas {
                 // The grant is not on the server of this connection. There may be a new primary,
                 // for either of the two connections.
                 self.connection.greet_again();
-                Err(StoreError::new(
-                    StoreErrorKind::Unavailable,
-                    "the grant was lost before the replicas had it",
-                ))
+                Err(unavailable("the grant was lost before the replicas had it"))
             }
             _ => Err(unexpected()),
         }
@@ -213,7 +211,7 @@ impl Replicas {
         let message = format!(
             "{found} of {count} replicas had the grant within {timeout:?}, so it does not count"
         );
-        Err(StoreError::new(StoreErrorKind::Unavailable, message))
+        Err(unavailable(message))
     }
 }
 

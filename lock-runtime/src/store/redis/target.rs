@@ -5,8 +5,11 @@ use std::{fmt, sync::Arc};
 use redis::{Client, ConnectionAddr, ConnectionInfo, RedisConnectionInfo};
 use tokio::task::AbortHandle;
 
-use super::sentinel::{Named, Sentinels};
-use crate::store::{StoreError, StoreErrorKind};
+use super::{
+    error::unavailable,
+    sentinel::{Named, Sentinels},
+};
+use crate::store::StoreError;
 
 /// The target of a connection.
 #[derive(Clone)]
@@ -94,10 +97,5 @@ pub(super) fn at(info: &ConnectionInfo, host: String, port: u16) -> ConnectionIn
 
 /// A client for a server with these settings.
 pub(super) fn client(info: ConnectionInfo) -> Result<Client, StoreError> {
-    Client::open(info).map_err(|error| {
-        StoreError::new(
-            StoreErrorKind::Unavailable,
-            format!("no connection: {error}"),
-        )
-    })
+    Client::open(info).map_err(|error| unavailable(format!("no connection: {error}")))
 }
