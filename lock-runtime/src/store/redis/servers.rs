@@ -16,7 +16,7 @@ use crate::store::{Hold, KeyRequest, StoreError};
 
 pub(super) enum Servers {
     One(Box<Connection>),
-    Cluster(Cluster),
+    Cluster(Arc<Cluster>),
 }
 
 /// The result of a call.
