@@ -95,8 +95,8 @@ const CONNECT: Duration = Duration::from_millis(2500);
 /// A lock store on a Redis server or a Redis Cluster, version 6.0 or later.
 ///
 /// All calls to a server or node share one connection, which is re-established when it is lost.
-/// Calls in flight then fail with [`Unavailable`](super::StoreErrorKind::Unavailable) and an unknown
-/// outcome, and every [`Listener`](super::Listener) receives
+/// Calls in flight then fail with [`Unavailable`](super::StoreErrorKind::Unavailable) and an
+/// unknown outcome, and every [`Listener`](super::Listener) receives
 /// [`Disconnected`](super::StoreEvent::Disconnected). A call waits for its reply as long as the
 /// connection is up, so run it under a time-out. A dropped call may still be executed; follow it
 /// with [`abandon`](super::Store::abandon).
@@ -198,9 +198,7 @@ impl RedisStore {
         seeds: impl IntoIterator<Item = impl AsRef<str>>,
         namespace: &str,
     ) -> Result<Self, LockError> {
-        check_namespace(namespace)?;
-        let settings = RedisOptions::default();
-        Self::open_cluster(url::nodes(seeds, &settings)?, namespace, &settings).await
+        Self::cluster_with(seeds, namespace, &RedisOptions::default()).await
     }
 
     pub(crate) async fn cluster_with(
@@ -245,10 +243,8 @@ impl RedisStore {
         settings.refuse_replicas("a cluster does not support waiting for replicas")?;
         let addresses: Vec<_> = seeds.iter().map(|seed| seed.addr().to_string()).collect();
         let servers = async {
-            Ok((
-                Servers::Cluster(Cluster::open(seeds, namespace).await?),
-                None,
-            ))
+            let cluster = Cluster::open(seeds, namespace).await?;
+            Ok((Servers::Cluster(cluster), None))
         };
         Self::over(servers, &addresses.join(","), namespace).await
     }
@@ -287,12 +283,14 @@ impl RedisStore {
                 replicas,
                 namespace: namespace.to_owned(),
             }),
-            Err(error) => {
-                let message = format!("cannot keep locks at {place}");
-                Err(LockError::new(error.kind().into(), message).with_source(Some(error)))
-            }
+            Err(error) => Err(cannot_keep_locks(place, error)),
         }
     }
+}
+
+fn cannot_keep_locks(place: &str, error: StoreError) -> LockError {
+    let message = format!("cannot keep locks at {place}");
+    LockError::new(error.kind().into(), message).with_source(Some(error))
 }
 
 impl fmt::Debug for RedisStore {

@@ -58,7 +58,7 @@ pub(super) struct Cluster {
     this: Weak<Self>,
     namespace: String,
     /// The parameters that all connections share.
-    dial: Dial,
+    pub(super) dial: Dial,
     /// The nodes to begin with. The credentials and TLS settings of the first are used for all
     /// nodes that are discovered later.
     seeds: Vec<(Address, ConnectionInfo)>,
@@ -161,7 +161,7 @@ impl Cluster {
                     cluster.adopt(slots);
                     cluster.check_format().await?;
                     let this: Weak<Self> = Arc::downgrade(&cluster);
-                    cluster.pushes().listeners().add(this);
+                    cluster.dial.pushes.listeners().add(this);
                     // Compute the numbers now, and not for the first waiter.
                     number_in(0);
                     return Ok(cluster);
@@ -174,10 +174,6 @@ impl Cluster {
             }
         }
         Err(error.unwrap_or_else(no_node))
-    }
-
-    pub(super) fn pushes(&self) -> &Pushes {
-        &self.dial.pushes
     }
 
     /// The addresses of the seeds.
@@ -208,7 +204,7 @@ impl Cluster {
     /// Registers `hold`, which is queued at `node`, for notifications.
     pub(super) fn waits(&self, hold: &Hold, node: &Node) {
         let slot = self.slot(hold);
-        if let Target::Server(client) = &node.connection.dial().target {
+        if let Target::Server(client) = &node.connection.dial.target {
             self.subscriptions.waits(slot, hold, &node.address, client);
         }
     }

@@ -39,7 +39,7 @@ use crate::store::{StoreError, StoreErrorKind};
 pub(super) const BATCH: usize = 100;
 
 pub(super) struct Connection {
-    dial: Dial,
+    pub(super) dial: Dial,
     // A std lock: it is held for a clone only, never across an await.
     link: RwLock<Arc<Link>>,
 }
@@ -93,16 +93,6 @@ impl Connection {
         )
     }
 
-    /// The latest marker of the data, on a server of a quorum.
-    pub(super) fn marker(&self) -> Option<String> {
-        self.dial.tenure().map(|tenure| tenure.marker.clone())
-    }
-
-    /// The `run_id` of a server of a quorum.
-    pub(super) fn run_id(&self) -> Option<String> {
-        self.dial.tenure()?.run_id.clone()
-    }
-
     /// Ends the connection because the server has changed. The next call repeats the handshake.
     pub(super) fn greet_again(&self) {
         self.link().end();
@@ -116,16 +106,6 @@ impl Connection {
             .stands()
     }
 
-    /// The parameters of the connection.
-    pub(super) fn dial(&self) -> &Dial {
-        &self.dial
-    }
-
-    /// The receiver of the push messages.
-    pub(super) fn pushes(&self) -> &Pushes {
-        &self.dial.pushes
-    }
-
     /// The server's clock. Waits for the first connection if there was none.
     pub(super) async fn clock(&self) -> Result<&ServerClock, StoreError> {
         if self.dial.clock().is_none() {
@@ -137,11 +117,6 @@ impl Connection {
         }
         // An established connection has set the clock.
         self.dial.clock().ok_or_else(unexpected)
-    }
-
-    /// The address of the server, without the password.
-    pub(super) fn address(&self) -> String {
-        self.dial.target.to_string()
     }
 
     /// Runs a script.
@@ -181,18 +156,18 @@ impl Connection {
         call: &Call,
         repeat: Repeat,
     ) -> Result<Value, Failed> {
-        let votes = !call.is_harmless();
-        let (script, by_digest) = call.parts();
-        let value = match self.send_behind(first, by_digest, votes).await {
+        let Call { script, command } = call;
+        let votes = !script.is_harmless();
+        let value = match self.send_behind(first, command, votes).await {
             Err(failed) if failed.broken && repeat == Repeat::Once => self
-                .send_behind(first, by_digest, votes)
+                .send_behind(first, command, votes)
                 .await
                 .map_err(Failed::repeated),
             result => result,
         };
         let value = value?;
         if is_unknown_script(&value) {
-            self.send_behind(first, &script.by_text(by_digest), votes)
+            self.send_behind(first, &script.by_text(command), votes)
                 .await
         } else {
             Ok(value)
@@ -233,10 +208,9 @@ impl Connection {
         let mut scripts = Vec::with_capacity(calls.len());
         let mut votes = false;
         for call in calls {
-            votes |= !call.is_harmless();
-            let (script, by_digest) = call.into_parts();
-            pipeline.add_command(by_digest);
-            scripts.push(script);
+            votes |= !call.script.is_harmless();
+            pipeline.add_command(call.command);
+            scripts.push(call.script);
         }
         let mut values = self.send_all_again(&pipeline, votes).await?;
 

@@ -67,8 +67,9 @@ pub(super) struct Dial {
     pub(super) kind: Kind,
     /// Set by the first established connection.
     clock: Arc<OnceLock<ServerClock>>,
-    /// Warnings that are logged once, whatever the number of connections.
-    warned: Arc<Warned>,
+    /// Limits the warnings about missing rights to one each, whatever the number of connections.
+    no_pushes: Arc<Once>,
+    no_info: Arc<Once>,
     /// Whether the connection receives push messages and reports its end.
     listens: bool,
 }
@@ -80,11 +81,6 @@ struct Membership {
     /// Reads the marker of the server's data.
     question: Cmd,
     latest: Arc<Mutex<Option<Arc<Tenure>>>>,
-}
-
-struct Warned {
-    no_pushes: Once,
-    no_info: Once,
 }
 
 /// A connection that is being established, is up, or is over. It is not re-established: a caller
@@ -146,10 +142,8 @@ impl Dial {
             membership: None,
             kind: Kind::Primary,
             clock: Arc::default(),
-            warned: Arc::new(Warned {
-                no_pushes: Once::new(),
-                no_info: Once::new(),
-            }),
+            no_pushes: Arc::new(Once::new()),
+            no_info: Arc::new(Once::new()),
             listens: true,
         }
     }
@@ -197,7 +191,7 @@ impl Dial {
 
     /// Warns once that waiters are not notified.
     pub(super) fn warn_of_silence(&self, error: &StoreError) {
-        self.warned.no_pushes.call_once(|| {
+        self.no_pushes.call_once(|| {
             tracing::warn!(%error, "the server sends no messages about grants: waiters only poll once a second");
         });
     }
@@ -209,11 +203,10 @@ impl Dial {
 
     /// Starts to connect in a separate task, as a caller may stop waiting for the connection.
     pub(super) fn dial(&self) -> Link {
-        let pushes = self.listens.then(|| self.pushes.clone());
         let life = Arc::new(Life {
             stood: AtomicBool::new(false),
             over: AtomicBool::new(false),
-            pushes,
+            pushes: self.listens.then(|| self.pushes.clone()),
             watch: OnceLock::new(),
         });
         // Only the result is shared. The attempt runs on the runtime that started it, and may end
@@ -353,7 +346,7 @@ impl Dial {
         match &info {
             Ok(info) => info.check(self.kind)?,
             Err(error) if error.kind() == StoreErrorKind::Forbidden && self.membership.is_none() => {
-                self.warned.no_info.call_once(|| {
+                self.no_info.call_once(|| {
                     tracing::warn!(
                         "the server forbids INFO: its version, role and eviction policy were not checked"
                     );

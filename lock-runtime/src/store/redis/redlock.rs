@@ -1,18 +1,18 @@
 //! Connects to several independent servers: from their URLs to the store over all of them.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    CONNECT, RedisStore, check_namespace, connection::Connection, servers::Servers,
-    settings::RedisOptions, url::REDLOCK,
+    CONNECT, RedisStore, cannot_keep_locks, check_namespace, connection::Connection,
+    servers::Servers, settings::RedisOptions, url::REDLOCK,
 };
 use crate::{
     error::{LockError, LockErrorKind},
     runtime,
-    store::{QuorumMember, QuorumStore, StoreError, check_count, majority},
+    store::{QuorumMember, QuorumStore, StoreError, StoreErrorKind, check_count, majority},
 };
 
 /// The time that the other servers have to report an error once a majority is connected.
@@ -66,11 +66,14 @@ pub(crate) async fn connect(
         servers.push((name, connection));
     }
     stand(&servers).await?;
-    for (index, (name, server)) in servers.iter().enumerate() {
-        let run_id = server.run_id();
-        let same =
-            |(_, other): &&(String, Connection)| run_id.is_some() && other.run_id() == run_id;
-        if let Some((other, _)) = servers[..index].iter().find(same) {
+    let mut runs = HashMap::new();
+    for (name, server) in &servers {
+        if let Some(run_id) = server
+            .dial
+            .tenure()
+            .and_then(|tenure| tenure.run_id.clone())
+            && let Some(other) = runs.insert(run_id, name)
+        {
             return Err(same_server(other, name));
         }
     }
@@ -100,43 +103,27 @@ async fn stand(servers: &[(String, Connection)]) -> Result<(), LockError> {
         .map(async |(index, (_, server))| (index, server.ready().await))
         .collect();
     let mut said: Vec<Option<Result<(), StoreError>>> = vec![None; servers.len()];
-    let majority = majority(servers.len());
+    let (mut standing, majority) = (0, majority(servers.len()));
     let mut until = Instant::now() + CONNECT;
     while let Some((index, answer)) = tokio::select! {
         answer = answers.next() => answer,
         () = sleep_until(until) => None,
     } {
+        standing += usize::from(answer.is_ok());
         said[index] = Some(answer);
-        if said
-            .iter()
-            .filter(|said| matches!(said, Some(Ok(()))))
-            .count()
-            == majority
-        {
+        if standing >= majority {
             until = until.min(Instant::now() + STRAGGLERS);
         }
     }
-    let refuse = |error: &StoreError, message: String| {
-        Err(LockError::new(error.kind().into(), message).with_source(Some(error.clone())))
-    };
-    // A permanent error is better reported at the start.
     for ((name, _), said) in servers.iter().zip(&said) {
-        match said {
-            Some(Err(error)) if error.kind() != crate::store::StoreErrorKind::Unavailable => {
-                return refuse(error, format!("cannot keep locks at {name}"));
-            }
-            Some(Err(error)) => {
-                tracing::warn!(server = %name, %error, "the server does not answer")
-            }
-            _ => {}
+        let Some(Err(error)) = said else { continue };
+        // A permanent error is better reported at the start.
+        if error.kind() != StoreErrorKind::Unavailable {
+            return Err(cannot_keep_locks(name, error.clone()));
         }
+        tracing::warn!(server = %name, %error, "the server does not answer");
     }
-    if said
-        .iter()
-        .filter(|said| matches!(said, Some(Ok(()))))
-        .count()
-        >= majority
-    {
+    if standing >= majority {
         return Ok(());
     }
     let each = servers

@@ -89,8 +89,7 @@ impl Replicas {
                 .arg(lock)
                 .arg(fence)
                 .hold(hold)
-                .into_parts()
-                .1
+                .command
         };
         let grants = grants.into_iter().map(about).collect();
         self.ask(grants).await.unwrap_or_else(|_| {

@@ -8,6 +8,7 @@ use redis::Value;
 use super::{
     cluster::{Cluster, Failure, Node, Slot, slot_of},
     connection::{Connection, Errand, Repeat},
+    link::Dial,
     pushes::Pushes,
     reply::Reply,
     scripts::Call,
@@ -49,17 +50,22 @@ impl Answer {
 }
 
 impl Servers {
-    pub(super) fn pushes(&self) -> &Pushes {
+    /// The parameters that all connections share.
+    fn dial(&self) -> &Dial {
         match self {
-            Self::One(connection) => connection.pushes(),
-            Self::Cluster(cluster) => cluster.pushes(),
+            Self::One(connection) => &connection.dial,
+            Self::Cluster(cluster) => &cluster.dial,
         }
+    }
+
+    pub(super) fn pushes(&self) -> &Pushes {
+        &self.dial().pushes
     }
 
     /// The addresses, without passwords.
     pub(super) fn address(&self) -> String {
         match self {
-            Self::One(connection) => connection.address(),
+            Self::One(connection) => connection.dial.target.to_string(),
             Self::Cluster(cluster) => cluster.address(),
         }
     }
@@ -75,17 +81,14 @@ impl Servers {
     /// The channel on which a request in that slot is notified of its grant if it has to wait.
     pub(super) fn channel(&self, place: Slot) -> Cow<'_, str> {
         match self {
-            Self::One(connection) => connection.pushes().own().into(),
+            Self::One(_) => self.pushes().own().into(),
             Self::Cluster(cluster) => cluster.channel(place).into(),
         }
     }
 
     /// The latest marker of the data, on a server of a quorum.
     pub(super) fn marker(&self) -> Option<String> {
-        match self {
-            Self::One(connection) => connection.marker(),
-            Self::Cluster(_) => None,
-        }
+        Some(self.dial().tenure()?.marker.clone())
     }
 
     /// Ends the connection to a single server that has changed. The next call repeats

@@ -12,10 +12,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -61,8 +58,6 @@ struct Ear {
     address: Address,
     client: Client,
     connection: OnceCell<MultiplexedConnection>,
-    /// The connection was established, so its end is reported.
-    stood: AtomicBool,
 }
 
 impl Subscriptions {
@@ -184,7 +179,7 @@ impl Subscriptions {
         let wanted = self.forget(ear);
         // A connection that was never established has missed nothing. To poll at once would only
         // repeat the attempt again and again.
-        if ear.stood.load(Ordering::Acquire) {
+        if ear.connection.initialized() {
             self.call(wanted);
         }
     }
@@ -267,7 +262,6 @@ impl Ear {
             address,
             client,
             connection: OnceCell::new(),
-            stood: AtomicBool::new(false),
         })
     }
 
@@ -276,23 +270,31 @@ impl Ear {
         all: &Arc<Subscriptions>,
     ) -> Result<MultiplexedConnection, RedisError> {
         let connect = async || {
-            let reader = Reader {
-                all: Arc::downgrade(all),
-                ear: Arc::downgrade(self),
-            };
+            let (weak_all, weak_ear) = (Arc::downgrade(all), Arc::downgrade(self));
+            let both = move || Some((weak_all.upgrade()?, weak_ear.upgrade()?));
+            // Belongs to the task that reads from the connection, and is dropped with it, also when
+            // the runtime of that task ends.
+            let end = OnDrop::new({
+                let both = both.clone();
+                move || {
+                    if let Some((all, ear)) = both() {
+                        all.lost(&ear);
+                    }
+                }
+            });
             let config = AsyncConnectionConfig::new()
                 .set_connection_timeout(Some(PATIENCE))
                 .set_response_timeout(None)
                 .set_push_sender(move |push: PushInfo| {
-                    reader.take(&push);
+                    let _owned = &end;
+                    if let Some((all, ear)) = both() {
+                        all.take(&ear, &push);
+                    }
                     Ok::<_, redis::aio::SendError>(())
                 });
-            let connection = self
-                .client
+            self.client
                 .get_multiplexed_async_connection_with_config(&config)
-                .await?;
-            self.stood.store(true, Ordering::Release);
-            Ok(connection)
+                .await
         };
         self.connection.get_or_try_init(connect).await.cloned()
     }
@@ -306,28 +308,5 @@ impl Ear {
         command.arg(channel);
         // A push message reports the end of the subscription.
         let _ = timeout(PATIENCE, connection.req_packed_command(&command)).await;
-    }
-}
-
-/// Belongs to the task that reads from the connection, and is dropped with it, also when the
-/// runtime of that task ends.
-struct Reader {
-    all: Weak<Subscriptions>,
-    ear: Weak<Ear>,
-}
-
-impl Reader {
-    fn take(&self, push: &PushInfo) {
-        if let (Some(all), Some(ear)) = (self.all.upgrade(), self.ear.upgrade()) {
-            all.take(&ear, push);
-        }
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        if let (Some(all), Some(ear)) = (self.all.upgrade(), self.ear.upgrade()) {
-            all.lost(&ear);
-        }
     }
 }
