@@ -255,7 +255,7 @@ impl RedisStore {
         settings: &RedisOptions,
     ) -> Result<Self, LockError> {
         let place = target.to_string();
-        let acl = AclLine::new(namespace, target.settings().db())
+        let acl = AclLine::new(namespace, target.info().redis_settings().db())
             .waiting(settings.min_replicas.is_some());
         let servers = async {
             let pushes = Pushes::new(namespace).inviting(settings.min_replicas.is_some());

@@ -194,7 +194,7 @@ impl Store for RedisStore {
                 RevokeScope::AlsoEndless => "endless",
             };
             let call = self.on_all(&scripts::REVOKE, key, kind).kind(kind);
-            let call = call.arg(scope).arg(self.servers.pushes().revoked());
+            let call = call.arg(scope).arg(&self.servers.pushes().revoked);
             match self.run(call).await?.word() {
                 "revoked" => Ok(RevokeReply::Revoked),
                 "not_held" => Ok(RevokeReply::NotHeld),
@@ -219,7 +219,7 @@ impl Store for RedisStore {
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {
-        self.servers.pushes().listeners().add(listener);
+        self.servers.pushes().listeners.add(listener);
     }
 
     fn settled(&self) -> BoxFuture<'_, ()> {

@@ -161,7 +161,7 @@ impl Cluster {
                     cluster.adopt(slots);
                     cluster.check_format().await?;
                     let this: Weak<Self> = Arc::downgrade(&cluster);
-                    cluster.dial.pushes.listeners().add(this);
+                    cluster.dial.pushes.listeners.add(this);
                     // Compute the numbers now, and not for the first waiter.
                     number_in(0);
                     return Ok(cluster);

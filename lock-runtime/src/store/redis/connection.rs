@@ -443,5 +443,5 @@ async fn without_resp3(client: &Client) -> Option<Info> {
         .query_async(&mut connection)
         .await
         .ok()
-        .map(Info::new)
+        .map(Info)
 }

@@ -135,14 +135,9 @@ pub(super) enum Kind {
 }
 
 /// The reply to `INFO`.
-pub(super) struct Info(String);
+pub(super) struct Info(pub(super) String);
 
 impl Info {
-    /// Wraps the text of the reply.
-    pub(super) fn new(text: String) -> Self {
-        Self(text)
-    }
-
     /// The version of the server if it is too old.
     pub(super) fn old_version(&self) -> Option<&str> {
         // Every Valkey has the required features, whichever version of Redis it reports for
@@ -270,7 +265,7 @@ mod tests {
             ),
             (Kind::Node, "role:master\r\n".into(), Some(no_node)),
         ] {
-            let found = Info::new(info.clone()).check(role).err();
+            let found = Info(info.clone()).check(role).err();
             let kind = found.as_ref().map(StoreError::kind);
             assert_eq!(kind, refusal.map(|(kind, _)| kind), "{info}");
             if let (Some(error), Some((_, words))) = (found, refusal) {

@@ -36,7 +36,7 @@ use super::{
     reply::unexpected,
     scripts::{self, Call},
     sentinel::Named,
-    target::Target,
+    target::{Target, is_tls},
 };
 use crate::{
     store::{StoreError, StoreErrorKind, StoreEvent, Token},
@@ -122,7 +122,7 @@ impl Life {
         if self.stood.load(Ordering::Acquire)
             && let Some(pushes) = &self.pushes
         {
-            pushes.listeners().notify(&StoreEvent::Disconnected);
+            pushes.listeners.notify(&StoreEvent::Disconnected);
         }
     }
 }
@@ -261,7 +261,7 @@ impl Dial {
                 }
                 // No connection has succeeded so far: the address may be wrong.
                 Unconnected::Broken(cause) => {
-                    error::unconnected(&cause, self.target.is_tls(), &self.acl)
+                    error::unconnected(&cause, is_tls(self.target.info().addr()), &self.acl)
                 }
             }
         })
@@ -303,7 +303,7 @@ impl Dial {
             .membership
             .as_ref()
             .map(|membership| &membership.question);
-        let greeting = Greeting::exchange(&mut connection, self.pushes.namespace(), marker);
+        let greeting = Greeting::exchange(&mut connection, &self.pushes.namespace, marker);
         let greeting = timeout(ATTEMPT, greeting).await;
         let tenure = self.accept(&greeting.unwrap_or_else(|_| Err(silence()))?)?;
         stood.store(true, Ordering::Release);
@@ -354,7 +354,7 @@ impl Dial {
             }
             Err(error) => return Err(error.clone().into()),
         }
-        greeting.check_format(self.pushes.namespace(), &self.acl)?;
+        greeting.check_format(&self.pushes.namespace, &self.acl)?;
         let micros = greeting.micros(&self.acl)?;
         // Set the tenure before the clock: an acquire waits for the clock, and then
         // needs the tenure.

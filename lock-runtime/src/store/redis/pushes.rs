@@ -22,14 +22,16 @@ use crate::{
 /// Parses push messages, and notifies the listeners.
 #[derive(Debug)]
 pub(super) struct Pushes {
-    namespace: String,
-    own: String,
-    revoked: String,
+    pub(super) namespace: String,
+    /// The channel for the grants and reservations of this store's requests.
+    pub(super) own: String,
+    /// The channel for revoked holders.
+    pub(super) revoked: String,
     /// A grant counts only once it is polled.
     invites: bool,
     /// Requests are notified by slot, and the channel of the store's own name is not used.
     sharded: bool,
-    listeners: Listeners,
+    pub(super) listeners: Listeners,
 }
 
 impl Pushes {
@@ -60,10 +62,6 @@ impl Pushes {
         }
     }
 
-    pub(super) fn namespace(&self) -> &str {
-        &self.namespace
-    }
-
     /// The channels to which every connection subscribes.
     pub(super) fn channels(&self) -> Vec<&str> {
         if self.sharded {
@@ -77,20 +75,6 @@ impl Pushes {
     /// determines the slot.
     pub(super) fn of_slot(&self, tag: u32) -> String {
         format!("{}:{{{tag}}}", self.own)
-    }
-
-    pub(super) fn listeners(&self) -> &Listeners {
-        &self.listeners
-    }
-
-    /// The channel for the grants and reservations of this store's requests.
-    pub(super) fn own(&self) -> &str {
-        &self.own
-    }
-
-    /// The channel for revoked holders.
-    pub(super) fn revoked(&self) -> &str {
-        &self.revoked
     }
 
     /// Handles a message. It runs in the task that reads the connection, so it only

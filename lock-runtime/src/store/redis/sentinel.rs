@@ -19,8 +19,8 @@ use std::{
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, RedisConnectionInfo, RedisError,
-    ServerError, Value, aio::ConnectionLike as _,
+    AsyncConnectionConfig, Client, ConnectionInfo, RedisError, ServerError, Value,
+    aio::ConnectionLike as _,
 };
 use tokio::time::{Instant, timeout};
 
@@ -47,11 +47,11 @@ const HEARD: Duration = Duration::from_secs(10);
 
 /// The Sentinels that monitor one primary, and the connection settings of that primary.
 pub(super) struct Sentinels {
-    name: String,
+    pub(super) name: String,
     /// Credentials, database and TLS settings of the primary, whichever server it is. The address
     /// is a placeholder.
-    primary: ConnectionInfo,
-    sentinels: Vec<Client>,
+    pub(super) primary: ConnectionInfo,
+    pub(super) sentinels: Vec<Client>,
     /// The latest primary that one of them has announced. A std mutex: it is held for a copy only.
     heard: Mutex<Option<(Named, Instant)>>,
     /// Limits the warning about missing notifications to one.
@@ -79,16 +79,6 @@ impl Sentinels {
             heard: Mutex::default(),
             warned: Once::new(),
         })
-    }
-
-    /// The settings of the primary's connection.
-    pub(super) fn primary_settings(&self) -> &RedisConnectionInfo {
-        self.primary.redis_settings()
-    }
-
-    /// The address of the primary, whose host and port are placeholders.
-    pub(super) fn primary_address(&self) -> &ConnectionAddr {
-        self.primary.addr()
     }
 
     /// The current address of the primary, and a client for it.
@@ -142,31 +132,12 @@ impl Sentinels {
     }
 }
 
-#[cfg(test)]
-impl Sentinels {
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub(super) fn addresses(&self) -> impl Iterator<Item = &ConnectionAddr> {
-        self.sentinels
-            .iter()
-            .map(|sentinel| sentinel.get_connection_info().addr())
-    }
-
-    pub(super) fn sentinel_settings(&self) -> &RedisConnectionInfo {
-        self.sentinels[0].get_connection_info().redis_settings()
-    }
-}
-
 impl fmt::Display for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the primary {:?} of the Sentinels ", self.name)?;
-        for (i, sentinel) in self.sentinels.iter().enumerate() {
-            let comma = if i == 0 { "" } else { "," };
-            write!(f, "{comma}{}", sentinel.get_connection_info().addr())?;
-        }
-        Ok(())
+        let address = |sentinel: &Client| sentinel.get_connection_info().addr().to_string();
+        let addresses: Vec<_> = self.sentinels.iter().map(address).collect();
+        f.write_str(&addresses.join(","))
     }
 }
 
@@ -214,13 +185,10 @@ fn answer(answers: Vec<Value>) -> Answer {
         return refused(refusal);
     }
     let known: Option<(String, u16)> = redis::from_redis_value(address).ok();
-    let epoch = redis::from_redis_value::<HashMap<String, String>>(primary)
-        .ok()
-        .and_then(|fields| {
-            fields
-                .get("config-epoch")
-                .and_then(|epoch| epoch.parse().ok())
-        });
+    let fields: HashMap<String, String> = redis::from_redis_value(primary).unwrap_or_default();
+    let epoch = fields
+        .get("config-epoch")
+        .and_then(|epoch| epoch.parse().ok());
     match (known, epoch) {
         (Some((host, port)), Some(epoch)) => Answer::Named(Named { host, port, epoch }),
         _ => Answer::Failed(no_sentinel()),
@@ -278,26 +246,20 @@ mod tests {
 
     #[test]
     fn the_address_is_that_of_the_second_answer() {
-        let text = |text: &str| Value::BulkString(text.into());
-        let fields = |ip: &str| {
-            Value::Array(
-                ["ip", ip, "port", "1", "config-epoch", "5"]
-                    .map(text)
-                    .into(),
-            )
+        let texts = |texts: &[&str]| {
+            let texts = texts.iter().map(|text| Value::BulkString((*text).into()));
+            Value::Array(texts.collect())
         };
-        let address = Value::Array(["::1", "6380"].map(text).into());
-        let Answer::Named(named) = answer(vec![fields("old"), address]) else {
+        let fields = |ip: &str| texts(&["ip", ip, "port", "1", "config-epoch", "5"]);
+        let Answer::Named(named) = answer(vec![fields("old"), texts(&["::1", "6380"])]) else {
             panic!("it is named")
         };
-        assert_eq!(
-            named,
-            Named {
-                host: "::1".into(),
-                port: 6380,
-                epoch: 5
-            }
-        );
+        let expected = Named {
+            host: "::1".into(),
+            port: 6380,
+            epoch: 5,
+        };
+        assert_eq!(named, expected);
         for other in [
             vec![],
             vec![Value::Okay, Value::Nil],

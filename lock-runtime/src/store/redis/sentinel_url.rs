@@ -263,6 +263,8 @@ fn duration(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use redis::Client;
+
     use super::*;
 
     fn open(url: &str) -> Result<(Sentinels, RedisOptions), LockError> {
@@ -274,11 +276,13 @@ mod tests {
     }
 
     fn addresses(sentinels: &Sentinels) -> Vec<String> {
-        sentinels.addresses().map(ToString::to_string).collect()
+        let address = |sentinel: &Client| sentinel.get_connection_info().addr().to_string();
+        sentinels.sentinels.iter().map(address).collect()
     }
 
     /// The user, the password and the database.
-    fn login(settings: &RedisConnectionInfo) -> (Option<&str>, Option<&str>, i64) {
+    fn login(info: &ConnectionInfo) -> (Option<&str>, Option<&str>, i64) {
+        let settings = info.redis_settings();
         (settings.username(), settings.password(), settings.db())
     }
 
@@ -346,13 +350,13 @@ mod tests {
         let url = "redis+sentinel://ann:p%40ss@10.0.0.1,[::1]:7,sentinel_3:8,10.0.0.1:26379/my%20master/3\
                    ?sentinel_user=bob&sentinel_password=a+b%26c&min_replicas=2&replica_timeout=50ms";
         let (sentinels, settings) = opened(url);
-        assert_eq!(sentinels.name(), "my master");
+        assert_eq!(sentinels.name, "my master");
         assert_eq!(
             addresses(&sentinels),
             ["10.0.0.1:26379", "::1:7", "sentinel_3:8"]
         );
-        let (primary, watching) = (sentinels.primary_settings(), sentinels.sentinel_settings());
-        assert_eq!(login(primary), (Some("ann"), Some("p@ss"), 3));
+        let watching = sentinels.sentinels[0].get_connection_info();
+        assert_eq!(login(&sentinels.primary), (Some("ann"), Some("p@ss"), 3));
         assert_eq!(login(watching), (Some("bob"), Some("a+b&c"), 0));
         let two = MinReplicas {
             count: NonZeroU32::new(2).unwrap(),
@@ -371,11 +375,7 @@ mod tests {
         ] {
             let (sentinels, settings) = opened(url);
             assert_eq!(addresses(&sentinels), ["a:26379"], "{url}");
-            assert_eq!(
-                login(sentinels.primary_settings()),
-                (None, None, 0),
-                "{url}"
-            );
+            assert_eq!(login(&sentinels.primary), (None, None, 0), "{url}");
             assert_eq!(settings.min_replicas, None);
         }
         let (_, settings) = opened("redis+sentinel://a/m?min_replicas=1");
@@ -394,10 +394,10 @@ mod tests {
         ];
         let primary = "REDIS://app:secret@MyMaster/2";
         let sentinels = open_each(primary, urls, &RedisOptions::default()).unwrap();
-        assert_eq!(sentinels.name(), "MyMaster");
+        assert_eq!(sentinels.name, "MyMaster");
         assert_eq!(addresses(&sentinels), ["10.0.0.1:7", "10.0.0.2:26379"]);
-        let (primary, watching) = (sentinels.primary_settings(), sentinels.sentinel_settings());
-        assert_eq!(login(primary), (Some("app"), Some("secret"), 2));
+        let watching = sentinels.sentinels[0].get_connection_info();
+        assert_eq!(login(&sentinels.primary), (Some("app"), Some("secret"), 2));
         assert_eq!(login(watching), (None, Some("pw"), 0));
     }
 

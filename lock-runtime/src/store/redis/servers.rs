@@ -81,7 +81,7 @@ impl Servers {
     /// The channel on which a request in that slot is notified of its grant if it has to wait.
     pub(super) fn channel(&self, place: Slot) -> Cow<'_, str> {
         match self {
-            Self::One(_) => self.pushes().own().into(),
+            Self::One(_) => self.pushes().own.as_str().into(),
             Self::Cluster(cluster) => cluster.channel(place).into(),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use redis::{Client, ConnectionAddr, ConnectionInfo, RedisConnectionInfo};
+use redis::{Client, ConnectionAddr, ConnectionInfo};
 use tokio::task::AbortHandle;
 
 use super::{
@@ -49,19 +49,12 @@ impl Target {
         matches!(self, Self::Primary(_))
     }
 
-    pub(super) fn settings(&self) -> &RedisConnectionInfo {
+    /// The connection settings, without the address of a primary.
+    pub(super) fn info(&self) -> &ConnectionInfo {
         match self {
-            Self::Server(client) => client.get_connection_info().redis_settings(),
-            Self::Primary(sentinels) => sentinels.primary_settings(),
+            Self::Server(client) => client.get_connection_info(),
+            Self::Primary(sentinels) => &sentinels.primary,
         }
-    }
-
-    pub(super) fn is_tls(&self) -> bool {
-        let address = match self {
-            Self::Server(client) => client.get_connection_info().addr(),
-            Self::Primary(sentinels) => sentinels.primary_address(),
-        };
-        is_tls(address)
     }
 }
 

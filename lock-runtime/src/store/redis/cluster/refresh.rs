@@ -132,7 +132,7 @@ impl Cluster {
         if let Some(slots) = first_of(&nodes).await {
             return Some(slots);
         }
-        let mut others: Vec<_> = self.read().slots.members().to_vec();
+        let mut others: Vec<_> = self.read().slots.members.clone();
         others.retain(|member| nodes.iter().all(|node| node.address != *member));
         others.shuffle(&mut rand::rng());
         others.extend(self.seed_addresses().cloned());
@@ -160,10 +160,7 @@ impl Cluster {
         if is_failover && self.is_another_failover() {
             // A node does not serve any slot any more. The node in its place may lack its
             // latest writes.
-            self.dial
-                .pushes
-                .listeners()
-                .notify(&StoreEvent::Disconnected);
+            self.dial.pushes.listeners.notify(&StoreEvent::Disconnected);
         }
         is_news
     }

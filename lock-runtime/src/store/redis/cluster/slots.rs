@@ -150,7 +150,7 @@ pub(super) struct Slots {
     /// For each slot the index of its owner in `members`, or `NO_OWNER`.
     owners: Vec<u16>,
     /// All known nodes of the cluster, replicas included.
-    members: Vec<Address>,
+    pub(super) members: Vec<Address>,
 }
 
 const NO_OWNER: u16 = u16::MAX;
@@ -244,10 +244,6 @@ impl Slots {
     /// Whether every slot has the same owner in both maps.
     pub(super) fn agrees_with(&self, other: &Self) -> bool {
         (0..SLOTS).all(|slot| self.owner(slot) == other.owner(slot))
-    }
-
-    pub(super) fn members(&self) -> &[Address] {
-        &self.members
     }
 }
 
@@ -366,7 +362,7 @@ mod tests {
         for (slot, owner) in [(0, &a), (99, &a), (100, &other), (16383, &other)] {
             assert_eq!(slots.owner(slot), Some(owner));
         }
-        assert_eq!(slots.members().len(), 3, "with the replica");
+        assert_eq!(slots.members.len(), 3, "with the replica");
         assert_eq!(slots.owners(), [&a, &other].into());
         assert_ne!(slots.owner_number(0), slots.owner_number(100));
     }

@@ -200,7 +200,7 @@ impl Subscriptions {
     /// Prompts the waiters of these locks to poll.
     fn call(&self, wanted: Vec<Wanted>) {
         for (key, kind) in wanted {
-            self.dial.pushes.listeners().notify(&StoreEvent::FreeIn {
+            self.dial.pushes.listeners.notify(&StoreEvent::FreeIn {
                 key,
                 kind,
                 ttl: Duration::ZERO,
