@@ -79,8 +79,8 @@ mod url;
 use std::{fmt, sync::Arc, time::Duration};
 
 use self::{
-    acl::AclLine, cluster::Cluster, connection::Connection, pushes::Pushes, replicas::Replicas,
-    servers::Servers, target::Target,
+    acl::AclLine, cluster::Cluster, connection::Connection, link::Dial, pushes::Pushes,
+    replicas::Replicas, servers::Servers, target::Target,
 };
 use super::StoreError;
 use crate::{error::LockError, runtime};
@@ -259,7 +259,8 @@ impl RedisStore {
             .waiting(settings.min_replicas.is_some());
         let servers = async {
             let pushes = Pushes::new(namespace).inviting(settings.min_replicas.is_some());
-            let connection = Connection::open(target, pushes, acl).await?;
+            let connection = Connection::begin(Dial::new(target, pushes, acl));
+            connection.ready().await?;
             let replicas = match settings.min_replicas {
                 Some(min_replicas) => Some(Replicas::open(&connection, min_replicas).await?),
                 None => None,

@@ -100,7 +100,8 @@ impl Store for RedisStore {
                 }
             };
             self.servers.leaves(hold);
-            // Not repeated: `not_held` would not show whether the first call was executed (rule 14).
+            // Not repeated: `not_held` would not show whether the first call was executed
+            // (rule 14).
             let alone = || self.free_alone(hold, *keep_for);
             let mut answer = match self.servers.free(&call, alone, Repeat::Never).await? {
                 Freed::Wholly(answer) | Freed::LockAlone(answer) => answer,
@@ -110,8 +111,8 @@ impl Store for RedisStore {
             match reply.word() {
                 "released" => Ok(ReleaseReply::Released),
                 "handed_over" => {
-                    // The message to the next holder follows this reply, and may be for this process.
-                    // Yield, so that it is handled first.
+                    // The message to the next holder follows this reply, and may be for this
+                    // process. Yield, so that it is handled first.
                     tokio::task::yield_now().await;
                     Ok(ReleaseReply::Released)
                 }

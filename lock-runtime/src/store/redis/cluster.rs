@@ -132,7 +132,7 @@ impl Cluster {
         let Some((_, first)) = seeds.first() else {
             return Err(no_node());
         };
-        let pushes = Arc::new(Pushes::sharded(namespace));
+        let pushes = Pushes::sharded(namespace);
         let target = Target::Server(Arc::new(client(first.clone())?));
         let dial = Dial::new(target, pushes, AclLine::of_cluster(namespace));
         let cluster = Arc::new_cyclic(|this: &Weak<Self>| Self {
@@ -426,7 +426,8 @@ impl Cluster {
         Ok(answer)
     }
 
-    /// Marks a call in flight. If it fails, or its caller stops waiting for it, the map may be wrong.
+    /// Marks a call in flight. If it fails, or its caller stops waiting for it, the map may be
+    /// wrong.
     fn unanswered(&self) -> OnDrop<impl FnOnce()> {
         OnDrop::new(|| self.refresh_soon())
     }

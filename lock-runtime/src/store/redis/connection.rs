@@ -45,16 +45,6 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) async fn open(
-        target: Target,
-        pushes: Pushes,
-        acl: AclLine,
-    ) -> Result<Self, StoreError> {
-        let connection = Self::begin(Dial::new(target, Arc::new(pushes), acl));
-        connection.ready().await?;
-        Ok(connection)
-    }
-
     /// Starts to connect, within a runtime. The first call waits for the connection.
     pub(super) fn begin(dial: Dial) -> Self {
         let link = RwLock::new(Arc::new(dial.dial()));
@@ -75,22 +65,12 @@ impl Connection {
         Err(error)
     }
 
-    /// Starts another connection to the same server, without push messages.
-    pub(super) fn beside(&self) -> Self {
-        Self::begin(self.dial.deaf())
-    }
-
     /// Starts to connect to a server that votes with others.
     pub(super) fn member(client: Client, namespace: &str, longest_lease: Duration) -> Self {
-        let acl = AclLine::new(
-            namespace,
-            client.get_connection_info().redis_settings().db(),
-        );
+        let db = client.get_connection_info().redis_settings().db();
         let target = Target::Server(Arc::new(client));
-        Self::begin(
-            Dial::new(target, Arc::new(Pushes::new(namespace)), acl)
-                .member(namespace, longest_lease),
-        )
+        let dial = Dial::new(target, Pushes::new(namespace), AclLine::new(namespace, db));
+        Self::begin(dial.member(longest_lease))
     }
 
     /// Ends the connection because the server has changed. The next call repeats the handshake.
@@ -100,10 +80,7 @@ impl Connection {
 
     /// Returns whether the connection was established and is not known to be over.
     pub(super) fn stands(&self) -> bool {
-        self.link
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .stands()
+        self.latest_link().stands()
     }
 
     /// The server's clock. Waits for the first connection if there was none.
@@ -338,13 +315,14 @@ impl Connection {
         })
     }
 
+    fn latest_link(&self) -> Arc<Link> {
+        let link = self.link.read();
+        link.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// The current connection, or a new one that is being established.
     fn link(&self) -> Arc<Link> {
-        let link = self
-            .link
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let link = self.latest_link();
         if !link.is_over() {
             return link;
         }
@@ -369,8 +347,9 @@ impl Connection {
 #[derive(Clone, Copy)]
 pub(super) enum Errand<'a> {
     Call(&'a Call, Repeat),
-    /// A script that takes a deadline in the server's time, and returns that time as the second word
-    /// of its reply. It is written for the clock of the server that executes it, and never repeated.
+    /// A script that takes a deadline in the server's time, and returns that time as the second
+    /// word of its reply. It is written for the clock of the server that executes it, and never
+    /// repeated.
     By {
         deadline: Instant,
         write: Writer<'a>,

@@ -35,7 +35,6 @@ use super::{
     quarantine::Tenure,
     reply::unexpected,
     scripts::{self, Call},
-    sentinel::Named,
     target::{Target, is_tls},
 };
 use crate::{
@@ -134,10 +133,10 @@ impl Drop for Life {
 }
 
 impl Dial {
-    pub(super) fn new(target: Target, pushes: Arc<Pushes>, acl: AclLine) -> Self {
+    pub(super) fn new(target: Target, pushes: Pushes, acl: AclLine) -> Self {
         Self {
             target,
-            pushes,
+            pushes: Arc::new(pushes),
             acl,
             membership: None,
             kind: Kind::Primary,
@@ -158,9 +157,9 @@ impl Dial {
 
     /// The same parameters for a server that votes with others. It does not vote for
     /// `longest_lease` if it may have forgotten a lock.
-    pub(super) fn member(self, namespace: &str, longest_lease: Duration) -> Self {
+    pub(super) fn member(self, longest_lease: Duration) -> Self {
         let question = Call::new(&scripts::MARKER, 1)
-            .arg(marker_name(namespace))
+            .arg(marker_name(&self.pushes.namespace))
             .token(Token::random())
             .into_text();
         Self {
@@ -308,20 +307,16 @@ impl Dial {
         let tenure = self.accept(&greeting.unwrap_or_else(|_| Err(silence()))?)?;
         stood.store(true, Ordering::Release);
         life.stood.store(true, Ordering::Release);
-        // Connections without subscriptions watch as well: a hanging primary that was replaced
-        // would otherwise delay their calls until they time out.
-        self.watch(named, life);
-        Ok(Connected { connection, tenure })
-    }
-
-    /// Ends the connection once its server is no longer the primary.
-    fn watch(&self, named: Option<Named>, life: &Arc<Life>) {
-        let listener = Arc::downgrade(life);
-        let switched = move || listener.upgrade().into_iter().for_each(|life| life.end());
-        if let Some(watch) = self.target.watch(named, switched) {
+        // The connection ends once its server is no longer the primary. Connections without
+        // subscriptions watch as well: a hanging primary that was replaced would otherwise delay
+        // their calls until they time out.
+        if let Some((sentinels, named)) = named {
+            let life_of = Arc::downgrade(life);
+            let switched = move || life_of.upgrade().into_iter().for_each(|life| life.end());
             // Only one attempt establishes the connection, so this is not set yet.
-            let _ = life.watch.set(watch);
+            let _ = life.watch.set(sentinels.watch(named, switched));
         }
+        Ok(Connected { connection, tenure })
     }
 
     async fn subscribe(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {

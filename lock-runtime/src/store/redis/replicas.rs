@@ -61,7 +61,7 @@ impl Replicas {
         required: MinReplicas,
     ) -> Result<Arc<Self>, StoreError> {
         let replicas = Self {
-            connection: store.beside(),
+            connection: Connection::begin(store.dial.deaf()),
             required,
             queue: Mutex::default(),
         };

@@ -3,7 +3,6 @@
 use std::{fmt, sync::Arc};
 
 use redis::{Client, ConnectionAddr, ConnectionInfo};
-use tokio::task::AbortHandle;
 
 use super::{
     error::unavailable,
@@ -19,28 +18,17 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// Returns the server to connect to now, and its name from the Sentinels.
-    pub(super) async fn server(&self) -> Result<(Client, Option<Named>), StoreError> {
+    /// Returns the server to connect to now. If Sentinels name it, returns them as well, with the
+    /// name.
+    pub(super) async fn server(
+        &self,
+    ) -> Result<(Client, Option<(&Arc<Sentinels>, Named)>), StoreError> {
         match self {
             Self::Server(client) => Ok(((**client).clone(), None)),
             Self::Primary(sentinels) => {
                 let (named, client) = sentinels.primary().await?;
-                Ok((client, Some(named)))
+                Ok((client, Some((sentinels, named))))
             }
-        }
-    }
-
-    /// Spawns a task that calls `switched` once a Sentinel names another primary. Returns `None` if
-    /// `named` is `None` or the target is a fixed server. The caller aborts the task when the
-    /// connection ends.
-    pub(super) fn watch(
-        &self,
-        named: Option<Named>,
-        switched: impl FnOnce() + Send + 'static,
-    ) -> Option<AbortHandle> {
-        match self {
-            Self::Server(_) => None,
-            Self::Primary(sentinels) => named.map(|named| sentinels.watch(named, switched)),
         }
     }
 

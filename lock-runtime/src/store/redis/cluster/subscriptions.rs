@@ -95,7 +95,13 @@ impl Subscriptions {
         let ear = todo.subscribe.then(|| {
             desk.ears
                 .entry(node.clone())
-                .or_insert_with(|| Ear::new(node, client))
+                .or_insert_with(|| {
+                    Arc::new(Ear {
+                        address: node.clone(),
+                        client: client.clone(),
+                        connection: OnceCell::new(),
+                    })
+                })
                 .clone()
         });
         let sweep = !std::mem::replace(&mut desk.swept, true);
@@ -157,21 +163,17 @@ impl Subscriptions {
 
     /// Handles a message on the connection.
     fn take(&self, ear: &Arc<Ear>, push: &PushInfo) {
-        let slot = || match push.data.first() {
-            Some(Value::BulkString(channel)) => Some(slot_of(channel)),
-            _ => None,
-        };
-        let wanted = match push.kind {
-            PushKind::SSubscribe => {
-                slot().map(|slot| lock(&self.desk).audience.subscribed(slot, &ear.address))
-            }
-            PushKind::SUnsubscribe => {
-                slot().map(|slot| lock(&self.desk).audience.unsubscribed(slot, &ear.address))
-            }
+        let change = match push.kind {
+            PushKind::SSubscribe => Audience::subscribed,
+            PushKind::SUnsubscribe => Audience::unsubscribed,
             PushKind::Disconnection => return self.lost(ear),
             _ => return self.dial.pushes.take(push),
         };
-        self.call(wanted.unwrap_or_default());
+        if let Some(Value::BulkString(channel)) = push.data.first() {
+            let slot = slot_of(channel);
+            let wanted = change(&mut lock(&self.desk).audience, slot, &ear.address);
+            self.call(wanted);
+        }
     }
 
     /// Handles the end of the connection.
@@ -256,15 +258,6 @@ impl Subscriptions {
 }
 
 impl Ear {
-    fn new(address: &Address, client: &Client) -> Arc<Self> {
-        let (address, client) = (address.clone(), client.clone());
-        Arc::new(Self {
-            address,
-            client,
-            connection: OnceCell::new(),
-        })
-    }
-
     async fn connection(
         self: &Arc<Self>,
         all: &Arc<Subscriptions>,
