@@ -386,9 +386,6 @@ impl Cluster {
 
     /// The node at `address`. Starts to connect to it if there is no connection.
     fn node(&self, address: &Address) -> Result<Arc<Node>, StoreError> {
-        if let Some(node) = self.read().nodes.get(address) {
-            return Ok(node.clone());
-        }
         let mut map = self.write();
         if let Some(node) = map.nodes.get(address) {
             return Ok(node.clone());

@@ -225,11 +225,8 @@ impl Connection {
             .add_command(first.clone())
             .add_command(command.clone());
         let mut values = self.send_all(&pipeline, votes).await?;
-        values.pop().ok_or_else(|| Failed {
-            error: unexpected(),
-            sent: true,
-            broken: false,
-        })
+        let last = values.pop();
+        last.ok_or_else(|| Failed::sent(unexpected(), false))
     }
 
     async fn send(&self, command: &Cmd, votes: bool) -> Result<Value, Failed> {
@@ -292,12 +289,7 @@ impl Connection {
         // The new primary may lack the latest writes of the old one.
         if self.dial.target.moves() && link.is_over() && result.is_ok() {
             let message = "another server has become the primary meanwhile";
-            let error = error::unavailable(message);
-            return Err(Failed {
-                error,
-                sent: true,
-                broken: true,
-            });
+            return Err(Failed::sent(error::unavailable(message), true));
         }
         // The server was the primary when the connection was established. The next call connects
         // to the current one.
@@ -307,11 +299,7 @@ impl Connection {
         result.map_err(|cause| {
             link.end();
             let error = error::disconnected(&cause, &self.dial.acl);
-            Failed {
-                error,
-                sent: true,
-                broken: cause.is_connection_dropped(),
-            }
+            Failed::sent(error, cause.is_connection_dropped())
         })
     }
 
@@ -386,6 +374,14 @@ impl Failed {
             error: error.with_unsent(true),
             sent: false,
             broken: false,
+        }
+    }
+
+    fn sent(error: StoreError, broken: bool) -> Self {
+        Self {
+            error,
+            sent: true,
+            broken,
         }
     }
 

@@ -124,13 +124,9 @@ impl Servers {
     /// Groups the indices of the requests so that one script can access the keys of each group. The
     /// first request is in the first group.
     pub(super) fn by_slot(&self, requests: &[KeyRequest]) -> Vec<Vec<usize>> {
-        let cluster = match self {
-            Self::One(_) => return vec![(0..requests.len()).collect()],
-            Self::Cluster(cluster) => cluster,
-        };
         let mut slots: Vec<(Slot, Vec<usize>)> = Vec::new();
         for (index, request) in requests.iter().enumerate() {
-            let slot = cluster.slot(&request.hold);
+            let slot = self.place(&request.hold);
             match slots.iter_mut().find(|(known, _)| *known == slot) {
                 Some((_, indices)) => indices.push(index),
                 None => slots.push((slot, vec![index])),

@@ -137,28 +137,26 @@ impl Subscriptions {
                 .req_packed_command(&command)
                 .await
         };
-        match timeout(PATIENCE, answer).await {
-            Ok(Ok(Value::ServerError(refusal))) => {
-                let refusal = error::refused(&refusal, &self.dial.acl);
-                // A server before 7.0 does not know the command.
-                let forbidden = matches!(
-                    refusal.kind(),
-                    StoreErrorKind::Forbidden | StoreErrorKind::WrongServer
-                );
-                if forbidden {
-                    self.dial.warn_of_silence(&refusal);
-                }
-                lock(&self.desk)
-                    .audience
-                    .failed(slot, &ear.address, forbidden);
-            }
-            // A push message has already reported the subscription if it is established. This may
-            // be the reply for another one.
-            Ok(Ok(_)) => lock(&self.desk).audience.failed(slot, &ear.address, false),
-            Ok(Err(_)) | Err(_) => {
-                self.forget(ear);
+        let Ok(Ok(value)) = timeout(PATIENCE, answer).await else {
+            self.forget(ear);
+            return;
+        };
+        // A push message has already reported the subscription if it is established. This may be
+        // the reply for another one.
+        let mut forbidden = false;
+        if let Value::ServerError(refusal) = value {
+            let refusal = error::refused(&refusal, &self.dial.acl);
+            // A server before 7.0 does not know the command.
+            forbidden = matches!(
+                refusal.kind(),
+                StoreErrorKind::Forbidden | StoreErrorKind::WrongServer
+            );
+            if forbidden {
+                self.dial.warn_of_silence(&refusal);
             }
         }
+        let mut desk = lock(&self.desk);
+        desk.audience.failed(slot, &ear.address, forbidden);
     }
 
     /// Handles a message on the connection.
@@ -188,11 +186,8 @@ impl Subscriptions {
 
     fn forget(&self, ear: &Arc<Ear>) -> Vec<Wanted> {
         let mut desk = lock(&self.desk);
-        if desk
-            .ears
-            .get(&ear.address)
-            .is_none_or(|current| !Arc::ptr_eq(current, ear))
-        {
+        let current = desk.ears.get(&ear.address);
+        if current.is_none_or(|current| !Arc::ptr_eq(current, ear)) {
             return Vec::new();
         }
         desk.ears.remove(&ear.address);
