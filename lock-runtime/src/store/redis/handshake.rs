@@ -220,50 +220,42 @@ mod tests {
                  \r\n# Replication\r\nrole:{role}\r\n\r\n# Cluster\r\ncluster_enabled:0\r\n"
             )
         };
-        let (a_sentinel, no_node) = ((WrongServer, "is a Sentinel"), (WrongServer, "not a node"));
+        let of_cluster = |role: &str, enabled| format!("{role}\r\ncluster_enabled:{enabled}\r\n");
+        let [a_sentinel, no_node, too_old] =
+            ["is a Sentinel", "not a node", "5.0.14"].map(|words| (WrongServer, words));
+        let (primary, node) = (Kind::Primary, Kind::Node);
+        let (a_replica, fine) = ((ReadOnly, ""), None);
         for (role, info, refusal) in [
-            (Kind::Primary, with_version("7.0.15", "role:master"), None),
-            (Kind::Primary, "role:slave\r\n".into(), Some((ReadOnly, ""))),
+            (primary, with_version("7.0.15", "role:master"), fine),
+            (primary, "role:slave\r\n".into(), Some(a_replica)),
             (
-                Kind::Primary,
+                primary,
                 with_version("7.0.15", "redis_mode:sentinel"),
                 Some(a_sentinel),
             ),
             (
-                Kind::Primary,
+                primary,
                 with_version("5.0.14", "role:master"),
-                Some((WrongServer, "5.0.14")),
+                Some(too_old),
             ),
-            (Kind::Primary, valkey("7.2.4", "standalone", "master"), None),
+            (primary, valkey("7.2.4", "standalone", "master"), fine),
             // Valkey can be configured to report another version to old clients.
-            (Kind::Primary, valkey("5.0.0", "standalone", "master"), None),
+            (primary, valkey("5.0.0", "standalone", "master"), fine),
             (
-                Kind::Primary,
+                primary,
                 valkey("7.2.4", "standalone", "slave"),
-                Some((ReadOnly, "")),
+                Some(a_replica),
             ),
             (
-                Kind::Primary,
+                primary,
                 valkey("7.2.4", "sentinel", "master"),
                 Some(a_sentinel),
             ),
             // A node may be a replica, but must be part of a cluster.
-            (
-                Kind::Node,
-                "role:master\r\ncluster_enabled:1\r\n".into(),
-                None,
-            ),
-            (
-                Kind::Node,
-                "role:slave\r\ncluster_enabled:1\r\n".into(),
-                None,
-            ),
-            (
-                Kind::Node,
-                "role:master\r\ncluster_enabled:0\r\n".into(),
-                Some(no_node),
-            ),
-            (Kind::Node, "role:master\r\n".into(), Some(no_node)),
+            (node, of_cluster("role:master", 1), fine),
+            (node, of_cluster("role:slave", 1), fine),
+            (node, of_cluster("role:master", 0), Some(no_node)),
+            (node, "role:master\r\n".into(), Some(no_node)),
         ] {
             let found = Info(info.clone()).check(role).err();
             let kind = found.as_ref().map(StoreError::kind);

@@ -168,7 +168,9 @@ impl Replicas {
     /// Writes, then waits for the replicas. Returns the reply to each write, and the number of
     /// replicas that have them all.
     async fn wait(&self, about: Pipeline) -> Result<(Vec<Value>, u64), StoreError> {
-        let wait = wait_for(self.required);
+        let MinReplicas { count, timeout } = self.required;
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(count.get()).arg(timeout.as_millis().to_string());
         let mut all = about;
         all.add_command(wait.clone());
         let mut replies = self.connection.send_all_again(&all, true).await?;
@@ -212,11 +214,4 @@ impl Replicas {
         );
         Err(unavailable(message))
     }
-}
-
-fn wait_for(required: MinReplicas) -> Cmd {
-    let mut wait = redis::cmd("WAIT");
-    wait.arg(required.count.get())
-        .arg(required.timeout.as_millis().to_string());
-    wait
 }

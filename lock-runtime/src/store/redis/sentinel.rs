@@ -12,15 +12,14 @@ mod watch;
 
 use std::{
     collections::HashMap,
-    fmt, io,
+    fmt,
     sync::{Mutex, Once},
     time::Duration,
 };
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, RedisError, ServerError, Value,
-    aio::ConnectionLike as _,
+    AsyncConnectionConfig, Client, ConnectionInfo, ServerError, Value, aio::ConnectionLike as _,
 };
 use tokio::time::{Instant, timeout};
 
@@ -110,25 +109,23 @@ impl Sentinels {
     }
 
     fn unknown(&self, votes: &Votes) -> StoreError {
-        let said = self
+        let said = |(sentinel, answer): (&Client, &Option<Answer>)| {
+            let address = sentinel.get_connection_info().addr();
+            match answer {
+                Some(Answer::Failed(error)) => format!("{address}: {error}"),
+                Some(Answer::Unknown) => format!("{address}: no such primary"),
+                Some(Answer::Named(_)) | None => format!("{address}: no answer"),
+            }
+        };
+        let said: Vec<_> = self
             .sentinels
             .iter()
-            .zip(votes.answers())
-            .map(|(sentinel, answer)| {
-                let address = sentinel.get_connection_info().addr();
-                match answer {
-                    Some(Answer::Failed(error)) => format!("{address}: {error}"),
-                    Some(Answer::Unknown) => format!("{address}: no such primary"),
-                    Some(Answer::Named(_)) | None => format!("{address}: no answer"),
-                }
-            });
-        let said = said.collect::<Vec<_>>().join(" | ");
-        let kind = votes.failure();
-        let name = &self.name;
-        StoreError::new(
-            kind,
-            format!("no Sentinel knows where the primary {name:?} is: {said}"),
-        )
+            .zip(&votes.answers)
+            .map(said)
+            .collect();
+        let (name, said) = (&self.name, said.join(" | "));
+        let message = format!("no Sentinel knows where the primary {name:?} is: {said}");
+        StoreError::new(votes.failure(), message)
     }
 }
 
@@ -164,12 +161,13 @@ async fn ask(sentinel: &Client, name: &str) -> Answer {
             .req_packed_commands(&questions, 0, questions.len())
             .await
     };
-    match timeout(PATIENCE, questions)
-        .await
-        .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
-    {
-        Ok(answers) => answer(answers),
-        Err(cause) => Answer::Failed(unanswered(&cause, tls)),
+    match timeout(PATIENCE, questions).await {
+        Ok(Ok(answers)) => answer(answers),
+        Ok(Err(cause)) if !cause.is_timeout() => {
+            let error = error::unconnected(&cause, tls, &AclLine::new("", 0));
+            Answer::Failed(in_words_of_a_sentinel(error))
+        }
+        Ok(Err(_)) | Err(_) => Answer::Failed(StoreError::timed_out(PATIENCE)),
     }
 }
 
@@ -184,13 +182,10 @@ fn answer(answers: Vec<Value>) -> Answer {
     if let Value::ServerError(refusal) = &address {
         return refused(refusal);
     }
-    let known: Option<(String, u16)> = redis::from_redis_value(address).ok();
     let fields: HashMap<String, String> = redis::from_redis_value(primary).unwrap_or_default();
-    let epoch = fields
-        .get("config-epoch")
-        .and_then(|epoch| epoch.parse().ok());
-    match (known, epoch) {
-        (Some((host, port)), Some(epoch)) => Answer::Named(Named { host, port, epoch }),
+    let epoch = fields.get("config-epoch").map(|epoch| epoch.parse());
+    match (redis::from_redis_value(address), epoch) {
+        (Ok((host, port)), Some(Ok(epoch))) => Answer::Named(Named { host, port, epoch }),
         _ => Answer::Failed(no_sentinel()),
     }
 }
@@ -202,13 +197,6 @@ fn refused(refusal: &ServerError) -> Answer {
     }
     let error = error::refused(refusal, &AclLine::new("", 0));
     Answer::Failed(in_words_of_a_sentinel(error))
-}
-
-fn unanswered(cause: &RedisError, tls: bool) -> StoreError {
-    if cause.is_timeout() {
-        return StoreError::timed_out(PATIENCE);
-    }
-    in_words_of_a_sentinel(error::unconnected(cause, tls, &AclLine::new("", 0)))
 }
 
 /// Replaces the remedy of an error with that for a Sentinel.

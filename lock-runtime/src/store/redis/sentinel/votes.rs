@@ -6,7 +6,8 @@ use crate::store::{StoreError, StoreErrorKind};
 
 /// The answers so far.
 pub(super) struct Votes {
-    answers: Vec<Option<Answer>>,
+    /// The answer of each Sentinel.
+    pub(super) answers: Vec<Option<Answer>>,
 }
 
 #[derive(Debug)]
@@ -66,11 +67,6 @@ impl Votes {
         self.named()
             .chain(heard)
             .max_by_key(|named| (named.epoch, votes(named)))
-    }
-
-    /// The answer of each Sentinel.
-    pub(super) fn answers(&self) -> impl Iterator<Item = Option<&Answer>> {
-        self.answers.iter().map(Option::as_ref)
     }
 
     /// The kind of the error if no Sentinel names a primary.
