@@ -336,25 +336,7 @@ impl Cluster {
         results.extend(join_all(elsewhere).await);
         results
     }
-}
 
-/// The reply of the node that serves the lock.
-fn served(value: Value, node: Arc<Node>) -> Answer {
-    Answer {
-        value,
-        node: Some(node),
-    }
-}
-
-/// Returns the same error for all calls.
-fn all(indices: Vec<usize>, error: &StoreError) -> Vec<Indexed> {
-    indices
-        .into_iter()
-        .map(|index| (index, Err(error.clone())))
-        .collect()
-}
-
-impl Cluster {
     fn read(&self) -> std::sync::RwLockReadGuard<'_, Map> {
         self.map.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -476,6 +458,22 @@ impl Node {
             unavailable(message)
         })
     }
+}
+
+/// The reply of the node that serves the lock.
+fn served(value: Value, node: Arc<Node>) -> Answer {
+    Answer {
+        value,
+        node: Some(node),
+    }
+}
+
+/// Returns the same error for all calls.
+fn all(indices: Vec<usize>, error: &StoreError) -> Vec<Indexed> {
+    indices
+        .into_iter()
+        .map(|index| (index, Err(error.clone())))
+        .collect()
 }
 
 /// Returns the redirection in a reply of the node, if there is one.

@@ -276,7 +276,7 @@ pub(super) fn nodes(
 pub(super) struct Hosts<'a> {
     scheme: &'a str,
     /// The text before the hosts, `user:password@`.
-    pub(super) user: &'a str,
+    user: &'a str,
     pub(super) hosts: &'a str,
     /// The text after the hosts, without its first `/`.
     pub(super) path: &'a str,
