@@ -15,71 +15,42 @@ const CLUSTER_COMMANDS: &str = "+cluster|slots +asking +ssubscribe +sunsubscribe
 /// The `ACL SETUSER` line for the locks of one namespace, in database `db` of a server or on the
 /// nodes of a cluster.
 #[derive(Clone, Debug)]
-pub(super) struct AclLine {
-    namespace: String,
-    db: i64,
-    waits: bool,
-    cluster: bool,
-}
+pub(super) struct AclLine(String);
 
 impl AclLine {
     pub(super) fn new(namespace: &str, db: i64) -> Self {
         // Key patterns are globs, and cannot contain blanks.
-        let mut pattern = String::with_capacity(namespace.len());
+        let mut ns = String::with_capacity(namespace.len());
         for c in namespace.chars() {
             match c {
-                '*' | '?' | '[' | ']' | '\\' | '^' => pattern.extend(['\\', c]),
-                c if c.is_whitespace() => pattern.push('?'),
-                c => pattern.push(c),
+                '*' | '?' | '[' | ']' | '\\' | '^' => ns.extend(['\\', c]),
+                c if c.is_whitespace() => ns.push('?'),
+                c => ns.push(c),
             }
         }
-        Self {
-            namespace: pattern,
-            db,
-            waits: false,
-            cluster: false,
-        }
+        // The side keys of a lock: its fence and its queue.
+        let [fence, queue] = ["f", "q"].map(|side| format!("~{{{ns}:*}}:{side} ~{side}:{ns}:*"));
+        let select = if db == 0 { "" } else { " +select" };
+        Self(format!(
+            "ACL SETUSER <user> on ><password> ~{ns}:* {fence} {queue} &{ns}:* {COMMANDS}{select}"
+        ))
     }
 
     /// Sets whether the store waits for replicas.
     pub(super) fn waiting(self, waits: bool) -> Self {
-        Self { waits, ..self }
+        let wait = if waits { " +wait" } else { "" };
+        Self(self.0 + wait)
     }
 
     /// The line for the nodes of a cluster.
     pub(super) fn of_cluster(namespace: &str) -> Self {
-        Self {
-            cluster: true,
-            ..Self::new(namespace, 0)
-        }
+        Self(format!("{} {CLUSTER_COMMANDS}", Self::new(namespace, 0)))
     }
 }
 
 impl fmt::Display for AclLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            namespace: ns,
-            db,
-            waits,
-            cluster,
-        } = self;
-        write!(f, "ACL SETUSER <user> on ><password> ~{ns}:*")?;
-        // The side keys of a lock: its fence and its queue.
-        for side in ["f", "q"] {
-            write!(f, " ~{{{ns}:*}}:{side} ~{side}:{ns}:*")?;
-        }
-        write!(f, " &{ns}:* {COMMANDS}")?;
-        if *waits {
-            f.write_str(" +wait")?;
-        }
-        if *cluster {
-            write!(f, " {CLUSTER_COMMANDS}")?;
-        }
-        if *db == 0 {
-            Ok(())
-        } else {
-            f.write_str(" +select")
-        }
+        f.write_str(&self.0)
     }
 }
 
@@ -94,20 +65,13 @@ mod tests {
         assert!(line.contains(" ~{a\\*b?c:*}:f ~f:a\\*b?c:* "), "{line}");
         assert!(!line.contains("+select"));
         assert!(AclLine::new("a", 3).to_string().ends_with("+select"));
-        assert!(
-            AclLine::new("a", 0)
-                .waiting(true)
-                .to_string()
-                .ends_with("+wait")
-        );
+        let waiting = AclLine::new("a", 0).waiting(true).to_string();
+        assert!(waiting.ends_with("+wait"));
     }
 
     #[test]
     fn a_cluster_needs_more_than_a_server() {
-        let (server, cluster) = (
-            AclLine::new("a", 0).to_string(),
-            AclLine::of_cluster("a").to_string(),
-        );
-        assert_eq!(cluster, format!("{server} {CLUSTER_COMMANDS}"));
+        let (server, cluster) = (AclLine::new("a", 0), AclLine::of_cluster("a"));
+        assert_eq!(cluster.to_string(), format!("{server} {CLUSTER_COMMANDS}"));
     }
 }

@@ -12,6 +12,7 @@
 //! not sent before, or may be repeated.
 
 mod audience;
+mod refresh;
 mod slots;
 mod subscriptions;
 
@@ -22,59 +23,42 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, future::join_all, stream::FuturesUnordered};
-use rand::seq::SliceRandom as _;
-use redis::{Client, Cmd, ConnectionAddr, ConnectionInfo, Value};
-use tokio::{
-    runtime::Handle,
-    sync::watch,
-    time::{Instant, sleep_until, timeout},
-};
+use redis::{Cmd, ConnectionAddr, ConnectionInfo, Value};
+use tokio::{sync::watch, time::timeout};
 
 pub(super) use self::slots::{Slot, slot_of};
 use self::{
+    refresh::Refresh,
     slots::{Address, Redirection, Slots, number_in},
     subscriptions::Subscriptions,
 };
 use super::{
     acl::AclLine,
-    connection::{BATCH, Connection, Failed, Repeat, Writer},
+    connection::{BATCH, Connection, Errand, Failed, Repeat},
+    error::unavailable,
     link::Dial,
     names::{format_name, lock_name},
+    on_drop::OnDrop,
     pushes::Pushes,
     scripts::Call,
-    target::Target,
+    servers::Answer,
+    target::{Target, at, client},
 };
-use crate::{
-    store::{Hold, Listener, StoreError, StoreErrorKind, StoreEvent},
-    sync::lock,
-};
+use crate::store::{Hold, Listener, StoreError, StoreErrorKind, StoreEvent};
 
 /// The maximum number of redirections of a call. More than one or two occur only if the
 /// nodes disagree.
 const REDIRECTIONS: usize = 5;
-/// The pause after a refresh of the map. It doubles up to [`LONGEST_PAUSE`] while the map
-/// does not change.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// Changes of the map that follow each other within this time belong to one failover.
-const FAILOVER: Duration = Duration::from_secs(2);
 /// The time within which a node must return its map.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// The number of nodes that are queried at a time, so that an unresponsive one causes no delay.
-const ASKED_AT_ONCE: usize = 3;
-
 static ASKING: LazyLock<Cmd> = LazyLock::new(|| redis::cmd("ASKING"));
 
 /// The nodes of a cluster.
 pub(super) struct Cluster {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
     this: Weak<Self>,
     namespace: String,
     /// The parameters that all connections share.
-    dial: Dial,
+    pub(super) dial: Dial,
     /// The nodes to begin with. The credentials and TLS settings of the first are used for all
     /// nodes that are discovered later.
     seeds: Vec<(Address, ConnectionInfo)>,
@@ -97,28 +81,8 @@ pub(super) struct Node {
     connection: Connection,
 }
 
-/// The reply to one call of a batch, and the node that serves the lock.
-type Indexed = (usize, Result<(Value, Arc<Node>), StoreError>);
-
-/// The state of the refresh of the map.
-struct Refresh {
-    /// A task is refreshing the map.
-    running: bool,
-    /// Another refresh was requested after the current one had begun.
-    wanted: bool,
-    not_before: Instant,
-    pause: Duration,
-    /// The latest failover that was detected.
-    failover_at: Option<Instant>,
-}
-
-/// A request to the node that serves a slot.
-#[derive(Clone, Copy)]
-pub(super) enum Errand<'a> {
-    Call(&'a Call, Repeat),
-    /// Written for the clock of the node that executes it, and never repeated.
-    By(Instant, Writer<'a>),
-}
+/// The result of one call of a batch.
+type Indexed = (usize, Result<Answer, StoreError>);
 
 /// The cause of a failed request.
 pub(super) enum Failure {
@@ -143,6 +107,13 @@ impl From<StoreError> for Failure {
 }
 
 impl Errand<'_> {
+    fn slot(&self) -> Slot {
+        match self {
+            Self::Call(call, _) => slot_of(call.key()),
+            Self::By { slot, .. } => *slot,
+        }
+    }
+
     fn may_be_repeated(&self) -> bool {
         matches!(self, Self::Call(_, Repeat::Once))
     }
@@ -153,7 +124,7 @@ impl Cluster {
     pub(super) async fn open(
         seeds: Vec<ConnectionInfo>,
         namespace: &str,
-    ) -> Result<Self, StoreError> {
+    ) -> Result<Arc<Self>, StoreError> {
         let seeds: Vec<_> = seeds
             .into_iter()
             .filter_map(|info| Some((address_of(&info)?, info)))
@@ -161,16 +132,10 @@ impl Cluster {
         let Some((_, first)) = seeds.first() else {
             return Err(no_node());
         };
-        let (pushes, acl) = (
-            Arc::new(Pushes::sharded(namespace)),
-            AclLine::of_cluster(namespace),
-        );
-        let dial = Dial::new(
-            Target::Server(Arc::new(client(first.clone())?)),
-            pushes.clone(),
-            acl,
-        );
-        let shared = Arc::new_cyclic(|this: &Weak<Shared>| Shared {
+        let pushes = Pushes::sharded(namespace);
+        let target = Target::Server(Arc::new(client(first.clone())?));
+        let dial = Dial::new(target, pushes, AclLine::of_cluster(namespace));
+        let cluster = Arc::new_cyclic(|this: &Weak<Self>| Self {
             this: this.clone(),
             namespace: namespace.to_owned(),
             subscriptions: Arc::new(Subscriptions::new(dial.clone())),
@@ -180,36 +145,26 @@ impl Cluster {
                 slots: Slots::empty(),
                 nodes: HashMap::new(),
             }),
-            refresh: Mutex::new(Refresh {
-                running: false,
-                wanted: false,
-                not_before: Instant::now(),
-                pause: FIRST_PAUSE,
-                failover_at: None,
-            }),
+            refresh: Mutex::new(Refresh::new()),
             looked_up: watch::Sender::new(()),
         });
-        let addresses: Vec<_> = shared
-            .seeds
-            .iter()
-            .map(|(address, _)| address.clone())
-            .collect();
-        let mut answers: FuturesUnordered<_> = addresses
+        let seeds: Vec<_> = cluster.seed_addresses().cloned().collect();
+        let mut answers: FuturesUnordered<_> = seeds
             .into_iter()
-            .map(|seed| shared.first_map(seed))
+            .map(|seed| cluster.first_map(seed))
             .collect();
         let mut error = None;
         while let Some(answer) = answers.next().await {
             match answer {
                 Ok(slots) => {
                     drop(answers);
-                    shared.adopt(slots);
-                    shared.check_format().await?;
-                    let ear: Weak<Shared> = Arc::downgrade(&shared);
-                    pushes.listeners().add(ear);
+                    cluster.adopt(slots);
+                    cluster.check_format().await?;
+                    let this: Weak<Self> = Arc::downgrade(&cluster);
+                    cluster.dial.pushes.listeners.add(this);
                     // Compute the numbers now, and not for the first waiter.
                     number_in(0);
-                    return Ok(Self { shared });
+                    return Ok(cluster);
                 }
                 // Prefer a permanent error, which says more than that no node is reachable.
                 Err(other) if error.as_ref().is_none_or(StoreError::is_transient) => {
@@ -221,70 +176,57 @@ impl Cluster {
         Err(error.unwrap_or_else(no_node))
     }
 
-    pub(super) fn pushes(&self) -> &Pushes {
-        &self.shared.dial.pushes
-    }
-
     /// The addresses of the seeds.
     pub(super) fn address(&self) -> String {
-        let seeds: Vec<_> = self
-            .shared
-            .seeds
-            .iter()
-            .map(|(address, _)| address.to_string())
-            .collect();
+        let seeds: Vec<_> = self.seed_addresses().map(Address::to_string).collect();
         seeds.join(",")
+    }
+
+    fn seed_addresses(&self) -> impl Iterator<Item = &Address> {
+        self.seeds.iter().map(|(address, _)| address)
     }
 
     /// The slot of the lock that `hold` holds or requests.
     pub(super) fn slot(&self, hold: &Hold) -> Slot {
-        self.shared.slot(hold)
+        slot_of(lock_name(&self.namespace, &hold.key, hold.mode.kind()).as_bytes())
     }
 
     /// The channel for the waiters in a slot.
     pub(super) fn channel(&self, slot: Slot) -> String {
-        self.shared.subscriptions.channel(slot)
+        self.subscriptions.channel(slot)
     }
 
     /// A number that the keys of one node share.
     pub(super) fn node_number(&self, slot: Slot) -> u64 {
-        self.shared.read().slots.owner_number(slot)
+        self.read().slots.owner_number(slot)
     }
 
     /// Registers `hold`, which is queued at `node`, for notifications.
     pub(super) fn waits(&self, hold: &Hold, node: &Node) {
         let slot = self.slot(hold);
-        if let Target::Server(client) = &node.connection.dial().target {
-            self.shared
-                .subscriptions
-                .waits(slot, hold, &node.address, client);
+        if let Target::Server(client) = &node.connection.dial.target {
+            self.subscriptions.waits(slot, hold, &node.address, client);
         }
     }
 
     /// Unregisters `hold`, which is no longer queued.
     pub(super) fn leaves(&self, hold: &Hold) {
-        self.shared
-            .subscriptions
-            .leaves(|| self.slot(hold), hold.token);
+        self.subscriptions.leaves(|| self.slot(hold), hold.token);
     }
 
-    /// Sends a request to the node that serves the slot. Returns the reply and that node.
-    pub(super) async fn run(
-        &self,
-        slot: Slot,
-        errand: Errand<'_>,
-    ) -> Result<(Value, Arc<Node>), Failure> {
-        let shared = &self.shared;
-        let mut owner = shared.owner(slot)?;
+    /// Runs a script on the node that serves its slot.
+    pub(super) async fn run(&self, errand: Errand<'_>) -> Result<Answer, Failure> {
+        let slot = errand.slot();
+        let mut owner = self.owner(slot)?;
         // The node that is tried once in place of the owner, after an `ASK` redirection.
         let mut other: Option<Arc<Node>> = None;
         for _ in 0..=REDIRECTIONS {
             let node = other.as_ref().unwrap_or(&owner);
-            let value = match shared.ask(node, other.is_some(), errand).await {
+            let value = match self.ask(node, other.is_some(), errand).await {
                 Ok(value) => value,
                 // The call was not executed, or may be executed again.
                 Err(failed) if !failed.sent || errand.may_be_repeated() => {
-                    match shared.replaced(slot, &owner).await {
+                    match self.replaced(slot, &owner).await {
                         Some(node) => {
                             owner = node;
                             other = None;
@@ -296,23 +238,26 @@ impl Cluster {
                 Err(failed) => return Err(failed.error.into()),
             };
             match redirection(&value, node) {
-                None => return Ok((node.connection.settle(value)?, owner)),
+                None => {
+                    let value = node.connection.settle(value)?;
+                    return Ok(served(value, owner));
+                }
                 Some(Redirection::Moved(slot, Some(address))) => {
-                    owner = shared.moved(slot, address)?;
+                    owner = self.moved(slot, address)?;
                     other = None;
                 }
-                Some(Redirection::Ask(address)) => other = Some(shared.node(&address)?),
+                Some(Redirection::Ask(address)) => other = Some(self.node(&address)?),
                 Some(Redirection::Moved(_, None) | Redirection::Down) => {
-                    shared.refresh_soon();
+                    self.refresh_soon();
                     return Err(refusal(node, value).into());
                 }
                 Some(Redirection::TryAgain) => return Err(Failure::Moving(refusal(node, value))),
                 Some(Redirection::HalfWay) => return Err(Failure::HalfWay(refusal(node, value))),
             }
         }
-        shared.refresh_soon();
+        self.refresh_soon();
         let message = "the nodes of the cluster do not agree on which of them keeps this lock";
-        Err(StoreError::new(StoreErrorKind::Unavailable, message).into())
+        Err(unavailable(message).into())
     }
 
     /// Runs `count` scripts in concurrent batches, grouped by node, and returns a result for each.
@@ -321,7 +266,7 @@ impl Cluster {
         &self,
         count: usize,
         write: &(dyn Fn(usize) -> Call + Sync),
-    ) -> Vec<Result<(Value, Arc<Node>), StoreError>> {
+    ) -> Vec<Result<Answer, StoreError>> {
         let mut by_node: HashMap<u64, Vec<(usize, Call)>> = HashMap::new();
         for index in 0..count {
             let call = write(index);
@@ -354,54 +299,44 @@ impl Cluster {
             return Vec::new();
         };
         let (indices, calls): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-        let node = match self.shared.owner(slot) {
+        let node = match self.owner(slot) {
             Ok(node) => node,
             Err(error) => return all(indices, &error),
         };
-        let watch = Watch::over(&self.shared);
-        let answer = node.connection.answer_each(calls.into_iter()).await;
-        watch.answered(&answer);
+        let unanswered = self.unanswered();
         let mut results = Vec::with_capacity(indices.len());
         let mut elsewhere = Vec::new();
-        match answer {
+        match node.connection.answer_each(calls.into_iter()).await {
             Ok(values) => {
+                unanswered.disarm();
                 for (index, value) in indices.into_iter().zip(values) {
                     match redirection(&value, &node) {
                         None => {
                             let value = node.connection.settle(value);
-                            results.push((index, value.map(|value| (value, node.clone()))));
+                            results.push((index, value.map(|value| served(value, node.clone()))));
                         }
                         Some(_) => elsewhere.push(index),
                     }
                 }
             }
-            Err(error) => match self.shared.replaced(slot, &node).await {
-                Some(_) => elsewhere = indices,
-                None => return all(indices, &error),
-            },
+            Err(error) => {
+                drop(unanswered);
+                match self.replaced(slot, &node).await {
+                    Some(_) => elsewhere = indices,
+                    None => return all(indices, &error),
+                }
+            }
         }
         // Redirect each call on its own.
         let elsewhere = elsewhere.into_iter().map(async |index| {
             let call = write(index);
-            let outcome = self
-                .run(slot_of(call.key()), Errand::Call(&call, Repeat::Once))
-                .await;
+            let outcome = self.run(Errand::Call(&call, Repeat::Once)).await;
             (index, outcome.map_err(StoreError::from))
         });
         results.extend(join_all(elsewhere).await);
         results
     }
-}
 
-/// Returns the same error for all calls.
-fn all(indices: Vec<usize>, error: &StoreError) -> Vec<Indexed> {
-    indices
-        .into_iter()
-        .map(|index| (index, Err(error.clone())))
-        .collect()
-}
-
-impl Shared {
     fn read(&self) -> std::sync::RwLockReadGuard<'_, Map> {
         self.map.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -410,12 +345,8 @@ impl Shared {
         self.map.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn slot(&self, hold: &Hold) -> Slot {
-        slot_of(lock_name(&self.namespace, &hold.key, hold.mode.kind()).as_bytes())
-    }
-
     /// The node that serves the slot.
-    fn owner(self: &Arc<Self>, slot: Slot) -> Result<Arc<Node>, StoreError> {
+    fn owner(&self, slot: Slot) -> Result<Arc<Node>, StoreError> {
         let address = {
             let map = self.read();
             let address = map.slots.owner(slot);
@@ -430,16 +361,13 @@ impl Shared {
                 self.refresh_soon();
                 let message =
                     format!("no node of the cluster serves the slot of this lock ({slot})");
-                Err(StoreError::new(StoreErrorKind::Unavailable, message))
+                Err(unavailable(message))
             }
         }
     }
 
     /// The node at `address`. Starts to connect to it if there is no connection.
     fn node(&self, address: &Address) -> Result<Arc<Node>, StoreError> {
-        if let Some(node) = self.read().nodes.get(address) {
-            return Ok(node.clone());
-        }
         let mut map = self.write();
         if let Some(node) = map.nodes.get(address) {
             return Ok(node.clone());
@@ -459,44 +387,28 @@ impl Shared {
             return info.clone();
         }
         let (_, first) = &self.seeds[0];
-        let (host, port) = (address.host.to_string(), address.port);
-        let address = match first.addr() {
-            ConnectionAddr::TcpTls {
-                insecure,
-                tls_params,
-                ..
-            } => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: *insecure,
-                tls_params: tls_params.clone(),
-            },
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        first.clone().set_addr(address)
+        at(first, address.host.to_string(), address.port)
     }
 
     /// Records a `MOVED` redirection. Other slots may have moved with this one.
-    fn moved(self: &Arc<Self>, slot: Slot, address: Address) -> Result<Arc<Node>, StoreError> {
+    fn moved(&self, slot: Slot, address: Address) -> Result<Arc<Node>, StoreError> {
         self.write().slots.moved(slot, address.clone());
         self.refresh_soon();
         self.node(&address)
     }
 
-    async fn ask(
-        self: &Arc<Self>,
-        node: &Node,
-        asking: bool,
-        errand: Errand<'_>,
-    ) -> Result<Value, Failed> {
+    async fn ask(&self, node: &Node, asking: bool, errand: Errand<'_>) -> Result<Value, Failed> {
         let first = asking.then(|| &*ASKING);
-        let watch = Watch::over(self);
-        let answer = match errand {
-            Errand::Call(call, repeat) => node.connection.answer(first, call, repeat).await,
-            Errand::By(deadline, write) => node.connection.answer_by(first, deadline, write).await,
-        };
-        watch.answered(&answer);
-        answer
+        let unanswered = self.unanswered();
+        let answer = node.connection.answer(first, errand).await?;
+        unanswered.disarm();
+        Ok(answer)
+    }
+
+    /// Marks a call in flight. If it fails, or its caller stops waiting for it, the map may be
+    /// wrong.
+    fn unanswered(&self) -> OnDrop<impl FnOnce()> {
+        OnDrop::new(|| self.refresh_soon())
     }
 
     /// The map of a seed, once it is connected.
@@ -508,7 +420,7 @@ impl Shared {
 
     /// Refuses a namespace of another format. Each connection to the node that keeps the version
     /// checks it; this makes the first one. A node that does not reply in time refuses nothing.
-    async fn check_format(self: &Arc<Self>) -> Result<(), StoreError> {
+    async fn check_format(&self) -> Result<(), StoreError> {
         let node = async {
             let slot = slot_of(format_name(&self.namespace).as_bytes());
             self.owner(slot)?.connection.ready().await
@@ -518,105 +430,16 @@ impl Shared {
             _ => Ok(()),
         }
     }
-
-    /// The node that serves the slot in place of an unreachable one, according to the next refresh
-    /// of the map. A dead node is replaced only after some time, and this does not wait for it.
-    async fn replaced(self: &Arc<Self>, slot: Slot, dead: &Node) -> Option<Arc<Node>> {
-        let mut looked_up = self.looked_up.subscribe();
-        self.refresh_soon();
-        // The task that refreshes the map may end with its runtime.
-        let _ = timeout(LONGEST_PAUSE, looked_up.changed()).await;
-        self.owner(slot)
-            .ok()
-            .filter(|owner| owner.address != dead.address)
-    }
-
-    /// Refreshes the map in the background, if there is a runtime.
-    fn refresh_soon(self: &Arc<Self>) {
-        let Ok(runtime) = Handle::try_current() else {
-            return;
-        };
-        let mut refresh = lock(&self.refresh);
-        refresh.wanted = true;
-        if std::mem::replace(&mut refresh.running, true) {
-            return;
-        }
-        drop(refresh);
-        // Spawn without the lock: a runtime that is shutting down drops a new task on the spot.
-        runtime.spawn(
-            Refresher {
-                shared: Arc::downgrade(self),
-                done: false,
-            }
-            .run(),
-        );
-    }
-
-    /// Queries the map from any node, connected ones first.
-    async fn look_up(&self) -> Option<Slots> {
-        let mut nodes: Vec<_> = self.read().nodes.values().cloned().collect();
-        nodes.shuffle(&mut rand::rng());
-        nodes.sort_by_key(|node| !node.connection.stands());
-        if let Some(slots) = first_of(&nodes).await {
-            return Some(slots);
-        }
-        let mut others: Vec<_> = self.read().slots.members().to_vec();
-        others.retain(|member| nodes.iter().all(|node| node.address != *member));
-        others.shuffle(&mut rand::rng());
-        others.extend(self.seeds.iter().map(|(seed, _)| seed.clone()));
-        let others: Vec<_> = others
-            .iter()
-            .filter_map(|address| self.node(address).ok())
-            .collect();
-        first_of(&others).await
-    }
-
-    /// Replaces the map. Returns whether it has changed.
-    fn adopt(&self, slots: Slots) -> bool {
-        let mut map = self.write();
-        let is_news = !map.slots.agrees_with(&slots);
-        let is_failover = is_news && !map.slots.owners().is_subset(&slots.owners());
-        map.slots = slots;
-        let Map { slots, nodes } = &mut *map;
-        // These are closed after the map is unlocked. A replica that only supplied the map is not
-        // needed any more.
-        let owners = slots.owners();
-        let _left: Vec<_> = nodes
-            .extract_if(|address, _| !owners.contains(address))
-            .collect();
-        drop(map);
-        if is_failover && self.is_another_failover() {
-            // A node does not serve any slot any more. The node in its place may lack its
-            // latest writes.
-            self.dial
-                .pushes
-                .listeners()
-                .notify(&StoreEvent::Disconnected);
-        }
-        is_news
-    }
-
-    /// Returns whether this is a new failover. While a cluster is partitioned its nodes name
-    /// different owners, and the map may change with every refresh.
-    fn is_another_failover(&self) -> bool {
-        let now = Instant::now();
-        let before = lock(&self.refresh).failover_at.replace(now);
-        before.is_none_or(|before| now - before > FAILOVER)
-    }
 }
 
-impl Listener for Shared {
+impl Listener for Cluster {
     fn on_event(&self, event: &StoreEvent) {
         match event {
             StoreEvent::Granted { hold, .. } => {
                 self.subscriptions.leaves(|| self.slot(hold), hold.token)
             }
             // A node may be gone, and its slots may have moved to another one.
-            StoreEvent::Disconnected => {
-                if let Some(shared) = self.this.upgrade() {
-                    shared.refresh_soon();
-                }
-            }
+            StoreEvent::Disconnected => self.refresh_soon(),
             _ => {}
         }
     }
@@ -632,105 +455,25 @@ impl Node {
             .settle(self.connection.ask(&question).await?)?;
         Slots::parse(&answer, &self.address).ok_or_else(|| {
             let message = "the cluster serves no slots; create it with: redis-cli --cluster create";
-            StoreError::new(StoreErrorKind::Unavailable, message)
+            unavailable(message)
         })
     }
 }
 
-/// The map of the first node that answers.
-async fn first_of(nodes: &[Arc<Node>]) -> Option<Slots> {
-    for some in nodes.chunks(ASKED_AT_ONCE) {
-        let mut answers: FuturesUnordered<_> = some
-            .iter()
-            .map(|node| timeout(PATIENCE, node.slots()))
-            .collect();
-        while let Some(answer) = answers.next().await {
-            if let Ok(Ok(slots)) = answer {
-                return Some(slots);
-            }
-        }
-    }
-    None
-}
-
-/// Refreshes the map as long as that is requested.
-struct Refresher {
-    shared: Weak<Shared>,
-    done: bool,
-}
-
-impl Refresher {
-    async fn run(mut self) {
-        loop {
-            let Some(not_before) = self
-                .shared
-                .upgrade()
-                .map(|shared| lock(&shared.refresh).not_before)
-            else {
-                return;
-            };
-            sleep_until(not_before).await;
-            let Some(shared) = self.shared.upgrade() else {
-                return;
-            };
-            lock(&shared.refresh).wanted = false;
-            let slots = shared.look_up().await;
-            let is_news = slots.is_some_and(|slots| shared.adopt(slots));
-            shared.looked_up.send_replace(());
-            let mut refresh = lock(&shared.refresh);
-            let now = Instant::now();
-            let is_calm = now.saturating_duration_since(refresh.not_before) > LONGEST_PAUSE;
-            refresh.pause = if is_news || is_calm {
-                FIRST_PAUSE
-            } else {
-                (refresh.pause * 2).min(LONGEST_PAUSE)
-            };
-            refresh.not_before = now + refresh.pause;
-            if !refresh.wanted {
-                refresh.running = false;
-                self.done = true;
-                return;
-            }
-        }
+/// The reply of the node that serves the lock.
+fn served(value: Value, node: Arc<Node>) -> Answer {
+    Answer {
+        value,
+        node: Some(node),
     }
 }
 
-impl Drop for Refresher {
-    /// Its runtime may have ended. The next request starts a new task.
-    fn drop(&mut self) {
-        if !self.done
-            && let Some(shared) = self.shared.upgrade()
-        {
-            lock(&shared.refresh).running = false;
-        }
-    }
-}
-
-/// A call in flight. If it fails, or its caller stops waiting for it, the map may be wrong.
-struct Watch<'a> {
-    shared: &'a Arc<Shared>,
-    answered: bool,
-}
-
-impl<'a> Watch<'a> {
-    fn over(shared: &'a Arc<Shared>) -> Self {
-        Self {
-            shared,
-            answered: false,
-        }
-    }
-
-    fn answered<T, E>(mut self, answer: &Result<T, E>) {
-        self.answered = answer.is_ok();
-    }
-}
-
-impl Drop for Watch<'_> {
-    fn drop(&mut self) {
-        if !self.answered {
-            self.shared.refresh_soon();
-        }
-    }
+/// Returns the same error for all calls.
+fn all(indices: Vec<usize>, error: &StoreError) -> Vec<Indexed> {
+    indices
+        .into_iter()
+        .map(|index| (index, Err(error.clone())))
+        .collect()
 }
 
 /// Returns the redirection in a reply of the node, if there is one.
@@ -747,19 +490,7 @@ fn refusal(node: &Node, value: Value) -> StoreError {
 }
 
 fn no_node() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Unavailable,
-        "no node of the cluster answers",
-    )
-}
-
-fn client(info: ConnectionInfo) -> Result<Client, StoreError> {
-    Client::open(info).map_err(|error| {
-        StoreError::new(
-            StoreErrorKind::Unavailable,
-            format!("no connection: {error}"),
-        )
-    })
+    unavailable("no node of the cluster answers")
 }
 
 fn address_of(info: &ConnectionInfo) -> Option<Address> {

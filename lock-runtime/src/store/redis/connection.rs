@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use super::{
     acl::AclLine,
     clock::ServerClock,
+    cluster::Slot,
     error,
     handshake::Info,
     link::{Dial, Link},
@@ -38,22 +39,12 @@ use crate::store::{StoreError, StoreErrorKind};
 pub(super) const BATCH: usize = 100;
 
 pub(super) struct Connection {
-    dial: Dial,
+    pub(super) dial: Dial,
     // A std lock: it is held for a clone only, never across an await.
     link: RwLock<Arc<Link>>,
 }
 
 impl Connection {
-    pub(super) async fn open(
-        target: Target,
-        pushes: Pushes,
-        acl: AclLine,
-    ) -> Result<Self, StoreError> {
-        let connection = Self::begin(Dial::new(target, Arc::new(pushes), acl));
-        connection.ready().await?;
-        Ok(connection)
-    }
-
     /// Starts to connect, within a runtime. The first call waits for the connection.
     pub(super) fn begin(dial: Dial) -> Self {
         let link = RwLock::new(Arc::new(dial.dial()));
@@ -74,32 +65,12 @@ impl Connection {
         Err(error)
     }
 
-    /// Starts another connection to the same server, without push messages.
-    pub(super) fn beside(&self) -> Self {
-        Self::begin(self.dial.deaf())
-    }
-
     /// Starts to connect to a server that votes with others.
     pub(super) fn member(client: Client, namespace: &str, longest_lease: Duration) -> Self {
-        let acl = AclLine::new(
-            namespace,
-            client.get_connection_info().redis_settings().db(),
-        );
+        let db = client.get_connection_info().redis_settings().db();
         let target = Target::Server(Arc::new(client));
-        Self::begin(
-            Dial::new(target, Arc::new(Pushes::new(namespace)), acl)
-                .member(namespace, longest_lease),
-        )
-    }
-
-    /// The latest marker of the data, on a server of a quorum.
-    pub(super) fn marker(&self) -> Option<String> {
-        self.dial.tenure().map(|tenure| tenure.marker.clone())
-    }
-
-    /// The `run_id` of a server of a quorum.
-    pub(super) fn run_id(&self) -> Option<String> {
-        self.dial.tenure()?.run_id.clone()
+        let dial = Dial::new(target, Pushes::new(namespace), AclLine::new(namespace, db));
+        Self::begin(dial.member(longest_lease))
     }
 
     /// Ends the connection because the server has changed. The next call repeats the handshake.
@@ -109,20 +80,7 @@ impl Connection {
 
     /// Returns whether the connection was established and is not known to be over.
     pub(super) fn stands(&self) -> bool {
-        self.link
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .stands()
-    }
-
-    /// The parameters of the connection.
-    pub(super) fn dial(&self) -> &Dial {
-        &self.dial
-    }
-
-    /// The receiver of the push messages.
-    pub(super) fn pushes(&self) -> &Pushes {
-        &self.dial.pushes
+        self.latest_link().stands()
     }
 
     /// The server's clock. Waits for the first connection if there was none.
@@ -138,72 +96,28 @@ impl Connection {
         self.dial.clock().ok_or_else(unexpected)
     }
 
-    /// The address of the server, without the password.
-    pub(super) fn address(&self) -> String {
-        self.dial.target.to_string()
+    /// Runs a script.
+    pub(super) async fn run(&self, errand: Errand<'_>) -> Result<Value, StoreError> {
+        self.settle(self.answer(None, errand).await?)
     }
 
-    /// Runs a script, and repeats it once if the connection breaks: a second execution under the
-    /// same token has no further effect.
-    pub(super) async fn call(&self, call: &Call) -> Result<Value, StoreError> {
-        self.call_as(call, Repeat::Once).await
-    }
-
-    /// Runs a script. It must not be repeated if its reply would have another meaning the second
-    /// time, or if a late execution of the first call would do harm.
-    pub(super) async fn call_as(&self, call: &Call, repeat: Repeat) -> Result<Value, StoreError> {
-        self.settle(self.answer(None, call, repeat).await?)
-    }
-
-    /// Runs a script without repeating it. The script takes a deadline in the server's time, and
-    /// returns that time as the second word of its reply.
-    pub(super) async fn call_by(
-        &self,
-        deadline: Instant,
-        write: Writer<'_>,
-    ) -> Result<Value, StoreError> {
-        self.settle(self.answer_by(None, deadline, write).await?)
-    }
-
-    /// Same as [`call_as`](Self::call_as), but sends the command `first` right before the script
-    /// each time. An error reply of the server is returned as a value.
+    /// Same as [`run`](Self::run), but sends the command `first` right before the script each time.
+    /// An error reply of the server is returned as a value.
     pub(super) async fn answer(
         &self,
         first: Option<&Cmd>,
-        call: &Call,
-        repeat: Repeat,
+        errand: Errand<'_>,
     ) -> Result<Value, Failed> {
-        let votes = !call.is_harmless();
-        let (script, by_digest) = call.parts();
-        let value = match self.send_behind(first, by_digest, votes).await {
-            Err(failed) if failed.broken && repeat == Repeat::Once => self
-                .send_behind(first, by_digest, votes)
-                .await
-                .map_err(Failed::repeated),
-            result => result,
+        let (deadline, write) = match errand {
+            Errand::Call(call, repeat) => return self.send_script(first, call, repeat).await,
+            Errand::By {
+                deadline, write, ..
+            } => (deadline, write),
         };
-        let value = value?;
-        if is_unknown_script(&value) {
-            self.send_behind(first, &script.by_text(by_digest), votes)
-                .await
-        } else {
-            Ok(value)
-        }
-    }
-
-    /// Same as [`call_by`](Self::call_by), with `first` and error replies as in
-    /// [`answer`](Self::answer).
-    pub(super) async fn answer_by(
-        &self,
-        first: Option<&Cmd>,
-        deadline: Instant,
-        write: Writer<'_>,
-    ) -> Result<Value, Failed> {
         let clock = self.clock().await.map_err(Failed::unsent)?;
         let sent = Instant::now();
-        let value = self
-            .answer(first, &write(clock.server_micros(deadline)), Repeat::Never)
-            .await?;
+        let call = write(clock.server_micros(deadline));
+        let value = self.send_script(first, &call, Repeat::Never).await?;
         if let Value::Array(words) = &value
             && let Some(Value::Int(micros)) = words.get(1)
             && let Ok(micros) = u64::try_from(*micros)
@@ -213,14 +127,38 @@ impl Connection {
         Ok(value)
     }
 
+    async fn send_script(
+        &self,
+        first: Option<&Cmd>,
+        call: &Call,
+        repeat: Repeat,
+    ) -> Result<Value, Failed> {
+        let Call { script, command } = call;
+        let votes = !script.is_harmless();
+        let value = match self.send_behind(first, command, votes).await {
+            Err(failed) if failed.broken && repeat == Repeat::Once => self
+                .send_behind(first, command, votes)
+                .await
+                .map_err(Failed::repeated),
+            result => result,
+        };
+        let value = value?;
+        if is_unknown_script(&value) {
+            self.send_behind(first, &script.by_text(command), votes)
+                .await
+        } else {
+            Ok(value)
+        }
+    }
+
     /// Sends a command that is safe to repeat. An error reply of the server is
     /// returned as a value.
     pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, StoreError> {
         Ok(self.send(command, false).await?)
     }
 
-    /// Runs `count` scripts in few round trips, and returns a result for each. Repeated as in
-    /// [`call`](Self::call).
+    /// Runs `count` scripts in few round trips, and returns a result for each. Repeats them once if
+    /// the connection breaks.
     pub(super) async fn call_all(
         &self,
         count: usize,
@@ -237,8 +175,8 @@ impl Connection {
         results
     }
 
-    /// Runs scripts in one round trip. An error reply of the server is returned as a value.
-    /// Repeated as in [`call`](Self::call).
+    /// Runs scripts in one round trip, and repeats them once if the connection breaks. An error
+    /// reply of the server is returned as a value.
     pub(super) async fn answer_each(
         &self,
         calls: impl ExactSizeIterator<Item = Call>,
@@ -247,10 +185,9 @@ impl Connection {
         let mut scripts = Vec::with_capacity(calls.len());
         let mut votes = false;
         for call in calls {
-            votes |= !call.is_harmless();
-            let (script, by_digest) = call.into_parts();
-            pipeline.add_command(by_digest);
-            scripts.push(script);
+            votes |= !call.script.is_harmless();
+            pipeline.add_command(call.command);
+            scripts.push(call.script);
         }
         let mut values = self.send_all_again(&pipeline, votes).await?;
 
@@ -288,11 +225,8 @@ impl Connection {
             .add_command(first.clone())
             .add_command(command.clone());
         let mut values = self.send_all(&pipeline, votes).await?;
-        values.pop().ok_or_else(|| Failed {
-            error: unexpected(),
-            sent: true,
-            broken: false,
-        })
+        let last = values.pop();
+        last.ok_or_else(|| Failed::sent(unexpected(), false))
     }
 
     async fn send(&self, command: &Cmd, votes: bool) -> Result<Value, Failed> {
@@ -350,16 +284,12 @@ impl Connection {
         let mut connection = connected.connection;
         let unanswered = link.unanswered();
         let result = call(&mut connection).await;
-        unanswered.answered();
+        link.answered();
+        unanswered.disarm();
         // The new primary may lack the latest writes of the old one.
         if self.dial.target.moves() && link.is_over() && result.is_ok() {
             let message = "another server has become the primary meanwhile";
-            let error = StoreError::new(StoreErrorKind::Unavailable, message);
-            return Err(Failed {
-                error,
-                sent: true,
-                broken: true,
-            });
+            return Err(Failed::sent(error::unavailable(message), true));
         }
         // The server was the primary when the connection was established. The next call connects
         // to the current one.
@@ -369,21 +299,18 @@ impl Connection {
         result.map_err(|cause| {
             link.end();
             let error = error::disconnected(&cause, &self.dial.acl);
-            Failed {
-                error,
-                sent: true,
-                broken: cause.is_connection_dropped(),
-            }
+            Failed::sent(error, cause.is_connection_dropped())
         })
+    }
+
+    fn latest_link(&self) -> Arc<Link> {
+        let link = self.link.read();
+        link.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The current connection, or a new one that is being established.
     fn link(&self) -> Arc<Link> {
-        let link = self
-            .link
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let link = self.latest_link();
         if !link.is_over() {
             return link;
         }
@@ -404,13 +331,31 @@ impl Connection {
     }
 }
 
+/// A script to run.
+#[derive(Clone, Copy)]
+pub(super) enum Errand<'a> {
+    Call(&'a Call, Repeat),
+    /// A script that takes a deadline in the server's time, and returns that time as the second
+    /// word of its reply. It is written for the clock of the server that executes it, and never
+    /// repeated.
+    By {
+        deadline: Instant,
+        write: Writer<'a>,
+        /// The slot of its keys, in a cluster.
+        slot: Slot,
+    },
+}
+
 /// Writes a call for a deadline in the server's time, in microseconds since 1970.
 pub(super) type Writer<'a> = &'a (dyn Fn(u64) -> Call + Sync);
 
 /// Whether a call may be sent again after the connection broke.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repeat {
+    /// A second execution under the same token has no further effect.
     Once,
+    /// Its reply would have another meaning the second time, or a late execution of the first call
+    /// would do harm.
     Never,
 }
 
@@ -429,6 +374,14 @@ impl Failed {
             error: error.with_unsent(true),
             sent: false,
             broken: false,
+        }
+    }
+
+    fn sent(error: StoreError, broken: bool) -> Self {
+        Self {
+            error,
+            sent: true,
+            broken,
         }
     }
 
@@ -465,5 +418,5 @@ async fn without_resp3(client: &Client) -> Option<Info> {
         .query_async(&mut connection)
         .await
         .ok()
-        .map(Info::new)
+        .map(Info)
 }

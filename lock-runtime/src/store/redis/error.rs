@@ -3,6 +3,8 @@
 //! A message of the server may repeat the arguments of a command, and thus a password or a token.
 //! Messages are shown only where they are known not to do so.
 
+use std::sync::Arc;
+
 use redis::{ErrorKind, RedisError, ServerError, Value};
 
 use super::{acl::AclLine, handshake::FORMAT, link::NO_PROVIDER, names::format_name};
@@ -27,6 +29,9 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
     {
         return refused(error, acl);
     }
+    // An error of the crate may have the server's message as its detail: the server refused to
+    // select the database.
+    let detail = error.detail().unwrap_or_default();
     match error.kind() {
         ErrorKind::Parse => StoreError::new(
             StoreErrorKind::WrongServer,
@@ -34,42 +39,29 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
         ),
         ErrorKind::RESP3NotSupported => too_old(None),
         ErrorKind::InvalidClientConfig if error.to_string().contains(NO_PROVIDER) => {
-            StoreError::new(StoreErrorKind::Unavailable, NO_PROVIDER)
+            unavailable(NO_PROVIDER)
         }
         ErrorKind::AuthenticationFailed => unauthenticated(),
-        ErrorKind::Io if error.is_connection_refusal() => StoreError::new(
-            StoreErrorKind::Unavailable,
-            format!("no connection: {error}; is Redis running there? check host and port"),
-        ),
-        ErrorKind::Io => StoreError::new(
-            StoreErrorKind::Unavailable,
-            format!("no connection: {error}"),
-        ),
-        // An error of the crate with the server's message as its detail: the server refused to
-        // select the database.
-        ErrorKind::Server(_)
-            if error
-                .detail()
-                .is_some_and(|detail| detail.contains("has no permissions")) =>
-        {
-            classify("NOPERM", error.detail().unwrap_or_default(), acl)
+        ErrorKind::Io if error.is_connection_refusal() => unavailable(format!(
+            "no connection: {error}; is Redis running there? check host and port"
+        )),
+        ErrorKind::Server(_) if detail.contains("has no permissions") => {
+            classify("NOPERM", detail, acl)
         }
-        ErrorKind::Server(_)
-            if error
-                .detail()
-                .is_some_and(|detail| NO_DATABASE.iter().any(|no| detail.contains(no))) =>
-        {
+        ErrorKind::Server(_) if NO_DATABASE.iter().any(|no| detail.contains(no)) => {
             StoreError::new(
                 StoreErrorKind::InvalidUrl,
                 "the server has no database of that number; end the URL with a smaller number, such as /0 (the server's \
-                 configuration sets the number of `databases`)",
+             configuration sets the number of `databases`)",
             )
         }
-        _ => StoreError::new(
-            StoreErrorKind::Unavailable,
-            format!("no connection: {error}"),
-        ),
+        _ => unavailable(format!("no connection: {error}")),
     }
+}
+
+/// The error for a call that may succeed later.
+pub(super) fn unavailable(message: impl Into<Arc<str>>) -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, message)
 }
 
 /// Whether the reply is an error that only a replica returns.
@@ -104,10 +96,7 @@ pub(super) fn unconnected(error: &RedisError, tls: bool, acl: &AclLine) -> Store
     } else {
         return disconnected(error, acl);
     };
-    StoreError::new(
-        StoreErrorKind::Unavailable,
-        format!("no connection: {text}; {remedy}"),
-    )
+    unavailable(format!("no connection: {text}; {remedy}"))
 }
 
 /// The error for a server that lacks RESP3 or the commands of the scripts.
@@ -152,40 +141,53 @@ fn unauthenticated() -> StoreError {
 }
 
 fn classify(code: &str, details: &str, acl: &AclLine) -> StoreError {
-    let new = |kind, message: String| StoreError::new(kind, message);
-    match cause(code, details) {
-        "READONLY" => read_only(),
-        "NOPERM" => new(
-            StoreErrorKind::Forbidden,
-            format!("the server's access rules deny a right that locks need ({}); allow it with: {acl}", safe(details)),
-        ),
-        "NOAUTH" | "WRONGPASS" => unauthenticated(),
-        "DENIED" => new(
-            StoreErrorKind::Forbidden,
-            "the server is in protected mode and accepts local connections only; give it a password, or bind it".into(),
-        ),
-        "WRONGTYPE" => new(StoreErrorKind::ForeignKey, "a key of the lock holds data of another type".into()),
-        "UNKNOWN" => new(
-            StoreErrorKind::WrongServer,
-            "the server does not support a command that locks need; use Redis 6.0 or later".into(),
-        ),
-        "OOM" => new(StoreErrorKind::Unavailable, "the server is out of memory (maxmemory)".into()),
-        "LOADING" => new(StoreErrorKind::Unavailable, "the server is loading its data".into()),
-        "BUSY" => new(StoreErrorKind::Unavailable, "the server is busy running another script".into()),
-        cause @ ("MOVED" | "ASK" | "CROSSSLOT") => new(
-            StoreErrorKind::Unavailable,
-            format!(
+    let (kind, message) = match cause(code, details) {
+        "READONLY" => return read_only(),
+        "NOAUTH" | "WRONGPASS" => return unauthenticated(),
+        "NOPERM" => {
+            let details = safe(details);
+            let message = format!(
+                "the server's access rules deny a right that locks need ({details}); allow it with: {acl}"
+            );
+            return StoreError::new(StoreErrorKind::Forbidden, message);
+        }
+        cause @ ("MOVED" | "ASK" | "CROSSSLOT") => {
+            return unavailable(format!(
                 "the server is one node of a cluster and another one keeps this lock ({cause}); \
                  connect with redis+cluster://host:port"
-            ),
+            ));
+        }
+        "DENIED" => (
+            StoreErrorKind::Forbidden,
+            "the server is in protected mode and accepts local connections only; give it a password, or bind it",
         ),
-        "TRYAGAIN" => new(
+        "WRONGTYPE" => (
+            StoreErrorKind::ForeignKey,
+            "a key of the lock holds data of another type",
+        ),
+        "UNKNOWN" => (
+            StoreErrorKind::WrongServer,
+            "the server does not support a command that locks need; use Redis 6.0 or later",
+        ),
+        "OOM" => (
             StoreErrorKind::Unavailable,
-            "the lock is being moved to another node of the cluster, and its keys are not all there yet (TRYAGAIN)"
-                .into(),
+            "the server is out of memory (maxmemory)",
         ),
-        cause => new(StoreErrorKind::Unavailable, format!("the server refused: {cause} {}", safe(details))),
-    }
+        "LOADING" => (
+            StoreErrorKind::Unavailable,
+            "the server is loading its data",
+        ),
+        "BUSY" => (
+            StoreErrorKind::Unavailable,
+            "the server is busy running another script",
+        ),
+        "TRYAGAIN" => (
+            StoreErrorKind::Unavailable,
+            "the lock is being moved to another node of the cluster, and its keys are not all there yet (TRYAGAIN)",
+        ),
+        cause => return unavailable(format!("the server refused: {cause} {}", safe(details))),
+    };
+    StoreError::new(kind, message)
 }
 
 /// The code that identifies the error. Before Redis 7 an error within a script is reported as
@@ -241,88 +243,57 @@ fn safe(details: &str) -> &str {
 mod tests {
     use super::*;
 
+    fn classified(code: &str, details: &str) -> StoreError {
+        classify(code, details, &AclLine::new("lock", 0))
+    }
+
     #[test]
     fn every_reply_has_its_kind() {
         use StoreErrorKind::*;
-        let acl = AclLine::new("lock", 0);
-        for (code, details, kind) in [
+        let replies = [
             (
-                "READONLY",
-                "You can't write against a read only replica.",
                 ReadOnly,
+                "READONLY You can't write against a read only replica.
+                 ERR Error running script (call to f_1): @user_script:1: -READONLY You can't write",
             ),
             (
-                "NOPERM",
-                "this user has no permissions to run the 'evalsha' command",
                 Forbidden,
+                "NOPERM this user has no permissions to run the 'evalsha' command
+                 ERR ACL failure in script: User x has no permissions to access the 'k' key",
             ),
             (
-                "ERR",
-                "ACL failure in script: User x has no permissions to access the 'k' key",
-                Forbidden,
-            ),
-            ("NOAUTH", "Authentication required.", Unauthenticated),
-            (
-                "WRONGPASS",
-                "invalid username-password pair or user is disabled.",
                 Unauthenticated,
+                "NOAUTH Authentication required.
+                 WRONGPASS invalid username-password pair or user is disabled.
+                 ERR AUTH <password> called without any password configured",
             ),
             (
-                "ERR",
-                "AUTH <password> called without any password configured",
-                Unauthenticated,
-            ),
-            (
-                "WRONGTYPE",
-                "Operation against a key holding the wrong kind of value",
                 ForeignKey,
+                "WRONGTYPE Operation against a key holding the wrong kind of value
+                 ERR Error running script (call to f_1): @user_script:1: WRONGTYPE Operation against",
             ),
             (
-                "ERR",
-                "unknown command 'EVALSHA', with args beginning with: 'x'",
                 WrongServer,
+                "ERR unknown command 'EVALSHA', with args beginning with: 'x'",
             ),
             (
-                "OOM",
-                "command not allowed when used memory > 'maxmemory'.",
                 Unavailable,
+                "OOM command not allowed when used memory > 'maxmemory'.
+                 ERR Error running script (call to f_1): @user_script:1: -OOM command not allowed
+                 LOADING Redis is loading the dataset in memory
+                 BUSY Redis is busy running a script.
+                 MASTERDOWN Link with MASTER is down
+                 CLUSTERDOWN The cluster is down
+                 TRYAGAIN Multiple keys request during rehashing of slot
+                 MOVED 1 127.0.0.1:1
+                 ERR max number of clients reached",
             ),
-            (
-                "ERR",
-                "Error running script (call to f_1): @user_script:1: -OOM command not allowed",
-                Unavailable,
-            ),
-            (
-                "ERR",
-                "Error running script (call to f_1): @user_script:1: -READONLY You can't write",
-                ReadOnly,
-            ),
-            (
-                "ERR",
-                "Error running script (call to f_1): @user_script:1: WRONGTYPE Operation against",
-                ForeignKey,
-            ),
-            (
-                "LOADING",
-                "Redis is loading the dataset in memory",
-                Unavailable,
-            ),
-            ("BUSY", "Redis is busy running a script.", Unavailable),
-            ("MASTERDOWN", "Link with MASTER is down", Unavailable),
-            ("CLUSTERDOWN", "The cluster is down", Unavailable),
-            (
-                "TRYAGAIN",
-                "Multiple keys request during rehashing of slot",
-                Unavailable,
-            ),
-            ("MOVED", "1 127.0.0.1:1", Unavailable),
-            ("ERR", "max number of clients reached", Unavailable),
-        ] {
-            assert_eq!(
-                classify(code, details, &acl).kind(),
-                kind,
-                "{code} {details}"
-            );
+        ];
+        for (kind, replies) in replies {
+            for reply in replies.lines() {
+                let (code, details) = reply.trim().split_once(' ').unwrap();
+                assert_eq!(classified(code, details).kind(), kind, "{reply}");
+            }
         }
     }
 
@@ -337,13 +308,9 @@ mod tests {
 
     #[test]
     fn a_forbidden_lock_says_what_to_allow() {
-        let error = classify("NOPERM", "no permissions", &AclLine::new("lock", 0));
-        assert!(
-            error
-                .to_string()
-                .contains("ACL SETUSER <user> on ><password> ~lock:* "),
-            "{error}"
-        );
+        let error = classified("NOPERM", "no permissions").to_string();
+        let line = "ACL SETUSER <user> on ><password> ~lock:* ";
+        assert!(error.contains(line), "{error}");
     }
 
     #[test]
@@ -353,12 +320,9 @@ mod tests {
             ("NOPERM", "no, "),
             ("OTHER", "no, "),
         ] {
-            let error = classify(
-                code,
-                &format!("{text}with args beginning with: 'secret'"),
-                &AclLine::new("lock", 0),
-            );
-            assert!(!error.to_string().contains("secret"), "{error}");
+            let details = format!("{text}with args beginning with: 'secret'");
+            let error = classified(code, &details).to_string();
+            assert!(!error.contains("secret"), "{error}");
         }
     }
 }

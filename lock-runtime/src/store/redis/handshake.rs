@@ -43,9 +43,9 @@ impl Greeting {
         let mut questions = redis::pipe();
         questions.cmd("INFO").cmd("TIME");
         questions.cmd("GET").arg(format_name(namespace));
-        marker.into_iter().for_each(|marker| {
+        if let Some(marker) = marker {
             questions.add_command(marker.clone());
-        });
+        }
         let sent = Instant::now();
         let mut answers = connection
             .req_packed_commands(&questions, 0, questions.len())
@@ -99,37 +99,30 @@ impl Greeting {
 
     /// The marker of the data, and the time for which the server has had it.
     pub(super) fn marker(&self, acl: &AclLine) -> Result<(String, Duration), StoreError> {
-        if let Value::ServerError(refusal) = &self.marker {
-            return Err(error::refused(refusal, acl));
-        }
-        let mut reply = Reply::new(self.marker.clone())?;
+        let mut reply = Reply::new(settled(&self.marker, acl)?.clone())?;
         reply.count()?;
         Ok((reply.text()?, Duration::from_micros(reply.count()?)))
     }
 
     /// The server's time, in microseconds since 1970.
     pub(super) fn micros(&self, acl: &AclLine) -> Result<u64, StoreError> {
-        match &self.time {
-            Value::Array(time) => {
-                let mut parts = time
-                    .iter()
-                    .map(|part| text(part, acl)?.parse::<u64>().map_err(|_| unexpected()));
-                match (parts.next(), parts.next()) {
-                    (Some(seconds), Some(micros)) => Ok(seconds? * 1_000_000 + micros?),
-                    _ => Err(unexpected()),
-                }
-            }
-            Value::ServerError(refusal) => Err(error::refused(refusal, acl)),
-            _ => Err(unexpected()),
-        }
+        let time = settled(&self.time, acl)?;
+        let (seconds, micros): (u64, u64) =
+            redis::from_redis_value_ref(time).map_err(|_| unexpected())?;
+        Ok(seconds * 1_000_000 + micros)
+    }
+}
+
+/// Returns the reply, or the error that it is.
+fn settled<'a>(value: &'a Value, acl: &AclLine) -> Result<&'a Value, StoreError> {
+    match value {
+        Value::ServerError(refusal) => Err(error::refused(refusal, acl)),
+        value => Ok(value),
     }
 }
 
 fn text(value: &Value, acl: &AclLine) -> Result<String, StoreError> {
-    match value {
-        Value::ServerError(refusal) => Err(error::refused(refusal, acl)),
-        value => redis::from_redis_value_ref(value).map_err(|_| unexpected()),
-    }
+    redis::from_redis_value_ref(settled(value, acl)?).map_err(|_| unexpected())
 }
 
 /// The role that a server must have.
@@ -142,14 +135,9 @@ pub(super) enum Kind {
 }
 
 /// The reply to `INFO`.
-pub(super) struct Info(String);
+pub(super) struct Info(pub(super) String);
 
 impl Info {
-    /// Wraps the text of the reply.
-    pub(super) fn new(text: String) -> Self {
-        Self(text)
-    }
-
     /// The version of the server if it is too old.
     pub(super) fn old_version(&self) -> Option<&str> {
         // Every Valkey has the required features, whichever version of Redis it reports for
@@ -188,10 +176,8 @@ impl Info {
             return Err(error::too_old(Some(version)));
         }
         // Valkey names the mode `server_mode`.
-        if ["redis_mode", "server_mode"]
-            .iter()
-            .any(|mode| self.field(mode) == Some("sentinel"))
-        {
+        let modes = ["redis_mode", "server_mode"].map(|mode| self.field(mode));
+        if modes.contains(&Some("sentinel")) {
             let message = "the server is a Sentinel, which keeps no locks; connect to the primary that it watches: \
                            redis+sentinel://host:26379/mymaster";
             return Err(StoreError::new(StoreErrorKind::WrongServer, message));
@@ -200,11 +186,7 @@ impl Info {
             let message = "the server is not a node of a cluster; connect with redis://host:port";
             return Err(StoreError::new(StoreErrorKind::WrongServer, message));
         }
-        if kind == Kind::Primary
-            && self
-                .field("role")
-                .is_some_and(|role| matches!(role, "slave" | "replica"))
-        {
+        if kind == Kind::Primary && matches!(self.field("role"), Some("slave" | "replica")) {
             return Err(error::read_only());
         }
         if let Some(policy) = self.field("maxmemory_policy")
@@ -225,69 +207,62 @@ mod tests {
 
     #[test]
     fn a_server_that_cannot_keep_locks_is_refused() {
-        let check = |info: &str| Info::new(info.to_owned()).check(Kind::Primary);
-        let kind = |info: &str| check(info).map_err(|error| error.kind());
-        assert_eq!(
-            kind("# Server\r\nredis_version:7.0.15\r\nrole:master\r\n"),
-            Ok(())
-        );
-        assert_eq!(kind("role:slave\r\n"), Err(StoreErrorKind::ReadOnly));
-        assert_eq!(
-            kind("redis_version:7.0.15\r\nredis_mode:sentinel\r\n"),
-            Err(StoreErrorKind::WrongServer)
-        );
-        let error = check("redis_version:5.0.14\r\nrole:master\r\n").unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::WrongServer);
-        assert!(error.to_string().contains("5.0.14"), "{error}");
-    }
-
-    #[test]
-    fn valkey_is_known_by_the_fields_of_its_own() {
+        use StoreErrorKind::{ReadOnly, WrongServer};
+        let with_version = |version: &str, rest: &str| {
+            format!("# Server\r\nredis_version:{version}\r\n{rest}\r\n")
+        };
         // As printed by Valkey 8.1.
-        let info = |version: &str, mode: &str, role: &str| {
-            let text = format!(
+        let valkey = |version: &str, mode: &str, role: &str| {
+            format!(
                 "# Server\r\nredis_version:{version}\r\nserver_name:valkey\r\nvalkey_version:8.1.1\r\n\
                  valkey_release_stage:ga\r\nredis_git_sha1:00000000\r\nredis_git_dirty:0\r\n\
                  redis_build_id:5beb99de11516a6b\r\nserver_mode:{mode}\r\nos:Linux 6.1.0 x86_64\r\narch_bits:64\r\n\
                  \r\n# Replication\r\nrole:{role}\r\n\r\n# Cluster\r\ncluster_enabled:0\r\n"
-            );
-            Info::new(text)
+            )
         };
-        assert!(
-            info("7.2.4", "standalone", "master")
-                .check(Kind::Primary)
-                .is_ok()
-        );
-        // Valkey can be configured to report another version to old clients.
-        assert!(
-            info("5.0.0", "standalone", "master")
-                .check(Kind::Primary)
-                .is_ok()
-        );
-        let error = info("7.2.4", "standalone", "slave")
-            .check(Kind::Primary)
-            .unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::ReadOnly);
-        let error = info("7.2.4", "sentinel", "master")
-            .check(Kind::Primary)
-            .unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::WrongServer);
-        assert!(error.to_string().contains("is a Sentinel"), "{error}");
-    }
-
-    #[test]
-    fn a_node_of_a_cluster_may_be_a_replica_and_nothing_else() {
-        let kind = |info: &str| {
-            Info::new(info.to_owned())
-                .check(Kind::Node)
-                .map_err(|error| error.kind())
-        };
-        assert_eq!(kind("role:master\r\ncluster_enabled:1\r\n"), Ok(()));
-        assert_eq!(kind("role:slave\r\ncluster_enabled:1\r\n"), Ok(()));
-        assert_eq!(
-            kind("role:master\r\ncluster_enabled:0\r\n"),
-            Err(StoreErrorKind::WrongServer)
-        );
-        assert_eq!(kind("role:master\r\n"), Err(StoreErrorKind::WrongServer));
+        let of_cluster = |role: &str, enabled| format!("{role}\r\ncluster_enabled:{enabled}\r\n");
+        let [a_sentinel, no_node, too_old] =
+            ["is a Sentinel", "not a node", "5.0.14"].map(|words| (WrongServer, words));
+        let (primary, node) = (Kind::Primary, Kind::Node);
+        let (a_replica, fine) = ((ReadOnly, ""), None);
+        for (role, info, refusal) in [
+            (primary, with_version("7.0.15", "role:master"), fine),
+            (primary, "role:slave\r\n".into(), Some(a_replica)),
+            (
+                primary,
+                with_version("7.0.15", "redis_mode:sentinel"),
+                Some(a_sentinel),
+            ),
+            (
+                primary,
+                with_version("5.0.14", "role:master"),
+                Some(too_old),
+            ),
+            (primary, valkey("7.2.4", "standalone", "master"), fine),
+            // Valkey can be configured to report another version to old clients.
+            (primary, valkey("5.0.0", "standalone", "master"), fine),
+            (
+                primary,
+                valkey("7.2.4", "standalone", "slave"),
+                Some(a_replica),
+            ),
+            (
+                primary,
+                valkey("7.2.4", "sentinel", "master"),
+                Some(a_sentinel),
+            ),
+            // A node may be a replica, but must be part of a cluster.
+            (node, of_cluster("role:master", 1), fine),
+            (node, of_cluster("role:slave", 1), fine),
+            (node, of_cluster("role:master", 0), Some(no_node)),
+            (node, "role:master\r\n".into(), Some(no_node)),
+        ] {
+            let found = Info(info.clone()).check(role).err();
+            let kind = found.as_ref().map(StoreError::kind);
+            assert_eq!(kind, refusal.map(|(kind, _)| kind), "{info}");
+            if let (Some(error), Some((_, words))) = (found, refusal) {
+                assert!(error.to_string().contains(words), "{error}");
+            }
+        }
     }
 }

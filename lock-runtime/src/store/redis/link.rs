@@ -30,12 +30,12 @@ use super::{
     error,
     handshake::{Greeting, Info, Kind},
     names::marker_name,
+    on_drop::OnDrop,
     pushes::Pushes,
     quarantine::Tenure,
     reply::unexpected,
     scripts::{self, Call},
-    sentinel::Named,
-    target::Target,
+    target::{Target, is_tls},
 };
 use crate::{
     store::{StoreError, StoreErrorKind, StoreEvent, Token},
@@ -66,8 +66,9 @@ pub(super) struct Dial {
     pub(super) kind: Kind,
     /// Set by the first established connection.
     clock: Arc<OnceLock<ServerClock>>,
-    /// Warnings that are logged once, whatever the number of connections.
-    warned: Arc<Warned>,
+    /// Limits the warnings about missing rights to one each, whatever the number of connections.
+    no_pushes: Arc<Once>,
+    no_info: Arc<Once>,
     /// Whether the connection receives push messages and reports its end.
     listens: bool,
 }
@@ -79,11 +80,6 @@ struct Membership {
     /// Reads the marker of the server's data.
     question: Cmd,
     latest: Arc<Mutex<Option<Arc<Tenure>>>>,
-}
-
-struct Warned {
-    no_pushes: Once,
-    no_info: Once,
 }
 
 /// A connection that is being established, is up, or is over. It is not re-established: a caller
@@ -125,7 +121,7 @@ impl Life {
         if self.stood.load(Ordering::Acquire)
             && let Some(pushes) = &self.pushes
         {
-            pushes.listeners().notify(&StoreEvent::Disconnected);
+            pushes.listeners.notify(&StoreEvent::Disconnected);
         }
     }
 }
@@ -137,18 +133,16 @@ impl Drop for Life {
 }
 
 impl Dial {
-    pub(super) fn new(target: Target, pushes: Arc<Pushes>, acl: AclLine) -> Self {
+    pub(super) fn new(target: Target, pushes: Pushes, acl: AclLine) -> Self {
         Self {
             target,
-            pushes,
+            pushes: Arc::new(pushes),
             acl,
             membership: None,
             kind: Kind::Primary,
             clock: Arc::default(),
-            warned: Arc::new(Warned {
-                no_pushes: Once::new(),
-                no_info: Once::new(),
-            }),
+            no_pushes: Arc::new(Once::new()),
+            no_info: Arc::new(Once::new()),
             listens: true,
         }
     }
@@ -163,9 +157,9 @@ impl Dial {
 
     /// The same parameters for a server that votes with others. It does not vote for
     /// `longest_lease` if it may have forgotten a lock.
-    pub(super) fn member(self, namespace: &str, longest_lease: Duration) -> Self {
+    pub(super) fn member(self, longest_lease: Duration) -> Self {
         let question = Call::new(&scripts::MARKER, 1)
-            .arg(marker_name(namespace))
+            .arg(marker_name(&self.pushes.namespace))
             .token(Token::random())
             .into_text();
         Self {
@@ -196,7 +190,7 @@ impl Dial {
 
     /// Warns once that waiters are not notified.
     pub(super) fn warn_of_silence(&self, error: &StoreError) {
-        self.warned.no_pushes.call_once(|| {
+        self.no_pushes.call_once(|| {
             tracing::warn!(%error, "the server sends no messages about grants: waiters only poll once a second");
         });
     }
@@ -208,11 +202,10 @@ impl Dial {
 
     /// Starts to connect in a separate task, as a caller may stop waiting for the connection.
     pub(super) fn dial(&self) -> Link {
-        let pushes = self.listens.then(|| self.pushes.clone());
         let life = Arc::new(Life {
             stood: AtomicBool::new(false),
             over: AtomicBool::new(false),
-            pushes,
+            pushes: self.listens.then(|| self.pushes.clone()),
             watch: OnceLock::new(),
         });
         // Only the result is shared. The attempt runs on the runtime that started it, and may end
@@ -267,7 +260,7 @@ impl Dial {
                 }
                 // No connection has succeeded so far: the address may be wrong.
                 Unconnected::Broken(cause) => {
-                    error::unconnected(&cause, self.target.is_tls(), &self.acl)
+                    error::unconnected(&cause, is_tls(self.target.info().addr()), &self.acl)
                 }
             }
         })
@@ -309,25 +302,21 @@ impl Dial {
             .membership
             .as_ref()
             .map(|membership| &membership.question);
-        let greeting = Greeting::exchange(&mut connection, self.pushes.namespace(), marker);
+        let greeting = Greeting::exchange(&mut connection, &self.pushes.namespace, marker);
         let greeting = timeout(ATTEMPT, greeting).await;
         let tenure = self.accept(&greeting.unwrap_or_else(|_| Err(silence()))?)?;
         stood.store(true, Ordering::Release);
         life.stood.store(true, Ordering::Release);
-        // Connections without subscriptions watch as well: a hanging primary that was replaced
-        // would otherwise delay their calls until they time out.
-        self.watch(named, life);
-        Ok(Connected { connection, tenure })
-    }
-
-    /// Ends the connection once its server is no longer the primary.
-    fn watch(&self, named: Option<Named>, life: &Arc<Life>) {
-        let listener = Arc::downgrade(life);
-        let switched = move || listener.upgrade().into_iter().for_each(|life| life.end());
-        if let Some(watch) = self.target.watch(named, switched) {
+        // The connection ends once its server is no longer the primary. Connections without
+        // subscriptions watch as well: a hanging primary that was replaced would otherwise delay
+        // their calls until they time out.
+        if let Some((sentinels, named)) = named {
+            let life_of = Arc::downgrade(life);
+            let switched = move || life_of.upgrade().into_iter().for_each(|life| life.end());
             // Only one attempt establishes the connection, so this is not set yet.
-            let _ = life.watch.set(watch);
+            let _ = life.watch.set(sentinels.watch(named, switched));
         }
+        Ok(Connected { connection, tenure })
     }
 
     async fn subscribe(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
@@ -352,7 +341,7 @@ impl Dial {
         match &info {
             Ok(info) => info.check(self.kind)?,
             Err(error) if error.kind() == StoreErrorKind::Forbidden && self.membership.is_none() => {
-                self.warned.no_info.call_once(|| {
+                self.no_info.call_once(|| {
                     tracing::warn!(
                         "the server forbids INFO: its version, role and eviction policy were not checked"
                     );
@@ -360,7 +349,7 @@ impl Dial {
             }
             Err(error) => return Err(error.clone().into()),
         }
-        greeting.check_format(self.pushes.namespace(), &self.acl)?;
+        greeting.check_format(&self.pushes.namespace, &self.acl)?;
         let micros = greeting.micros(&self.acl)?;
         // Set the tenure before the clock: an acquire waits for the clock, and then
         // needs the tenure.
@@ -471,36 +460,19 @@ impl Link {
         self.life.end();
     }
 
-    /// Records that a call is about to be sent.
-    pub(super) fn unanswered(&self) -> Unanswered<'_> {
+    /// Records that a call is about to be sent. If its caller stops waiting for it after a long
+    /// silence, the connection is given up: TCP may be alive without a server at the other end.
+    pub(super) fn unanswered(&self) -> OnDrop<impl FnOnce()> {
         lock(&self.silent_since).get_or_insert_with(Instant::now);
-        Unanswered {
-            link: self,
-            answered: false,
-        }
+        OnDrop::new(|| {
+            if lock(&self.silent_since).is_some_and(|since| since.elapsed() >= SILENCE) {
+                self.end();
+            }
+        })
     }
-}
 
-/// A call that has not been answered yet. If it is dropped in this state after a long silence, the
-/// connection is given up: TCP may be alive without a server at the other end.
-pub(super) struct Unanswered<'a> {
-    link: &'a Link,
-    answered: bool,
-}
-
-impl Unanswered<'_> {
-    pub(super) fn answered(mut self) {
-        *lock(&self.link.silent_since) = None;
-        self.answered = true;
-    }
-}
-
-impl Drop for Unanswered<'_> {
-    fn drop(&mut self) {
-        if !self.answered
-            && lock(&self.link.silent_since).is_some_and(|since| since.elapsed() >= SILENCE)
-        {
-            self.link.end();
-        }
+    /// Records an answer.
+    pub(super) fn answered(&self) {
+        *lock(&self.silent_since) = None;
     }
 }

@@ -105,17 +105,7 @@ pub(super) fn key_of<'a>(namespace: &str, lock: &'a str, kind: LockKind) -> Opti
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    /// The part that Redis Cluster hashes: the text within the first `{..}` if it is not empty,
-    /// else the whole key.
-    fn slot_text(name: &str) -> &str {
-        name.split_once('{')
-            .and_then(|(_, rest)| rest.split_once('}'))
-            .map(|(tag, _)| tag)
-            .filter(|tag| !tag.is_empty())
-            .unwrap_or(name)
-    }
+    use super::{super::cluster::slot_of, *};
 
     #[test]
     fn the_keys_of_a_lock_share_a_slot_and_differ() {
@@ -125,8 +115,9 @@ mod tests {
             let key = LockKey::new(name).unwrap();
             for kind in [LockKind::Lock, LockKind::Permits] {
                 let names = Names::new("ns:sub", &key, kind);
-                assert_eq!(slot_text(&names.lock), slot_text(&names.fence), "{names:?}");
-                assert_eq!(slot_text(&names.lock), slot_text(&names.queue), "{names:?}");
+                let slot = |name: &String| slot_of(name.as_bytes());
+                assert_eq!(slot(&names.lock), slot(&names.fence), "{names:?}");
+                assert_eq!(slot(&names.lock), slot(&names.queue), "{names:?}");
                 assert!(
                     names.lock != names.fence
                         && names.lock != names.queue

@@ -4,11 +4,14 @@
 //! one with all stores. A message that cannot be parsed is ignored: messages are only hints, and
 //! every client may publish them.
 
-use std::{str, time::Duration};
+use std::time::Duration;
 
-use redis::{PushInfo, PushKind, Value};
+use redis::{PushInfo, PushKind};
 
-use super::{names, reply};
+use super::{
+    names,
+    reply::{self, text},
+};
 use crate::{
     fence::FencingToken,
     key::LockKey,
@@ -19,14 +22,16 @@ use crate::{
 /// Parses push messages, and notifies the listeners.
 #[derive(Debug)]
 pub(super) struct Pushes {
-    namespace: String,
-    own: String,
-    revoked: String,
+    pub(super) namespace: String,
+    /// The channel for the grants and reservations of this store's requests.
+    pub(super) own: String,
+    /// The channel for revoked holders.
+    pub(super) revoked: String,
     /// A grant counts only once it is polled.
     invites: bool,
     /// Requests are notified by slot, and the channel of the store's own name is not used.
     sharded: bool,
-    listeners: Listeners,
+    pub(super) listeners: Listeners,
 }
 
 impl Pushes {
@@ -57,10 +62,6 @@ impl Pushes {
         }
     }
 
-    pub(super) fn namespace(&self) -> &str {
-        &self.namespace
-    }
-
     /// The channels to which every connection subscribes.
     pub(super) fn channels(&self) -> Vec<&str> {
         if self.sharded {
@@ -74,20 +75,6 @@ impl Pushes {
     /// determines the slot.
     pub(super) fn of_slot(&self, tag: u32) -> String {
         format!("{}:{{{tag}}}", self.own)
-    }
-
-    pub(super) fn listeners(&self) -> &Listeners {
-        &self.listeners
-    }
-
-    /// The channel for the grants and reservations of this store's requests.
-    pub(super) fn own(&self) -> &str {
-        &self.own
-    }
-
-    /// The channel for revoked holders.
-    pub(super) fn revoked(&self) -> &str {
-        &self.revoked
     }
 
     /// Handles a message. It runs in the task that reads the connection, so it only
@@ -112,10 +99,9 @@ impl Pushes {
             }
         } else if channel == self.revoked {
             for member in message.split(' ') {
-                let token = member.rsplit(':').next().and_then(Token::from_hex);
-                token
-                    .into_iter()
-                    .for_each(|token| self.listeners.notify(&StoreEvent::Revoked { token }));
+                if let Some(token) = member.rsplit(':').next().and_then(Token::from_hex) {
+                    self.listeners.notify(&StoreEvent::Revoked { token });
+                }
             }
         }
     }
@@ -156,117 +142,95 @@ impl Pushes {
     }
 }
 
-fn text(value: &Value) -> Option<&str> {
-    match value {
-        Value::BulkString(bytes) => str::from_utf8(bytes).ok(),
-        Value::SimpleString(text) => Some(text),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::spec::Mode;
 
+    const HEX: &str = "0123456789abcdef0123456789abcdef";
+
+    fn key(name: &str) -> LockKey {
+        LockKey::new(name).unwrap()
+    }
+
     #[test]
     fn a_message_tells_the_whole_grant() {
         let pushes = Pushes::new("my app");
-        let token = Token::random();
-        let hex = String::from_utf8(token.to_hex().to_vec()).unwrap();
-        for (mode, written, member, lock) in [
-            (Mode::Exclusive, "exclusive", hex.clone(), "my app:a b"),
-            (Mode::Shared, "shared", hex.clone(), "my app:a b"),
+        let three = Mode::Permits(3.try_into().unwrap());
+        for (mode, message) in [
             (
-                Mode::Permits(3.try_into().unwrap()),
-                "3",
-                format!("3:{hex}"),
-                "my app:permits:a b",
+                Mode::Exclusive,
+                format!("exclusive {HEX} 7 250 2 my app:a b"),
             ),
+            (Mode::Shared, format!("shared {HEX} 7 250 2 my app:a b")),
+            (three, format!("3 3:{HEX} 7 250 2 my app:permits:a b")),
         ] {
-            let message = format!("{written} {member} 7 250 2 {lock}");
             let Some(StoreEvent::Granted { hold, grant }) = pushes.granted(&message) else {
                 panic!("{message}")
             };
-            assert_eq!(hold, Hold::new(LockKey::new("a b").unwrap(), mode, token));
+            let token = Token::from_hex(HEX).unwrap();
+            assert_eq!(hold, Hold::new(key("a b"), mode, token));
             let fence = FencingToken::new(7).unwrap();
-            assert_eq!(
-                grant,
-                Grant::new(fence, Duration::from_millis(250)).reserved(2)
-            );
+            let expected = Grant::new(fence, Duration::from_millis(250)).reserved(2);
+            assert_eq!(grant, expected);
         }
     }
 
     #[test]
-    fn grant_without_replicas_yet_wakes_the_waiter_only() {
-        let pushes = Pushes::new("lock").inviting(true);
-        let event = pushes.granted("3 3:0123456789abcdef0123456789abcdef 7 250 0 lock:permits:a");
-        let Some(StoreEvent::FreeIn { key, kind, ttl }) = event else {
-            panic!("{event:?}")
-        };
-        assert_eq!(
-            (key, kind, ttl),
+    fn a_message_tells_when_the_lock_is_free() {
+        let (plain, inviting) = (Pushes::new("my app"), Pushes::new("my app").inviting(true));
+        let permits = format!("3 3:{HEX} 7 250 0 my app:permits:a b");
+        for (event, expected, expected_ttl) in [
+            (plain.kept("kept lock 250 my app:a b"), LockKind::Lock, 250),
             (
-                LockKey::new("a").unwrap(),
+                plain.kept("kept permits 250 my app:permits:a b"),
                 LockKind::Permits,
-                Duration::ZERO
-            )
-        );
+                250,
+            ),
+            // The replicas may not have the grant yet, and its waiter is only notified.
+            (inviting.granted(&permits), LockKind::Permits, 0),
+        ] {
+            let Some(StoreEvent::FreeIn {
+                key: found,
+                kind,
+                ttl,
+            }) = event
+            else {
+                panic!("{event:?}")
+            };
+            assert_eq!((found, kind), (key("a b"), expected));
+            assert_eq!(ttl, Duration::from_millis(expected_ttl));
+        }
     }
 
     #[test]
-    fn a_message_tells_what_is_kept() {
-        let pushes = Pushes::new("my app");
-        for (message, expected) in [
-            ("kept lock 250 my app:a b", LockKind::Lock),
-            ("kept permits 250 my app:permits:a b", LockKind::Permits),
-        ] {
-            let Some(StoreEvent::FreeIn { key, kind, ttl }) = pushes.kept(message) else {
-                panic!("{message}")
-            };
-            assert_eq!(
-                (key, kind, ttl),
-                (
-                    LockKey::new("a b").unwrap(),
-                    expected,
-                    Duration::from_millis(250)
-                )
-            );
-        }
+    fn a_message_of_another_format_is_ignored() {
+        let pushes = Pushes::new("lock");
         for message in [
             "",
             "kept",
             "kept lock 250",
-            "kept lock 250 my app:",
+            "kept lock 250 lock:",
             "kept lock 250 other:a",
-            "kept lock -1 my app:a",
-            "kept reader 250 my app:a",
-            "kept permits 250 my app:a",
+            "kept lock -1 lock:a",
+            "kept reader 250 lock:a",
+            "kept permits 250 lock:a",
         ] {
             assert!(pushes.kept(message).is_none(), "{message}");
         }
-    }
-
-    #[test]
-    fn what_is_no_grant_is_ignored() {
-        let pushes = Pushes::new("lock");
-        let hex = "0123456789abcdef0123456789abcdef";
-        assert!(
-            pushes
-                .granted(&format!("exclusive {hex} 7 250 0 lock:a"))
-                .is_some()
-        );
+        let fine = format!("exclusive {HEX} 7 250 0 lock:a");
+        assert!(pushes.granted(&fine).is_some());
         for message in [
             "",
             "hello",
-            &format!("exclusive {hex} 7 250 0 other:a"),
-            &format!("exclusive {hex} 7 250 0 lock:"),
-            &format!("exclusive {hex} 0 250 0 lock:a"),
-            &format!("exclusive {hex} 7 -1 0 lock:a"),
-            &format!("exclusive {} 7 250 0 lock:a", &hex[1..]),
-            &format!("exclusive {} 7 250 0 lock:a", hex.to_uppercase()),
-            &format!("0 0:{hex} 7 250 0 lock:permits:a"),
-            &format!("2 2:{hex} 7 250 0 lock:a"),
+            &format!("exclusive {HEX} 7 250 0 other:a"),
+            &format!("exclusive {HEX} 7 250 0 lock:"),
+            &format!("exclusive {HEX} 0 250 0 lock:a"),
+            &format!("exclusive {HEX} 7 -1 0 lock:a"),
+            &format!("exclusive {} 7 250 0 lock:a", &HEX[1..]),
+            &format!("exclusive {} 7 250 0 lock:a", HEX.to_uppercase()),
+            &format!("0 0:{HEX} 7 250 0 lock:permits:a"),
+            &format!("2 2:{HEX} 7 250 0 lock:a"),
         ] {
             assert!(pushes.granted(message).is_none(), "{message}");
         }

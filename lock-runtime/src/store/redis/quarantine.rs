@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::store::{StoreError, StoreErrorKind};
+use super::error::unavailable;
+use crate::store::StoreError;
 
 /// The resolution of the uptime, which is in whole seconds. The first of them may be a short one.
 const COARSE: Duration = Duration::from_secs(1);
@@ -72,10 +73,7 @@ impl Tenure {
     pub(crate) fn check(&self, now: Instant) -> Result<(), StoreError> {
         match self.keeps_away(now) {
             None => Ok(()),
-            Some(left) => Err(StoreError::new(
-                StoreErrorKind::Unavailable,
-                format!("it was restarted, or has new data, and may have forgotten a lock: it votes in {left:.0?}"),
-            )
+            Some(left) => Err(unavailable(format!("it was restarted, or has new data, and may have forgotten a lock: it votes in {left:.0?}"))
             .with_unsent(true)),
         }
     }
@@ -83,10 +81,7 @@ impl Tenure {
 
 /// The error for data that was deleted while the connection was up.
 pub(crate) fn lost_its_data() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Unavailable,
-        "its data was deleted, including its record of locks",
-    )
+    unavailable("its data was deleted, including its record of locks")
 }
 
 #[cfg(test)]

@@ -1,22 +1,20 @@
 //! Connects to several independent servers: from their URLs to the store over all of them.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    CONNECT, RedisStore, check_namespace, connection::Connection, servers::Servers,
-    settings::RedisOptions, url,
+    CONNECT, RedisStore, cannot_keep_locks, check_namespace, connection::Connection,
+    servers::Servers, settings::RedisOptions, url::REDLOCK,
 };
 use crate::{
     error::{LockError, LockErrorKind},
     runtime,
-    store::{QuorumMember, QuorumStore, StoreError, check_count, majority},
+    store::{QuorumMember, QuorumStore, StoreError, StoreErrorKind, check_count, majority},
 };
 
-const RIGHT_ONE: &str = "a valid one is redlock:redis://host1:6379,redis://host2:6379,redis://host3:6379 (percent-encode \
-                         commas in passwords)";
 /// The time that the other servers have to report an error once a majority is connected.
 const STRAGGLERS: Duration = Duration::from_millis(300);
 
@@ -29,24 +27,17 @@ pub(crate) fn urls_of(url: &str) -> Result<Option<Vec<&str>>, LockError> {
         Some((scheme, list)) if scheme.eq_ignore_ascii_case("redlock") => list,
         _ => return Ok(None),
     };
-    let invalid = |complaint: &str| {
-        let message =
-            format!("the URL does not name several Redis servers: {complaint}; {RIGHT_ONE}");
-        Err(LockError::new(LockErrorKind::InvalidUrl, message))
-    };
-    if list.starts_with("//") {
-        return invalid(
-            "after \"redlock:\" the URLs of the servers follow, each with its own redis://",
-        );
-    }
     let urls: Vec<_> = list.split(',').map(str::trim).collect();
-    if urls.iter().any(|url| url.is_empty()) {
-        return invalid("the URL of one of the servers is empty");
+    if list.starts_with("//") {
+        let complaint =
+            "after \"redlock:\" the URLs of the servers follow, each with its own redis://";
+        Err(REDLOCK.refuse(complaint))
+    } else if urls.iter().any(|url| url.is_empty()) {
+        Err(REDLOCK.refuse("the URL of one of the servers is empty"))
+    } else {
+        check_count(urls.len()).map_err(|refused| REDLOCK.refuse(refused))?;
+        Ok(Some(urls))
     }
-    if let Err(refused) = check_count(urls.len()) {
-        return invalid(&refused.to_string());
-    }
-    Ok(Some(urls))
 }
 
 /// Connects to all servers at once. A majority has to answer.
@@ -66,14 +57,7 @@ pub(crate) async fn connect(
     runtime::check()?;
     let mut servers = Vec::with_capacity(urls.len());
     for server in urls {
-        url::check_tls(server)?;
-        let client = url::open(server, settings).map_err(|error| match error.kind() {
-            LockErrorKind::InvalidUrl => LockError::new(
-                LockErrorKind::InvalidUrl,
-                format!("the URL of one of the servers is not valid: {error}; {RIGHT_ONE}"),
-            ),
-            _ => error,
-        })?;
+        let client = REDLOCK.client(server, settings)?;
         let name = client.get_connection_info().addr().to_string();
         if servers.iter().any(|(other, _)| *other == name) {
             return Err(same_server(&name, &name));
@@ -82,11 +66,14 @@ pub(crate) async fn connect(
         servers.push((name, connection));
     }
     stand(&servers).await?;
-    for (index, (name, server)) in servers.iter().enumerate() {
-        let run_id = server.run_id();
-        let same =
-            |(_, other): &&(String, Connection)| run_id.is_some() && other.run_id() == run_id;
-        if let Some((other, _)) = servers[..index].iter().find(same) {
+    let mut runs = HashMap::new();
+    for (name, server) in &servers {
+        if let Some(run_id) = server
+            .dial
+            .tenure()
+            .and_then(|tenure| tenure.run_id.clone())
+            && let Some(other) = runs.insert(run_id, name)
+        {
             return Err(same_server(other, name));
         }
     }
@@ -103,9 +90,9 @@ pub(crate) async fn connect(
 }
 
 fn same_server(one: &str, other: &str) -> LockError {
-    let message =
-        format!("{one} and {other} are the same server, which would have two votes; {RIGHT_ONE}");
-    LockError::new(LockErrorKind::InvalidUrl, message)
+    REDLOCK.refuse(format!(
+        "{one} and {other} are the same server, which would have two votes"
+    ))
 }
 
 /// Waits until a majority is connected.
@@ -116,43 +103,27 @@ async fn stand(servers: &[(String, Connection)]) -> Result<(), LockError> {
         .map(async |(index, (_, server))| (index, server.ready().await))
         .collect();
     let mut said: Vec<Option<Result<(), StoreError>>> = vec![None; servers.len()];
-    let majority = majority(servers.len());
+    let (mut standing, majority) = (0, majority(servers.len()));
     let mut until = Instant::now() + CONNECT;
     while let Some((index, answer)) = tokio::select! {
         answer = answers.next() => answer,
         () = sleep_until(until) => None,
     } {
+        standing += usize::from(answer.is_ok());
         said[index] = Some(answer);
-        if said
-            .iter()
-            .filter(|said| matches!(said, Some(Ok(()))))
-            .count()
-            == majority
-        {
+        if standing >= majority {
             until = until.min(Instant::now() + STRAGGLERS);
         }
     }
-    let refuse = |error: &StoreError, message: String| {
-        Err(LockError::new(error.kind().into(), message).with_source(Some(error.clone())))
-    };
-    // A permanent error is better reported at the start.
     for ((name, _), said) in servers.iter().zip(&said) {
-        match said {
-            Some(Err(error)) if error.kind() != crate::store::StoreErrorKind::Unavailable => {
-                return refuse(error, format!("cannot keep locks at {name}"));
-            }
-            Some(Err(error)) => {
-                tracing::warn!(server = %name, %error, "the server does not answer")
-            }
-            _ => {}
+        let Some(Err(error)) = said else { continue };
+        // A permanent error is better reported at the start.
+        if error.kind() != StoreErrorKind::Unavailable {
+            return Err(cannot_keep_locks(name, error.clone()));
         }
+        tracing::warn!(server = %name, %error, "the server does not answer");
     }
-    if said
-        .iter()
-        .filter(|said| matches!(said, Some(Ok(()))))
-        .count()
-        >= majority
-    {
+    if standing >= majority {
         return Ok(());
     }
     let each = servers
@@ -198,14 +169,7 @@ mod tests {
             ),
             ("redlock:redis://a,,redis://b", "empty"),
         ] {
-            let error = urls_of(url).unwrap_err();
-            assert_eq!(error.kind(), LockErrorKind::InvalidUrl);
-            let error = error.to_string();
-            assert!(
-                error.contains(word) && error.contains("redlock:redis://host1"),
-                "{url}: {error}"
-            );
-            assert!(!error.contains("hunter2"), "{error}");
+            REDLOCK.assert_refused(url, &urls_of(url).unwrap_err(), word);
         }
     }
 }

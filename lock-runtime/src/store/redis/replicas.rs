@@ -19,13 +19,15 @@ use tokio::{sync::oneshot, time::timeout};
 
 use super::{
     connection::{Connection, is_unknown_script},
+    error::unavailable,
     names::Names,
+    on_drop::OnDrop,
     reply::unexpected,
     scripts::{self, Call},
     settings::MinReplicas,
 };
 use crate::{
-    store::{Hold, StoreError, StoreErrorKind},
+    store::{Hold, StoreError},
     sync::lock,
 };
 
@@ -59,7 +61,7 @@ impl Replicas {
         required: MinReplicas,
     ) -> Result<Arc<Self>, StoreError> {
         let replicas = Self {
-            connection: store.beside(),
+            connection: Connection::begin(store.dial.deaf()),
             required,
             queue: Mutex::default(),
         };
@@ -87,13 +89,12 @@ impl Replicas {
                 .arg(lock)
                 .arg(fence)
                 .hold(hold)
-                .into_parts()
-                .1
+                .command
         };
         let grants = grants.into_iter().map(about).collect();
         self.ask(grants).await.unwrap_or_else(|_| {
             let message = "the runtime that waited for the replicas has ended";
-            Err(StoreError::new(StoreErrorKind::Unavailable, message))
+            Err(unavailable(message))
         })
     }
 
@@ -103,16 +104,37 @@ impl Replicas {
         queue.waiting.push(Asked { grants, sender });
         if !mem::replace(&mut queue.served, true) {
             drop(queue);
-            // A separate task, as the caller that starts it may stop waiting.
-            tokio::spawn(
-                Rounds {
-                    replicas: self.clone(),
-                    ended: false,
+            let this = self.clone();
+            // The runtime of the task may end. Dropping the senders notifies the waiting callers.
+            let cut_off = OnDrop::new({
+                let this = this.clone();
+                move || {
+                    let left = mem::take(&mut *lock(&this.queue));
+                    drop(left);
                 }
-                .run(),
-            );
+            });
+            // A separate task, as the caller that starts it may stop waiting.
+            tokio::spawn(async move {
+                while let Some(asked) = this.next() {
+                    this.round(asked).await;
+                }
+                cut_off.disarm();
+            });
         }
         outcome
+    }
+
+    /// The calls that are waiting; `None` if there are none, and the next call starts a new task.
+    fn next(&self) -> Option<Vec<Asked>> {
+        let mut queue = lock(&self.queue);
+        // Skip calls whose callers have stopped waiting.
+        let asked: Vec<_> = queue
+            .waiting
+            .drain(..)
+            .filter(|asked| !asked.sender.is_closed())
+            .collect();
+        queue.served = !asked.is_empty();
+        queue.served.then_some(asked)
     }
 
     async fn round(&self, asked: Vec<Asked>) {
@@ -146,7 +168,9 @@ impl Replicas {
     /// Writes, then waits for the replicas. Returns the reply to each write, and the number of
     /// replicas that have them all.
     async fn wait(&self, about: Pipeline) -> Result<(Vec<Value>, u64), StoreError> {
-        let wait = wait_for(self.required);
+        let MinReplicas { count, timeout } = self.required;
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(count.get()).arg(timeout.as_millis().to_string());
         let mut all = about;
         all.add_command(wait.clone());
         let mut replies = self.connection.send_all_again(&all, true).await?;
@@ -174,10 +198,7 @@ impl Replicas {
                 // The grant is not on the server of this connection. There may be a new primary,
                 // for either of the two connections.
                 self.connection.greet_again();
-                Err(StoreError::new(
-                    StoreErrorKind::Unavailable,
-                    "the grant was lost before the replicas had it",
-                ))
+                Err(unavailable("the grant was lost before the replicas had it"))
             }
             _ => Err(unexpected()),
         }
@@ -191,58 +212,6 @@ impl Replicas {
         let message = format!(
             "{found} of {count} replicas had the grant within {timeout:?}, so it does not count"
         );
-        Err(StoreError::new(StoreErrorKind::Unavailable, message))
-    }
-}
-
-fn wait_for(required: MinReplicas) -> Cmd {
-    let mut wait = redis::cmd("WAIT");
-    wait.arg(required.count.get())
-        .arg(required.timeout.as_millis().to_string());
-    wait
-}
-
-/// The task that serves the queue until it is empty. If it is dropped earlier, with its runtime,
-/// it marks the queue as not served.
-struct Rounds {
-    replicas: Arc<Replicas>,
-    ended: bool,
-}
-
-impl Rounds {
-    async fn run(mut self) {
-        while let Some(asked) = self.next() {
-            self.replicas.round(asked).await;
-        }
-    }
-
-    /// The calls that are waiting; `None` if there are none, and the next call starts a new task.
-    fn next(&mut self) -> Option<Vec<Asked>> {
-        let mut queue = lock(&self.replicas.queue);
-        // Skip calls whose callers have stopped waiting.
-        let asked: Vec<_> = queue
-            .waiting
-            .drain(..)
-            .filter(|asked| !asked.sender.is_closed())
-            .collect();
-        if asked.is_empty() {
-            queue.served = false;
-            self.ended = true;
-            return None;
-        }
-        Some(asked)
-    }
-}
-
-impl Drop for Rounds {
-    fn drop(&mut self) {
-        if !self.ended {
-            let mut queue = lock(&self.replicas.queue);
-            queue.served = false;
-            let left = mem::take(&mut queue.waiting);
-            drop(queue);
-            // Dropping the senders notifies the waiting callers.
-            drop(left);
-        }
+        Err(unavailable(message))
     }
 }

@@ -22,7 +22,7 @@ impl Reply {
             return Err(unexpected());
         };
         let mut rest = items.into_iter();
-        let word = text(rest.next())?;
+        let word = owned(rest.next())?;
         Ok(Self { word, rest })
     }
 
@@ -32,7 +32,7 @@ impl Reply {
     }
 
     pub(super) fn text(&mut self) -> Result<String, StoreError> {
-        text(self.rest.next())
+        owned(self.rest.next())
     }
 
     pub(super) fn number(&mut self) -> Result<i64, StoreError> {
@@ -113,11 +113,17 @@ pub(super) fn foreign_part(word: &str) -> Option<KeyPart> {
     }
 }
 
-fn text(value: Option<Value>) -> Result<String, StoreError> {
+fn owned(value: Option<Value>) -> Result<String, StoreError> {
+    let text = value.and_then(|value| redis::from_redis_value(value).ok());
+    text.ok_or_else(unexpected)
+}
+
+/// The text of a string.
+pub(super) fn text(value: &Value) -> Option<&str> {
     match value {
-        Some(Value::BulkString(bytes)) => String::from_utf8(bytes).map_err(|_| unexpected()),
-        Some(Value::SimpleString(text)) => Ok(text),
-        _ => Err(unexpected()),
+        Value::BulkString(bytes) => str::from_utf8(bytes).ok(),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
     }
 }
 

@@ -73,7 +73,7 @@ impl Script {
 
     /// Returns whether the reply never confirms that a lock is held. A quarantined server may run
     /// such a script.
-    fn is_harmless(&self) -> bool {
+    pub(super) fn is_harmless(&self) -> bool {
         matches!(
             self.name,
             "RELEASE" | "RELEASE_SHARE" | "ABANDON" | "INSPECT" | "REVOKE"
@@ -97,8 +97,8 @@ impl Script {
 /// A call of a script by its digest. It is written straight into the command, as
 /// renewals are frequent.
 pub(super) struct Call {
-    script: &'static Script,
-    command: Cmd,
+    pub(super) script: &'static Script,
+    pub(super) command: Cmd,
 }
 
 impl Call {
@@ -176,11 +176,6 @@ impl Call {
         self.script.by_text(&self.command)
     }
 
-    /// See [`Script::is_harmless`].
-    pub(super) fn is_harmless(&self) -> bool {
-        self.script.is_harmless()
-    }
-
     /// The first key.
     pub(super) fn key(&self) -> &[u8] {
         const KEY: usize = 3;
@@ -188,14 +183,6 @@ impl Call {
             Some(redis::Arg::Simple(key)) => key,
             _ => &[],
         }
-    }
-
-    pub(super) fn parts(&self) -> (&'static Script, &Cmd) {
-        (self.script, &self.command)
-    }
-
-    pub(super) fn into_parts(self) -> (&'static Script, Cmd) {
-        (self.script, self.command)
     }
 }
 

@@ -12,23 +12,27 @@ mod watch;
 
 use std::{
     collections::HashMap,
-    fmt, io,
+    fmt,
     sync::{Mutex, Once},
     time::Duration,
 };
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, RedisConnectionInfo, RedisError,
-    ServerError, Value, aio::ConnectionLike as _,
+    AsyncConnectionConfig, Client, ConnectionInfo, ServerError, Value, aio::ConnectionLike as _,
 };
 use tokio::time::{Instant, timeout};
 
 pub(super) use self::votes::Named;
 use self::votes::{Answer, Votes};
-use super::{acl::AclLine, error, settings::RedisOptions};
+use super::{
+    acl::AclLine,
+    error,
+    settings::RedisOptions,
+    target::{at, client, is_tls},
+};
 use crate::{
-    error::{LockError, LockErrorKind},
+    error::LockError,
     store::{StoreError, StoreErrorKind},
     sync::lock,
 };
@@ -42,11 +46,11 @@ const HEARD: Duration = Duration::from_secs(10);
 
 /// The Sentinels that monitor one primary, and the connection settings of that primary.
 pub(super) struct Sentinels {
-    name: String,
+    pub(super) name: String,
     /// Credentials, database and TLS settings of the primary, whichever server it is. The address
     /// is a placeholder.
-    primary: ConnectionInfo,
-    sentinels: Vec<Client>,
+    pub(super) primary: ConnectionInfo,
+    pub(super) sentinels: Vec<Client>,
     /// The latest primary that one of them has announced. A std mutex: it is held for a copy only.
     heard: Mutex<Option<(Named, Instant)>>,
     /// Limits the warning about missing notifications to one.
@@ -62,15 +66,10 @@ impl Sentinels {
         sentinels: Vec<ConnectionInfo>,
         settings: &RedisOptions,
     ) -> Result<Self, LockError> {
-        let client = |info| {
-            settings.client(info, |error| {
-                LockError::new(LockErrorKind::InvalidUrl, error.to_string())
-            })
-        };
-        let primary = client(primary)?.get_connection_info().clone();
+        let primary = settings.client(primary)?.get_connection_info().clone();
         let sentinels = sentinels
             .into_iter()
-            .map(client)
+            .map(|info| settings.client(info))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             name,
@@ -79,16 +78,6 @@ impl Sentinels {
             heard: Mutex::default(),
             warned: Once::new(),
         })
-    }
-
-    /// The settings of the primary's connection.
-    pub(super) fn primary_settings(&self) -> &RedisConnectionInfo {
-        self.primary.redis_settings()
-    }
-
-    /// The address of the primary, whose host and port are placeholders.
-    pub(super) fn primary_address(&self) -> &ConnectionAddr {
-        self.primary.addr()
     }
 
     /// The current address of the primary, and a client for it.
@@ -112,92 +101,45 @@ impl Sentinels {
         match votes.elected(heard.as_ref()) {
             Some(elected) => {
                 tracing::debug!(primary = %elected, name = self.name, "the Sentinels name the primary");
-                Ok((elected.clone(), self.client_of(elected)?))
+                let info = at(&self.primary, elected.host.clone(), elected.port);
+                Ok((elected.clone(), client(info)?))
             }
             None => Err(self.unknown(&votes)),
         }
     }
 
-    fn client_of(&self, Named { host, port, .. }: &Named) -> Result<Client, StoreError> {
-        let (host, port) = (host.clone(), *port);
-        let address = match self.primary.addr() {
-            ConnectionAddr::TcpTls {
-                insecure,
-                tls_params,
-                ..
-            } => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: *insecure,
-                tls_params: tls_params.clone(),
-            },
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        let client = Client::open(self.primary.clone().set_addr(address));
-        client.map_err(|error| {
-            StoreError::new(
-                StoreErrorKind::Unavailable,
-                format!("no connection: {error}"),
-            )
-        })
-    }
-
     fn unknown(&self, votes: &Votes) -> StoreError {
-        let said = self
+        let said = |(sentinel, answer): (&Client, &Option<Answer>)| {
+            let address = sentinel.get_connection_info().addr();
+            match answer {
+                Some(Answer::Failed(error)) => format!("{address}: {error}"),
+                Some(Answer::Unknown) => format!("{address}: no such primary"),
+                Some(Answer::Named(_)) | None => format!("{address}: no answer"),
+            }
+        };
+        let said: Vec<_> = self
             .sentinels
             .iter()
-            .zip(votes.answers())
-            .map(|(sentinel, answer)| {
-                let address = sentinel.get_connection_info().addr();
-                match answer {
-                    Some(Answer::Failed(error)) => format!("{address}: {error}"),
-                    Some(Answer::Unknown) => format!("{address}: no such primary"),
-                    Some(Answer::Named(_)) | None => format!("{address}: no answer"),
-                }
-            });
-        let said = said.collect::<Vec<_>>().join(" | ");
-        let kind = votes.failure();
-        let name = &self.name;
-        StoreError::new(
-            kind,
-            format!("no Sentinel knows where the primary {name:?} is: {said}"),
-        )
-    }
-}
-
-#[cfg(test)]
-impl Sentinels {
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub(super) fn addresses(&self) -> impl Iterator<Item = &ConnectionAddr> {
-        self.sentinels
-            .iter()
-            .map(|sentinel| sentinel.get_connection_info().addr())
-    }
-
-    pub(super) fn sentinel_settings(&self) -> &RedisConnectionInfo {
-        self.sentinels[0].get_connection_info().redis_settings()
+            .zip(&votes.answers)
+            .map(said)
+            .collect();
+        let (name, said) = (&self.name, said.join(" | "));
+        let message = format!("no Sentinel knows where the primary {name:?} is: {said}");
+        StoreError::new(votes.failure(), message)
     }
 }
 
 impl fmt::Display for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the primary {:?} of the Sentinels ", self.name)?;
-        for (i, sentinel) in self.sentinels.iter().enumerate() {
-            let comma = if i == 0 { "" } else { "," };
-            write!(f, "{comma}{}", sentinel.get_connection_info().addr())?;
-        }
-        Ok(())
+        let address = |sentinel: &Client| sentinel.get_connection_info().addr().to_string();
+        let addresses: Vec<_> = self.sentinels.iter().map(address).collect();
+        f.write_str(&addresses.join(","))
     }
 }
 
 async fn ask(sentinel: &Client, name: &str) -> Answer {
-    let tls = matches!(
-        sentinel.get_connection_info().addr(),
-        ConnectionAddr::TcpTls { .. }
-    );
+    let tls = is_tls(sentinel.get_connection_info().addr());
     let questions = async {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
@@ -219,12 +161,13 @@ async fn ask(sentinel: &Client, name: &str) -> Answer {
             .req_packed_commands(&questions, 0, questions.len())
             .await
     };
-    match timeout(PATIENCE, questions)
-        .await
-        .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
-    {
-        Ok(answers) => answer(answers),
-        Err(cause) => Answer::Failed(unanswered(&cause, tls)),
+    match timeout(PATIENCE, questions).await {
+        Ok(Ok(answers)) => answer(answers),
+        Ok(Err(cause)) if !cause.is_timeout() => {
+            let error = error::unconnected(&cause, tls, &AclLine::new("", 0));
+            Answer::Failed(in_words_of_a_sentinel(error))
+        }
+        Ok(Err(_)) | Err(_) => Answer::Failed(StoreError::timed_out(PATIENCE)),
     }
 }
 
@@ -239,16 +182,10 @@ fn answer(answers: Vec<Value>) -> Answer {
     if let Value::ServerError(refusal) = &address {
         return refused(refusal);
     }
-    let known: Option<(String, u16)> = redis::from_redis_value(address).ok();
-    let epoch = redis::from_redis_value::<HashMap<String, String>>(primary)
-        .ok()
-        .and_then(|fields| {
-            fields
-                .get("config-epoch")
-                .and_then(|epoch| epoch.parse().ok())
-        });
-    match (known, epoch) {
-        (Some((host, port)), Some(epoch)) => Answer::Named(Named { host, port, epoch }),
+    let fields: HashMap<String, String> = redis::from_redis_value(primary).unwrap_or_default();
+    let epoch = fields.get("config-epoch").map(|epoch| epoch.parse());
+    match (redis::from_redis_value(address), epoch) {
+        (Ok((host, port)), Some(Ok(epoch))) => Answer::Named(Named { host, port, epoch }),
         _ => Answer::Failed(no_sentinel()),
     }
 }
@@ -260,13 +197,6 @@ fn refused(refusal: &ServerError) -> Answer {
     }
     let error = error::refused(refusal, &AclLine::new("", 0));
     Answer::Failed(in_words_of_a_sentinel(error))
-}
-
-fn unanswered(cause: &RedisError, tls: bool) -> StoreError {
-    if cause.is_timeout() {
-        return StoreError::timed_out(PATIENCE);
-    }
-    in_words_of_a_sentinel(error::unconnected(cause, tls, &AclLine::new("", 0)))
 }
 
 /// Replaces the remedy of an error with that for a Sentinel.
@@ -304,26 +234,20 @@ mod tests {
 
     #[test]
     fn the_address_is_that_of_the_second_answer() {
-        let text = |text: &str| Value::BulkString(text.into());
-        let fields = |ip: &str| {
-            Value::Array(
-                ["ip", ip, "port", "1", "config-epoch", "5"]
-                    .map(text)
-                    .into(),
-            )
+        let texts = |texts: &[&str]| {
+            let texts = texts.iter().map(|text| Value::BulkString((*text).into()));
+            Value::Array(texts.collect())
         };
-        let address = Value::Array(["::1", "6380"].map(text).into());
-        let Answer::Named(named) = answer(vec![fields("old"), address]) else {
+        let fields = |ip: &str| texts(&["ip", ip, "port", "1", "config-epoch", "5"]);
+        let Answer::Named(named) = answer(vec![fields("old"), texts(&["::1", "6380"])]) else {
             panic!("it is named")
         };
-        assert_eq!(
-            named,
-            Named {
-                host: "::1".into(),
-                port: 6380,
-                epoch: 5
-            }
-        );
+        let expected = Named {
+            host: "::1".into(),
+            port: 6380,
+            epoch: 5,
+        };
+        assert_eq!(named, expected);
         for other in [
             vec![],
             vec![Value::Okay, Value::Nil],

@@ -4,11 +4,11 @@
 use std::{borrow::Cow, sync::Arc};
 
 use redis::Value;
-use tokio::time::Instant;
 
 use super::{
-    cluster::{Cluster, Errand, Failure, Node, Slot, slot_of},
-    connection::{Connection, Repeat, Writer},
+    cluster::{Cluster, Failure, Node, Slot, slot_of},
+    connection::{Connection, Errand, Repeat},
+    link::Dial,
     pushes::Pushes,
     reply::Reply,
     scripts::Call,
@@ -17,14 +17,14 @@ use crate::store::{Hold, KeyRequest, StoreError};
 
 pub(super) enum Servers {
     One(Box<Connection>),
-    Cluster(Cluster),
+    Cluster(Arc<Cluster>),
 }
 
 /// The result of a call.
 pub(super) struct Answer {
-    value: Value,
+    pub(super) value: Value,
     /// The node that serves the lock, in a cluster.
-    node: Option<Arc<Node>>,
+    pub(super) node: Option<Arc<Node>>,
 }
 
 /// The result of a call that releases a lock.
@@ -39,8 +39,9 @@ pub(super) enum Freed {
 }
 
 impl Answer {
-    pub(super) fn into_value(self) -> Value {
-        self.value
+    /// The reply of a server that stores all locks.
+    fn of_one(value: Value) -> Self {
+        Self { value, node: None }
     }
 
     pub(super) fn reply(&mut self) -> Result<Reply, StoreError> {
@@ -48,33 +49,23 @@ impl Answer {
     }
 }
 
-impl From<(Value, Arc<Node>)> for Answer {
-    fn from((value, node): (Value, Arc<Node>)) -> Self {
-        Self {
-            value,
-            node: Some(node),
-        }
-    }
-}
-
-impl From<Value> for Answer {
-    fn from(value: Value) -> Self {
-        Self { value, node: None }
-    }
-}
-
 impl Servers {
-    pub(super) fn pushes(&self) -> &Pushes {
+    /// The parameters that all connections share.
+    fn dial(&self) -> &Dial {
         match self {
-            Self::One(connection) => connection.pushes(),
-            Self::Cluster(cluster) => cluster.pushes(),
+            Self::One(connection) => &connection.dial,
+            Self::Cluster(cluster) => &cluster.dial,
         }
+    }
+
+    pub(super) fn pushes(&self) -> &Pushes {
+        &self.dial().pushes
     }
 
     /// The addresses, without passwords.
     pub(super) fn address(&self) -> String {
         match self {
-            Self::One(connection) => connection.address(),
+            Self::One(connection) => connection.dial.target.to_string(),
             Self::Cluster(cluster) => cluster.address(),
         }
     }
@@ -90,17 +81,14 @@ impl Servers {
     /// The channel on which a request in that slot is notified of its grant if it has to wait.
     pub(super) fn channel(&self, place: Slot) -> Cow<'_, str> {
         match self {
-            Self::One(connection) => connection.pushes().own().into(),
+            Self::One(_) => self.pushes().own.as_str().into(),
             Self::Cluster(cluster) => cluster.channel(place).into(),
         }
     }
 
     /// The latest marker of the data, on a server of a quorum.
     pub(super) fn marker(&self) -> Option<String> {
-        match self {
-            Self::One(connection) => connection.marker(),
-            Self::Cluster(_) => None,
-        }
+        Some(self.dial().tenure()?.marker.clone())
     }
 
     /// Ends the connection to a single server that has changed. The next call repeats
@@ -136,13 +124,9 @@ impl Servers {
     /// Groups the indices of the requests so that one script can access the keys of each group. The
     /// first request is in the first group.
     pub(super) fn by_slot(&self, requests: &[KeyRequest]) -> Vec<Vec<usize>> {
-        let cluster = match self {
-            Self::One(_) => return vec![(0..requests.len()).collect()],
-            Self::Cluster(cluster) => cluster,
-        };
         let mut slots: Vec<(Slot, Vec<usize>)> = Vec::new();
         for (index, request) in requests.iter().enumerate() {
-            let slot = cluster.slot(&request.hold);
+            let slot = self.place(&request.hold);
             match slots.iter_mut().find(|(known, _)| *known == slot) {
                 Some((_, indices)) => indices.push(index),
                 None => slots.push((slot, vec![index])),
@@ -151,31 +135,11 @@ impl Servers {
         slots.into_iter().map(|(_, indices)| indices).collect()
     }
 
-    /// Runs a script, and repeats it once if the connection breaks.
-    pub(super) async fn call(&self, call: &Call) -> Result<Answer, StoreError> {
+    /// Runs a script.
+    pub(super) async fn run(&self, errand: Errand<'_>) -> Result<Answer, StoreError> {
         match self {
-            Self::One(connection) => connection.call(call).await.map(Answer::from),
-            Self::Cluster(cluster) => Ok(cluster
-                .run(slot_of(call.key()), Errand::Call(call, Repeat::Once))
-                .await?
-                .into()),
-        }
-    }
-
-    /// Runs a script in that slot without repeating it. The script takes a deadline in the
-    /// server's time, and returns that time as the second word of its reply.
-    pub(super) async fn call_by(
-        &self,
-        place: Slot,
-        deadline: Instant,
-        write: Writer<'_>,
-    ) -> Result<Answer, StoreError> {
-        match self {
-            Self::One(connection) => connection.call_by(deadline, write).await.map(Answer::from),
-            Self::Cluster(cluster) => Ok(cluster
-                .run(place, Errand::By(deadline, write))
-                .await?
-                .into()),
+            Self::One(connection) => connection.run(errand).await.map(Answer::of_one),
+            Self::Cluster(cluster) => Ok(cluster.run(errand).await?),
         }
     }
 
@@ -186,27 +150,21 @@ impl Servers {
         alone: impl FnOnce() -> Call + Send,
         repeat: Repeat,
     ) -> Result<Freed, StoreError> {
+        let errand = Errand::Call(call, repeat);
         let cluster = match self {
-            Self::One(connection) => {
-                return Ok(Freed::Wholly(
-                    connection.call_as(call, repeat).await?.into(),
-                ));
-            }
+            Self::One(_) => return self.run(errand).await.map(Freed::Wholly),
             Self::Cluster(cluster) => cluster,
         };
-        let slot = slot_of(call.key());
-        match cluster.run(slot, Errand::Call(call, repeat)).await {
-            Ok(answer) => Ok(Freed::Wholly(answer.into())),
+        match cluster.run(errand).await {
+            Ok(answer) => Ok(Freed::Wholly(answer)),
             Err(Failure::Failed(error)) => Err(error),
-            Err(Failure::Moving(_)) => Ok(Freed::LockAlone(
-                cluster
-                    .run(slot, Errand::Call(&alone(), repeat))
-                    .await?
-                    .into(),
-            )),
+            Err(Failure::Moving(_)) => {
+                let answer = self.run(Errand::Call(&alone(), repeat)).await?;
+                Ok(Freed::LockAlone(answer))
+            }
             Err(Failure::HalfWay(_)) => {
                 // Make sure that the lock is released.
-                cluster.run(slot, Errand::Call(&alone(), repeat)).await?;
+                self.run(Errand::Call(&alone(), repeat)).await?;
                 Ok(Freed::HalfWay)
             }
         }
@@ -219,17 +177,12 @@ impl Servers {
         write: &(dyn Fn(usize) -> Call + Sync),
     ) -> Vec<Result<Answer, StoreError>> {
         match self {
-            Self::One(connection) => answers(connection.call_all(count, write).await),
-            Self::Cluster(cluster) => answers(cluster.run_each(count, write).await),
+            Self::One(connection) => {
+                let values = connection.call_all(count, write).await;
+                let answers = values.into_iter().map(|value| value.map(Answer::of_one));
+                answers.collect()
+            }
+            Self::Cluster(cluster) => cluster.run_each(count, write).await,
         }
     }
-}
-
-fn answers<T: Into<Answer>>(
-    results: Vec<Result<T, StoreError>>,
-) -> Vec<Result<Answer, StoreError>> {
-    results
-        .into_iter()
-        .map(|result| result.map(T::into))
-        .collect()
 }

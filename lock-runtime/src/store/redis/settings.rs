@@ -2,7 +2,7 @@
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
-use redis::{Client, ConnectionInfo, RedisError};
+use redis::{Client, ConnectionInfo};
 #[cfg(feature = "rustls")]
 use redis::{ClientTlsConfig, ConnectionAddr, TlsCertificates};
 
@@ -34,17 +34,9 @@ pub struct RedisOptions {
     /// The trusted certificate authority, in PEM; `None`: those that the system trusts.
     #[cfg(feature = "rustls")]
     root_certificate: Option<Vec<u8>>,
-    /// The certificate of this client.
+    /// The certificate of this client and its private key, in PEM.
     #[cfg(feature = "rustls")]
-    client_certificate: Option<ClientCertificate>,
-}
-
-/// A certificate and its private key, in PEM.
-#[cfg(feature = "rustls")]
-#[derive(Clone)]
-struct ClientCertificate {
-    certificate: Vec<u8>,
-    key: Vec<u8>,
+    client_certificate: Option<ClientTlsConfig>,
 }
 
 /// The number of replicas that must have a grant, and the time limit of the wait.
@@ -138,9 +130,9 @@ impl RedisOptions {
         key: impl Into<Vec<u8>>,
     ) -> Self {
         Self {
-            client_certificate: Some(ClientCertificate {
-                certificate: certificate.into(),
-                key: key.into(),
+            client_certificate: Some(ClientTlsConfig {
+                client_cert: certificate.into(),
+                client_key: key.into(),
             }),
             ..self
         }
@@ -182,26 +174,31 @@ impl RedisOptions {
 
     #[cfg(feature = "rustls")]
     fn check_certificates(&self) -> Result<(), LockError> {
-        let is_pem = |pem: &[u8], header: &str| String::from_utf8_lossy(pem).contains(header);
-        if self
-            .root_certificate
-            .as_ref()
-            .is_some_and(|pem| !is_pem(pem, "-----BEGIN CERTIFICATE-----"))
+        const CERTIFICATE: &str = "it contains no PEM certificate (-----BEGIN CERTIFICATE-----)";
+        const KEY: &str = "it contains no PEM private key (-----BEGIN PRIVATE KEY-----)";
+        let check = |setting, pem: &[u8], header, complaint| match String::from_utf8_lossy(pem)
+            .contains(header)
         {
-            return Err(invalid(
-                "root_certificate",
-                "it contains no PEM certificate (-----BEGIN CERTIFICATE-----)",
-            ));
+            true => Ok(()),
+            false => Err(invalid(setting, complaint)),
+        };
+        let certificate = "-----BEGIN CERTIFICATE-----";
+        if let Some(root) = &self.root_certificate {
+            check("root_certificate", root, certificate, CERTIFICATE)?;
         }
-        if let Some(ClientCertificate { certificate, key }) = &self.client_certificate {
-            if !is_pem(certificate, "-----BEGIN CERTIFICATE-----") {
-                let complaint = "it contains no PEM certificate (-----BEGIN CERTIFICATE-----)";
-                return Err(invalid("client_certificate", complaint));
-            }
-            if !is_pem(key, "PRIVATE KEY-----") {
-                let complaint = "it contains no PEM private key (-----BEGIN PRIVATE KEY-----)";
-                return Err(invalid("client_certificate", complaint));
-            }
+        if let Some(own) = &self.client_certificate {
+            check(
+                "client_certificate",
+                &own.client_cert,
+                certificate,
+                CERTIFICATE,
+            )?;
+            check(
+                "client_certificate",
+                &own.client_key,
+                "PRIVATE KEY-----",
+                KEY,
+            )?;
         }
         Ok(())
     }
@@ -209,13 +206,8 @@ impl RedisOptions {
     /// Creates a client for a server, with the certificates if it uses TLS.
     ///
     /// # Errors
-    /// `InvalidSpec` for certificates that cannot be used, otherwise the error that
-    /// `refused` returns.
-    pub(super) fn client(
-        &self,
-        info: ConnectionInfo,
-        refused: impl FnOnce(&RedisError) -> LockError,
-    ) -> Result<Client, LockError> {
+    /// `InvalidSpec` for certificates that cannot be used.
+    pub(super) fn client(&self, info: ConnectionInfo) -> Result<Client, LockError> {
         #[cfg(feature = "rustls")]
         if let ConnectionAddr::TcpTls {
             tls_params: None, ..
@@ -223,12 +215,7 @@ impl RedisOptions {
             && (self.root_certificate.is_some() || self.client_certificate.is_some())
         {
             let certificates = TlsCertificates {
-                client_tls: self.client_certificate.clone().map(
-                    |ClientCertificate { certificate, key }| ClientTlsConfig {
-                        client_cert: certificate,
-                        client_key: key,
-                    },
-                ),
+                client_tls: self.client_certificate.clone(),
                 root_cert: self.root_certificate.clone(),
             };
             return Client::build_with_tls(info, certificates).map_err(|error| {
@@ -239,7 +226,8 @@ impl RedisOptions {
                 )
             });
         }
-        Client::open(info).map_err(|error| refused(&error))
+        Client::open(info)
+            .map_err(|error| LockError::new(LockErrorKind::InvalidUrl, error.to_string()))
     }
 }
 
@@ -279,10 +267,8 @@ mod tests {
             Duration::from_millis(401),
             Duration::MAX,
         ] {
-            let error = RedisOptions::new()
-                .min_replicas(ONE, timeout)
-                .check()
-                .unwrap_err();
+            let options = RedisOptions::new().min_replicas(ONE, timeout);
+            let error = options.check().unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
             assert!(error.to_string().contains("1 ms to 400 ms"), "{error}");
         }
@@ -297,21 +283,17 @@ mod tests {
     fn certificates_that_are_none_are_refused_and_never_shown() {
         let own =
             |certificate: &str| RedisOptions::new().client_certificate(certificate, "hunter2");
+        let root = RedisOptions::new().root_certificate("hunter2");
         for (settings, words) in [
-            (
-                RedisOptions::new().root_certificate("hunter2"),
-                "BEGIN CERTIFICATE",
-            ),
+            (root, "BEGIN CERTIFICATE"),
             (own("hunter2"), "BEGIN CERTIFICATE"),
             (own("-----BEGIN CERTIFICATE-----"), "BEGIN PRIVATE KEY"),
         ] {
             let error = settings.check().unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
             assert!(error.to_string().contains(words), "{error}");
-            assert!(
-                !format!("{error} {settings:?}").contains("hunter2"),
-                "{error} {settings:?}"
-            );
+            let shown = format!("{error} {settings:?}");
+            assert!(!shown.contains("hunter2"), "{shown}");
         }
     }
 }

@@ -2,10 +2,12 @@
 
 use std::{fmt, sync::Arc};
 
-use redis::{Client, ConnectionAddr, RedisConnectionInfo};
-use tokio::task::AbortHandle;
+use redis::{Client, ConnectionAddr, ConnectionInfo};
 
-use super::sentinel::{Named, Sentinels};
+use super::{
+    error::unavailable,
+    sentinel::{Named, Sentinels},
+};
 use crate::store::StoreError;
 
 /// The target of a connection.
@@ -16,28 +18,17 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// Returns the server to connect to now, and its name from the Sentinels.
-    pub(super) async fn server(&self) -> Result<(Client, Option<Named>), StoreError> {
+    /// Returns the server to connect to now. If Sentinels name it, returns them as well, with the
+    /// name.
+    pub(super) async fn server(
+        &self,
+    ) -> Result<(Client, Option<(&Arc<Sentinels>, Named)>), StoreError> {
         match self {
             Self::Server(client) => Ok(((**client).clone(), None)),
             Self::Primary(sentinels) => {
                 let (named, client) = sentinels.primary().await?;
-                Ok((client, Some(named)))
+                Ok((client, Some((sentinels, named))))
             }
-        }
-    }
-
-    /// Spawns a task that calls `switched` once a Sentinel names another primary. Returns `None` if
-    /// `named` is `None` or the target is a fixed server. The caller aborts the task when the
-    /// connection ends.
-    pub(super) fn watch(
-        &self,
-        named: Option<Named>,
-        switched: impl FnOnce() + Send + 'static,
-    ) -> Option<AbortHandle> {
-        match self {
-            Self::Server(_) => None,
-            Self::Primary(sentinels) => named.map(|named| sentinels.watch(named, switched)),
         }
     }
 
@@ -46,19 +37,12 @@ impl Target {
         matches!(self, Self::Primary(_))
     }
 
-    pub(super) fn settings(&self) -> &RedisConnectionInfo {
+    /// The connection settings, without the address of a primary.
+    pub(super) fn info(&self) -> &ConnectionInfo {
         match self {
-            Self::Server(client) => client.get_connection_info().redis_settings(),
-            Self::Primary(sentinels) => sentinels.primary_settings(),
+            Self::Server(client) => client.get_connection_info(),
+            Self::Primary(sentinels) => &sentinels.primary,
         }
-    }
-
-    pub(super) fn is_tls(&self) -> bool {
-        let address = match self {
-            Self::Server(client) => client.get_connection_info().addr(),
-            Self::Primary(sentinels) => sentinels.primary_address(),
-        };
-        matches!(address, ConnectionAddr::TcpTls { .. })
     }
 }
 
@@ -70,4 +54,29 @@ impl fmt::Display for Target {
             Self::Primary(sentinels) => sentinels.fmt(f),
         }
     }
+}
+
+pub(super) fn is_tls(address: &ConnectionAddr) -> bool {
+    matches!(address, ConnectionAddr::TcpTls { .. })
+}
+
+/// The connection settings of `info` for another address.
+pub(super) fn at(info: &ConnectionInfo, host: String, port: u16) -> ConnectionInfo {
+    let mut address = info.addr().clone();
+    if let ConnectionAddr::TcpTls {
+        host: name,
+        port: number,
+        ..
+    } = &mut address
+    {
+        (*name, *number) = (host, port);
+    } else {
+        address = ConnectionAddr::Tcp(host, port);
+    }
+    info.clone().set_addr(address)
+}
+
+/// A client for a server with these settings.
+pub(super) fn client(info: ConnectionInfo) -> Result<Client, StoreError> {
+    Client::open(info).map_err(|error| unavailable(format!("no connection: {error}")))
 }

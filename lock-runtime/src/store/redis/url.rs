@@ -1,19 +1,84 @@
-//! Creation of Redis clients from URLs, with the connection settings for locks.
+//! The URLs of servers, of the nodes of a cluster and of the Sentinels of a primary, and the
+//! connection settings for locks.
+//!
+//! The redis crate parses the URL of one server. A URL of several hosts is taken apart here
+//! ([`Hosts`]), and put together again for each of them. No message repeats a URL, which may
+//! contain passwords.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, fmt::Display, time::Duration};
 
 use redis::{
-    Client, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisError,
+    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisError,
     io::tcp::socket2::TcpKeepalive,
 };
 use url::{ParseError, Url};
 
-use super::settings::RedisOptions;
+use super::{settings::RedisOptions, target::is_tls};
 use crate::error::{LockError, LockErrorKind};
 
 /// The time after which a connection is given up if sent data or a probe is not acknowledged. A
 /// connection that is cut silently must be detected well within a lease of usual length.
 const SILENCE: Duration = Duration::from_secs(5);
+
+/// A form of URLs, as in the message about a URL that does not have it.
+pub(super) struct Form {
+    /// The subject that such a URL names.
+    names: &'static str,
+    example: &'static str,
+}
+
+pub(super) const SERVER: Form = Form {
+    names: "a Redis server",
+    example: "redis://user:password@host:6379/0",
+};
+pub(super) const CLUSTER: Form = Form {
+    names: "a Redis Cluster",
+    example: "redis+cluster://user:password@host:6379,host2:6379",
+};
+pub(super) const REDLOCK: Form = Form {
+    names: "several Redis servers",
+    example: "redlock:redis://host1:6379,redis://host2:6379,redis://host3:6379",
+};
+pub(super) const SENTINELS: Form = Form {
+    names: "the Sentinels of a primary",
+    example: "redis+sentinel://user:password@host1:26379,host2:26379,host3:26379/mymaster/0",
+};
+pub(super) const PRIMARY: Form = Form {
+    names: "a primary",
+    example: "redis://user:password@mymaster/0",
+};
+pub(super) const SENTINEL: Form = Form {
+    names: "a Sentinel",
+    example: "redis://user:password@host:26379",
+};
+
+/// The reason why a URL is refused.
+pub(super) type Complaint = Cow<'static, str>;
+
+impl Form {
+    /// Refuses a URL that does not have this form.
+    pub(super) fn refuse(&self, complaint: impl Display) -> LockError {
+        let Self { names, example } = self;
+        let message = format!(
+            "the URL does not name {names}: {complaint}; a valid one is {example} (percent-encode special characters of \
+             the password, such as @ and ,)"
+        );
+        LockError::new(LockErrorKind::InvalidUrl, message)
+    }
+
+    /// Creates a client for the URL of one server.
+    ///
+    /// # Errors
+    /// `InvalidUrl`, and `InvalidSpec` for certificates that cannot be used.
+    pub(super) fn client(&self, url: &str, settings: &RedisOptions) -> Result<Client, LockError> {
+        let url = &*with_lower_scheme(url);
+        check_tls(url)?;
+        check_parameters(url)
+            .and_then(|()| info(url))
+            .map_err(|complaint| self.refuse(complaint))
+            .and_then(|info| settings.client(for_locks(info)))
+    }
+}
 
 /// Returns the URL with its scheme in lower case.
 pub(super) fn with_lower_scheme(url: &str) -> Cow<'_, str> {
@@ -25,14 +90,27 @@ pub(super) fn with_lower_scheme(url: &str) -> Cow<'_, str> {
     }
 }
 
+/// The kind of the servers that a URL names: the text after the `+` of its scheme.
+pub(super) fn topology(url: &str) -> Option<&str> {
+    let (base, topology) = scheme(url).split_once('+')?;
+    is_tcp(base).then_some(topology)
+}
+
+fn scheme(url: &str) -> &str {
+    url.split_once("://").map_or("", |(scheme, _)| scheme)
+}
+
+fn is_tcp(scheme: &str) -> bool {
+    matches!(scheme, "redis" | "rediss" | "valkey" | "valkeys")
+}
+
 /// Refuses a URL that requires TLS if TLS is not compiled in. Checks nothing else in the URL.
 ///
 /// # Errors
 /// `InvalidUrl`, with the feature to enable.
 pub(super) fn check_tls(url: &str) -> Result<(), LockError> {
     let url = with_lower_scheme(url);
-    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
-    let is_tls = matches!(scheme.split('+').next(), Some("rediss" | "valkeys"));
+    let is_tls = matches!(scheme(&url).split('+').next(), Some("rediss" | "valkeys"));
     if is_tls && !cfg!(feature = "rustls") {
         Err(LockError::new(
             LockErrorKind::InvalidUrl,
@@ -43,45 +121,32 @@ pub(super) fn check_tls(url: &str) -> Result<(), LockError> {
     }
 }
 
-/// Creates a client for a URL.
-///
-/// # Errors
-/// `InvalidUrl`. The message never repeats the URL, which may contain a password.
-pub(super) fn open(url: &str, settings: &RedisOptions) -> Result<Client, LockError> {
-    let url = &*with_lower_scheme(url);
-    check_tls(url)?;
-    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
-    match scheme {
-        "redis" | "rediss" | "valkey" | "valkeys" | "unix" | "redis+unix" | "valkey+unix" => {}
-        _ => {
-            let meant = if is_address(url) {
-                format!(" (did you mean redis://{url}?)")
-            } else {
-                String::new()
-            };
-            return Err(invalid(&format!(
-                "it begins with none of redis://, rediss://, unix://, redis+sentinel://, redis+cluster://, the same with \
-                 valkey, redlock: and memory:{meant}",
-            )));
-        }
+/// Checks the scheme and the parameters of the URL of one server.
+fn check_parameters(url: &str) -> Result<(), Complaint> {
+    let scheme = scheme(url);
+    let is_socket = matches!(scheme, "unix" | "redis+unix" | "valkey+unix");
+    if !is_tcp(scheme) && !is_socket {
+        let meant = if is_address(url) {
+            format!(" (did you mean redis://{url}?)")
+        } else {
+            String::new()
+        };
+        return Err(format!(
+            "it begins with none of redis://, rediss://, unix://, redis+sentinel://, redis+cluster://, the same with valkey, \
+             redlock: and memory:{meant}",
+        )
+        .into());
     }
-    let is_socket = scheme.contains("unix");
     let known =
         |name: &str| name == "protocol" || is_socket && matches!(name, "db" | "user" | "pass");
     let query = url.split_once('?').map_or("", |(_, query)| query);
     let parameters = query.split('#').next().unwrap_or_default().split('&');
     let mut names = parameters.map(|parameter| parameter.split('=').next().unwrap_or_default());
-    if let Some(unknown) = names.find(|name| !name.is_empty() && !known(name)) {
+    match names.find(|name| !name.is_empty() && !known(name)) {
         // What precedes an `@` may be the rest of a password.
-        return Err(invalid(&unsupported(unknown, query.contains('@'))));
+        Some(unknown) => Err(unsupported(unknown, query.contains('@')).into()),
+        None => Ok(()),
     }
-    let info = url
-        .into_connection_info()
-        .map_err(|error| invalid(&complaint(url, &error)))?;
-    if info.redis_settings().db() < 0 {
-        return Err(invalid("the database number is negative"));
-    }
-    settings.client(for_locks(info), |error| invalid(&error.to_string()))
 }
 
 /// Returns whether the text is a host and a port, without a scheme and credentials.
@@ -123,8 +188,19 @@ macro_rules! names {
 /// The options of a lock. They are not parameters of a URL.
 const OPTIONS: &[&str] = crate::__lock_options!(names);
 
+/// Parses the URL of one server.
+fn info(url: &str) -> Result<ConnectionInfo, Complaint> {
+    let info = url
+        .into_connection_info()
+        .map_err(|error| complaint(url, &error))?;
+    match info.redis_settings().db() {
+        ..0 => Err("the database number is negative".into()),
+        0.. => Ok(info),
+    }
+}
+
 /// Describes the error of the redis crate for a URL.
-fn complaint(url: &str, error: &RedisError) -> Cow<'static, str> {
+fn complaint(url: &str, error: &RedisError) -> Complaint {
     // The first part is a fixed text. The detail after it might quote the URL.
     let text = error.to_string();
     let text = text.split(" - ").next().unwrap_or_default();
@@ -144,14 +220,118 @@ fn complaint(url: &str, error: &RedisError) -> Cow<'static, str> {
     }
 }
 
-fn invalid(complaint: &str) -> LockError {
-    LockError::new(
-        LockErrorKind::InvalidUrl,
-        format!(
-            "the URL does not name a Redis server: {complaint}; a valid one is redis://user:password@host:6379/0 \
-             (percent-encode special characters of the password)"
-        ),
-    )
+/// Parses `redis+cluster://[user:password@]host[:port][,host[:port]...]`: the nodes of a cluster.
+///
+/// # Errors
+/// The errors of [`nodes`].
+pub(super) fn cluster(
+    url: &str,
+    settings: &RedisOptions,
+) -> Result<Vec<ConnectionInfo>, LockError> {
+    check_tls(url)?;
+    let hosts = Hosts::of(url, "+cluster").map_err(|complaint| CLUSTER.refuse(complaint))?;
+    if !hosts.path.is_empty() {
+        return Err(CLUSTER.refuse("a cluster has no numbered databases"));
+    }
+    hosts
+        .no_query()
+        .map_err(|complaint| CLUSTER.refuse(complaint))?;
+    let each = hosts.hosts.split(',').map(|host| hosts.url_of(host));
+    nodes(each, settings)
+}
+
+/// Parses URLs that name one node of a cluster each.
+///
+/// # Errors
+/// `InvalidUrl`, and `InvalidSpec` for certificates that cannot be used.
+pub(super) fn nodes(
+    urls: impl IntoIterator<Item = impl AsRef<str>>,
+    settings: &RedisOptions,
+) -> Result<Vec<ConnectionInfo>, LockError> {
+    let mut nodes: Vec<ConnectionInfo> = Vec::new();
+    for url in urls {
+        let client = CLUSTER.client(url.as_ref(), settings)?;
+        let node = client.get_connection_info().clone();
+        if node.redis_settings().db() != 0 {
+            return Err(CLUSTER.refuse("a cluster has no numbered databases"));
+        }
+        if let ConnectionAddr::Unix(_) = node.addr() {
+            return Err(CLUSTER.refuse("a node needs a host and a port"));
+        }
+        if nodes
+            .first()
+            .is_some_and(|first| is_tls(first.addr()) != is_tls(node.addr()))
+        {
+            return Err(CLUSTER.refuse("either all nodes or none use TLS"));
+        }
+        nodes.push(node);
+    }
+    if nodes.is_empty() {
+        return Err(CLUSTER.refuse("no node is given"));
+    }
+    Ok(nodes)
+}
+
+/// The parts of a URL that may name several hosts.
+pub(super) struct Hosts<'a> {
+    scheme: &'a str,
+    /// The text before the hosts, `user:password@`.
+    user: &'a str,
+    pub(super) hosts: &'a str,
+    /// The text after the hosts, without its first `/`.
+    pub(super) path: &'a str,
+    pub(super) query: Option<&'a str>,
+}
+
+impl<'a> Hosts<'a> {
+    /// Takes a URL apart. Its scheme may end with `topology`.
+    pub(super) fn of(url: &'a str, topology: &str) -> Result<Self, Complaint> {
+        let (scheme, rest) = url.split_once("://").unwrap_or_default();
+        let scheme = scheme.strip_suffix(topology).unwrap_or(scheme);
+        if !is_tcp(scheme) {
+            return Err("it does not begin with redis:// or rediss://".into());
+        }
+        if rest.contains('#') {
+            return Err("it has a fragment (#), which is not supported".into());
+        }
+        let (rest, query) = match rest.split_once('?') {
+            Some((rest, query)) => (rest, Some(query)),
+            None => (rest, None),
+        };
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let hosts_at = authority.rfind('@').map_or(0, |at| at + 1);
+        let (user, hosts) = authority.split_at(hosts_at);
+        Ok(Self {
+            scheme,
+            user,
+            hosts,
+            path,
+            query,
+        })
+    }
+
+    pub(super) fn no_query(&self) -> Result<(), Complaint> {
+        match self.query {
+            Some(_) => Err("it has parameters (?), which are not supported here".into()),
+            None => Ok(()),
+        }
+    }
+
+    /// The URL of one of the hosts.
+    fn url_of(&self, host: &str) -> String {
+        let Self { scheme, user, .. } = self;
+        format!("{scheme}://{user}{host}")
+    }
+
+    /// The connection settings that all hosts share, without an address.
+    pub(super) fn shared(&self) -> Result<ConnectionInfo, Complaint> {
+        if !matches!(self.user, "" | "@") && !self.user.contains(':') {
+            return Err(
+                "it has a user and no password; a password alone is written :password@".into(),
+            );
+        }
+        info(&self.url_of("host"))
+    }
 }
 
 /// The connection settings for a server that stores locks.
@@ -190,100 +370,88 @@ pub(super) fn tuned(info: ConnectionInfo) -> ConnectionInfo {
 }
 
 #[cfg(test)]
+impl Form {
+    /// Checks that the error refuses a URL of this form, and shows a valid one and no password.
+    pub(super) fn assert_refused(&self, url: &str, error: &LockError, words: &str) {
+        assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{url}");
+        let text = error.to_string();
+        assert!(text.contains(words), "{url}: {text}");
+        assert!(text.contains(self.example), "{url}: {text}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
+    fn client(url: &str) -> Result<Client, LockError> {
+        SERVER.client(url, &RedisOptions::default())
+    }
+
+    fn cluster(url: &str) -> Result<Vec<ConnectionInfo>, LockError> {
+        super::cluster(url, &RedisOptions::default())
+    }
+
+    fn nodes(urls: &[&str]) -> Result<Vec<ConnectionInfo>, LockError> {
+        super::nodes(urls, &RedisOptions::default())
+    }
+
     #[test]
-    fn wrong_url_error_shows_a_valid_one_and_no_password() {
-        for url in [
-            "",
-            "127.0.0.1:6379",
-            "http://user:hunter2@127.0.0.1",
-            "user:hunter2@127.0.0.1:6379",
-            "redis://user:hunter2@",
-            "redis://user:hunter2@127.0.0.1:port",
-            "redis://user:hunter2@127.0.0.1/database",
-            "redis://user:hunter2@127.0.0.1/?protocol=hunter2",
-            "redis://user:hunter2@127.0.0.1/?min_replicas=1",
-            "redis://127.0.0.1/?password=hunter2",
-            "redis://:hunter2@0.0.0.0",
+    fn wrong_url_error_names_the_wrong_part_and_shows_a_valid_url() {
+        const PORT: &str = "the port is not a number from 1 to 65535";
+        for (url, words) in [
+            ("", ""),
+            ("127.0.0.1:6379", ""),
+            ("http://user:hunter2@127.0.0.1", ""),
+            ("user:hunter2@127.0.0.1:6379", "and memory:; a valid one"),
+            ("127.0.0.1", "and memory:; a valid one"),
+            ("127.0.0.1:17391", "(did you mean redis://127.0.0.1:17391?)"),
+            ("[::1]:6379", "(did you mean redis://[::1]:6379?)"),
+            ("redis-7.local:6379", "redis://redis-7.local:6379?)"),
+            ("redis://user:hunter2@", ""),
+            ("redis://user:hunter2@127.0.0.1:port", PORT),
+            ("redis://:hunter2@127.0.0.1:99999", PORT),
+            ("redis://:hunter2@127.0.0.1:port", PORT),
+            ("redis://user:hunter2@127.0.0.1/database", ""),
+            ("redis://:hunter2@h/abc", "\"abc\" is not a database number"),
+            ("redis://us/er:hunter2@h/0", "path is not a database number"),
+            ("redis://user:hunter2@127.0.0.1/?protocol=hunter2", ""),
+            ("redis://127.0.0.1/?password=hunter2", ""),
+            ("redis://:hunter2@0.0.0.0", ""),
+            ("redis://:x?hunter2=y@h", "an unsupported parameter;"),
         ] {
-            let error = open(url, &RedisOptions::default()).unwrap_err();
-            assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{url}");
-            assert!(
-                error
-                    .to_string()
-                    .contains("redis://user:password@host:6379/0"),
-                "{error}"
-            );
-            assert!(!error.to_string().contains("hunter2"), "{error}");
+            SERVER.assert_refused(url, &client(url).unwrap_err(), words);
         }
     }
 
     #[test]
-    fn wrong_url_error_names_the_wrong_part() {
-        for (url, words) in [
+    fn unsupported_parameter_error_names_the_remedy() {
+        for (parameter, remedy) in [
+            ("lease", "set it with `LockClient::builder().defaults(..)`"),
             (
-                "redis://:hunter2@127.0.0.1/0?lease=3s",
-                "the unsupported parameter \"lease\": set it with `LockClient::builder().defaults(..)`",
+                "namespace",
+                "set it with `LockClient::builder().namespace(..)`",
             ),
-            (
-                "redis://127.0.0.1?protocol=resp3&namespace=shop",
-                "\"namespace\": set it with `LockClient::builder().namespace(..)`",
-            ),
-            (
-                "redis://127.0.0.1/?min_replicas=1",
-                "\"min_replicas\": it is an option of `RedisOptions`",
-            ),
-            ("redis://127.0.0.1/?tls=1", "\"tls\": leave it out"),
-            ("redis://:x?hunter2=y@h", "an unsupported parameter;"),
-            (
-                "redis://:hunter2@127.0.0.1:99999",
-                "the port is not a number from 1 to 65535",
-            ),
-            (
-                "redis://:hunter2@127.0.0.1:port",
-                "the port is not a number from 1 to 65535",
-            ),
-            (
-                "redis://:hunter2@127.0.0.1/abc",
-                "\"abc\" is not a database number",
-            ),
-            (
-                "redis://us/er:hunter2@127.0.0.1/0",
-                "its path is not a database number",
-            ),
-            ("127.0.0.1:17391", "(did you mean redis://127.0.0.1:17391?)"),
-            ("[::1]:6379", "(did you mean redis://[::1]:6379?)"),
-            (
-                "redis-7.local:6379",
-                "(did you mean redis://redis-7.local:6379?)",
-            ),
-            ("user:hunter2@127.0.0.1:6379", "and memory:; a valid one"),
-            ("127.0.0.1", "and memory:; a valid one"),
+            ("min_replicas", "it is an option of `RedisOptions`"),
+            ("tls", "leave it out"),
         ] {
-            let error = open(url, &RedisOptions::default()).unwrap_err();
-            assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{url}");
-            let error = error.to_string();
-            assert!(error.contains(words), "{url}: {error}");
-            assert!(!error.contains("hunter2"), "{error}");
+            let url = format!("redis://user:hunter2@127.0.0.1/0?protocol=resp3&{parameter}=1");
+            let words = format!("the unsupported parameter {parameter:?}: {remedy}");
+            SERVER.assert_refused(&url, &client(&url).unwrap_err(), &words);
         }
     }
 
     #[test]
     fn a_scheme_is_in_any_case() {
         for url in ["REDIS://Host:1/2", "Valkey://Host:1/2"] {
-            let client = open(url, &RedisOptions::default()).unwrap();
+            let client = client(url).unwrap();
             let info = client.get_connection_info();
-            assert_eq!(
-                (info.addr().to_string().as_str(), info.redis_settings().db()),
-                ("Host:1", 2)
-            );
+            assert_eq!(info.addr().to_string(), "Host:1");
+            assert_eq!(info.redis_settings().db(), 2);
         }
-        assert_eq!(
-            check_tls("REDISS+Sentinel://a/m").is_ok(),
-            cfg!(feature = "rustls")
-        );
+        let is_known = check_tls("REDISS+Sentinel://a/m").is_ok();
+        assert_eq!(is_known, cfg!(feature = "rustls"));
     }
 
     #[test]
@@ -294,10 +462,84 @@ mod tests {
             "redis://[::1]:7/?protocol=resp2",
             "unix:///run/redis.sock",
         ] {
-            let client = open(url, &RedisOptions::default()).unwrap();
+            let client = client(url).unwrap();
             let info = client.get_connection_info();
             assert_eq!(info.redis_settings().protocol(), ProtocolVersion::RESP3);
             assert!(info.tcp_settings().nodelay() && info.tcp_settings().keepalive().is_some());
         }
+    }
+
+    #[test]
+    fn a_url_names_the_nodes_to_begin_with() {
+        for (url, expected) in [
+            ("redis+cluster://a", "a:6379"),
+            ("redis+cluster://a:1,b,c:3", "a:1 b:6379 c:3"),
+            ("redis+cluster://user:password@a:1,b:2/", "a:1 b:2"),
+            ("valkey+cluster://:password@127.0.0.1:1", "127.0.0.1:1"),
+        ] {
+            assert_eq!(topology(url), Some("cluster"));
+            let nodes = cluster(url).unwrap();
+            let names: Vec<_> = nodes.iter().map(|node| node.addr().to_string()).collect();
+            assert_eq!(names.join(" "), expected, "{url}");
+        }
+        let nodes = cluster("redis+cluster://ann:p%2Cw@a:1,[::1]:2").unwrap();
+        for node in &nodes {
+            assert_eq!(node.redis_settings().username(), Some("ann"));
+            assert_eq!(node.redis_settings().password(), Some("p,w"));
+        }
+        assert_eq!(*nodes[1].addr(), ConnectionAddr::Tcp("::1".into(), 2));
+    }
+
+    #[test]
+    fn a_url_of_another_kind_is_left_to_others() {
+        for (url, expected) in [
+            ("", None),
+            ("redis://a", None),
+            ("redis+sentinel://a/b", Some("sentinel")),
+            ("http+cluster://a", None),
+            ("cluster://a", None),
+        ] {
+            assert_eq!(topology(url), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn an_error_about_a_cluster_shows_a_valid_url_and_no_password() {
+        for (url, words) in [
+            ("redis+cluster://", ""),
+            ("redis+cluster://user:hunter2@", ""),
+            ("redis+cluster://user:hunter2@a,", ""),
+            ("redis+cluster://user:hunter2@,a", ""),
+            ("redis+cluster://user:hunter2@a:port", "the port is not"),
+            (
+                "redis+cluster://user:hunter2@a:1/0",
+                "no numbered databases",
+            ),
+            (
+                "redis+cluster://user:hunter2@a:1/3",
+                "no numbered databases",
+            ),
+            ("redis+cluster://user:hunter2@a:1?protocol=hunter2", "(?)"),
+            ("redis+cluster://user:hunter2@a:1#hunter2", "(#)"),
+            ("redis+cluster://user:hunter2/@a:1", ""),
+        ] {
+            CLUSTER.assert_refused(url, &cluster(url).unwrap_err(), words);
+        }
+        for (urls, words) in [
+            (&[][..], "no node is given"),
+            (&["redis://a/1"], "no numbered databases"),
+            (&["unix:///run/redis.sock"], "a host and a port"),
+            (&["a:1"], "did you mean redis://a:1?"),
+        ] {
+            CLUSTER.assert_refused("", &nodes(urls).unwrap_err(), words);
+        }
+    }
+
+    #[cfg(feature = "rustls")]
+    #[test]
+    fn the_nodes_are_reached_over_tls_or_none_is() {
+        assert!(is_tls(cluster("rediss+cluster://a,b").unwrap()[1].addr()));
+        let error = nodes(&["rediss://a", "redis://b"]).unwrap_err();
+        CLUSTER.assert_refused("", &error, "TLS");
     }
 }

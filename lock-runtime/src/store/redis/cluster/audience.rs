@@ -28,9 +28,14 @@ pub(super) struct Audience {
     seats: HashMap<Slot, Seat>,
 }
 
+#[derive(Default)]
 struct Seat {
     waiting: HashMap<Token, Waiting>,
-    standing: Standing,
+    /// The node at which the channel is subscribed to, requested or forbidden. A forbidden
+    /// subscription is not requested again.
+    node: Option<Address>,
+    /// A subscription is under way.
+    asked: bool,
     /// The time since which the slot has had no waiters.
     empty_since: Option<Instant>,
 }
@@ -41,26 +46,6 @@ struct Waiting {
     /// The time of the latest request. A waiter polls at least once a second, so one without a
     /// recent request is gone.
     heard: Instant,
-}
-
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum Standing {
-    Out,
-    /// A subscription is under way.
-    Asked(Address),
-    /// The channel is subscribed to.
-    In(Address),
-    /// The node forbids the subscription, which is not requested again.
-    Refused(Address),
-}
-
-impl Standing {
-    fn node(&self) -> Option<&Address> {
-        match self {
-            Self::Out => None,
-            Self::Asked(node) | Self::In(node) | Self::Refused(node) => Some(node),
-        }
-    }
 }
 
 /// The actions that a new waiter requires.
@@ -79,11 +64,7 @@ impl Audience {
 
     /// Registers `hold`, which is queued at `node`.
     pub(super) fn waits(&mut self, slot: Slot, hold: &Hold, node: &Address, now: Instant) -> Todo {
-        let seat = self.seats.entry(slot).or_insert_with(|| Seat {
-            waiting: HashMap::new(),
-            standing: Standing::Out,
-            empty_since: None,
-        });
+        let seat = self.seats.entry(slot).or_default();
         seat.empty_since = None;
         let waiting = Waiting {
             key: hold.key.clone(),
@@ -91,13 +72,13 @@ impl Audience {
             heard: now,
         };
         seat.waiting.insert(hold.token, waiting);
-        if seat.standing.node() == Some(node) {
+        if seat.node.as_ref() == Some(node) {
             return Todo::default();
         }
-        let before = std::mem::replace(&mut seat.standing, Standing::Asked(node.clone()));
+        seat.asked = true;
         Todo {
             subscribe: true,
-            unsubscribe: before.node().cloned(),
+            unsubscribe: seat.node.replace(node.clone()),
         }
     }
 
@@ -116,52 +97,45 @@ impl Audience {
     /// Records that the channel is subscribed to at `node`. Returns the locks to poll, as their
     /// waiters may have missed earlier messages.
     pub(super) fn subscribed(&mut self, slot: Slot, node: &Address) -> Vec<Wanted> {
-        self.stands(slot, node, Standing::In(node.clone()))
+        let Some(seat) = self.seat_at(slot, node) else {
+            return Vec::new();
+        };
+        seat.asked = false;
+        seat.wanted().collect()
     }
 
     /// Records that the channel is no longer subscribed to at `node`. Returns the locks to poll; a
     /// poll also subscribes again.
     pub(super) fn unsubscribed(&mut self, slot: Slot, node: &Address) -> Vec<Wanted> {
-        self.stands(slot, node, Standing::Out)
+        let Some(seat) = self.seat_at(slot, node) else {
+            return Vec::new();
+        };
+        seat.node = None;
+        seat.wanted().collect()
     }
 
-    fn stands(&mut self, slot: Slot, node: &Address, standing: Standing) -> Vec<Wanted> {
-        match self
-            .seats
-            .get_mut(&slot)
-            .filter(|seat| seat.standing.node() == Some(node))
-        {
-            Some(seat) => {
-                seat.standing = standing;
-                seat.wanted().collect()
-            }
-            None => Vec::new(),
-        }
+    fn seat_at(&mut self, slot: Slot, node: &Address) -> Option<&mut Seat> {
+        let seat = self.seats.get_mut(&slot)?;
+        (seat.node.as_ref() == Some(node)).then_some(seat)
     }
 
     /// Records that the subscription at `node` has failed. The next poll subscribes again, unless
     /// the node forbids it.
     pub(super) fn failed(&mut self, slot: Slot, node: &Address, forbidden: bool) {
-        if let Some(seat) = self.seats.get_mut(&slot)
-            && seat.standing == Standing::Asked(node.clone())
-        {
-            seat.standing = if forbidden {
-                Standing::Refused(node.clone())
-            } else {
-                Standing::Out
-            };
+        if let Some(seat) = self.seat_at(slot, node).filter(|seat| seat.asked) {
+            seat.asked = false;
+            if !forbidden {
+                seat.node = None;
+            }
         }
     }
 
     /// Records the loss of the connection to `node`. Returns the locks to poll.
     pub(super) fn lost(&mut self, node: &Address) -> Vec<Wanted> {
         let mut wanted = Vec::new();
-        for seat in self
-            .seats
-            .values_mut()
-            .filter(|seat| seat.standing.node() == Some(node))
-        {
-            seat.standing = Standing::Out;
+        let seats = self.seats.values_mut();
+        for seat in seats.filter(|seat| seat.node.as_ref() == Some(node)) {
+            seat.node = None;
             wanted.extend(seat.wanted());
         }
         wanted
@@ -181,7 +155,7 @@ impl Audience {
                 .empty_since
                 .is_some_and(|since| now.saturating_duration_since(since) >= LINGER);
             if over {
-                left.extend(seat.standing.node().map(|node| (*slot, node.clone())));
+                left.extend(seat.node.clone().map(|node| (*slot, node)));
             }
             !over
         });
@@ -190,9 +164,8 @@ impl Audience {
 
     /// Returns whether a channel is subscribed to, requested or forbidden at `node`.
     pub(super) fn listens_at(&self, node: &Address) -> bool {
-        self.seats
-            .values()
-            .any(|seat| seat.standing.node() == Some(node))
+        let mut seats = self.seats.values();
+        seats.any(|seat| seat.node.as_ref() == Some(node))
     }
 }
 
@@ -210,6 +183,33 @@ mod tests {
     use crate::spec::Mode;
 
     const SLOT: Slot = 7;
+
+    /// The waiters of a test, and its time.
+    struct Room {
+        audience: Audience,
+        now: Instant,
+    }
+
+    impl Room {
+        fn new() -> Self {
+            Self {
+                audience: Audience::default(),
+                now: Instant::now(),
+            }
+        }
+
+        fn waits(&mut self, hold: &Hold, name: &str) -> Todo {
+            self.audience.waits(SLOT, hold, &node(name), self.now)
+        }
+
+        fn leaves(&mut self, hold: &Hold) -> bool {
+            self.audience.leaves(SLOT, hold.token, self.now)
+        }
+
+        fn sweep(&mut self) -> Vec<(Slot, Address)> {
+            self.audience.sweep(self.now)
+        }
+    }
 
     fn node(name: &str) -> Address {
         Address::new(name, 1)
@@ -230,122 +230,96 @@ mod tests {
         }
     }
 
+    fn nothing() -> Todo {
+        Todo::default()
+    }
+
     #[test]
     fn a_slot_is_subscribed_to_once_however_many_wait() {
-        let (mut audience, now) = (Audience::default(), Instant::now());
-        assert_eq!(audience.waits(SLOT, &hold(), &node("a"), now), subscribe());
-        assert_eq!(
-            audience.waits(SLOT, &hold(), &node("a"), now),
-            Todo::default(),
-            "a subscription is under way"
-        );
-        assert_eq!(
-            audience.subscribed(SLOT, &node("a")).len(),
-            2,
-            "earlier messages may have been missed"
-        );
-        assert_eq!(
-            audience.waits(SLOT, &hold(), &node("a"), now),
-            Todo::default()
-        );
-        assert_eq!(
-            audience.waits(SLOT + 1, &hold(), &node("a"), now),
-            subscribe()
-        );
+        let mut room = Room::new();
+        assert_eq!(room.waits(&hold(), "a"), subscribe());
+        assert_eq!(room.waits(&hold(), "a"), nothing(), "it is under way");
+        let missed = room.audience.subscribed(SLOT, &node("a"));
+        assert_eq!(missed.len(), 2, "earlier messages may have been missed");
+        assert_eq!(room.waits(&hold(), "a"), nothing());
+        let other_slot = room.audience.waits(SLOT + 1, &hold(), &node("a"), room.now);
+        assert_eq!(other_slot, subscribe());
     }
 
     #[test]
     fn a_channel_outlives_the_last_who_waits_by_a_little() {
-        let (mut audience, now) = (Audience::default(), Instant::now());
+        let mut room = Room::new();
         let (first, second) = (hold(), hold());
-        audience.waits(SLOT, &first, &node("a"), now);
-        audience.waits(SLOT, &second, &node("a"), now);
-        audience.subscribed(SLOT, &node("a"));
-        assert!(!audience.leaves(SLOT, first.token, now));
-        assert!(audience.leaves(SLOT, second.token, now));
-        assert!(
-            !audience.leaves(SLOT, second.token, now),
-            "it was removed before"
-        );
-        assert!(audience.sweep(now + LINGER / 2).is_empty());
-        assert_eq!(
-            audience.waits(SLOT, &first, &node("a"), now + LINGER / 2),
-            Todo::default(),
-            "it is still subscribed to"
-        );
-        assert!(
-            audience.sweep(now + LINGER).is_empty(),
-            "the slot has a waiter again"
-        );
-        assert!(audience.leaves(SLOT, first.token, now + LINGER));
-        assert_eq!(audience.sweep(now + 2 * LINGER), [(SLOT, node("a"))]);
-        assert!(audience.is_empty());
+        room.waits(&first, "a");
+        room.waits(&second, "a");
+        room.audience.subscribed(SLOT, &node("a"));
+        assert!(!room.leaves(&first));
+        assert!(room.leaves(&second));
+        assert!(!room.leaves(&second), "it was removed before");
+        room.now += LINGER / 2;
+        assert!(room.sweep().is_empty());
+        assert_eq!(room.waits(&first, "a"), nothing(), "still subscribed to");
+        room.now += LINGER / 2;
+        assert!(room.sweep().is_empty(), "the slot has a waiter again");
+        assert!(room.leaves(&first));
+        room.now += LINGER;
+        assert_eq!(room.sweep(), [(SLOT, node("a"))]);
+        assert!(room.audience.is_empty());
     }
 
     #[test]
     fn who_was_not_heard_of_for_long_keeps_no_channel() {
-        let (mut audience, now) = (Audience::default(), Instant::now());
-        audience.waits(SLOT, &hold(), &node("a"), now);
-        assert!(audience.sweep(now + ENTRY_TTL).is_empty());
-        assert_eq!(
-            audience.sweep(now + ENTRY_TTL + LINGER),
-            [(SLOT, node("a"))]
-        );
+        let mut room = Room::new();
+        room.waits(&hold(), "a");
+        room.now += ENTRY_TTL;
+        assert!(room.sweep().is_empty());
+        room.now += LINGER;
+        assert_eq!(room.sweep(), [(SLOT, node("a"))]);
     }
 
     #[test]
     fn a_slot_that_has_moved_is_subscribed_to_where_it_is() {
-        let (mut audience, now) = (Audience::default(), Instant::now());
-        let waiter = hold();
-        audience.waits(SLOT, &waiter, &node("a"), now);
-        audience.subscribed(SLOT, &node("a"));
-        let (a, b) = (node("a"), node("b"));
+        let mut room = Room::new();
+        let (a, b, waiter) = (node("a"), node("b"), hold());
+        room.waits(&waiter, "a");
+        room.audience.subscribed(SLOT, &a);
         let moved = Todo {
             subscribe: true,
             unsubscribe: Some(node("a")),
         };
-        assert_eq!(audience.waits(SLOT, &waiter, &b, now), moved);
-        assert!(
-            audience.unsubscribed(SLOT, &a).is_empty(),
-            "not subscribed to there any more"
-        );
-        assert!(audience.lost(&a).is_empty());
-        assert_eq!(audience.subscribed(SLOT, &b), wanted());
-        assert!(audience.listens_at(&b) && !audience.listens_at(&a));
+        assert_eq!(room.waits(&waiter, "b"), moved);
+        let left = room.audience.unsubscribed(SLOT, &a);
+        assert!(left.is_empty(), "not subscribed to there any more");
+        assert!(room.audience.lost(&a).is_empty());
+        assert_eq!(room.audience.subscribed(SLOT, &b), wanted());
+        assert!(room.audience.listens_at(&b) && !room.audience.listens_at(&a));
     }
 
     #[test]
     fn a_lost_subscription_is_asked_for_again() {
-        let (mut audience, now) = (Audience::default(), Instant::now());
-        let waiter = hold();
-        let a = node("a");
+        let mut room = Room::new();
+        let (a, waiter) = (node("a"), hold());
         for lose in [Audience::lost, |audience: &mut Audience, node: &Address| {
             audience.unsubscribed(SLOT, node)
         }] {
-            assert_eq!(audience.waits(SLOT, &waiter, &a, now), subscribe());
-            audience.subscribed(SLOT, &a);
-            assert_eq!(lose(&mut audience, &a), wanted());
+            assert_eq!(room.waits(&waiter, "a"), subscribe());
+            room.audience.subscribed(SLOT, &a);
+            assert_eq!(lose(&mut room.audience, &a), wanted());
         }
-        assert_eq!(audience.waits(SLOT, &waiter, &a, now), subscribe());
-        audience.failed(SLOT, &a, false);
-        assert_eq!(audience.waits(SLOT, &waiter, &a, now), subscribe());
+        assert_eq!(room.waits(&waiter, "a"), subscribe());
+        room.audience.failed(SLOT, &a, false);
+        assert_eq!(room.waits(&waiter, "a"), subscribe());
     }
 
     #[test]
     fn a_forbidden_channel_is_asked_for_once() {
-        let (mut audience, now) = (Audience::default(), Instant::now());
-        let waiter = hold();
-        audience.waits(SLOT, &waiter, &node("a"), now);
-        audience.failed(SLOT, &node("a"), true);
-        assert_eq!(
-            audience.waits(SLOT, &waiter, &node("a"), now),
-            Todo::default()
-        );
-        audience.lost(&node("a"));
-        assert_eq!(
-            audience.waits(SLOT, &waiter, &node("a"), now),
-            subscribe(),
-            "another connection may be allowed"
-        );
+        let mut room = Room::new();
+        let (a, waiter) = (node("a"), hold());
+        room.waits(&waiter, "a");
+        room.audience.failed(SLOT, &a, true);
+        assert_eq!(room.waits(&waiter, "a"), nothing());
+        room.audience.lost(&a);
+        let again = room.waits(&waiter, "a");
+        assert_eq!(again, subscribe(), "another connection may be allowed");
     }
 }

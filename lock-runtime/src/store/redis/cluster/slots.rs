@@ -13,6 +13,8 @@ use std::{
 use crc16::{State, XMODEM};
 use redis::{ServerError, Value};
 
+use super::super::reply::text;
+
 /// The number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16_384;
 
@@ -148,7 +150,7 @@ pub(super) struct Slots {
     /// For each slot the index of its owner in `members`, or `NO_OWNER`.
     owners: Vec<u16>,
     /// All known nodes of the cluster, replicas included.
-    members: Vec<Address>,
+    pub(super) members: Vec<Address>,
 }
 
 const NO_OWNER: u16 = u16::MAX;
@@ -243,10 +245,6 @@ impl Slots {
     pub(super) fn agrees_with(&self, other: &Self) -> bool {
         (0..SLOTS).all(|slot| self.owner(slot) == other.owner(slot))
     }
-
-    pub(super) fn members(&self) -> &[Address] {
-        &self.members
-    }
 }
 
 impl fmt::Debug for Slots {
@@ -269,35 +267,16 @@ fn address_of(node: &Value, asked: &Address) -> Option<Address> {
     let port = u16::try_from(*port).ok()?;
     match text(host) {
         // The node is to be announced by its name, and has none.
-        Some("?") => Some(Address::new(ip_of(rest.get(1)?)?, port)),
+        Some("?") => {
+            let mut names = rest.get(1)?.as_map_iter()?;
+            let (_, ip) = names.find(|(name, _)| text(name) == Some("ip"))?;
+            Some(Address::new(text(ip)?, port))
+        }
         Some("") | None => Some(Address {
             host: asked.host.clone(),
             port,
         }),
         Some(host) => Some(Address::new(host, port)),
-    }
-}
-
-/// The value of `ip` among a node's other names.
-fn ip_of(names: &Value) -> Option<&str> {
-    match names {
-        Value::Map(names) => names
-            .iter()
-            .find(|(name, _)| text(name) == Some("ip"))
-            .and_then(|(_, ip)| text(ip)),
-        Value::Array(names) => names
-            .chunks_exact(2)
-            .find(|pair| text(&pair[0]) == Some("ip"))
-            .and_then(|pair| text(&pair[1])),
-        _ => None,
-    }
-}
-
-fn text(value: &Value) -> Option<&str> {
-    match value {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
-        Value::SimpleString(text) => Some(text),
-        _ => None,
     }
 }
 
@@ -312,21 +291,20 @@ mod tests {
     }
 
     fn node(host: Value, port: i64) -> Value {
-        Value::Array(vec![
-            host,
-            Value::Int(port),
-            bulk("id"),
-            Value::Array(vec![]),
-        ])
+        node_with(host, port, Value::Array(vec![]))
+    }
+
+    fn node_with(host: Value, port: i64, names: Value) -> Value {
+        Value::Array(vec![host, Value::Int(port), bulk("id"), names])
     }
 
     fn range(first: i64, last: i64, nodes: impl IntoIterator<Item = Value>) -> Value {
-        Value::Array(
-            [Value::Int(first), Value::Int(last)]
-                .into_iter()
-                .chain(nodes)
-                .collect(),
-        )
+        let bounds = [first, last].map(Value::Int);
+        Value::Array(bounds.into_iter().chain(nodes).collect())
+    }
+
+    fn parse(ranges: impl Into<Vec<Value>>) -> Option<Slots> {
+        Slots::parse(&Value::Array(ranges.into()), &asked())
     }
 
     fn error(text: &str) -> ServerError {
@@ -374,34 +352,24 @@ mod tests {
 
     #[test]
     fn a_map_knows_the_owner_of_each_slot() {
-        let reply = Value::Array(vec![
+        let slots = parse([
             range(0, 99, [node(bulk("a"), 1), node(bulk("b"), 2)]),
             range(100, 16383, [node(bulk("::1"), 3)]),
-        ]);
-        let slots = Slots::parse(&reply, &asked()).unwrap();
-        for (slot, owner) in [
-            (0, "a:1"),
-            (99, "a:1"),
-            (100, "[::1]:3"),
-            (16383, "[::1]:3"),
-        ] {
-            assert_eq!(slots.owner(slot).unwrap().to_string(), owner);
+        ])
+        .unwrap();
+        let (a, other) = (Address::new("a", 1), Address::new("::1", 3));
+        assert_eq!(other.to_string(), "[::1]:3");
+        for (slot, owner) in [(0, &a), (99, &a), (100, &other), (16383, &other)] {
+            assert_eq!(slots.owner(slot), Some(owner));
         }
-        assert_eq!(slots.members().len(), 3, "with the replica");
-        assert_eq!(
-            slots.owners(),
-            [&Address::new("a", 1), &Address::new("::1", 3)].into()
-        );
+        assert_eq!(slots.members.len(), 3, "with the replica");
+        assert_eq!(slots.owners(), [&a, &other].into());
         assert_ne!(slots.owner_number(0), slots.owner_number(100));
     }
 
     #[test]
     fn a_slot_without_an_owner_has_none() {
-        let slots = Slots::parse(
-            &Value::Array(vec![range(5, 9, [node(bulk("a"), 1)])]),
-            &asked(),
-        )
-        .unwrap();
+        let slots = parse([range(5, 9, [node(bulk("a"), 1)])]).unwrap();
         assert_eq!((slots.owner(4), slots.owner(10)), (None, None));
         assert_eq!(slots.owner(5), Some(&Address::new("a", 1)));
     }
@@ -409,57 +377,44 @@ mod tests {
     #[test]
     fn a_node_without_a_name_is_where_the_one_that_was_asked_is() {
         for host in [bulk(""), Value::Nil] {
-            let slots =
-                Slots::parse(&Value::Array(vec![range(0, 9, [node(host, 7)])]), &asked()).unwrap();
+            let slots = parse([range(0, 9, [node(host, 7)])]).unwrap();
             assert_eq!(slots.owner(0), Some(&Address::new("asked", 7)));
         }
     }
 
     #[test]
     fn a_node_that_only_lacks_its_name_is_reached_by_its_address() {
-        let names = [
-            Value::Array(vec![
-                bulk("hostname"),
-                bulk(""),
-                bulk("ip"),
-                bulk("10.0.0.1"),
-            ]),
+        let names = ["hostname", "", "ip", "10.0.0.1"].map(bulk);
+        for names in [
+            Value::Array(names.into()),
             Value::Map(vec![(bulk("ip"), bulk("10.0.0.1"))]),
-        ];
-        for names in names {
-            let node = Value::Array(vec![bulk("?"), Value::Int(7), bulk("id"), names]);
-            let slots = Slots::parse(&Value::Array(vec![range(0, 9, [node])]), &asked()).unwrap();
+        ] {
+            let slots = parse([range(0, 9, [node_with(bulk("?"), 7, names)])]).unwrap();
             assert_eq!(slots.owner(0), Some(&Address::new("10.0.0.1", 7)));
         }
-        let nowhere = Value::Array(vec![range(0, 9, [node(bulk("?"), 7)])]);
-        assert_eq!(Slots::parse(&nowhere, &asked()), None);
+        assert_eq!(parse([range(0, 9, [node(bulk("?"), 7)])]), None);
     }
 
     #[test]
-    fn what_is_no_map_is_none() {
-        for reply in [
-            Value::Nil,
-            Value::Array(vec![]),
-            Value::Array(vec![Value::Int(1)]),
-            Value::Array(vec![range(0, 1, [])]),
-            Value::Array(vec![range(-1, 1, [node(bulk("a"), 1)])]),
-            Value::Array(vec![range(0, 1, [node(bulk("a"), 65_536)])]),
+    fn a_reply_that_is_no_map_is_refused() {
+        assert_eq!(Slots::parse(&Value::Nil, &asked()), None);
+        for ranges in [
+            vec![],
+            vec![Value::Int(1)],
+            vec![range(0, 1, [])],
+            vec![range(-1, 1, [node(bulk("a"), 1)])],
+            vec![range(0, 1, [node(bulk("a"), 65_536)])],
         ] {
-            assert_eq!(Slots::parse(&reply, &asked()), None, "{reply:?}");
+            assert_eq!(parse(ranges.clone()), None, "{ranges:?}");
         }
     }
 
     #[test]
     fn moved_slot_changes_its_owner_alone() {
-        let mut slots = Slots::parse(
-            &Value::Array(vec![range(0, 99, [node(bulk("a"), 1)])]),
-            &asked(),
-        )
-        .unwrap();
+        let mut slots = parse([range(0, 99, [node(bulk("a"), 1)])]).unwrap();
         slots.moved(50, Address::new("b", 2));
-        assert_eq!(slots.owner(50), Some(&Address::new("b", 2)));
-        for slot in [49, 51] {
-            assert_eq!(slots.owner(slot), Some(&Address::new("a", 1)));
+        for (slot, owner) in [(49, ("a", 1)), (50, ("b", 2)), (51, ("a", 1))] {
+            assert_eq!(slots.owner(slot), Some(&Address::new(owner.0, owner.1)));
         }
     }
 

@@ -12,10 +12,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -30,7 +27,7 @@ use tokio::{
 };
 
 use super::{
-    super::{error, link::Dial},
+    super::{error, link::Dial, on_drop::OnDrop},
     audience::{Audience, LINGER, Wanted},
     slots::{Address, Slot, number_in, slot_of},
 };
@@ -61,8 +58,6 @@ struct Ear {
     address: Address,
     client: Client,
     connection: OnceCell<MultiplexedConnection>,
-    /// The connection was established, so its end is reported.
-    stood: AtomicBool,
 }
 
 impl Subscriptions {
@@ -100,7 +95,13 @@ impl Subscriptions {
         let ear = todo.subscribe.then(|| {
             desk.ears
                 .entry(node.clone())
-                .or_insert_with(|| Ear::new(node, client))
+                .or_insert_with(|| {
+                    Arc::new(Ear {
+                        address: node.clone(),
+                        client: client.clone(),
+                        connection: OnceCell::new(),
+                    })
+                })
                 .clone()
         });
         let sweep = !std::mem::replace(&mut desk.swept, true);
@@ -115,11 +116,7 @@ impl Subscriptions {
             runtime.spawn(async move { this.subscribe(slot, &ear).await });
         }
         if sweep {
-            let sweeper = Sweeper {
-                all: Arc::downgrade(self),
-                done: false,
-            };
-            runtime.spawn(sweeper.run());
+            self.start_to_sweep(&runtime);
         }
     }
 
@@ -140,47 +137,41 @@ impl Subscriptions {
                 .req_packed_command(&command)
                 .await
         };
-        match timeout(PATIENCE, answer).await {
-            Ok(Ok(Value::ServerError(refusal))) => {
-                let refusal = error::refused(&refusal, &self.dial.acl);
-                // A server before 7.0 does not know the command.
-                let forbidden = matches!(
-                    refusal.kind(),
-                    StoreErrorKind::Forbidden | StoreErrorKind::WrongServer
-                );
-                if forbidden {
-                    self.dial.warn_of_silence(&refusal);
-                }
-                lock(&self.desk)
-                    .audience
-                    .failed(slot, &ear.address, forbidden);
-            }
-            // A push message has already reported the subscription if it is established. This may
-            // be the reply for another one.
-            Ok(Ok(_)) => lock(&self.desk).audience.failed(slot, &ear.address, false),
-            Ok(Err(_)) | Err(_) => {
-                self.forget(ear);
+        let Ok(Ok(value)) = timeout(PATIENCE, answer).await else {
+            self.forget(ear);
+            return;
+        };
+        // A push message has already reported the subscription if it is established. This may be
+        // the reply for another one.
+        let mut forbidden = false;
+        if let Value::ServerError(refusal) = value {
+            let refusal = error::refused(&refusal, &self.dial.acl);
+            // A server before 7.0 does not know the command.
+            forbidden = matches!(
+                refusal.kind(),
+                StoreErrorKind::Forbidden | StoreErrorKind::WrongServer
+            );
+            if forbidden {
+                self.dial.warn_of_silence(&refusal);
             }
         }
+        let mut desk = lock(&self.desk);
+        desk.audience.failed(slot, &ear.address, forbidden);
     }
 
     /// Handles a message on the connection.
     fn take(&self, ear: &Arc<Ear>, push: &PushInfo) {
-        let slot = || match push.data.first() {
-            Some(Value::BulkString(channel)) => Some(slot_of(channel)),
-            _ => None,
-        };
-        let wanted = match push.kind {
-            PushKind::SSubscribe => {
-                slot().map(|slot| lock(&self.desk).audience.subscribed(slot, &ear.address))
-            }
-            PushKind::SUnsubscribe => {
-                slot().map(|slot| lock(&self.desk).audience.unsubscribed(slot, &ear.address))
-            }
+        let change = match push.kind {
+            PushKind::SSubscribe => Audience::subscribed,
+            PushKind::SUnsubscribe => Audience::unsubscribed,
             PushKind::Disconnection => return self.lost(ear),
             _ => return self.dial.pushes.take(push),
         };
-        self.call(wanted.unwrap_or_default());
+        if let Some(Value::BulkString(channel)) = push.data.first() {
+            let slot = slot_of(channel);
+            let wanted = change(&mut lock(&self.desk).audience, slot, &ear.address);
+            self.call(wanted);
+        }
     }
 
     /// Handles the end of the connection.
@@ -188,18 +179,15 @@ impl Subscriptions {
         let wanted = self.forget(ear);
         // A connection that was never established has missed nothing. To poll at once would only
         // repeat the attempt again and again.
-        if ear.stood.load(Ordering::Acquire) {
+        if ear.connection.initialized() {
             self.call(wanted);
         }
     }
 
     fn forget(&self, ear: &Arc<Ear>) -> Vec<Wanted> {
         let mut desk = lock(&self.desk);
-        if desk
-            .ears
-            .get(&ear.address)
-            .is_none_or(|current| !Arc::ptr_eq(current, ear))
-        {
+        let current = desk.ears.get(&ear.address);
+        if current.is_none_or(|current| !Arc::ptr_eq(current, ear)) {
             return Vec::new();
         }
         desk.ears.remove(&ear.address);
@@ -209,12 +197,37 @@ impl Subscriptions {
     /// Prompts the waiters of these locks to poll.
     fn call(&self, wanted: Vec<Wanted>) {
         for (key, kind) in wanted {
-            self.dial.pushes.listeners().notify(&StoreEvent::FreeIn {
+            self.dial.pushes.listeners.notify(&StoreEvent::FreeIn {
                 key,
                 kind,
                 ttl: Duration::ZERO,
             });
         }
+    }
+
+    /// Unsubscribes from channels without waiters, as long as there are any channels.
+    fn start_to_sweep(self: &Arc<Self>, runtime: &Handle) {
+        let this = Arc::downgrade(self);
+        // The runtime of the task may end, while another one goes on.
+        let cut_off = OnDrop::new({
+            let this = this.clone();
+            move || {
+                if let Some(all) = this.upgrade() {
+                    lock(&all.desk).swept = false;
+                }
+            }
+        });
+        runtime.spawn(async move {
+            loop {
+                sleep(LINGER).await;
+                let Some(all) = this.upgrade() else { break };
+                let Some(left) = all.sweep() else { break };
+                for (slot, ear) in left {
+                    ear.unsubscribe(&all.channel(slot)).await;
+                }
+            }
+            cut_off.disarm();
+        });
     }
 
     /// Returns the channels without waiters, and closes the connections without channels. `None`
@@ -240,38 +253,36 @@ impl Subscriptions {
 }
 
 impl Ear {
-    fn new(address: &Address, client: &Client) -> Arc<Self> {
-        let (address, client) = (address.clone(), client.clone());
-        Arc::new(Self {
-            address,
-            client,
-            connection: OnceCell::new(),
-            stood: AtomicBool::new(false),
-        })
-    }
-
     async fn connection(
         self: &Arc<Self>,
         all: &Arc<Subscriptions>,
     ) -> Result<MultiplexedConnection, RedisError> {
         let connect = async || {
-            let reader = Reader {
-                all: Arc::downgrade(all),
-                ear: Arc::downgrade(self),
-            };
+            let (weak_all, weak_ear) = (Arc::downgrade(all), Arc::downgrade(self));
+            let both = move || Some((weak_all.upgrade()?, weak_ear.upgrade()?));
+            // Belongs to the task that reads from the connection, and is dropped with it, also when
+            // the runtime of that task ends.
+            let end = OnDrop::new({
+                let both = both.clone();
+                move || {
+                    if let Some((all, ear)) = both() {
+                        all.lost(&ear);
+                    }
+                }
+            });
             let config = AsyncConnectionConfig::new()
                 .set_connection_timeout(Some(PATIENCE))
                 .set_response_timeout(None)
                 .set_push_sender(move |push: PushInfo| {
-                    reader.take(&push);
+                    let _owned = &end;
+                    if let Some((all, ear)) = both() {
+                        all.take(&ear, &push);
+                    }
                     Ok::<_, redis::aio::SendError>(())
                 });
-            let connection = self
-                .client
+            self.client
                 .get_multiplexed_async_connection_with_config(&config)
-                .await?;
-            self.stood.store(true, Ordering::Release);
-            Ok(connection)
+                .await
         };
         self.connection.get_or_try_init(connect).await.cloned()
     }
@@ -285,63 +296,5 @@ impl Ear {
         command.arg(channel);
         // A push message reports the end of the subscription.
         let _ = timeout(PATIENCE, connection.req_packed_command(&command)).await;
-    }
-}
-
-/// Belongs to the task that reads from the connection, and is dropped with it, also when the
-/// runtime of that task ends.
-struct Reader {
-    all: Weak<Subscriptions>,
-    ear: Weak<Ear>,
-}
-
-impl Reader {
-    fn take(&self, push: &PushInfo) {
-        if let (Some(all), Some(ear)) = (self.all.upgrade(), self.ear.upgrade()) {
-            all.take(&ear, push);
-        }
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        if let (Some(all), Some(ear)) = (self.all.upgrade(), self.ear.upgrade()) {
-            all.lost(&ear);
-        }
-    }
-}
-
-/// Unsubscribes from channels without waiters, as long as there are any channels.
-struct Sweeper {
-    all: Weak<Subscriptions>,
-    done: bool,
-}
-
-impl Sweeper {
-    async fn run(mut self) {
-        loop {
-            sleep(LINGER).await;
-            let Some(all) = self.all.upgrade() else {
-                return;
-            };
-            let Some(left) = all.sweep() else {
-                self.done = true;
-                return;
-            };
-            for (slot, ear) in left {
-                ear.unsubscribe(&all.channel(slot)).await;
-            }
-        }
-    }
-}
-
-impl Drop for Sweeper {
-    /// Its runtime may have ended, while another one goes on.
-    fn drop(&mut self) {
-        if !self.done
-            && let Some(all) = self.all.upgrade()
-        {
-            lock(&all.desk).swept = false;
-        }
     }
 }

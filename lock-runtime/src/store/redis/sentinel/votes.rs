@@ -6,7 +6,8 @@ use crate::store::{StoreError, StoreErrorKind};
 
 /// The answers so far.
 pub(super) struct Votes {
-    answers: Vec<Option<Answer>>,
+    /// The answer of each Sentinel.
+    pub(super) answers: Vec<Option<Answer>>,
 }
 
 #[derive(Debug)]
@@ -68,11 +69,6 @@ impl Votes {
             .max_by_key(|named| (named.epoch, votes(named)))
     }
 
-    /// The answer of each Sentinel.
-    pub(super) fn answers(&self) -> impl Iterator<Item = Option<&Answer>> {
-        self.answers.iter().map(Option::as_ref)
-    }
-
     /// The kind of the error if no Sentinel names a primary.
     pub(super) fn failure(&self) -> StoreErrorKind {
         let mut kinds = self.answers.iter().map(|answer| match answer {
@@ -92,12 +88,16 @@ impl Votes {
 mod tests {
     use super::*;
 
-    fn named(host: &str, epoch: u64) -> Answer {
-        Answer::Named(Named {
+    fn primary(host: &str, epoch: u64) -> Named {
+        Named {
             host: host.into(),
             port: 6379,
             epoch,
-        })
+        }
+    }
+
+    fn named(host: &str, epoch: u64) -> Answer {
+        Answer::Named(primary(host, epoch))
     }
 
     fn failed(kind: StoreErrorKind) -> Answer {
@@ -130,30 +130,24 @@ mod tests {
 
     #[test]
     fn what_one_has_told_just_now_counts_until_the_others_know() {
-        let heard = |epoch| Named {
-            host: "heard".into(),
-            port: 6379,
-            epoch,
+        let elected = |votes: &Votes, epoch| {
+            let heard = primary("heard", epoch);
+            votes.elected(Some(&heard)).unwrap().host.clone()
         };
         let mut votes = Votes::new(3);
-        assert_eq!(votes.elected(Some(&heard(0))).unwrap().host, "heard");
+        assert_eq!(elected(&votes, 0), "heard");
         votes.take(0, named("a", 4));
         votes.take(1, named("a", 4));
-        assert_eq!(votes.elected(Some(&heard(5))).unwrap().host, "heard");
-        assert_eq!(votes.elected(Some(&heard(4))).unwrap().host, "a");
-        assert_eq!(votes.elected(Some(&heard(3))).unwrap().host, "a");
+        for (epoch, host) in [(5, "heard"), (4, "a"), (3, "a")] {
+            assert_eq!(elected(&votes, epoch), host);
+        }
     }
 
     #[test]
     fn primary_is_replaced_by_a_later_configuration_only() {
-        let named = |host: &str, epoch| Named {
-            host: host.into(),
-            port: 6379,
-            epoch,
-        };
-        assert!(named("b", 2).replaces(&named("a", 1)));
-        for other in [named("a", 2), named("b", 1), named("b", 0)] {
-            assert!(!other.replaces(&named("a", 1)), "{other:?}");
+        assert!(primary("b", 2).replaces(&primary("a", 1)));
+        for other in [primary("a", 2), primary("b", 1), primary("b", 0)] {
+            assert!(!other.replaces(&primary("a", 1)), "{other:?}");
         }
     }
 

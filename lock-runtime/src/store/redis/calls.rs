@@ -1,0 +1,423 @@
+//! The operations of a store: the call of a script for each, and the meaning of its reply.
+
+use std::{
+    future::ready,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use futures_util::future::{BoxFuture, join_all};
+use redis::Value;
+
+use super::{
+    RedisStore,
+    connection::{Errand, Repeat},
+    error::unavailable,
+    names::{Names, lock_name, marker_name},
+    quarantine,
+    reply::{Reply, foreign_part, unexpected},
+    scripts::{self, Call, Script},
+    servers::{Answer, Freed},
+};
+use crate::{
+    fence::FencingToken,
+    key::LockKey,
+    spec::{LockKind, Mode},
+    store::{
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyPart, KeyRequest,
+        Limits, Listener, NextHolder, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
+        RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError,
+    },
+};
+
+impl Store for RedisStore {
+    fn acquire<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+        Box::pin(self.acquire_one(request, None))
+    }
+
+    fn acquire_all<'a>(
+        &'a self,
+        requests: &'a [KeyRequest],
+    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+        Box::pin(self.acquire_several(requests))
+    }
+
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+        Box::pin(async move {
+            let call = |index| {
+                self.on_hold(&scripts::POLL, &holds[index])
+                    .hold(&holds[index])
+            };
+            let answers = self.servers.call_each(holds.len(), &call).await;
+            let polled =
+                async |(hold, answer): (&Hold, Result<_, _>)| self.polled(hold, answer?).await;
+            join_all(holds.iter().zip(answers).map(polled)).await
+        })
+    }
+
+    fn renew<'a>(
+        &'a self,
+        renewals: &'a [Renewal],
+    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+        Box::pin(async move {
+            let answers = self
+                .servers
+                .call_each(renewals.len(), &|index| self.renewal(&renewals[index]))
+                .await;
+            answers
+                .into_iter()
+                .map(|answer| renewed(answer?.value))
+                .collect()
+        })
+    }
+
+    fn release<'a>(
+        &'a self,
+        release: &'a Release,
+    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+        Box::pin(self.release_one(release))
+    }
+
+    fn release_owned(
+        self: Arc<Self>,
+        release: Release,
+    ) -> BoxFuture<'static, Result<ReleaseReply, StoreError>> {
+        Box::pin(async move { self.release_one(&release).await })
+    }
+
+    fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
+        Box::pin(async move {
+            if hold.mode.kind() != LockKind::Lock {
+                return Ok(ConvertReply::NotHeld);
+            }
+            let call = self.on_hold(&scripts::CONVERT, hold).token(hold.token);
+            let mut reply = self.run(call).await?;
+            match reply.word() {
+                "converted" => {
+                    let grant = reply.grant()?;
+                    self.settle([&Hold::new(hold.key.clone(), Mode::Shared, hold.token)])
+                        .await?;
+                    Ok(ConvertReply::Converted(grant))
+                }
+                "not_held" => Ok(ConvertReply::NotHeld),
+                _ => Err(self.foreign(&hold.key, LockKind::Lock, &reply)),
+            }
+        })
+    }
+
+    fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(self.abandon_one(hold))
+    }
+
+    fn inspect<'a>(
+        &'a self,
+        key: &'a LockKey,
+        kind: LockKind,
+    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+        Box::pin(async move {
+            let call = self.on_all(&scripts::INSPECT, key, kind).kind(kind);
+            let mut reply = self.run(call).await?;
+            match reply.word() {
+                "holders" => {
+                    let (fence, count) = (reply.counter()?, reply.count()?);
+                    Ok(Inspection {
+                        holders: reply.holders(count)?,
+                        waiters: reply.waiters()?,
+                        fence,
+                    })
+                }
+                _ => Err(self.foreign(key, kind, &reply)),
+            }
+        })
+    }
+
+    fn revoke<'a>(
+        &'a self,
+        key: &'a LockKey,
+        kind: LockKind,
+        scope: RevokeScope,
+    ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
+        Box::pin(async move {
+            let scope = match scope {
+                RevokeScope::Leased => "leased",
+                RevokeScope::AlsoEndless => "endless",
+            };
+            let call = self.on_all(&scripts::REVOKE, key, kind).kind(kind);
+            let call = call.arg(scope).arg(&self.servers.pushes().revoked);
+            match self.run(call).await?.word() {
+                "revoked" => Ok(RevokeReply::Revoked),
+                "not_held" => Ok(RevokeReply::NotHeld),
+                "endless" => Ok(RevokeReply::Endless),
+                "foreign" => Ok(RevokeReply::ForeignKey),
+                _ => Err(unexpected()),
+            }
+        })
+    }
+
+    fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
+        Some(Names::new(&self.namespace, key, kind).into_part(part))
+    }
+
+    fn server_of(&self, key: &LockKey, kind: LockKind) -> u64 {
+        self.servers
+            .server_of(&lock_name(&self.namespace, key, kind))
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::new()
+    }
+
+    fn listen(&self, listener: Weak<dyn Listener>) {
+        self.servers.pushes().listeners.add(listener);
+    }
+
+    fn settled(&self) -> BoxFuture<'_, ()> {
+        Box::pin(ready(()))
+    }
+}
+
+impl QuorumMember for RedisStore {
+    fn acquire_proposed<'a>(
+        &'a self,
+        request: &'a KeyRequest,
+        proposal: FencingToken,
+    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+        Box::pin(self.acquire_one(request, Some(proposal)))
+    }
+
+    fn raise<'a>(
+        &'a self,
+        key: &'a LockKey,
+        kind: LockKind,
+        fence: FencingToken,
+    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
+        Box::pin(async move {
+            let name = Names::new(&self.namespace, key, kind).fence;
+            let number = fence.to_string();
+            let call = match self.servers.marker() {
+                Some(marker) => {
+                    let keys = Call::new(&scripts::RAISE, 2)
+                        .arg(name)
+                        .arg(marker_name(&self.namespace));
+                    keys.arg(number).arg(marker)
+                }
+                None => Call::new(&scripts::RAISE, 1).arg(name).arg(number),
+            };
+            let mut reply = self.run(call).await?;
+            match reply.word() {
+                "raised" => Ok(RaiseReply::Raised),
+                "not_raised" => Ok(RaiseReply::NotRaised {
+                    latest: reply.counter()?.ok_or_else(unexpected)?,
+                }),
+                "strange" => Err(self.lost_its_data()),
+                _ => Err(self.foreign(key, kind, &reply)),
+            }
+        })
+    }
+}
+
+impl RedisStore {
+    /// Begins a call that needs only the key of the lock.
+    fn on_lock(&self, script: &'static Script, key: &LockKey, kind: LockKind) -> Call {
+        Call::new(script, 1).arg(lock_name(&self.namespace, key, kind))
+    }
+
+    /// Begins a call that may grant the lock, and needs its fence and its queue as well.
+    fn on_all(&self, script: &'static Script, key: &LockKey, kind: LockKind) -> Call {
+        Call::new(script, 3).names(Names::new(&self.namespace, key, kind))
+    }
+
+    fn on_hold(&self, script: &'static Script, hold: &Hold) -> Call {
+        self.on_all(script, &hold.key, hold.mode.kind())
+    }
+
+    async fn run(&self, call: Call) -> Result<Reply, StoreError> {
+        let errand = Errand::Call(&call, Repeat::Once);
+        self.servers.run(errand).await?.reply()
+    }
+
+    /// The error for a reply that the operation does not expect: foreign data, or a
+    /// malformed reply.
+    fn foreign(&self, key: &LockKey, kind: LockKind, reply: &Reply) -> StoreError {
+        match foreign_part(reply.word()) {
+            Some(part) => StoreError::foreign(self.name_of(key, kind, part).as_deref(), part),
+            None => unexpected(),
+        }
+    }
+
+    /// Waits until the required number of replicas have the grants.
+    pub(super) async fn settle<'a>(
+        &self,
+        grants: impl IntoIterator<Item = &'a Hold>,
+    ) -> Result<(), StoreError> {
+        match &self.replicas {
+            Some(replicas) => replicas.have(&self.namespace, grants).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn polled(&self, hold: &Hold, mut answer: Answer) -> Result<PollReply, StoreError> {
+        let mut reply = answer.reply()?;
+        match reply.word() {
+            "granted" => {
+                self.servers.leaves(hold);
+                let grant = reply.grant()?;
+                self.settle([hold]).await?;
+                Ok(PollReply::Granted(grant))
+            }
+            "queued" => {
+                let (counter, holder_ttl) = reply.place()?;
+                self.servers.waits(hold, &answer);
+                Ok(PollReply::Queued {
+                    counter,
+                    holder_ttl,
+                })
+            }
+            "gone" => {
+                self.servers.leaves(hold);
+                Ok(PollReply::Gone)
+            }
+            _ => Err(self.foreign(&hold.key, hold.mode.kind(), &reply)),
+        }
+    }
+
+    fn renewal(&self, Renewal { hold, lease }: &Renewal) -> Call {
+        let kind = hold.mode.kind();
+        match hold.mode {
+            Mode::Exclusive => self
+                .on_lock(&scripts::RENEW, &hold.key, kind)
+                .token(hold.token),
+            Mode::Shared | Mode::Permits(_) => self
+                .on_lock(&scripts::RENEW_SHARE, &hold.key, kind)
+                .hold(hold),
+        }
+        .millis(*lease)
+    }
+
+    async fn release_one(&self, release: &Release) -> Result<ReleaseReply, StoreError> {
+        let Release {
+            hold,
+            keep_for,
+            next,
+        } = release;
+        let call = match (hold.mode, next) {
+            // The lock does not become free, so there is no reservation.
+            (Mode::Exclusive, Some(next)) => self
+                .on_hold(&scripts::PASS, hold)
+                .token(hold.token)
+                .token(next.token)
+                .millis(next.lease)
+                .number(next.reserved)
+                .arg(self.servers.channel(self.servers.place(hold)).as_bytes()),
+            (mode, _) => {
+                let script = if mode == Mode::Exclusive {
+                    &scripts::RELEASE
+                } else {
+                    &scripts::RELEASE_SHARE
+                };
+                let call = self.on_hold(script, hold).member(mode, hold.token);
+                call.millis(keep_for.unwrap_or_default())
+            }
+        };
+        self.servers.leaves(hold);
+        // Not repeated: `not_held` would not show whether the first call was executed
+        // (rule 14).
+        let alone = || self.free_alone(hold, *keep_for);
+        let mut answer = match self.servers.free(&call, alone, Repeat::Never).await? {
+            Freed::Wholly(answer) | Freed::LockAlone(answer) => answer,
+            Freed::HalfWay => return Ok(ReleaseReply::Released),
+        };
+        let mut reply = answer.reply()?;
+        match reply.word() {
+            "released" => Ok(ReleaseReply::Released),
+            "handed_over" => {
+                // The message to the next holder follows this reply, and may be for this
+                // process. Yield, so that it is handled first.
+                tokio::task::yield_now().await;
+                Ok(ReleaseReply::Released)
+            }
+            "passed" => {
+                let grant = reply.grant()?;
+                self.passed(hold, *next, grant).await
+            }
+            "queued" => {
+                let (counter, holder_ttl) = reply.place()?;
+                if let Some(next) = next {
+                    self.servers
+                        .waits(&Hold::new(hold.key.clone(), hold.mode, next.token), &answer);
+                }
+                Ok(ReleaseReply::Queued {
+                    counter,
+                    holder_ttl,
+                })
+            }
+            "not_held" => Ok(ReleaseReply::NotHeld),
+            _ => Err(self.foreign(&hold.key, hold.mode.kind(), &reply)),
+        }
+    }
+
+    /// Handles a release that granted the lock to the next token.
+    async fn passed(
+        &self,
+        hold: &Hold,
+        next: Option<NextHolder>,
+        grant: Grant,
+    ) -> Result<ReleaseReply, StoreError> {
+        let next = next.ok_or_else(unexpected)?;
+        let heir = Hold::new(hold.key.clone(), Mode::Exclusive, next.token);
+        match self.settle([&heir]).await {
+            Ok(()) => Ok(ReleaseReply::Passed(grant)),
+            Err(error) => {
+                // The release has succeeded in any case, and the next holder makes a new request.
+                tracing::debug!(key = %heir.key, %error, "the lock was released, but the next holder did not get it");
+                self.abandon_one(&heir).await?;
+                Ok(ReleaseReply::Released)
+            }
+        }
+    }
+
+    /// A call that releases a lock by its own key alone, while its slot migrates.
+    fn free_alone(&self, hold: &Hold, keep_for: Option<Duration>) -> Call {
+        let call = self.on_lock(&scripts::FREE, &hold.key, hold.mode.kind());
+        call.hold(hold).millis(keep_for.unwrap_or_default())
+    }
+
+    pub(super) async fn abandon_one(&self, hold: &Hold) -> Result<(), StoreError> {
+        let call = self.on_hold(&scripts::ABANDON, hold).hold(hold);
+        self.servers.leaves(hold);
+        let freed = self
+            .servers
+            .free(&call, || self.free_alone(hold, None), Repeat::Once)
+            .await?;
+        match freed {
+            Freed::Wholly(mut answer) => match answer.reply()?.word() {
+                "released" | "not_held" => Ok(()),
+                _ => Err(unexpected()),
+            },
+            // The token holds nothing any more, but may still be queued. The caller has to
+            // repeat the call.
+            Freed::LockAlone(_) | Freed::HalfWay => Err(unavailable(
+                "the lock is being moved to another node of the cluster, and its queue entry cannot be removed yet",
+            )),
+        }
+    }
+
+    /// The error for a server of a quorum whose data is no longer that of the handshake.
+    pub(super) fn lost_its_data(&self) -> StoreError {
+        self.servers.greet_again();
+        quarantine::lost_its_data()
+    }
+}
+
+fn renewed(value: Value) -> Result<RenewReply, StoreError> {
+    match value {
+        Value::Int(-1) => Ok(RenewReply::Gone),
+        Value::Int(ttl @ 0..) => Ok(RenewReply::Renewed {
+            ttl: Duration::from_millis(ttl.unsigned_abs()),
+        }),
+        _ => Err(unexpected()),
+    }
+}

@@ -1,0 +1,191 @@
+//! The refresh of the slot map in the background, whenever a call shows that it may be wrong.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use rand::seq::SliceRandom as _;
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::{
+    super::on_drop::OnDrop,
+    Cluster, Map, Node, PATIENCE,
+    slots::{Slot, Slots},
+};
+use crate::{store::StoreEvent, sync::lock};
+
+/// The pause after a refresh of the map. It doubles up to [`LONGEST_PAUSE`] while the map
+/// does not change.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// Changes of the map that follow each other within this time belong to one failover.
+const FAILOVER: Duration = Duration::from_secs(2);
+/// The number of nodes that are queried at a time, so that an unresponsive one causes no delay.
+const ASKED_AT_ONCE: usize = 3;
+
+/// The state of the refresh of the map.
+pub(super) struct Refresh {
+    /// A task is refreshing the map.
+    running: bool,
+    /// Another refresh was requested after the current one had begun.
+    wanted: bool,
+    not_before: Instant,
+    pause: Duration,
+    /// The latest failover that was detected.
+    failover_at: Option<Instant>,
+}
+
+impl Refresh {
+    pub(super) fn new() -> Self {
+        Self {
+            running: false,
+            wanted: false,
+            not_before: Instant::now(),
+            pause: FIRST_PAUSE,
+            failover_at: None,
+        }
+    }
+}
+
+impl Cluster {
+    /// The node that serves the slot in place of an unreachable one, according to the next refresh
+    /// of the map. A dead node is replaced only after some time, and this does not wait for it.
+    pub(super) async fn replaced(&self, slot: Slot, dead: &Node) -> Option<Arc<Node>> {
+        let mut looked_up = self.looked_up.subscribe();
+        self.refresh_soon();
+        // The task that refreshes the map may end with its runtime.
+        let _ = timeout(LONGEST_PAUSE, looked_up.changed()).await;
+        self.owner(slot)
+            .ok()
+            .filter(|owner| owner.address != dead.address)
+    }
+
+    /// Refreshes the map in the background, if there is a runtime.
+    pub(super) fn refresh_soon(&self) {
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        let mut refresh = lock(&self.refresh);
+        refresh.wanted = true;
+        if std::mem::replace(&mut refresh.running, true) {
+            return;
+        }
+        drop(refresh);
+        let this = self.this.clone();
+        // If the runtime of the task ends, the next request starts a new task.
+        let cut_off = OnDrop::new({
+            let this = this.clone();
+            move || {
+                if let Some(cluster) = this.upgrade() {
+                    lock(&cluster.refresh).running = false;
+                }
+            }
+        });
+        // Spawn without the lock: a runtime that is shutting down drops a new task on the spot.
+        runtime.spawn(async move {
+            while let Some(not_before) = Self::next_refresh(&this) {
+                sleep_until(not_before).await;
+                if let Some(cluster) = this.upgrade()
+                    && cluster.refresh().await
+                {
+                    break;
+                }
+            }
+            cut_off.disarm();
+        });
+    }
+
+    /// The earliest time of the next refresh; `None` if the store was dropped.
+    fn next_refresh(this: &Weak<Self>) -> Option<Instant> {
+        Some(lock(&this.upgrade()?.refresh).not_before)
+    }
+
+    /// Refreshes the map. Returns whether no other refresh was requested meanwhile.
+    async fn refresh(&self) -> bool {
+        lock(&self.refresh).wanted = false;
+        let slots = self.look_up().await;
+        let is_news = slots.is_some_and(|slots| self.adopt(slots));
+        self.looked_up.send_replace(());
+        let mut refresh = lock(&self.refresh);
+        let now = Instant::now();
+        let is_calm = now.saturating_duration_since(refresh.not_before) > LONGEST_PAUSE;
+        refresh.pause = if is_news || is_calm {
+            FIRST_PAUSE
+        } else {
+            (refresh.pause * 2).min(LONGEST_PAUSE)
+        };
+        refresh.not_before = now + refresh.pause;
+        refresh.running = refresh.wanted;
+        !refresh.running
+    }
+
+    /// Queries the map from any node, connected ones first.
+    async fn look_up(&self) -> Option<Slots> {
+        let mut nodes: Vec<_> = self.read().nodes.values().cloned().collect();
+        nodes.shuffle(&mut rand::rng());
+        nodes.sort_by_key(|node| !node.connection.stands());
+        if let Some(slots) = first_of(&nodes).await {
+            return Some(slots);
+        }
+        let mut others: Vec<_> = self.read().slots.members.clone();
+        others.retain(|member| nodes.iter().all(|node| node.address != *member));
+        others.shuffle(&mut rand::rng());
+        others.extend(self.seed_addresses().cloned());
+        let others: Vec<_> = others
+            .iter()
+            .filter_map(|address| self.node(address).ok())
+            .collect();
+        first_of(&others).await
+    }
+
+    /// Replaces the map. Returns whether it has changed.
+    pub(super) fn adopt(&self, slots: Slots) -> bool {
+        let mut map = self.write();
+        let is_news = !map.slots.agrees_with(&slots);
+        let is_failover = is_news && !map.slots.owners().is_subset(&slots.owners());
+        map.slots = slots;
+        let Map { slots, nodes } = &mut *map;
+        // These are closed after the map is unlocked. A replica that only supplied the map is not
+        // needed any more.
+        let owners = slots.owners();
+        let _left: Vec<_> = nodes
+            .extract_if(|address, _| !owners.contains(address))
+            .collect();
+        drop(map);
+        if is_failover && self.is_another_failover() {
+            // A node does not serve any slot any more. The node in its place may lack its
+            // latest writes.
+            self.dial.pushes.listeners.notify(&StoreEvent::Disconnected);
+        }
+        is_news
+    }
+
+    /// Returns whether this is a new failover. While a cluster is partitioned its nodes name
+    /// different owners, and the map may change with every refresh.
+    fn is_another_failover(&self) -> bool {
+        let now = Instant::now();
+        let before = lock(&self.refresh).failover_at.replace(now);
+        before.is_none_or(|before| now - before > FAILOVER)
+    }
+}
+
+/// The map of the first node that answers.
+async fn first_of(nodes: &[Arc<Node>]) -> Option<Slots> {
+    for some in nodes.chunks(ASKED_AT_ONCE) {
+        let mut answers: FuturesUnordered<_> = some
+            .iter()
+            .map(|node| timeout(PATIENCE, node.slots()))
+            .collect();
+        while let Some(answer) = answers.next().await {
+            if let Ok(Ok(slots)) = answer {
+                return Some(slots);
+            }
+        }
+    }
+    None
+}
