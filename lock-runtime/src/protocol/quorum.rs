@@ -199,11 +199,15 @@ impl Session {
         let Some(Request::Broadcast(broadcast)) = self.requests.remove(&id) else {
             return;
         };
-        // The caller may never repeat a release that it does not await, so its round is removed
-        // once its votes have expired in any case.
-        if let Some(stem) = broadcast.releases()
-            && let Some(round) = self.rounds.get(&stem)
-        {
+        // The caller may never repeat a release that it does not await.
+        if let Some(stem) = broadcast.releases() {
+            self.remove_later(stem, now);
+        }
+    }
+
+    /// Removes a round once its votes have expired in any case.
+    fn remove_later(&mut self, stem: u128, now: Instant) {
+        if let Some(round) = self.rounds.get(&stem) {
             self.released.push((now + round.longest_lease(), stem));
         }
     }

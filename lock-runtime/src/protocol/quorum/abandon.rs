@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     protocol::{Abandonment, Ending, Progress, SHORTEST_CALL},
-    spec::call_timeout,
+    spec::{Mode, call_timeout},
     store::{Hold, StoreError},
 };
 
@@ -47,33 +47,40 @@ impl Session {
             return;
         }
         let (hold, lease) = (round.hold().clone(), round.longest_lease());
-        if round.was_writer() {
-            self.abandon_aliases(&aliases, &hold.as_writer(), lease, cx);
+        for alias in &aliases {
+            self.abandon_alias(alias, &hold, lease, cx);
         }
-        self.abandon_aliases(&aliases, &hold, lease, cx);
     }
 
-    /// Abandons aliases of an acquisition like `hold`, which end within `lease` in any case.
-    pub(super) fn abandon_aliases(
+    /// Abandons an alias of an acquisition like `hold`, which ends within `lease` in any case.
+    pub(super) fn abandon_alias(
         &mut self,
-        aliases: &[AbandonedAlias],
+        alias: &AbandonedAlias,
         hold: &Hold,
         lease: Duration,
         cx: &mut Cx<'_>,
     ) {
-        for alias in aliases {
-            let straggler_until = alias
-                .straggler_until
-                .filter(|_| !cx.breaks(Mutation::AbandonsOnce));
-            let ending = Ending::Abandon(Hold::new(hold.key.clone(), hold.mode, alias.token));
-            let timeout = ending_timeout(lease);
+        let straggler_until = alias
+            .straggler_until
+            .filter(|_| !cx.breaks(Mutation::AbandonsOnce));
+        let timeout = ending_timeout(lease);
+        let mut begin = |hold: Hold, afterwards| {
+            let ending = Ending::Abandon(hold);
             let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
             let id = self.begin(|_| Request::Abandonment {
                 server: alias.server,
-                abandonment,
+                abandonment: abandonment.then(afterwards),
             });
             cx.out.abandonments.push(id);
+        };
+        let hold = hold.alias(alias.token);
+        if alias.was_writer && hold.mode == Mode::Shared {
+            // Until the writer is gone, a delayed conversion may make a reader of it. So the reader
+            // is given up once more after that.
+            let reader = (Ending::Abandon(hold.clone()), lease);
+            begin(hold.as_writer(), Some(reader));
         }
+        begin(hold, None);
     }
 
     pub(super) fn step_abandonment(

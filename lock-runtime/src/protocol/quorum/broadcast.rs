@@ -194,7 +194,7 @@ impl Session {
         let servers = self.servers.len();
         let reply = match count {
             Count::Renewals(renewals) => Ok(Reply::Renew(self.all_renewed(renewals, &failed, cx))),
-            Count::Release(releasing) => self.is_released(&releasing, &failed),
+            Count::Release(releasing) => self.is_released(&releasing, &failed, cx.now),
             Count::Conversion(conversion) => return self.is_converted(id, conversion, &failed, cx),
             Count::Inspection(seen) if seen.len() < self.majority() => {
                 Err(self.unanswered(&failed))

@@ -51,7 +51,7 @@ impl Session {
             sent: cx.now,
         });
         let calls = known.into_iter().map(|(server, token)| {
-            let hold = Hold::new(hold.key.clone(), hold.mode, token);
+            let hold = hold.alias(token);
             (server, ServerRequest::Convert(hold), Purpose::Broadcast)
         });
         self.broadcast(count, timeout, None, calls, cx)

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     spec::MAX_LEASE,
-    store::{Hold, RenewReply, Renewal, StoreError, Token},
+    store::{RenewReply, Renewal, StoreError, Token},
 };
 
 /// The replies to the renewal of several locks.
@@ -69,7 +69,7 @@ impl Session {
             }
             (known.len()..servers).for_each(|_| tally.gone());
             for (server, token) in known {
-                let hold = Hold::new(hold.key.clone(), hold.mode, token);
+                let hold = hold.alias(token);
                 batches[server].0.push(number);
                 batches[server].1.push(Renewal::new(hold, *lease));
             }

@@ -56,7 +56,6 @@ enum Phase {
 #[derive(Debug)]
 pub(crate) struct Round {
     hold: Hold,
-    was_writer: bool,
     lease: Duration,
     longest_lease: Duration,
     closed: bool,
@@ -132,7 +131,6 @@ impl Round {
             names: 0,
             exchange: 0,
             hold,
-            was_writer: false,
             lease,
             longest_lease: lease,
             closed: false,
@@ -237,23 +235,18 @@ impl Round {
 
     /// All aliases that the servers may know, in the form in which they are abandoned.
     pub(crate) fn all_known(&self) -> PerServer<AbandonedAlias> {
-        let left = |(server, state): (usize, &VoteState)| {
-            let may_be_queued = !matches!(state.standing, Standing::Holds(_));
-            let known = state.standing != Standing::Outside;
-            known.then_some(AbandonedAlias {
-                server,
-                token: state.token,
-                straggler_until: state.straggler_until,
-                may_be_queued,
-            })
-        };
-        self.states.iter().enumerate().filter_map(left).collect()
+        let states = self.states.iter().enumerate();
+        states
+            .filter_map(|(server, state)| state.left_at(server))
+            .collect()
     }
 
     /// Makes this acquisition a reader, before the servers convert it.
     pub(crate) fn converts(&mut self) {
-        self.was_writer = true;
         self.hold.mode = Mode::Shared;
+        for state in &mut self.states {
+            state.was_writer = true;
+        }
     }
 
     /// Records the servers that have converted the writer to a reader, on requests sent at `sent`.
@@ -267,12 +260,6 @@ impl Round {
             state.as_of = Some(sent);
             state.status = Status::Voted;
         }
-    }
-
-    /// Whether this reader was a writer. If so, it still is one at a server that has not
-    /// executed the conversion.
-    pub(crate) fn was_writer(&self) -> bool {
-        self.was_writer
     }
 
     /// Takes the aliases that are to be abandoned.
@@ -531,25 +518,19 @@ impl Round {
         };
         // A reply that arrives after its exchange updates the state of the server, but is no vote.
         let counts = is_current && matches!(state.status, Status::Awaited);
-        state.as_of = Some(sent);
-        let straggler_until = state.straggler_until.take();
-        state.pushed = None;
-        state.standing = standing;
         let is_gone = matches!(status, Status::Gone);
         if counts {
             state.status = status;
         }
         if is_gone {
             // The alias was used at this server, so it must not be used again (rule 9).
-            self.abandoned.push(AbandonedAlias {
-                server,
-                token,
-                straggler_until,
-                may_be_queued: true,
-            });
-            let name = self.fresh_name();
-            self.states[server].token = name;
+            state.standing = Standing::Asked;
+            return self.abandon_at(server);
         }
+        state.as_of = Some(sent);
+        state.straggler_until = None;
+        state.pushed = None;
+        state.standing = standing;
     }
 
     fn fresh_name(&mut self) -> Token {
@@ -586,20 +567,14 @@ impl Round {
     }
 
     fn abandon_at(&mut self, server: usize) {
-        let state = &mut self.states[server];
-        if state.standing == Standing::Outside {
+        let Some(left) = self.states[server].left_at(server) else {
             return;
-        }
-        let may_be_queued = !matches!(state.standing, Standing::Holds(_));
-        self.abandoned.push(AbandonedAlias {
-            server,
-            token: state.token,
-            straggler_until: state.straggler_until,
-            may_be_queued,
-        });
-        let status = std::mem::replace(&mut state.status, Status::None);
+        };
+        self.abandoned.push(left);
         let token = self.fresh_name();
-        self.states[server] = VoteState {
+        let state = &mut self.states[server];
+        let status = std::mem::replace(&mut state.status, Status::None);
+        *state = VoteState {
             status,
             ..VoteState::new(token)
         };

@@ -108,6 +108,9 @@ pub(crate) struct AbandonedAlias {
     pub(crate) straggler_until: Option<Instant>,
     /// The alias is not known to hold the lock: it may be in the queue.
     pub(crate) may_be_queued: bool,
+    /// The alias was to be converted to a reader. It is still a writer at a server that has not
+    /// executed the conversion.
+    pub(crate) was_writer: bool,
 }
 
 /// The time limits for votes that a round holds without a majority, and its poll interval.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::AbandonedAlias;
 use crate::{
     fence::FencingToken,
     spec::Mode,
@@ -15,6 +16,7 @@ use crate::{
 pub(super) struct VoteState {
     /// The alias of the acquisition here. It is replaced when it is abandoned (rule 1).
     pub(super) token: Token,
+    pub(super) was_writer: bool,
     pub(super) standing: Standing,
     /// A grant that the server has pushed and that is not verified yet.
     pub(super) pushed: Option<Grant>,
@@ -29,12 +31,25 @@ impl VoteState {
     pub(super) fn new(token: Token) -> Self {
         Self {
             token,
+            was_writer: false,
             standing: Standing::Outside,
             pushed: None,
             straggler_until: None,
             as_of: None,
             status: Status::None,
         }
+    }
+
+    /// The alias as it is abandoned, if this server may know it.
+    pub(super) fn left_at(&self, server: usize) -> Option<AbandonedAlias> {
+        let is_known = self.standing != Standing::Outside;
+        is_known.then_some(AbandonedAlias {
+            server,
+            token: self.token,
+            straggler_until: self.straggler_until,
+            may_be_queued: !matches!(self.standing, Standing::Holds(_)),
+            was_writer: self.was_writer,
+        })
     }
 
     pub(super) fn vote(&self) -> Option<Vote> {
