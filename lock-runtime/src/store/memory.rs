@@ -18,7 +18,7 @@ use self::table::{Fences, Step, Table, Verdict};
 use super::{
     AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyPart, KeyRequest,
     Limits, Listener, Listeners, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
-    RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreEvent, Token,
+    RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreEvent, Token,
 };
 use crate::{fence::FencingToken, key::LockKey, spec::LockKind, sync::lock};
 
@@ -158,26 +158,20 @@ impl MemoryStore {
 }
 
 /// Returns a future that executes `operation` when it is polled, without an await point.
-fn now<'a, T>(operation: impl FnOnce() -> T + Send + 'a) -> BoxFuture<'a, Result<T, StoreError>> {
+fn now<'a, T>(operation: impl FnOnce() -> T + Send + 'a) -> Replied<'a, T> {
     Box::pin(async move { Ok(operation()) })
 }
 
 impl Store for MemoryStore {
-    fn acquire<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Replied<'a, AcquireReply> {
         now(|| self.acquire_now(request, None))
     }
 
-    fn acquire_all<'a>(
-        &'a self,
-        requests: &'a [KeyRequest],
-    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Replied<'a, AcquireAllReply> {
         now(|| self.acquire_all_now(requests))
     }
 
-    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> Replies<'a, PollReply> {
         let poll = |hold: &Hold| {
             self.step(&hold.key, Some(hold.token), |table, step| {
                 table.poll(hold, step)
@@ -186,19 +180,13 @@ impl Store for MemoryStore {
         Box::pin(async move { holds.iter().map(poll).map(Ok).collect() })
     }
 
-    fn renew<'a>(
-        &'a self,
-        renewals: &'a [Renewal],
-    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Replies<'a, RenewReply> {
         let renew =
             |renewal: &Renewal| self.shard(&renewal.hold.key).renew(renewal, Instant::now());
         Box::pin(async move { renewals.iter().map(renew).map(Ok).collect() })
     }
 
-    fn release<'a>(
-        &'a self,
-        release: &'a Release,
-    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+    fn release<'a>(&'a self, release: &'a Release) -> Replied<'a, ReleaseReply> {
         now(|| {
             self.step(&release.hold.key, None, |table, step| {
                 table.release(release, step)
@@ -206,19 +194,15 @@ impl Store for MemoryStore {
         })
     }
 
-    fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
+    fn convert<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ConvertReply> {
         now(|| self.step(&hold.key, None, |table, step| table.convert(hold, step)))
     }
 
-    fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn abandon<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ()> {
         now(|| self.step(&hold.key, None, |table, step| table.abandon(hold, step)))
     }
 
-    fn inspect<'a>(
-        &'a self,
-        key: &'a LockKey,
-        kind: LockKind,
-    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+    fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection> {
         now(move || self.shard(key).inspect(key, kind, Instant::now()))
     }
 
@@ -227,7 +211,7 @@ impl Store for MemoryStore {
         key: &'a LockKey,
         kind: LockKind,
         _scope: RevokeScope,
-    ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
+    ) -> Replied<'a, RevokeReply> {
         now(move || self.revoke_now(key, kind))
     }
 
@@ -257,7 +241,7 @@ impl QuorumMember for MemoryStore {
         &'a self,
         request: &'a KeyRequest,
         proposal: FencingToken,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    ) -> Replied<'a, AcquireReply> {
         now(move || self.acquire_now(request, Some(proposal)))
     }
 
@@ -266,7 +250,7 @@ impl QuorumMember for MemoryStore {
         _key: &'a LockKey,
         _kind: LockKind,
         fence: FencingToken,
-    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
+    ) -> Replied<'a, RaiseReply> {
         now(move || self.fences.raise(fence))
     }
 }

@@ -84,7 +84,7 @@ use tokio::sync::Notify;
 use super::{
     AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Limits,
     Listener, Listeners, PollReply, QuorumMember, Release, ReleaseReply, RenewReply, Renewal,
-    RevokeReply, RevokeScope, Store, StoreError, StoreEvent,
+    Replied, Replies, RevokeReply, RevokeScope, Store, StoreError, StoreEvent,
 };
 use crate::{
     error::{LockError, LockErrorKind},
@@ -270,36 +270,27 @@ macro_rules! run {
 }
 
 impl Store for QuorumStore {
-    fn acquire<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Replied<'a, AcquireReply> {
         let checked = self.check(&request.hold, request.lease);
         run!(self, checked, Acquire, |session, cx| session
             .acquire(request, cx))
     }
 
-    fn acquire_all<'a>(
-        &'a self,
-        requests: &'a [KeyRequest],
-    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Replied<'a, AcquireAllReply> {
         let mut requests_checked = requests.iter();
         let checked = requests_checked.try_for_each(|it| self.check(&it.hold, it.lease));
         run!(self, checked, AcquireAll, |session, cx| session
             .acquire_all(requests, cx))
     }
 
-    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
-        let poll = move |hold| -> BoxFuture<'a, Result<PollReply, StoreError>> {
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> Replies<'a, PollReply> {
+        let poll = move |hold| -> Replied<'a, PollReply> {
             run!(self, Poll, |session, cx| session.poll(hold, cx))
         };
         Box::pin(join_all(holds.iter().map(poll)))
     }
 
-    fn renew<'a>(
-        &'a self,
-        renewals: &'a [Renewal],
-    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Replies<'a, RenewReply> {
         Box::pin(async move {
             let mut checked = renewals.iter();
             let checked = checked.try_for_each(|it| self.check(&it.hold, it.lease));
@@ -318,29 +309,22 @@ impl Store for QuorumStore {
         })
     }
 
-    fn release<'a>(
-        &'a self,
-        release: &'a Release,
-    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+    fn release<'a>(&'a self, release: &'a Release) -> Replied<'a, ReleaseReply> {
         run!(self, Release, |session, cx| session.release(release, cx))
     }
 
-    fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
+    fn convert<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ConvertReply> {
         run!(self, Convert, |session, cx| session.convert(hold, cx))
     }
 
-    fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn abandon<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ()> {
         Box::pin(async {
             let reply = self.inner.run(|session, cx| session.abandon(hold, cx));
             reply.await.map(drop)
         })
     }
 
-    fn inspect<'a>(
-        &'a self,
-        key: &'a LockKey,
-        kind: LockKind,
-    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+    fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection> {
         run!(self, Inspect, |session, cx| session.inspect(key, kind, cx))
     }
 
@@ -349,7 +333,7 @@ impl Store for QuorumStore {
         key: &'a LockKey,
         kind: LockKind,
         scope: RevokeScope,
-    ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
+    ) -> Replied<'a, RevokeReply> {
         run!(self, Revoke, |session, cx| session
             .revoke(key, kind, scope, cx))
     }

@@ -83,28 +83,19 @@ async fn granted_again(store: &dyn Store, hold: &Hold, lease: Duration) -> Grant
 }
 
 impl Store for Server {
-    fn acquire<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Replied<'a, AcquireReply> {
         self.answer(self.store.acquire(request))
     }
 
-    fn acquire_all<'a>(
-        &'a self,
-        requests: &'a [KeyRequest],
-    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Replied<'a, AcquireAllReply> {
         self.answer(self.store.acquire_all(requests))
     }
 
-    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> Replies<'a, PollReply> {
         self.answer(self.store.poll(holds))
     }
 
-    fn renew<'a>(
-        &'a self,
-        renewals: &'a [Renewal],
-    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Replies<'a, RenewReply> {
         let of_granted = |renewal: &Renewal| lock(&self.granted).contains(&renewal.hold.token);
         if renewals.iter().any(of_granted) && self.denies.swap(false, Ordering::Relaxed) {
             return Box::pin(async { renewals.iter().map(|_| Ok(RenewReply::Gone)).collect() });
@@ -112,10 +103,7 @@ impl Store for Server {
         self.answer(self.store.renew(renewals))
     }
 
-    fn release<'a>(
-        &'a self,
-        release: &'a Release,
-    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+    fn release<'a>(&'a self, release: &'a Release) -> Replied<'a, ReleaseReply> {
         self.answer(Box::pin(async {
             if self.is_ahead.load(Ordering::Relaxed) {
                 let (key, kind) = (&release.hold.key, release.hold.mode.kind());
@@ -130,7 +118,7 @@ impl Store for Server {
         }))
     }
 
-    fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
+    fn convert<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ConvertReply> {
         if self.converts_late.load(Ordering::Relaxed) {
             *lock(&self.converted) = Some(hold.clone());
             return Box::pin(std::future::pending());
@@ -138,7 +126,7 @@ impl Store for Server {
         self.answer(self.store.convert(hold))
     }
 
-    fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn abandon<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ()> {
         let is_writer = hold.mode == Mode::Exclusive;
         let converted = is_writer.then(|| lock(&self.converted).take()).flatten();
         self.answer(Box::pin(async move {
@@ -150,11 +138,7 @@ impl Store for Server {
         }))
     }
 
-    fn inspect<'a>(
-        &'a self,
-        key: &'a LockKey,
-        kind: LockKind,
-    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+    fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection> {
         self.answer(self.store.inspect(key, kind))
     }
 
@@ -163,7 +147,7 @@ impl Store for Server {
         key: &'a LockKey,
         kind: LockKind,
         scope: RevokeScope,
-    ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
+    ) -> Replied<'a, RevokeReply> {
         self.answer(self.store.revoke(key, kind, scope))
     }
 
@@ -193,7 +177,7 @@ impl QuorumMember for Server {
         &'a self,
         request: &'a KeyRequest,
         proposal: FencingToken,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    ) -> Replied<'a, AcquireReply> {
         self.answer(Box::pin(async move {
             let reply = self.store.acquire_proposed(request, proposal).await?;
             if let AcquireReply::Granted(_) = reply {
@@ -208,7 +192,7 @@ impl QuorumMember for Server {
         key: &'a LockKey,
         kind: LockKind,
         fence: FencingToken,
-    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
+    ) -> Replied<'a, RaiseReply> {
         self.raised.fetch_add(1, Ordering::Relaxed);
         self.answer(self.store.raise(key, kind, fence))
     }
