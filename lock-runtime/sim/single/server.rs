@@ -10,7 +10,7 @@ use crate::{
     store::{
         AcquireAllReply, AcquireReply, Grant, Hold, IfBusy, KeyRequest, RenewReply, StoreEvent,
         Token,
-        memory::table::{Fences, Step, Table, Verdict},
+        memory::table::{Fences, Step, Table},
     },
 };
 
@@ -137,7 +137,7 @@ fn execute_all(table: &mut Table, requests: &[KeyRequest], step: &mut Step<'_>) 
         })
         .collect();
     for (index, request) in requests.iter().enumerate() {
-        if let Verdict::Reply(reply) = table.verdict(request, step) {
+        if let Some(reply) = table.verdict(request, step) {
             if let AcquireReply::Granted(_) = reply {
                 continue;
             }

@@ -14,7 +14,7 @@ use foldhash::fast::RandomState;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use self::table::{Fences, Step, Table, Verdict};
+use self::table::{Fences, Step, Table};
 use super::{
     AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyPart, KeyRequest,
     Limits, Listener, Listeners, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
@@ -129,9 +129,9 @@ impl MemoryStore {
                 ..request.clone()
             };
             match shards[place(request)].verdict(request, &mut step) {
-                Verdict::Free => grants.push(None),
-                Verdict::Reply(AcquireReply::Granted(grant)) => grants.push(Some(grant)),
-                Verdict::Reply(reply) => {
+                None => grants.push(None),
+                Some(AcquireReply::Granted(grant)) => grants.push(Some(grant)),
+                Some(reply) => {
                     refused = Some(AcquireAllReply::Refused { index, reply });
                     break;
                 }

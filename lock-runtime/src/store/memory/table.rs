@@ -121,8 +121,8 @@ type Map = HashMap<LockKey, Entry, RandomState>;
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Table {
-    locks: Map,
-    permits: Map,
+    /// Of each kind.
+    maps: [Map; 2],
 }
 
 /// The slots and the queue entries of one name, at least one of them. Expired ones remain until
@@ -185,10 +185,25 @@ impl Entry {
         }
     }
 
+    /// Drops the slots that have expired.
+    fn expire(&mut self, now: Instant) {
+        self.slots.retain(|slot| slot.expires > now);
+    }
+
     fn slot(&mut self, mode: Mode, token: Token) -> Option<&mut Slot> {
         self.slots
             .iter_mut()
             .find(|slot| self.mode == mode && slot.is_held_by(token))
+    }
+
+    /// Returns the grant of a holder again. The fencing token of a reader may not be the latest, so
+    /// it gets a larger one.
+    fn repeated(&mut self, hold: &Hold, step: &Step<'_>) -> Option<Grant> {
+        let slot = self.slot(hold.mode, hold.token)?;
+        if hold.mode != Mode::Exclusive {
+            slot.fence = step.fences.next(0, step);
+        }
+        Some(slot.grant(step.now))
     }
 
     /// Returns whether the current holders admit another one in `mode`.
@@ -224,7 +239,7 @@ impl Entry {
     /// Drops expired slots and queue entries, and hands the lock off to the next waiters (rule 15).
     fn advance(&mut self, key: &LockKey, step: &mut Step<'_>) {
         let now = step.now;
-        self.slots.retain(|slot| slot.expires > now);
+        self.expire(now);
         if self.line.is_empty() {
             return;
         }
@@ -306,23 +321,18 @@ impl Entry {
     }
 }
 
-/// The evaluation of a request, before it is granted.
-pub(crate) enum Verdict {
-    Free,
-    Reply(AcquireReply),
-}
-
 impl Table {
     fn map(&mut self, kind: LockKind) -> &mut Map {
-        match kind {
-            LockKind::Lock => &mut self.locks,
-            LockKind::Permits => &mut self.permits,
-        }
+        &mut self.maps[kind as usize]
+    }
+
+    fn entry(&self, key: &LockKey, kind: LockKind) -> Option<&Entry> {
+        self.maps[kind as usize].get(key)
     }
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.locks.len() + self.permits.len()
+        self.maps.iter().map(Map::len).sum()
     }
 
     /// Advances the wait queue of a key. Returns its entry unless it is empty.
@@ -342,63 +352,55 @@ impl Table {
         map.get_mut(key)
     }
 
-    /// Advances the wait queue after something was released.
-    fn settle(&mut self, key: &LockKey, kind: LockKind, step: &mut Step<'_>) {
-        self.advanced(key, kind, step);
-    }
-
-    /// Keeps the queue entry of the caller alive.
-    fn keep_place(&mut self, hold: &Hold, now: Instant) {
-        if let Some(entry) = self.map(hold.mode.kind()).get_mut(&hold.key) {
-            entry.line.retain(|place| now < place.seen + ENTRY_TTL);
-            if let Some(place) = entry.line.iter_mut().find(|place| place.is_of(hold)) {
-                place.seen = now;
-            }
+    /// Keeps the queue entry of the caller alive, and advances the wait queue.
+    fn kept_alive(&mut self, hold: &Hold, step: &mut Step<'_>) -> Option<&mut Entry> {
+        let kind = hold.mode.kind();
+        let entry = self.map(kind).get_mut(&hold.key)?;
+        entry.line.retain(|place| step.now < place.seen + ENTRY_TTL);
+        if let Some(place) = entry.line.iter_mut().find(|place| place.is_of(hold)) {
+            place.seen = step.now;
         }
+        self.advanced(&hold.key, kind, step)
     }
 
-    /// Evaluates a request. Grants nothing, except to waiters in the queue.
-    pub(crate) fn verdict(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> Verdict {
-        let Hold {
-            ref key,
-            mode,
-            token,
-        } = request.hold;
-        let now = step.now;
+    /// Evaluates a request. Returns the reply, or `None` if it is to be granted. Grants nothing,
+    /// except to waiters in the queue.
+    pub(crate) fn verdict(
+        &mut self,
+        request: &KeyRequest,
+        step: &mut Step<'_>,
+    ) -> Option<AcquireReply> {
+        let (mode, now) = (request.hold.mode, step.now);
         if now > request.deadline {
-            return Verdict::Reply(AcquireReply::Late);
+            return Some(AcquireReply::Late);
         }
-        self.keep_place(&request.hold, now);
-        let Some(entry) = self.advanced(key, mode.kind(), step) else {
-            return Verdict::Free;
-        };
-        if let Some(slot) = entry.slot(mode, token) {
-            confirm(slot, mode, step);
-            return Verdict::Reply(AcquireReply::Granted(slot.grant(now)));
+        let entry = self.kept_alive(&request.hold, step)?;
+        if let Some(grant) = entry.repeated(&request.hold, step) {
+            return Some(AcquireReply::Granted(grant));
         }
         if let (Mode::Permits(wanted), Mode::Permits(held)) = (mode, entry.mode)
             && wanted != held
             && !entry.slots.is_empty()
         {
-            return Verdict::Reply(AcquireReply::ModeMismatch);
+            return Some(AcquireReply::ModeMismatch);
         }
         let is_of_a_group = mode == Mode::Shared
             && request.reader_group.is_some_and(|reader_group| {
                 entry.slots.iter().any(|slot| slot.is_held_by(reader_group))
             });
         if entry.admits(mode) && (is_of_a_group || entry.next_waiter(now).is_none()) {
-            return Verdict::Free;
+            return None;
         }
         let holder_ttl = entry.holder_ttl(mode, now);
         if request.if_busy == IfBusy::Refuse {
             let has_waiters = entry.next_waiter(now).is_some();
-            return Verdict::Reply(AcquireReply::Busy {
+            return Some(AcquireReply::Busy {
                 holder_ttl,
                 has_waiters,
             });
         }
         entry.enqueue(&request.hold, request.lease, request.reserved, now);
-        Verdict::Reply(AcquireReply::Queued {
+        Some(AcquireReply::Queued {
             counter: step.fences.latest(),
             holder_ttl,
         })
@@ -417,27 +419,21 @@ impl Table {
     }
 
     pub(crate) fn acquire(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> AcquireReply {
-        match self.verdict(request, step) {
-            Verdict::Free => AcquireReply::Granted(self.grant(request, step)),
-            Verdict::Reply(reply) => reply,
-        }
+        self.verdict(request, step)
+            .unwrap_or_else(|| AcquireReply::Granted(self.grant(request, step)))
     }
 
     pub(crate) fn poll(&mut self, hold: &Hold, step: &mut Step<'_>) -> PollReply {
-        let now = step.now;
-        self.keep_place(hold, now);
-        let Some(entry) = self.advanced(&hold.key, hold.mode.kind(), step) else {
+        let Some(entry) = self.kept_alive(hold, step) else {
             return PollReply::Gone;
         };
-        let holder_ttl = entry.holder_ttl(hold.mode, now);
-        if let Some(slot) = entry.slot(hold.mode, hold.token) {
-            confirm(slot, hold.mode, step);
-            return PollReply::Granted(slot.grant(now));
+        if let Some(grant) = entry.repeated(hold, step) {
+            return PollReply::Granted(grant);
         }
         if entry.line.iter().any(|place| place.is_of(hold)) {
             return PollReply::Queued {
                 counter: step.fences.latest(),
-                holder_ttl,
+                holder_ttl: entry.holder_ttl(hold.mode, step.now),
             };
         }
         PollReply::Gone
@@ -446,7 +442,7 @@ impl Table {
     /// Returns the slot of a holder that still holds the lock. Does not advance the wait queue.
     fn held(&mut self, hold: &Hold, now: Instant) -> Option<&mut Slot> {
         let entry = self.map(hold.mode.kind()).get_mut(&hold.key)?;
-        entry.slots.retain(|slot| slot.expires > now);
+        entry.expire(now);
         entry.slot(hold.mode, hold.token)
     }
 
@@ -487,7 +483,7 @@ impl Table {
             };
         }
         let entry = self
-            .locks
+            .map(LockKind::Lock)
             .entry(hold.key.clone())
             .or_insert_with(|| Entry::new(Mode::Exclusive));
         entry.advance(&hold.key, step);
@@ -504,40 +500,32 @@ impl Table {
     /// Releases a hold. Returns `Err` with the reply if there was nothing to release.
     fn give_back(&mut self, release: &Release, now: Instant) -> Result<ReleaseReply, ReleaseReply> {
         let hold = &release.hold;
-        let Some(entry) = self.map(hold.mode.kind()).get_mut(&hold.key) else {
+        let entry = self.map(hold.mode.kind()).get_mut(&hold.key);
+        let Some(entry) = entry.filter(|entry| entry.mode == hold.mode) else {
             return Err(ReleaseReply::NotHeld);
         };
-        entry.slots.retain(|slot| slot.expires > now);
-        if entry.mode != hold.mode {
-            return Err(ReleaseReply::NotHeld);
-        }
-        let Some(index) = entry
-            .slots
-            .iter()
-            .position(|slot| slot.is_held_by(hold.token))
-        else {
-            let kept = entry.slots.iter().any(|slot| slot.token == hold.token);
+        entry.expire(now);
+        let slots = &mut entry.slots;
+        let Some(index) = slots.iter().position(|slot| slot.is_held_by(hold.token)) else {
+            let kept = slots.iter().any(|slot| slot.token == hold.token);
             return Err(if kept {
                 ReleaseReply::Released
             } else {
                 ReleaseReply::NotHeld
             });
         };
-        let slot = &mut entry.slots[index];
-        match kept_for(release) {
-            Some(keep_for) => {
-                slot.kept = true;
-                slot.expires = now + keep_for;
-                let fence = slot.fence;
-                // The token may have an earlier reserved slot, if a delayed request acquired the
-                // lock again.
-                entry
-                    .slots
-                    .retain(|slot| slot.token != hold.token || slot.fence == fence);
-            }
-            None => {
-                entry.slots.swap_remove(index);
-            }
+        let slot = slots.swap_remove(index);
+        // With a `next`, the lock does not become free, so there is nothing to reserve.
+        let keep_for = release.keep_for.filter(|_| release.next.is_none());
+        if let Some(keep_for) = keep_for.filter(|keep_for| !keep_for.is_zero()) {
+            // The token may have an earlier reserved slot, if a delayed request acquired the lock
+            // again.
+            slots.retain(|slot| slot.token != hold.token);
+            slots.push(Slot {
+                kept: true,
+                expires: now + keep_for,
+                ..slot
+            });
         }
         Ok(ReleaseReply::Released)
     }
@@ -557,11 +545,8 @@ impl Table {
         let Some(entry) = self.advanced(&hold.key, LockKind::Lock, step) else {
             return ConvertReply::NotHeld;
         };
-        let Some(slot) = entry
-            .slots
-            .iter_mut()
-            .find(|slot| slot.is_held_by(hold.token))
-        else {
+        let mut slots = entry.slots.iter_mut();
+        let Some(slot) = slots.find(|slot| slot.is_held_by(hold.token)) else {
             return ConvertReply::NotHeld;
         };
         slot.fence = step.fences.next(0, step);
@@ -573,11 +558,7 @@ impl Table {
     }
 
     pub(crate) fn inspect(&self, key: &LockKey, kind: LockKind, now: Instant) -> Inspection {
-        let map = match kind {
-            LockKind::Lock => &self.locks,
-            LockKind::Permits => &self.permits,
-        };
-        let Some(entry) = map.get(key) else {
+        let Some(entry) = self.entry(key, kind) else {
             return Inspection::default();
         };
         let living = || entry.slots.iter().filter(|slot| slot.expires > now);
@@ -610,37 +591,18 @@ impl Table {
         kind: LockKind,
         step: &mut Step<'_>,
     ) -> (RevokeReply, Vec<Token>) {
-        let now = step.now;
-        let Some(entry) = self.map(kind).get_mut(key) else {
-            return (RevokeReply::NotHeld, Vec::new());
+        let mut holders = Vec::new();
+        if let Some(entry) = self.map(kind).get_mut(key) {
+            entry.expire(step.now);
+            holders.extend(entry.slots.drain(..).map(|slot| slot.token));
+            self.advanced(key, kind, step);
+        }
+        let reply = if holders.is_empty() {
+            RevokeReply::NotHeld
+        } else {
+            RevokeReply::Revoked
         };
-        entry.slots.retain(|slot| slot.expires > now);
-        let holders: Vec<_> = entry.slots.drain(..).map(|slot| slot.token).collect();
-        self.settle(key, kind, step);
-        (
-            if holders.is_empty() {
-                RevokeReply::NotHeld
-            } else {
-                RevokeReply::Revoked
-            },
-            holders,
-        )
-    }
-}
-
-/// Returns how long a released lock stays reserved.
-fn kept_for(release: &Release) -> Option<Duration> {
-    // With a `next`, the lock does not become free, so there is nothing to reserve.
-    release
-        .keep_for
-        .filter(|keep_for| !keep_for.is_zero() && release.next.is_none())
-}
-
-/// Updates a grant that is returned again. The fencing token of a reader may not be the
-/// latest, so it gets a larger one.
-fn confirm(slot: &mut Slot, mode: Mode, step: &Step<'_>) {
-    if mode != Mode::Exclusive {
-        slot.fence = step.fences.next(0, step);
+        (reply, holders)
     }
 }
 

@@ -2,16 +2,9 @@
 
 #[cfg(feature = "redis")]
 use super::{AtomicU64, Fences};
-use super::{Duration, ENTRY_TTL, Entry, Hold, Instant, LockKey, LockKind, Mode, Table, Token};
+use super::{Duration, ENTRY_TTL, Hold, Instant, LockKey, LockKind, Mode, Table, Token};
 
 impl Table {
-    fn entry(&self, key: &LockKey, kind: LockKind) -> Option<&Entry> {
-        match kind {
-            LockKind::Lock => self.locks.get(key),
-            LockKind::Permits => self.permits.get(key),
-        }
-    }
-
     /// Returns the instant until which the table keeps a lock for its holder, if it does.
     pub(crate) fn held_until(&self, hold: &Hold, now: Instant) -> Option<Instant> {
         let entry = self
