@@ -226,7 +226,9 @@ impl Server {
                         table.abandon(hold, &mut step);
                         ServerReply::Abandoned
                     }
-                    ServerRequest::Raise(_, _, fence) => ServerReply::Raise(fences.raise(*fence)),
+                    ServerRequest::Raise(_, _, fence) => {
+                        ServerReply::Raise(*fence, fences.raise(*fence))
+                    }
                     ServerRequest::Inspect(key, kind) => {
                         ServerReply::Inspect(table.inspect(key, *kind, now))
                     }

@@ -241,9 +241,8 @@ impl Session {
                 token,
                 exchange,
                 sent,
-                raised,
             } => {
-                let answer = Answer::new(reply, *raised);
+                let answer = Answer::new(reply);
                 self.servers[server].replied(answer.error(), cx.now);
                 if let Some(round) = self.rounds.get_mut(&token.stem()) {
                     round.replied(server, *token, *exchange, answer, *sent, cx);

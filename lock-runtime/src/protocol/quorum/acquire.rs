@@ -270,34 +270,26 @@ impl Session {
         let spares = well.count() >= majority;
         let mut sends = PerServer::new();
         for (server, ask) in calls {
-            let Hold {
-                ref key,
-                mode,
-                token,
-            } = *round.hold();
-            let hold = |token| Hold::new(key.clone(), mode, token);
+            let hold = round.hold();
             let (token, request) = match ask {
                 Ask::Acquire(token, if_busy) => {
                     let group = terms.reader_group.as_ref().and_then(|group| group[server]);
-                    let request = KeyRequest::new(hold(token), terms.lease, terms.deadline)
+                    let request = KeyRequest::new(hold.alias(token), terms.lease, terms.deadline)
                         .reserved(round.reserved())
                         .reader_group(group);
                     let request = KeyRequest { if_busy, ..request };
                     (token, ServerRequest::Acquire(request, proposal))
                 }
-                Ask::Poll(token) => (token, ServerRequest::Poll(hold(token))),
+                Ask::Poll(token) => (token, ServerRequest::Poll(hold.alias(token))),
                 Ask::Renew(token) => {
-                    let renewal = Renewal::new(hold(token), terms.lease);
+                    let renewal = Renewal::new(hold.alias(token), terms.lease);
                     (token, ServerRequest::Renew(vec![renewal]))
                 }
                 Ask::Raise(fence) => {
-                    let token = round.held_at(server).unwrap_or(token);
-                    (token, ServerRequest::Raise(key.clone(), mode.kind(), fence))
+                    let token = round.held_at(server).unwrap_or(hold.token);
+                    let (key, kind) = (hold.key.clone(), hold.mode.kind());
+                    (token, ServerRequest::Raise(key, kind, fence))
                 }
-            };
-            let raised = match ask {
-                Ask::Raise(fence) => Some(fence),
-                _ => None,
             };
             let exchange = round.exchange();
             if spares && let Err(error) = self.servers[server].admits(now) {
@@ -309,7 +301,6 @@ impl Session {
                 token,
                 exchange,
                 sent: now,
-                raised,
             };
             sends.push(Send {
                 request,

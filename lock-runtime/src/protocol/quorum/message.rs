@@ -37,7 +37,8 @@ pub(crate) enum ServerReply {
     Acquire(AcquireReply),
     Poll(PollReply),
     Renew(Vec<Result<RenewReply, StoreError>>),
-    Raise(RaiseReply),
+    /// With the number that was to be raised to.
+    Raise(FencingToken, RaiseReply),
     Release(ReleaseReply),
     Convert(ConvertReply),
     Abandoned,
@@ -71,7 +72,6 @@ pub(super) enum Purpose {
         token: Token,
         exchange: u32,
         sent: Instant,
-        raised: Option<FencingToken>,
     },
     /// The renewal of several locks, with their indices in the request of the caller.
     Renewal {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    AbandonedAlias, Cx, Purpose, Reply, RequestId, ServerReply, ServerRequest, Session,
+    AbandonedAlias, Cx, PerServer, Purpose, Reply, RequestId, ServerReply, ServerRequest, Session,
     broadcast::Count, tally::Ballot, time_out::majority_timeout,
 };
 use crate::store::{Hold, Release, ReleaseReply, StoreError};
@@ -38,7 +38,8 @@ impl Session {
             return self.reply(Reply::Release(ReleaseReply::NotHeld));
         };
         round.close();
-        let (aliases, lease) = (round.all_known(), round.longest_lease());
+        let aliases: PerServer<_> = round.all_known().collect();
+        let lease = round.longest_lease();
         let (timeout, coordinator) = (majority_timeout(round.lease()), round.coordinator());
         let mut ballot = Ballot::new(self.servers.len());
         (aliases.len()..self.servers.len()).for_each(|_| ballot.count(false));

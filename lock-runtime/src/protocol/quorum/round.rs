@@ -190,15 +190,12 @@ impl Round {
 
     /// The largest number given to this acquisition, while it has no fencing token yet.
     pub(crate) fn drawn(&self) -> Option<FencingToken> {
-        let number_of = |state: &VoteState| match state.standing {
-            Standing::Holds(vote) => Some(vote.fence),
-            _ => state.pushed.map(|grant| grant.fence),
+        let number_of = |state: &VoteState| {
+            let pushed = state.pushed.map(|grant| grant.fence);
+            state.held().map(|vote| vote.fence).or(pushed)
         };
-        self.states
-            .iter()
-            .filter_map(number_of)
-            .max()
-            .filter(|_| self.fence.is_none())
+        let drawn = self.states.iter().filter_map(number_of).max();
+        drawn.filter(|_| self.fence.is_none())
     }
 
     /// The index of the coordinator.
@@ -214,31 +211,24 @@ impl Round {
     /// The alias at a server that holds the lock for this acquisition.
     pub(crate) fn held_at(&self, server: usize) -> Option<Token> {
         let state = &self.states[server];
-        matches!(state.standing, Standing::Holds(_)).then_some(state.token)
+        state.held().map(|_| state.token)
     }
 
     /// The expiry of the latest vote of each server, of whichever exchange.
     pub(super) fn expiries(&self) -> impl Iterator<Item = Instant> + '_ {
-        self.states.iter().filter_map(|state| match state.standing {
-            Standing::Holds(vote) => Some(vote.until),
-            _ => None,
-        })
+        let votes = self.states.iter().filter_map(VoteState::held);
+        votes.map(|vote| vote.until)
     }
 
     /// The aliases that the servers may know.
     pub(crate) fn known(&self) -> impl Iterator<Item = (usize, Token)> + '_ {
-        let states = self.states.iter().enumerate();
-        states
-            .filter(|(_, state)| state.standing != Standing::Outside)
-            .map(|(server, state)| (server, state.token))
+        self.all_known().map(|alias| (alias.server, alias.token))
     }
 
-    /// All aliases that the servers may know, in the form in which they are abandoned.
-    pub(crate) fn all_known(&self) -> PerServer<AbandonedAlias> {
+    /// The same in the form in which they are abandoned.
+    pub(crate) fn all_known(&self) -> impl Iterator<Item = AbandonedAlias> + '_ {
         let states = self.states.iter().enumerate();
-        states
-            .filter_map(|(server, state)| state.left_at(server))
-            .collect()
+        states.filter_map(|(server, state)| state.left_at(server))
     }
 
     /// Makes this acquisition a reader, before the servers convert it.
@@ -289,9 +279,8 @@ impl Round {
         match coordinator {
             Some(coordinator) if contended && if_busy == IfBusy::Queue => {
                 self.phase = Phase::Coordinator;
-                [self.ask(coordinator, IfBusy::Queue, deadline)]
-                    .into_iter()
-                    .collect()
+                let ask = self.ask(coordinator, IfBusy::Queue, deadline);
+                [(coordinator, ask)].into_iter().collect()
             }
             _ => self.ask_all(deadline, now),
         }
@@ -301,19 +290,20 @@ impl Round {
         self.phase = Phase::All;
         self.asked_all_at = now;
         let (coordinator, if_busy) = (self.coordinator, self.if_busy);
+        let mut calls = self.ask_each(|round, server| {
+            let waits = Some(server) == coordinator;
+            let if_busy = if waits { if_busy } else { IfBusy::Refuse };
+            Some(round.ask(server, if_busy, deadline))
+        });
         // The coordinator first, as its reply is awaited.
-        let others = (0..self.states.len()).filter(|server| Some(*server) != coordinator);
-        let order: PerServer<_> = coordinator.into_iter().chain(others).collect();
-        let how = |server| {
-            if Some(server) == coordinator {
-                if_busy
-            } else {
-                IfBusy::Refuse
-            }
-        };
-        order
-            .into_iter()
-            .map(|server| self.ask(server, how(server), deadline))
+        calls.sort_by_key(|(server, _)| Some(*server) != coordinator);
+        calls
+    }
+
+    /// Collects the requests to the servers to which there is one.
+    fn ask_each(&mut self, ask: impl Fn(&mut Self, usize) -> Option<Ask>) -> Calls {
+        (0..self.states.len())
+            .filter_map(|server| Some((server, ask(self, server)?)))
             .collect()
     }
 
@@ -331,43 +321,32 @@ impl Round {
             && self.states[coordinator].pushed.is_none()
         {
             self.phase = Phase::Coordinator;
-            self.states[coordinator].status = Status::Awaited;
-            return [(coordinator, Ask::Poll(self.states[coordinator].token))]
-                .into_iter()
-                .collect();
+            let ask = self.count(coordinator, IfBusy::Queue, deadline);
+            return [(coordinator, ask)].into_iter().collect();
         }
         self.phase = Phase::Head;
-        (0..self.states.len())
-            .map(|server| self.recount(server, deadline))
-            .collect()
+        self.ask_each(|round, server| Some(round.count(server, IfBusy::Queue, deadline)))
     }
 
     /// Requests the missing votes of a held lock. A restarted server votes for the lock again;
     /// otherwise one restart after another would cost the majority.
     pub(crate) fn heal(&mut self, deadline: Instant) -> Calls {
         let is_held = self.fence.is_some() && self.phase == Phase::Over && !self.closed;
-        let missing =
-            |state: &VoteState| matches!(state.standing, Standing::Outside | Standing::Queued);
-        let missing: PerServer<_> = (0..self.states.len())
-            .filter(|server| is_held && missing(&self.states[*server]))
-            .collect();
-        let heal = |server| {
+        self.ask_each(|round, server| {
+            let standing = round.states[server].standing;
+            if !is_held || !matches!(standing, Standing::Outside | Standing::Queued) {
+                return None;
+            }
             // A holder must not stay in a wait queue.
-            self.abandon_at(server);
-            self.ask(server, IfBusy::Refuse, deadline)
-        };
-        missing.into_iter().map(heal).collect()
-    }
-
-    /// The request to a server from the head of the queue.
-    fn recount(&mut self, server: usize, deadline: Instant) -> (usize, Ask) {
-        self.count(server, IfBusy::Queue, deadline)
+            round.abandon_at(server);
+            Some(round.ask(server, IfBusy::Refuse, deadline))
+        })
     }
 
     /// Builds the request that queries the state at a server, or asks for its vote. A server
     /// that is known to hold or queue the alias is not sent an acquire: a refusal would not
     /// remove the alias.
-    fn count(&mut self, server: usize, if_busy: IfBusy, deadline: Instant) -> (usize, Ask) {
+    fn count(&mut self, server: usize, if_busy: IfBusy, deadline: Instant) -> Ask {
         let state = &mut self.states[server];
         let ask = match state.standing {
             Standing::Holds(_) => Ask::Renew(state.token),
@@ -376,10 +355,10 @@ impl Round {
             Standing::Outside | Standing::Asked => return self.ask(server, if_busy, deadline),
         };
         state.status = Status::Awaited;
-        (server, ask)
+        ask
     }
 
-    fn ask(&mut self, server: usize, if_busy: IfBusy, deadline: Instant) -> (usize, Ask) {
+    fn ask(&mut self, server: usize, if_busy: IfBusy, deadline: Instant) -> Ask {
         if self.states[server].standing == Standing::Asked {
             // The outcome of the previous acquire is unknown, so its alias is not used again.
             self.abandon_at(server);
@@ -388,7 +367,7 @@ impl Round {
         state.standing = Standing::Asked;
         state.straggler_until = Some(deadline);
         state.status = Status::Awaited;
-        (server, Ask::Acquire(state.token, if_busy))
+        Ask::Acquire(state.token, if_busy)
     }
 
     fn begin_exchange(&mut self, now: Instant) {
@@ -499,7 +478,7 @@ impl Round {
                     vote.fence = vote.fence.max(number);
                 }
                 // A server is not sent another number while its reply is awaited.
-                if is_current && matches!(state.status, Status::Awaited) {
+                if is_current && state.is_awaited() {
                     state.status = Status::Voted;
                 }
                 return;
@@ -510,14 +489,14 @@ impl Round {
                     state.standing = Standing::Outside;
                     state.straggler_until = None;
                 }
-                if is_current && matches!(state.status, Status::Awaited) {
+                if is_current && state.is_awaited() {
                     self.failed(server, error, cx);
                 }
                 return;
             }
         };
         // A reply that arrives after its exchange updates the state of the server, but is no vote.
-        let counts = is_current && matches!(state.status, Status::Awaited);
+        let counts = is_current && state.is_awaited();
         let is_gone = matches!(status, Status::Gone);
         if counts {
             state.status = status;
@@ -542,7 +521,7 @@ impl Round {
     pub(crate) fn time_is_up(&mut self, error: &StoreError, cx: &Cx<'_>) -> PerServer<usize> {
         let mut silent = PerServer::new();
         for server in 0..self.states.len() {
-            if matches!(self.states[server].status, Status::Awaited) {
+            if self.states[server].is_awaited() {
                 self.failed(server, error.clone(), cx);
                 silent.push(server);
             }

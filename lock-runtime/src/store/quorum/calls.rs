@@ -244,7 +244,7 @@ async fn perform(
         ServerRequest::Renew(renewals) => Ok(ServerReply::Renew(server.renew(renewals).await)),
         ServerRequest::Raise(key, kind, fence) => {
             let reply = server.raise(key, *kind, *fence).await;
-            reply.map(ServerReply::Raise)
+            reply.map(|reply| ServerReply::Raise(*fence, reply))
         }
         ServerRequest::Release(release) => server.release(release).await.map(ServerReply::Release),
         ServerRequest::Convert(hold) => server.convert(hold).await.map(ServerReply::Convert),

@@ -35,22 +35,18 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
-    /// Converts the reply to a call. `raised` is the number of an [`Ask::Raise`].
-    pub(crate) fn new(
-        reply: Result<ServerReply, StoreError>,
-        raised: Option<FencingToken>,
-    ) -> Self {
-        match (reply, raised) {
-            (Ok(ServerReply::Acquire(reply)), _) => Self::Acquire(reply),
-            (Ok(ServerReply::Poll(reply)), _) => Self::Poll(reply),
-            (Ok(ServerReply::Raise(reply)), Some(number)) => Self::Raise(number, reply),
-            (Ok(ServerReply::Renew(mut replies)), _) => match replies.pop() {
+    pub(crate) fn new(reply: Result<ServerReply, StoreError>) -> Self {
+        match reply {
+            Ok(ServerReply::Acquire(reply)) => Self::Acquire(reply),
+            Ok(ServerReply::Poll(reply)) => Self::Poll(reply),
+            Ok(ServerReply::Raise(number, reply)) => Self::Raise(number, reply),
+            Ok(ServerReply::Renew(mut replies)) => match replies.pop() {
                 Some(Ok(reply)) => Self::Renew(reply),
                 Some(Err(error)) => Self::Failed(error),
                 None => Self::Failed(StoreError::late()),
             },
-            (Ok(_), _) => Self::Failed(StoreError::late()),
-            (Err(error), _) => Self::Failed(error),
+            Ok(_) => Self::Failed(StoreError::late()),
+            Err(error) => Self::Failed(error),
         }
     }
 

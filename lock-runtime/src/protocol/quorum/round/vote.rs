@@ -47,16 +47,26 @@ impl VoteState {
             server,
             token: self.token,
             straggler_until: self.straggler_until,
-            may_be_queued: !matches!(self.standing, Standing::Holds(_)),
+            may_be_queued: self.held().is_none(),
             was_writer: self.was_writer,
         })
     }
 
-    pub(super) fn vote(&self) -> Option<Vote> {
-        match (&self.status, self.standing) {
-            (Status::Voted, Standing::Holds(vote)) => Some(vote),
+    pub(super) fn is_awaited(&self) -> bool {
+        matches!(self.status, Status::Awaited)
+    }
+
+    /// The latest vote, of whichever exchange.
+    pub(super) fn held(&self) -> Option<Vote> {
+        match self.standing {
+            Standing::Holds(vote) => Some(vote),
             _ => None,
         }
+    }
+
+    /// The vote in this exchange.
+    pub(super) fn vote(&self) -> Option<Vote> {
+        self.held().filter(|_| matches!(self.status, Status::Voted))
     }
 }
 
@@ -136,4 +146,15 @@ pub(super) enum Status {
     Refused(AcquireReply),
     Gone,
     Failed(StoreError),
+}
+
+impl Status {
+    /// The remaining lease of another acquisition, if the server has voted for one.
+    pub(super) fn taken(&self) -> Option<Option<Duration>> {
+        match *self {
+            Self::Refused(AcquireReply::Busy { holder_ttl, .. })
+            | Self::Queued { holder_ttl, .. } => Some(holder_ttl),
+            _ => None,
+        }
+    }
 }
