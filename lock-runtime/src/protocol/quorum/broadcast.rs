@@ -6,19 +6,25 @@ use tokio::time::Instant;
 
 use super::{
     Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerReply, ServerRequest, Session,
-    Ticket, abandon::ending_timeout, convert::Conversion, release::Releasing, renew::Renewals,
-    round::grace, tally, time_out::majority_timeout,
+    Ticket,
+    abandon::ending_timeout,
+    convert::Conversion,
+    renew::Renewals,
+    round::grace,
+    tally::{self, Ballot},
+    time_out::majority_timeout,
 };
 use crate::{
     key::LockKey,
     spec::{LockKind, MAX_LEASE},
-    store::{Inspection, RevokeReply, RevokeScope, StoreError},
+    store::{ConvertReply, Hold, Inspection, ReleaseReply, RevokeReply, RevokeScope, StoreError},
 };
 
 /// A request to several servers.
 #[derive(Debug)]
 pub(super) struct Broadcast {
     count: Count,
+    ballot: Ballot,
     begun: Instant,
     /// The time-out, or the end of the wait for the coordinator once a majority has decided.
     until: Instant,
@@ -34,7 +40,7 @@ pub(super) struct Broadcast {
 #[derive(Debug)]
 pub(super) enum Count {
     Renewals(Renewals),
-    Release(Releasing),
+    Release(Hold),
     Conversion(Conversion),
     Inspection(Vec<Inspection>),
     Revocation(Vec<RevokeReply>),
@@ -44,7 +50,7 @@ impl Broadcast {
     /// The round that the request releases, if it is a release.
     pub(super) fn releases(&self) -> Option<u128> {
         match &self.count {
-            Count::Release(releasing) => Some(releasing.stem()),
+            Count::Release(hold) => Some(hold.token.stem()),
             _ => None,
         }
     }
@@ -89,35 +95,37 @@ impl Session {
         calls: impl IntoIterator<Item = (usize, ServerRequest, Purpose)>,
         cx: &mut Cx<'_>,
     ) -> RequestId {
+        let id = self.next_id();
         let mut awaited = PerServer::new();
-        self.begin(|id| {
-            for (server, request, purpose) in calls {
-                awaited.push(server);
-                let timeout = match &purpose {
-                    Purpose::Release { lease, .. } => Some(ending_timeout(*lease)),
-                    _ => None,
-                };
-                let ticket = Ticket {
-                    server,
-                    id,
-                    purpose,
-                };
-                cx.out.sends.push(Send {
-                    request,
-                    timeout,
-                    ticket,
-                });
-            }
-            Request::Broadcast(Broadcast {
-                count,
-                begun: cx.now,
-                until: cx.now + timeout,
-                awaited,
-                failed: Vec::new(),
-                is_decided: false,
-                coordinator,
-            })
-        })
+        for (server, request, purpose) in calls {
+            awaited.push(server);
+            let timeout = match &purpose {
+                Purpose::Release { lease, .. } => Some(ending_timeout(*lease)),
+                _ => None,
+            };
+            let ticket = Ticket {
+                server,
+                id,
+                purpose,
+            };
+            cx.out.sends.push(Send {
+                request,
+                timeout,
+                ticket,
+            });
+        }
+        let broadcast = Broadcast {
+            count,
+            ballot: Ballot::new(self.servers.len(), awaited.len()),
+            begun: cx.now,
+            until: cx.now + timeout,
+            awaited,
+            failed: Vec::new(),
+            is_decided: false,
+            coordinator,
+        };
+        self.requests.insert(id, Request::Broadcast(broadcast));
+        id
     }
 
     /// Counts the reply of a server. The locks of a batch are those with these `numbers`.
@@ -138,13 +146,19 @@ impl Session {
             Ok(_) => return,
             Err(error) => return broadcast.failed.push((server, error)),
         };
+        let ballot = &mut broadcast.ballot;
         let is_decided = match (&mut broadcast.count, reply) {
             (Count::Renewals(renewals), ServerReply::Renew(replies)) => {
                 renewals.count(server, numbers, replies, cx)
             }
-            (Count::Release(releasing), ServerReply::Release(reply)) => releasing.count(reply),
+            (Count::Release(_), ServerReply::Release(reply)) => {
+                ballot.count(reply == ReleaseReply::Released)
+            }
             (Count::Conversion(conversion), ServerReply::Convert(reply)) => {
-                conversion.count(server, reply)
+                if let ConvertReply::Converted(grant) = reply {
+                    conversion.grants.push((server, grant));
+                }
+                ballot.count(reply != ConvertReply::NotHeld)
             }
             (Count::Inspection(seen), ServerReply::Inspect(inspection)) => {
                 seen.push(inspection);
@@ -190,12 +204,24 @@ impl Session {
                 broadcast.failed.push((server, error.clone()));
             }
         }
-        let Broadcast { count, failed, .. } = broadcast;
+        let Broadcast {
+            count,
+            ballot,
+            failed,
+            ..
+        } = broadcast;
+        let decision = |session: &Self| {
+            let decided = ballot.decided();
+            decided.ok_or_else(|| session.unanswered(&failed))
+        };
         let servers = self.servers.len();
         let reply = match count {
             Count::Renewals(renewals) => Ok(Reply::Renew(self.all_renewed(renewals, &failed, cx))),
-            Count::Release(releasing) => self.is_released(&releasing, &failed, cx.now),
-            Count::Conversion(conversion) => return self.is_converted(id, conversion, &failed, cx),
+            Count::Release(hold) => self.is_released(&hold, decision(self), cx.now),
+            Count::Conversion(conversion) => {
+                let decision = decision(self);
+                return self.is_converted(id, conversion, decision, cx);
+            }
             Count::Inspection(seen) if seen.len() < self.majority() => {
                 Err(self.unanswered(&failed))
             }

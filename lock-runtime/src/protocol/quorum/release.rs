@@ -6,29 +6,9 @@ use tokio::time::Instant;
 
 use super::{
     AbandonedAlias, Cx, PerServer, Purpose, Reply, RequestId, ServerReply, ServerRequest, Session,
-    broadcast::Count, tally::Ballot, time_out::majority_timeout,
+    broadcast::Count, time_out::majority_timeout,
 };
 use crate::store::{Hold, Release, ReleaseReply, StoreError};
-
-/// The replies to a release.
-#[derive(Debug)]
-pub(super) struct Releasing {
-    hold: Hold,
-    ballot: Ballot,
-}
-
-impl Releasing {
-    /// The round that is released.
-    pub(super) fn stem(&self) -> u128 {
-        self.hold.token.stem()
-    }
-
-    /// Counts a reply. Returns whether a majority has decided.
-    pub(super) fn count(&mut self, reply: ReleaseReply) -> bool {
-        self.ballot.count(reply == ReleaseReply::Released);
-        self.ballot.decided().is_some()
-    }
-}
 
 impl Session {
     pub(crate) fn release(&mut self, release: &Release, cx: &mut Cx<'_>) -> RequestId {
@@ -41,12 +21,7 @@ impl Session {
         let aliases: PerServer<_> = round.all_known().collect();
         let lease = round.longest_lease();
         let (timeout, coordinator) = (majority_timeout(round.lease()), round.coordinator());
-        let mut ballot = Ballot::new(self.servers.len());
-        (aliases.len()..self.servers.len()).for_each(|_| ballot.count(false));
-        let count = Count::Release(Releasing {
-            hold: hold.clone(),
-            ballot,
-        });
+        let count = Count::Release(hold.clone());
         let calls = aliases.into_iter().map(|alias| {
             let hold = hold.alias(alias.token);
             let there = Release::new(hold.clone()).keep_for(release.keep_for);
@@ -75,11 +50,11 @@ impl Session {
 
     pub(super) fn is_released(
         &mut self,
-        releasing: &Releasing,
-        failed: &[(usize, StoreError)],
+        hold: &Hold,
+        decision: Result<bool, StoreError>,
         now: Instant,
     ) -> Result<Reply, StoreError> {
-        let Hold { token, mode, .. } = releasing.hold;
+        let Hold { token, mode, .. } = *hold;
         let round = self.rounds.get(&token.stem());
         if round.is_some_and(|round| round.hold().mode == mode) {
             // The aliases that a server may still know are abandoned, and no longer needed here.
@@ -89,10 +64,12 @@ impl Session {
             // leave a reservation, and then the reader.
             self.remove_later(token.stem(), now);
         }
-        match releasing.ballot.decided() {
-            Some(true) => Ok(Reply::Release(ReleaseReply::Released)),
-            Some(false) => Ok(Reply::Release(ReleaseReply::NotHeld)),
-            None => Err(self.unanswered(failed)),
-        }
+        decision.map(|is_released| {
+            Reply::Release(if is_released {
+                ReleaseReply::Released
+            } else {
+                ReleaseReply::NotHeld
+            })
+        })
     }
 }

@@ -68,16 +68,23 @@ pub(crate) struct Ballot {
 }
 
 impl Ballot {
-    pub(crate) fn new(servers: usize) -> Self {
+    /// Servers that are not asked count as a no.
+    pub(crate) fn new(servers: usize, asked: usize) -> Self {
         Self {
             servers,
             yes: 0,
-            no: 0,
+            no: servers - asked,
         }
     }
 
-    pub(crate) fn count(&mut self, yes: bool) {
-        if yes { self.yes += 1 } else { self.no += 1 }
+    /// Counts a vote. Returns whether the decision is made.
+    pub(crate) fn count(&mut self, yes: bool) -> bool {
+        if yes {
+            self.yes += 1
+        } else {
+            self.no += 1
+        }
+        self.decided().is_some()
     }
 
     /// The decision, or `None` while it is open.
