@@ -126,6 +126,11 @@ impl<'a> Cx<'a> {
     }
 }
 
+/// A request that is over.
+fn over(reply: Result<Reply, StoreError>) -> (Request, Option<Instant>) {
+    (Request::Over(reply, None), None)
+}
+
 /// The state of a client.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -236,41 +241,38 @@ impl Session {
             id,
             purpose,
         } = ticket;
-        match &purpose {
-            Purpose::Exchange {
-                token,
-                exchange,
-                sent,
-            } => {
-                let answer = Answer::new(reply);
-                self.servers[server].replied(answer.error(), cx.now);
-                if let Some(round) = self.rounds.get_mut(&token.stem()) {
-                    round.replied(server, *token, *exchange, answer, *sent, cx);
-                }
-                return;
-            }
-            // These calls are sent to servers that do not reply, too.
-            Purpose::Abandon => return self.abandoned(id, reply, cx),
-            _ => self.servers[server].replied(reply.as_ref().err(), cx.now),
+        // These calls are sent to servers that do not reply, too.
+        if let Purpose::Abandon = purpose {
+            return self.abandoned(id, reply, cx);
         }
+        if let Purpose::Exchange {
+            token,
+            exchange,
+            sent,
+        } = purpose
+        {
+            let answer = Answer::new(reply);
+            self.servers[server].replied(answer.error(), cx.now);
+            if let Some(round) = self.rounds.get_mut(&token.stem()) {
+                round.replied(server, token, exchange, answer, sent, cx);
+            }
+            return;
+        }
+        self.servers[server].replied(reply.as_ref().err(), cx.now);
+        let (mut reply, mut aliases) = (reply, Vec::new());
         match purpose {
-            Purpose::Renewal {
-                numbers,
-                batch,
-                sent,
-            } => {
-                let mut reply = reply;
+            Purpose::Renewal { batch, sent } => {
                 if let Ok(ServerReply::Renew(replies)) = &mut reply {
                     self.renewed(server, &batch, replies, sent, cx);
                 }
-                self.count(id, server, &numbers, reply, cx);
+                aliases = batch;
             }
             Purpose::Release { alias, hold, lease } => {
                 self.released(&alias, &hold, lease, &reply, cx);
-                self.count(id, server, &[], reply, cx);
             }
-            _ => self.count(id, server, &[], reply, cx),
+            Purpose::Exchange { .. } | Purpose::Abandon | Purpose::Broadcast => {}
         }
+        self.count(id, server, &aliases, reply, cx);
     }
 
     /// Records a grant that a server has pushed. Returns whether an acquisition waits for it, which

@@ -9,6 +9,7 @@ use super::{
     Ticket,
     abandon::ending_timeout,
     convert::Conversion,
+    over,
     renew::Renewals,
     round::grace,
     tally::{self, Ballot},
@@ -17,7 +18,9 @@ use super::{
 use crate::{
     key::LockKey,
     spec::{LockKind, MAX_LEASE},
-    store::{ConvertReply, Hold, Inspection, ReleaseReply, RevokeReply, RevokeScope, StoreError},
+    store::{
+        ConvertReply, Hold, Inspection, ReleaseReply, RevokeReply, RevokeScope, StoreError, Token,
+    },
 };
 
 /// A request to several servers.
@@ -128,12 +131,12 @@ impl Session {
         id
     }
 
-    /// Counts the reply of a server. The locks of a batch are those with these `numbers`.
+    /// Counts the reply of a server. The locks of a batch of renewals are those with these numbers.
     pub(super) fn count(
         &mut self,
         id: RequestId,
         server: usize,
-        numbers: &[usize],
+        batch: &[(usize, Token)],
         reply: Result<ServerReply, StoreError>,
         cx: &Cx<'_>,
     ) {
@@ -149,7 +152,7 @@ impl Session {
         let ballot = &mut broadcast.ballot;
         let is_decided = match (&mut broadcast.count, reply) {
             (Count::Renewals(renewals), ServerReply::Renew(replies)) => {
-                renewals.count(server, numbers, replies, cx)
+                renewals.count(server, batch, replies, cx)
             }
             (Count::Release(_), ServerReply::Release(reply)) => {
                 ballot.count(reply == ReleaseReply::Released)
@@ -230,7 +233,7 @@ impl Session {
                 .map(Reply::Revoke)
                 .ok_or_else(|| self.unanswered(&failed)),
         };
-        (Request::Over(reply, None), None)
+        over(reply)
     }
 
     /// The error if too few servers have replied.

@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::{
     Cx, PerServer, Purpose, Reply, Request, RequestId, ServerRequest, Session, acquire::Acquiring,
-    broadcast::Count, time_out::majority_timeout,
+    broadcast::Count, over, time_out::majority_timeout,
 };
 use crate::store::{ConvertReply, Grant, Hold, StoreError, Token};
 
@@ -69,6 +69,6 @@ impl Session {
             }
             (decision, _) => decision.map(|_| Reply::Convert(ConvertReply::NotHeld)),
         };
-        (Request::Over(reply, None), None)
+        over(reply)
     }
 }

@@ -73,10 +73,10 @@ pub(super) enum Purpose {
         exchange: u32,
         sent: Instant,
     },
-    /// The renewal of several locks, with their indices in the request of the caller.
+    /// The renewal of several aliases, with the indices of their locks in the request of the
+    /// caller.
     Renewal {
-        numbers: Vec<usize>,
-        batch: Vec<Renewal>,
+        batch: Vec<(usize, Token)>,
         sent: Instant,
     },
     /// The release of a vote that the server holds for at most `lease`.

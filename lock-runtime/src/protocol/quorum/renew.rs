@@ -29,11 +29,11 @@ impl Renewals {
     pub(super) fn count(
         &mut self,
         server: usize,
-        numbers: &[usize],
+        batch: &[(usize, Token)],
         replies: Vec<Result<RenewReply, StoreError>>,
         cx: &Cx<'_>,
     ) -> bool {
-        for (number, reply) in numbers.iter().zip(replies) {
+        for ((number, _), reply) in batch.iter().zip(replies) {
             match reply {
                 Ok(RenewReply::Renewed { ttl }) => self.tallies[*number].renewed(self.sent, ttl),
                 Ok(RenewReply::Gone) => self.tallies[*number].gone(),
@@ -50,7 +50,7 @@ impl Session {
     pub(crate) fn renew(&mut self, renewals: &[Renewal], cx: &mut Cx<'_>) -> RequestId {
         let (sent, servers) = (cx.now, self.servers.len());
         let mut tallies = Vec::with_capacity(renewals.len());
-        let mut batches: Vec<(Vec<usize>, Vec<Renewal>)> = vec![Default::default(); servers];
+        let mut batches: Vec<(Vec<_>, Vec<_>)> = vec![Default::default(); servers];
         let mut shortest = MAX_LEASE;
         for (number, renewal) in renewals.iter().enumerate() {
             let Renewal { hold, lease, .. } = renewal;
@@ -70,7 +70,7 @@ impl Session {
             (known.len()..servers).for_each(|_| tally.gone());
             for (server, token) in known {
                 let hold = hold.alias(token);
-                batches[server].0.push(number);
+                batches[server].0.push((number, token));
                 batches[server].1.push(Renewal::new(hold, *lease));
             }
             tallies.push(tally);
@@ -84,15 +84,10 @@ impl Session {
             sent,
         });
         let batches = batches.into_iter().enumerate();
-        let calls = batches.filter(|(_, (_, batch))| !batch.is_empty());
-        let calls = calls.map(|(server, (numbers, batch))| {
-            let request = ServerRequest::Renew(batch.clone());
-            let purpose = Purpose::Renewal {
-                numbers,
-                batch,
-                sent,
-            };
-            (server, request, purpose)
+        let calls = batches.filter(|(_, (batch, _))| !batch.is_empty());
+        let calls = calls.map(|(server, (batch, renewals))| {
+            let purpose = Purpose::Renewal { batch, sent };
+            (server, ServerRequest::Renew(renewals), purpose)
         });
         self.broadcast(count, majority_timeout(shortest), None, calls, cx)
     }
@@ -116,13 +111,13 @@ impl Session {
     pub(super) fn renewed(
         &mut self,
         server: usize,
-        batch: &[Renewal],
+        batch: &[(usize, Token)],
         replies: &mut [Result<RenewReply, StoreError>],
         sent: Instant,
         cx: &mut Cx<'_>,
     ) {
-        for (renewal, reply) in batch.iter().zip(replies) {
-            let (token, Ok(reply)) = (renewal.hold.token, reply) else {
+        for (&(_, token), reply) in batch.iter().zip(replies) {
+            let Ok(reply) = reply else {
                 continue;
             };
             let Some(round) = self.rounds.get_mut(&token.stem()) else {
