@@ -31,7 +31,7 @@ use tokio::time::Instant;
 
 use self::{
     acquire::Acquiring,
-    broadcast::Broadcast,
+    broadcast::{Broadcast, Count},
     contended::Contended,
     message::Purpose,
     proposals::Proposals,
@@ -201,12 +201,11 @@ impl Session {
     /// Ends a request whose caller no longer waits for it. Calls that are made may still be
     /// replied to.
     pub(crate) fn cancel(&mut self, id: RequestId, now: Instant) {
-        let Some(Request::Broadcast(broadcast)) = self.requests.remove(&id) else {
-            return;
-        };
         // The caller may never repeat a release that it does not await.
-        if let Some(stem) = broadcast.releases() {
-            self.remove_later(stem, now);
+        if let Some(Request::Broadcast(broadcast)) = self.requests.remove(&id)
+            && let Count::Release(hold) = broadcast.count
+        {
+            self.remove_later(hold.token.stem(), now);
         }
     }
 

@@ -78,7 +78,10 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, join_all},
+};
 use tokio::sync::Notify;
 
 use super::{
@@ -291,22 +294,12 @@ impl Store for QuorumStore {
     }
 
     fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Replies<'a, RenewReply> {
-        Box::pin(async move {
-            let mut checked = renewals.iter();
-            let checked = checked.try_for_each(|it| self.check(&it.hold, it.lease));
-            let reply = match checked {
-                Ok(()) => {
-                    let run = self.inner.run(|session, cx| session.renew(renewals, cx));
-                    run.await
-                }
-                Err(error) => Err(error),
-            };
-            match reply {
-                Ok(Reply::Renew(replies)) => replies,
-                Ok(_) => vec![Err(StoreError::late()); renewals.len()],
-                Err(error) => vec![Err(error); renewals.len()],
-            }
-        })
+        let mut renewals_checked = renewals.iter();
+        let checked = renewals_checked.try_for_each(|it| self.check(&it.hold, it.lease));
+        let all: Replied<'a, _> = run!(self, checked, Renew, |session, cx| session
+            .renew(renewals, cx));
+        let count = renewals.len();
+        Box::pin(all.map(move |all| all.unwrap_or_else(|error| vec![Err(error); count])))
     }
 
     fn release<'a>(&'a self, release: &'a Release) -> Replied<'a, ReleaseReply> {

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     AbandonedAlias, Cx, Mutation, Purpose, Reply, Request, RequestId, Send, ServerReply,
-    ServerRequest, Session, Ticket,
+    ServerRequest, Session,
 };
 use crate::{
     protocol::{Abandonment, Ending, Progress, SHORTEST_CALL},
@@ -90,15 +90,10 @@ impl Session {
         cx: &mut Cx<'_>,
     ) -> (Request, Option<Instant>) {
         if abandonment.due().is_some_and(|due| due <= cx.now) {
-            cx.out.sends.push(Send {
-                timeout: Some(abandonment.call(cx.now).timeout),
-                request: ServerRequest::Abandon(abandonment.hold().clone()),
-                ticket: Ticket {
-                    server,
-                    id,
-                    purpose: Purpose::Abandon,
-                },
-            });
+            let timeout = abandonment.call(cx.now).timeout;
+            let request = ServerRequest::Abandon(abandonment.hold().clone());
+            let send = Send::new(id, server, request, Purpose::Abandon);
+            cx.out.sends.push(send.timeout(timeout));
         }
         let due = abandonment.due();
         let request = Request::Abandonment {

@@ -5,8 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Answer, Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
-    Ticket, over,
+    Answer, Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session, over,
     proposals::Proposals,
     round::{Ask, Calls, Next, Outcome, Round, TimeOuts},
     server::coordinator,
@@ -174,10 +173,8 @@ impl Session {
 
     /// Sends the calls of an exchange.
     fn exchange(&mut self, id: RequestId, acquiring: &Acquiring, calls: Calls, cx: &mut Cx<'_>) {
-        let stem = acquiring.token.stem();
-        let sends = self.sends(id, stem, &acquiring.terms, calls, cx);
+        let sends = self.sends(id, acquiring.token.stem(), &acquiring.terms, calls, cx);
         cx.out.sends.extend(sends);
-        self.abandon_unused(stem, cx);
     }
 
     /// Runs the round as far as the replies allow.
@@ -240,15 +237,15 @@ impl Session {
         }
     }
 
-    /// Returns the calls of an exchange. Servers with an open circuit breaker are not called and
-    /// fail at once.
+    /// Returns the calls of an exchange, and abandons the aliases that it replaces. Servers with an
+    /// open circuit breaker are not called and fail at once.
     pub(super) fn sends(
         &mut self,
         id: RequestId,
         stem: u128,
         terms: &Terms,
         calls: Calls,
-        cx: &Cx<'_>,
+        cx: &mut Cx<'_>,
     ) -> PerServer<Send> {
         let (now, majority) = (cx.now, self.majority());
         let Some(round) = self.rounds.get_mut(&stem) else {
@@ -296,16 +293,9 @@ impl Session {
                 exchange,
                 sent: now,
             };
-            sends.push(Send {
-                request,
-                timeout: None,
-                ticket: Ticket {
-                    server,
-                    id,
-                    purpose,
-                },
-            });
+            sends.push(Send::new(id, server, request, purpose));
         }
+        self.abandon_unused(stem, cx);
         sends
     }
 

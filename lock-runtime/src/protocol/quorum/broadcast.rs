@@ -6,7 +6,6 @@ use tokio::time::Instant;
 
 use super::{
     Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerReply, ServerRequest, Session,
-    Ticket,
     abandon::ending_timeout,
     convert::Conversion,
     over,
@@ -26,14 +25,14 @@ use crate::{
 /// A request to several servers.
 #[derive(Debug)]
 pub(super) struct Broadcast {
-    count: Count,
+    pub(super) count: Count,
     ballot: Ballot,
     begun: Instant,
     /// The time-out, or the end of the wait for the coordinator once a majority has decided.
     until: Instant,
     awaited: PerServer<usize>,
     /// The errors of the servers that failed to reply.
-    pub(super) failed: Vec<(usize, StoreError)>,
+    failed: Vec<(usize, StoreError)>,
     is_decided: bool,
     /// The server whose reply is awaited a little longer after the decision.
     coordinator: Option<usize>,
@@ -47,16 +46,6 @@ pub(super) enum Count {
     Conversion(Conversion),
     Inspection(Vec<Inspection>),
     Revocation(Vec<RevokeReply>),
-}
-
-impl Broadcast {
-    /// The round that the request releases, if it is a release.
-    pub(super) fn releases(&self) -> Option<u128> {
-        match &self.count {
-            Count::Release(hold) => Some(hold.token.stem()),
-            _ => None,
-        }
-    }
 }
 
 impl Session {
@@ -106,16 +95,8 @@ impl Session {
                 Purpose::Release { lease, .. } => Some(ending_timeout(*lease)),
                 _ => None,
             };
-            let ticket = Ticket {
-                server,
-                id,
-                purpose,
-            };
-            cx.out.sends.push(Send {
-                request,
-                timeout,
-                ticket,
-            });
+            let send = Send::new(id, server, request, purpose);
+            cx.out.sends.push(Send { timeout, ..send });
         }
         let broadcast = Broadcast {
             count,
@@ -186,22 +167,16 @@ impl Session {
         mut broadcast: Broadcast,
         cx: &mut Cx<'_>,
     ) -> (Request, Option<Instant>) {
-        let Broadcast {
-            begun,
-            until,
-            is_decided,
-            coordinator,
-            ..
-        } = broadcast;
+        let (is_decided, until) = (broadcast.is_decided, broadcast.until);
         let is_awaited = |server: usize| broadcast.awaited.contains(&server);
         let is_over = broadcast.awaited.is_empty()
-            || is_decided && !coordinator.is_some_and(is_awaited)
+            || is_decided && !broadcast.coordinator.is_some_and(is_awaited)
             || until <= cx.now;
         if !is_over {
             return (Request::Broadcast(broadcast), Some(until));
         }
         if !is_decided {
-            let error = StoreError::timed_out(until - begun);
+            let error = StoreError::timed_out(until - broadcast.begun);
             for server in mem::take(&mut broadcast.awaited) {
                 self.servers[server].open(error.clone(), cx.now);
                 broadcast.failed.push((server, error.clone()));

@@ -56,6 +56,33 @@ pub(crate) struct Send {
     pub(crate) ticket: Ticket,
 }
 
+impl Send {
+    /// A call of the request `id`, for whose reply the session limits the wait.
+    pub(super) fn new(
+        id: RequestId,
+        server: usize,
+        request: ServerRequest,
+        purpose: Purpose,
+    ) -> Self {
+        Self {
+            request,
+            timeout: None,
+            ticket: Ticket {
+                server,
+                id,
+                purpose,
+            },
+        }
+    }
+
+    pub(super) fn timeout(self, timeout: Duration) -> Self {
+        Self {
+            timeout: Some(timeout),
+            ..self
+        }
+    }
+}
+
 /// The purpose of a call.
 #[derive(Clone, Debug)]
 pub(crate) struct Ticket {

@@ -20,7 +20,6 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Renewals {
     tallies: Vec<Renewed>,
-    errors: Vec<Vec<(usize, StoreError)>>,
     sent: Instant,
 }
 
@@ -34,10 +33,11 @@ impl Renewals {
         cx: &Cx<'_>,
     ) -> bool {
         for ((number, _), reply) in batch.iter().zip(replies) {
+            let tally = &mut self.tallies[*number];
             match reply {
-                Ok(RenewReply::Renewed { ttl }) => self.tallies[*number].renewed(self.sent, ttl),
-                Ok(RenewReply::Gone) => self.tallies[*number].gone(),
-                Err(error) => self.errors[*number].push((server, error)),
+                Ok(RenewReply::Renewed { ttl }) => tally.renewed(self.sent, ttl),
+                Ok(RenewReply::Gone) => tally.gone(),
+                Err(error) => tally.errors.push((server, error)),
             }
         }
         self.tallies
@@ -78,11 +78,7 @@ impl Session {
                 self.heal(hold.token, cx);
             }
         }
-        let count = Count::Renewals(Renewals {
-            errors: vec![Vec::new(); tallies.len()],
-            tallies,
-            sent,
-        });
+        let count = Count::Renewals(Renewals { tallies, sent });
         let batches = batches.into_iter().enumerate();
         let calls = batches.filter(|(_, (batch, _))| !batch.is_empty());
         let calls = calls.map(|(server, (batch, renewals))| {
@@ -103,7 +99,6 @@ impl Session {
         // No request waits for these replies.
         let sends = self.sends(0, stem, &terms, calls, cx);
         cx.out.background.extend(sends);
-        self.abandon_unused(stem, cx);
     }
 
     /// Applies the replies of a server to the acquisitions of a batch. A reply about an alias that
@@ -141,21 +136,17 @@ impl Session {
         failed: &[(usize, StoreError)],
         cx: &Cx<'_>,
     ) -> Vec<Result<RenewReply, StoreError>> {
-        let Renewals {
-            tallies,
-            errors,
-            sent,
-        } = renewals;
-        let reply = |(tally, mut errors): (Renewed, Vec<_>)| match tally.held(cx) {
+        let Renewals { tallies, sent } = renewals;
+        let reply = |mut tally: Renewed| match tally.held(cx) {
             Held::Until(until) => Ok(RenewReply::Renewed {
                 ttl: until.saturating_duration_since(sent),
             }),
             Held::Gone => Ok(RenewReply::Gone),
             Held::Open => {
-                errors.extend(failed.iter().cloned());
-                Err(self.unanswered(&errors))
+                tally.errors.extend(failed.iter().cloned());
+                Err(self.unanswered(&tally.errors))
             }
         };
-        tallies.into_iter().zip(errors).map(reply).collect()
+        tallies.into_iter().map(reply).collect()
     }
 }

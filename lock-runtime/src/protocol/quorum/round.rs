@@ -120,26 +120,18 @@ impl Round {
         time_outs: TimeOuts,
         now: Instant,
     ) -> Self {
-        let KeyRequest {
-            hold,
-            lease,
-            reserved,
-            ..
-        } = request.clone();
+        let hold = request.hold.clone();
+        // A reader has a single fencing token.
+        let is_writer = hold.mode == Mode::Exclusive;
         Self {
             states: (0..servers).map(|_| VoteState::new(hold.token)).collect(),
             names: 0,
             exchange: 0,
             hold,
-            lease,
-            longest_lease: lease,
+            lease: request.lease,
+            longest_lease: request.lease,
             closed: false,
-            // A reader has a single fencing token.
-            reserved: if request.hold.mode == Mode::Exclusive {
-                reserved
-            } else {
-                0
-            },
+            reserved: if is_writer { request.reserved } else { 0 },
             polls: false,
             coordinator: None,
             if_busy: IfBusy::Refuse,

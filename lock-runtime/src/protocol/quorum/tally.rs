@@ -9,7 +9,7 @@ use super::{
     majority::{majority, nth_largest},
     round::PerServer,
 };
-use crate::store::{Holder, Inspection, RevokeReply};
+use crate::store::{Holder, Inspection, RevokeReply, StoreError};
 
 /// The replies of one exchange to the renewal of one lock.
 #[derive(Debug)]
@@ -17,6 +17,8 @@ pub(crate) struct Renewed {
     servers: usize,
     until: PerServer<Instant>,
     gone: usize,
+    /// The errors of servers that failed to renew this lock alone.
+    pub(crate) errors: Vec<(usize, StoreError)>,
 }
 
 /// The combined result of the replies.
@@ -35,6 +37,7 @@ impl Renewed {
             servers,
             until: PerServer::new(),
             gone: 0,
+            errors: Vec::new(),
         }
     }
 
