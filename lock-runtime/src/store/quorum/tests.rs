@@ -34,6 +34,11 @@ struct Server {
 }
 
 impl Server {
+    fn new(limits: Limits) -> Arc<Self> {
+        let server = Self::default();
+        Arc::new(Self { limits, ..server })
+    }
+
     fn answer<'a, T: Send + 'a>(&'a self, answer: BoxFuture<'a, T>) -> BoxFuture<'a, T> {
         if self.silent.load(Ordering::Relaxed) {
             Box::pin(std::future::pending())
@@ -409,15 +414,11 @@ async fn acquire_beyond_the_limits_is_refused_before_any_call() {
         .longest_lease(3 * second)
         .keys_at_once(NonZeroUsize::MIN)
         .permits(false);
-    let server = Arc::new(Server {
-        limits,
-        ..Server::default()
-    });
+    let server = Server::new(limits);
     let locks = LockClient::with_store(server.clone());
     let of = |lease| LockSpec::exclusive().lease(lease);
-    let Ok(guard) = locks.request("held", of(3 * second)).acquire().await else {
-        panic!("the lease is within the limits")
-    };
+    let guard = locks.request("held", of(3 * second)).acquire().await;
+    let guard = guard.unwrap();
     // Every call stays without a reply, so only a request that makes none is ready at once.
     server.silent.store(true, Ordering::Relaxed);
     let permits = LockSpec::permits(NonZeroU32::MIN).lease(second);
@@ -457,24 +458,13 @@ fn limits_of_a_quorum_are_those_of_all_its_servers() {
             .keys_at_once(NonZeroUsize::MIN),
         Limits::new().push(false),
     ];
-    let of = |longest_lease| {
-        let servers = limits.map(|limits| {
-            let server = Server {
-                limits,
-                ..Server::default()
-            };
-            (String::new(), Arc::new(server) as Arc<dyn QuorumMember>)
-        });
-        QuorumStore::new(servers, longest_lease).map(|store| store.limits())
-    };
+    let servers = limits.map(Server::new);
     let shared = Limits::new()
         .shortest_lease(second)
         .push(false)
         .permits(false);
     for (longest_lease, expected) in [(minute / 2, minute / 2), (2 * minute, minute)] {
-        let Ok(limits) = of(longest_lease) else {
-            panic!("three servers are valid")
-        };
+        let limits = store_of(&servers, longest_lease).limits();
         assert_eq!(limits, shared.longest_lease(expected));
     }
 }
@@ -482,39 +472,26 @@ fn limits_of_a_quorum_are_those_of_all_its_servers() {
 #[tokio::test]
 async fn acquire_and_renew_refuse_more_than_a_majority_can_grant() {
     let lease = Duration::from_secs(10);
-    let servers: Vec<_> = (0..3)
-        .map(|number| {
-            let server: Arc<dyn QuorumMember> = Arc::new(MemoryStore::new());
-            (format!("s{number}"), server)
-        })
-        .collect();
-    let Ok(store) = QuorumStore::new(servers, lease) else {
-        panic!("three servers are valid")
-    };
+    let store = store_of(&servers(3), lease);
+    let key = LockKey::new("a").unwrap();
     let request = |mode, lease| {
-        let hold = Hold::new(LockKey::new("a").unwrap(), mode, Token::random());
+        let hold = Hold::new(key.clone(), mode, Token::random());
         KeyRequest::new(hold, lease, Instant::now() + lease)
     };
-    let two = Mode::Permits(std::num::NonZeroU32::new(2).unwrap());
+    let two = Mode::Permits(NonZeroU32::new(2).unwrap());
     let long = lease + Duration::from_millis(1);
     for request in [request(two, lease), request(Mode::Exclusive, long)] {
+        let requests = std::slice::from_ref(&request);
         let errors = [
             store.acquire(&request).await.unwrap_err(),
-            store
-                .acquire_all(std::slice::from_ref(&request))
-                .await
-                .unwrap_err(),
+            store.acquire_all(requests).await.unwrap_err(),
         ];
         for error in errors {
             assert_eq!(error.kind(), StoreErrorKind::Unsupported, "{error}");
         }
     }
-    let request = request(Mode::Exclusive, lease);
-    assert!(matches!(
-        store.acquire(&request).await,
-        Ok(AcquireReply::Granted(_))
-    ));
-    let renewals = [Renewal::new(request.hold.clone(), long)];
+    let (hold, _) = granted(&*store, &key, Mode::Exclusive, lease).await;
+    let renewals = [Renewal::new(hold, long)];
     let reply = store.renew(&renewals).await.remove(0);
     assert_eq!(reply.unwrap_err().kind(), StoreErrorKind::Unsupported);
 }
