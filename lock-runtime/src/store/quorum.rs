@@ -74,7 +74,7 @@ mod tests;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, Weak, atomic::AtomicUsize},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
@@ -82,7 +82,7 @@ use futures_util::{
     FutureExt as _,
     future::{BoxFuture, join_all},
 };
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 use super::{
     AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Limits,
@@ -116,9 +116,8 @@ struct Inner {
     longest_lease: Duration,
     /// All decisions. No call is made while it is locked: a server may push an event at once.
     session: Mutex<Session>,
-    /// The number of tasks with calls in the background, and a notification when there is none.
-    busy: AtomicUsize,
-    idle: Notify,
+    /// The number of tasks with calls in the background.
+    busy: watch::Sender<usize>,
     listeners: Listeners,
 }
 
@@ -181,8 +180,7 @@ impl QuorumStore {
             names,
             servers,
             longest_lease,
-            busy: AtomicUsize::new(0),
-            idle: Notify::new(),
+            busy: watch::Sender::default(),
             listeners: Listeners::default(),
         });
         let ear = |(index, server): (usize, &Arc<dyn QuorumMember>)| {
