@@ -87,7 +87,7 @@ use tokio::sync::watch;
 use super::{
     AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Limits,
     Listener, Listeners, PollReply, QuorumMember, Release, ReleaseReply, RenewReply, Renewal,
-    Replied, Replies, RevokeReply, RevokeScope, Store, StoreError, StoreEvent,
+    Replied, Replies, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind, StoreEvent,
 };
 use crate::{
     error::{LockError, LockErrorKind},
@@ -142,20 +142,11 @@ impl QuorumStore {
     /// # Errors
     /// `Unsupported`, with the remedy.
     fn check(&self, hold: &Hold, lease: Duration) -> Result<(), StoreError> {
-        let refused = |message: &str| StoreError::new(super::StoreErrorKind::Unsupported, message);
-        if hold.mode.kind() == LockKind::Permits {
-            return Err(refused(
-                "a majority of servers cannot count permits; use one server for permits",
-            ));
-        }
-        let longest_lease = self.limits().longest_lease;
-        if lease > longest_lease {
-            return Err(refused(&format!(
-                "a lease of {lease:?} is longer than {longest_lease:?}, the time for which a restarted server does \
-                 not vote; use a shorter lease, or set a longer `longest_lease` on all clients"
-            )));
-        }
-        Ok(())
+        let limits = self.limits();
+        limits
+            .check_kind(hold.mode.kind())
+            .and_then(|()| limits.check_longest("lease", lease))
+            .map_err(|error| StoreError::new(StoreErrorKind::Unsupported, error.to_string()))
     }
 
     /// Creates a store over independent `servers`, each with a name for messages. The number of

@@ -447,15 +447,13 @@ impl Table {
     }
 
     pub(crate) fn renew(&mut self, renewal: &Renewal, now: Instant) -> RenewReply {
-        match self.held(&renewal.hold, now) {
-            None => RenewReply::Gone,
-            Some(slot) => {
-                slot.expires = slot.expires.max(now + renewal.lease);
-                RenewReply::Renewed {
-                    ttl: slot.expires - now,
-                }
+        let held = self.held(&renewal.hold, now);
+        held.map_or(RenewReply::Gone, |slot| {
+            slot.expires = slot.expires.max(now + renewal.lease);
+            RenewReply::Renewed {
+                ttl: slot.expires - now,
             }
-        }
+        })
     }
 
     pub(crate) fn release(&mut self, release: &Release, step: &mut Step<'_>) -> ReleaseReply {
@@ -538,23 +536,23 @@ impl Table {
     }
 
     pub(crate) fn convert(&mut self, hold: &Hold, step: &mut Step<'_>) -> ConvertReply {
+        self.converted(hold, step)
+            .map_or(ConvertReply::NotHeld, ConvertReply::Converted)
+    }
+
+    fn converted(&mut self, hold: &Hold, step: &mut Step<'_>) -> Option<Grant> {
         if hold.mode.kind() != LockKind::Lock {
-            return ConvertReply::NotHeld;
+            return None;
         }
-        let now = step.now;
-        let Some(entry) = self.advanced(&hold.key, LockKind::Lock, step) else {
-            return ConvertReply::NotHeld;
-        };
+        let entry = self.advanced(&hold.key, LockKind::Lock, step)?;
         let mut slots = entry.slots.iter_mut();
-        let Some(slot) = slots.find(|slot| slot.is_held_by(hold.token)) else {
-            return ConvertReply::NotHeld;
-        };
+        let slot = slots.find(|slot| slot.is_held_by(hold.token))?;
         slot.fence = step.fences.next(0, step);
-        let grant = slot.grant(now);
+        let grant = slot.grant(step.now);
         entry.mode = Mode::Shared;
         // Readers at the front of the queue may be admitted now.
         entry.advance(&hold.key, step);
-        ConvertReply::Converted(grant)
+        Some(grant)
     }
 
     pub(crate) fn inspect(&self, key: &LockKey, kind: LockKind, now: Instant) -> Inspection {

@@ -14,7 +14,7 @@ use crate::fence::FencingToken;
 use crate::{
     client::LockClient,
     spec::{LockSpec, Mode},
-    store::{Grant, Holder, MemoryStore, RaiseReply, StoreErrorKind, Token},
+    store::{Grant, Holder, MemoryStore, RaiseReply, Token},
 };
 
 /// A server that can stop replying, or deny once that it holds a lock.
