@@ -18,7 +18,7 @@ use self::table::{Fences, Step, Table};
 use super::{
     AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyPart, KeyRequest,
     Limits, Listener, Listeners, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
-    RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreEvent, Token,
+    RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, Token,
 };
 use crate::{fence::FencingToken, key::LockKey, spec::LockKind, sync::lock};
 
@@ -92,12 +92,8 @@ impl MemoryStore {
     }
 
     fn notify(&self, step: Step<'_>) {
-        for (hold, grant) in step.handed_over {
-            self.listeners.notify(&StoreEvent::Granted { hold, grant });
-        }
-        for (key, kind, ttl) in step.free_in {
-            self.listeners
-                .notify(&StoreEvent::FreeIn { key, kind, ttl });
+        for event in step.events {
+            self.listeners.notify(&event);
         }
     }
 
@@ -145,14 +141,6 @@ impl MemoryStore {
         });
         drop(shards);
         self.notify(step);
-        reply
-    }
-
-    fn revoke_now(&self, key: &LockKey, kind: LockKind) -> RevokeReply {
-        let (reply, holders) = self.step(key, None, |table, step| table.revoke(key, kind, step));
-        for token in holders {
-            self.listeners.notify(&StoreEvent::Revoked { token });
-        }
         reply
     }
 }
@@ -212,7 +200,7 @@ impl Store for MemoryStore {
         kind: LockKind,
         _scope: RevokeScope,
     ) -> Replied<'a, RevokeReply> {
-        now(move || self.revoke_now(key, kind))
+        now(move || self.step(key, None, |table, step| table.revoke(key, kind, step)))
     }
 
     fn name_of(&self, _key: &LockKey, _kind: LockKind, _part: KeyPart) -> Option<String> {

@@ -17,7 +17,8 @@ use crate::{
     store::{
         AcquireReply, ConvertReply, ENTRY_STALE_AFTER, ENTRY_TTL, Grant, HANDOFF_LEASE, Hold,
         Holder, IfBusy, Inspection, KeyRequest, MAX_PROPOSAL_SKEW, POLL_INTERVAL, PollReply,
-        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, Token, Waiter,
+        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, StoreEvent, Token,
+        Waiter,
     },
 };
 
@@ -78,7 +79,7 @@ impl Fences {
     }
 }
 
-/// One step: its time, and the grants and notifications that it causes.
+/// One step: its time, and the events that it causes.
 pub(crate) struct Step<'a> {
     pub(crate) now: Instant,
     fences: &'a Fences,
@@ -86,14 +87,11 @@ pub(crate) struct Step<'a> {
     pub(crate) proposal: Option<FencingToken>,
     /// The caller. The reply contains its grant, so it needs no event.
     caller: Option<Token>,
-    /// The grants from the wait queue, to be sent as events when no mutex is locked any more.
-    pub(crate) handed_over: Vec<(Hold, Grant)>,
+    /// To be sent when no mutex is locked any more.
+    pub(crate) events: Vec<StoreEvent>,
     /// A holder was released, or was granted a lease that ends before the next waiter polls. The
     /// next waiter is to be notified of the time at which the lock may be free.
     frees: bool,
-    /// The locks that may be free after this time, before their next waiter polls. To be sent as
-    /// events as well.
-    pub(crate) free_in: Vec<(LockKey, LockKind, Duration)>,
     /// Switches rule 15 off: this step grants nothing from the wait queue.
     #[cfg(test)]
     pub(crate) lets_nobody_in: bool,
@@ -106,9 +104,8 @@ impl<'a> Step<'a> {
             fences,
             proposal: None,
             caller,
-            handed_over: Vec::new(),
+            events: Vec::new(),
             frees: false,
-            free_in: Vec::new(),
             #[cfg(test)]
             lets_nobody_in: false,
         }
@@ -263,7 +260,8 @@ impl Entry {
                 if step.frees
                     && let Some(ttl) = self.ends_in(now).filter(|ttl| *ttl < POLL_INTERVAL)
                 {
-                    step.free_in.push((key.clone(), place.mode.kind(), ttl));
+                    let (key, kind) = (key.clone(), place.mode.kind());
+                    step.events.push(StoreEvent::FreeIn { key, kind, ttl });
                 }
                 break;
             }
@@ -275,7 +273,7 @@ impl Entry {
             // polls.
             step.frees |= lease < POLL_INTERVAL;
             if step.caller != Some(hold.token) {
-                step.handed_over.push((hold, grant));
+                step.events.push(StoreEvent::Granted { hold, grant });
             }
         }
     }
@@ -582,25 +580,26 @@ impl Table {
         }
     }
 
-    /// Revokes a lock. Returns the reply and the tokens of the holders.
     pub(crate) fn revoke(
         &mut self,
         key: &LockKey,
         kind: LockKind,
         step: &mut Step<'_>,
-    ) -> (RevokeReply, Vec<Token>) {
-        let mut holders = Vec::new();
-        if let Some(entry) = self.map(kind).get_mut(key) {
-            entry.expire(step.now);
-            holders.extend(entry.slots.drain(..).map(|slot| slot.token));
-            self.advanced(key, kind, step);
-        }
-        let reply = if holders.is_empty() {
+    ) -> RevokeReply {
+        let Some(entry) = self.map(kind).get_mut(key) else {
+            return RevokeReply::NotHeld;
+        };
+        entry.expire(step.now);
+        let reply = if entry.slots.is_empty() {
             RevokeReply::NotHeld
         } else {
             RevokeReply::Revoked
         };
-        (reply, holders)
+        let holders = entry.slots.drain(..).map(|slot| slot.token);
+        let events = holders.map(|token| StoreEvent::Revoked { token });
+        step.events.extend(events);
+        self.advanced(key, kind, step);
+        reply
     }
 }
 
