@@ -315,8 +315,9 @@ impl Session {
         self.begin(|_| Request::Over(Ok(reply), None))
     }
 
-    /// The error if too few servers have replied: their replies, and the kinds of their errors.
-    fn too_few(&self, replies: &[String], kinds: &[StoreErrorKind]) -> StoreError {
+    /// The error if too few servers have replied, with the `reply` of each server and the kinds of
+    /// their errors.
+    fn too_few(&self, reply: impl Fn(usize) -> String, kinds: &[StoreErrorKind]) -> StoreError {
         // If all servers failed for the same reason, the error keeps its kind: a permanent cause
         // must not be reported as `Unavailable`.
         let kind = match kinds {
@@ -324,7 +325,9 @@ impl Session {
             _ => StoreErrorKind::Unavailable,
         };
         let (needed, servers) = (self.majority(), self.servers.len());
-        let replies = replies.join("; ");
+        let named = self.servers.iter().enumerate();
+        let replies = named.map(|(server, state)| format!("{}: {}", state.name, reply(server)));
+        let replies = replies.collect::<Vec<_>>().join("; ");
         StoreError::new(
             kind,
             format!("{needed} of {servers} servers are needed: {replies}"),

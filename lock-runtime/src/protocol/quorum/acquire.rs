@@ -54,8 +54,6 @@ pub(super) struct Acquiring {
     sent: Instant,
     /// The time within which a server must reply.
     timeout: Duration,
-    /// The end of the latest exchange, even if some servers have not replied.
-    silent_at: Instant,
 }
 
 #[derive(Debug)]
@@ -76,9 +74,13 @@ impl Acquiring {
             begun: now,
             sent: now,
             timeout,
-            silent_at: terms.answer_by.min(now + timeout),
             terms,
         }
+    }
+
+    /// The end of the latest exchange, even if some servers have not replied.
+    fn silent_at(&self) -> Instant {
+        self.terms.answer_by.min(self.sent + self.timeout)
     }
 
     /// The last part of a conversion, which a majority has executed.
@@ -196,7 +198,6 @@ impl Session {
             if let Next::Send(calls) = next {
                 acquiring.sent = cx.now;
                 acquiring.terms.deadline = deadline;
-                acquiring.silent_at = acquiring.terms.answer_by.min(cx.now + acquiring.timeout);
                 self.exchange(id, &acquiring, calls, cx);
                 continue;
             }
@@ -205,7 +206,7 @@ impl Session {
                 Next::Send(_) => {}
                 Next::Pause(until) => break until,
                 Next::Wait(grace) => {
-                    let silent_at = acquiring.silent_at;
+                    let silent_at = acquiring.silent_at();
                     let until = grace.map_or(silent_at, |grace| grace.min(silent_at));
                     // Calls that this visit has returned have a chance to be replied to.
                     if until > cx.now || !cx.out.sends.is_empty() {
@@ -402,10 +403,7 @@ impl Session {
         let Some(round) = self.round(token) else {
             return StoreError::late();
         };
-        let replies = round.complaints();
-        let replies =
-            replies.map(|(server, reply)| format!("{}: {reply}", self.servers[server].name));
         let kinds: Vec<_> = round.errors().map(StoreError::kind).collect();
-        self.too_few(&replies.collect::<Vec<_>>(), &kinds)
+        self.too_few(|server| round.complaint(server), &kinds)
     }
 }

@@ -214,12 +214,10 @@ impl Session {
     /// The error if too few servers have replied.
     pub(super) fn unanswered(&self, failed: &[(usize, StoreError)]) -> StoreError {
         let kinds: Vec<_> = failed.iter().map(|(_, error)| error.kind()).collect();
-        let servers = self.servers.iter().enumerate();
-        let replies = servers.map(|(server, state)| {
+        let reply = |server| {
             let error = failed.iter().find(|(failed, _)| *failed == server);
-            let reply = error.map_or_else(|| "has answered".into(), |(_, error)| error.to_string());
-            format!("{}: {reply}", state.name)
-        });
-        self.too_few(&replies.collect::<Vec<_>>(), &kinds)
+            error.map_or_else(|| "has answered".into(), |(_, error)| error.to_string())
+        };
+        self.too_few(reply, &kinds)
     }
 }

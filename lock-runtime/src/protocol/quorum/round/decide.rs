@@ -454,23 +454,21 @@ impl Round {
         self.over(outcome)
     }
 
-    /// The reply of each server, for an error message.
-    pub(crate) fn complaints(&self) -> impl Iterator<Item = (usize, String)> + '_ {
-        self.states.iter().enumerate().map(|(server, state)| {
-            let text = match &state.status {
-                Status::None => "was not asked".to_owned(),
-                Status::Awaited => "has not answered yet".to_owned(),
-                Status::Voted => "granted it".to_owned(),
-                Status::Queued { .. } | Status::Refused(AcquireReply::Busy { .. }) => {
-                    "granted it to another client".to_owned()
-                }
-                Status::Refused(AcquireReply::Late) => "received the request too late".to_owned(),
-                Status::Refused(_) => "holds other data under the key of the lock".to_owned(),
-                Status::Gone => "no longer knows the request".to_owned(),
-                Status::Failed(error) => error.to_string(),
-            };
-            (server, text)
-        })
+    /// The reply of a server, for an error message.
+    pub(crate) fn complaint(&self, server: usize) -> String {
+        let text = match &self.states[server].status {
+            Status::None => "was not asked",
+            Status::Awaited => "has not answered yet",
+            Status::Voted => "granted it",
+            Status::Queued { .. } | Status::Refused(AcquireReply::Busy { .. }) => {
+                "granted it to another client"
+            }
+            Status::Refused(AcquireReply::Late) => "received the request too late",
+            Status::Refused(_) => "holds other data under the key of the lock",
+            Status::Gone => "no longer knows the request",
+            Status::Failed(error) => return error.to_string(),
+        };
+        text.into()
     }
 
     /// The errors among the replies.

@@ -91,7 +91,7 @@ pub(crate) enum Outcome {
     Refused(AcquireReply),
     /// The acquisition is neither a holder nor in the queue any more.
     Gone,
-    /// Too few servers have replied; see [`Round::complaints`].
+    /// Too few servers have replied; see [`Round::complaint`].
     Unreachable,
 }
 
