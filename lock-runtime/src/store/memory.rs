@@ -30,6 +30,7 @@ const SHARDS: usize = 32;
 ///
 /// It uses tokio's clock, so a paused clock works. Fencing tokens come from one counter for all
 /// keys. So they increase for each key, and keys that are not held take no memory.
+#[derive(Default)]
 pub struct MemoryStore {
     shards: [Mutex<Table>; SHARDS],
     hasher: RandomState,
@@ -43,21 +44,10 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
-impl Default for MemoryStore {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl MemoryStore {
     /// Creates an empty store.
     pub fn new() -> Self {
-        Self {
-            shards: std::array::from_fn(|_| Mutex::default()),
-            hasher: RandomState::default(),
-            fences: Fences::default(),
-            listeners: Listeners::default(),
-        }
+        Self::default()
     }
 
     fn shard_of(&self, key: &LockKey) -> usize {

@@ -49,7 +49,7 @@ impl Session {
     ) -> (Request, Option<Instant>) {
         let Conversion {
             token,
-            aliases,
+            mut aliases,
             mut grants,
             sent,
         } = conversion;
@@ -57,12 +57,8 @@ impl Session {
             (Ok(true), Some(round)) => {
                 // An alias that was abandoned in the meantime does not count (rule 1).
                 let known: PerServer<_> = round.known().collect();
-                let is_used = |server| {
-                    known
-                        .iter()
-                        .any(|alias| alias.0 == server && aliases.contains(alias))
-                };
-                grants.retain(|(server, _)| is_used(*server));
+                aliases.retain(|alias| known.contains(alias));
+                grants.retain(|(server, _)| aliases.iter().any(|(at, _)| at == server));
                 round.converted(&grants, sent, cx.now);
                 let acquiring = Acquiring::of_conversion(round, cx.now);
                 return self.step_acquire(id, acquiring, cx);

@@ -16,9 +16,9 @@ use crate::{
     spec::{LockKind, Mode},
     store::{
         AcquireReply, ConvertReply, ENTRY_STALE_AFTER, ENTRY_TTL, Grant, HANDOFF_LEASE, Hold,
-        Holder, IfBusy, Inspection, KeyRequest, MAX_PROPOSAL_SKEW, POLL_INTERVAL, PollReply,
-        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, StoreEvent, Token,
-        Waiter,
+        Holder, IfBusy, Inspection, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder, POLL_INTERVAL,
+        PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, StoreEvent,
+        Token, Waiter,
     },
 };
 
@@ -155,10 +155,8 @@ impl Slot {
 /// A queue entry.
 #[cfg_attr(test, derive(Clone))]
 struct Place {
-    token: Token,
     mode: Mode,
-    lease: Duration,
-    reserved: u32,
+    request: NextHolder,
     seen: Instant,
 }
 
@@ -169,7 +167,8 @@ impl Place {
 
     /// The number of permits is part of their name.
     fn is_of(&self, hold: &Hold) -> bool {
-        self.token == hold.token && (self.mode.kind() == LockKind::Lock || self.mode == hold.mode)
+        self.request.token == hold.token
+            && (self.mode.kind() == LockKind::Lock || self.mode == hold.mode)
     }
 }
 
@@ -215,22 +214,19 @@ impl Entry {
         }
     }
 
-    fn hold(&mut self, hold: &Hold, lease: Duration, reserved: u32, step: &Step<'_>) -> Grant {
-        let reserved = if hold.mode == Mode::Exclusive {
-            reserved
-        } else {
-            0
-        };
+    fn hold(&mut self, mode: Mode, request: NextHolder, step: &Step<'_>) -> Grant {
+        let is_writer = mode == Mode::Exclusive;
+        let reserved = if is_writer { request.reserved } else { 0 };
         let fence = step.fences.next(reserved, step);
-        self.mode = hold.mode;
+        self.mode = mode;
         let slot = Slot {
-            token: hold.token,
+            token: request.token,
             kept: false,
-            expires: step.now + lease,
+            expires: step.now + request.lease,
             fence: fence.later(reserved),
         };
         self.slots.push(slot);
-        Grant::new(fence, lease).reserved(reserved)
+        Grant::new(fence, request.lease).reserved(reserved)
     }
 
     /// Drops expired slots and queue entries, and hands the lock off to the next waiters (rule 15).
@@ -251,7 +247,11 @@ impl Entry {
                 index += 1;
                 continue;
             }
-            if self.mode == place.mode && self.slots.iter().any(|slot| slot.is_held_by(place.token))
+            if self.mode == place.mode
+                && self
+                    .slots
+                    .iter()
+                    .any(|slot| slot.is_held_by(place.request.token))
             {
                 self.line.remove(index);
                 continue;
@@ -265,14 +265,15 @@ impl Entry {
                 }
                 break;
             }
-            let hold = Hold::new(key.clone(), place.mode, place.token);
-            let (lease, reserved) = (place.lease.min(HANDOFF_LEASE), place.reserved);
+            let (mode, mut request) = (place.mode, place.request);
+            request.lease = request.lease.min(HANDOFF_LEASE);
             self.line.remove(index);
-            let grant = self.hold(&hold, lease, reserved, step);
+            let grant = self.hold(mode, request, step);
             // A dead process does not renew its short lease, which may end before the next waiter
             // polls.
-            step.frees |= lease < POLL_INTERVAL;
-            if step.caller != Some(hold.token) {
+            step.frees |= request.lease < POLL_INTERVAL;
+            if step.caller != Some(request.token) {
+                let hold = Hold::new(key.clone(), mode, request.token);
                 step.events.push(StoreEvent::Granted { hold, grant });
             }
         }
@@ -305,14 +306,12 @@ impl Entry {
     }
 
     /// Adds a queue entry, or keeps the existing one.
-    fn enqueue(&mut self, hold: &Hold, lease: Duration, reserved: u32, now: Instant) {
+    fn enqueue(&mut self, hold: &Hold, request: NextHolder, now: Instant) {
         match self.line.iter_mut().find(|place| place.is_of(hold)) {
             Some(place) => place.seen = now,
             None => self.line.push_back(Place {
-                token: hold.token,
                 mode: hold.mode,
-                lease,
-                reserved,
+                request,
                 seen: now,
             }),
         }
@@ -397,7 +396,7 @@ impl Table {
                 has_waiters,
             });
         }
-        entry.enqueue(&request.hold, request.lease, request.reserved, now);
+        entry.enqueue(&request.hold, new_holder(request), now);
         Some(AcquireReply::Queued {
             counter: step.fences.latest(),
             holder_ttl,
@@ -409,11 +408,11 @@ impl Table {
         let Hold { ref key, mode, .. } = request.hold;
         let map = self.map(mode.kind());
         if let Some(entry) = map.get_mut(key) {
-            return entry.hold(&request.hold, request.lease, request.reserved, step);
+            return entry.hold(mode, new_holder(request), step);
         }
         shrink(map, step.now);
         let entry = map.entry(key.clone()).or_insert_with(|| Entry::new(mode));
-        entry.hold(&request.hold, request.lease, request.reserved, step)
+        entry.hold(mode, new_holder(request), step)
     }
 
     pub(crate) fn acquire(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> AcquireReply {
@@ -484,9 +483,9 @@ impl Table {
             .or_insert_with(|| Entry::new(Mode::Exclusive));
         entry.advance(&hold.key, step);
         if entry.admits(Mode::Exclusive) && entry.next_waiter(now).is_none() {
-            return ReleaseReply::Passed(entry.hold(&next_hold, next.lease, next.reserved, step));
+            return ReleaseReply::Passed(entry.hold(Mode::Exclusive, next, step));
         }
-        entry.enqueue(&next_hold, next.lease, next.reserved, now);
+        entry.enqueue(&next_hold, next, now);
         ReleaseReply::Queued {
             counter: step.fences.latest(),
             holder_ttl: entry.holder_ttl(Mode::Exclusive, now),
@@ -569,7 +568,7 @@ impl Table {
         let waiter = |place: &Place| {
             Waiter::new(
                 place.mode,
-                place.lease,
+                place.request.lease,
                 now.saturating_duration_since(place.seen),
             )
         };
@@ -601,6 +600,10 @@ impl Table {
         self.advanced(key, kind, step);
         reply
     }
+}
+
+fn new_holder(request: &KeyRequest) -> NextHolder {
+    NextHolder::new(request.hold.token, request.lease, request.reserved)
 }
 
 /// Drops expired entries before the map has to grow, so that locks that are never released do not

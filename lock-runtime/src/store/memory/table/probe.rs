@@ -35,7 +35,7 @@ impl Table {
                 .filter(move |place| now < place.seen + ENTRY_TTL);
             holders
                 .map(|slot| (slot.token, Some(entry.mode)))
-                .chain(waiters.map(|place| (place.token, None)))
+                .chain(waiters.map(|place| (place.request.token, None)))
         })
     }
 
