@@ -1,8 +1,10 @@
 //! Test access to a table: inspection, and ways to break its rules.
 
+use std::time::Duration;
+
 #[cfg(feature = "redis")]
 use super::{AtomicU64, Fences};
-use super::{Duration, ENTRY_TTL, Hold, Instant, LockKey, LockKind, Mode, Table, Token};
+use super::{ENTRY_TTL, Hold, Instant, LockKey, LockKind, Mode, Table, Token};
 
 impl Table {
     /// Returns the instant until which the table keeps a lock for its holder, if it does.
