@@ -218,14 +218,10 @@ impl Session {
 
     /// Removes the rounds of unconfirmed releases whose votes have expired.
     fn remove_expired(&mut self, now: Instant) {
-        let rounds = &mut self.rounds;
-        self.released.retain(|(until, stem)| {
-            let lasts = now <= *until;
-            if !lasts {
-                rounds.remove(stem);
-            }
-            lasts
-        });
+        let expired = self.released.extract_if(.., |(until, _)| *until < now);
+        for (_, stem) in expired {
+            self.rounds.remove(&stem);
+        }
     }
 
     /// Applies the reply to a call.
@@ -258,20 +254,16 @@ impl Session {
             return;
         }
         self.servers[server].replied(reply.as_ref().err(), cx.now);
-        let (mut reply, mut aliases) = (reply, Vec::new());
-        match purpose {
-            Purpose::Renewal { batch, sent } => {
-                if let Ok(ServerReply::Renew(replies)) = &mut reply {
-                    self.renewed(server, &batch, replies, sent, cx);
-                }
-                aliases = batch;
+        let (mut reply, mut batch) = (reply, Vec::new());
+        if let Purpose::Release { alias, hold, lease } = purpose {
+            self.released(&alias, &hold, lease, &reply, cx);
+        } else if let Purpose::Renewal { aliases, sent } = purpose {
+            if let Ok(ServerReply::Renew(replies)) = &mut reply {
+                self.renewed(server, &aliases, replies, sent, cx);
             }
-            Purpose::Release { alias, hold, lease } => {
-                self.released(&alias, &hold, lease, &reply, cx);
-            }
-            Purpose::Exchange { .. } | Purpose::Abandon | Purpose::Broadcast => {}
+            batch = aliases;
         }
-        self.count(id, server, &aliases, reply, cx);
+        self.count(id, server, &batch, reply, cx);
     }
 
     /// Records a grant that a server has pushed. Returns whether an acquisition waits for it, which
@@ -299,9 +291,9 @@ impl Session {
         majority(self.servers.len())
     }
 
-    fn begin(&mut self, request: impl FnOnce(RequestId) -> Request) -> RequestId {
+    fn begin(&mut self, request: Request) -> RequestId {
         let id = self.next_id();
-        self.requests.insert(id, request(id));
+        self.requests.insert(id, request);
         id
     }
 
@@ -312,7 +304,7 @@ impl Session {
 
     /// Begins a request that needs no call.
     fn reply(&mut self, reply: Reply) -> RequestId {
-        self.begin(|_| Request::Over(Ok(reply), None))
+        self.begin(Request::Over(Ok(reply), None))
     }
 
     /// The error if too few servers have replied, with the `reply` of each server and the kinds of

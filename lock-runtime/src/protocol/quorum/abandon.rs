@@ -23,7 +23,7 @@ impl Session {
     /// Abandons all aliases of an acquisition. Waits for the first call to each server.
     pub(crate) fn abandon(&mut self, hold: &Hold, cx: &mut Cx<'_>) -> RequestId {
         let until = self.abandon_round(hold, cx);
-        self.begin(|_| Request::Over(Ok(Reply::Abandoned), until))
+        self.begin(Request::Over(Ok(Reply::Abandoned), until))
     }
 
     /// Abandons all aliases of an acquisition. Returns until when the first calls are awaited.
@@ -67,7 +67,7 @@ impl Session {
         let mut begin = |hold: Hold, afterwards| {
             let ending = Ending::Abandon(hold);
             let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
-            let id = self.begin(|_| Request::Abandonment {
+            let id = self.begin(Request::Abandonment {
                 server: alias.server,
                 abandonment: abandonment.then(afterwards),
             });

@@ -103,7 +103,7 @@ pub(super) enum Purpose {
     /// The renewal of several aliases, with the indices of their locks in the request of the
     /// caller.
     Renewal {
-        batch: Vec<(usize, Token)>,
+        aliases: Vec<(usize, Token)>,
         sent: Instant,
     },
     /// The release of a vote that the server holds for at most `lease`.

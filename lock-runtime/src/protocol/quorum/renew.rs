@@ -80,9 +80,9 @@ impl Session {
         }
         let count = Count::Renewals(Renewals { tallies, sent });
         let batches = batches.into_iter().enumerate();
-        let calls = batches.filter(|(_, (batch, _))| !batch.is_empty());
-        let calls = calls.map(|(server, (batch, renewals))| {
-            let purpose = Purpose::Renewal { batch, sent };
+        let calls = batches.filter(|(_, (aliases, _))| !aliases.is_empty());
+        let calls = calls.map(|(server, (aliases, renewals))| {
+            let purpose = Purpose::Renewal { aliases, sent };
             (server, ServerRequest::Renew(renewals), purpose)
         });
         self.broadcast(count, majority_timeout(shortest), None, calls, cx)
