@@ -212,7 +212,7 @@ impl Session {
     /// Removes a round once its votes have expired in any case.
     fn remove_later(&mut self, stem: u128, now: Instant) {
         if let Some(round) = self.rounds.get(&stem) {
-            self.released.push((now + round.longest_lease(), stem));
+            self.released.push((now + round.longest_lease, stem));
         }
     }
 

@@ -31,7 +31,7 @@ impl Session {
         let stem = hold.token.stem();
         let round = self.rounds.get_mut(&stem)?;
         round.abandon_all();
-        let lease = round.longest_lease();
+        let lease = round.longest_lease;
         self.abandon_unused(stem, cx);
         self.rounds.remove(&stem);
         Some(cx.now + self.server_timeout(lease))
@@ -46,7 +46,7 @@ impl Session {
         if aliases.is_empty() {
             return;
         }
-        let (hold, lease) = (round.hold().clone(), round.longest_lease());
+        let (hold, lease) = (round.hold().clone(), round.longest_lease);
         for alias in &aliases {
             self.abandon_alias(alias, &hold, lease, cx);
         }

@@ -34,7 +34,7 @@ pub(super) struct Terms {
 impl Terms {
     /// The parameters of a request that continues an acquisition.
     pub(super) fn of(round: &Round, now: Instant) -> Self {
-        let answer_by = now + majority_timeout(round.lease());
+        let answer_by = now + majority_timeout(round.lease);
         Self {
             answer_by,
             deadline: answer_by + STRAGGLE,
@@ -86,7 +86,7 @@ impl Acquiring {
     /// The last part of a conversion, which a majority has executed.
     pub(super) fn of_conversion(round: &Round, now: Instant) -> Self {
         let terms = Terms::of(round, now);
-        let timeout = majority_timeout(round.lease());
+        let timeout = majority_timeout(round.lease);
         Self::new(round.hold().token, Kind::Conversion, terms, timeout, now)
     }
 }
@@ -115,7 +115,7 @@ impl Session {
         };
         let terms = Terms::of(round, cx.now);
         let calls = round.poll(terms.deadline, cx.now);
-        let lease = round.lease();
+        let lease = round.lease;
         let timeout = self.server_timeout(lease);
         let acquiring = Acquiring::new(hold.token, Kind::Poll, terms, timeout, cx.now);
         let id = self.next_id();
@@ -262,12 +262,12 @@ impl Session {
         let spares = well.count() >= majority;
         let mut sends = PerServer::new();
         for (server, ask) in calls {
-            let (hold, lease) = (round.hold(), round.lease());
+            let (hold, lease) = (round.hold(), round.lease);
             let (token, request) = match ask {
                 Ask::Acquire(token, if_busy) => {
                     let group = terms.reader_group.as_ref().and_then(|group| group[server]);
                     let request = KeyRequest::new(hold.alias(token), lease, terms.deadline)
-                        .reserved(round.reserved())
+                        .reserved(round.reserved)
                         .reader_group(group);
                     let request = KeyRequest { if_busy, ..request };
                     (token, ServerRequest::Acquire(request, proposal))

@@ -25,7 +25,7 @@ impl Session {
         };
         round.converts();
         let known: Vec<_> = round.known().collect();
-        let timeout = majority_timeout(round.lease());
+        let timeout = majority_timeout(round.lease);
         let count = Count::Conversion(Conversion {
             token: hold.token,
             aliases: known.clone(),

@@ -17,10 +17,10 @@ impl Session {
         let Some(round) = self.rounds.get_mut(&hold.token.stem()) else {
             return self.reply(Reply::Release(ReleaseReply::NotHeld));
         };
-        round.close();
+        round.closed = true;
         let aliases: PerServer<_> = round.all_known().collect();
-        let lease = round.longest_lease();
-        let (timeout, coordinator) = (majority_timeout(round.lease()), round.coordinator());
+        let lease = round.longest_lease;
+        let (timeout, coordinator) = (majority_timeout(round.lease), round.coordinator);
         let count = Count::Release(hold.clone());
         let calls = aliases.into_iter().map(|alias| {
             let hold = hold.alias(alias.token);

@@ -58,7 +58,7 @@ impl Session {
             let mut known = PerServer::new();
             if let Some(round) = self.rounds.get_mut(&hold.token.stem()) {
                 known.extend(round.known());
-                shortest = shortest.min(round.lease());
+                shortest = shortest.min(round.lease);
                 if cx.breaks(Mutation::AddsUpRenewals) {
                     let earlier = round.expiries();
                     earlier.for_each(|until| tally.renewed(until, Duration::ZERO));

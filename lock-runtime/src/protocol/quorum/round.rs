@@ -56,17 +56,20 @@ enum Phase {
 #[derive(Debug)]
 pub(crate) struct Round {
     hold: Hold,
-    lease: Duration,
-    longest_lease: Duration,
-    closed: bool,
+    pub(super) lease: Duration,
+    /// The longest lease requested so far: everything that a server holds expires within it.
+    pub(super) longest_lease: Duration,
+    /// The release has begun: no more votes are requested (rule 13).
+    pub(super) closed: bool,
     /// The number of fencing tokens to reserve after that of the grant.
-    reserved: u32,
+    pub(super) reserved: u32,
     states: PerServer<VoteState>,
     /// The number of aliases used so far, beyond the first.
     names: u16,
     /// The number of this exchange. It distinguishes its replies from those of earlier exchanges.
     exchange: u32,
-    coordinator: Option<usize>,
+    /// The index of the coordinator.
+    pub(super) coordinator: Option<usize>,
     if_busy: IfBusy,
     /// The caller follows a refusal with a request that queues.
     then_queues: bool,
@@ -157,27 +160,9 @@ impl Round {
         &self.hold
     }
 
-    pub(crate) fn lease(&self) -> Duration {
-        self.lease
-    }
-
-    /// The longest lease requested so far: everything that a server holds expires within it.
-    pub(crate) fn longest_lease(&self) -> Duration {
-        self.longest_lease
-    }
-
     /// Records the extension of the lease.
     pub(crate) fn extends(&mut self, lease: Duration) {
         self.longest_lease = self.longest_lease.max(lease);
-    }
-
-    /// Marks the start of the release: no more votes are requested (rule 13).
-    pub(crate) fn close(&mut self) {
-        self.closed = true;
-    }
-
-    pub(crate) fn reserved(&self) -> u32 {
-        self.reserved
     }
 
     /// The largest number given to this acquisition, while it has no fencing token yet.
@@ -188,11 +173,6 @@ impl Round {
         };
         let drawn = self.states.iter().filter_map(number_of).max();
         drawn.filter(|_| self.fence.is_none())
-    }
-
-    /// The index of the coordinator.
-    pub(crate) fn coordinator(&self) -> Option<usize> {
-        self.coordinator
     }
 
     /// The number of the current exchange, which every request of the exchange carries.
