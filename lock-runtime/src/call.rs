@@ -9,13 +9,12 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::BoxFuture;
 use pin_project::pin_project;
 use tokio::time::{Sleep, sleep};
 
 use crate::{
     protocol::{Answer, Call, Reply, Request},
-    store::{ReleaseReply, Store, StoreError},
+    store::{ReleaseReply, Replied, Store, StoreError},
 };
 
 /// A call whose reply is awaited for at most `patience`. It sets no timer if the reply is ready at
@@ -58,7 +57,7 @@ impl<T, F: Future<Output = Result<T, StoreError>>> Future for Within<F> {
 }
 
 /// A release that borrows nothing, so that a future with a name contains it.
-pub(crate) type ReleaseCall = Within<BoxFuture<'static, Result<ReleaseReply, StoreError>>>;
+pub(crate) type ReleaseCall = Within<Replied<'static, ReleaseReply>>;
 
 /// Makes the call of a release.
 pub(crate) fn release_call(store: &Arc<dyn Store>, call: Call) -> ReleaseCall {

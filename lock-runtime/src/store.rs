@@ -40,6 +40,11 @@ pub use quorum::QuorumStore;
 #[cfg(feature = "redis")]
 pub(crate) use quorum::{check_count, majority};
 
+/// A call in progress.
+pub(crate) type Replied<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
+/// A call in progress with a reply for each of several holds.
+pub(crate) type Replies<'a, T> = BoxFuture<'a, Vec<Result<T, StoreError>>>;
+
 /// A store of locks: in this process, on a Redis server, or on several. Used as `Arc<dyn Store>`.
 ///
 /// Every operation is idempotent per (key, token): executed twice, it does no more than executed
@@ -75,66 +80,47 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// After a refusal, the caller retries with a fresh token: of several servers, some may have
     /// granted the old token, which is then abandoned there.
-    fn acquire<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>>;
+    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Replied<'a, AcquireReply>;
 
     /// Grants all requests or none, and never queues. The keys are distinct and sorted. No
     /// request is for permits.
-    fn acquire_all<'a>(
-        &'a self,
-        requests: &'a [KeyRequest],
-    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>>;
+    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Replied<'a, AcquireAllReply>;
 
     /// Returns the states of requests that were queued, and keeps their queue entries alive. Never
     /// queues a request, and never extends a grant.
     ///
     /// Returns a reply for each hold, in the same order, so that a poll that fails does not affect
     /// the others.
-    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>>;
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> Replies<'a, PollReply>;
 
     /// Renews leases. Never shortens a lease, and never creates one.
     ///
     /// Returns a reply for each renewal, in the same order, so that a renewal that fails does not
     /// affect the others.
-    fn renew<'a>(
-        &'a self,
-        renewals: &'a [Renewal],
-    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>>;
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Replies<'a, RenewReply>;
 
     /// Releases a lock if the token still holds it, and hands it off to the next waiter.
-    fn release<'a>(
-        &'a self,
-        release: &'a Release,
-    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>>;
+    fn release<'a>(&'a self, release: &'a Release) -> Replied<'a, ReleaseReply>;
 
     /// Same as [`release`](Self::release), with a future that borrows nothing. A store makes it in
     /// one allocation instead of the two of this implementation.
     #[doc(hidden)]
-    fn release_owned(
-        self: Arc<Self>,
-        release: Release,
-    ) -> BoxFuture<'static, Result<ReleaseReply, StoreError>> {
+    fn release_owned(self: Arc<Self>, release: Release) -> Replied<'static, ReleaseReply> {
         Box::pin(async move { self.release(&release).await })
     }
 
     /// Converts a writer into a reader, without a gap.
-    fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>>;
+    fn convert<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ConvertReply>;
 
     /// Releases any lock that the token may hold, and removes its queue entry.
     ///
     /// Once an abandon that was sent after the [`deadline`](KeyRequest::deadline) of the token's
     /// requests is acknowledged, none of them has an effect any more. A delayed request may be
     /// executed after an earlier abandon, so the caller repeats that one after the deadline.
-    fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>>;
+    fn abandon<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ()>;
 
     /// Returns the holders and the waiters of the lock.
-    fn inspect<'a>(
-        &'a self,
-        key: &'a LockKey,
-        kind: LockKind,
-    ) -> BoxFuture<'a, Result<Inspection, StoreError>>;
+    fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection>;
 
     /// Takes the lock away from its holders, and hands it off to the next waiter.
     fn revoke<'a>(
@@ -142,7 +128,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         key: &'a LockKey,
         kind: LockKind,
         scope: RevokeScope,
-    ) -> BoxFuture<'a, Result<RevokeReply, StoreError>>;
+    ) -> Replied<'a, RevokeReply>;
 
     /// Returns the name under which the store keeps `part` of a lock, for messages. `None` if its
     /// keys have no names.
@@ -183,7 +169,7 @@ pub trait QuorumMember: Store {
         &'a self,
         request: &'a KeyRequest,
         proposal: FencingToken,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>>;
+    ) -> Replied<'a, AcquireReply>;
 
     /// Makes the fencing token of the lock's next grant larger than `fence`. Never makes it
     /// smaller.
@@ -200,5 +186,5 @@ pub trait QuorumMember: Store {
         key: &'a LockKey,
         kind: LockKind,
         fence: FencingToken,
-    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>>;
+    ) -> Replied<'a, RaiseReply>;
 }

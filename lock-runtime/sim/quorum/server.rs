@@ -13,7 +13,7 @@ use crate::{
     protocol::quorum::{ServerReply, ServerRequest},
     sim::say,
     store::{
-        AcquireReply, KeyRequest,
+        AcquireReply, KeyRequest, StoreEvent,
         memory::table::{Fences, Step, Table},
     },
 };
@@ -226,7 +226,9 @@ impl Server {
                         table.abandon(hold, &mut step);
                         ServerReply::Abandoned
                     }
-                    ServerRequest::Raise(_, _, fence) => ServerReply::Raise(fences.raise(*fence)),
+                    ServerRequest::Raise(_, _, fence) => {
+                        ServerReply::Raise(*fence, fences.raise(*fence))
+                    }
                     ServerRequest::Inspect(key, kind) => {
                         ServerReply::Inspect(table.inspect(key, *kind, now))
                     }
@@ -235,9 +237,12 @@ impl Server {
                 Reply::Call(reply, micros)
             }
         };
-        let handed_over = std::mem::take(&mut step.handed_over);
+        let events = std::mem::take(&mut step.events);
         sim.reply(conn, call, reply);
-        for (hold, grant) in handed_over {
+        for event in events {
+            let StoreEvent::Granted { hold, grant } = event else {
+                continue;
+            };
             let whose = sim.whose(hold.token);
             if let Some((_, conn)) = self
                 .ears

@@ -10,7 +10,7 @@ use crate::{
     store::{
         AcquireAllReply, AcquireReply, Grant, Hold, IfBusy, KeyRequest, RenewReply, StoreEvent,
         Token,
-        memory::table::{Fences, Step, Table, Verdict},
+        memory::table::{Fences, Step, Table},
     },
 };
 
@@ -46,30 +46,23 @@ impl Server {
         let mut step = Step::new(now, fences, caller);
         step.lets_nobody_in = mutation == Some(Mutation::OnlyReleaseAdvances)
             && !matches!(message, Message::One(Request::Release(_)));
-        let mut events = Vec::new();
         let reply = match message {
             Message::One(request) => {
                 StoreReply::One(execute_one(table, request, mutation, &mut step))
             }
             Message::All(requests) => StoreReply::All(execute_all(table, requests, &mut step)),
-            Message::Revoke(key, kind) => {
-                let (reply, revoked) = table.revoke(key, *kind, &mut step);
-                let event = |token| (Some(token), StoreEvent::Revoked { token });
-                events.extend(revoked.into_iter().map(event));
-                StoreReply::Revoke(reply)
-            }
+            Message::Revoke(key, kind) => StoreReply::Revoke(table.revoke(key, *kind, &mut step)),
         };
-        let granted: Vec<_> = step
-            .handed_over
-            .iter()
-            .map(|(hold, _)| hold.token)
-            .collect();
-        for (hold, grant) in step.handed_over {
-            events.push((Some(hold.token), StoreEvent::Granted { hold, grant }));
-        }
-        for (key, kind, ttl) in step.free_in {
-            events.push((None, StoreEvent::FreeIn { key, kind, ttl }));
-        }
+        let mut granted = Vec::new();
+        let to_whom = |event| match event {
+            StoreEvent::Granted { ref hold, .. } => {
+                granted.push(hold.token);
+                (Some(hold.token), event)
+            }
+            StoreEvent::Revoked { token } => (Some(token), event),
+            event => (None, event),
+        };
+        let events = step.events.into_iter().map(to_whom).collect();
         for token in granted.into_iter().chain(granted_by(message, &reply)) {
             self.granted_at.entry(token).or_insert(now);
         }
@@ -137,7 +130,7 @@ fn execute_all(table: &mut Table, requests: &[KeyRequest], step: &mut Step<'_>) 
         })
         .collect();
     for (index, request) in requests.iter().enumerate() {
-        if let Verdict::Reply(reply) = table.verdict(request, step) {
+        if let Some(reply) = table.verdict(request, step) {
             if let AcquireReply::Granted(_) = reply {
                 continue;
             }

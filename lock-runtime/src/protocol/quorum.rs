@@ -31,7 +31,7 @@ use tokio::time::Instant;
 
 use self::{
     acquire::Acquiring,
-    broadcast::Broadcast,
+    broadcast::{Broadcast, Count},
     contended::Contended,
     message::Purpose,
     proposals::Proposals,
@@ -126,6 +126,11 @@ impl<'a> Cx<'a> {
     }
 }
 
+/// A request that is over.
+fn over(reply: Result<Reply, StoreError>) -> (Request, Option<Instant>) {
+    (Request::Over(reply, None), None)
+}
+
 /// The state of a client.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -196,28 +201,27 @@ impl Session {
     /// Ends a request whose caller no longer waits for it. Calls that are made may still be
     /// replied to.
     pub(crate) fn cancel(&mut self, id: RequestId, now: Instant) {
-        let Some(Request::Broadcast(broadcast)) = self.requests.remove(&id) else {
-            return;
-        };
-        // The caller may never repeat a release that it does not await, so its round is removed
-        // once its votes have expired in any case.
-        if let Some(stem) = broadcast.releases()
-            && let Some(round) = self.rounds.get(&stem)
+        // The caller may never repeat a release that it does not await.
+        if let Some(Request::Broadcast(broadcast)) = self.requests.remove(&id)
+            && let Count::Release(hold) = broadcast.count
         {
-            self.released.push((now + round.longest_lease(), stem));
+            self.remove_later(hold.token.stem(), now);
+        }
+    }
+
+    /// Removes a round once its votes have expired in any case.
+    fn remove_later(&mut self, stem: u128, now: Instant) {
+        if let Some(round) = self.rounds.get(&stem) {
+            self.released.push((now + round.longest_lease, stem));
         }
     }
 
     /// Removes the rounds of unconfirmed releases whose votes have expired.
     fn remove_expired(&mut self, now: Instant) {
-        let rounds = &mut self.rounds;
-        self.released.retain(|(until, stem)| {
-            let lasts = now <= *until;
-            if !lasts {
-                rounds.remove(stem);
-            }
-            lasts
-        });
+        let expired = self.released.extract_if(.., |(until, _)| *until < now);
+        for (_, stem) in expired {
+            self.rounds.remove(&stem);
+        }
     }
 
     /// Applies the reply to a call.
@@ -232,42 +236,34 @@ impl Session {
             id,
             purpose,
         } = ticket;
-        match &purpose {
-            Purpose::Exchange {
-                token,
-                exchange,
-                sent,
-                raised,
-            } => {
-                let answer = Answer::new(reply, *raised);
-                self.servers[server].replied(answer.error(), cx.now);
-                if let Some(round) = self.rounds.get_mut(&token.stem()) {
-                    round.replied(server, *token, *exchange, answer, *sent, cx);
-                }
-                return;
-            }
-            // These calls are sent to servers that do not reply, too.
-            Purpose::Abandon => return self.abandoned(id, reply, cx),
-            _ => self.servers[server].replied(reply.as_ref().err(), cx.now),
+        // These calls are sent to servers that do not reply, too.
+        if let Purpose::Abandon = purpose {
+            return self.abandoned(id, reply, cx);
         }
-        match purpose {
-            Purpose::Renewal {
-                numbers,
-                batch,
-                sent,
-            } => {
-                let mut reply = reply;
-                if let Ok(ServerReply::Renew(replies)) = &mut reply {
-                    self.renewed(server, &batch, replies, sent, cx);
-                }
-                self.count(id, server, &numbers, reply, cx);
+        if let Purpose::Exchange {
+            token,
+            exchange,
+            sent,
+        } = purpose
+        {
+            let answer = Answer::new(reply);
+            self.servers[server].replied(answer.error(), cx.now);
+            if let Some(round) = self.rounds.get_mut(&token.stem()) {
+                round.replied(server, token, exchange, answer, sent, cx);
             }
-            Purpose::Release { alias, hold, lease } => {
-                self.released(&alias, &hold, lease, &reply, cx);
-                self.count(id, server, &[], reply, cx);
-            }
-            _ => self.count(id, server, &[], reply, cx),
+            return;
         }
+        self.servers[server].replied(reply.as_ref().err(), cx.now);
+        let (mut reply, mut batch) = (reply, Vec::new());
+        if let Purpose::Release { alias, hold, lease } = purpose {
+            self.released(&alias, &hold, lease, &reply, cx);
+        } else if let Purpose::Renewal { aliases, sent } = purpose {
+            if let Ok(ServerReply::Renew(replies)) = &mut reply {
+                self.renewed(server, &aliases, replies, sent, cx);
+            }
+            batch = aliases;
+        }
+        self.count(id, server, &batch, reply, cx);
     }
 
     /// Records a grant that a server has pushed. Returns whether an acquisition waits for it, which
@@ -295,9 +291,9 @@ impl Session {
         majority(self.servers.len())
     }
 
-    fn begin(&mut self, request: impl FnOnce(RequestId) -> Request) -> RequestId {
+    fn begin(&mut self, request: Request) -> RequestId {
         let id = self.next_id();
-        self.requests.insert(id, request(id));
+        self.requests.insert(id, request);
         id
     }
 
@@ -308,11 +304,12 @@ impl Session {
 
     /// Begins a request that needs no call.
     fn reply(&mut self, reply: Reply) -> RequestId {
-        self.begin(|_| Request::Over(Ok(reply), None))
+        self.begin(Request::Over(Ok(reply), None))
     }
 
-    /// The error if too few servers have replied: their replies, and the kinds of their errors.
-    fn too_few(&self, replies: &[String], kinds: &[StoreErrorKind]) -> StoreError {
+    /// The error if too few servers have replied, with the `reply` of each server and the kinds of
+    /// their errors.
+    fn too_few(&self, reply: impl Fn(usize) -> String, kinds: &[StoreErrorKind]) -> StoreError {
         // If all servers failed for the same reason, the error keeps its kind: a permanent cause
         // must not be reported as `Unavailable`.
         let kind = match kinds {
@@ -320,7 +317,9 @@ impl Session {
             _ => StoreErrorKind::Unavailable,
         };
         let (needed, servers) = (self.majority(), self.servers.len());
-        let replies = replies.join("; ");
+        let named = self.servers.iter().enumerate();
+        let replies = named.map(|(server, state)| format!("{}: {}", state.name, reply(server)));
+        let replies = replies.collect::<Vec<_>>().join("; ");
         StoreError::new(
             kind,
             format!("{needed} of {servers} servers are needed: {replies}"),

@@ -91,13 +91,7 @@ impl Limits {
     /// `InvalidSpec`, with the remedy.
     pub(crate) fn check(&self, terms: &Terms, keys: usize) -> Result<(), LockError> {
         let kind = terms.mode.kind();
-        if kind == LockKind::Permits && !self.permits {
-            return refused(
-                "the store does not support permits, as a majority of servers cannot count them; \
-                 use one server for permits"
-                    .into(),
-            );
-        }
+        self.check_kind(kind)?;
         // A request that waits acquires its keys one by one, and so does one for permits.
         if let Some(most) = self.keys_at_once
             && keys > most.get()
@@ -110,15 +104,8 @@ impl Limits {
             ));
         }
         // A reservation for the rest of a `min_hold` is stored like a lease.
-        if let Some(min_hold) = terms.min_hold
-            && min_hold > self.longest_lease
-        {
-            return refused(format!(
-                "a min_hold of {} is longer than {}, the longest lease of the store; \
-                 use a shorter min_hold or, over several servers, set a longer `longest_lease` on all clients",
-                Short(min_hold),
-                Short(self.longest_lease)
-            ));
+        if let Some(min_hold) = terms.min_hold {
+            self.check_longest("min_hold", min_hold)?;
         }
         self.check_lease(terms.lease)
     }
@@ -128,24 +115,42 @@ impl Limits {
     /// # Errors
     /// `InvalidSpec`, with the remedy.
     pub(crate) fn check_lease(&self, lease: Duration) -> Result<(), LockError> {
-        let Self {
-            shortest_lease,
-            longest_lease,
-            ..
-        } = *self;
-        if lease < shortest_lease {
+        if lease < self.shortest_lease {
             return refused(format!(
                 "a lease of {} is shorter than {}, the shortest of the store; use a longer lease",
                 Short(lease),
-                Short(shortest_lease)
+                Short(self.shortest_lease)
             ));
         }
-        if lease > longest_lease {
+        self.check_longest("lease", lease)
+    }
+
+    /// Checks that the store supports locks of this kind.
+    ///
+    /// # Errors
+    /// `InvalidSpec`, with the remedy.
+    pub(super) fn check_kind(&self, kind: LockKind) -> Result<(), LockError> {
+        if kind == LockKind::Permits && !self.permits {
+            return refused(
+                "the store does not support permits, as a majority of servers cannot count them; \
+                 use one server for permits"
+                    .into(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Checks the time of an option that the store keeps as a lease.
+    ///
+    /// # Errors
+    /// `InvalidSpec`, with the remedy.
+    pub(super) fn check_longest(&self, option: &str, time: Duration) -> Result<(), LockError> {
+        if time > self.longest_lease {
             return refused(format!(
-                "a lease of {} is longer than {}, the longest of the store; \
-                 use a shorter lease or, over several servers, set a longer `longest_lease` on all clients",
-                Short(lease),
-                Short(longest_lease)
+                "a {option} of {} is longer than {}, the longest lease of the store; \
+                 use a shorter {option} or, over several servers, set a longer `longest_lease` on all clients",
+                Short(time),
+                Short(self.longest_lease)
             ));
         }
         Ok(())

@@ -14,11 +14,11 @@ use foldhash::fast::RandomState;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use self::table::{Fences, Step, Table, Verdict};
+use self::table::{Fences, Step, Table};
 use super::{
     AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyPart, KeyRequest,
     Limits, Listener, Listeners, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
-    RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError, StoreEvent, Token,
+    RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, Token,
 };
 use crate::{fence::FencingToken, key::LockKey, spec::LockKind, sync::lock};
 
@@ -30,6 +30,7 @@ const SHARDS: usize = 32;
 ///
 /// It uses tokio's clock, so a paused clock works. Fencing tokens come from one counter for all
 /// keys. So they increase for each key, and keys that are not held take no memory.
+#[derive(Default)]
 pub struct MemoryStore {
     shards: [Mutex<Table>; SHARDS],
     hasher: RandomState,
@@ -43,21 +44,10 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
-impl Default for MemoryStore {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl MemoryStore {
     /// Creates an empty store.
     pub fn new() -> Self {
-        Self {
-            shards: std::array::from_fn(|_| Mutex::default()),
-            hasher: RandomState::default(),
-            fences: Fences::default(),
-            listeners: Listeners::default(),
-        }
+        Self::default()
     }
 
     fn shard_of(&self, key: &LockKey) -> usize {
@@ -98,12 +88,8 @@ impl MemoryStore {
     }
 
     fn notify(&self, step: Step<'_>) {
-        for (hold, grant) in step.handed_over {
-            self.listeners.notify(&StoreEvent::Granted { hold, grant });
-        }
-        for (key, kind, ttl) in step.free_in {
-            self.listeners
-                .notify(&StoreEvent::FreeIn { key, kind, ttl });
+        for event in step.events {
+            self.listeners.notify(&event);
         }
     }
 
@@ -135,9 +121,9 @@ impl MemoryStore {
                 ..request.clone()
             };
             match shards[place(request)].verdict(request, &mut step) {
-                Verdict::Free => grants.push(None),
-                Verdict::Reply(AcquireReply::Granted(grant)) => grants.push(Some(grant)),
-                Verdict::Reply(reply) => {
+                None => grants.push(None),
+                Some(AcquireReply::Granted(grant)) => grants.push(Some(grant)),
+                Some(reply) => {
                     refused = Some(AcquireAllReply::Refused { index, reply });
                     break;
                 }
@@ -153,37 +139,23 @@ impl MemoryStore {
         self.notify(step);
         reply
     }
-
-    fn revoke_now(&self, key: &LockKey, kind: LockKind) -> RevokeReply {
-        let (reply, holders) = self.step(key, None, |table, step| table.revoke(key, kind, step));
-        for token in holders {
-            self.listeners.notify(&StoreEvent::Revoked { token });
-        }
-        reply
-    }
 }
 
 /// Returns a future that executes `operation` when it is polled, without an await point.
-fn now<'a, T>(operation: impl FnOnce() -> T + Send + 'a) -> BoxFuture<'a, Result<T, StoreError>> {
+fn now<'a, T>(operation: impl FnOnce() -> T + Send + 'a) -> Replied<'a, T> {
     Box::pin(async move { Ok(operation()) })
 }
 
 impl Store for MemoryStore {
-    fn acquire<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Replied<'a, AcquireReply> {
         now(|| self.acquire_now(request, None))
     }
 
-    fn acquire_all<'a>(
-        &'a self,
-        requests: &'a [KeyRequest],
-    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Replied<'a, AcquireAllReply> {
         now(|| self.acquire_all_now(requests))
     }
 
-    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> Replies<'a, PollReply> {
         let poll = |hold: &Hold| {
             self.step(&hold.key, Some(hold.token), |table, step| {
                 table.poll(hold, step)
@@ -192,42 +164,29 @@ impl Store for MemoryStore {
         Box::pin(async move { holds.iter().map(poll).map(Ok).collect() })
     }
 
-    fn renew<'a>(
-        &'a self,
-        renewals: &'a [Renewal],
-    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Replies<'a, RenewReply> {
         let renew =
             |renewal: &Renewal| self.shard(&renewal.hold.key).renew(renewal, Instant::now());
         Box::pin(async move { renewals.iter().map(renew).map(Ok).collect() })
     }
 
-    fn release<'a>(
-        &'a self,
-        release: &'a Release,
-    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+    fn release<'a>(&'a self, release: &'a Release) -> Replied<'a, ReleaseReply> {
         now(|| self.release_now(release))
     }
 
-    fn release_owned(
-        self: Arc<Self>,
-        release: Release,
-    ) -> BoxFuture<'static, Result<ReleaseReply, StoreError>> {
+    fn release_owned(self: Arc<Self>, release: Release) -> Replied<'static, ReleaseReply> {
         now(move || self.release_now(&release))
     }
 
-    fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
+    fn convert<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ConvertReply> {
         now(|| self.step(&hold.key, None, |table, step| table.convert(hold, step)))
     }
 
-    fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn abandon<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ()> {
         now(|| self.step(&hold.key, None, |table, step| table.abandon(hold, step)))
     }
 
-    fn inspect<'a>(
-        &'a self,
-        key: &'a LockKey,
-        kind: LockKind,
-    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+    fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection> {
         now(move || self.shard(key).inspect(key, kind, Instant::now()))
     }
 
@@ -236,8 +195,8 @@ impl Store for MemoryStore {
         key: &'a LockKey,
         kind: LockKind,
         _scope: RevokeScope,
-    ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
-        now(move || self.revoke_now(key, kind))
+    ) -> Replied<'a, RevokeReply> {
+        now(move || self.step(key, None, |table, step| table.revoke(key, kind, step)))
     }
 
     fn name_of(&self, _key: &LockKey, _kind: LockKind, _part: KeyPart) -> Option<String> {
@@ -266,7 +225,7 @@ impl QuorumMember for MemoryStore {
         &'a self,
         request: &'a KeyRequest,
         proposal: FencingToken,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    ) -> Replied<'a, AcquireReply> {
         now(move || self.acquire_now(request, Some(proposal)))
     }
 
@@ -275,7 +234,7 @@ impl QuorumMember for MemoryStore {
         _key: &'a LockKey,
         _kind: LockKind,
         fence: FencingToken,
-    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
+    ) -> Replied<'a, RaiseReply> {
         now(move || self.fences.raise(fence))
     }
 }

@@ -78,6 +78,14 @@ impl Hold {
         Self { key, mode, token }
     }
 
+    /// Returns the same acquisition under another token.
+    pub(crate) fn alias(&self, token: Token) -> Self {
+        Self {
+            token,
+            ..self.clone()
+        }
+    }
+
     /// Returns the same acquisition before its conversion.
     pub(crate) fn as_writer(&self) -> Self {
         Self {

@@ -74,17 +74,20 @@ mod tests;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, Weak, atomic::AtomicUsize},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
-use futures_util::future::{BoxFuture, join_all};
-use tokio::sync::Notify;
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, join_all},
+};
+use tokio::sync::watch;
 
 use super::{
     AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Limits,
     Listener, Listeners, PollReply, QuorumMember, Release, ReleaseReply, RenewReply, Renewal,
-    RevokeReply, RevokeScope, Store, StoreError, StoreEvent,
+    Replied, Replies, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind, StoreEvent,
 };
 use crate::{
     error::{LockError, LockErrorKind},
@@ -113,9 +116,8 @@ struct Inner {
     longest_lease: Duration,
     /// All decisions. No call is made while it is locked: a server may push an event at once.
     session: Mutex<Session>,
-    /// The number of tasks with calls in the background, and a notification when there is none.
-    busy: AtomicUsize,
-    idle: Notify,
+    /// The number of tasks with calls in the background.
+    busy: watch::Sender<usize>,
     listeners: Listeners,
 }
 
@@ -140,20 +142,11 @@ impl QuorumStore {
     /// # Errors
     /// `Unsupported`, with the remedy.
     fn check(&self, hold: &Hold, lease: Duration) -> Result<(), StoreError> {
-        let refused = |message: &str| StoreError::new(super::StoreErrorKind::Unsupported, message);
-        if hold.mode.kind() == LockKind::Permits {
-            return Err(refused(
-                "a majority of servers cannot count permits; use one server for permits",
-            ));
-        }
-        let longest_lease = self.limits().longest_lease;
-        if lease > longest_lease {
-            return Err(refused(&format!(
-                "a lease of {lease:?} is longer than {longest_lease:?}, the time for which a restarted server does \
-                 not vote; use a shorter lease, or set a longer `longest_lease` on all clients"
-            )));
-        }
-        Ok(())
+        let limits = self.limits();
+        limits
+            .check_kind(hold.mode.kind())
+            .and_then(|()| limits.check_longest("lease", lease))
+            .map_err(|error| StoreError::new(StoreErrorKind::Unsupported, error.to_string()))
     }
 
     /// Creates a store over independent `servers`, each with a name for messages. The number of
@@ -178,8 +171,7 @@ impl QuorumStore {
             names,
             servers,
             longest_lease,
-            busy: AtomicUsize::new(0),
-            idle: Notify::new(),
+            busy: watch::Sender::default(),
             listeners: Listeners::default(),
         });
         let ear = |(index, server): (usize, &Arc<dyn QuorumMember>)| {
@@ -270,84 +262,55 @@ macro_rules! run {
 }
 
 impl Store for QuorumStore {
-    fn acquire<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Replied<'a, AcquireReply> {
         let checked = self.check(&request.hold, request.lease);
         run!(self, checked, Acquire, |session, cx| session
             .acquire(request, cx))
     }
 
-    fn acquire_all<'a>(
-        &'a self,
-        requests: &'a [KeyRequest],
-    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Replied<'a, AcquireAllReply> {
         let mut requests_checked = requests.iter();
         let checked = requests_checked.try_for_each(|it| self.check(&it.hold, it.lease));
         run!(self, checked, AcquireAll, |session, cx| session
             .acquire_all(requests, cx))
     }
 
-    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
-        let poll = move |hold| -> BoxFuture<'a, Result<PollReply, StoreError>> {
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> Replies<'a, PollReply> {
+        let poll = move |hold| -> Replied<'a, PollReply> {
             run!(self, Poll, |session, cx| session.poll(hold, cx))
         };
         Box::pin(join_all(holds.iter().map(poll)))
     }
 
-    fn renew<'a>(
-        &'a self,
-        renewals: &'a [Renewal],
-    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
-        Box::pin(async move {
-            let mut checked = renewals.iter();
-            let checked = checked.try_for_each(|it| self.check(&it.hold, it.lease));
-            let reply = match checked {
-                Ok(()) => {
-                    let run = self.inner.run(|session, cx| session.renew(renewals, cx));
-                    run.await
-                }
-                Err(error) => Err(error),
-            };
-            match reply {
-                Ok(Reply::Renew(replies)) => replies,
-                Ok(_) => vec![Err(StoreError::late()); renewals.len()],
-                Err(error) => vec![Err(error); renewals.len()],
-            }
-        })
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Replies<'a, RenewReply> {
+        let mut renewals_checked = renewals.iter();
+        let checked = renewals_checked.try_for_each(|it| self.check(&it.hold, it.lease));
+        let all: Replied<'a, _> = run!(self, checked, Renew, |session, cx| session
+            .renew(renewals, cx));
+        let count = renewals.len();
+        Box::pin(all.map(move |all| all.unwrap_or_else(|error| vec![Err(error); count])))
     }
 
-    fn release<'a>(
-        &'a self,
-        release: &'a Release,
-    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+    fn release<'a>(&'a self, release: &'a Release) -> Replied<'a, ReleaseReply> {
         run!(self, Release, |session, cx| session.release(release, cx))
     }
 
-    fn release_owned(
-        self: Arc<Self>,
-        release: Release,
-    ) -> BoxFuture<'static, Result<ReleaseReply, StoreError>> {
+    fn release_owned(self: Arc<Self>, release: Release) -> Replied<'static, ReleaseReply> {
         run!(self, Release, |session, cx| session.release(&release, cx))
     }
 
-    fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
+    fn convert<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ConvertReply> {
         run!(self, Convert, |session, cx| session.convert(hold, cx))
     }
 
-    fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn abandon<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ()> {
         Box::pin(async {
             let reply = self.inner.run(|session, cx| session.abandon(hold, cx));
             reply.await.map(drop)
         })
     }
 
-    fn inspect<'a>(
-        &'a self,
-        key: &'a LockKey,
-        kind: LockKind,
-    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+    fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection> {
         run!(self, Inspect, |session, cx| session.inspect(key, kind, cx))
     }
 
@@ -356,7 +319,7 @@ impl Store for QuorumStore {
         key: &'a LockKey,
         kind: LockKind,
         scope: RevokeScope,
-    ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
+    ) -> Replied<'a, RevokeReply> {
         run!(self, Revoke, |session, cx| session
             .revoke(key, kind, scope, cx))
     }

@@ -6,11 +6,11 @@ use tokio::time::Instant;
 
 use super::{
     AbandonedAlias, Cx, Mutation, Purpose, Reply, Request, RequestId, Send, ServerReply,
-    ServerRequest, Session, Ticket,
+    ServerRequest, Session,
 };
 use crate::{
     protocol::{Abandonment, Ending, Progress, SHORTEST_CALL},
-    spec::call_timeout,
+    spec::{Mode, call_timeout},
     store::{Hold, StoreError},
 };
 
@@ -23,7 +23,7 @@ impl Session {
     /// Abandons all aliases of an acquisition. Waits for the first call to each server.
     pub(crate) fn abandon(&mut self, hold: &Hold, cx: &mut Cx<'_>) -> RequestId {
         let until = self.abandon_round(hold, cx);
-        self.begin(|_| Request::Over(Ok(Reply::Abandoned), until))
+        self.begin(Request::Over(Ok(Reply::Abandoned), until))
     }
 
     /// Abandons all aliases of an acquisition. Returns until when the first calls are awaited.
@@ -31,7 +31,7 @@ impl Session {
         let stem = hold.token.stem();
         let round = self.rounds.get_mut(&stem)?;
         round.abandon_all();
-        let lease = round.longest_lease();
+        let lease = round.longest_lease;
         self.abandon_unused(stem, cx);
         self.rounds.remove(&stem);
         Some(cx.now + self.server_timeout(lease))
@@ -46,34 +46,41 @@ impl Session {
         if aliases.is_empty() {
             return;
         }
-        let (hold, lease) = (round.hold().clone(), round.longest_lease());
-        if round.was_writer() {
-            self.abandon_aliases(&aliases, &hold.as_writer(), lease, cx);
+        let (hold, lease) = (round.hold().clone(), round.longest_lease);
+        for alias in &aliases {
+            self.abandon_alias(alias, &hold, lease, cx);
         }
-        self.abandon_aliases(&aliases, &hold, lease, cx);
     }
 
-    /// Abandons aliases of an acquisition like `hold`, which end within `lease` in any case.
-    pub(super) fn abandon_aliases(
+    /// Abandons an alias of an acquisition like `hold`, which ends within `lease` in any case.
+    pub(super) fn abandon_alias(
         &mut self,
-        aliases: &[AbandonedAlias],
+        alias: &AbandonedAlias,
         hold: &Hold,
         lease: Duration,
         cx: &mut Cx<'_>,
     ) {
-        for alias in aliases {
-            let straggler_until = alias
-                .straggler_until
-                .filter(|_| !cx.breaks(Mutation::AbandonsOnce));
-            let ending = Ending::Abandon(Hold::new(hold.key.clone(), hold.mode, alias.token));
-            let timeout = ending_timeout(lease);
+        let straggler_until = alias
+            .straggler_until
+            .filter(|_| !cx.breaks(Mutation::AbandonsOnce));
+        let timeout = ending_timeout(lease);
+        let mut begin = |hold: Hold, afterwards| {
+            let ending = Ending::Abandon(hold);
             let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
-            let id = self.begin(|_| Request::Abandonment {
+            let id = self.begin(Request::Abandonment {
                 server: alias.server,
-                abandonment,
+                abandonment: abandonment.then(afterwards),
             });
             cx.out.abandonments.push(id);
+        };
+        let hold = hold.alias(alias.token);
+        if alias.was_writer && hold.mode == Mode::Shared {
+            // Until the writer is gone, a delayed conversion may make a reader of it. So the reader
+            // is given up once more after that.
+            let reader = (Ending::Abandon(hold.clone()), lease);
+            begin(hold.as_writer(), Some(reader));
         }
+        begin(hold, None);
     }
 
     pub(super) fn step_abandonment(
@@ -83,15 +90,10 @@ impl Session {
         cx: &mut Cx<'_>,
     ) -> (Request, Option<Instant>) {
         if abandonment.due().is_some_and(|due| due <= cx.now) {
-            cx.out.sends.push(Send {
-                timeout: Some(abandonment.call(cx.now).timeout),
-                request: ServerRequest::Abandon(abandonment.hold().clone()),
-                ticket: Ticket {
-                    server,
-                    id,
-                    purpose: Purpose::Abandon,
-                },
-            });
+            let timeout = abandonment.call(cx.now).timeout;
+            let request = ServerRequest::Abandon(abandonment.hold().clone());
+            let send = Send::new(id, server, request, Purpose::Abandon);
+            cx.out.sends.push(send.timeout(timeout));
         }
         let due = abandonment.due();
         let request = Request::Abandonment {

@@ -5,8 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Answer, Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
-    Ticket,
+    Answer, Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session, over,
     proposals::Proposals,
     round::{Ask, Calls, Next, Outcome, Round, TimeOuts},
     server::coordinator,
@@ -23,7 +22,6 @@ use crate::{
 /// The parameters that all exchanges of a request have in common.
 #[derive(Debug)]
 pub(super) struct Terms {
-    lease: Duration,
     /// The time by which the caller must have a reply. It is a little before the caller's time-out,
     /// so that the caller gets an error that names the servers that did not reply.
     answer_by: Instant,
@@ -36,10 +34,8 @@ pub(super) struct Terms {
 impl Terms {
     /// The parameters of a request that continues an acquisition.
     pub(super) fn of(round: &Round, now: Instant) -> Self {
-        let lease = round.lease();
-        let answer_by = now + majority_timeout(lease);
+        let answer_by = now + majority_timeout(round.lease);
         Self {
-            lease,
             answer_by,
             deadline: answer_by + STRAGGLE,
             reader_group: None,
@@ -58,8 +54,6 @@ pub(super) struct Acquiring {
     sent: Instant,
     /// The time within which a server must reply.
     timeout: Duration,
-    /// The end of the latest exchange, even if some servers have not replied.
-    silent_at: Instant,
 }
 
 #[derive(Debug)]
@@ -80,15 +74,19 @@ impl Acquiring {
             begun: now,
             sent: now,
             timeout,
-            silent_at: terms.answer_by.min(now + timeout),
             terms,
         }
+    }
+
+    /// The end of the latest exchange, even if some servers have not replied.
+    fn silent_at(&self) -> Instant {
+        self.terms.answer_by.min(self.sent + self.timeout)
     }
 
     /// The last part of a conversion, which a majority has executed.
     pub(super) fn of_conversion(round: &Round, now: Instant) -> Self {
         let terms = Terms::of(round, now);
-        let timeout = majority_timeout(round.lease());
+        let timeout = majority_timeout(round.lease);
         Self::new(round.hold().token, Kind::Conversion, terms, timeout, now)
     }
 }
@@ -104,16 +102,9 @@ impl Session {
     /// common, the first to acquire the first of these locks proceeds, and no two requests are both
     /// refused because of each other.
     pub(crate) fn acquire_all(&mut self, requests: &[KeyRequest], cx: &mut Cx<'_>) -> RequestId {
-        let requests: Vec<_> = requests
-            .iter()
-            .map(|request| KeyRequest {
-                if_busy: IfBusy::Refuse,
-                ..request.clone()
-            })
-            .collect();
-        match requests.first().cloned() {
-            Some(first) => self.begin_acquire(&first, Kind::All(requests, Vec::new()), cx),
-            None => self.reply(Reply::AcquireAll(AcquireAllReply::Granted(Vec::new()))),
+        match requests {
+            [first, ..] => self.begin_acquire(first, Kind::All(requests.to_vec(), Vec::new()), cx),
+            [] => self.reply(Reply::AcquireAll(AcquireAllReply::Granted(Vec::new()))),
         }
     }
 
@@ -124,7 +115,8 @@ impl Session {
         };
         let terms = Terms::of(round, cx.now);
         let calls = round.poll(terms.deadline, cx.now);
-        let timeout = self.server_timeout(terms.lease);
+        let lease = round.lease;
+        let timeout = self.server_timeout(lease);
         let acquiring = Acquiring::new(hold.token, Kind::Poll, terms, timeout, cx.now);
         let id = self.next_id();
         self.exchange(id, &acquiring, calls, cx);
@@ -156,7 +148,6 @@ impl Session {
         // The deadline is the end of the caller's wait plus `STRAGGLE`.
         let waits = request.deadline.saturating_duration_since(now + STRAGGLE);
         let terms = Terms {
-            lease,
             answer_by: now + waits * 9 / 10,
             deadline: request.deadline,
             reader_group,
@@ -168,8 +159,12 @@ impl Session {
             let mut round = Round::new(request, self.servers.len(), time_outs, now);
             let coordinator = coordinator(&self.servers, key, now);
             let contended = self.contended.is(key, now);
-            let (if_busy, deadline) = (request.if_busy, terms.deadline);
-            let calls = round.acquire(if_busy, coordinator, contended, deadline, now);
+            // A request for several locks waits for none of them.
+            let if_busy = match kind {
+                Kind::All(..) => IfBusy::Refuse,
+                _ => request.if_busy,
+            };
+            let calls = round.acquire(if_busy, coordinator, contended, terms.deadline, now);
             self.rounds.insert(token.stem(), round);
             calls
         };
@@ -180,10 +175,8 @@ impl Session {
 
     /// Sends the calls of an exchange.
     fn exchange(&mut self, id: RequestId, acquiring: &Acquiring, calls: Calls, cx: &mut Cx<'_>) {
-        let stem = acquiring.token.stem();
-        let sends = self.sends(id, stem, &acquiring.terms, calls, cx);
+        let sends = self.sends(id, acquiring.token.stem(), &acquiring.terms, calls, cx);
         cx.out.sends.extend(sends);
-        self.abandon_unused(stem, cx);
     }
 
     /// Runs the round as far as the replies allow.
@@ -198,14 +191,13 @@ impl Session {
         let beyond = |fence| Proposals::beyond(fence, micros, round_trip, jitter);
         let until = loop {
             let Some(round) = self.rounds.get_mut(&stem) else {
-                return (Request::Over(Err(StoreError::late()), None), None);
+                return over(Err(StoreError::late()));
             };
             let deadline = (acquiring.terms.deadline).max(cx.now + acquiring.timeout + STRAGGLE);
             let next = round.next(deadline, &beyond, cx);
             if let Next::Send(calls) = next {
                 acquiring.sent = cx.now;
                 acquiring.terms.deadline = deadline;
-                acquiring.silent_at = acquiring.terms.answer_by.min(cx.now + acquiring.timeout);
                 self.exchange(id, &acquiring, calls, cx);
                 continue;
             }
@@ -214,7 +206,7 @@ impl Session {
                 Next::Send(_) => {}
                 Next::Pause(until) => break until,
                 Next::Wait(grace) => {
-                    let silent_at = acquiring.silent_at;
+                    let silent_at = acquiring.silent_at();
                     let until = grace.map_or(silent_at, |grace| grace.min(silent_at));
                     // Calls that this visit has returned have a chance to be replied to.
                     if until > cx.now || !cx.out.sends.is_empty() {
@@ -246,15 +238,15 @@ impl Session {
         }
     }
 
-    /// Returns the calls of an exchange. Servers with an open circuit breaker are not called and
-    /// fail at once.
+    /// Returns the calls of an exchange, and abandons the aliases that it replaces. Servers with an
+    /// open circuit breaker are not called and fail at once.
     pub(super) fn sends(
         &mut self,
         id: RequestId,
         stem: u128,
         terms: &Terms,
         calls: Calls,
-        cx: &Cx<'_>,
+        cx: &mut Cx<'_>,
     ) -> PerServer<Send> {
         let (now, majority) = (cx.now, self.majority());
         let Some(round) = self.rounds.get_mut(&stem) else {
@@ -270,34 +262,26 @@ impl Session {
         let spares = well.count() >= majority;
         let mut sends = PerServer::new();
         for (server, ask) in calls {
-            let Hold {
-                ref key,
-                mode,
-                token,
-            } = *round.hold();
-            let hold = |token| Hold::new(key.clone(), mode, token);
+            let (hold, lease) = (round.hold(), round.lease);
             let (token, request) = match ask {
                 Ask::Acquire(token, if_busy) => {
                     let group = terms.reader_group.as_ref().and_then(|group| group[server]);
-                    let request = KeyRequest::new(hold(token), terms.lease, terms.deadline)
-                        .reserved(round.reserved())
+                    let request = KeyRequest::new(hold.alias(token), lease, terms.deadline)
+                        .reserved(round.reserved)
                         .reader_group(group);
                     let request = KeyRequest { if_busy, ..request };
                     (token, ServerRequest::Acquire(request, proposal))
                 }
-                Ask::Poll(token) => (token, ServerRequest::Poll(hold(token))),
+                Ask::Poll(token) => (token, ServerRequest::Poll(hold.alias(token))),
                 Ask::Renew(token) => {
-                    let renewal = Renewal::new(hold(token), terms.lease);
+                    let renewal = Renewal::new(hold.alias(token), lease);
                     (token, ServerRequest::Renew(vec![renewal]))
                 }
                 Ask::Raise(fence) => {
-                    let token = round.held_at(server).unwrap_or(token);
-                    (token, ServerRequest::Raise(key.clone(), mode.kind(), fence))
+                    let token = round.held_at(server).unwrap_or(hold.token);
+                    let (key, kind) = (hold.key.clone(), hold.mode.kind());
+                    (token, ServerRequest::Raise(key, kind, fence))
                 }
-            };
-            let raised = match ask {
-                Ask::Raise(fence) => Some(fence),
-                _ => None,
             };
             let exchange = round.exchange();
             if spares && let Err(error) = self.servers[server].admits(now) {
@@ -309,18 +293,10 @@ impl Session {
                 token,
                 exchange,
                 sent: now,
-                raised,
             };
-            sends.push(Send {
-                request,
-                timeout: None,
-                ticket: Ticket {
-                    server,
-                    id,
-                    purpose,
-                },
-            });
+            sends.push(Send::new(id, server, request, purpose));
         }
+        self.abandon_unused(stem, cx);
         sends
     }
 
@@ -332,77 +308,63 @@ impl Session {
         outcome: Outcome,
         cx: &mut Cx<'_>,
     ) -> (Request, Option<Instant>) {
-        let Acquiring {
-            token,
-            kind,
-            begun,
-            sent,
-            ..
-        } = acquiring;
-        let over = |reply| (Request::Over(Ok(reply), None), None);
-        let grant = match outcome {
+        let Acquiring { token, kind, .. } = acquiring;
+        let is_conversion = matches!(kind, Kind::Conversion);
+        let reply = match outcome {
             Outcome::Granted {
                 fence,
                 until,
                 reserved,
             } => {
                 self.proposals.seen(fence);
-                if let Kind::Conversion = kind {
-                    let grant = Grant::new(fence, until.saturating_duration_since(cx.now));
-                    return over(Reply::Convert(ConvertReply::Converted(grant)));
+                let ttl = |from| until.saturating_duration_since(from);
+                if is_conversion {
+                    let grant = Grant::new(fence, ttl(cx.now));
+                    return over(Ok(Reply::Convert(ConvertReply::Converted(grant))));
                 }
                 // Only the last exchange is measured, as a pause between exchanges is no round
                 // trip. A conversion is not: it may have sent nothing.
-                self.measured(cx.now - sent);
-                Some(Grant::new(fence, until.saturating_duration_since(begun)).reserved(reserved))
+                self.measured(cx.now - acquiring.sent);
+                AcquireReply::Granted(Grant::new(fence, ttl(acquiring.begun)).reserved(reserved))
             }
-            _ => None,
-        };
-        if let (Outcome::Unreachable, _) | (_, Kind::Conversion) = (&outcome, &kind) {
             // The caller abandons the token.
-            return (Request::Over(Err(self.unreachable(token)), None), None);
-        }
-        if let Kind::Poll = kind {
-            return over(Reply::Poll(match (grant, outcome) {
-                (Some(grant), _) => {
-                    self.note_contention(token, cx.now);
-                    PollReply::Granted(grant)
+            Outcome::Unreachable => return over(Err(self.unreachable(token))),
+            _ if is_conversion => return over(Err(self.unreachable(token))),
+            Outcome::Queued { holder_ttl } => AcquireReply::Queued {
+                counter: None,
+                holder_ttl,
+            },
+            Outcome::Refused(reply) => reply,
+            Outcome::Gone => AcquireReply::Busy {
+                holder_ttl: None,
+                has_waiters: false,
+            },
+        };
+        match (&kind, reply) {
+            // The request had to wait for its lock.
+            (Kind::Poll, AcquireReply::Granted(_))
+            | (Kind::Acquire | Kind::All(..), AcquireReply::Queued { .. }) => {
+                if let Some(round) = self.rounds.get(&token.stem()) {
+                    self.contended.note(&round.hold().key, cx.now);
                 }
-                (None, Outcome::Queued { holder_ttl }) => PollReply::Queued {
-                    counter: None,
+            }
+            (_, AcquireReply::Granted(_) | AcquireReply::Queued { .. }) => {}
+            _ => drop(self.rounds.remove(&token.stem())),
+        }
+        match kind {
+            Kind::All(requests, grants) => self.next_of_all(id, requests, grants, reply, cx),
+            Kind::Poll => over(Ok(Reply::Poll(match reply {
+                AcquireReply::Granted(grant) => PollReply::Granted(grant),
+                AcquireReply::Queued {
+                    counter,
+                    holder_ttl,
+                } => PollReply::Queued {
+                    counter,
                     holder_ttl,
                 },
-                _ => {
-                    self.rounds.remove(&token.stem());
-                    PollReply::Gone
-                }
-            }));
-        }
-        let reply = match (grant, outcome) {
-            (Some(grant), _) => AcquireReply::Granted(grant),
-            (None, Outcome::Queued { holder_ttl }) => {
-                self.note_contention(token, cx.now);
-                AcquireReply::Queued {
-                    counter: None,
-                    holder_ttl,
-                }
-            }
-            (None, outcome) => {
-                self.rounds.remove(&token.stem());
-                match outcome {
-                    Outcome::Refused(reply) => reply,
-                    _ => AcquireReply::Busy {
-                        holder_ttl: None,
-                        has_waiters: false,
-                    },
-                }
-            }
-        };
-        match (kind, reply) {
-            (Kind::All(requests, grants), reply) => {
-                self.next_of_all(id, requests, grants, reply, cx)
-            }
-            (_, reply) => over(Reply::Acquire(reply)),
+                _ => PollReply::Gone,
+            }))),
+            Kind::Acquire | Kind::Conversion => over(Ok(Reply::Acquire(reply))),
         }
     }
 
@@ -425,8 +387,7 @@ impl Session {
                     let next = self.first_exchange(id, &request, Kind::All(requests, grants), cx);
                     return (Request::Acquiring(next), Some(cx.now));
                 }
-                let reply = Reply::AcquireAll(AcquireAllReply::Granted(grants));
-                return (Request::Over(Ok(reply), None), None);
+                return over(Ok(Reply::AcquireAll(AcquireAllReply::Granted(grants))));
             }
             reply => AcquireAllReply::Refused { index, reply },
         };
@@ -437,22 +398,12 @@ impl Session {
         (Request::Over(Ok(Reply::AcquireAll(reply)), until), None)
     }
 
-    /// Records that a request had to wait for its lock.
-    fn note_contention(&mut self, token: Token, now: Instant) {
-        if let Some(round) = self.rounds.get(&token.stem()) {
-            self.contended.note(&round.hold().key, now);
-        }
-    }
-
     /// The error for a round with too few replies.
     fn unreachable(&self, token: Token) -> StoreError {
         let Some(round) = self.round(token) else {
             return StoreError::late();
         };
-        let replies = round.complaints();
-        let replies =
-            replies.map(|(server, reply)| format!("{}: {reply}", self.servers[server].name));
         let kinds: Vec<_> = round.errors().map(StoreError::kind).collect();
-        self.too_few(&replies.collect::<Vec<_>>(), &kinds)
+        self.too_few(|server| round.complaint(server), &kinds)
     }
 }

@@ -6,25 +6,33 @@ use tokio::time::Instant;
 
 use super::{
     Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerReply, ServerRequest, Session,
-    Ticket, abandon::ending_timeout, convert::Conversion, release::Releasing, renew::Renewals,
-    round::grace, tally, time_out::majority_timeout,
+    abandon::ending_timeout,
+    convert::Conversion,
+    over,
+    renew::Renewals,
+    round::grace,
+    tally::{self, Ballot},
+    time_out::majority_timeout,
 };
 use crate::{
     key::LockKey,
     spec::{LockKind, MAX_LEASE},
-    store::{Inspection, RevokeReply, RevokeScope, StoreError},
+    store::{
+        ConvertReply, Hold, Inspection, ReleaseReply, RevokeReply, RevokeScope, StoreError, Token,
+    },
 };
 
 /// A request to several servers.
 #[derive(Debug)]
 pub(super) struct Broadcast {
-    count: Count,
+    pub(super) count: Count,
+    ballot: Ballot,
     begun: Instant,
     /// The time-out, or the end of the wait for the coordinator once a majority has decided.
     until: Instant,
     awaited: PerServer<usize>,
     /// The errors of the servers that failed to reply.
-    pub(super) failed: Vec<(usize, StoreError)>,
+    failed: Vec<(usize, StoreError)>,
     is_decided: bool,
     /// The server whose reply is awaited a little longer after the decision.
     coordinator: Option<usize>,
@@ -34,20 +42,10 @@ pub(super) struct Broadcast {
 #[derive(Debug)]
 pub(super) enum Count {
     Renewals(Renewals),
-    Release(Releasing),
+    Release(Hold),
     Conversion(Conversion),
     Inspection(Vec<Inspection>),
     Revocation(Vec<RevokeReply>),
-}
-
-impl Broadcast {
-    /// The round that the request releases, if it is a release.
-    pub(super) fn releases(&self) -> Option<u128> {
-        match &self.count {
-            Count::Release(releasing) => Some(releasing.stem()),
-            _ => None,
-        }
-    }
 }
 
 impl Session {
@@ -89,43 +87,37 @@ impl Session {
         calls: impl IntoIterator<Item = (usize, ServerRequest, Purpose)>,
         cx: &mut Cx<'_>,
     ) -> RequestId {
+        let id = self.next_id();
         let mut awaited = PerServer::new();
-        self.begin(|id| {
-            for (server, request, purpose) in calls {
-                awaited.push(server);
-                let timeout = match &purpose {
-                    Purpose::Release { lease, .. } => Some(ending_timeout(*lease)),
-                    _ => None,
-                };
-                let ticket = Ticket {
-                    server,
-                    id,
-                    purpose,
-                };
-                cx.out.sends.push(Send {
-                    request,
-                    timeout,
-                    ticket,
-                });
-            }
-            Request::Broadcast(Broadcast {
-                count,
-                begun: cx.now,
-                until: cx.now + timeout,
-                awaited,
-                failed: Vec::new(),
-                is_decided: false,
-                coordinator,
-            })
-        })
+        for (server, request, purpose) in calls {
+            awaited.push(server);
+            let timeout = match &purpose {
+                Purpose::Release { lease, .. } => Some(ending_timeout(*lease)),
+                _ => None,
+            };
+            let send = Send::new(id, server, request, purpose);
+            cx.out.sends.push(Send { timeout, ..send });
+        }
+        let broadcast = Broadcast {
+            count,
+            ballot: Ballot::new(self.servers.len(), awaited.len()),
+            begun: cx.now,
+            until: cx.now + timeout,
+            awaited,
+            failed: Vec::new(),
+            is_decided: false,
+            coordinator,
+        };
+        self.requests.insert(id, Request::Broadcast(broadcast));
+        id
     }
 
-    /// Counts the reply of a server. The locks of a batch are those with these `numbers`.
+    /// Counts the reply of a server. The locks of a batch of renewals are those with these numbers.
     pub(super) fn count(
         &mut self,
         id: RequestId,
         server: usize,
-        numbers: &[usize],
+        batch: &[(usize, Token)],
         reply: Result<ServerReply, StoreError>,
         cx: &Cx<'_>,
     ) {
@@ -138,13 +130,19 @@ impl Session {
             Ok(_) => return,
             Err(error) => return broadcast.failed.push((server, error)),
         };
+        let ballot = &mut broadcast.ballot;
         let is_decided = match (&mut broadcast.count, reply) {
             (Count::Renewals(renewals), ServerReply::Renew(replies)) => {
-                renewals.count(server, numbers, replies, cx)
+                renewals.count(server, batch, replies, cx)
             }
-            (Count::Release(releasing), ServerReply::Release(reply)) => releasing.count(reply),
+            (Count::Release(_), ServerReply::Release(reply)) => {
+                ballot.count(reply == ReleaseReply::Released)
+            }
             (Count::Conversion(conversion), ServerReply::Convert(reply)) => {
-                conversion.count(server, reply)
+                if let ConvertReply::Converted(grant) = reply {
+                    conversion.grants.push((server, grant));
+                }
+                ballot.count(reply != ConvertReply::NotHeld)
             }
             (Count::Inspection(seen), ServerReply::Inspect(inspection)) => {
                 seen.push(inspection);
@@ -169,33 +167,39 @@ impl Session {
         mut broadcast: Broadcast,
         cx: &mut Cx<'_>,
     ) -> (Request, Option<Instant>) {
-        let Broadcast {
-            begun,
-            until,
-            is_decided,
-            coordinator,
-            ..
-        } = broadcast;
+        let (is_decided, until) = (broadcast.is_decided, broadcast.until);
         let is_awaited = |server: usize| broadcast.awaited.contains(&server);
         let is_over = broadcast.awaited.is_empty()
-            || is_decided && !coordinator.is_some_and(is_awaited)
+            || is_decided && !broadcast.coordinator.is_some_and(is_awaited)
             || until <= cx.now;
         if !is_over {
             return (Request::Broadcast(broadcast), Some(until));
         }
         if !is_decided {
-            let error = StoreError::timed_out(until - begun);
+            let error = StoreError::timed_out(until - broadcast.begun);
             for server in mem::take(&mut broadcast.awaited) {
                 self.servers[server].open(error.clone(), cx.now);
                 broadcast.failed.push((server, error.clone()));
             }
         }
-        let Broadcast { count, failed, .. } = broadcast;
+        let Broadcast {
+            count,
+            ballot,
+            failed,
+            ..
+        } = broadcast;
+        let decision = |session: &Self| {
+            let decided = ballot.decided();
+            decided.ok_or_else(|| session.unanswered(&failed))
+        };
         let servers = self.servers.len();
         let reply = match count {
             Count::Renewals(renewals) => Ok(Reply::Renew(self.all_renewed(renewals, &failed, cx))),
-            Count::Release(releasing) => self.is_released(&releasing, &failed),
-            Count::Conversion(conversion) => return self.is_converted(id, conversion, &failed, cx),
+            Count::Release(hold) => self.is_released(&hold, decision(self), cx.now),
+            Count::Conversion(conversion) => {
+                let decision = decision(self);
+                return self.is_converted(id, conversion, decision, cx);
+            }
             Count::Inspection(seen) if seen.len() < self.majority() => {
                 Err(self.unanswered(&failed))
             }
@@ -204,18 +208,16 @@ impl Session {
                 .map(Reply::Revoke)
                 .ok_or_else(|| self.unanswered(&failed)),
         };
-        (Request::Over(reply, None), None)
+        over(reply)
     }
 
     /// The error if too few servers have replied.
     pub(super) fn unanswered(&self, failed: &[(usize, StoreError)]) -> StoreError {
         let kinds: Vec<_> = failed.iter().map(|(_, error)| error.kind()).collect();
-        let servers = self.servers.iter().enumerate();
-        let replies = servers.map(|(server, state)| {
+        let reply = |server| {
             let error = failed.iter().find(|(failed, _)| *failed == server);
-            let reply = error.map_or_else(|| "has answered".into(), |(_, error)| error.to_string());
-            format!("{}: {reply}", state.name)
-        });
-        self.too_few(&replies.collect::<Vec<_>>(), &kinds)
+            error.map_or_else(|| "has answered".into(), |(_, error)| error.to_string())
+        };
+        self.too_few(reply, &kinds)
     }
 }

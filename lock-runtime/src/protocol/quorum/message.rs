@@ -37,7 +37,8 @@ pub(crate) enum ServerReply {
     Acquire(AcquireReply),
     Poll(PollReply),
     Renew(Vec<Result<RenewReply, StoreError>>),
-    Raise(RaiseReply),
+    /// With the number that was to be raised to.
+    Raise(FencingToken, RaiseReply),
     Release(ReleaseReply),
     Convert(ConvertReply),
     Abandoned,
@@ -53,6 +54,33 @@ pub(crate) struct Send {
     pub(crate) timeout: Option<Duration>,
     /// To be handed back with the reply.
     pub(crate) ticket: Ticket,
+}
+
+impl Send {
+    /// A call of the request `id`, for whose reply the session limits the wait.
+    pub(super) fn new(
+        id: RequestId,
+        server: usize,
+        request: ServerRequest,
+        purpose: Purpose,
+    ) -> Self {
+        Self {
+            request,
+            timeout: None,
+            ticket: Ticket {
+                server,
+                id,
+                purpose,
+            },
+        }
+    }
+
+    pub(super) fn timeout(self, timeout: Duration) -> Self {
+        Self {
+            timeout: Some(timeout),
+            ..self
+        }
+    }
 }
 
 /// The purpose of a call.
@@ -71,12 +99,11 @@ pub(super) enum Purpose {
         token: Token,
         exchange: u32,
         sent: Instant,
-        raised: Option<FencingToken>,
     },
-    /// The renewal of several locks, with their indices in the request of the caller.
+    /// The renewal of several aliases, with the indices of their locks in the request of the
+    /// caller.
     Renewal {
-        numbers: Vec<usize>,
-        batch: Vec<Renewal>,
+        aliases: Vec<(usize, Token)>,
         sent: Instant,
     },
     /// The release of a vote that the server holds for at most `lease`.

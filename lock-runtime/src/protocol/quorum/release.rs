@@ -2,31 +2,13 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::{
-    AbandonedAlias, Cx, Purpose, Reply, RequestId, ServerReply, ServerRequest, Session,
-    broadcast::Count, tally::Ballot, time_out::majority_timeout,
+    AbandonedAlias, Cx, PerServer, Purpose, Reply, RequestId, ServerReply, ServerRequest, Session,
+    broadcast::Count, time_out::majority_timeout,
 };
-use crate::store::{Hold, Release, ReleaseReply, StoreError, Token};
-
-/// The replies to a release.
-#[derive(Debug)]
-pub(super) struct Releasing {
-    token: Token,
-    ballot: Ballot,
-}
-
-impl Releasing {
-    /// The round that is released.
-    pub(super) fn stem(&self) -> u128 {
-        self.token.stem()
-    }
-
-    /// Counts a reply. Returns whether a majority has decided.
-    pub(super) fn count(&mut self, reply: ReleaseReply) -> bool {
-        self.ballot.count(reply == ReleaseReply::Released);
-        self.ballot.decided().is_some()
-    }
-}
+use crate::store::{Hold, Release, ReleaseReply, StoreError};
 
 impl Session {
     pub(crate) fn release(&mut self, release: &Release, cx: &mut Cx<'_>) -> RequestId {
@@ -35,20 +17,13 @@ impl Session {
         let Some(round) = self.rounds.get_mut(&hold.token.stem()) else {
             return self.reply(Reply::Release(ReleaseReply::NotHeld));
         };
-        round.close();
-        let (aliases, lease) = (round.all_known(), round.longest_lease());
-        let (timeout, coordinator) = (majority_timeout(round.lease()), round.coordinator());
-        if round.was_writer() {
-            self.abandon_aliases(&aliases, &hold.as_writer(), lease, cx);
-        }
-        let mut ballot = Ballot::new(self.servers.len());
-        (aliases.len()..self.servers.len()).for_each(|_| ballot.count(false));
-        let count = Count::Release(Releasing {
-            token: hold.token,
-            ballot,
-        });
+        round.closed = true;
+        let aliases: PerServer<_> = round.all_known().collect();
+        let lease = round.longest_lease;
+        let (timeout, coordinator) = (majority_timeout(round.lease), round.coordinator);
+        let count = Count::Release(hold.clone());
         let calls = aliases.into_iter().map(|alias| {
-            let hold = Hold::new(hold.key.clone(), hold.mode, alias.token);
+            let hold = hold.alias(alias.token);
             let there = Release::new(hold.clone()).keep_for(release.keep_for);
             let purpose = Purpose::Release { alias, hold, lease };
             (alias.server, ServerRequest::Release(there), purpose)
@@ -58,7 +33,7 @@ impl Session {
 
     /// Applies the reply to the release of one vote. If the server may still know the alias after
     /// that, abandons it: the alias is in the queue, or a delayed acquire may still make it a
-    /// holder.
+    /// holder, or the server has not executed the conversion of the writer yet.
     pub(super) fn released(
         &mut self,
         alias: &AbandonedAlias,
@@ -68,22 +43,33 @@ impl Session {
         cx: &mut Cx<'_>,
     ) {
         let is_released = matches!(reply, Ok(ServerReply::Release(ReleaseReply::Released)));
-        if !is_released && (alias.may_be_queued || reply.is_err()) {
-            self.abandon_aliases(std::slice::from_ref(alias), hold, lease, cx);
+        if !is_released && (alias.may_be_queued || alias.was_writer || reply.is_err()) {
+            self.abandon_alias(alias, hold, lease, cx);
         }
     }
 
     pub(super) fn is_released(
         &mut self,
-        releasing: &Releasing,
-        failed: &[(usize, StoreError)],
+        hold: &Hold,
+        decision: Result<bool, StoreError>,
+        now: Instant,
     ) -> Result<Reply, StoreError> {
-        // The aliases that a server may still know are abandoned, and no longer needed here.
-        self.rounds.remove(&releasing.token.stem());
-        match releasing.ballot.decided() {
-            Some(true) => Ok(Reply::Release(ReleaseReply::Released)),
-            Some(false) => Ok(Reply::Release(ReleaseReply::NotHeld)),
-            None => Err(self.unanswered(failed)),
+        let Hold { token, mode, .. } = *hold;
+        let round = self.rounds.get(&token.stem());
+        if round.is_some_and(|round| round.hold().mode == mode) {
+            // The aliases that a server may still know are abandoned, and no longer needed here.
+            self.rounds.remove(&token.stem());
+        } else {
+            // After a conversion of unknown outcome, the caller releases the writer, which may
+            // leave a reservation, and then the reader.
+            self.remove_later(token.stem(), now);
         }
+        decision.map(|is_released| {
+            Reply::Release(if is_released {
+                ReleaseReply::Released
+            } else {
+                ReleaseReply::NotHeld
+            })
+        })
     }
 }

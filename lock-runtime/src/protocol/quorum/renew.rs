@@ -13,14 +13,13 @@ use super::{
 };
 use crate::{
     spec::MAX_LEASE,
-    store::{Hold, RenewReply, Renewal, StoreError, Token},
+    store::{RenewReply, Renewal, StoreError, Token},
 };
 
 /// The replies to the renewal of several locks.
 #[derive(Debug)]
 pub(super) struct Renewals {
     tallies: Vec<Renewed>,
-    errors: Vec<Vec<(usize, StoreError)>>,
     sent: Instant,
 }
 
@@ -29,15 +28,16 @@ impl Renewals {
     pub(super) fn count(
         &mut self,
         server: usize,
-        numbers: &[usize],
+        batch: &[(usize, Token)],
         replies: Vec<Result<RenewReply, StoreError>>,
         cx: &Cx<'_>,
     ) -> bool {
-        for (number, reply) in numbers.iter().zip(replies) {
+        for ((number, _), reply) in batch.iter().zip(replies) {
+            let tally = &mut self.tallies[*number];
             match reply {
-                Ok(RenewReply::Renewed { ttl }) => self.tallies[*number].renewed(self.sent, ttl),
-                Ok(RenewReply::Gone) => self.tallies[*number].gone(),
-                Err(error) => self.errors[*number].push((server, error)),
+                Ok(RenewReply::Renewed { ttl }) => tally.renewed(self.sent, ttl),
+                Ok(RenewReply::Gone) => tally.gone(),
+                Err(error) => tally.errors.push((server, error)),
             }
         }
         self.tallies
@@ -50,7 +50,7 @@ impl Session {
     pub(crate) fn renew(&mut self, renewals: &[Renewal], cx: &mut Cx<'_>) -> RequestId {
         let (sent, servers) = (cx.now, self.servers.len());
         let mut tallies = Vec::with_capacity(renewals.len());
-        let mut batches: Vec<(Vec<usize>, Vec<Renewal>)> = vec![Default::default(); servers];
+        let mut batches: Vec<(Vec<_>, Vec<_>)> = vec![Default::default(); servers];
         let mut shortest = MAX_LEASE;
         for (number, renewal) in renewals.iter().enumerate() {
             let Renewal { hold, lease, .. } = renewal;
@@ -58,7 +58,7 @@ impl Session {
             let mut known = PerServer::new();
             if let Some(round) = self.rounds.get_mut(&hold.token.stem()) {
                 known.extend(round.known());
-                shortest = shortest.min(round.lease());
+                shortest = shortest.min(round.lease);
                 if cx.breaks(Mutation::AddsUpRenewals) {
                     let earlier = round.expiries();
                     earlier.for_each(|until| tally.renewed(until, Duration::ZERO));
@@ -69,8 +69,8 @@ impl Session {
             }
             (known.len()..servers).for_each(|_| tally.gone());
             for (server, token) in known {
-                let hold = Hold::new(hold.key.clone(), hold.mode, token);
-                batches[server].0.push(number);
+                let hold = hold.alias(token);
+                batches[server].0.push((number, token));
                 batches[server].1.push(Renewal::new(hold, *lease));
             }
             tallies.push(tally);
@@ -78,21 +78,12 @@ impl Session {
                 self.heal(hold.token, cx);
             }
         }
-        let count = Count::Renewals(Renewals {
-            errors: vec![Vec::new(); tallies.len()],
-            tallies,
-            sent,
-        });
+        let count = Count::Renewals(Renewals { tallies, sent });
         let batches = batches.into_iter().enumerate();
-        let calls = batches.filter(|(_, (_, batch))| !batch.is_empty());
-        let calls = calls.map(|(server, (numbers, batch))| {
-            let request = ServerRequest::Renew(batch.clone());
-            let purpose = Purpose::Renewal {
-                numbers,
-                batch,
-                sent,
-            };
-            (server, request, purpose)
+        let calls = batches.filter(|(_, (aliases, _))| !aliases.is_empty());
+        let calls = calls.map(|(server, (aliases, renewals))| {
+            let purpose = Purpose::Renewal { aliases, sent };
+            (server, ServerRequest::Renew(renewals), purpose)
         });
         self.broadcast(count, majority_timeout(shortest), None, calls, cx)
     }
@@ -108,7 +99,6 @@ impl Session {
         // No request waits for these replies.
         let sends = self.sends(0, stem, &terms, calls, cx);
         cx.out.background.extend(sends);
-        self.abandon_unused(stem, cx);
     }
 
     /// Applies the replies of a server to the acquisitions of a batch. A reply about an alias that
@@ -116,13 +106,13 @@ impl Session {
     pub(super) fn renewed(
         &mut self,
         server: usize,
-        batch: &[Renewal],
+        batch: &[(usize, Token)],
         replies: &mut [Result<RenewReply, StoreError>],
         sent: Instant,
         cx: &mut Cx<'_>,
     ) {
-        for (renewal, reply) in batch.iter().zip(replies) {
-            let (token, Ok(reply)) = (renewal.hold.token, reply) else {
+        for (&(_, token), reply) in batch.iter().zip(replies) {
+            let Ok(reply) = reply else {
                 continue;
             };
             let Some(round) = self.rounds.get_mut(&token.stem()) else {
@@ -146,21 +136,17 @@ impl Session {
         failed: &[(usize, StoreError)],
         cx: &Cx<'_>,
     ) -> Vec<Result<RenewReply, StoreError>> {
-        let Renewals {
-            tallies,
-            errors,
-            sent,
-        } = renewals;
-        let reply = |(tally, mut errors): (Renewed, Vec<_>)| match tally.held(cx) {
+        let Renewals { tallies, sent } = renewals;
+        let reply = |mut tally: Renewed| match tally.held(cx) {
             Held::Until(until) => Ok(RenewReply::Renewed {
                 ttl: until.saturating_duration_since(sent),
             }),
             Held::Gone => Ok(RenewReply::Gone),
             Held::Open => {
-                errors.extend(failed.iter().cloned());
-                Err(self.unanswered(&errors))
+                tally.errors.extend(failed.iter().cloned());
+                Err(self.unanswered(&tally.errors))
             }
         };
-        tallies.into_iter().zip(errors).map(reply).collect()
+        tallies.into_iter().map(reply).collect()
     }
 }

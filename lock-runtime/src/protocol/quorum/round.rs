@@ -10,6 +10,7 @@
 //! At each server the acquisition goes by a token of its own, its *alias* there. All aliases share
 //! the stem of the acquisition's token. An abandoned alias is never used again.
 
+mod ask;
 mod decide;
 mod message;
 #[cfg(test)]
@@ -28,7 +29,6 @@ use self::vote::{Obstacle, Standing, Status, Vote, VoteState};
 use super::{Cx, Mutation, majority::majority};
 use crate::{
     fence::FencingToken,
-    protocol::STRAGGLE,
     spec::Mode,
     store::{
         AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, RaiseReply, RenewReply,
@@ -56,18 +56,20 @@ enum Phase {
 #[derive(Debug)]
 pub(crate) struct Round {
     hold: Hold,
-    was_writer: bool,
-    lease: Duration,
-    longest_lease: Duration,
-    closed: bool,
+    pub(super) lease: Duration,
+    /// The longest lease requested so far: everything that a server holds expires within it.
+    pub(super) longest_lease: Duration,
+    /// The release has begun: no more votes are requested (rule 13).
+    pub(super) closed: bool,
     /// The number of fencing tokens to reserve after that of the grant.
-    reserved: u32,
+    pub(super) reserved: u32,
     states: PerServer<VoteState>,
     /// The number of aliases used so far, beyond the first.
     names: u16,
     /// The number of this exchange. It distinguishes its replies from those of earlier exchanges.
     exchange: u32,
-    coordinator: Option<usize>,
+    /// The index of the coordinator.
+    pub(super) coordinator: Option<usize>,
     if_busy: IfBusy,
     /// The caller follows a refusal with a request that queues.
     then_queues: bool,
@@ -121,27 +123,18 @@ impl Round {
         time_outs: TimeOuts,
         now: Instant,
     ) -> Self {
-        let KeyRequest {
-            hold,
-            lease,
-            reserved,
-            ..
-        } = request.clone();
+        let hold = request.hold.clone();
+        // A reader has a single fencing token.
+        let is_writer = hold.mode == Mode::Exclusive;
         Self {
             states: (0..servers).map(|_| VoteState::new(hold.token)).collect(),
             names: 0,
             exchange: 0,
             hold,
-            was_writer: false,
-            lease,
-            longest_lease: lease,
+            lease: request.lease,
+            longest_lease: request.lease,
             closed: false,
-            // A reader has a single fencing token.
-            reserved: if request.hold.mode == Mode::Exclusive {
-                reserved
-            } else {
-                0
-            },
+            reserved: if is_writer { request.reserved } else { 0 },
             polls: false,
             coordinator: None,
             if_busy: IfBusy::Refuse,
@@ -167,45 +160,19 @@ impl Round {
         &self.hold
     }
 
-    pub(crate) fn lease(&self) -> Duration {
-        self.lease
-    }
-
-    /// The longest lease requested so far: everything that a server holds expires within it.
-    pub(crate) fn longest_lease(&self) -> Duration {
-        self.longest_lease
-    }
-
     /// Records the extension of the lease.
     pub(crate) fn extends(&mut self, lease: Duration) {
         self.longest_lease = self.longest_lease.max(lease);
     }
 
-    /// Marks the start of the release: no more votes are requested (rule 13).
-    pub(crate) fn close(&mut self) {
-        self.closed = true;
-    }
-
-    pub(crate) fn reserved(&self) -> u32 {
-        self.reserved
-    }
-
     /// The largest number given to this acquisition, while it has no fencing token yet.
     pub(crate) fn drawn(&self) -> Option<FencingToken> {
-        let number_of = |state: &VoteState| match state.standing {
-            Standing::Holds(vote) => Some(vote.fence),
-            _ => state.pushed.map(|grant| grant.fence),
+        let number_of = |state: &VoteState| {
+            let pushed = state.pushed.map(|grant| grant.fence);
+            state.held().map(|vote| vote.fence).or(pushed)
         };
-        self.states
-            .iter()
-            .filter_map(number_of)
-            .max()
-            .filter(|_| self.fence.is_none())
-    }
-
-    /// The index of the coordinator.
-    pub(crate) fn coordinator(&self) -> Option<usize> {
-        self.coordinator
+        let drawn = self.states.iter().filter_map(number_of).max();
+        drawn.filter(|_| self.fence.is_none())
     }
 
     /// The number of the current exchange, which every request of the exchange carries.
@@ -216,44 +183,32 @@ impl Round {
     /// The alias at a server that holds the lock for this acquisition.
     pub(crate) fn held_at(&self, server: usize) -> Option<Token> {
         let state = &self.states[server];
-        matches!(state.standing, Standing::Holds(_)).then_some(state.token)
+        state.held().map(|_| state.token)
     }
 
     /// The expiry of the latest vote of each server, of whichever exchange.
     pub(super) fn expiries(&self) -> impl Iterator<Item = Instant> + '_ {
-        self.states.iter().filter_map(|state| match state.standing {
-            Standing::Holds(vote) => Some(vote.until),
-            _ => None,
-        })
+        let votes = self.states.iter().filter_map(VoteState::held);
+        votes.map(|vote| vote.until)
     }
 
     /// The aliases that the servers may know.
     pub(crate) fn known(&self) -> impl Iterator<Item = (usize, Token)> + '_ {
-        let states = self.states.iter().enumerate();
-        states
-            .filter(|(_, state)| state.standing != Standing::Outside)
-            .map(|(server, state)| (server, state.token))
+        self.all_known().map(|alias| (alias.server, alias.token))
     }
 
-    /// All aliases that the servers may know, in the form in which they are abandoned.
-    pub(crate) fn all_known(&self) -> PerServer<AbandonedAlias> {
-        let left = |(server, state): (usize, &VoteState)| {
-            let may_be_queued = !matches!(state.standing, Standing::Holds(_));
-            let known = state.standing != Standing::Outside;
-            known.then_some(AbandonedAlias {
-                server,
-                token: state.token,
-                straggler_until: state.straggler_until,
-                may_be_queued,
-            })
-        };
-        self.states.iter().enumerate().filter_map(left).collect()
+    /// The same in the form in which they are abandoned.
+    pub(crate) fn all_known(&self) -> impl Iterator<Item = AbandonedAlias> + '_ {
+        let states = self.states.iter().enumerate();
+        states.filter_map(|(server, state)| state.left_at(server))
     }
 
     /// Makes this acquisition a reader, before the servers convert it.
     pub(crate) fn converts(&mut self) {
-        self.was_writer = true;
         self.hold.mode = Mode::Shared;
+        for state in &mut self.states {
+            state.was_writer = true;
+        }
     }
 
     /// Records the servers that have converted the writer to a reader, on requests sent at `sent`.
@@ -269,12 +224,6 @@ impl Round {
         }
     }
 
-    /// Whether this reader was a writer. If so, it still is one at a server that has not
-    /// executed the conversion.
-    pub(crate) fn was_writer(&self) -> bool {
-        self.was_writer
-    }
-
     /// Takes the aliases that are to be abandoned.
     pub(crate) fn take_abandoned(&mut self) -> SmallVec<[AbandonedAlias; 5]> {
         std::mem::take(&mut self.abandoned)
@@ -282,135 +231,6 @@ impl Round {
 
     fn majority(&self, cx: &Cx<'_>) -> usize {
         majority(self.states.len()) - usize::from(cx.breaks(Mutation::MajorityOffByOne))
-    }
-
-    /// Begins the first exchange. If `coordinator` is given, this server is the coordinator; it is
-    /// asked alone if the lock is `contended` and the request queues.
-    pub(crate) fn acquire(
-        &mut self,
-        if_busy: IfBusy,
-        coordinator: Option<usize>,
-        contended: bool,
-        deadline: Instant,
-        now: Instant,
-    ) -> Calls {
-        self.begin_exchange(now);
-        self.polls = false;
-        self.coordinator = coordinator;
-        self.if_busy = if_busy;
-        self.answer_by = deadline.checked_sub(STRAGGLE).unwrap_or(deadline);
-        match coordinator {
-            Some(coordinator) if contended && if_busy == IfBusy::Queue => {
-                self.phase = Phase::Coordinator;
-                [self.ask(coordinator, IfBusy::Queue, deadline)]
-                    .into_iter()
-                    .collect()
-            }
-            _ => self.ask_all(deadline, now),
-        }
-    }
-
-    fn ask_all(&mut self, deadline: Instant, now: Instant) -> Calls {
-        self.phase = Phase::All;
-        self.asked_all_at = now;
-        let (coordinator, if_busy) = (self.coordinator, self.if_busy);
-        // The coordinator first, as its reply is awaited.
-        let others = (0..self.states.len()).filter(|server| Some(*server) != coordinator);
-        let order: PerServer<_> = coordinator.into_iter().chain(others).collect();
-        let how = |server| {
-            if Some(server) == coordinator {
-                if_busy
-            } else {
-                IfBusy::Refuse
-            }
-        };
-        order
-            .into_iter()
-            .map(|server| self.ask(server, how(server), deadline))
-            .collect()
-    }
-
-    /// Begins an exchange that polls: the coordinator alone while the acquisition waits in its
-    /// queue, otherwise all servers.
-    pub(crate) fn poll(&mut self, deadline: Instant, now: Instant) -> Calls {
-        self.begin_exchange(now);
-        self.polls = true;
-        self.redraws = self.hold.mode == Mode::Shared;
-        let queued_at = self
-            .coordinator
-            .filter(|coordinator| self.states[*coordinator].standing == Standing::Queued);
-        if self.fence.is_none()
-            && let Some(coordinator) = queued_at
-            && self.states[coordinator].pushed.is_none()
-        {
-            self.phase = Phase::Coordinator;
-            self.states[coordinator].status = Status::Awaited;
-            return [(coordinator, Ask::Poll(self.states[coordinator].token))]
-                .into_iter()
-                .collect();
-        }
-        self.phase = Phase::Head;
-        (0..self.states.len())
-            .map(|server| self.recount(server, deadline))
-            .collect()
-    }
-
-    /// Requests the missing votes of a held lock. A restarted server votes for the lock again;
-    /// otherwise one restart after another would cost the majority.
-    pub(crate) fn heal(&mut self, deadline: Instant) -> Calls {
-        let is_held = self.fence.is_some() && self.phase == Phase::Over && !self.closed;
-        let missing =
-            |state: &VoteState| matches!(state.standing, Standing::Outside | Standing::Queued);
-        let missing: PerServer<_> = (0..self.states.len())
-            .filter(|server| is_held && missing(&self.states[*server]))
-            .collect();
-        let heal = |server| {
-            // A holder must not stay in a wait queue.
-            self.abandon_at(server);
-            self.ask(server, IfBusy::Refuse, deadline)
-        };
-        missing.into_iter().map(heal).collect()
-    }
-
-    /// The request to a server from the head of the queue.
-    fn recount(&mut self, server: usize, deadline: Instant) -> (usize, Ask) {
-        self.count(server, IfBusy::Queue, deadline)
-    }
-
-    /// Builds the request that queries the state at a server, or asks for its vote. A server
-    /// that is known to hold or queue the alias is not sent an acquire: a refusal would not
-    /// remove the alias.
-    fn count(&mut self, server: usize, if_busy: IfBusy, deadline: Instant) -> (usize, Ask) {
-        let state = &mut self.states[server];
-        let ask = match state.standing {
-            Standing::Holds(_) => Ask::Renew(state.token),
-            Standing::Queued if state.pushed.is_some() => Ask::Renew(state.token),
-            Standing::Queued => Ask::Poll(state.token),
-            Standing::Outside | Standing::Asked => return self.ask(server, if_busy, deadline),
-        };
-        state.status = Status::Awaited;
-        (server, ask)
-    }
-
-    fn ask(&mut self, server: usize, if_busy: IfBusy, deadline: Instant) -> (usize, Ask) {
-        if self.states[server].standing == Standing::Asked {
-            // The outcome of the previous acquire is unknown, so its alias is not used again.
-            self.abandon_at(server);
-        }
-        let state = &mut self.states[server];
-        state.standing = Standing::Asked;
-        state.straggler_until = Some(deadline);
-        state.status = Status::Awaited;
-        (server, Ask::Acquire(state.token, if_busy))
-    }
-
-    fn begin_exchange(&mut self, now: Instant) {
-        self.exchange += 1;
-        self.since = now;
-        self.majority_at = None;
-        for state in &mut self.states {
-            state.status = Status::None;
-        }
     }
 
     /// The acquisition, if it waits in the queue of this server.
@@ -512,7 +332,7 @@ impl Round {
                     vote.fence = vote.fence.max(number);
                 }
                 // A server is not sent another number while its reply is awaited.
-                if is_current && matches!(state.status, Status::Awaited) {
+                if is_current && state.is_awaited() {
                     state.status = Status::Voted;
                 }
                 return;
@@ -523,33 +343,27 @@ impl Round {
                     state.standing = Standing::Outside;
                     state.straggler_until = None;
                 }
-                if is_current && matches!(state.status, Status::Awaited) {
+                if is_current && state.is_awaited() {
                     self.failed(server, error, cx);
                 }
                 return;
             }
         };
         // A reply that arrives after its exchange updates the state of the server, but is no vote.
-        let counts = is_current && matches!(state.status, Status::Awaited);
-        state.as_of = Some(sent);
-        let straggler_until = state.straggler_until.take();
-        state.pushed = None;
-        state.standing = standing;
+        let counts = is_current && state.is_awaited();
         let is_gone = matches!(status, Status::Gone);
         if counts {
             state.status = status;
         }
         if is_gone {
             // The alias was used at this server, so it must not be used again (rule 9).
-            self.abandoned.push(AbandonedAlias {
-                server,
-                token,
-                straggler_until,
-                may_be_queued: true,
-            });
-            let name = self.fresh_name();
-            self.states[server].token = name;
+            state.standing = Standing::Asked;
+            return self.abandon_at(server);
         }
+        state.as_of = Some(sent);
+        state.straggler_until = None;
+        state.pushed = None;
+        state.standing = standing;
     }
 
     fn fresh_name(&mut self) -> Token {
@@ -561,7 +375,7 @@ impl Round {
     pub(crate) fn time_is_up(&mut self, error: &StoreError, cx: &Cx<'_>) -> PerServer<usize> {
         let mut silent = PerServer::new();
         for server in 0..self.states.len() {
-            if matches!(self.states[server].status, Status::Awaited) {
+            if self.states[server].is_awaited() {
                 self.failed(server, error.clone(), cx);
                 silent.push(server);
             }
@@ -586,20 +400,14 @@ impl Round {
     }
 
     fn abandon_at(&mut self, server: usize) {
-        let state = &mut self.states[server];
-        if state.standing == Standing::Outside {
+        let Some(left) = self.states[server].left_at(server) else {
             return;
-        }
-        let may_be_queued = !matches!(state.standing, Standing::Holds(_));
-        self.abandoned.push(AbandonedAlias {
-            server,
-            token: state.token,
-            straggler_until: state.straggler_until,
-            may_be_queued,
-        });
-        let status = std::mem::replace(&mut state.status, Status::None);
+        };
+        self.abandoned.push(left);
         let token = self.fresh_name();
-        self.states[server] = VoteState {
+        let state = &mut self.states[server];
+        let status = std::mem::replace(&mut state.status, Status::None);
+        *state = VoteState {
             status,
             ..VoteState::new(token)
         };

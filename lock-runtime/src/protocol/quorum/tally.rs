@@ -9,7 +9,7 @@ use super::{
     majority::{majority, nth_largest},
     round::PerServer,
 };
-use crate::store::{Holder, Inspection, RevokeReply};
+use crate::store::{Holder, Inspection, RevokeReply, StoreError};
 
 /// The replies of one exchange to the renewal of one lock.
 #[derive(Debug)]
@@ -17,6 +17,8 @@ pub(crate) struct Renewed {
     servers: usize,
     until: PerServer<Instant>,
     gone: usize,
+    /// The errors of servers that failed to renew this lock alone.
+    pub(crate) errors: Vec<(usize, StoreError)>,
 }
 
 /// The combined result of the replies.
@@ -35,6 +37,7 @@ impl Renewed {
             servers,
             until: PerServer::new(),
             gone: 0,
+            errors: Vec::new(),
         }
     }
 
@@ -68,16 +71,23 @@ pub(crate) struct Ballot {
 }
 
 impl Ballot {
-    pub(crate) fn new(servers: usize) -> Self {
+    /// Servers that are not asked count as a no.
+    pub(crate) fn new(servers: usize, asked: usize) -> Self {
         Self {
             servers,
             yes: 0,
-            no: 0,
+            no: servers - asked,
         }
     }
 
-    pub(crate) fn count(&mut self, yes: bool) {
-        if yes { self.yes += 1 } else { self.no += 1 }
+    /// Counts a vote. Returns whether the decision is made.
+    pub(crate) fn count(&mut self, yes: bool) -> bool {
+        if yes {
+            self.yes += 1
+        } else {
+            self.no += 1
+        }
+        self.decided().is_some()
     }
 
     /// The decision, or `None` while it is open.

@@ -1,28 +1,29 @@
 //! The locks of a shard and the operations on them. Pure logic: the time is an argument.
 
+mod entry;
+#[cfg(test)]
+mod probe;
+
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     sync::atomic::{AtomicU64, Ordering},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use foldhash::fast::RandomState;
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
+use self::entry::{Entry, Place, Slot};
 use crate::{
     fence::FencingToken,
     key::LockKey,
     spec::{LockKind, Mode},
     store::{
-        AcquireReply, ConvertReply, ENTRY_STALE_AFTER, ENTRY_TTL, Grant, HANDOFF_LEASE, Hold,
-        Holder, IfBusy, Inspection, KeyRequest, MAX_PROPOSAL_SKEW, POLL_INTERVAL, PollReply,
-        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, Token, Waiter,
+        AcquireReply, ConvertReply, ENTRY_TTL, Grant, Hold, Holder, IfBusy, Inspection, KeyRequest,
+        MAX_PROPOSAL_SKEW, NextHolder, PollReply, RaiseReply, Release, ReleaseReply, RenewReply,
+        Renewal, RevokeReply, StoreEvent, Token, Waiter,
     },
 };
-
-#[cfg(test)]
-mod probe;
 
 /// The latest fencing token of all keys.
 #[derive(Debug)]
@@ -78,7 +79,7 @@ impl Fences {
     }
 }
 
-/// One step: its time, and the grants and notifications that it causes.
+/// One step: its time, and the events that it causes.
 pub(crate) struct Step<'a> {
     pub(crate) now: Instant,
     fences: &'a Fences,
@@ -86,14 +87,11 @@ pub(crate) struct Step<'a> {
     pub(crate) proposal: Option<FencingToken>,
     /// The caller. The reply contains its grant, so it needs no event.
     caller: Option<Token>,
-    /// The grants from the wait queue, to be sent as events when no mutex is locked any more.
-    pub(crate) handed_over: Vec<(Hold, Grant)>,
+    /// To be sent when no mutex is locked any more.
+    pub(crate) events: Vec<StoreEvent>,
     /// A holder was released, or was granted a lease that ends before the next waiter polls. The
     /// next waiter is to be notified of the time at which the lock may be free.
     frees: bool,
-    /// The locks that may be free after this time, before their next waiter polls. To be sent as
-    /// events as well.
-    pub(crate) free_in: Vec<(LockKey, LockKind, Duration)>,
     /// Switches rule 15 off: this step grants nothing from the wait queue.
     #[cfg(test)]
     pub(crate) lets_nobody_in: bool,
@@ -106,9 +104,8 @@ impl<'a> Step<'a> {
             fences,
             proposal: None,
             caller,
-            handed_over: Vec::new(),
+            events: Vec::new(),
             frees: false,
-            free_in: Vec::new(),
             #[cfg(test)]
             lets_nobody_in: false,
         }
@@ -121,208 +118,22 @@ type Map = HashMap<LockKey, Entry, RandomState>;
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Table {
-    locks: Map,
-    permits: Map,
-}
-
-/// The slots and the queue entries of one name, at least one of them. Expired ones remain until
-/// the next access.
-#[cfg_attr(test, derive(Clone))]
-struct Entry {
-    /// The mode of the slots. It has no meaning if there are none.
-    mode: Mode,
-    slots: SmallVec<[Slot; 1]>,
-    line: VecDeque<Place>,
-}
-
-#[cfg_attr(test, derive(Clone))]
-struct Slot {
-    token: Token,
-    /// The slot is no longer held. It only reserves the lock until it expires (`min_hold`).
-    kept: bool,
-    expires: Instant,
-    /// The last fencing token that is reserved for the slot.
-    fence: FencingToken,
-}
-
-impl Slot {
-    fn is_held_by(&self, token: Token) -> bool {
-        self.token == token && !self.kept
-    }
-
-    fn grant(&self, now: Instant) -> Grant {
-        Grant::new(self.fence, self.expires - now)
-    }
-}
-
-/// A queue entry.
-#[cfg_attr(test, derive(Clone))]
-struct Place {
-    token: Token,
-    mode: Mode,
-    lease: Duration,
-    reserved: u32,
-    seen: Instant,
-}
-
-impl Place {
-    fn is_live(&self, now: Instant) -> bool {
-        now < self.seen + ENTRY_STALE_AFTER
-    }
-
-    /// The number of permits is part of their name.
-    fn is_of(&self, hold: &Hold) -> bool {
-        self.token == hold.token && (self.mode.kind() == LockKind::Lock || self.mode == hold.mode)
-    }
-}
-
-impl Entry {
-    fn new(mode: Mode) -> Self {
-        Self {
-            mode,
-            slots: SmallVec::new(),
-            line: VecDeque::new(),
-        }
-    }
-
-    fn slot(&mut self, mode: Mode, token: Token) -> Option<&mut Slot> {
-        self.slots
-            .iter_mut()
-            .find(|slot| self.mode == mode && slot.is_held_by(token))
-    }
-
-    /// Returns whether the current holders admit another one in `mode`.
-    fn admits(&self, mode: Mode) -> bool {
-        match (mode, self.mode) {
-            _ if self.slots.is_empty() => true,
-            (Mode::Shared, Mode::Shared) => true,
-            (Mode::Permits(wanted), Mode::Permits(held)) => {
-                wanted == held && self.slots.len() < held.get() as usize
-            }
-            _ => false,
-        }
-    }
-
-    fn hold(&mut self, hold: &Hold, lease: Duration, reserved: u32, step: &Step<'_>) -> Grant {
-        let reserved = if hold.mode == Mode::Exclusive {
-            reserved
-        } else {
-            0
-        };
-        let fence = step.fences.next(reserved, step);
-        self.mode = hold.mode;
-        let slot = Slot {
-            token: hold.token,
-            kept: false,
-            expires: step.now + lease,
-            fence: fence.later(reserved),
-        };
-        self.slots.push(slot);
-        Grant::new(fence, lease).reserved(reserved)
-    }
-
-    /// Drops expired slots and queue entries, and hands the lock off to the next waiters (rule 15).
-    fn advance(&mut self, key: &LockKey, step: &mut Step<'_>) {
-        let now = step.now;
-        self.slots.retain(|slot| slot.expires > now);
-        if self.line.is_empty() {
-            return;
-        }
-        self.line.retain(|place| now < place.seen + ENTRY_TTL);
-        #[cfg(test)]
-        if step.lets_nobody_in {
-            return;
-        }
-        let mut index = 0;
-        while let Some(place) = self.line.get(index) {
-            if !place.is_live(now) {
-                index += 1;
-                continue;
-            }
-            if self.mode == place.mode && self.slots.iter().any(|slot| slot.is_held_by(place.token))
-            {
-                self.line.remove(index);
-                continue;
-            }
-            if !self.admits(place.mode) {
-                if step.frees
-                    && let Some(ttl) = self.ends_in(now).filter(|ttl| *ttl < POLL_INTERVAL)
-                {
-                    step.free_in.push((key.clone(), place.mode.kind(), ttl));
-                }
-                break;
-            }
-            let hold = Hold::new(key.clone(), place.mode, place.token);
-            let (lease, reserved) = (place.lease.min(HANDOFF_LEASE), place.reserved);
-            self.line.remove(index);
-            let grant = self.hold(&hold, lease, reserved, step);
-            // A dead process does not renew its short lease, which may end before the next waiter
-            // polls.
-            step.frees |= lease < POLL_INTERVAL;
-            if step.caller != Some(hold.token) {
-                step.handed_over.push((hold, grant));
-            }
-        }
-    }
-
-    fn next_waiter(&self, now: Instant) -> Option<&Place> {
-        self.line.iter().find(|place| place.is_live(now))
-    }
-
-    /// Returns the time until the holders admit another one, if none is released or renewed
-    /// before.
-    fn ends_in(&self, now: Instant) -> Option<Duration> {
-        let left = self.slots.iter().map(|slot| slot.expires - now);
-        if matches!(self.mode, Mode::Permits(_)) {
-            left.min()
-        } else {
-            left.max()
-        }
-    }
-
-    /// Returns the time after which another attempt for `mode` is useful, if no holder is
-    /// released or renewed before.
-    fn holder_ttl(&self, mode: Mode, now: Instant) -> Option<Duration> {
-        match self.next_waiter(now) {
-            // The holders admit the request, but this waiter is before it, and is skipped unless
-            // it polls.
-            Some(next) if self.admits(mode) => Some(next.seen + ENTRY_STALE_AFTER - now),
-            _ => self.ends_in(now),
-        }
-    }
-
-    /// Adds a queue entry, or keeps the existing one.
-    fn enqueue(&mut self, hold: &Hold, lease: Duration, reserved: u32, now: Instant) {
-        match self.line.iter_mut().find(|place| place.is_of(hold)) {
-            Some(place) => place.seen = now,
-            None => self.line.push_back(Place {
-                token: hold.token,
-                mode: hold.mode,
-                lease,
-                reserved,
-                seen: now,
-            }),
-        }
-    }
-}
-
-/// The evaluation of a request, before it is granted.
-pub(crate) enum Verdict {
-    Free,
-    Reply(AcquireReply),
+    /// Of each kind.
+    maps: [Map; 2],
 }
 
 impl Table {
     fn map(&mut self, kind: LockKind) -> &mut Map {
-        match kind {
-            LockKind::Lock => &mut self.locks,
-            LockKind::Permits => &mut self.permits,
-        }
+        &mut self.maps[kind as usize]
+    }
+
+    fn entry(&self, key: &LockKey, kind: LockKind) -> Option<&Entry> {
+        self.maps[kind as usize].get(key)
     }
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.locks.len() + self.permits.len()
+        self.maps.iter().map(Map::len).sum()
     }
 
     /// Advances the wait queue of a key. Returns its entry unless it is empty.
@@ -342,63 +153,55 @@ impl Table {
         map.get_mut(key)
     }
 
-    /// Advances the wait queue after something was released.
-    fn settle(&mut self, key: &LockKey, kind: LockKind, step: &mut Step<'_>) {
-        self.advanced(key, kind, step);
-    }
-
-    /// Keeps the queue entry of the caller alive.
-    fn keep_place(&mut self, hold: &Hold, now: Instant) {
-        if let Some(entry) = self.map(hold.mode.kind()).get_mut(&hold.key) {
-            entry.line.retain(|place| now < place.seen + ENTRY_TTL);
-            if let Some(place) = entry.line.iter_mut().find(|place| place.is_of(hold)) {
-                place.seen = now;
-            }
+    /// Keeps the queue entry of the caller alive, and advances the wait queue.
+    fn kept_alive(&mut self, hold: &Hold, step: &mut Step<'_>) -> Option<&mut Entry> {
+        let kind = hold.mode.kind();
+        let entry = self.map(kind).get_mut(&hold.key)?;
+        entry.line.retain(|place| step.now < place.seen + ENTRY_TTL);
+        if let Some(place) = entry.line.iter_mut().find(|place| place.is_of(hold)) {
+            place.seen = step.now;
         }
+        self.advanced(&hold.key, kind, step)
     }
 
-    /// Evaluates a request. Grants nothing, except to waiters in the queue.
-    pub(crate) fn verdict(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> Verdict {
-        let Hold {
-            ref key,
-            mode,
-            token,
-        } = request.hold;
-        let now = step.now;
+    /// Evaluates a request. Returns the reply, or `None` if it is to be granted. Grants nothing,
+    /// except to waiters in the queue.
+    pub(crate) fn verdict(
+        &mut self,
+        request: &KeyRequest,
+        step: &mut Step<'_>,
+    ) -> Option<AcquireReply> {
+        let (mode, now) = (request.hold.mode, step.now);
         if now > request.deadline {
-            return Verdict::Reply(AcquireReply::Late);
+            return Some(AcquireReply::Late);
         }
-        self.keep_place(&request.hold, now);
-        let Some(entry) = self.advanced(key, mode.kind(), step) else {
-            return Verdict::Free;
-        };
-        if let Some(slot) = entry.slot(mode, token) {
-            confirm(slot, mode, step);
-            return Verdict::Reply(AcquireReply::Granted(slot.grant(now)));
+        let entry = self.kept_alive(&request.hold, step)?;
+        if let Some(grant) = entry.repeated(&request.hold, step) {
+            return Some(AcquireReply::Granted(grant));
         }
         if let (Mode::Permits(wanted), Mode::Permits(held)) = (mode, entry.mode)
             && wanted != held
             && !entry.slots.is_empty()
         {
-            return Verdict::Reply(AcquireReply::ModeMismatch);
+            return Some(AcquireReply::ModeMismatch);
         }
         let is_of_a_group = mode == Mode::Shared
             && request.reader_group.is_some_and(|reader_group| {
                 entry.slots.iter().any(|slot| slot.is_held_by(reader_group))
             });
         if entry.admits(mode) && (is_of_a_group || entry.next_waiter(now).is_none()) {
-            return Verdict::Free;
+            return None;
         }
         let holder_ttl = entry.holder_ttl(mode, now);
         if request.if_busy == IfBusy::Refuse {
             let has_waiters = entry.next_waiter(now).is_some();
-            return Verdict::Reply(AcquireReply::Busy {
+            return Some(AcquireReply::Busy {
                 holder_ttl,
                 has_waiters,
             });
         }
-        entry.enqueue(&request.hold, request.lease, request.reserved, now);
-        Verdict::Reply(AcquireReply::Queued {
+        entry.enqueue(&request.hold, new_holder(request), now);
+        Some(AcquireReply::Queued {
             counter: step.fences.latest(),
             holder_ttl,
         })
@@ -409,35 +212,29 @@ impl Table {
         let Hold { ref key, mode, .. } = request.hold;
         let map = self.map(mode.kind());
         if let Some(entry) = map.get_mut(key) {
-            return entry.hold(&request.hold, request.lease, request.reserved, step);
+            return entry.hold(mode, new_holder(request), step);
         }
         shrink(map, step.now);
         let entry = map.entry(key.clone()).or_insert_with(|| Entry::new(mode));
-        entry.hold(&request.hold, request.lease, request.reserved, step)
+        entry.hold(mode, new_holder(request), step)
     }
 
     pub(crate) fn acquire(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> AcquireReply {
-        match self.verdict(request, step) {
-            Verdict::Free => AcquireReply::Granted(self.grant(request, step)),
-            Verdict::Reply(reply) => reply,
-        }
+        self.verdict(request, step)
+            .unwrap_or_else(|| AcquireReply::Granted(self.grant(request, step)))
     }
 
     pub(crate) fn poll(&mut self, hold: &Hold, step: &mut Step<'_>) -> PollReply {
-        let now = step.now;
-        self.keep_place(hold, now);
-        let Some(entry) = self.advanced(&hold.key, hold.mode.kind(), step) else {
+        let Some(entry) = self.kept_alive(hold, step) else {
             return PollReply::Gone;
         };
-        let holder_ttl = entry.holder_ttl(hold.mode, now);
-        if let Some(slot) = entry.slot(hold.mode, hold.token) {
-            confirm(slot, hold.mode, step);
-            return PollReply::Granted(slot.grant(now));
+        if let Some(grant) = entry.repeated(hold, step) {
+            return PollReply::Granted(grant);
         }
         if entry.line.iter().any(|place| place.is_of(hold)) {
             return PollReply::Queued {
                 counter: step.fences.latest(),
-                holder_ttl,
+                holder_ttl: entry.holder_ttl(hold.mode, step.now),
             };
         }
         PollReply::Gone
@@ -446,20 +243,18 @@ impl Table {
     /// Returns the slot of a holder that still holds the lock. Does not advance the wait queue.
     fn held(&mut self, hold: &Hold, now: Instant) -> Option<&mut Slot> {
         let entry = self.map(hold.mode.kind()).get_mut(&hold.key)?;
-        entry.slots.retain(|slot| slot.expires > now);
+        entry.expire(now);
         entry.slot(hold.mode, hold.token)
     }
 
     pub(crate) fn renew(&mut self, renewal: &Renewal, now: Instant) -> RenewReply {
-        match self.held(&renewal.hold, now) {
-            None => RenewReply::Gone,
-            Some(slot) => {
-                slot.expires = slot.expires.max(now + renewal.lease);
-                RenewReply::Renewed {
-                    ttl: slot.expires - now,
-                }
+        let held = self.held(&renewal.hold, now);
+        held.map_or(RenewReply::Gone, |slot| {
+            slot.expires = slot.expires.max(now + renewal.lease);
+            RenewReply::Renewed {
+                ttl: slot.expires - now,
             }
-        }
+        })
     }
 
     pub(crate) fn release(&mut self, release: &Release, step: &mut Step<'_>) -> ReleaseReply {
@@ -487,14 +282,14 @@ impl Table {
             };
         }
         let entry = self
-            .locks
+            .map(LockKind::Lock)
             .entry(hold.key.clone())
             .or_insert_with(|| Entry::new(Mode::Exclusive));
         entry.advance(&hold.key, step);
         if entry.admits(Mode::Exclusive) && entry.next_waiter(now).is_none() {
-            return ReleaseReply::Passed(entry.hold(&next_hold, next.lease, next.reserved, step));
+            return ReleaseReply::Passed(entry.hold(Mode::Exclusive, next, step));
         }
-        entry.enqueue(&next_hold, next.lease, next.reserved, now);
+        entry.enqueue(&next_hold, next, now);
         ReleaseReply::Queued {
             counter: step.fences.latest(),
             holder_ttl: entry.holder_ttl(Mode::Exclusive, now),
@@ -504,40 +299,32 @@ impl Table {
     /// Releases a hold. Returns `Err` with the reply if there was nothing to release.
     fn give_back(&mut self, release: &Release, now: Instant) -> Result<ReleaseReply, ReleaseReply> {
         let hold = &release.hold;
-        let Some(entry) = self.map(hold.mode.kind()).get_mut(&hold.key) else {
+        let entry = self.map(hold.mode.kind()).get_mut(&hold.key);
+        let Some(entry) = entry.filter(|entry| entry.mode == hold.mode) else {
             return Err(ReleaseReply::NotHeld);
         };
-        entry.slots.retain(|slot| slot.expires > now);
-        if entry.mode != hold.mode {
-            return Err(ReleaseReply::NotHeld);
-        }
-        let Some(index) = entry
-            .slots
-            .iter()
-            .position(|slot| slot.is_held_by(hold.token))
-        else {
-            let kept = entry.slots.iter().any(|slot| slot.token == hold.token);
+        entry.expire(now);
+        let slots = &mut entry.slots;
+        let Some(index) = slots.iter().position(|slot| slot.is_held_by(hold.token)) else {
+            let kept = slots.iter().any(|slot| slot.token == hold.token);
             return Err(if kept {
                 ReleaseReply::Released
             } else {
                 ReleaseReply::NotHeld
             });
         };
-        let slot = &mut entry.slots[index];
-        match kept_for(release) {
-            Some(keep_for) => {
-                slot.kept = true;
-                slot.expires = now + keep_for;
-                let fence = slot.fence;
-                // The token may have an earlier reserved slot, if a delayed request acquired the
-                // lock again.
-                entry
-                    .slots
-                    .retain(|slot| slot.token != hold.token || slot.fence == fence);
-            }
-            None => {
-                entry.slots.swap_remove(index);
-            }
+        let slot = slots.swap_remove(index);
+        // With a `next`, the lock does not become free, so there is nothing to reserve.
+        let keep_for = release.keep_for.filter(|_| release.next.is_none());
+        if let Some(keep_for) = keep_for.filter(|keep_for| !keep_for.is_zero()) {
+            // The token may have an earlier reserved slot, if a delayed request acquired the lock
+            // again.
+            slots.retain(|slot| slot.token != hold.token);
+            slots.push(Slot {
+                kept: true,
+                expires: now + keep_for,
+                ..slot
+            });
         }
         Ok(ReleaseReply::Released)
     }
@@ -550,34 +337,27 @@ impl Table {
     }
 
     pub(crate) fn convert(&mut self, hold: &Hold, step: &mut Step<'_>) -> ConvertReply {
+        self.converted(hold, step)
+            .map_or(ConvertReply::NotHeld, ConvertReply::Converted)
+    }
+
+    fn converted(&mut self, hold: &Hold, step: &mut Step<'_>) -> Option<Grant> {
         if hold.mode.kind() != LockKind::Lock {
-            return ConvertReply::NotHeld;
+            return None;
         }
-        let now = step.now;
-        let Some(entry) = self.advanced(&hold.key, LockKind::Lock, step) else {
-            return ConvertReply::NotHeld;
-        };
-        let Some(slot) = entry
-            .slots
-            .iter_mut()
-            .find(|slot| slot.is_held_by(hold.token))
-        else {
-            return ConvertReply::NotHeld;
-        };
+        let entry = self.advanced(&hold.key, LockKind::Lock, step)?;
+        let mut slots = entry.slots.iter_mut();
+        let slot = slots.find(|slot| slot.is_held_by(hold.token))?;
         slot.fence = step.fences.next(0, step);
-        let grant = slot.grant(now);
+        let grant = slot.grant(step.now);
         entry.mode = Mode::Shared;
         // Readers at the front of the queue may be admitted now.
         entry.advance(&hold.key, step);
-        ConvertReply::Converted(grant)
+        Some(grant)
     }
 
     pub(crate) fn inspect(&self, key: &LockKey, kind: LockKind, now: Instant) -> Inspection {
-        let map = match kind {
-            LockKind::Lock => &self.locks,
-            LockKind::Permits => &self.permits,
-        };
-        let Some(entry) = map.get(key) else {
+        let Some(entry) = self.entry(key, kind) else {
             return Inspection::default();
         };
         let living = || entry.slots.iter().filter(|slot| slot.expires > now);
@@ -592,7 +372,7 @@ impl Table {
         let waiter = |place: &Place| {
             Waiter::new(
                 place.mode,
-                place.lease,
+                place.request.lease,
                 now.saturating_duration_since(place.seen),
             )
         };
@@ -603,45 +383,31 @@ impl Table {
         }
     }
 
-    /// Revokes a lock. Returns the reply and the tokens of the holders.
     pub(crate) fn revoke(
         &mut self,
         key: &LockKey,
         kind: LockKind,
         step: &mut Step<'_>,
-    ) -> (RevokeReply, Vec<Token>) {
-        let now = step.now;
+    ) -> RevokeReply {
         let Some(entry) = self.map(kind).get_mut(key) else {
-            return (RevokeReply::NotHeld, Vec::new());
+            return RevokeReply::NotHeld;
         };
-        entry.slots.retain(|slot| slot.expires > now);
-        let holders: Vec<_> = entry.slots.drain(..).map(|slot| slot.token).collect();
-        self.settle(key, kind, step);
-        (
-            if holders.is_empty() {
-                RevokeReply::NotHeld
-            } else {
-                RevokeReply::Revoked
-            },
-            holders,
-        )
+        entry.expire(step.now);
+        let reply = if entry.slots.is_empty() {
+            RevokeReply::NotHeld
+        } else {
+            RevokeReply::Revoked
+        };
+        let holders = entry.slots.drain(..).map(|slot| slot.token);
+        let events = holders.map(|token| StoreEvent::Revoked { token });
+        step.events.extend(events);
+        self.advanced(key, kind, step);
+        reply
     }
 }
 
-/// Returns how long a released lock stays reserved.
-fn kept_for(release: &Release) -> Option<Duration> {
-    // With a `next`, the lock does not become free, so there is nothing to reserve.
-    release
-        .keep_for
-        .filter(|keep_for| !keep_for.is_zero() && release.next.is_none())
-}
-
-/// Updates a grant that is returned again. The fencing token of a reader may not be the
-/// latest, so it gets a larger one.
-fn confirm(slot: &mut Slot, mode: Mode, step: &Step<'_>) {
-    if mode != Mode::Exclusive {
-        slot.fence = step.fences.next(0, step);
-    }
+fn new_holder(request: &KeyRequest) -> NextHolder {
+    NextHolder::new(request.hold.token, request.lease, request.reserved)
 }
 
 /// Drops expired entries before the map has to grow, so that locks that are never released do not

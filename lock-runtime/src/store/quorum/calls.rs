@@ -2,7 +2,7 @@
 
 use std::{
     pin::pin,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -53,7 +53,7 @@ struct Busy(Arc<Inner>);
 
 impl Busy {
     fn new(inner: &Arc<Inner>) -> Self {
-        inner.busy.fetch_add(1, Ordering::AcqRel);
+        inner.busy.send_modify(|busy| *busy += 1);
         Self(inner.clone())
     }
 }
@@ -61,9 +61,7 @@ impl Busy {
 impl Drop for Busy {
     fn drop(&mut self) {
         let Self(inner) = self;
-        if inner.busy.fetch_sub(1, Ordering::AcqRel) == 1 {
-            inner.idle.notify_waiters();
-        }
+        inner.busy.send_modify(|busy| *busy -= 1);
     }
 }
 
@@ -71,13 +69,9 @@ impl Inner {
     /// Waits until no background call is in progress. Does not wait for retries to unresponsive
     /// servers.
     pub(super) async fn settled(&self) {
-        loop {
-            let idle = self.idle.notified();
-            if self.busy.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            idle.await;
-        }
+        let mut busy = self.busy.subscribe();
+        // The sender is not dropped meanwhile.
+        let _ = busy.wait_for(|busy| *busy == 0).await;
     }
 
     /// Visits the session. No call is made while it is locked.
@@ -156,17 +150,11 @@ impl Inner {
     /// Begins the background part of the output of a visit. Returns the calls to make in this task,
     /// and for each abandonment the end of its first call.
     fn begin_background(self: &Arc<Self>, out: Output) -> (Vec<Send>, Vec<oneshot::Receiver<()>>) {
-        let Output {
-            abandonments,
-            background,
-            sends,
-        } = out;
-        let abandoned = abandonments
-            .into_iter()
-            .map(|id| self.abandon(id))
-            .collect();
-        self.finish(background.into_iter().map(|send| self.call(send)).collect());
-        (sends, abandoned)
+        let abandonments = out.abandonments.into_iter();
+        let abandoned = abandonments.map(|id| self.abandon(id)).collect();
+        let background = out.background.into_iter();
+        self.finish(background.map(|send| self.call(send)).collect());
+        (out.sends, abandoned)
     }
 
     /// Runs an abandonment in the background. Its first call is sent now, ahead of everything that
@@ -209,19 +197,14 @@ impl Inner {
     fn call(self: &Arc<Self>, send: Send) -> BoxFuture<'static, ()> {
         let inner = self.clone();
         Box::pin(async move {
-            let Send {
-                request,
-                timeout: limit,
-                ticket,
-            } = send;
-            let call = perform(&*inner.servers[ticket.server], &request);
-            let reply = match limit {
+            let call = perform(&*inner.servers[send.ticket.server], &send.request);
+            let reply = match send.timeout {
                 Some(limit) => timeout(limit, call)
                     .await
                     .unwrap_or_else(|_| Err(StoreError::timed_out(limit))),
                 None => call.await,
             };
-            let ((), out) = inner.visit(|session, cx| session.replied(ticket, reply, cx));
+            let ((), out) = inner.visit(|session, cx| session.replied(send.ticket, reply, cx));
             inner.begin_background(out);
         })
     }
@@ -244,7 +227,7 @@ async fn perform(
         ServerRequest::Renew(renewals) => Ok(ServerReply::Renew(server.renew(renewals).await)),
         ServerRequest::Raise(key, kind, fence) => {
             let reply = server.raise(key, *kind, *fence).await;
-            reply.map(ServerReply::Raise)
+            reply.map(|reply| ServerReply::Raise(*fence, reply))
         }
         ServerRequest::Release(release) => server.release(release).await.map(ServerReply::Release),
         ServerRequest::Convert(hold) => server.convert(hold).await.map(ServerReply::Convert),

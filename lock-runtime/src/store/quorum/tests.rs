@@ -7,14 +7,14 @@ use std::{
 
 use futures_util::FutureExt as _;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::fence::FencingToken;
 use crate::{
     client::LockClient,
     spec::{LockSpec, Mode},
-    store::{MemoryStore, RaiseReply, StoreErrorKind, Token},
+    store::{Grant, Holder, MemoryStore, RaiseReply, Token},
 };
 
 /// A server that can stop replying, or deny once that it holds a lock.
@@ -24,6 +24,9 @@ struct Server {
     silent: AtomicBool,
     denies: AtomicBool,
     granted: Mutex<Vec<Token>>,
+    /// Executes a conversion only after the reader and before the writer has been given up.
+    converts_late: AtomicBool,
+    converted: Mutex<Option<Hold>>,
     /// The numbers of this server are ahead of those of the others.
     is_ahead: AtomicBool,
     raised: AtomicUsize,
@@ -31,6 +34,11 @@ struct Server {
 }
 
 impl Server {
+    fn new(limits: Limits) -> Arc<Self> {
+        let server = Self::default();
+        Arc::new(Self { limits, ..server })
+    }
+
     fn answer<'a, T: Send + 'a>(&'a self, answer: BoxFuture<'a, T>) -> BoxFuture<'a, T> {
         if self.silent.load(Ordering::Relaxed) {
             Box::pin(std::future::pending())
@@ -38,31 +46,61 @@ impl Server {
             answer
         }
     }
+
+    async fn holders(&self) -> Vec<Holder> {
+        let key = LockKey::new("a").unwrap();
+        let seen = self.store.inspect(&key, LockKind::Lock).await;
+        seen.unwrap().holders
+    }
+}
+
+fn servers(count: usize) -> Vec<Arc<Server>> {
+    (0..count).map(|_| Arc::default()).collect()
+}
+
+/// Creates the store of one client of these servers.
+fn store_of(servers: &[Arc<Server>], longest_lease: Duration) -> Arc<QuorumStore> {
+    let named = servers
+        .iter()
+        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
+    Arc::new(QuorumStore::new(named, longest_lease).unwrap())
+}
+
+fn set(servers: &[Arc<Server>], fault: fn(&Server) -> &AtomicBool, is_set: bool) {
+    for server in servers {
+        fault(server).store(is_set, Ordering::Relaxed);
+    }
+}
+
+/// Requests the lock for a new acquisition, which must be granted it.
+async fn granted(store: &dyn Store, key: &LockKey, mode: Mode, lease: Duration) -> (Hold, Grant) {
+    let hold = Hold::new(key.clone(), mode, Token::random());
+    let grant = granted_again(store, &hold, lease).await;
+    (hold, grant)
+}
+
+async fn granted_again(store: &dyn Store, hold: &Hold, lease: Duration) -> Grant {
+    let request = KeyRequest::new(hold.clone(), lease, Instant::now() + lease);
+    match store.acquire(&request).await {
+        Ok(AcquireReply::Granted(grant)) => grant,
+        reply => panic!("{reply:?}"),
+    }
 }
 
 impl Store for Server {
-    fn acquire<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Replied<'a, AcquireReply> {
         self.answer(self.store.acquire(request))
     }
 
-    fn acquire_all<'a>(
-        &'a self,
-        requests: &'a [KeyRequest],
-    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Replied<'a, AcquireAllReply> {
         self.answer(self.store.acquire_all(requests))
     }
 
-    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> Replies<'a, PollReply> {
         self.answer(self.store.poll(holds))
     }
 
-    fn renew<'a>(
-        &'a self,
-        renewals: &'a [Renewal],
-    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Replies<'a, RenewReply> {
         let of_granted = |renewal: &Renewal| lock(&self.granted).contains(&renewal.hold.token);
         if renewals.iter().any(of_granted) && self.denies.swap(false, Ordering::Relaxed) {
             return Box::pin(async { renewals.iter().map(|_| Ok(RenewReply::Gone)).collect() });
@@ -70,10 +108,7 @@ impl Store for Server {
         self.answer(self.store.renew(renewals))
     }
 
-    fn release<'a>(
-        &'a self,
-        release: &'a Release,
-    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+    fn release<'a>(&'a self, release: &'a Release) -> Replied<'a, ReleaseReply> {
         self.answer(Box::pin(async {
             if self.is_ahead.load(Ordering::Relaxed) {
                 let (key, kind) = (&release.hold.key, release.hold.mode.kind());
@@ -88,19 +123,27 @@ impl Store for Server {
         }))
     }
 
-    fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
+    fn convert<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ConvertReply> {
+        if self.converts_late.load(Ordering::Relaxed) {
+            *lock(&self.converted) = Some(hold.clone());
+            return Box::pin(std::future::pending());
+        }
         self.answer(self.store.convert(hold))
     }
 
-    fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
-        self.answer(self.store.abandon(hold))
+    fn abandon<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ()> {
+        let is_writer = hold.mode == Mode::Exclusive;
+        let converted = is_writer.then(|| lock(&self.converted).take()).flatten();
+        self.answer(Box::pin(async move {
+            if let Some(reader) = converted {
+                sleep(Duration::from_millis(1)).await;
+                self.store.convert(&reader).await?;
+            }
+            self.store.abandon(hold).await
+        }))
     }
 
-    fn inspect<'a>(
-        &'a self,
-        key: &'a LockKey,
-        kind: LockKind,
-    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+    fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection> {
         self.answer(self.store.inspect(key, kind))
     }
 
@@ -109,7 +152,7 @@ impl Store for Server {
         key: &'a LockKey,
         kind: LockKind,
         scope: RevokeScope,
-    ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
+    ) -> Replied<'a, RevokeReply> {
         self.answer(self.store.revoke(key, kind, scope))
     }
 
@@ -139,7 +182,7 @@ impl QuorumMember for Server {
         &'a self,
         request: &'a KeyRequest,
         proposal: FencingToken,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    ) -> Replied<'a, AcquireReply> {
         self.answer(Box::pin(async move {
             let reply = self.store.acquire_proposed(request, proposal).await?;
             if let AcquireReply::Granted(_) = reply {
@@ -154,7 +197,7 @@ impl QuorumMember for Server {
         key: &'a LockKey,
         kind: LockKind,
         fence: FencingToken,
-    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
+    ) -> Replied<'a, RaiseReply> {
         self.raised.fetch_add(1, Ordering::Relaxed);
         self.answer(self.store.raise(key, kind, fence))
     }
@@ -162,78 +205,37 @@ impl QuorumMember for Server {
 
 #[tokio::test(start_paused = true)]
 async fn release_without_a_majority_is_retried_then_forgotten() {
-    let servers = [(); 3].map(|()| Arc::<Server>::default());
-    let named = servers
-        .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
-    let lease = Duration::from_secs(3);
-    let Ok(store) = QuorumStore::new(named, lease) else {
-        panic!("three servers are valid")
-    };
+    let (servers, lease) = (servers(3), Duration::from_secs(3));
+    let store = store_of(&servers, lease);
     let key = LockKey::new("a").unwrap();
-    let hold = Hold::new(key.clone(), Mode::Exclusive, Token::random());
-    let request = KeyRequest::new(hold.clone(), lease, Instant::now() + lease);
-    assert!(matches!(
-        store.acquire(&request).await,
-        Ok(AcquireReply::Granted(_))
-    ));
+    let (hold, _) = granted(&*store, &key, Mode::Exclusive, lease).await;
 
-    let silence = |silent| {
-        servers[1..]
-            .iter()
-            .for_each(|server| server.silent.store(silent, Ordering::Relaxed))
-    };
-    silence(true);
+    set(&servers[1..], |server| &server.silent, true);
     assert!(store.release(&Release::new(hold.clone())).await.is_err());
     assert!(lock(&store.inner.session).rest(Instant::now()).0.is_empty());
 
-    silence(false);
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    set(&servers[1..], |server| &server.silent, false);
+    sleep(Duration::from_secs(1)).await;
     for server in &servers {
-        let Ok(seen) = server.store.inspect(&key, LockKind::Lock).await else {
-            panic!("the server replies")
-        };
-        assert!(
-            seen.holders.is_empty(),
-            "it must be released before its lease expires"
-        );
+        let holders = server.holders().await;
+        assert_eq!(holders, [], "it must be released before its lease expires");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_is_not_confirmed_is_given_up_where_it_is_held() {
-    let servers = [(); 3].map(|()| Arc::<Server>::default());
-    let named = servers
-        .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
-    let lease = Duration::from_secs(3);
-    let Ok(store) = QuorumStore::new(named, lease) else {
-        panic!("three servers are valid")
-    };
-    let store = Arc::new(store);
+    let (servers, lease) = (servers(3), Duration::from_secs(3));
+    let store = store_of(&servers, lease);
+    let spec = LockSpec::exclusive().lease(lease);
     let locks = LockClient::with_store(store.clone());
-    let guard = locks
-        .exclusive("a")
-        .lease(lease)
-        .no_wait()
-        .acquire()
-        .await
-        .unwrap();
+    let guard = locks.request("a", spec.clone().no_wait()).acquire().await;
+    let guard = guard.unwrap();
     let other = LockClient::with_store(store.clone());
-    let waiting = tokio::spawn(async move {
-        other
-            .exclusive("a")
-            .lease(lease)
-            .wait(lease * 3)
-            .no_renew()
-            .acquire()
-            .await
-    });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let waits = other.request("a", spec.wait(lease * 3).no_renew());
+    let waiting = tokio::spawn(waits.acquire());
+    sleep(Duration::from_millis(100)).await;
 
-    servers
-        .iter()
-        .for_each(|server| server.denies.store(true, Ordering::Relaxed));
+    set(&servers, |server| &server.denies, true);
     guard.release().await.unwrap();
     let released = Instant::now();
     let guard = waiting.await.unwrap().unwrap();
@@ -251,103 +253,75 @@ async fn a_grant_that_is_not_confirmed_is_given_up_where_it_is_held() {
     drop(guard);
 }
 
-/// Downgrades a lock at three servers, of which the first `silent` do not receive the request.
+/// Downgrades a lock at three servers, of which the first `faulty` have this fault meanwhile.
 /// Everything must be released before its lease expires.
-async fn downgraded_unheard_by(silent: usize) {
-    let servers = [(); 3].map(|()| Arc::<Server>::default());
-    let named = servers
-        .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
-    let lease = Duration::from_secs(6);
-    let Ok(store) = QuorumStore::new(named, lease) else {
-        panic!("three servers are valid")
-    };
-    let locks = LockClient::with_store(Arc::new(store));
-    let guard = locks
-        .write("a")
-        .lease(lease)
-        .no_wait()
-        .no_renew()
-        .acquire()
-        .await
-        .unwrap();
+async fn downgraded(faulty: usize, fault: fn(&Server) -> &AtomicBool, spec: LockSpec) {
+    let (servers, lease) = (servers(3), Duration::from_secs(6));
+    let locks = LockClient::with_store(store_of(&servers, lease));
+    let spec = spec.lease(lease).no_wait().no_renew();
+    let guard = locks.request("a", spec).acquire().await.unwrap();
     // Wait for the last server, for which a majority does not wait.
-    tokio::time::sleep(Duration::from_millis(10)).await;
+    sleep(Duration::from_millis(10)).await;
 
-    let silence = |silence| {
-        servers[..silent]
-            .iter()
-            .for_each(|server| server.silent.store(silence, Ordering::Relaxed))
-    };
-    silence(true);
+    set(&servers[..faulty], fault, true);
     let reader = guard.downgrade().await;
-    silence(false);
+    set(&servers[..faulty], fault, false);
     // Wait until the circuit breakers of the silent servers are half-open.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    sleep(Duration::from_secs(1)).await;
     match reader {
         Ok(reader) => reader.release().await.unwrap(),
-        Err(error) => assert!(silent > 1, "{error}"),
+        Err(error) => assert!(faulty > 1, "{error}"),
     }
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    sleep(Duration::from_secs(2)).await;
     for server in &servers {
-        let Ok(seen) = server
-            .store
-            .inspect(&LockKey::new("a").unwrap(), LockKind::Lock)
-            .await
-        else {
-            panic!("the server replies")
-        };
-        assert!(seen.holders.is_empty(), "{seen:?}");
+        assert_eq!(server.holders().await, []);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_reader_gives_back_what_it_holds_as_a_writer_still() {
-    downgraded_unheard_by(1).await;
+    downgraded(1, |server| &server.silent, LockSpec::exclusive()).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn failed_downgrade_releases_the_votes_as_a_reader() {
-    downgraded_unheard_by(2).await;
+    downgraded(2, |server| &server.silent, LockSpec::exclusive()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_downgrade_with_a_reservation_releases_the_votes_as_a_reader() {
+    let spec = LockSpec::exclusive().min_hold(Duration::from_secs(2));
+    downgraded(2, |server| &server.silent, spec).await;
+}
+
+/// A conversion that is executed late makes a reader of the writer, after the reader was given up.
+#[tokio::test(start_paused = true)]
+async fn a_writer_that_is_converted_while_it_is_given_up_leaves_no_reader() {
+    for faulty in [1, 2] {
+        let spec = LockSpec::exclusive();
+        downgraded(faulty, |server| &server.converts_late, spec).await;
+    }
 }
 
 /// A server that misses a downgrade must not exclude readers until the writer's vote expires.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
-    let servers = [(); 3].map(|()| Arc::<Server>::default());
-    let named = servers
-        .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
-    let lease = Duration::from_secs(6);
-    let Ok(store) = QuorumStore::new(named, lease) else {
-        panic!("three servers are valid")
-    };
-    let locks = LockClient::with_store(Arc::new(store));
-    let guard = locks
-        .write("a")
-        .lease(lease)
-        .no_wait()
-        .acquire()
-        .await
-        .unwrap();
-    tokio::time::sleep(Duration::from_millis(10)).await;
+    let (servers, lease) = (servers(3), Duration::from_secs(6));
+    let locks = LockClient::with_store(store_of(&servers, lease));
+    let spec = LockSpec::exclusive().lease(lease).no_wait();
+    let guard = locks.request("a", spec).acquire().await.unwrap();
+    sleep(Duration::from_millis(10)).await;
 
-    servers[0].silent.store(true, Ordering::Relaxed);
+    set(&servers[..1], |server| &server.silent, true);
     let reader = guard.downgrade().await.unwrap();
-    servers[0].silent.store(false, Ordering::Relaxed);
+    set(&servers[..1], |server| &server.silent, false);
     // The circuit breaker of a silent server is open for half a second. The lock is renewed after a
     // third of the lease.
-    tokio::time::sleep(lease * 3 / 4).await;
-    let seen = servers[0]
-        .store
-        .inspect(&LockKey::new("a").unwrap(), LockKind::Lock)
-        .await
-        .unwrap();
+    sleep(lease * 3 / 4).await;
+    let holders = servers[0].holders().await;
     assert!(
-        seen.holders
-            .iter()
-            .all(|holder| holder.mode == Mode::Shared),
-        "{seen:?}"
+        holders.iter().all(|holder| holder.mode == Mode::Shared),
+        "{holders:?}"
     );
     reader.release().await.unwrap();
 }
@@ -355,66 +329,36 @@ async fn a_reader_that_is_renewed_gives_back_its_vote_as_a_writer() {
 /// A reader whose grant was not heard polls again, after another reader has been granted the lock.
 #[tokio::test(start_paused = true)]
 async fn poll_gives_a_reader_a_larger_token_than_earlier_grants() {
-    let servers = [(); 3].map(|()| Arc::<Server>::default());
-    let named = servers
-        .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
     let lease = Duration::from_secs(6);
-    let Ok(store) = QuorumStore::new(named, lease) else {
-        panic!("three are right")
-    };
+    let store = store_of(&servers(3), lease);
     let key = LockKey::new("a").unwrap();
-    let granted = async |hold: &Hold| {
-        let request = KeyRequest::new(hold.clone(), lease, Instant::now() + lease);
-        match store.acquire(&request).await {
-            Ok(AcquireReply::Granted(grant)) => grant.fence,
-            reply => panic!("{reply:?}"),
-        }
-    };
-    let [first, second] = [(); 2].map(|()| Hold::new(key.clone(), Mode::Shared, Token::random()));
-    let before = granted(&first).await;
-    let other = granted(&second).await;
-    assert!(other > before);
+    let (first, before) = granted(&*store, &key, Mode::Shared, lease).await;
+    let (_, other) = granted(&*store, &key, Mode::Shared, lease).await;
+    assert!(other.fence > before.fence);
     let [Ok(PollReply::Granted(again))] = store.poll(std::slice::from_ref(&first)).await[..] else {
         panic!("it holds the lock")
     };
-    assert!(again.fence > other, "{} after {other}", again.fence);
-    let repeated = granted(&first).await;
-    assert!(repeated > again.fence);
+    let (other, again) = (other.fence, again.fence);
+    assert!(again > other, "{again} after {other}");
+    let repeated = granted_again(&*store, &first, lease).await;
+    assert!(repeated.fence > again);
 }
 
 /// The pause before a second check is no round trip. Otherwise the time-outs that depend on the
 /// round trip would grow with each check.
 #[tokio::test(start_paused = true)]
 async fn a_second_look_does_not_count_as_a_round_trip() {
-    let servers: Vec<_> = (0..5).map(|_| Arc::<Server>::default()).collect();
-    let named = servers
-        .iter()
-        .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
-    let lease = Duration::from_secs(30);
-    let Ok(store) = QuorumStore::new(named, lease) else {
-        panic!("five servers are valid")
-    };
-    let store = Arc::new(store);
+    let (servers, lease) = (servers(5), Duration::from_secs(30));
+    let store = store_of(&servers, lease);
     let locks = LockClient::with_store(store.clone());
     for number in 0..20 {
         let key = LockKey::new(format!("a{number}")).unwrap();
         let coordinator = lock(&store.inner.session).coordinator(&key, Instant::now());
-        let coordinator = coordinator.unwrap();
-        let dead = Hold::new(key.clone(), Mode::Exclusive, Token::random());
-        let request = KeyRequest::new(dead, lease, Instant::now() + lease);
-        assert!(matches!(
-            servers[coordinator].store.acquire(&request).await,
-            Ok(AcquireReply::Granted(_))
-        ));
+        let coordinator = &servers[coordinator.unwrap()].store;
+        granted(coordinator, &key, Mode::Exclusive, lease).await;
         let since = Instant::now();
-        let guard = locks
-            .exclusive(key.as_str())
-            .lease(lease)
-            .no_wait()
-            .acquire()
-            .await
-            .unwrap();
+        let spec = LockSpec::exclusive().lease(lease).no_wait();
+        let guard = locks.request(key, spec).acquire().await.unwrap();
         assert!(
             since.elapsed() >= Duration::from_millis(10),
             "there was no second check"
@@ -430,50 +374,31 @@ async fn a_second_look_does_not_count_as_a_round_trip() {
 #[tokio::test(start_paused = true)]
 async fn the_next_holder_proposes_more_than_it_was_handed() {
     for count in [3, 5] {
-        let servers: Vec<_> = (0..count).map(|_| Arc::<Server>::default()).collect();
+        let servers = servers(count);
         let key = LockKey::new("a").unwrap();
         let session = Session::new((0..count).map(|_| String::new()));
         let coordinator = session.coordinator(&key, Instant::now()).unwrap();
         servers[coordinator].is_ahead.store(true, Ordering::Relaxed);
-        let client = || {
-            let named = servers
-                .iter()
-                .map(|server| (String::new(), server.clone() as Arc<dyn QuorumMember>));
-            let Ok(store) = QuorumStore::new(named, Duration::from_secs(30)) else {
-                panic!("the number is odd")
-            };
-            LockClient::with_store(Arc::new(store))
-        };
+        let client = || LockClient::with_store(store_of(&servers, Duration::from_secs(30)));
         let clients = [client(), client()];
-        let mut guard = clients[0]
-            .exclusive("a")
-            .wait(Duration::from_secs(9))
-            .acquire()
-            .await
-            .unwrap();
-        let before: usize = servers
-            .iter()
-            .map(|server| server.raised.load(Ordering::Relaxed))
-            .sum();
+        let request = |turn: usize| {
+            let request = clients[turn % 2].exclusive("a");
+            request.wait(Duration::from_secs(9)).acquire()
+        };
+        let raised = || -> usize {
+            let numbers = servers.iter().map(|server| &server.raised);
+            numbers.map(|raised| raised.load(Ordering::Relaxed)).sum()
+        };
+        let mut guard = request(0).await.unwrap();
+        let before = raised();
         for turn in 1..=20 {
-            let locks = clients[turn % 2].clone();
-            let waiting = tokio::spawn(async move {
-                locks
-                    .exclusive("a")
-                    .wait(Duration::from_secs(9))
-                    .acquire()
-                    .await
-            });
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            let waiting = tokio::spawn(request(turn));
+            sleep(Duration::from_millis(20)).await;
             guard.release().await.unwrap();
             guard = waiting.await.unwrap().unwrap();
         }
-        let raised: usize = servers
-            .iter()
-            .map(|server| server.raised.load(Ordering::Relaxed))
-            .sum();
         // Proposals follow the real clock: on a busy machine it may overtake the coordinator.
-        let raised = raised - before;
+        let raised = raised() - before;
         assert!(
             raised < 10,
             "{raised} numbers were written back to {count} servers in 20 hand-offs"
@@ -489,15 +414,11 @@ async fn acquire_beyond_the_limits_is_refused_before_any_call() {
         .longest_lease(3 * second)
         .keys_at_once(NonZeroUsize::MIN)
         .permits(false);
-    let server = Arc::new(Server {
-        limits,
-        ..Server::default()
-    });
+    let server = Server::new(limits);
     let locks = LockClient::with_store(server.clone());
     let of = |lease| LockSpec::exclusive().lease(lease);
-    let Ok(guard) = locks.request("held", of(3 * second)).acquire().await else {
-        panic!("the lease is within the limits")
-    };
+    let guard = locks.request("held", of(3 * second)).acquire().await;
+    let guard = guard.unwrap();
     // Every call stays without a reply, so only a request that makes none is ready at once.
     server.silent.store(true, Ordering::Relaxed);
     let permits = LockSpec::permits(NonZeroU32::MIN).lease(second);
@@ -537,24 +458,13 @@ fn limits_of_a_quorum_are_those_of_all_its_servers() {
             .keys_at_once(NonZeroUsize::MIN),
         Limits::new().push(false),
     ];
-    let of = |longest_lease| {
-        let servers = limits.map(|limits| {
-            let server = Server {
-                limits,
-                ..Server::default()
-            };
-            (String::new(), Arc::new(server) as Arc<dyn QuorumMember>)
-        });
-        QuorumStore::new(servers, longest_lease).map(|store| store.limits())
-    };
+    let servers = limits.map(Server::new);
     let shared = Limits::new()
         .shortest_lease(second)
         .push(false)
         .permits(false);
     for (longest_lease, expected) in [(minute / 2, minute / 2), (2 * minute, minute)] {
-        let Ok(limits) = of(longest_lease) else {
-            panic!("three servers are valid")
-        };
+        let limits = store_of(&servers, longest_lease).limits();
         assert_eq!(limits, shared.longest_lease(expected));
     }
 }
@@ -562,39 +472,26 @@ fn limits_of_a_quorum_are_those_of_all_its_servers() {
 #[tokio::test]
 async fn acquire_and_renew_refuse_more_than_a_majority_can_grant() {
     let lease = Duration::from_secs(10);
-    let servers: Vec<_> = (0..3)
-        .map(|number| {
-            let server: Arc<dyn QuorumMember> = Arc::new(MemoryStore::new());
-            (format!("s{number}"), server)
-        })
-        .collect();
-    let Ok(store) = QuorumStore::new(servers, lease) else {
-        panic!("three servers are valid")
-    };
+    let store = store_of(&servers(3), lease);
+    let key = LockKey::new("a").unwrap();
     let request = |mode, lease| {
-        let hold = Hold::new(LockKey::new("a").unwrap(), mode, Token::random());
+        let hold = Hold::new(key.clone(), mode, Token::random());
         KeyRequest::new(hold, lease, Instant::now() + lease)
     };
-    let two = Mode::Permits(std::num::NonZeroU32::new(2).unwrap());
+    let two = Mode::Permits(NonZeroU32::new(2).unwrap());
     let long = lease + Duration::from_millis(1);
     for request in [request(two, lease), request(Mode::Exclusive, long)] {
+        let requests = std::slice::from_ref(&request);
         let errors = [
             store.acquire(&request).await.unwrap_err(),
-            store
-                .acquire_all(std::slice::from_ref(&request))
-                .await
-                .unwrap_err(),
+            store.acquire_all(requests).await.unwrap_err(),
         ];
         for error in errors {
             assert_eq!(error.kind(), StoreErrorKind::Unsupported, "{error}");
         }
     }
-    let request = request(Mode::Exclusive, lease);
-    assert!(matches!(
-        store.acquire(&request).await,
-        Ok(AcquireReply::Granted(_))
-    ));
-    let renewals = [Renewal::new(request.hold.clone(), long)];
+    let (hold, _) = granted(&*store, &key, Mode::Exclusive, lease).await;
+    let renewals = [Renewal::new(hold, long)];
     let reply = store.renew(&renewals).await.remove(0);
     assert_eq!(reply.unwrap_err().kind(), StoreErrorKind::Unsupported);
 }

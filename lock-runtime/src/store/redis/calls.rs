@@ -26,26 +26,20 @@ use crate::{
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyPart, KeyRequest,
         Limits, Listener, NextHolder, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
-        RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError,
+        RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError,
     },
 };
 
 impl Store for RedisStore {
-    fn acquire<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Replied<'a, AcquireReply> {
         Box::pin(self.acquire_one(request, None))
     }
 
-    fn acquire_all<'a>(
-        &'a self,
-        requests: &'a [KeyRequest],
-    ) -> BoxFuture<'a, Result<AcquireAllReply, StoreError>> {
+    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Replied<'a, AcquireAllReply> {
         Box::pin(self.acquire_several(requests))
     }
 
-    fn poll<'a>(&'a self, holds: &'a [Hold]) -> BoxFuture<'a, Vec<Result<PollReply, StoreError>>> {
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> Replies<'a, PollReply> {
         Box::pin(async move {
             let call = |index| {
                 self.on_hold(&scripts::POLL, &holds[index])
@@ -58,10 +52,7 @@ impl Store for RedisStore {
         })
     }
 
-    fn renew<'a>(
-        &'a self,
-        renewals: &'a [Renewal],
-    ) -> BoxFuture<'a, Vec<Result<RenewReply, StoreError>>> {
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Replies<'a, RenewReply> {
         Box::pin(async move {
             let answers = self
                 .servers
@@ -74,21 +65,15 @@ impl Store for RedisStore {
         })
     }
 
-    fn release<'a>(
-        &'a self,
-        release: &'a Release,
-    ) -> BoxFuture<'a, Result<ReleaseReply, StoreError>> {
+    fn release<'a>(&'a self, release: &'a Release) -> Replied<'a, ReleaseReply> {
         Box::pin(self.release_one(release))
     }
 
-    fn release_owned(
-        self: Arc<Self>,
-        release: Release,
-    ) -> BoxFuture<'static, Result<ReleaseReply, StoreError>> {
+    fn release_owned(self: Arc<Self>, release: Release) -> Replied<'static, ReleaseReply> {
         Box::pin(async move { self.release_one(&release).await })
     }
 
-    fn convert<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<ConvertReply, StoreError>> {
+    fn convert<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ConvertReply> {
         Box::pin(async move {
             if hold.mode.kind() != LockKind::Lock {
                 return Ok(ConvertReply::NotHeld);
@@ -108,15 +93,11 @@ impl Store for RedisStore {
         })
     }
 
-    fn abandon<'a>(&'a self, hold: &'a Hold) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn abandon<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ()> {
         Box::pin(self.abandon_one(hold))
     }
 
-    fn inspect<'a>(
-        &'a self,
-        key: &'a LockKey,
-        kind: LockKind,
-    ) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+    fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection> {
         Box::pin(async move {
             let call = self.on_all(&scripts::INSPECT, key, kind).kind(kind);
             let mut reply = self.run(call).await?;
@@ -139,7 +120,7 @@ impl Store for RedisStore {
         key: &'a LockKey,
         kind: LockKind,
         scope: RevokeScope,
-    ) -> BoxFuture<'a, Result<RevokeReply, StoreError>> {
+    ) -> Replied<'a, RevokeReply> {
         Box::pin(async move {
             let scope = match scope {
                 RevokeScope::Leased => "leased",
@@ -184,7 +165,7 @@ impl QuorumMember for RedisStore {
         &'a self,
         request: &'a KeyRequest,
         proposal: FencingToken,
-    ) -> BoxFuture<'a, Result<AcquireReply, StoreError>> {
+    ) -> Replied<'a, AcquireReply> {
         Box::pin(self.acquire_one(request, Some(proposal)))
     }
 
@@ -193,7 +174,7 @@ impl QuorumMember for RedisStore {
         key: &'a LockKey,
         kind: LockKind,
         fence: FencingToken,
-    ) -> BoxFuture<'a, Result<RaiseReply, StoreError>> {
+    ) -> Replied<'a, RaiseReply> {
         Box::pin(async move {
             let name = Names::new(&self.namespace, key, kind).fence;
             let number = fence.to_string();

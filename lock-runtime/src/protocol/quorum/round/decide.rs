@@ -22,11 +22,12 @@ impl Round {
         self.states.iter().filter_map(VoteState::vote)
     }
 
+    fn count_of(&self, is_counted: impl Fn(&VoteState) -> bool) -> usize {
+        self.states.iter().filter(|state| is_counted(state)).count()
+    }
+
     pub(super) fn awaited(&self) -> usize {
-        self.states
-            .iter()
-            .filter(|state| matches!(state.status, Status::Awaited))
-            .count()
+        self.count_of(VoteState::is_awaited)
     }
 
     /// Determines the next step.
@@ -58,7 +59,10 @@ impl Round {
     pub(super) fn next_of_coordinator(&mut self, deadline: Instant, cx: &Cx<'_>) -> Next {
         match self.coordinator_status().cloned() {
             Some(Status::Awaited) => Next::Wait(None),
-            Some(Status::Voted) => self.become_head(deadline),
+            Some(Status::Voted) => {
+                self.phase = Phase::Head;
+                self.ask_others(IfBusy::Queue, deadline)
+            }
             Some(Status::Queued { holder_ttl, .. }) => {
                 let stands_still = self.stands_still(cx);
                 if stands_still && cx.now >= self.check_at
@@ -68,7 +72,7 @@ impl Round {
                     self.asked_all_at = cx.now;
                     self.check_pause = (self.check_pause * 2).min(CHECK_OTHERS_EVERY);
                     self.check_at = cx.now + self.check_pause;
-                    self.ask_others(deadline)
+                    self.ask_others(IfBusy::Refuse, deadline)
                 } else {
                     self.waits_in_queue(holder_ttl, cx)
                 }
@@ -79,7 +83,7 @@ impl Round {
             // Votes alone decide this exchange. The next attempt chooses its coordinator anew.
             Some(Status::Failed(_) | Status::Refused(_)) if !self.polls => {
                 self.phase = Phase::All;
-                self.ask_others(deadline)
+                self.ask_others(IfBusy::Refuse, deadline)
             }
             Some(Status::Gone | Status::Failed(_) | Status::Refused(_) | Status::None) | None => {
                 self.give_up(Outcome::Gone)
@@ -87,18 +91,14 @@ impl Round {
         }
     }
 
-    /// Asks all servers but the coordinator to vote. The acquisition does not join a queue in which
-    /// it does not wait yet.
-    pub(super) fn ask_others(&mut self, deadline: Instant) -> Next {
-        let others: PerServer<_> = (0..self.states.len())
-            .filter(|server| Some(*server) != self.coordinator)
-            .collect();
-        Next::Send(
-            others
-                .into_iter()
-                .map(|server| self.count(server, IfBusy::Refuse, deadline))
-                .collect(),
-        )
+    /// Asks all servers but the coordinator to vote. Where another client holds the lock, the
+    /// acquisition joins the queue of that server, or does not join a queue in which it does not
+    /// wait yet.
+    fn ask_others(&mut self, if_busy: IfBusy, deadline: Instant) -> Next {
+        Next::Send(self.ask_each(|round, server| {
+            let is_other = Some(server) != round.coordinator;
+            is_other.then(|| round.count(server, if_busy, deadline))
+        }))
     }
 
     pub(super) fn next_of_all(&mut self, deadline: Instant, cx: &Cx<'_>) -> Next {
@@ -128,18 +128,11 @@ impl Round {
         match coordinator {
             Some(Status::Voted) if self.if_busy == IfBusy::Queue && self.is_beaten(cx) => {
                 self.phase = Phase::Head;
-                let refused = |state: &VoteState| {
-                    matches!(state.status, Status::Refused(AcquireReply::Busy { .. }))
-                };
-                let again: PerServer<_> = (0..self.states.len())
-                    .filter(|server| refused(&self.states[*server]))
-                    .collect();
-                Next::Send(
-                    again
-                        .into_iter()
-                        .map(|server| self.ask(server, IfBusy::Queue, deadline))
-                        .collect(),
-                )
+                Next::Send(self.ask_each(|round, server| {
+                    let status = &round.states[server].status;
+                    let is_taken = matches!(status, Status::Refused(AcquireReply::Busy { .. }));
+                    is_taken.then(|| round.ask(server, IfBusy::Queue, deadline))
+                }))
             }
             Some(Status::Queued { .. }) => self.yield_to_queue(cx),
             _ if self.is_beaten(cx) => {
@@ -164,11 +157,7 @@ impl Round {
         }
         let since = *self.headless_since.get_or_insert(cx.now);
         // While no other client can have a majority, one of them has to give up its votes.
-        let waits = self
-            .states
-            .iter()
-            .filter(|state| state.standing == Standing::Queued)
-            .count();
+        let waits = self.count_of(|state| state.standing == Standing::Queued);
         let time_outs = if waits >= self.majority(cx) {
             self.time_outs.beaten
         } else {
@@ -210,22 +199,6 @@ impl Round {
             }
             _ => self.give_up(Outcome::Unreachable),
         }
-    }
-
-    /// Asks the other servers after the coordinator has granted the lock. Where another client
-    /// holds it, the acquisition waits in the queue of that server.
-    pub(super) fn become_head(&mut self, deadline: Instant) -> Next {
-        self.phase = Phase::Head;
-        let coordinator = self.coordinator;
-        let others: PerServer<_> = (0..self.states.len())
-            .filter(|server| Some(*server) != coordinator)
-            .collect();
-        Next::Send(
-            others
-                .into_iter()
-                .map(|server| self.recount(server, deadline))
-                .collect(),
-        )
     }
 
     /// Continues after a majority has voted.
@@ -279,21 +252,14 @@ impl Round {
         }
         self.phase = Phase::Writing(fence);
         let end = fence.later(self.reserved_left());
-        let others = |server: &usize| {
-            self.states[*server]
-                .vote()
-                .is_some_and(|vote| !self.is_for(&vote, fence, cx))
-        };
-        let others: PerServer<_> = (0..self.states.len()).filter(others).collect();
-        others
-            .iter()
-            .for_each(|server| self.states[*server].status = Status::Awaited);
-        Next::Send(
-            others
-                .into_iter()
-                .map(|server| (server, Ask::Raise(end)))
-                .collect(),
-        )
+        Next::Send(self.ask_each(|round, server| {
+            let vote = round.states[server].vote()?;
+            if round.is_for(&vote, fence, cx) {
+                return None;
+            }
+            round.states[server].status = Status::Awaited;
+            Some(Ask::Raise(end))
+        }))
     }
 
     pub(super) fn granted(&mut self, fence: FencingToken, until: Instant) -> Next {
@@ -324,13 +290,13 @@ impl Round {
     /// Whether a majority of the servers has replied. Without enough votes, another acquisition
     /// then holds the lock or has a claim to it.
     pub(super) fn is_beaten(&self, cx: &Cx<'_>) -> bool {
-        let answers = |state: &&VoteState| {
+        let has_replied = |state: &VoteState| {
             matches!(
                 state.status,
                 Status::Voted | Status::Queued { .. } | Status::Refused(_) | Status::Gone
             )
         };
-        self.states.iter().filter(answers).count() >= self.majority(cx)
+        self.count_of(has_replied) >= self.majority(cx)
     }
 
     /// The reply to a refused request. A reason that the caller can act on takes precedence.
@@ -369,12 +335,8 @@ impl Round {
     /// The time until enough of the votes for others have expired for a majority, if none is
     /// released earlier. `None` if it is unknown.
     fn free_in(&self, cx: &Cx<'_>) -> Option<Duration> {
-        let ttl = |state: &VoteState| match state.status {
-            Status::Refused(AcquireReply::Busy { holder_ttl, .. })
-            | Status::Queued { holder_ttl, .. } => Some(holder_ttl),
-            _ => None,
-        };
-        let mut ttls: PerServer<Option<Duration>> = self.states.iter().filter_map(ttl).collect();
+        let ttls = self.states.iter().map(|state| state.status.taken());
+        let mut ttls: PerServer<Option<Duration>> = ttls.flatten().collect();
         ttls.sort_by_key(|ttl| ttl.unwrap_or(Duration::MAX));
         let missing = self
             .majority(cx)
@@ -386,13 +348,10 @@ impl Round {
     /// The vote of the coordinator for another acquisition, as of its reply in this exchange.
     fn obstacle(&self, cx: &Cx<'_>) -> Option<Obstacle> {
         let state = &self.states[self.coordinator?];
-        let (counter, holder_ttl) = match state.status {
-            Status::Queued {
-                counter,
-                holder_ttl,
-            } => (counter, holder_ttl),
-            Status::Refused(AcquireReply::Busy { holder_ttl, .. }) => (None, holder_ttl),
-            _ => return None,
+        let holder_ttl = state.status.taken()?;
+        let counter = match state.status {
+            Status::Queued { counter, .. } => counter,
+            _ => None,
         };
         // The server read its clock at some time between the request and the reply.
         let ends = holder_ttl.map(|ttl| (state.as_of.unwrap_or(cx.now) + ttl, cx.now + ttl));
@@ -495,23 +454,21 @@ impl Round {
         self.over(outcome)
     }
 
-    /// The reply of each server, for an error message.
-    pub(crate) fn complaints(&self) -> impl Iterator<Item = (usize, String)> + '_ {
-        self.states.iter().enumerate().map(|(server, state)| {
-            let text = match &state.status {
-                Status::None => "was not asked".to_owned(),
-                Status::Awaited => "has not answered yet".to_owned(),
-                Status::Voted => "granted it".to_owned(),
-                Status::Queued { .. } | Status::Refused(AcquireReply::Busy { .. }) => {
-                    "granted it to another client".to_owned()
-                }
-                Status::Refused(AcquireReply::Late) => "received the request too late".to_owned(),
-                Status::Refused(_) => "holds other data under the key of the lock".to_owned(),
-                Status::Gone => "no longer knows the request".to_owned(),
-                Status::Failed(error) => error.to_string(),
-            };
-            (server, text)
-        })
+    /// The reply of a server, for an error message.
+    pub(crate) fn complaint(&self, server: usize) -> String {
+        let text = match &self.states[server].status {
+            Status::None => "was not asked",
+            Status::Awaited => "has not answered yet",
+            Status::Voted => "granted it",
+            Status::Queued { .. } | Status::Refused(AcquireReply::Busy { .. }) => {
+                "granted it to another client"
+            }
+            Status::Refused(AcquireReply::Late) => "received the request too late",
+            Status::Refused(_) => "holds other data under the key of the lock",
+            Status::Gone => "no longer knows the request",
+            Status::Failed(error) => return error.to_string(),
+        };
+        text.into()
     }
 
     /// The errors among the replies.

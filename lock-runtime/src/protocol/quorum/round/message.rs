@@ -35,22 +35,18 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
-    /// Converts the reply to a call. `raised` is the number of an [`Ask::Raise`].
-    pub(crate) fn new(
-        reply: Result<ServerReply, StoreError>,
-        raised: Option<FencingToken>,
-    ) -> Self {
-        match (reply, raised) {
-            (Ok(ServerReply::Acquire(reply)), _) => Self::Acquire(reply),
-            (Ok(ServerReply::Poll(reply)), _) => Self::Poll(reply),
-            (Ok(ServerReply::Raise(reply)), Some(number)) => Self::Raise(number, reply),
-            (Ok(ServerReply::Renew(mut replies)), _) => match replies.pop() {
+    pub(crate) fn new(reply: Result<ServerReply, StoreError>) -> Self {
+        match reply {
+            Ok(ServerReply::Acquire(reply)) => Self::Acquire(reply),
+            Ok(ServerReply::Poll(reply)) => Self::Poll(reply),
+            Ok(ServerReply::Raise(number, reply)) => Self::Raise(number, reply),
+            Ok(ServerReply::Renew(mut replies)) => match replies.pop() {
                 Some(Ok(reply)) => Self::Renew(reply),
                 Some(Err(error)) => Self::Failed(error),
                 None => Self::Failed(StoreError::late()),
             },
-            (Ok(_), _) => Self::Failed(StoreError::late()),
-            (Err(error), _) => Self::Failed(error),
+            Ok(_) => Self::Failed(StoreError::late()),
+            Err(error) => Self::Failed(error),
         }
     }
 
@@ -95,7 +91,7 @@ pub(crate) enum Outcome {
     Refused(AcquireReply),
     /// The acquisition is neither a holder nor in the queue any more.
     Gone,
-    /// Too few servers have replied; see [`Round::complaints`].
+    /// Too few servers have replied; see [`Round::complaint`].
     Unreachable,
 }
 
@@ -108,6 +104,9 @@ pub(crate) struct AbandonedAlias {
     pub(crate) straggler_until: Option<Instant>,
     /// The alias is not known to hold the lock: it may be in the queue.
     pub(crate) may_be_queued: bool,
+    /// The alias was to be converted to a reader. It is still a writer at a server that has not
+    /// executed the conversion.
+    pub(crate) was_writer: bool,
 }
 
 /// The time limits for votes that a round holds without a majority, and its poll interval.

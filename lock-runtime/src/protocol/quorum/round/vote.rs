@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::AbandonedAlias;
 use crate::{
     fence::FencingToken,
     spec::Mode,
@@ -15,6 +16,7 @@ use crate::{
 pub(super) struct VoteState {
     /// The alias of the acquisition here. It is replaced when it is abandoned (rule 1).
     pub(super) token: Token,
+    pub(super) was_writer: bool,
     pub(super) standing: Standing,
     /// A grant that the server has pushed and that is not verified yet.
     pub(super) pushed: Option<Grant>,
@@ -29,6 +31,7 @@ impl VoteState {
     pub(super) fn new(token: Token) -> Self {
         Self {
             token,
+            was_writer: false,
             standing: Standing::Outside,
             pushed: None,
             straggler_until: None,
@@ -37,11 +40,33 @@ impl VoteState {
         }
     }
 
-    pub(super) fn vote(&self) -> Option<Vote> {
-        match (&self.status, self.standing) {
-            (Status::Voted, Standing::Holds(vote)) => Some(vote),
+    /// The alias as it is abandoned, if this server may know it.
+    pub(super) fn left_at(&self, server: usize) -> Option<AbandonedAlias> {
+        let is_known = self.standing != Standing::Outside;
+        is_known.then_some(AbandonedAlias {
+            server,
+            token: self.token,
+            straggler_until: self.straggler_until,
+            may_be_queued: self.held().is_none(),
+            was_writer: self.was_writer,
+        })
+    }
+
+    pub(super) fn is_awaited(&self) -> bool {
+        matches!(self.status, Status::Awaited)
+    }
+
+    /// The latest vote, of whichever exchange.
+    pub(super) fn held(&self) -> Option<Vote> {
+        match self.standing {
+            Standing::Holds(vote) => Some(vote),
             _ => None,
         }
+    }
+
+    /// The vote in this exchange.
+    pub(super) fn vote(&self) -> Option<Vote> {
+        self.held().filter(|_| matches!(self.status, Status::Voted))
     }
 }
 
@@ -121,4 +146,15 @@ pub(super) enum Status {
     Refused(AcquireReply),
     Gone,
     Failed(StoreError),
+}
+
+impl Status {
+    /// The remaining lease of another acquisition, if the server has voted for one.
+    pub(super) fn taken(&self) -> Option<Option<Duration>> {
+        match *self {
+            Self::Refused(AcquireReply::Busy { holder_ttl, .. })
+            | Self::Queued { holder_ttl, .. } => Some(holder_ttl),
+            _ => None,
+        }
+    }
 }

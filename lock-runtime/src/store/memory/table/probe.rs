@@ -1,17 +1,12 @@
 //! Test access to a table: inspection, and ways to break its rules.
 
+use std::time::Duration;
+
 #[cfg(feature = "redis")]
 use super::{AtomicU64, Fences};
-use super::{Duration, ENTRY_TTL, Entry, Hold, Instant, LockKey, LockKind, Mode, Table, Token};
+use super::{ENTRY_TTL, Hold, Instant, LockKey, LockKind, Mode, Table, Token};
 
 impl Table {
-    fn entry(&self, key: &LockKey, kind: LockKind) -> Option<&Entry> {
-        match kind {
-            LockKind::Lock => self.locks.get(key),
-            LockKind::Permits => self.permits.get(key),
-        }
-    }
-
     /// Returns the instant until which the table keeps a lock for its holder, if it does.
     pub(crate) fn held_until(&self, hold: &Hold, now: Instant) -> Option<Instant> {
         let entry = self
@@ -42,7 +37,7 @@ impl Table {
                 .filter(move |place| now < place.seen + ENTRY_TTL);
             holders
                 .map(|slot| (slot.token, Some(entry.mode)))
-                .chain(waiters.map(|place| (place.token, None)))
+                .chain(waiters.map(|place| (place.request.token, None)))
         })
     }
 
