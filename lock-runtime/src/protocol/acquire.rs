@@ -9,11 +9,11 @@ use tokio::time::Instant;
 use self::answers::{Outcome, outcome};
 use super::{
     AcquireId, Cx, Mutation, Note, QueueId, Session,
-    entry::{Proven, QueueEntry},
+    entry::{Claim, Proven, QueueEntry},
     handoff::MAX_HANDOFFS,
     held::Granted,
     message::{Answer, Call, Request},
-    queue::{Claim, Refusal, Ticket},
+    queue::{Refusal, Ticket},
 };
 use crate::{
     key::LockKey,

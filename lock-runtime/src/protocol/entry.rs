@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Cx, Mutation, queue::Claim};
+use super::{Cx, Mutation};
 use crate::{
     fence::FencingToken,
-    spec::Mode,
+    spec::{Mode, Terms},
     store::{Grant, POLL_INTERVAL, Token},
 };
 
@@ -19,6 +19,31 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// The time after which an entry is abandoned if the outcome of its request was not reported.
 /// Longer than any call to the store takes.
 const UNREPORTED: Duration = Duration::from_secs(1);
+
+/// The terms of a waiter. Waiters with the same claim may continue with each other's queue entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) mode: Mode,
+    pub(super) lease: Duration,
+    /// Whether the lock may be handed off locally to this waiter and from it. Only a writer that
+    /// renews accepts a local hand-off (rule 20).
+    pub(super) hands_off: bool,
+}
+
+impl Claim {
+    pub(super) fn of(terms: &Terms) -> Self {
+        Self {
+            mode: terms.mode,
+            lease: terms.lease,
+            hands_off: terms.mode == Mode::Exclusive && terms.renew && !terms.strict_order,
+        }
+    }
+
+    /// Returns whether a lock with a lease of `lease` may be handed off to this waiter.
+    pub(super) fn takes(self, lease: Duration) -> bool {
+        self.hands_off && self.lease == lease
+    }
+}
 
 /// An entry in the store's wait queue on behalf of this process. The head of a local queue makes
 /// its requests under the entry's token, and leaves the entry to the next waiter with the same

@@ -6,43 +6,21 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    AcquireId, Cx, Effect, Mutation, QueueId, Session, acquire::Acquisition, entry::QueueEntry,
-    handoff::Handoff, slab::Slab,
+    AcquireId, Cx, Effect, Mutation, QueueId, Session,
+    acquire::Acquisition,
+    entry::{Claim, QueueEntry},
+    handoff::Handoff,
+    slab::Slab,
 };
 use crate::{
     fence::FencingToken,
     key::LockKey,
-    spec::{LockKind, Mode, Terms},
+    spec::{LockKind, Mode},
     store::{Hold, StoreError, Token},
 };
 
 /// The position of a request in the order of arrival at its queue.
 pub(super) type Ticket = u64;
-
-/// The terms of a waiter. Waiters with the same claim may continue with each other's queue entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Claim {
-    pub(super) mode: Mode,
-    pub(super) lease: Duration,
-    /// Whether the lock may be handed off locally to this waiter and from it. Only a writer that
-    /// renews accepts a local hand-off (rule 20).
-    pub(super) hands_off: bool,
-}
-
-impl Claim {
-    pub(super) fn of(terms: &Terms) -> Self {
-        Self {
-            mode: terms.mode,
-            lease: terms.lease,
-            hands_off: terms.mode == Mode::Exclusive && terms.renew && !terms.strict_order,
-        }
-    }
-
-    /// Returns whether a lock with a lease of `lease` may be handed off to this waiter.
-    pub(super) fn takes(self, lease: Duration) -> bool {
-        self.hands_off && self.lease == lease
-    }
-}
 
 /// The reason why the latest acquire attempt was not granted.
 #[derive(Clone, Debug, Default)]

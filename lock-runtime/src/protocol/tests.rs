@@ -4,10 +4,10 @@ use proptest::prelude::*;
 
 use super::{
     acquire::Acquisition,
+    entry::Claim,
     handoff::{Budget, Handoff, MAX_HANDOFFS},
     held::Held,
     lease::{Lease, drift},
-    queue::Claim,
     *,
 };
 use crate::{
