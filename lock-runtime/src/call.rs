@@ -39,33 +39,15 @@ pub(crate) async fn only<T>(
 
 /// Makes a call to the store.
 pub(crate) async fn perform(store: &dyn Store, call: &Call) -> Answer {
-    match &call.request {
-        Request::Acquire(request) => within(call.timeout, store.acquire(request))
-            .await
-            .map(Reply::Acquire),
-        Request::Release(release) => within(call.timeout, store.release(release))
-            .await
-            .map(Reply::Release),
-        // Boxed: these are rare, and would enlarge the future of every other call.
-        _ => Box::pin(perform_rare(store, call)).await,
-    }
-}
-
-async fn perform_rare(store: &dyn Store, Call { request, timeout }: &Call) -> Answer {
-    let timeout = *timeout;
-    match request {
-        Request::Acquire(_) | Request::Release(_) => Err(StoreError::late()),
-        Request::Poll(hold) => within(timeout, only(store.poll(slice::from_ref(hold))))
-            .await
-            .map(Reply::Poll),
-        Request::Renew(renewal) => within(timeout, only(store.renew(slice::from_ref(renewal))))
-            .await
-            .map(Reply::Renew),
-        Request::Abandon(hold) => within(timeout, store.abandon(hold))
-            .await
-            .map(|()| Reply::Abandoned),
-        Request::Convert(hold) => within(timeout, store.convert(hold))
-            .await
-            .map(Reply::Convert),
-    }
+    let reply = async {
+        Ok(match &call.request {
+            Request::Acquire(request) => Reply::Acquire(store.acquire(request).await?),
+            Request::Release(release) => Reply::Release(store.release(release).await?),
+            Request::Poll(hold) => Reply::Poll(only(store.poll(slice::from_ref(hold))).await?),
+            Request::Renew(due) => Reply::Renew(only(store.renew(slice::from_ref(due))).await?),
+            Request::Abandon(hold) => store.abandon(hold).await.map(|()| Reply::Abandoned)?,
+            Request::Convert(hold) => Reply::Convert(store.convert(hold).await?),
+        })
+    };
+    within(call.timeout, reply).await
 }

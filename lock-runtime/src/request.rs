@@ -138,16 +138,10 @@ impl LockRequest {
     pub(crate) fn asked(self) -> Result<Asked, LockError> {
         let Self { core, keys, spec } = self;
         let keys = keys?;
-        let terms = spec.terms(&core.defaults).and_then(|terms| {
-            core.limits.check(&terms, keys.len())?;
-            Ok(terms)
-        });
-        match terms {
-            Ok(terms) => Ok(Asked { core, keys, terms }),
-            Err(error) => Err(keys
-                .first()
-                .map_or_else(|| error.clone(), |key| error.clone().with_key(key))),
-        }
+        let named = |error: LockError| error.with_key(keys.first());
+        let terms = spec.terms(&core.defaults).map_err(named)?;
+        core.limits.check(&terms, keys.len()).map_err(named)?;
+        Ok(Asked { core, keys, terms })
     }
 }
 
