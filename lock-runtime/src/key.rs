@@ -79,29 +79,22 @@ fn hash_tag(name: &str) -> Option<&str> {
 }
 
 fn complaint(name: &str) -> Option<&'static str> {
-    if name.is_empty() {
-        return Some("is empty; a lock needs a name such as \"order:42\"");
-    }
-    if name.len() > MAX_KEY_BYTES {
-        return Some(TOO_LONG);
-    }
-    if name.chars().any(char::is_control) {
-        return Some(
-            "contains a control character; write values through a placeholder, which escapes them",
-        );
-    }
-    if name.contains('}') && hash_tag(name).is_none() {
-        return Some(
-            "contains '}' outside of a hash tag; write \"{tag}\" whole, or leave the brace out",
-        );
-    }
-    if name
+    Some(if name.is_empty() {
+        "is empty; a lock needs a name such as \"order:42\""
+    } else if name.len() > MAX_KEY_BYTES {
+        TOO_LONG
+    } else if name.chars().any(char::is_control) {
+        "contains a control character; write values through a placeholder, which escapes them"
+    } else if name.contains('}') && hash_tag(name).is_none() {
+        "contains '}' outside of a hash tag; write \"{tag}\" whole, or leave the brace out"
+    } else if name
         .split_once(':')
         .is_some_and(|(first, _)| first == PERMITS)
     {
-        return Some("begins with \"permits:\", which is reserved; choose another first word");
-    }
-    None
+        "begins with \"permits:\", which is reserved; choose another first word"
+    } else {
+        return None;
+    })
 }
 
 fn invalid(name: &str, complaint: &str) -> LockError {

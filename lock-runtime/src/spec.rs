@@ -274,12 +274,7 @@ pub(crate) struct Terms {
 
 impl Terms {
     fn complaint(&self) -> Option<String> {
-        let Self {
-            lease,
-            min_hold,
-            max_hold,
-            ..
-        } = *self;
+        let (lease, min_hold, max_hold) = (self.lease, self.min_hold, self.max_hold);
         let wait = match self.wait {
             Wait::No => None,
             Wait::AtMost(wait) => Some(wait),
@@ -338,15 +333,11 @@ pub(crate) struct Short(pub(crate) Duration);
 
 impl fmt::Display for Short {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = self.0.as_secs();
-        if self.0.subsec_nanos() > 0 {
-            write!(f, "{:?}", self.0)
-        } else if seconds > 0 && seconds.is_multiple_of(3600) {
-            write!(f, "{}h", seconds / 3600)
-        } else if seconds > 0 && seconds.is_multiple_of(60) {
-            write!(f, "{}m", seconds / 60)
-        } else {
-            write!(f, "{seconds}s")
+        match self.0.as_secs() {
+            _ if self.0.subsec_nanos() > 0 => write!(f, "{:?}", self.0),
+            seconds @ 1.. if seconds.is_multiple_of(3600) => write!(f, "{}h", seconds / 3600),
+            seconds @ 1.. if seconds.is_multiple_of(60) => write!(f, "{}m", seconds / 60),
+            seconds => write!(f, "{seconds}s"),
         }
     }
 }
