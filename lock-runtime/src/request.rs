@@ -43,21 +43,16 @@ impl LockRequest {
         keys: impl IntoIterator<Item = impl IntoLockKey>,
         spec: LockSpec,
     ) -> Self {
-        let keys = keys
-            .into_iter()
-            .map(IntoLockKey::into_lock_key)
-            .collect::<Result<Keys, _>>()
-            .and_then(|mut keys| {
-                if keys.is_empty() {
-                    return Err(LockError::new(
-                        LockErrorKind::InvalidKey,
-                        "no key was given; name at least one",
-                    ));
-                }
-                keys.sort_unstable();
-                keys.dedup();
-                Ok(keys)
-            });
+        let keys = keys.into_iter().map(IntoLockKey::into_lock_key);
+        let keys = keys.collect::<Result<Keys, _>>().and_then(|mut keys| {
+            if keys.is_empty() {
+                let message = "no key was given; name at least one";
+                return Err(LockError::new(LockErrorKind::InvalidKey, message));
+            }
+            keys.sort_unstable();
+            keys.dedup();
+            Ok(keys)
+        });
         Self { core, keys, spec }
     }
 

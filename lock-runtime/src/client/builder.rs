@@ -21,13 +21,6 @@ use crate::{
 #[must_use = "a builder does nothing until it makes a client"]
 #[derive(Clone, Debug)]
 pub struct LockClientBuilder {
-    #[cfg_attr(
-        not(feature = "redis"),
-        expect(
-            dead_code,
-            reason = "only a store outside of this process uses the namespace"
-        )
-    )]
     namespace: String,
     defaults: LockSpec,
     waiters: WaiterLimits,

@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 
 use super::{
-    acquire::Acquisition,
     handoff::{Budget, Handoff, MAX_HANDOFFS},
     held::Held,
     lease::{Lease, drift},
@@ -659,13 +658,13 @@ fn hand_offs_end_with_their_budget_or_their_validity() {
     };
     let budget = Budget::new(1, now, now);
     let once = hand_off(lease(LEASE), budget, now).unwrap();
-    let second = Duration::from_secs(1);
+    let (second, until) = (Duration::from_secs(1), budget.until);
     for (ttl, budget, now, reason) in [
         (LEASE, once.budget, now, "no fencing token is left"),
         (
             LEASE,
             budget,
-            budget.until,
+            until,
             "other processes have waited long enough",
         ),
         (second, budget, now, "too little is left of the lease"),
@@ -735,8 +734,7 @@ fn a_request_that_had_to_wait_was_contended() {
     let (first, _) = bench.head();
     let second = bench.behind(&WRITER);
     bench.cancel(first);
-    let at = waits(&bench.resume(second));
-    bench.now = at;
+    bench.now = waits(&bench.resume(second));
     asks(&bench.resume(second));
     assert!(holds(bench.reply(second, granted(8))).contended);
 }
@@ -955,6 +953,6 @@ proptest! {
 fn order(bench: &mut Bench) -> Vec<AcquireId> {
     let queue = bench.session.queue_of(LockKind::Lock, &key());
     let head = queue.and_then(|queue| queue.head);
-    let acquisition = |id: &AcquireId| -> &Acquisition { &bench.session.acquisitions[*id] };
-    std::iter::successors(head, |id| acquisition(id).next).collect()
+    let next = |id: &AcquireId| bench.session.acquisitions[*id].next;
+    std::iter::successors(head, next).collect()
 }
