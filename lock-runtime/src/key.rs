@@ -240,7 +240,7 @@ impl KeyWriter {
 
     /// Appends literal text of the program, as it is.
     pub fn lit(&mut self, text: &str) -> &mut Self {
-        if text.contains(is_separator) {
+        if text.contains([':', '/']) {
             self.open = false;
         }
         let _ = self.push(text);
@@ -288,12 +288,8 @@ impl KeyWriter {
     }
 }
 
-fn is_separator(c: char) -> bool {
-    matches!(c, ':' | '/')
-}
-
 fn needs_escape(c: char) -> bool {
-    is_separator(c) || matches!(c, '%' | '{' | '}') || c.is_control()
+    matches!(c, ':' | '/' | '%' | '{' | '}') || c.is_control()
 }
 
 /// Appends a value to the name, escaped.

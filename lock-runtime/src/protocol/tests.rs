@@ -12,7 +12,8 @@ use super::{
 use crate::{
     spec::{LockKind, Mode, Terms, Wait},
     store::{
-        AcquireAllReply, AcquireReply, Grant, HANDOFF_LEASE, PollReply, ReleaseReply, RenewReply,
+        AcquireAllReply, AcquireReply, Grant, HANDOFF_LEASE, PollReply, Release, ReleaseReply,
+        RenewReply,
     },
 };
 
@@ -92,15 +93,6 @@ impl Entropy for Numbers {
     fn fraction(&mut self) -> f64 {
         self.1
     }
-}
-
-/// The outcome for a lock whose last guard has left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Left {
-    HandedOff,
-    /// It is released, and is to be held again under this token.
-    HandBack(ReleaseId, Token),
-    GivenBack,
 }
 
 /// A session with a clock that stands still between inputs.
@@ -235,33 +227,40 @@ impl Bench {
         })
     }
 
-    fn releases(&mut self, held: HeldId) -> Left {
+    /// Releases the lock. Returns the call to the store, or `None` after a local hand-off.
+    fn releases(&mut self, held: HeldId) -> Option<(ReleaseId, Release)> {
         match self.input(|session, cx| session.release(held, cx)) {
-            ReleaseStep::Done(Ok(Released::Locally)) => Left::HandedOff,
+            ReleaseStep::Done(Ok(Released::Locally)) => None,
             ReleaseStep::Call(id, call) => match call.request {
-                Request::Release(release) => release.next.map_or(Left::GivenBack, |next| {
-                    assert_eq!(next.reserved, MAX_HANDOFFS);
-                    Left::HandBack(id, next.token)
-                }),
+                Request::Release(release) => {
+                    if let Some(next) = &release.next {
+                        assert_eq!(next.reserved, MAX_HANDOFFS);
+                    }
+                    Some((id, release))
+                }
                 request => panic!("{request:?}"),
             },
             step => panic!("{step:?}"),
         }
     }
 
-    /// Holds the lock and releases it, which must not be a hand-off.
+    fn hands_off(&mut self, held: HeldId) -> bool {
+        self.releases(held).is_none()
+    }
+
+    /// Holds the lock and releases it, not for a waiter.
     #[track_caller]
     fn gives_back(&mut self, handoffs: u32, length: Duration, reason: &str) {
         let held = self.holds(handoffs, length);
-        assert_eq!(self.releases(held), Left::GivenBack, "{reason}");
+        let (_, release) = self.releases(held).expect(reason);
+        assert!(release.next.is_none(), "{reason}");
     }
 
-    /// Releases the lock, which is to be held again for a waiter.
+    /// Releases the lock, which is to be held again for a waiter, under this token.
+    #[track_caller]
     fn hands_back(&mut self, held: HeldId) -> (ReleaseId, Token) {
-        match self.releases(held) {
-            Left::HandBack(id, token) => (id, token),
-            left => panic!("{left:?}"),
-        }
+        let (id, release) = self.releases(held).unwrap();
+        (id, release.next.unwrap().token)
     }
 
     fn release_reply(&mut self, id: ReleaseId, reply: ReleaseReply) {
@@ -547,7 +546,7 @@ fn hand_off_goes_to_the_head_with_the_same_claim_only() {
 
     let held = bench.holds(4, LEASE);
     let token = bench.token_of(held);
-    assert_eq!(bench.releases(held), Left::HandedOff);
+    assert!(bench.hands_off(held));
     assert_eq!(bench.woken, [first]);
     // The first waiter is cancelled: a hand-off that was not taken goes to the next one (rule 20).
     bench.endings();
@@ -560,7 +559,7 @@ fn hand_off_goes_to_the_head_with_the_same_claim_only() {
 
     // While the holder may hand off the lock, the head does not call the store.
     assert!(waits(&bench.resume(third)) > bench.now);
-    assert_eq!(bench.releases(granted.held), Left::HandedOff);
+    assert!(bench.hands_off(granted.held));
     bench.cancel(third);
     assert_eq!(
         bench.endings(),
@@ -629,7 +628,7 @@ fn hand_off_ends_once_the_store_may_have_lost_data() {
     let held = holds(bench.reply(holder, granted_with(6, 4))).held;
     let token = bench.token_of(held);
     waits(&bench.resume(waiter));
-    assert_eq!(bench.releases(held), Left::HandedOff);
+    assert!(bench.hands_off(held));
     bench.now += MILLI;
     bench.event(&StoreEvent::Disconnected);
     assert_eq!(
@@ -645,7 +644,7 @@ fn hand_off_ends_once_the_store_may_have_lost_data() {
     assert_ne!(asks(&bench.resume(waiter)), token);
     bench.now += MILLI;
     let held = bench.holds(4, LEASE);
-    assert_eq!(bench.releases(held), Left::HandedOff, "reserved since");
+    assert!(bench.hands_off(held), "reserved since");
 }
 
 #[test]
@@ -727,7 +726,7 @@ fn a_request_that_had_to_wait_was_contended() {
     let mut bench = Bench::new();
     let (id, _) = bench.head();
     let held = bench.holds(4, LEASE);
-    assert_eq!(bench.releases(held), Left::HandedOff);
+    assert!(bench.hands_off(held));
     assert!(holds(bench.no_reply(id)).contended);
     // Behind a waiter that left before it was granted the lock.
     let mut bench = Bench::new();
@@ -837,7 +836,7 @@ fn an_extended_lock_is_not_handed_off_locally() {
         let held = bench.holds(3, LEASE);
         bench.head();
         bench.extends(held, LEASE * 2, is_answered);
-        assert_ne!(bench.releases(held), Left::HandedOff, "{is_answered}");
+        assert!(!bench.hands_off(held), "{is_answered}");
     }
 }
 
