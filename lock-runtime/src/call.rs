@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt as _;
 use tokio::time::timeout;
 
 use crate::{
@@ -31,15 +32,16 @@ pub(crate) async fn within<T>(
 }
 
 /// Returns the reply to a call with a single hold.
-pub(crate) async fn only<T>(
+pub(crate) fn only<T>(
     call: impl Future<Output = Vec<Result<T, StoreError>>>,
-) -> Result<T, StoreError> {
-    call.await.pop().ok_or_else(StoreError::late)?
+) -> impl Future<Output = Result<T, StoreError>> {
+    call.map(|mut replies| replies.pop().ok_or_else(StoreError::late)?)
 }
 
 /// Makes a call to the store.
 pub(crate) async fn perform(store: &dyn Store, call: &Call) -> Answer {
-    let reply = async {
+    // Pinned here, because `within` would store it twice: as its argument and where it is pinned.
+    let reply = pin!(async {
         Ok(match &call.request {
             Request::Acquire(request) => Reply::Acquire(store.acquire(request).await?),
             Request::Release(release) => Reply::Release(store.release(release).await?),
@@ -48,6 +50,6 @@ pub(crate) async fn perform(store: &dyn Store, call: &Call) -> Answer {
             Request::Abandon(hold) => store.abandon(hold).await.map(|()| Reply::Abandoned)?,
             Request::Convert(hold) => Reply::Convert(store.convert(hold).await?),
         })
-    };
+    });
     within(call.timeout, reply).await
 }
