@@ -700,8 +700,7 @@ fn a_request_that_had_to_wait_was_contended() {
     let was_contended = |act: &dyn Fn(&mut Bench, AcquireId) -> Option<Step>| {
         let mut bench = Bench::new();
         let (id, _) = bench.head();
-        let step = act(&mut bench, id);
-        if let Some(step) = step {
+        if let Some(step) = act(&mut bench, id) {
             asks(&step);
         }
         holds(bench.reply(id, granted(8))).contended
