@@ -61,7 +61,7 @@ impl LockClient {
 
 /// Returns the client for `function`, which names none: that of the innermost `as_default`, or else
 /// the installed one.
-pub(crate) fn ambient(function: &str) -> Result<LockClient, LockError> {
+pub fn ambient(function: &str) -> Result<LockClient, LockError> {
     SCOPED.try_with(LockClient::clone).ok().or_else(|| INSTALLED.get().cloned()).ok_or_else(|| {
         let message = format!(
             "no client is installed for `{function}`, which is under #[distributed_lock]; write `let locks = \

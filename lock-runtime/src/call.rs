@@ -2,13 +2,14 @@
 
 use std::{
     future::{Future, ready},
-    pin::Pin,
+    pin::{Pin, pin},
     slice,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
+use futures_util::FutureExt as _;
 use pin_project::pin_project;
 use tokio::time::{Sleep, sleep};
 
@@ -69,41 +70,24 @@ pub(crate) fn release_call(store: &Arc<dyn Store>, call: Call) -> ReleaseCall {
 }
 
 /// Returns the reply to a call with a single hold.
-pub(crate) async fn only<T>(
+pub(crate) fn only<T>(
     call: impl Future<Output = Vec<Result<T, StoreError>>>,
-) -> Result<T, StoreError> {
-    call.await.pop().ok_or_else(StoreError::late)?
+) -> impl Future<Output = Result<T, StoreError>> {
+    call.map(|mut replies| replies.pop().ok_or_else(StoreError::late)?)
 }
 
 /// Makes a call to the store.
 pub(crate) async fn perform(store: &dyn Store, call: &Call) -> Answer {
-    match &call.request {
-        Request::Acquire(request) => within(call.timeout, store.acquire(request))
-            .await
-            .map(Reply::Acquire),
-        Request::Release(release) => within(call.timeout, store.release(release))
-            .await
-            .map(Reply::Release),
-        // Boxed: these are rare, and would enlarge the future of every other call.
-        _ => Box::pin(perform_rare(store, call)).await,
-    }
-}
-
-async fn perform_rare(store: &dyn Store, Call { request, timeout }: &Call) -> Answer {
-    let timeout = *timeout;
-    match request {
-        Request::Acquire(_) | Request::Release(_) => Err(StoreError::late()),
-        Request::Poll(hold) => within(timeout, only(store.poll(slice::from_ref(hold))))
-            .await
-            .map(Reply::Poll),
-        Request::Renew(renewal) => within(timeout, only(store.renew(slice::from_ref(renewal))))
-            .await
-            .map(Reply::Renew),
-        Request::Abandon(hold) => within(timeout, store.abandon(hold))
-            .await
-            .map(|()| Reply::Abandoned),
-        Request::Convert(hold) => within(timeout, store.convert(hold))
-            .await
-            .map(Reply::Convert),
-    }
+    // Pinned here, because `within` would store it twice: as its argument and where it is pinned.
+    let reply = pin!(async {
+        Ok(match &call.request {
+            Request::Acquire(request) => Reply::Acquire(store.acquire(request).await?),
+            Request::Release(release) => Reply::Release(store.release(release).await?),
+            Request::Poll(hold) => Reply::Poll(only(store.poll(slice::from_ref(hold))).await?),
+            Request::Renew(due) => Reply::Renew(only(store.renew(slice::from_ref(due))).await?),
+            Request::Abandon(hold) => store.abandon(hold).await.map(|()| Reply::Abandoned)?,
+            Request::Convert(hold) => Reply::Convert(store.convert(hold).await?),
+        })
+    });
+    within(call.timeout, reply).await
 }

@@ -12,10 +12,7 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep_until, timeout},
-};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::{
     call::perform,
@@ -95,19 +92,15 @@ impl Drop for Task {
         // A lock that is granted from now on starts the driver itself.
         let runtimes = self.core.with_state(|state| {
             state.driver_runs = false;
-            let mut runtimes: Vec<Handle> = Vec::new();
-            for runtime in state.views().filter_map(|view| view.runtime()) {
-                if runtimes.iter().all(|other| other.id() != runtime.id()) {
-                    runtimes.push(runtime.clone());
-                }
-            }
-            runtimes
+            let runtimes = state.views().filter_map(|view| view.runtime());
+            let by_id: HashMap<_, _> = runtimes.map(|it| (it.id(), it.clone())).collect();
+            by_id
         });
         // Tasks that wait for the end of the work check again, and restart the driver.
         self.core.notify_changed();
         // A lock that was acquired on another runtime may still be in use, so the driver
         // continues there.
-        for runtime in runtimes {
+        for runtime in runtimes.into_values() {
             let core = self.core.clone();
             runtime.spawn(async move { start(&core) });
         }

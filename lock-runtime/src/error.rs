@@ -5,6 +5,7 @@ use std::{borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
 use crate::{
     key::LockKey,
     store::{StoreError, StoreErrorKind},
+    web::ErrorClass,
 };
 
 /// The reason why a lock could not be acquired, or was lost.
@@ -19,6 +20,7 @@ use crate::{
 #[derive(Clone)]
 pub struct LockError(Arc<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     kind: LockErrorKind,
     key: Option<LockKey>,
@@ -117,30 +119,16 @@ impl LockError {
         Self::new(error.kind().into(), message).with_source(Some(error))
     }
 
-    fn edit(self, edit: impl FnOnce(&mut Inner)) -> Self {
-        let Inner {
-            kind,
-            ref key,
-            ref message,
-            retry_after,
-            ref source,
-        } = *self.0;
-        let mut inner = Inner {
-            kind,
-            key: key.clone(),
-            message: message.clone(),
-            retry_after,
-            source: source.clone(),
-        };
-        edit(&mut inner);
-        Self(Arc::new(inner))
+    fn edit(mut self, edit: impl FnOnce(&mut Inner)) -> Self {
+        edit(Arc::make_mut(&mut self.0));
+        self
     }
 
-    pub(crate) fn with_key(self, key: &LockKey) -> Self {
-        if self.0.key.is_some() {
-            self
-        } else {
-            self.edit(|inner| inner.key = Some(key.clone()))
+    /// Names the lock, unless the error names one already or there is none.
+    pub(crate) fn with_key<'a>(self, key: impl Into<Option<&'a LockKey>>) -> Self {
+        match key.into() {
+            Some(key) if self.0.key.is_none() => self.edit(|inner| inner.key = Some(key.clone())),
+            _ => self,
         }
     }
 
@@ -200,30 +188,35 @@ impl LockError {
 impl LockErrorKind {
     /// Returns a stable identifier of the kind, such as `wait_timeout`.
     pub fn code(self) -> &'static str {
+        self.code_and_class().0
+    }
+
+    pub(crate) fn code_and_class(self) -> (&'static str, ErrorClass) {
         match self {
-            Self::Contended => "contended",
-            Self::WaitTimeout => "wait_timeout",
-            Self::Overloaded => "overloaded",
-            Self::WouldDeadlock => "would_deadlock",
-            Self::Lost(Loss::Expired) => "lost_expired",
-            Self::Lost(Loss::Taken) => "lost_taken",
-            Self::Lost(Loss::Revoked) => "lost_revoked",
-            Self::Lost(Loss::MaxHold) => "lost_max_hold",
-            Self::Unavailable => "unavailable",
-            Self::ReleaseUnknown => "release_unknown",
-            Self::ModeMismatch => "mode_mismatch",
-            Self::ForeignKey => "foreign_key",
-            Self::InvalidKey => "invalid_key",
-            Self::InvalidSpec => "invalid_spec",
-            Self::NoClient => "no_client",
-            Self::NoRuntime => "no_runtime",
-            Self::ShuttingDown => "shutting_down",
-            Self::InvalidUrl => "invalid_url",
-            Self::Unauthenticated => "unauthenticated",
-            Self::Forbidden => "forbidden",
-            Self::WrongServer => "wrong_server",
-            Self::ReadOnly => "read_only",
-            Self::IncompatibleFormat => "incompatible_format",
+            Self::Contended => ("contended", ErrorClass::Busy),
+            Self::WaitTimeout => ("wait_timeout", ErrorClass::Busy),
+            Self::Overloaded => ("overloaded", ErrorClass::Overloaded),
+            Self::WouldDeadlock => ("would_deadlock", ErrorClass::Internal),
+            Self::Lost(Loss::Expired) => ("lost_expired", ErrorClass::Lost),
+            Self::Lost(Loss::Taken) => ("lost_taken", ErrorClass::Lost),
+            Self::Lost(Loss::Revoked) => ("lost_revoked", ErrorClass::Lost),
+            Self::Lost(Loss::MaxHold) => ("lost_max_hold", ErrorClass::Lost),
+            Self::Unavailable => ("unavailable", ErrorClass::Unavailable),
+            Self::ReleaseUnknown => ("release_unknown", ErrorClass::Internal),
+            Self::ModeMismatch => ("mode_mismatch", ErrorClass::Internal),
+            Self::ForeignKey => ("foreign_key", ErrorClass::Internal),
+            Self::InvalidKey => ("invalid_key", ErrorClass::BadRequest),
+            Self::InvalidSpec => ("invalid_spec", ErrorClass::Internal),
+            Self::NoClient => ("no_client", ErrorClass::Internal),
+            Self::NoRuntime => ("no_runtime", ErrorClass::Internal),
+            Self::ShuttingDown => ("shutting_down", ErrorClass::Unavailable),
+            Self::InvalidUrl => ("invalid_url", ErrorClass::Internal),
+            Self::Unauthenticated => ("unauthenticated", ErrorClass::Internal),
+            Self::Forbidden => ("forbidden", ErrorClass::Internal),
+            Self::WrongServer => ("wrong_server", ErrorClass::Internal),
+            // A server is read-only while it fails over.
+            Self::ReadOnly => ("read_only", ErrorClass::Unavailable),
+            Self::IncompatibleFormat => ("incompatible_format", ErrorClass::Internal),
         }
     }
 }

@@ -79,29 +79,22 @@ fn hash_tag(name: &str) -> Option<&str> {
 }
 
 fn complaint(name: &str) -> Option<&'static str> {
-    if name.is_empty() {
-        return Some("is empty; a lock needs a name such as \"order:42\"");
-    }
-    if name.len() > MAX_KEY_BYTES {
-        return Some(TOO_LONG);
-    }
-    if name.chars().any(char::is_control) {
-        return Some(
-            "contains a control character; write values through a placeholder, which escapes them",
-        );
-    }
-    if name.contains('}') && hash_tag(name).is_none() {
-        return Some(
-            "contains '}' outside of a hash tag; write \"{tag}\" whole, or leave the brace out",
-        );
-    }
-    if name
-        .strip_prefix(PERMITS)
-        .is_some_and(|rest| rest.starts_with(':'))
+    Some(if name.is_empty() {
+        "is empty; a lock needs a name such as \"order:42\""
+    } else if name.len() > MAX_KEY_BYTES {
+        TOO_LONG
+    } else if name.chars().any(char::is_control) {
+        "contains a control character; write values through a placeholder, which escapes them"
+    } else if name.contains('}') && hash_tag(name).is_none() {
+        "contains '}' outside of a hash tag; write \"{tag}\" whole, or leave the brace out"
+    } else if name
+        .split_once(':')
+        .is_some_and(|(first, _)| first == PERMITS)
     {
-        return Some("begins with \"permits:\", which is reserved; choose another first word");
-    }
-    None
+        "begins with \"permits:\", which is reserved; choose another first word"
+    } else {
+        return None;
+    })
 }
 
 fn invalid(name: &str, complaint: &str) -> LockError {
@@ -247,40 +240,39 @@ impl KeyWriter {
 
     /// Appends literal text of the program, as it is.
     pub fn lit(&mut self, text: &str) -> &mut Self {
-        if text.contains(is_separator) {
+        if text.contains([':', '/']) {
             self.open = false;
         }
-        self.push(text);
+        let _ = self.push(text);
         self
     }
 
     /// Appends a value, escaped.
     pub fn arg(&mut self, value: fmt::Arguments<'_>) -> &mut Self {
         if self.open {
-            self.push("%.");
+            let _ = self.push("%.");
         }
         self.open = true;
         let start = self.name.len();
-        if (Escape { writer: self }).write_fmt(value).is_err() {
+        if Escape(self).write_fmt(value).is_err() {
             self.complaint
                 .get_or_insert("is incomplete: a value could not be formatted");
         }
         // A value must not be able to produce the reserved prefix.
         if start == 0 && self.name.as_str() == PERMITS {
             self.name.clear();
-            self.push("%70");
-            self.push(&PERMITS[1..]);
+            let _ = self.push("%70ermits");
         }
         self
     }
 
-    /// Appends text. Returns `false` if it does not fit.
-    fn push(&mut self, text: &str) -> bool {
-        let fits = self.name.try_push_str(text).is_ok();
-        if !fits {
+    /// Appends text. Fails if it does not fit, which stops the formatting of a value at the limit,
+    /// so that a huge value costs no time.
+    fn push(&mut self, text: &str) -> fmt::Result {
+        self.name.try_push_str(text).map_err(|_| {
             self.complaint = Some(TOO_LONG);
-        }
-        fits
+            fmt::Error
+        })
     }
 
     /// Returns the key.
@@ -296,47 +288,25 @@ impl KeyWriter {
     }
 }
 
-fn is_separator(c: char) -> bool {
-    matches!(c, ':' | '/')
-}
-
 fn needs_escape(c: char) -> bool {
-    is_separator(c) || matches!(c, '%' | '{' | '}') || c.is_control()
+    matches!(c, ':' | '/' | '%' | '{' | '}') || c.is_control()
 }
 
-struct Escape<'a> {
-    writer: &'a mut KeyWriter,
-}
+/// Appends a value to the name, escaped.
+struct Escape<'a>(&'a mut KeyWriter);
 
 impl fmt::Write for Escape<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let mut rest = text;
-        while let Some(at) = rest.find(needs_escape) {
-            let (plain, special) = rest.split_at(at);
-            self.push(plain)?;
-            let mut chars = special.chars();
-            if let Some(c) = chars.next() {
-                // Three characters for each of at most four bytes.
-                let (mut utf8, mut escaped) = ([0; 4], ArrayString::<12>::new());
-                c.encode_utf8(&mut utf8)
-                    .bytes()
-                    .try_for_each(|byte| write!(escaped, "%{byte:02X}"))?;
-                self.push(&escaped)?;
+        for part in text.split_inclusive(needs_escape) {
+            let plain = part.trim_end_matches(needs_escape);
+            self.0.push(plain)?;
+            for byte in part[plain.len()..].bytes() {
+                let mut escaped = ArrayString::<3>::new();
+                write!(escaped, "%{byte:02X}")?;
+                self.0.push(&escaped)?;
             }
-            rest = chars.as_str();
         }
-        self.push(rest)
-    }
-}
-
-impl Escape<'_> {
-    /// Stops formatting a value at the limit, so that a huge value costs no time.
-    fn push(&mut self, text: &str) -> fmt::Result {
-        if self.writer.push(text) {
-            Ok(())
-        } else {
-            Err(fmt::Error)
-        }
+        Ok(())
     }
 }
 
@@ -381,10 +351,8 @@ mod tests {
 
     #[test]
     fn a_value_cannot_make_up_the_reserved_beginning() {
-        assert_eq!(
-            key(&[("", "permits"), (":", "x")]).unwrap().as_str(),
-            "%70ermits:x"
-        );
+        let written = key(&[("", "permits"), (":", "x")]).unwrap();
+        assert_eq!(written.as_str(), "%70ermits:x");
     }
 
     #[test]

@@ -20,48 +20,43 @@ use crate::{
 };
 
 tokio::task_local! {
-    static FRAME: Frame;
+    static FRAME: Arc<Frame>;
 }
 
 /// A held lock in a flow of work, and the frames around it.
-#[derive(Clone, Debug)]
-pub(crate) struct Frame(Arc<Node>);
-
 #[derive(Debug)]
-struct Node {
+pub(crate) struct Frame {
     held: HeldLock,
-    outer: Option<Frame>,
+    outer: Option<Arc<Frame>>,
 }
 
 impl Frame {
     /// A frame of `held` within the current frame.
-    pub(crate) fn enclosing(held: HeldLock) -> Self {
-        Self(Arc::new(Node {
-            held,
-            outer: Self::current(),
-        }))
+    pub(crate) fn enclosing(held: HeldLock) -> Arc<Self> {
+        let outer = Self::current();
+        Arc::new(Self { held, outer })
     }
 
-    fn current() -> Option<Self> {
-        FRAME.try_with(Self::clone).ok()
+    fn current() -> Option<Arc<Self>> {
+        FRAME.try_with(Arc::clone).ok()
     }
 
     /// Runs `future` within this frame.
-    pub(crate) fn scope<F: Future>(self, future: F) -> ScopeFuture<F> {
+    pub(crate) fn scope<F: Future>(self: Arc<Self>, future: F) -> ScopeFuture<F> {
         ScopeFuture {
             inner: FRAME.scope(self, future),
         }
     }
 
     /// Runs `work` within this frame.
-    pub(crate) fn run<T>(self, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn run<T>(self: Arc<Self>, work: impl FnOnce() -> T) -> T {
         FRAME.sync_scope(self, work)
     }
 
     /// Iterates over the held locks, from the innermost frame to the outermost.
     fn chain(&self) -> impl Iterator<Item = &Arc<View>> {
-        std::iter::successors(Some(self), |frame| frame.0.outer.as_ref())
-            .flat_map(|frame| frame.0.held.views())
+        std::iter::successors(Some(self), |frame| frame.outer.as_deref())
+            .flat_map(|frame| frame.held.views())
     }
 }
 
@@ -114,7 +109,7 @@ pub(crate) fn enclosing(
 #[must_use = "futures do nothing unless polled"]
 pub struct ScopeFuture<F> {
     #[pin]
-    inner: TaskLocalFuture<Frame, F>,
+    inner: TaskLocalFuture<Arc<Frame>, F>,
 }
 
 impl<F: Future> Future for ScopeFuture<F> {

@@ -42,29 +42,22 @@ impl LockRequest {
         keys: impl IntoIterator<Item = impl IntoLockKey>,
         spec: LockSpec,
     ) -> Self {
-        let keys = keys
-            .into_iter()
-            .map(IntoLockKey::into_lock_key)
-            .collect::<Result<Keys, _>>()
-            .and_then(|mut keys| {
-                if keys.is_empty() {
-                    return Err(LockError::new(
-                        LockErrorKind::InvalidKey,
-                        "no key was given; name at least one",
-                    ));
-                }
-                keys.sort_unstable();
-                keys.dedup();
-                Ok(keys)
-            });
+        let keys = keys.into_iter().map(IntoLockKey::into_lock_key);
+        let keys = keys.collect::<Result<Keys, _>>().and_then(|mut keys| {
+            if keys.is_empty() {
+                let message = "no key was given; name at least one";
+                return Err(LockError::new(LockErrorKind::InvalidKey, message));
+            }
+            keys.sort_unstable();
+            keys.dedup();
+            Ok(keys)
+        });
         Self { core, keys, spec }
     }
 
-    fn with(self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
-        Self {
-            spec: set(self.spec),
-            ..self
-        }
+    fn with(mut self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
+        self.spec = set(self.spec);
+        self
     }
 
     crate::__lock_options!(crate::__lock_setters);
@@ -137,16 +130,10 @@ impl LockRequest {
     pub(crate) fn asked(self) -> Result<Asked, LockError> {
         let Self { core, keys, spec } = self;
         let keys = keys?;
-        let terms = spec.terms(&core.defaults).and_then(|terms| {
-            core.limits.check(&terms, keys.len())?;
-            Ok(terms)
-        });
-        match terms {
-            Ok(terms) => Ok(Asked { core, keys, terms }),
-            Err(error) => Err(keys
-                .first()
-                .map_or_else(|| error.clone(), |key| error.clone().with_key(key))),
-        }
+        let named = |error: LockError| error.with_key(keys.first());
+        let terms = spec.terms(&core.defaults).map_err(named)?;
+        core.limits.check(&terms, keys.len()).map_err(named)?;
+        Ok(Asked { core, keys, terms })
     }
 }
 

@@ -3,19 +3,19 @@
 
 use std::future::Future;
 
-use crate::{
-    ambient,
-    error::LockErrorKind,
-    guard::LockGuard,
-    request::{LockRequest, granted},
-    under_lock::{CancelOnLossFuture, OnLoss},
-};
 pub use crate::{
+    ambient::ambient,
     client::LockClient,
     error::LockError,
     guard::HeldLock,
     key::{IntoLockKey, KeyWriter, LockKey},
     spec::LockSpec,
+};
+use crate::{
+    error::LockErrorKind,
+    guard::LockGuard,
+    request::{LockRequest, granted},
+    under_lock::{CancelOnLossFuture, OnLoss},
 };
 
 /// A return type that can hold a [`LockError`].
@@ -71,11 +71,6 @@ impl<T: Default, E> Skipped for Result<T, E> {
     }
 }
 
-/// Returns the client of the task or of the process, for the function of this name.
-pub fn ambient(function: &'static str) -> Result<LockClient, LockError> {
-    ambient::ambient(function)
-}
-
 /// Builds a key from text and values.
 pub fn key(write: impl FnOnce(&mut KeyWriter)) -> Result<LockKey, LockError> {
     let mut writer = KeyWriter::new();
@@ -91,10 +86,7 @@ pub fn one(
 ) -> Result<LockRequest, LockError> {
     match client {
         Ok(client) => Ok(client.request(key, spec)),
-        Err(error) => Err(match key {
-            Ok(key) => error.with_key(&key),
-            Err(_) => error,
-        }),
+        Err(error) => Err(error.with_key(key.as_ref().ok())),
     }
 }
 
@@ -122,17 +114,11 @@ impl<K: IntoIterator<Item: IntoLockKey>> LockKeys for K {
     ) -> Result<LockRequest, LockError> {
         match client {
             Ok(client) => Ok(client.request_all(self, spec)),
-            // As in all errors about several keys, the error names the first one.
-            Err(error) => Err(
-                match self
-                    .into_iter()
-                    .filter_map(|key| key.into_lock_key().ok())
-                    .min()
-                {
-                    Some(key) => error.with_key(&key),
-                    None => error,
-                },
-            ),
+            Err(error) => {
+                // As in all errors about several keys, the error names the first one.
+                let keys = self.into_iter().filter_map(|key| key.into_lock_key().ok());
+                Err(error.with_key(keys.min().as_ref()))
+            }
         }
     }
 }

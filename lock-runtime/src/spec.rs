@@ -274,41 +274,36 @@ pub(crate) struct Terms {
 
 impl Terms {
     fn complaint(&self) -> Option<String> {
-        let Self {
-            lease,
-            wait,
-            min_hold,
-            max_hold,
-            ..
-        } = *self;
+        let (lease, min_hold, max_hold) = (self.lease, self.min_hold, self.max_hold);
+        let wait = match self.wait {
+            Wait::No => None,
+            Wait::AtMost(wait) => Some(wait),
+        };
         if !(MIN_LEASE..=MAX_LEASE).contains(&lease) {
             return Some(format!(
                 "a lease of {} is out of range; give 100 ms to 24 h",
                 Short(lease)
             ));
         }
-        if let Wait::AtMost(wait) = wait
-            && wait > MAX_LEASE
-        {
-            return Some(format!(
-                "a wait of {} is too long; give at most 24 h",
-                Short(wait)
-            ));
-        }
-        if let Some(min_hold) = min_hold
-            && min_hold > MAX_LEASE
-        {
-            return Some(format!(
-                "a min_hold of {} is too long; give at most 24 h",
-                Short(min_hold)
-            ));
+        for (option, length, longest, remedy) in [
+            ("wait", wait, MAX_LEASE, "24 h"),
+            ("min_hold", min_hold, MAX_LEASE, "24 h"),
+            (
+                "max_hold",
+                max_hold,
+                LONGEST_HOLD,
+                "365 days, or leave it out for no limit",
+            ),
+        ] {
+            if let Some(length) = length.filter(|length| *length > longest) {
+                let length = Short(length);
+                return Some(format!(
+                    "a {option} of {length} is too long; give at most {remedy}"
+                ));
+            }
         }
         match (min_hold, max_hold) {
-            (_, Some(max_hold)) if max_hold > LONGEST_HOLD => Some(format!(
-                "a max_hold of {} is too long; give at most 365 days, or leave it out for no limit",
-                Short(max_hold)
-            )),
-            (_, Some(max_hold)) if max_hold.is_zero() => {
+            (_, Some(Duration::ZERO)) => {
                 Some("a max_hold of zero holds nothing; leave it out for no limit".into())
             }
             (Some(min_hold), Some(max_hold)) if min_hold > max_hold => Some(format!(
@@ -338,15 +333,11 @@ pub(crate) struct Short(pub(crate) Duration);
 
 impl fmt::Display for Short {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = self.0.as_secs();
-        if self.0.subsec_nanos() > 0 {
-            write!(f, "{:?}", self.0)
-        } else if seconds > 0 && seconds.is_multiple_of(3600) {
-            write!(f, "{}h", seconds / 3600)
-        } else if seconds > 0 && seconds.is_multiple_of(60) {
-            write!(f, "{}m", seconds / 60)
-        } else {
-            write!(f, "{seconds}s")
+        match self.0.as_secs() {
+            _ if self.0.subsec_nanos() > 0 => write!(f, "{:?}", self.0),
+            seconds @ 1.. if seconds.is_multiple_of(3600) => write!(f, "{}h", seconds / 3600),
+            seconds @ 1.. if seconds.is_multiple_of(60) => write!(f, "{}m", seconds / 60),
+            seconds => write!(f, "{seconds}s"),
         }
     }
 }
@@ -360,57 +351,36 @@ pub(crate) fn call_timeout(lease: Duration) -> Duration {
 mod tests {
     use super::*;
 
+    const SECOND: Duration = Duration::from_secs(1);
+
     #[test]
     fn a_spec_that_cannot_be_meant_is_refused() {
-        let defaults = LockSpec::exclusive();
-        let seconds = Duration::from_secs;
+        let (open, milli) = (LockSpec::exclusive, Duration::from_millis(1));
         for (spec, word) in [
-            (
-                LockSpec::exclusive().lease(Duration::from_millis(99)),
-                "lease",
-            ),
-            (
-                LockSpec::exclusive().lease(MAX_LEASE + Duration::from_millis(1)),
-                "lease",
-            ),
-            (LockSpec::exclusive().wait(seconds(90_000)), "wait"),
-            (LockSpec::exclusive().min_hold(seconds(90_000)), "min_hold"),
-            (LockSpec::exclusive().max_hold(Duration::ZERO), "max_hold"),
-            (LockSpec::exclusive().max_hold(Duration::MAX), "max_hold"),
-            (LockSpec::exclusive().lease(Duration::MAX), "lease"),
-            (LockSpec::exclusive().wait(Duration::MAX), "wait"),
-            (LockSpec::exclusive().min_hold(Duration::MAX), "min_hold"),
-            (
-                LockSpec::exclusive()
-                    .min_hold(seconds(2))
-                    .max_hold(seconds(1)),
-                "max_hold",
-            ),
+            (open().lease(milli * 99), "lease"),
+            (open().lease(MAX_LEASE + milli), "lease"),
+            (open().wait(SECOND * 90_000), "wait"),
+            (open().min_hold(SECOND * 90_000), "min_hold"),
+            (open().max_hold(Duration::ZERO), "max_hold"),
+            (open().max_hold(Duration::MAX), "max_hold"),
+            (open().lease(Duration::MAX), "lease"),
+            (open().wait(Duration::MAX), "wait"),
+            (open().min_hold(Duration::MAX), "min_hold"),
+            (open().min_hold(SECOND * 2).max_hold(SECOND), "max_hold"),
         ] {
-            for error in [
-                spec.terms(&defaults).unwrap_err(),
-                spec.check().unwrap_err(),
-            ] {
+            for error in [spec.terms(&open()).unwrap_err(), spec.check().unwrap_err()] {
                 assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
                 assert!(error.to_string().contains(word), "{error}");
             }
         }
-        assert!(
-            LockSpec::exclusive()
-                .lease(MIN_LEASE)
-                .terms(&defaults)
-                .is_ok()
-        );
-        assert!(
-            LockSpec::exclusive()
-                .lease(MAX_LEASE)
-                .terms(&defaults)
-                .is_ok()
-        );
-        let patient = LockSpec::read().min_hold(seconds(2));
+        for lease in [MIN_LEASE, MAX_LEASE] {
+            assert!(open().lease(lease).terms(&open()).is_ok());
+        }
+        let patient = LockSpec::read().min_hold(SECOND * 2);
         assert!(patient.check().is_ok(), "valid with other defaults");
+        let hasty = open().max_hold(SECOND);
         assert!(
-            patient.terms(&defaults.max_hold(seconds(1))).is_err(),
+            patient.terms(&hasty).is_err(),
             "invalid with these defaults"
         );
     }
@@ -443,48 +413,27 @@ mod tests {
 
     #[test]
     fn what_is_left_open_comes_from_the_defaults() {
-        let defaults = LockSpec::read()
-            .lease(Duration::from_secs(5))
-            .no_wait()
-            .reentrant();
-        let terms = LockSpec::exclusive()
-            .wait(Duration::from_secs(1))
-            .terms(&defaults)
-            .unwrap();
+        let defaults = LockSpec::read().lease(SECOND * 5).no_wait().reentrant();
+        let terms = LockSpec::exclusive().wait(SECOND).terms(&defaults).unwrap();
         assert_eq!(terms.mode, Mode::Exclusive);
-        assert_eq!(terms.lease, Duration::from_secs(5));
-        assert_eq!(terms.wait, Wait::AtMost(Duration::from_secs(1)));
+        assert_eq!(terms.lease, SECOND * 5);
+        assert_eq!(terms.wait, Wait::AtMost(SECOND));
         assert!(terms.reentrant && terms.renew);
     }
 
     #[test]
     fn what_the_defaults_switch_on_can_be_switched_off() {
-        let defaults = LockSpec::exclusive()
-            .reentrant()
-            .strict_order()
-            .max_waiters(7);
-        let terms = |spec: LockSpec| spec.terms(&defaults).unwrap();
-        let open = terms(LockSpec::exclusive());
-        assert_eq!(
-            (open.reentrant, open.strict_order, open.max_waiters),
-            (true, true, 7)
-        );
-        let off = terms(
-            LockSpec::exclusive()
-                .no_reentrant()
-                .no_strict_order()
-                .max_waiters(9),
-        );
-        assert_eq!(
-            (off.reentrant, off.strict_order, off.max_waiters),
-            (false, false, 9)
-        );
-        assert_eq!(
-            LockSpec::exclusive()
-                .terms(&LockSpec::exclusive())
-                .unwrap()
-                .max_waiters,
-            usize::MAX
-        );
+        let open = LockSpec::exclusive;
+        let on = open().reentrant().strict_order().max_waiters(7);
+        let off = open().no_reentrant().no_strict_order().max_waiters(9);
+        for (spec, defaults, expected) in [
+            (open(), &on, (true, true, 7)),
+            (off, &on, (false, false, 9)),
+            (open(), &open(), (false, false, usize::MAX)),
+        ] {
+            let terms = spec.terms(defaults).unwrap();
+            let found = (terms.reentrant, terms.strict_order, terms.max_waiters);
+            assert_eq!(found, expected);
+        }
     }
 }

@@ -67,50 +67,29 @@ impl From<GrpcCode> for i32 {
 
 impl From<LockErrorKind> for ErrorClass {
     fn from(kind: LockErrorKind) -> Self {
-        match kind {
-            LockErrorKind::Contended | LockErrorKind::WaitTimeout => Self::Busy,
-            LockErrorKind::Overloaded => Self::Overloaded,
-            // A server is read-only while it fails over.
-            LockErrorKind::Unavailable | LockErrorKind::ReadOnly | LockErrorKind::ShuttingDown => {
-                Self::Unavailable
-            }
-            LockErrorKind::Lost(_) => Self::Lost,
-            LockErrorKind::InvalidKey => Self::BadRequest,
-            LockErrorKind::WouldDeadlock
-            | LockErrorKind::ReleaseUnknown
-            | LockErrorKind::ModeMismatch
-            | LockErrorKind::ForeignKey
-            | LockErrorKind::InvalidSpec
-            | LockErrorKind::NoClient
-            | LockErrorKind::NoRuntime
-            | LockErrorKind::InvalidUrl
-            | LockErrorKind::Unauthenticated
-            | LockErrorKind::Forbidden
-            | LockErrorKind::WrongServer
-            | LockErrorKind::IncompatibleFormat => Self::Internal,
-        }
+        kind.code_and_class().1
     }
 }
 
 impl ErrorClass {
     /// Returns the HTTP status code.
     pub const fn http_status(self) -> u16 {
-        match self {
-            Self::BadRequest => 400,
-            Self::Busy => 409,
-            Self::Lost | Self::Internal => 500,
-            Self::Overloaded | Self::Unavailable => 503,
-        }
+        self.statuses().0
     }
 
     /// Returns the gRPC status code.
     pub const fn grpc_code(self) -> GrpcCode {
+        self.statuses().1
+    }
+
+    const fn statuses(self) -> (u16, GrpcCode) {
         match self {
-            Self::BadRequest => GrpcCode::InvalidArgument,
-            Self::Busy | Self::Lost => GrpcCode::Aborted,
-            Self::Overloaded => GrpcCode::ResourceExhausted,
-            Self::Unavailable => GrpcCode::Unavailable,
-            Self::Internal => GrpcCode::Internal,
+            Self::BadRequest => (400, GrpcCode::InvalidArgument),
+            Self::Busy => (409, GrpcCode::Aborted),
+            Self::Lost => (500, GrpcCode::Aborted),
+            Self::Internal => (500, GrpcCode::Internal),
+            Self::Overloaded => (503, GrpcCode::ResourceExhausted),
+            Self::Unavailable => (503, GrpcCode::Unavailable),
         }
     }
 

@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 
 use super::{
-    acquire::Acquisition,
     entry::Claim,
     handoff::{Budget, Handoff, MAX_HANDOFFS},
     held::Held,
@@ -12,7 +11,10 @@ use super::{
 };
 use crate::{
     spec::{LockKind, Mode, Terms, Wait},
-    store::{AcquireReply, Grant, HANDOFF_LEASE, PollReply, ReleaseReply},
+    store::{
+        AcquireAllReply, AcquireReply, Grant, HANDOFF_LEASE, PollReply, Release, ReleaseReply,
+        RenewReply,
+    },
 };
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -33,8 +35,12 @@ const READER: Terms = Terms {
 };
 const MILLI: Duration = Duration::from_millis(1);
 
+fn named(name: &str) -> LockKey {
+    LockKey::new(name).unwrap()
+}
+
 fn key() -> LockKey {
-    LockKey::new("k").unwrap()
+    named("k")
 }
 
 fn fence(number: u64) -> Option<FencingToken> {
@@ -46,10 +52,13 @@ fn grant(number: u64) -> Grant {
 }
 
 fn granted(number: u64) -> Reply {
-    Reply::Acquire(AcquireReply::Granted(Grant::new(
-        fence(number).unwrap(),
-        LEASE,
-    )))
+    granted_with(number, 0)
+}
+
+/// A grant with fencing tokens that are reserved for hand-offs.
+fn granted_with(number: u64, reserved: u32) -> Reply {
+    let grant = Grant::new(fence(number).unwrap(), LEASE);
+    Reply::Acquire(AcquireReply::Granted(grant.reserved(reserved)))
 }
 
 fn queued(counter: Option<u64>) -> Reply {
@@ -84,15 +93,6 @@ impl Entropy for Numbers {
     fn fraction(&mut self) -> f64 {
         self.1
     }
-}
-
-/// The outcome for a lock whose last guard has left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Left {
-    HandedOff,
-    /// It is released, and is to be held again under this token.
-    HandBack(ReleaseId, Token),
-    GivenBack,
 }
 
 /// A session with a clock that stands still between inputs.
@@ -149,7 +149,11 @@ impl Bench {
     /// Begins the request of a writer that is the head of its queue. Returns the token under which
     /// it asks for the lock.
     fn head(&mut self) -> (AcquireId, Token) {
-        let (id, step) = self.begin(&WRITER).unwrap();
+        self.asks_for(&WRITER)
+    }
+
+    fn asks_for(&mut self, terms: &Terms) -> (AcquireId, Token) {
+        let (id, step) = self.begin(terms).unwrap();
         (id, asks(&step))
     }
 
@@ -169,6 +173,10 @@ impl Bench {
 
     fn reply(&mut self, id: AcquireId, reply: Reply) -> Step {
         self.input(|session, cx| session.replied(id, Ok(reply), cx))
+    }
+
+    fn is_granted(&mut self, id: AcquireId, number: u64) -> HeldId {
+        holds(self.reply(id, granted(number))).held
     }
 
     fn no_reply(&mut self, id: AcquireId) -> Step {
@@ -219,26 +227,40 @@ impl Bench {
         })
     }
 
-    fn releases(&mut self, held: HeldId) -> Left {
+    /// Releases the lock. Returns the call to the store, or `None` after a local hand-off.
+    fn releases(&mut self, held: HeldId) -> Option<(ReleaseId, Release)> {
         match self.input(|session, cx| session.release(held, cx)) {
-            ReleaseStep::Done(Ok(Released::Locally)) => Left::HandedOff,
+            ReleaseStep::Done(Ok(Released::Locally)) => None,
             ReleaseStep::Call(id, call) => match call.request {
-                Request::Release(release) => release.next.map_or(Left::GivenBack, |next| {
-                    assert_eq!(next.reserved, MAX_HANDOFFS);
-                    Left::HandBack(id, next.token)
-                }),
+                Request::Release(release) => {
+                    if let Some(next) = &release.next {
+                        assert_eq!(next.reserved, MAX_HANDOFFS);
+                    }
+                    Some((id, release))
+                }
                 request => panic!("{request:?}"),
             },
             step => panic!("{step:?}"),
         }
     }
 
-    /// Releases the lock, which is to be held again for a waiter.
+    fn hands_off(&mut self, held: HeldId) -> bool {
+        self.releases(held).is_none()
+    }
+
+    /// Holds the lock and releases it, not for a waiter.
+    #[track_caller]
+    fn gives_back(&mut self, handoffs: u32, length: Duration, reason: &str) {
+        let held = self.holds(handoffs, length);
+        let (_, release) = self.releases(held).expect(reason);
+        assert!(release.next.is_none(), "{reason}");
+    }
+
+    /// Releases the lock, which is to be held again for a waiter, under this token.
+    #[track_caller]
     fn hands_back(&mut self, held: HeldId) -> (ReleaseId, Token) {
-        match self.releases(held) {
-            Left::HandBack(id, token) => (id, token),
-            left => panic!("{left:?}"),
-        }
+        let (id, release) = self.releases(held).unwrap();
+        (id, release.next.unwrap().token)
     }
 
     fn release_reply(&mut self, id: ReleaseId, reply: ReleaseReply) {
@@ -247,17 +269,48 @@ impl Bench {
         assert_eq!(released.unwrap(), Released::AtStore);
     }
 
+    /// Releases the lock, and checks that the reply wakes the waiter, which waited for it. Returns
+    /// the token of the release.
+    #[track_caller]
+    fn hands_back_to(&mut self, waiter: AcquireId, held: HeldId, reply: ReleaseReply) -> Token {
+        let (release, token) = self.hands_back(held);
+        // The releasing task sends the request.
+        waits(&self.resume(waiter));
+        self.woken.clear();
+        self.release_reply(release, reply);
+        assert_eq!(self.woken, [waiter]);
+        token
+    }
+
+    /// Requests a longer lease. A reply that confirms it may follow.
+    fn extends(&mut self, held: HeldId, ttl: Duration, is_answered: bool) {
+        let begun = self.input(|session, cx| session.extend(held, ttl, cx));
+        begun.unwrap();
+        if is_answered {
+            let reply = Ok(Reply::Renew(RenewReply::Renewed { ttl }));
+            let sent = self.now;
+            let extended = self.input(|session, cx| session.extend_replied(held, reply, sent, cx));
+            extended.unwrap();
+        }
+    }
+
+    fn due_job(&mut self) -> Option<(Job, Call)> {
+        self.input(|session, cx| session.due_job(cx))
+    }
+
+    fn job_reply(&mut self, job: Job, answer: Answer) {
+        self.input(|session, cx| session.job_replied(job, answer, cx));
+    }
+
     /// Returns the tokens that are released or abandoned by now.
     fn endings(&mut self) -> Vec<Ended> {
-        let mut endings = Vec::new();
-        while let Some((_, call)) = self.input(|session, cx| session.due_job(cx)) {
-            endings.push(match call.request {
-                Request::Release(release) => Ended::Released(release.hold.token),
-                Request::Abandon(hold) => Ended::Abandoned(hold.token),
-                request => panic!("{request:?}"),
-            });
-        }
-        endings
+        let due = std::iter::from_fn(|| self.due_job());
+        due.map(|(_, call)| match call.request {
+            Request::Release(release) => Ended::Released(release.hold.token),
+            Request::Abandon(hold) => Ended::Abandoned(hold.token),
+            request => panic!("{request:?}"),
+        })
+        .collect()
     }
 
     fn token_of(&self, held: HeldId) -> Token {
@@ -343,8 +396,7 @@ fn an_entry_goes_to_the_next_with_the_same_claim() {
 #[test]
 fn a_reader_polls_for_the_grant_of_an_inherited_entry() {
     let mut bench = Bench::new();
-    let (first, step) = bench.begin(&READER).unwrap();
-    asks(&step);
+    let (first, _) = bench.asks_for(&READER);
     let token = asks(&bench.reply(first, BUSY));
     waits(&bench.reply(first, queued(Some(7))));
     bench.now += MILLI * 2;
@@ -482,37 +534,19 @@ fn queued_waiter_is_notified_and_polls_once_a_second() {
 #[test]
 fn hand_off_goes_to_the_head_with_the_same_claim_only() {
     let mut bench = Bench::new();
-    let leaves = |bench: &mut Bench, handoffs, length| {
-        let held = bench.holds(handoffs, length);
-        bench.releases(held)
-    };
-    assert_eq!(
-        leaves(&mut bench, 4, LEASE),
-        Left::GivenBack,
-        "no request waits"
-    );
-    let (reader, step) = bench.begin(&READER).unwrap();
-    asks(&step);
+    bench.gives_back(4, LEASE, "no request waits");
+    let (reader, _) = bench.asks_for(&READER);
     asks(&bench.reply(reader, BUSY));
-    let (first, second) = (bench.behind(&WRITER), bench.behind(&WRITER));
-    let third = bench.behind(&WRITER);
-    assert_eq!(
-        leaves(&mut bench, 4, LEASE),
-        Left::GivenBack,
-        "a reader is at the head of the queue"
-    );
+    let [first, second, third] = [(); 3].map(|()| bench.behind(&WRITER));
+    bench.gives_back(4, LEASE, "a reader is at the head of the queue");
     bench.cancel(reader);
-    assert_eq!(
-        leaves(&mut bench, 4, LEASE * 2),
-        Left::GivenBack,
-        "another lease"
-    );
+    bench.gives_back(4, LEASE * 2, "another lease");
     asks(&bench.resume(first));
     bench.woken.clear();
 
     let held = bench.holds(4, LEASE);
     let token = bench.token_of(held);
-    assert_eq!(bench.releases(held), Left::HandedOff);
+    assert!(bench.hands_off(held));
     assert_eq!(bench.woken, [first]);
     // The first waiter is cancelled: a hand-off that was not taken goes to the next one (rule 20).
     bench.endings();
@@ -525,7 +559,7 @@ fn hand_off_goes_to_the_head_with_the_same_claim_only() {
 
     // While the holder may hand off the lock, the head does not call the store.
     assert!(waits(&bench.resume(third)) > bench.now);
-    assert_eq!(bench.releases(granted.held), Left::HandedOff);
+    assert!(bench.hands_off(granted.held));
     bench.cancel(third);
     assert_eq!(
         bench.endings(),
@@ -540,42 +574,24 @@ fn release_without_a_hand_off_wakes_local_waiters() {
     let mut bench = Bench::new();
     let (holder, _) = bench.head();
     let [first, second, third] = [(); 3].map(|()| bench.behind(&WRITER));
-    let held = holds(bench.reply(holder, granted(6))).held;
-    let (release, token) = bench.hands_back(held);
-    // The releasing task sends the request.
-    waits(&bench.resume(first));
-    bench.woken.clear();
+    let held = bench.is_granted(holder, 6);
     let reply = ReleaseReply::Queued {
         counter: fence(7),
         holder_ttl: Some(LEASE),
     };
-    bench.release_reply(release, reply);
-    assert_eq!(bench.woken, [first]);
+    let token = bench.hands_back_to(first, held, reply);
     waits(&bench.resume(first));
-    let other = bench.holds(0, LEASE);
-    assert_eq!(
-        bench.releases(other),
-        Left::GivenBack,
-        "it is in the store's wait queue"
-    );
+    bench.gives_back(0, LEASE, "it is in the store's wait queue");
     bench.push(Mode::Exclusive, token, 8);
     let held = holds(bench.resume(first)).held;
     assert_eq!(bench.token_of(held), token);
 
-    let (release, token) = bench.hands_back(held);
-    waits(&bench.resume(second));
-    bench.woken.clear();
-    bench.release_reply(release, ReleaseReply::Passed(grant(9)));
-    assert_eq!(bench.woken, [second]);
+    let token = bench.hands_back_to(second, held, ReleaseReply::Passed(grant(9)));
     let granted = holds(bench.resume(second));
     assert_eq!(granted.fence.number(), 9);
     assert_eq!(bench.token_of(granted.held), token);
 
-    let (release, token) = bench.hands_back(granted.held);
-    waits(&bench.resume(third));
-    bench.woken.clear();
-    bench.release_reply(release, ReleaseReply::Released);
-    assert_eq!(bench.woken, [third]);
+    let token = bench.hands_back_to(third, granted.held, ReleaseReply::Released);
     assert_ne!(
         asks(&bench.resume(third)),
         token,
@@ -588,7 +604,7 @@ fn hand_back_without_a_taker_makes_the_head_ask_at_once() {
     let mut bench = Bench::new();
     let (holder, _) = bench.head();
     let renews = bench.behind(&WRITER);
-    let held = holds(bench.reply(holder, granted(6))).held;
+    let held = bench.is_granted(holder, 6);
     let (release, token) = bench.hands_back(held);
     let next = bench.behind(&Terms {
         renew: false,
@@ -609,12 +625,10 @@ fn hand_off_ends_once_the_store_may_have_lost_data() {
     let (holder, _) = bench.head();
     let (waiter, _behind) = (bench.behind(&WRITER), bench.behind(&WRITER));
     let before = bench.now;
-    let grant_with_tokens = Grant::new(fence(6).unwrap(), LEASE).reserved(4);
-    let reply = Reply::Acquire(AcquireReply::Granted(grant_with_tokens));
-    let held = holds(bench.reply(holder, reply)).held;
+    let held = holds(bench.reply(holder, granted_with(6, 4))).held;
     let token = bench.token_of(held);
     waits(&bench.resume(waiter));
-    assert_eq!(bench.releases(held), Left::HandedOff);
+    assert!(bench.hands_off(held));
     bench.now += MILLI;
     bench.event(&StoreEvent::Disconnected);
     assert_eq!(
@@ -630,7 +644,7 @@ fn hand_off_ends_once_the_store_may_have_lost_data() {
     assert_ne!(asks(&bench.resume(waiter)), token);
     bench.now += MILLI;
     let held = bench.holds(4, LEASE);
-    assert_eq!(bench.releases(held), Left::HandedOff, "reserved since");
+    assert!(bench.hands_off(held), "reserved since");
 }
 
 #[test]
@@ -643,18 +657,19 @@ fn hand_offs_end_with_their_budget_or_their_validity() {
     };
     let budget = Budget::new(1, now, now);
     let once = hand_off(lease(LEASE), budget, now).unwrap();
-    assert!(
-        hand_off(lease(LEASE), once.budget, now).is_none(),
-        "no fencing token is left"
-    );
-    assert!(
-        hand_off(lease(LEASE), budget, budget.until).is_none(),
-        "other processes have waited long enough"
-    );
-    assert!(
-        hand_off(lease(Duration::from_secs(1)), budget, now).is_none(),
-        "too little is left of the lease"
-    );
+    let (second, until) = (Duration::from_secs(1), budget.until);
+    for (ttl, budget, now, reason) in [
+        (LEASE, once.budget, now, "no fencing token is left"),
+        (
+            LEASE,
+            budget,
+            until,
+            "other processes have waited long enough",
+        ),
+        (second, budget, now, "too little is left of the lease"),
+    ] {
+        assert!(hand_off(lease(ttl), budget, now).is_none(), "{reason}");
+    }
     assert_eq!(Budget::new(1000, now, now).left, MAX_HANDOFFS);
 }
 
@@ -685,8 +700,7 @@ fn a_request_that_had_to_wait_was_contended() {
     let was_contended = |act: &dyn Fn(&mut Bench, AcquireId) -> Option<Step>| {
         let mut bench = Bench::new();
         let (id, _) = bench.head();
-        let step = act(&mut bench, id);
-        if let Some(step) = step {
+        if let Some(step) = act(&mut bench, id) {
             asks(&step);
         }
         holds(bench.reply(id, granted(8))).contended
@@ -711,15 +725,14 @@ fn a_request_that_had_to_wait_was_contended() {
     let mut bench = Bench::new();
     let (id, _) = bench.head();
     let held = bench.holds(4, LEASE);
-    assert_eq!(bench.releases(held), Left::HandedOff);
+    assert!(bench.hands_off(held));
     assert!(holds(bench.no_reply(id)).contended);
     // Behind a waiter that left before it was granted the lock.
     let mut bench = Bench::new();
     let (first, _) = bench.head();
     let second = bench.behind(&WRITER);
     bench.cancel(first);
-    let at = waits(&bench.resume(second));
-    bench.now = at;
+    bench.now = waits(&bench.resume(second));
     asks(&bench.resume(second));
     assert!(holds(bench.reply(second, granted(8))).contended);
 }
@@ -750,14 +763,11 @@ fn a_waiter_is_counted_once_in_whatever_way_it_leaves() {
         max_waiters: 0,
         ..WRITER
     };
-    let (other, _) = bench
-        .begin_for(&LockKey::new("other").unwrap(), &WRITER)
-        .unwrap();
+    let (other, _) = bench.begin_for(&named("other"), &WRITER).unwrap();
     let (head, _) = bench.head();
     let waiting = bench.behind(&WRITER);
     assert!(matches!(bench.begin(&WRITER), Err(Refused::FullInAll)));
-    let free = LockKey::new("free").unwrap();
-    let begun = bench.begin_for(&free, &impatient);
+    let begun = bench.begin_for(&named("free"), &impatient);
     assert!(matches!(begun, Err(Refused::FullInAll)));
     assert_eq!(
         bench.session.queues.len(),
@@ -785,8 +795,8 @@ fn own_abandonments_do_not_shorten_the_pause_of_a_waiter() {
     let (id, _) = bench.head();
     let at = waits(&bench.no_reply(id));
     assert!(at > bench.now);
-    let (job, _) = bench.input(|session, cx| session.due_job(cx)).unwrap();
-    bench.input(|session, cx| session.job_replied(job, Ok(Reply::Abandoned), cx));
+    let (job, _) = bench.due_job().unwrap();
+    bench.job_reply(job, Ok(Reply::Abandoned));
     assert_eq!(waits(&bench.resume(id)), at);
     // A refusal shows that the store can be reached: a release makes the next request succeed.
     bench.now = at;
@@ -802,24 +812,14 @@ fn release_of_an_extended_lock_is_repeated_until_that_lease_is_over() {
     let mut bench = Bench::new();
     let held = bench.holds(0, LEASE);
     let hour = LEASE * 120;
-    bench
-        .input(|session, cx| session.extend(held, hour, cx))
-        .unwrap();
-    let reply = Ok(Reply::Renew(crate::store::RenewReply::Renewed {
-        ttl: hour,
-    }));
-    let sent = bench.now;
-    bench
-        .input(|session, cx| session.extend_replied(held, reply, sent, cx))
-        .unwrap();
+    bench.extends(held, hour, true);
     bench.input(|session, cx| session.guard_dropped(held, cx));
     let began = bench.now;
     let mut calls = 0;
     while !bench.session.is_drained() {
-        while let Some((job, _)) = bench.input(|session, cx| session.due_job(cx)) {
+        while let Some((job, _)) = bench.due_job() {
             calls += 1;
-            let error = Err(StoreError::timed_out(MILLI));
-            bench.input(|session, cx| session.job_replied(job, error, cx));
+            bench.job_reply(job, Err(StoreError::timed_out(MILLI)));
         }
         bench.now += Duration::from_secs(1);
     }
@@ -834,16 +834,8 @@ fn an_extended_lock_is_not_handed_off_locally() {
         let mut bench = Bench::new();
         let held = bench.holds(3, LEASE);
         bench.head();
-        let longer = LEASE * 2;
-        let begun = bench.input(|session, cx| session.extend(held, longer, cx));
-        begun.unwrap();
-        if is_answered {
-            let renewed = crate::store::RenewReply::Renewed { ttl: longer };
-            let (reply, sent) = (Ok(Reply::Renew(renewed)), bench.now);
-            let extended = bench.input(|session, cx| session.extend_replied(held, reply, sent, cx));
-            extended.unwrap();
-        }
-        assert_ne!(bench.releases(held), Left::HandedOff, "{is_answered}");
+        bench.extends(held, LEASE * 2, is_answered);
+        assert!(!bench.hands_off(held), "{is_answered}");
     }
 }
 
@@ -855,22 +847,19 @@ fn a_failed_downgrade_leaves_the_lock_reserved() {
         min_hold: Some(LEASE),
         ..WRITER
     };
-    let (id, step) = bench.begin(&terms).unwrap();
-    asks(&step);
-    let held = holds(bench.reply(id, granted(7))).held;
-    let (id, _) = bench
-        .input(|session, cx| session.convert(held, cx))
-        .unwrap();
+    let (id, _) = bench.asks_for(&terms);
+    let held = bench.is_granted(id, 7);
+    let begun = bench.input(|session, cx| session.convert(held, cx));
+    let (id, _) = begun.unwrap();
     bench.input(|session, cx| session.convert_dropped(id, cx));
     let mut modes = Vec::new();
-    while let Some((job, call)) = bench.input(|session, cx| session.due_job(cx)) {
+    while let Some((job, call)) = bench.due_job() {
         let Request::Release(release) = call.request else {
             panic!("{call:?}")
         };
         assert_eq!(release.keep_for, Some(LEASE));
         modes.push(release.hold.mode);
-        let reply = Ok(Reply::Release(ReleaseReply::NotHeld));
-        bench.input(|session, cx| session.job_replied(job, reply, cx));
+        bench.job_reply(job, Ok(Reply::Release(ReleaseReply::NotHeld)));
     }
     assert_eq!(modes, [Mode::Exclusive, Mode::Shared]);
 }
@@ -879,7 +868,7 @@ fn a_failed_downgrade_leaves_the_lock_reserved() {
 #[test]
 fn several_keys_that_came_too_late_are_requested_again() {
     let mut bench = Bench::new();
-    let keys = ["a", "b"].map(|key| LockKey::new(key).unwrap());
+    let keys = ["a", "b"].map(named);
     let terms = Terms {
         wait: Wait::No,
         ..WRITER
@@ -887,24 +876,21 @@ fn several_keys_that_came_too_late_are_requested_again() {
     let since = bench.now;
     let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, since, cx));
     let (together, first) = begun.unwrap();
-    let late = || {
-        Ok(crate::store::AcquireAllReply::Refused {
+    let too_late = |bench: &mut Bench| {
+        let reply = Ok(AcquireAllReply::Refused {
             index: 1,
             reply: AcquireReply::Late,
-        })
+        });
+        bench.input(|session, cx| session.all_replied(&together, reply, cx))
     };
-    let AllStep::Call(second) =
-        bench.input(|session, cx| session.all_replied(&together, late(), cx))
-    else {
+    let AllStep::Call(second) = too_late(&mut bench) else {
         panic!("it is early")
     };
     assert_eq!(second.len(), 2);
     assert_ne!(first[0].hold.token, second[0].hold.token);
-    let step = bench.input(|session, cx| session.all_replied(&together, late(), cx));
-    assert!(
-        matches!(step, AllStep::Done(Err((1, Refused::Store(_))))),
-        "{step:?}"
-    );
+    let step = too_late(&mut bench);
+    let is_refused = matches!(step, AllStep::Done(Err((1, Refused::Store(_)))));
+    assert!(is_refused, "{step:?}");
     assert!(bench.session.rest().is_none());
 }
 
@@ -918,7 +904,7 @@ proptest! {
         let others = usize::from(steps.len() % 2 == 0) * 5;
         let mut bench = Bench::with_limits(LIMIT, LIMIT + 4);
         let others: Vec<_> = (0..others).map(|number| {
-            bench.begin_for(&LockKey::new(number.to_string()).unwrap(), &WRITER).unwrap().0
+            bench.begin_for(&named(&number.to_string()), &WRITER).unwrap().0
         }).collect();
         let mut line: Vec<AcquireId> = Vec::new();
         for (comes, leaver, resumes) in steps {
@@ -953,7 +939,7 @@ proptest! {
             prop_assert!(line.iter().skip(1).all(|id| !was_first(id)));
         }
         prop_assert_eq!(bench.session.waiting, line.len() + others.len());
-        prop_assert_eq!(order(&bench), line.clone());
+        prop_assert_eq!(order(&mut bench), line.clone());
         for id in line.into_iter().chain(others) {
             bench.cancel(id);
         }
@@ -962,9 +948,9 @@ proptest! {
 }
 
 /// The requests in the queue of the lock, from its head to its end.
-fn order(bench: &Bench) -> Vec<AcquireId> {
-    let acquisition = |id: &AcquireId| -> &Acquisition { &bench.session.acquisitions[*id] };
-    let queue = bench.session.by_key[LockKind::Lock as usize].get(&key());
-    let head = queue.and_then(|id| bench.session.queues[*id].head);
-    std::iter::successors(head, |id| acquisition(id).next).collect()
+fn order(bench: &mut Bench) -> Vec<AcquireId> {
+    let queue = bench.session.queue_of(LockKind::Lock, &key());
+    let head = queue.and_then(|queue| queue.head);
+    let next = |id: &AcquireId| bench.session.acquisitions[*id].next;
+    std::iter::successors(head, next).collect()
 }

@@ -47,23 +47,12 @@ enum Sharing {
 
 impl From<LockSpec> for Fields {
     fn from(spec: LockSpec) -> Self {
-        let LockSpec {
-            mode,
-            lease,
-            wait,
-            renew,
-            strict_order,
-            reentrant,
-            min_hold,
-            max_hold,
-            max_waiters,
-        } = spec;
-        let (mode, permits) = match mode {
+        let (mode, permits) = match spec.mode {
             Mode::Exclusive => (Some(Sharing::Exclusive), None),
             Mode::Shared => (Some(Sharing::Read), None),
             Mode::Permits(permits) => (None, Some(permits)),
         };
-        let (wait, no_wait) = match wait {
+        let (wait, no_wait) = match spec.wait {
             None => (None, None),
             Some(Wait::No) => (None, Some(true)),
             Some(Wait::AtMost(wait)) => (Some(wait), None),
@@ -71,16 +60,16 @@ impl From<LockSpec> for Fields {
         Self {
             mode,
             permits,
-            lease,
+            lease: spec.lease,
             wait,
             no_wait,
-            renew,
+            renew: spec.renew,
             no_renew: None,
-            reentrant,
-            min_hold,
-            max_hold,
-            strict_order,
-            max_waiters,
+            reentrant: spec.reentrant,
+            min_hold: spec.min_hold,
+            max_hold: spec.max_hold,
+            strict_order: spec.strict_order,
+            max_waiters: spec.max_waiters,
         }
     }
 }
@@ -89,34 +78,20 @@ impl TryFrom<Fields> for LockSpec {
     type Error = String;
 
     fn try_from(fields: Fields) -> Result<Self, String> {
-        let Fields {
-            mode,
-            permits,
-            lease,
-            wait,
-            no_wait,
-            renew,
-            no_renew,
-            reentrant,
-            min_hold,
-            max_hold,
-            strict_order,
-            max_waiters,
-        } = fields;
         let twice = |one, other| {
             Err(format!(
                 "`{one}` and `{other}` set the same option: leave one out"
             ))
         };
         let spec = Self {
-            mode: match (mode, permits) {
+            mode: match (fields.mode, fields.permits) {
                 (Some(_), Some(_)) => return twice("mode", "permits"),
                 (_, Some(permits)) => Mode::Permits(permits),
                 (Some(Sharing::Read), None) => Mode::Shared,
                 (Some(Sharing::Exclusive) | None, None) => Mode::Exclusive,
             },
-            lease,
-            wait: match (wait, no_wait) {
+            lease: fields.lease,
+            wait: match (fields.wait, fields.no_wait) {
                 (Some(_), Some(_)) => return twice("wait", "no_wait"),
                 (None, Some(false)) => {
                     return Err("set the wait instead of `no_wait`, to \"2s\" for example".into());
@@ -124,15 +99,15 @@ impl TryFrom<Fields> for LockSpec {
                 (None, Some(true)) => Some(Wait::No),
                 (wait, None) => wait.map(Wait::AtMost),
             },
-            renew: match (renew, no_renew) {
+            renew: match (fields.renew, fields.no_renew) {
                 (Some(_), Some(_)) => return twice("renew", "no_renew"),
                 (renew, no_renew) => renew.or(no_renew.map(|no_renew| !no_renew)),
             },
-            strict_order,
-            reentrant,
-            min_hold,
-            max_hold,
-            max_waiters,
+            strict_order: fields.strict_order,
+            reentrant: fields.reentrant,
+            min_hold: fields.min_hold,
+            max_hold: fields.max_hold,
+            max_waiters: fields.max_waiters,
         };
         spec.check().map_err(|error| error.to_string())?;
         Ok(spec)
@@ -173,13 +148,13 @@ mod tests {
     use super::*;
     use crate::{FencingToken, LockKey};
 
+    fn read(text: &str) -> serde_json::Result<LockSpec> {
+        serde_json::from_str(text)
+    }
+
     fn round_trip(spec: &LockSpec) {
         let text = serde_json::to_string(spec).unwrap();
-        assert_eq!(
-            serde_json::from_str::<LockSpec>(&text).unwrap(),
-            *spec,
-            "{text}"
-        );
+        assert_eq!(read(&text).unwrap(), *spec, "{text}");
     }
 
     macro_rules! round_trips {
@@ -250,11 +225,7 @@ mod tests {
                 LockSpec::exclusive().lease(Duration::from_millis(1_500)),
             ),
         ] {
-            assert_eq!(
-                serde_json::from_str::<LockSpec>(text).unwrap(),
-                spec,
-                "{text}"
-            );
+            assert_eq!(read(text).unwrap(), spec, "{text}");
         }
     }
 
@@ -277,19 +248,16 @@ mod tests {
                 "longer than the max_hold",
             ),
         ] {
-            let error = serde_json::from_str::<LockSpec>(text).unwrap_err();
+            let error = read(text).unwrap_err();
             assert!(error.to_string().contains(words), "{text}: {error}");
         }
     }
 
     #[test]
     fn serialize_writes_keys_as_text_and_tokens_as_numbers() {
-        let key = LockKey::new("order:42").unwrap();
-        assert_eq!(serde_json::to_string(&key).unwrap(), r#""order:42""#);
-        assert_eq!(
-            serde_json::from_str::<LockKey>(r#""order:42""#).unwrap(),
-            key
-        );
+        let (key, text) = (LockKey::new("order:42").unwrap(), r#""order:42""#);
+        assert_eq!(serde_json::to_string(&key).unwrap(), text);
+        assert_eq!(serde_json::from_str::<LockKey>(text).unwrap(), key);
         let error = serde_json::from_str::<LockKey>(r#""permits:x""#).unwrap_err();
         assert!(error.to_string().contains("reserved"), "{error}");
 
@@ -297,10 +265,8 @@ mod tests {
         assert_eq!(serde_json::to_string(&token).unwrap(), "7");
         assert_eq!(serde_json::from_str::<FencingToken>("7").unwrap(), token);
         for text in ["0", "-1", "9223372036854775808", "\"7\""] {
-            assert!(
-                serde_json::from_str::<FencingToken>(text).is_err(),
-                "{text}"
-            );
+            let read = serde_json::from_str::<FencingToken>(text);
+            assert!(read.is_err(), "{text}");
         }
     }
 

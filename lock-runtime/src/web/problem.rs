@@ -32,35 +32,29 @@ impl<'a> Problem<'a> {
 
     /// Sets a status other than that of the table.
     #[must_use]
-    pub fn status(self, status: StatusCode) -> Self {
-        Self { status, ..self }
+    pub fn status(mut self, status: StatusCode) -> Self {
+        self.status = status;
+        self
     }
 
     /// Sets the `Retry-After` header, in whole seconds, rounded up.
     #[must_use]
-    pub fn retry_after(self, after: Option<Duration>) -> Self {
-        Self {
-            retry_after: after,
-            ..self
-        }
+    pub fn retry_after(mut self, after: Option<Duration>) -> Self {
+        self.retry_after = after;
+        self
     }
 
     /// Converts the document into a response.
     pub fn into_response<B: From<String>>(self) -> Response<B> {
-        let Self {
-            status,
-            code,
-            detail,
-            retry_after,
-        } = self;
+        let status = self.status;
         // The title of a problem without its own type is the phrase of the status (RFC 9457,
         // 4.2.1).
         let document = serde_json::json!({
             "type": "about:blank",
             "title": status.canonical_reason().unwrap_or("Request Refused"),
             "status": status.as_u16(),
-            "detail": detail,
-            "code": code,
+            "detail": self.detail,
+            "code": self.code,
         });
         let mut response = Response::new(B::from(document.to_string()));
         *response.status_mut() = status;
@@ -69,7 +63,7 @@ impl<'a> Problem<'a> {
             CONTENT_TYPE,
             HeaderValue::from_static("application/problem+json"),
         );
-        if let Some(after) = retry_after {
+        if let Some(after) = self.retry_after {
             let seconds = after
                 .as_secs()
                 .saturating_add(u64::from(after.subsec_nanos() > 0));
