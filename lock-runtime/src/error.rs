@@ -4,7 +4,7 @@ use std::{borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
 
 use crate::{
     key::LockKey,
-    store::{StoreError, StoreErrorKind},
+    store::error::{StoreError, StoreErrorKind},
     web::ErrorClass,
 };
 

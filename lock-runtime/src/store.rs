@@ -17,7 +17,7 @@ use futures_util::future::BoxFuture;
 
 use crate::{fence::FencingToken, key::LockKey, spec::LockKind};
 
-mod error;
+pub(crate) mod error;
 mod event;
 mod limits;
 pub mod memory;

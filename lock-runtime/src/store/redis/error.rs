@@ -7,8 +7,11 @@ use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError, ServerError, Value};
 
-use super::{acl::AclLine, handshake::FORMAT, link::NO_PROVIDER, names::format_name};
+use super::{acl::AclLine, handshake::FORMAT, names::format_name};
 use crate::store::{StoreError, StoreErrorKind};
+
+pub(super) const NO_PROVIDER: &str = "TLS could not be set up; install a crypto provider at the start of `main`: \
+                                      `rustls::crypto::ring::default_provider().install_default()`";
 
 /// Parts of the reply to `SELECT` with a number that is too large: for the server's databases, or
 /// for any server.

@@ -52,9 +52,6 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// server, and not for the channel.
 const BUFFERED_CALLS: usize = 4096;
 
-pub(super) const NO_PROVIDER: &str = "TLS could not be set up; install a crypto provider at the start of `main`: \
-                                      `rustls::crypto::ring::default_provider().install_default()`";
-
 /// The parameters of a connection.
 #[derive(Clone)]
 pub(super) struct Dial {
@@ -249,7 +246,7 @@ impl Dial {
                 if !is_missing_provider(panic.as_ref()) {
                     resume_unwind(panic);
                 }
-                Err(RedisError::from((ErrorKind::InvalidClientConfig, NO_PROVIDER)).into())
+                Err(RedisError::from((ErrorKind::InvalidClientConfig, error::NO_PROVIDER)).into())
             });
         connected.map_err(|unconnected| {
             life.end();
