@@ -1,7 +1,7 @@
 //! A process: the session of its client, and the tasks that use it. It performs the effects of the
 //! session; the calls to the store go to its outbox.
 
-use std::{collections::BTreeMap, mem::take, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use tokio::time::Instant;
 
@@ -23,6 +23,13 @@ use crate::{
 pub(super) struct Who {
     pub(super) process: usize,
     pub(super) life: u32,
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "c{}", self.process)?;
+        (0..self.life).try_for_each(|_| f.write_str("'"))
+    }
 }
 
 /// The time after which a neglected future is dropped: when all waiters must have been served.
@@ -95,7 +102,7 @@ pub(super) enum StoreReply {
 /// An event in a process.
 #[derive(Clone, Debug)]
 pub(super) enum Event {
-    Arrive(Arrival),
+    Arrive(Box<Arrival>),
     /// The reply to a call, or its time-out.
     Replied(u32, Option<StoreReply>),
     FromStore(StoreEvent),
@@ -103,7 +110,6 @@ pub(super) enum Event {
     /// The end of a wait, by number.
     Timer(AcquireId, u32),
     Cancel(AcquireId),
-    CancelAll(u32),
     /// The use of a lock ends.
     Done(u32),
     Extend(u32),
@@ -169,6 +175,8 @@ pub(super) struct Began {
 
 pub(super) struct Process {
     pub(super) who: Who,
+    /// The time of the event that is handled.
+    now: Instant,
     pub(super) session: Session,
     keys: Vec<LockKey>,
     entropy: Dice,
@@ -184,19 +192,24 @@ pub(super) struct Process {
     numbers: u32,
     /// The event is the reply to a request that is granted with its full lease.
     is_direct: bool,
-    /// The events that wait for the process while it is paused.
-    pub(super) stopped: Option<Vec<Event>>,
     /// There are no more faults: requests wait long enough, and locks are not held for long.
     pub(super) is_quiet: bool,
-    pub(super) outbox: Vec<(u32, Message, Duration)>,
+    /// The number of requests served.
+    pub(super) served: u32,
+    is_traced: bool,
+    pub(super) out: Out,
+}
+
+/// The effects of an event outside of the process.
+#[derive(Default)]
+pub(super) struct Out {
+    pub(super) sent: Vec<(u32, Message)>,
     pub(super) timers: Vec<(Instant, Event)>,
     pub(super) began: Vec<Began>,
     /// Tokens whose abandonment was given up.
     pub(super) given_up: Vec<Token>,
-    /// The number of requests served.
-    pub(super) served: u32,
-    /// The lines of the history. `None` if there is none.
-    pub(super) log: Option<Vec<String>>,
+    /// The lines of the history.
+    pub(super) log: Vec<String>,
     pub(super) wrong: Option<String>,
 }
 
@@ -215,6 +228,7 @@ impl Entropy for Dice {
 impl Process {
     pub(super) fn new(
         who: Who,
+        now: Instant,
         keys: &[LockKey],
         entropy: Dice,
         limits: WaiterLimits,
@@ -223,6 +237,7 @@ impl Process {
     ) -> Self {
         Self {
             who,
+            now,
             session: Session::new(limits),
             keys: keys.to_vec(),
             entropy,
@@ -235,15 +250,10 @@ impl Process {
             driver_is_dead: false,
             numbers: 0,
             is_direct: false,
-            stopped: None,
             is_quiet: false,
-            outbox: Vec::new(),
-            timers: Vec::new(),
-            began: Vec::new(),
-            given_up: Vec::new(),
             served: 0,
-            log: is_traced.then(Vec::new),
-            wrong: None,
+            is_traced,
+            out: Out::default(),
         }
     }
 
@@ -253,13 +263,13 @@ impl Process {
     }
 
     fn say(&mut self, line: impl FnOnce() -> String) {
-        if let Some(log) = &mut self.log {
-            log.push(line());
+        if self.is_traced {
+            self.out.log.push(line());
         }
     }
 
     /// Passes one input to the session, and performs its effects.
-    fn visit<T>(&mut self, now: Instant, input: impl FnOnce(&mut Session, &mut Cx<'_>) -> T) -> T {
+    fn visit<T>(&mut self, input: impl FnOnce(&mut Session, &mut Cx<'_>) -> T) -> T {
         let mut out = Effects::new();
         // The time is read before the session is locked: another visit may have seen a later one.
         let early = if self.entropy.chance(100) {
@@ -268,7 +278,7 @@ impl Process {
             Duration::ZERO
         };
         let mut cx = Cx {
-            now: now - early,
+            now: self.now - early,
             entropy: &mut self.entropy,
             out: &mut out,
             is_debugged: true,
@@ -282,7 +292,7 @@ impl Process {
                     if let Some(waiter) = self.waiters.get_mut(&id) {
                         waiter.is_woken = true;
                         let pause = self.entropy.up_to(Duration::from_micros(100));
-                        self.timers.push((now + pause, Event::Woken(id)));
+                        self.after(pause, Event::Woken(id));
                     }
                 }
                 Effect::Rouse => has_work = true,
@@ -290,7 +300,7 @@ impl Process {
                 Effect::Lost(id, loss) => self.say(|| format!("{id:?} is lost: {loss:?}")),
                 Effect::Note(note) => {
                     if let Note::GaveUp(hold, _) = &*note {
-                        self.given_up.push(hold.token);
+                        self.out.given_up.push(hold.token);
                     }
                     self.say(|| format!("{note:?}"));
                 }
@@ -298,41 +308,45 @@ impl Process {
         }
         let must_start = self.session.needs_driver() && self.driver_at.is_none();
         if (has_work || must_start) && !self.driver_is_dead {
-            self.check_work(now, now);
+            self.check_work(self.now);
         }
         output
     }
 
-    fn check_work(&mut self, at: Instant, now: Instant) {
-        self.driver_at = Some(at);
-        self.timers.push((at.max(now), Event::Driver));
+    fn after(&mut self, pause: Duration, event: Event) {
+        self.out.timers.push((self.now + pause, event));
     }
 
-    fn send(&mut self, now: Instant, purpose: Purpose, message: Message, timeout: Duration) -> u32 {
+    fn check_work(&mut self, at: Instant) {
+        self.driver_at = Some(at);
+        self.out.timers.push((at.max(self.now), Event::Driver));
+    }
+
+    fn send(&mut self, purpose: Purpose, message: Message, timeout: Duration) -> u32 {
         let number = self.number();
         self.say(|| format!("calls #{number} for {purpose:?}"));
-        self.calls.insert(number, (purpose, now));
-        self.outbox.push((number, message, timeout));
-        self.timers
-            .push((now + timeout, Event::Replied(number, None)));
+        self.calls.insert(number, (purpose, self.now));
+        self.out.sent.push((number, message));
+        self.after(timeout, Event::Replied(number, None));
         number
     }
 
-    fn call(&mut self, now: Instant, purpose: Purpose, call: Call) -> u32 {
-        self.send(now, purpose, Message::One(call.request), call.timeout)
+    fn call(&mut self, purpose: Purpose, call: Call) -> u32 {
+        self.send(purpose, Message::One(call.request), call.timeout)
     }
 
     pub(super) fn happens(&mut self, now: Instant, event: Event) {
+        self.now = now;
         self.is_direct = match &event {
             Event::Replied(_, Some(StoreReply::One(Reply::Poll(_) | Reply::Release(_)))) => false,
             Event::Replied(..) => true,
             _ => false,
         };
         match event {
-            Event::Arrive(arrival) => self.arrive(now, arrival),
-            Event::Replied(number, reply) => self.replied(now, number, reply),
+            Event::Arrive(arrival) => self.arrive(*arrival),
+            Event::Replied(number, reply) => self.replied(number, reply),
             Event::FromStore(event) => {
-                self.visit(now, |session, cx| session.event(&event, cx));
+                self.visit(|session, cx| session.event(&event, cx));
             }
             Event::Woken(id) => {
                 let Some(waiter) = self.waiters.get_mut(&id) else {
@@ -344,81 +358,79 @@ impl Process {
                     .call
                     .is_none_or(|(_, is_interruptible)| is_interruptible)
                 {
-                    self.resume(now, id);
+                    self.resume(id);
                 }
             }
             Event::Timer(id, wait) => {
                 let waiter = self.waiters.get(&id);
                 if waiter.is_some_and(|it| it.call.is_none() && it.wait == wait) {
-                    self.resume(now, id);
+                    self.resume(id);
                 }
             }
-            Event::Cancel(id) => self.cancel(now, id),
-            Event::CancelAll(call) => {
-                if let Some((Purpose::All(together, ..), _)) = self.calls.remove(&call) {
-                    self.visit(now, |session, cx| session.cancel_all(&together, cx));
-                }
-            }
-            Event::Done(guard) => self.done(now, guard),
-            Event::Extend(guard) => self.extend(now, guard),
-            Event::Convert(guard) => self.convert(now, guard),
-            Event::Reenter(guard) => self.reenter(now, guard),
+            Event::Cancel(id) => self.cancel(id),
+            Event::Done(guard) => self.done(guard),
+            Event::Extend(guard) => self.extend(guard),
+            Event::Convert(guard) => self.convert(guard),
+            Event::Reenter(guard) => self.reenter(guard),
             Event::DropCall(call) => match self.calls.remove(&call) {
+                Some((Purpose::All(together, ..), _)) => {
+                    self.visit(|session, cx| session.cancel_all(&together, cx));
+                }
                 Some((Purpose::Release(id), _)) => {
-                    self.visit(now, |session, cx| session.release_dropped(id, cx));
+                    self.visit(|session, cx| session.release_dropped(id, cx));
                 }
                 Some((Purpose::Convert(id, _), _)) => {
-                    self.visit(now, |session, cx| session.convert_dropped(id, cx));
+                    self.visit(|session, cx| session.convert_dropped(id, cx));
                 }
                 _ => {}
             },
-            Event::Driver => self.drive(now),
+            Event::Driver => self.drive(),
             Event::DriverDies => {
                 self.say(|| "the driver dies".into());
                 let is_background =
                     |purpose: &Purpose| matches!(purpose, Purpose::Job(_) | Purpose::Renewal(_));
                 self.calls.retain(|_, (purpose, _)| !is_background(purpose));
                 (self.driver_at, self.driver_is_dead) = (None, true);
-                self.visit(now, |session, cx| session.driver_died(cx));
+                self.visit(|session, cx| session.driver_died(cx));
                 let pause = self.entropy.up_to(Duration::from_millis(5));
-                self.timers.push((now + pause, Event::DriverRestarts));
+                self.after(pause, Event::DriverRestarts);
             }
             Event::DriverRestarts => {
                 self.driver_is_dead = false;
-                self.check_work(now, now);
+                self.check_work(self.now);
             }
-            Event::Shutdown => self.visit(now, |session, cx| session.close(cx)),
+            Event::Shutdown => self.visit(|session, cx| session.close(cx)),
             Event::Revoke(key) => {
                 let (kind, key) = (LockKind::Lock, self.keys[key].clone());
                 let holders = self.session.holders_of(kind, &key);
                 let message = Message::Revoke(key.clone(), kind);
                 let purpose = Purpose::Revoke(kind, key, holders);
-                self.send(now, purpose, message, Duration::from_millis(500));
+                self.send(purpose, message, Duration::from_millis(500));
             }
         }
     }
 
-    fn drive(&mut self, now: Instant) {
-        if self.driver_at.is_none_or(|at| at > now) {
+    fn drive(&mut self) {
+        if self.driver_at.is_none_or(|at| at > self.now) {
             return;
         }
         let mut renewals = Vec::new();
-        self.visit(now, |session, cx| session.due_renewals(&mut renewals, cx));
+        self.visit(|session, cx| session.due_renewals(&mut renewals, cx));
         for due in renewals {
             let request = Message::One(Request::Renew(due.renewal));
-            self.send(now, Purpose::Renewal(due.held), request, due.timeout);
+            self.send(Purpose::Renewal(due.held), request, due.timeout);
         }
-        while let Some((job, call)) = self.visit(now, |session, cx| session.due_job(cx)) {
-            self.call(now, Purpose::Job(job), call);
+        while let Some((job, call)) = self.visit(|session, cx| session.due_job(cx)) {
+            self.call(Purpose::Job(job), call);
         }
         match self.session.check_at(true) {
-            Some(at) => self.check_work(at.max(now + Duration::from_micros(1)), now),
+            Some(at) => self.check_work(at.max(self.now + Duration::from_micros(1))),
             None => self.driver_at = None,
         }
     }
 
-    fn arrive(&mut self, now: Instant, arrival: Arrival) {
-        let terms = arrival.terms;
+    fn arrive(&mut self, arrival: Arrival) {
+        let (now, terms) = (self.now, arrival.terms);
         self.say(|| {
             format!(
                 "a request for {:?} arrives: {:?} {:?}",
@@ -431,13 +443,13 @@ impl Process {
                 .iter()
                 .map(|key| self.keys[*key].clone())
                 .collect();
-            let begun = self.visit(now, |session, cx| session.begin_all(&keys, &terms, now, cx));
+            let begun = self.visit(|session, cx| session.begin_all(&keys, &terms, now, cx));
             match begun {
                 Ok((together, requests)) => {
                     let step = AllStep::Call(requests);
-                    let call = self.all_step(now, together, arrival.clone(), now, step);
+                    let call = self.all_step(together, arrival.clone(), self.now, step);
                     if let (Some(call), Some(pause)) = (call, arrival.cancel_after) {
-                        self.timers.push((now + pause, Event::CancelAll(call)));
+                        self.after(pause, Event::DropCall(call));
                     }
                 }
                 Err((_, refused)) => self.refused(&refused),
@@ -445,20 +457,20 @@ impl Process {
             return;
         }
         let key = self.keys[arrival.keys[0]].clone();
-        match self.visit(now, |session, cx| session.begin(&key, &terms, now, cx)) {
+        match self.visit(|session, cx| session.begin(&key, &terms, now, cx)) {
             Ok((id, step)) => {
                 let waiter = Waiter {
                     arrival: arrival.clone(),
-                    since: now,
+                    since: self.now,
                     call: None,
                     wait: 0,
                     sleeps: false,
                     is_woken: false,
                 };
                 self.waiters.insert(id, waiter);
-                self.perform(now, id, step);
+                self.perform(id, step);
                 if let Some(pause) = arrival.cancel_after.filter(|_| !self.is_quiet) {
-                    self.timers.push((now + pause, Event::Cancel(id)));
+                    self.after(pause, Event::Cancel(id));
                 }
             }
             Err(refused) => self.refused(&refused),
@@ -473,30 +485,32 @@ impl Process {
             _ => false,
         };
         if is_wrong {
-            self.wrong = Some(format!("refused: {refused:?}"));
+            self.out.wrong = Some(format!("refused: {refused:?}"));
         }
     }
 
-    fn resume(&mut self, now: Instant, id: AcquireId) {
-        let step = self.visit(now, |session, cx| session.resume(id, cx));
-        self.perform(now, id, step);
+    fn resume(&mut self, id: AcquireId) {
+        let step = self.visit(|session, cx| session.resume(id, cx));
+        self.perform(id, step);
     }
 
     /// Performs the next step of a request.
-    fn perform(&mut self, now: Instant, id: AcquireId, step: Step) {
+    fn perform(&mut self, id: AcquireId, step: Step) {
         let Some(waiter) = self.waiters.get_mut(&id) else {
             return;
         };
         waiter.sleeps = false;
         match step {
-            Step::Call(call) => self.acquire_call(now, id, call, false),
-            Step::CallOrWake(call) => self.acquire_call(now, id, call, true),
+            Step::Call(call) => self.acquire_call(id, call, false),
+            Step::CallOrWake(call) => self.acquire_call(id, call, true),
             Step::Wait(at) => {
                 waiter.sleeps = true;
                 if waiter.call.is_none() {
                     waiter.wait += 1;
                     let wait = waiter.wait;
-                    self.timers.push((at.max(now), Event::Timer(id, wait)));
+                    self.out
+                        .timers
+                        .push((at.max(self.now), Event::Timer(id, wait)));
                 }
             }
             Step::Done(outcome) => {
@@ -509,7 +523,7 @@ impl Process {
                 match outcome {
                     Ok(granted) => {
                         let key = waiter.arrival.keys[0];
-                        self.begins(now, key, waiter.arrival, granted, waiter.since);
+                        self.begins(key, waiter.arrival, granted, waiter.since);
                     }
                     Err(refused) => self.refused(&refused),
                 }
@@ -517,13 +531,13 @@ impl Process {
         }
     }
 
-    fn acquire_call(&mut self, now: Instant, id: AcquireId, call: Call, is_interruptible: bool) {
+    fn acquire_call(&mut self, id: AcquireId, call: Call, is_interruptible: bool) {
         if let Some(waiter) = self.waiters.get_mut(&id)
             && let Some((old, _)) = waiter.call.take()
         {
             self.calls.remove(&old);
         }
-        let number = self.call(now, Purpose::Acquire(id), call);
+        let number = self.call(Purpose::Acquire(id), call);
         if let Some(waiter) = self.waiters.get_mut(&id) {
             waiter.call = Some((number, is_interruptible));
         }
@@ -532,7 +546,6 @@ impl Process {
     /// Performs the next step of a request for several keys. Returns the call, if there is one.
     fn all_step(
         &mut self,
-        now: Instant,
         together: Together,
         arrival: Arrival,
         asked_at: Instant,
@@ -542,12 +555,12 @@ impl Process {
             AllStep::Call(requests) => {
                 let timeout = arrival.terms.call_timeout();
                 let purpose = Purpose::All(together, arrival, asked_at);
-                return Some(self.send(now, purpose, Message::All(requests), timeout));
+                return Some(self.send(purpose, Message::All(requests), timeout));
             }
             AllStep::Done(Ok(granted)) => {
                 let mut arrival = arrival;
                 for (key, granted) in arrival.keys.clone().into_iter().zip(granted) {
-                    self.begins(now, key, arrival.clone(), granted, asked_at);
+                    self.begins(key, arrival.clone(), granted, asked_at);
                     // One request follows them all.
                     arrival.again = 0;
                 }
@@ -558,19 +571,15 @@ impl Process {
     }
 
     /// A guard is handed out.
-    fn begins(
-        &mut self,
-        now: Instant,
-        key: usize,
-        arrival: Arrival,
-        granted: Granted,
-        asked_at: Instant,
-    ) {
+    fn begins(&mut self, key: usize, arrival: Arrival, granted: Granted, asked_at: Instant) {
         self.served += 1;
-        let Some((_, hold, until)) = self.session.valid(now).find(|(id, ..)| *id == granted.held)
+        let Some((_, hold, until)) = self
+            .session
+            .valid(self.now)
+            .find(|(id, ..)| *id == granted.held)
         else {
             // It was lost in the same instant.
-            self.visit(now, |session, cx| session.guard_dropped(granted.held, cx));
+            self.visit(|session, cx| session.guard_dropped(granted.held, cx));
             return;
         };
         let hold = hold.clone();
@@ -581,37 +590,37 @@ impl Process {
                 hold.key, granted.held, granted.fence
             )
         });
-        self.began.push(Began {
+        self.out.began.push(Began {
             hold,
             fence: granted.fence,
             asked_at,
             is_long_enough: self.is_direct
                 || granted.ends_at.is_some()
-                || until + Duration::from_millis(1) - now > arrival.terms.call_timeout(),
+                || until + Duration::from_millis(1) - self.now > arrival.terms.call_timeout(),
         });
         let hold_for = if self.is_quiet {
             Duration::from_millis(5)
         } else {
             arrival.hold_for
         };
-        let mut later = |pause, event| self.timers.push((now + pause, event));
-        later(hold_for, Event::Done(guard));
+        self.after(hold_for, Event::Done(guard));
         if !self.is_quiet {
-            if let Some((pause, _)) = arrival.extend {
-                later(pause, Event::Extend(guard));
-            }
-            if let Some((pause, _)) = arrival.convert {
-                later(pause, Event::Convert(guard));
-            }
-            if let Some(pause) = arrival.reenter {
-                later(pause, Event::Reenter(guard));
+            let extends = arrival
+                .extend
+                .map(|(pause, _)| (pause, Event::Extend(guard)));
+            let converts = arrival
+                .convert
+                .map(|(pause, _)| (pause, Event::Convert(guard)));
+            let reenters = arrival.reenter.map(|pause| (pause, Event::Reenter(guard)));
+            for (pause, event) in [extends, converts, reenters].into_iter().flatten() {
+                self.after(pause, event);
             }
         }
         let held = granted.held;
         self.guards.insert(guard, Guard { held, key, arrival });
     }
 
-    fn replied(&mut self, now: Instant, number: u32, reply: Option<StoreReply>) {
+    fn replied(&mut self, number: u32, reply: Option<StoreReply>) {
         if self.neglected.contains(&number) {
             return;
         }
@@ -622,7 +631,8 @@ impl Process {
             Some(reply) => format!("#{number} is answered: {reply:?}"),
             None => format!("#{number} has no reply in time"),
         });
-        let silent = || StoreError::timed_out(now - sent);
+        let waited = self.now - sent;
+        let silent = || StoreError::timed_out(waited);
         let answer: Answer = match &reply {
             Some(StoreReply::One(reply)) => Ok(*reply),
             _ => Err(silent()),
@@ -631,8 +641,8 @@ impl Process {
             Purpose::Acquire(id) => {
                 if let Some(waiter) = self.waiters.get_mut(&id) {
                     waiter.call = None;
-                    let step = self.visit(now, |session, cx| session.replied(id, answer, cx));
-                    self.perform(now, id, step);
+                    let step = self.visit(|session, cx| session.replied(id, answer, cx));
+                    self.perform(id, step);
                 }
             }
             Purpose::All(together, arrival, asked_at) => {
@@ -640,19 +650,15 @@ impl Process {
                     Some(StoreReply::All(reply)) => Ok(reply),
                     _ => Err(silent()),
                 };
-                let step = self.visit(now, |session, cx| {
-                    session.all_replied(&together, answer, cx)
-                });
-                self.all_step(now, together, arrival, asked_at, step);
+                let step = self.visit(|session, cx| session.all_replied(&together, answer, cx));
+                self.all_step(together, arrival, asked_at, step);
             }
             Purpose::Release(id) => {
-                let released =
-                    self.visit(now, |session, cx| session.release_replied(id, answer, cx));
+                let released = self.visit(|session, cx| session.release_replied(id, answer, cx));
                 self.say(|| format!("released: {released:?}"));
             }
             Purpose::Convert(id, guard) => {
-                let converted =
-                    self.visit(now, |session, cx| session.convert_replied(id, answer, cx));
+                let converted = self.visit(|session, cx| session.convert_replied(id, answer, cx));
                 match converted {
                     Ok(granted) => {
                         let arrival = Arrival {
@@ -660,15 +666,14 @@ impl Process {
                             extend: None,
                             ..guard.arrival
                         };
-                        self.begins(now, guard.key, arrival, granted, sent);
+                        self.begins(guard.key, arrival, granted, sent);
                     }
                     Err(error) => self.say(|| format!("not converted: {error:?}")),
                 }
             }
             Purpose::Extend(held) => {
-                let extended = self.visit(now, |session, cx| {
-                    session.extend_replied(held, answer, sent, cx)
-                });
+                let extended =
+                    self.visit(|session, cx| session.extend_replied(held, answer, sent, cx));
                 self.say(|| format!("extended: {extended:?}"));
             }
             Purpose::Renewal(held) => {
@@ -676,16 +681,16 @@ impl Process {
                     Ok(Reply::Renew(reply)) => Ok(reply),
                     other => Err(other.err().unwrap_or_else(silent)),
                 };
-                self.visit(now, |session, cx| {
+                self.visit(|session, cx| {
                     session.renewal_replied(held, answer, sent, cx);
                 });
             }
             Purpose::Job(job) => {
-                self.visit(now, |session, cx| session.job_replied(job, answer, cx));
+                self.visit(|session, cx| session.job_replied(job, answer, cx));
             }
             Purpose::Revoke(kind, key, holders) => {
                 if let Some(StoreReply::Revoke(RevokeReply::Revoked)) = reply {
-                    self.visit(now, |session, cx| {
+                    self.visit(|session, cx| {
                         session.revoked(kind, &key, &holders, cx);
                     });
                 }
@@ -693,28 +698,28 @@ impl Process {
         }
     }
 
-    fn cancel(&mut self, now: Instant, id: AcquireId) {
+    fn cancel(&mut self, id: AcquireId) {
         if let Some(waiter) = self.waiters.remove(&id) {
             self.say(|| format!("{id:?} is cancelled"));
             if let Some((call, _)) = waiter.call {
                 self.calls.remove(&call);
             }
-            self.visit(now, |session, cx| session.cancel(id, cx));
+            self.visit(|session, cx| session.cancel(id, cx));
         }
     }
 
-    fn done(&mut self, now: Instant, guard: u32) {
+    fn done(&mut self, guard: u32) {
         let Some(Guard { held, arrival, .. }) = self.guards.remove(&guard) else {
             return;
         };
         self.say(|| format!("guard {guard} of {held:?} leaves: {:?}", arrival.ending));
         if arrival.ending == Ending::Drop {
-            self.visit(now, |session, cx| session.guard_dropped(held, cx));
+            self.visit(|session, cx| session.guard_dropped(held, cx));
         } else {
-            match self.visit(now, |session, cx| session.release(held, cx)) {
+            match self.visit(|session, cx| session.release(held, cx)) {
                 ReleaseStep::Done(outcome) => self.say(|| format!("released: {outcome:?}")),
                 ReleaseStep::Call(id, call) => {
-                    let call = self.call(now, Purpose::Release(id), call);
+                    let call = self.call(Purpose::Release(id), call);
                     let pause = match arrival.ending {
                         Ending::DropRelease(pause) => Some(pause),
                         Ending::NeglectRelease => {
@@ -724,7 +729,7 @@ impl Process {
                         Ending::Release | Ending::Drop => None,
                     };
                     if let Some(pause) = pause {
-                        self.timers.push((now + pause, Event::DropCall(call)));
+                        self.after(pause, Event::DropCall(call));
                     }
                 }
             }
@@ -733,50 +738,50 @@ impl Process {
             let pause = self.entropy.up_to(arrival.pause);
             let again = arrival.again - 1;
             let arrival = Arrival { again, ..arrival };
-            self.timers.push((now + pause, Event::Arrive(arrival)));
+            self.after(pause, Event::Arrive(Box::new(arrival)));
         }
     }
 
-    fn extend(&mut self, now: Instant, guard: u32) {
+    fn extend(&mut self, guard: u32) {
         let Some(Guard { held, arrival, .. }) = self.guards.get(&guard).cloned() else {
             return;
         };
         let lease = arrival.terms.lease * arrival.extend.map_or(1, |(_, times)| times);
-        match self.visit(now, |session, cx| session.extend(held, lease, cx)) {
-            Ok(call) => drop(self.call(now, Purpose::Extend(held), call)),
+        match self.visit(|session, cx| session.extend(held, lease, cx)) {
+            Ok(call) => drop(self.call(Purpose::Extend(held), call)),
             Err(error) => self.say(|| format!("not extended: {error:?}")),
         }
     }
 
-    fn convert(&mut self, now: Instant, guard: u32) {
+    fn convert(&mut self, guard: u32) {
         let Some(guard) = self.guards.remove(&guard) else {
             return;
         };
-        match self.visit(now, |session, cx| session.convert(guard.held, cx)) {
+        match self.visit(|session, cx| session.convert(guard.held, cx)) {
             Ok((id, call)) => {
                 let is_dropped = guard.arrival.convert.is_some_and(|(_, dropped)| dropped);
-                let number = self.call(now, Purpose::Convert(id, guard), call);
+                let number = self.call(Purpose::Convert(id, guard), call);
                 if is_dropped {
                     let pause = self.entropy.up_to(Duration::from_millis(3));
-                    self.timers.push((now + pause, Event::DropCall(number)));
+                    self.after(pause, Event::DropCall(number));
                 }
             }
             Err(crate::protocol::ConvertError::Reentered) => {
-                self.visit(now, |session, cx| session.guard_dropped(guard.held, cx));
+                self.visit(|session, cx| session.guard_dropped(guard.held, cx));
             }
             Err(error) => self.say(|| format!("not converted: {error:?}")),
         }
     }
 
-    fn reenter(&mut self, now: Instant, guard: u32) {
+    fn reenter(&mut self, guard: u32) {
         let Some(outer) = self.guards.get(&guard).cloned() else {
             return;
         };
-        let reentered = self.visit(now, |session, cx| session.reenter(outer.held, cx));
+        let reentered = self.visit(|session, cx| session.reenter(outer.held, cx));
         if let Ok(true) = reentered {
             let inner = self.number();
             let pause = self.entropy.up_to(outer.arrival.hold_for * 2);
-            self.timers.push((now + pause, Event::Done(inner)));
+            self.after(pause, Event::Done(inner));
             let arrival = Arrival {
                 again: 0,
                 ..outer.arrival
@@ -787,16 +792,14 @@ impl Process {
 
     /// Ends the faults: requests wait longer, and guards leave soon.
     pub(super) fn quiet(&mut self, now: Instant, longer: Duration) {
-        self.is_quiet = true;
+        (self.now, self.is_quiet) = (now, true);
         self.session.wait_longer(longer);
-        for guard in self.guards.keys() {
-            let pause = Duration::from_millis(50);
-            self.timers.push((now + pause, Event::Done(*guard)));
-        }
+        let soon = self.now + Duration::from_millis(50);
+        let ends = self.guards.keys().map(|guard| (soon, Event::Done(*guard)));
+        self.out.timers.extend(ends);
     }
 
     /// Whether the reply to a call is still awaited.
-    #[cfg(feature = "redis")]
     pub(super) fn awaits(&self, call: u32) -> bool {
         self.calls.contains_key(&call)
     }
@@ -804,9 +807,7 @@ impl Process {
     /// Returns whether the event has no effect any more.
     pub(super) fn ignores(&self, event: &Event, now: Instant) -> bool {
         match event {
-            Event::Replied(call, _) | Event::DropCall(call) | Event::CancelAll(call) => {
-                !self.calls.contains_key(call)
-            }
+            Event::Replied(call, _) | Event::DropCall(call) => !self.calls.contains_key(call),
             Event::Woken(id) | Event::Cancel(id) => !self.waiters.contains_key(id),
             Event::Timer(id, wait) => {
                 let waiter = self.waiters.get(id);
@@ -822,10 +823,6 @@ impl Process {
         self.waiters
             .values()
             .any(|waiter| waiter.arrival.terms.wait != Wait::No)
-    }
-
-    pub(super) fn is_at_rest(&self) -> bool {
-        self.waiters.is_empty() && self.guards.is_empty() && self.session.rest().is_none()
     }
 
     /// Returns a waiting task that sleeps although it has something to do, or work that the driver
@@ -850,31 +847,9 @@ impl Process {
             };
             let step = session.resume(*id, &mut cx);
             if !matches!(step, Step::Wait(_)) {
-                return Some(format!(
-                    "{} {id:?} sleeps, and could {step:?}",
-                    self.who.process
-                ));
+                return Some(format!("{} {id:?} sleeps, and could {step:?}", self.who));
             }
         }
         None
     }
-
-    pub(super) fn take_out(&mut self) -> Out {
-        Out {
-            sent: take(&mut self.outbox),
-            timers: take(&mut self.timers),
-            began: take(&mut self.began),
-            given_up: take(&mut self.given_up),
-            log: self.log.as_mut().map(take).unwrap_or_default(),
-        }
-    }
-}
-
-/// The effects of an event outside of the process.
-pub(super) struct Out {
-    pub(super) sent: Vec<(u32, Message, Duration)>,
-    pub(super) timers: Vec<(Instant, Event)>,
-    pub(super) began: Vec<Began>,
-    pub(super) given_up: Vec<Token>,
-    pub(super) log: Vec<String>,
 }

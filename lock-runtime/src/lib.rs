@@ -43,6 +43,8 @@
     not(all(feature = "macros", feature = "redis", feature = "rustls")),
     allow(rustdoc::broken_intra_doc_links)
 )]
+// The simulators use some of it only, and they need this feature.
+#![cfg_attr(all(test, not(feature = "redis")), allow(dead_code))]
 
 pub mod guide;
 pub mod store;
@@ -63,7 +65,7 @@ mod owner;
 mod protocol;
 mod request;
 mod runtime;
-#[cfg(test)]
+#[cfg(all(test, feature = "redis"))]
 #[path = "../sim/mod.rs"]
 mod sim;
 mod spec;

@@ -4,10 +4,17 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::{
+    network::Network,
+    process::{Message, StoreReply},
+};
 use crate::{
     fence::FencingToken,
-    protocol::quorum::{ServerReply, ServerRequest},
-    store::{AcquireReply, Grant, Hold, PollReply, Token},
+    protocol::{
+        self,
+        quorum::{ServerReply, ServerRequest},
+    },
+    store::{AcquireReply, Grant, Hold, PollReply, StoreEvent, Token},
 };
 
 /// The number of a call; 0 if its reply is not awaited.
@@ -16,7 +23,10 @@ pub(super) type Call = u32;
 #[derive(Clone, Debug)]
 pub(super) enum Request {
     Greet,
+    /// To a server of a majority.
     Call(ServerRequest, Conditions),
+    /// To a single store.
+    Direct(Message),
 }
 
 /// The conditions under which a server executes a request.
@@ -29,6 +39,24 @@ pub(super) struct Conditions {
     pub(super) deadline_there: Option<Instant>,
     /// The marker that the server must have.
     pub(super) marker: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Reply {
+    Greeted(Greeted),
+    /// With the server's time.
+    Call(ServerReply, u64),
+    /// The server has another marker.
+    Strange(u64),
+    Direct(StoreReply),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Greeted {
+    pub(super) micros: u64,
+    pub(super) uptime: Duration,
+    pub(super) marker: u64,
+    pub(super) with_data: Duration,
 }
 
 /// Whether a grant may rely on the reply.
@@ -64,27 +92,35 @@ pub(super) fn alias(request: &ServerRequest) -> Option<&Hold> {
     }
 }
 
-#[derive(Clone, Debug)]
-pub(super) enum Reply {
-    Greeted(Greeted),
-    /// With the server's time.
-    Call(ServerReply, u64),
-    /// The server has another marker.
-    Strange(u64),
+/// The tokens of the acquire requests in a message.
+pub(super) fn acquires(message: &Message) -> Vec<Token> {
+    match message {
+        Message::One(protocol::Request::Acquire(request)) => vec![request.hold.token],
+        Message::All(requests) => requests.iter().map(|request| request.hold.token).collect(),
+        _ => Vec::new(),
+    }
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Greeted {
-    pub(super) micros: u64,
-    pub(super) uptime: Duration,
-    pub(super) marker: u64,
-    pub(super) with_data: Duration,
+/// The tokens that a message introduces: the client that sends it takes care of them.
+pub(super) fn introduces(message: &Message) -> Vec<Token> {
+    match message {
+        Message::One(protocol::Request::Release(release)) => {
+            release.next.iter().map(|next| next.token).collect()
+        }
+        message => acquires(message),
+    }
 }
 
-impl super::sim::Sim {
+impl Network {
     pub(super) fn show(&self, request: &Request) -> String {
-        let Request::Call(request, _) = request else {
-            return "greet".into();
+        let request = match request {
+            Request::Greet => return "greet".into(),
+            Request::Call(request, _) => request,
+            Request::Direct(message) => {
+                let introduced = introduces(message);
+                let names: Vec<_> = introduced.iter().map(|token| self.name(*token)).collect();
+                return format!("{message:?} {names:?}");
+            }
         };
         let name = alias(request).map_or_else(String::new, |hold| self.name(hold.token));
         match request {
@@ -105,32 +141,38 @@ impl super::sim::Sim {
         }
     }
 
-    pub(super) fn show_grant(&self, grant: &Grant) -> String {
-        format!("granted ..{} for {:?}", short(grant.fence), grant.ttl)
-    }
-
     pub(super) fn show_reply(&self, reply: &Reply) -> String {
         match reply {
             Reply::Call(ServerReply::Acquire(AcquireReply::Granted(grant)), _)
-            | Reply::Call(ServerReply::Poll(PollReply::Granted(grant)), _) => {
-                self.show_grant(grant)
-            }
+            | Reply::Call(ServerReply::Poll(PollReply::Granted(grant)), _) => show_grant(grant),
             Reply::Call(reply, _) => format!("{reply:?}"),
+            other => format!("{other:?}"),
+        }
+    }
+
+    pub(super) fn show_event(&self, event: &StoreEvent) -> String {
+        match event {
+            StoreEvent::Granted { hold, grant } => {
+                format!("{} {}", self.name(hold.token), show_grant(grant))
+            }
             other => format!("{other:?}"),
         }
     }
 }
 
+fn show_grant(grant: &Grant) -> String {
+    format!("granted ..{} for {:?}", short(grant.fence), grant.ttl)
+}
+
 /// The last digits of a fencing token: the others are the same for all.
-pub(super) fn short(fence: FencingToken) -> u64 {
+fn short(fence: FencingToken) -> u64 {
     fence.number() % 1_000_000_000
 }
 
-/// The stem of an acquisition's aliases, and the number of this alias.
-pub(super) fn parts(token: Token) -> (u128, u64) {
+/// The number of an alias: the last 16 bits of its token.
+pub(super) fn alias_number(token: Token) -> u16 {
     let hex = token.to_hex();
-    let end = std::str::from_utf8(&hex[28..])
-        .ok()
-        .and_then(|end| u64::from_str_radix(end, 16).ok());
-    (token.stem(), end.unwrap_or_default())
+    let end = std::str::from_utf8(&hex[28..]).ok();
+    end.and_then(|end| u16::from_str_radix(end, 16).ok())
+        .unwrap_or_default()
 }

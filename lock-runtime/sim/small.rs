@@ -4,17 +4,16 @@
 use std::{fmt, time::Duration};
 
 use super::{
+    Broken,
     checker::Wrong,
-    schedule::{self, Action, Network, Schedule},
+    explore::from_environment,
+    process::{Arrival, Ending, terms},
+    schedule::{self, Schedule},
     search::{Faults, Search},
     world::World,
 };
 use crate::{
     protocol::Mutation,
-    sim::{
-        explore::{Run, from_environment},
-        process::{Arrival, Ending},
-    },
     spec::{Mode, Wait},
 };
 
@@ -34,7 +33,7 @@ struct Scope {
 impl Scope {
     /// A request of each of these processes, all at once. Each holds the lock for an instant.
     fn of(processes: &[usize]) -> Self {
-        let terms = crate::sim::process::terms(Mode::Exclusive, LEASE, Wait::AtMost(LEASE * 60));
+        let terms = terms(Mode::Exclusive, LEASE, Wait::AtMost(LEASE * 60));
         let arrival = |process: &usize| schedule::arrival(*process, terms, Duration::ZERO);
         Self {
             arrivals: processes
@@ -82,20 +81,9 @@ impl Scope {
     }
 
     fn world(&self, search: Search, mutation: Option<Mutation>, is_traced: bool) -> World {
-        let arrivals = self.arrivals.iter().cloned();
-        let processes = arrivals.clone().map(|(_, arrival)| arrival.process).max();
-        let keys = arrivals.clone().flat_map(|(_, arrival)| arrival.keys).max();
-        let schedule = Schedule {
-            processes: processes.unwrap_or_default() + 1,
-            locks: keys.unwrap_or_default() + 1,
-            limits: schedule::UNLIMITED,
-            network: Network::PERFECT,
-            actions: arrivals
-                .map(|(when, arrival)| (when, Action::Arrive(Box::new(arrival))))
-                .collect(),
-            bound: LEASE,
-        };
-        World::searched(schedule, search, mutation, is_traced)
+        let schedule = Schedule::perfect(self.arrivals.iter().cloned(), LEASE);
+        let broken = mutation.map(Broken::Client);
+        World::searched(schedule, search, broken, is_traced)
     }
 
     /// The number of requests that are served in every schedule.
@@ -112,12 +100,12 @@ impl Scope {
         loop {
             let mut world = self.world(search, mutation, false);
             let mut outcome = world.run(only).map_err(|violation| violation.to_string());
-            let Some(mut made) = world.search.take() else {
+            let Some(mut made) = world.net.search.take() else {
                 panic!("the search is in use");
             };
             if !made.is_pruned {
                 schedules += 1;
-                let served: u32 = world.processes.iter().map(|process| process.served).sum();
+                let served: u32 = world.clients.iter().map(|it| it.process.served).sum();
                 if outcome.is_ok() && only.is_none() && served < self.served() {
                     outcome = Err(format!("{served} requests were served"));
                 }

@@ -1,0 +1,269 @@
+//! The invariants of a run: those that hold at every moment, and those that hold at its end.
+
+use std::{collections::BTreeMap, mem::take};
+
+use tokio::time::Instant;
+
+use super::{
+    client::{Client, Votes},
+    explore::Violation,
+    network::Network,
+    process::Began,
+    server::{KINDS, Server},
+};
+use crate::{
+    fence::FencingToken,
+    key::LockKey,
+    protocol::quorum::majority,
+    spec::{LockKind, Mode},
+    store::{Hold, Token},
+};
+
+/// The kinds of violations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wrong {
+    /// Two holders that exclude each other hold a lock at the same time, each by its own clock.
+    TwoHolders,
+    /// A holder is valid, but the store, or a majority of the servers, does not hold the lock for
+    /// it, or not for as long.
+    NotHeld,
+    /// A fencing token was handed out before, or is not larger than an earlier one.
+    Fence,
+    /// A lock was handed off locally more often, or for longer, than allowed.
+    Budget,
+    /// A lock was handed out that ends before it can be renewed.
+    TooShort,
+    /// A server keeps something for a token that no part of its living client knows.
+    Orphan,
+    /// A waiting task was not woken although it has something to do.
+    Asleep,
+    /// A waiter is not served although there are no more faults.
+    Stuck,
+    /// Something is left at a server or in a client at the end.
+    Leak,
+    /// A request was refused in a way that its schedule excludes.
+    Refusal,
+}
+
+/// The longest sequence of local hand-offs.
+const MAX_HANDOFFS: u32 = 32;
+
+/// A lock that a client holds, or held when it crashed without a release.
+struct Holder {
+    hold: Hold,
+    /// In true time.
+    until: Instant,
+    votes: Option<Votes>,
+}
+
+/// The fencing tokens of a lock.
+#[derive(Default)]
+struct Fences {
+    /// The largest one of a writer.
+    writer: Option<FencingToken>,
+    others: Vec<FencingToken>,
+    /// All of them, with the times at which the guards were handed out.
+    at: Vec<(Instant, FencingToken)>,
+}
+
+#[derive(Default)]
+pub(super) struct Checker {
+    fences: BTreeMap<(LockKind, LockKey), Fences>,
+    /// The number of guards that each token of a writer was handed out to, one after the other.
+    writers: BTreeMap<Token, u32>,
+    dead: Vec<Holder>,
+    found: Option<Violation>,
+    /// If set, all other violations are ignored.
+    pub(super) only: Option<Wrong>,
+}
+
+impl Checker {
+    pub(super) fn report(&mut self, wrong: Wrong, what: impl FnOnce() -> String) {
+        if self.only.is_none_or(|only| only == wrong) && self.found.is_none() {
+            self.found = Some(Violation {
+                wrong,
+                what: what(),
+            });
+        }
+    }
+
+    pub(super) fn found(&mut self) -> Option<Violation> {
+        self.found.take()
+    }
+
+    /// Checks the state after an event at a client or a server.
+    pub(super) fn look(&mut self, net: &mut Network, clients: &mut [Client], servers: &[Server]) {
+        for (who, began) in take(&mut net.began) {
+            let is_warned = clients[who.process].is_warned;
+            self.began(net, servers, &began, is_warned);
+        }
+        self.holders(net, clients, servers);
+    }
+
+    /// Checks the order of fencing tokens. A token is larger than all that were handed out before
+    /// its request was made. That of a writer is larger than all earlier ones, and no later one is
+    /// smaller. No two are equal. `is_warned` says whether the process has received all events
+    /// about lost data.
+    fn began(&mut self, net: &Network, servers: &[Server], began: &Began, is_warned: bool) {
+        let Began { hold, fence, .. } = began;
+        let name = || format!("{} as {}", hold.key, net.name(hold.token));
+        let mut is_handoff = false;
+        if hold.mode == Mode::Exclusive {
+            let guards = self.writers.entry(hold.token).or_default();
+            *guards += 1;
+            is_handoff = *guards > 1;
+            let guards = *guards;
+            if guards > MAX_HANDOFFS + 1 {
+                self.report(Wrong::Budget, || {
+                    format!("{} is held {guards} times in a row", name())
+                });
+            }
+        }
+        // Nothing can be said about a grant whose data the store has lost, except that it is not
+        // handed off by a process that knows of the loss.
+        let is_outdated = was_lost(net, servers, hold.token) && !(is_handoff && is_warned);
+        let is_exempt = (net.is_single && net.excused.contains(&hold.token))
+            || net.revoked.contains(&hold.token);
+        if is_exempt || is_outdated {
+            return;
+        }
+        // A majority takes its time to confirm a grant.
+        if net.is_single && !began.is_long_enough {
+            self.report(Wrong::TooShort, || {
+                format!("{} is held for too short a time", name())
+            });
+        }
+        let fences = self.fences.entry((hold.mode.kind(), hold.key.clone()));
+        let fences = fences.or_default();
+        let before = |(at, other): &(Instant, FencingToken)| *at < began.asked_at && other >= fence;
+        let mut is_in_order =
+            fences.writer.is_none_or(|writer| writer < *fence) && !fences.at.iter().any(before);
+        if hold.mode == Mode::Exclusive {
+            is_in_order &= fences.others.iter().all(|other| other < fence);
+            fences.writer = fences.writer.max(Some(*fence));
+        } else {
+            is_in_order &= !fences.others.contains(fence);
+            fences.others.push(*fence);
+        }
+        fences.at.push((net.now, *fence));
+        if !is_in_order {
+            self.report(Wrong::Fence, || {
+                format!("{} has fencing token {fence} out of order", name())
+            });
+        }
+    }
+
+    pub(super) fn crashed(&mut self, net: &Network, client: &mut Client) {
+        self.dead.extend(held(net, client));
+    }
+
+    /// Checks that holders exclude each other, and that a majority of the servers holds each lock
+    /// for as long as its holder is valid. A server that has lost the lock with its data counts
+    /// too, as it does not vote in the meantime.
+    fn holders(&mut self, net: &Network, clients: &mut [Client], servers: &[Server]) {
+        self.dead.retain(|dead| net.now < dead.until);
+        let mut holders: Vec<_> = clients
+            .iter_mut()
+            .flat_map(|client| held(net, client))
+            .collect();
+        let living = holders.len();
+        holders.append(&mut self.dead);
+        let valid: Vec<_> = holders
+            .iter()
+            .filter(|Holder { hold, .. }| {
+                !net.revoked.contains(&hold.token) && !was_lost(net, servers, hold.token)
+            })
+            .collect();
+        for (index, holder) in valid.iter().enumerate() {
+            let hold = &holder.hold;
+            if !is_kept(net, servers, holder) {
+                self.report(Wrong::NotHeld, || {
+                    let left = holder.until - net.now;
+                    format!("{} is held for {left:?} by a client only", hold.key)
+                });
+            }
+            let beside = valid[..index].iter().filter(|other| {
+                other.hold.key == hold.key && other.hold.mode.kind() == hold.mode.kind()
+            });
+            let (mut count, mut is_excluded) = (1, false);
+            for other in beside {
+                count += 1;
+                is_excluded |= hold.mode == Mode::Exclusive || other.hold.mode == Mode::Exclusive;
+            }
+            let too_many = matches!(hold.mode, Mode::Permits(permits) if count > permits.get());
+            if is_excluded || too_many {
+                self.report(Wrong::TwoHolders, || {
+                    format!("{} is held twice, by {}", hold.key, net.name(hold.token))
+                });
+            }
+        }
+        self.dead = holders.split_off(living);
+    }
+
+    /// Checks, after a request that a server executes, that everything it keeps has an owner,
+    /// unless its client is dead.
+    pub(super) fn owners(
+        &mut self,
+        net: &Network,
+        clients: &[Client],
+        (number, server): (usize, &Server),
+        wrong: Wrong,
+    ) {
+        let now = server.clock.at(net.now);
+        for (key, kind) in (net.keys.iter()).flat_map(|key| KINDS.map(|kind| (key, kind))) {
+            for (token, mode) in server.table().tokens(key, kind, now) {
+                let owner = net.whose(token).map(|who| (who, &clients[who.process]));
+                let living = owner.filter(|(who, client)| client.who == *who);
+                if living.is_some_and(|(_, client)| !client.owns(number, token))
+                    && !net.excused.contains(&token)
+                {
+                    let state = if mode.is_some() { "held" } else { "queued" };
+                    self.report(wrong, || {
+                        let name = net.name(token);
+                        format!("{key} is {state} at s{number} by {name} without an owner")
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// The locks that a client holds by its own clock.
+fn held(net: &Network, client: &mut Client) -> Vec<Holder> {
+    let valid = client.process.session.valid(client.now(net));
+    let valid: Vec<_> = valid
+        .map(|(_, hold, until)| (hold.clone(), until))
+        .collect();
+    let holder = |(hold, until): (Hold, Instant)| Holder {
+        until: client.clock.when(until),
+        votes: client.votes(&hold),
+        hold,
+    };
+    valid.into_iter().map(holder).collect()
+}
+
+/// Whether the single store has lost the lock with its data.
+fn was_lost(net: &Network, servers: &[Server], token: Token) -> bool {
+    net.is_single && servers[0].has_lost(token)
+}
+
+fn is_kept(net: &Network, servers: &[Server], holder: &Holder) -> bool {
+    let Holder { hold, until, votes } = holder;
+    let at_the_store = [(0, hold.token)];
+    let (since, aliases) = match votes {
+        Some(Votes { since, aliases }) => (*since, &aliases[..]),
+        None if net.is_single => (net.start, &at_the_store[..]),
+        None => return true,
+    };
+    let keeps = |(number, server): &(usize, &Server)| {
+        let forgot = !net.is_single
+            && (server.lost_data_at).is_some_and(|at| at >= since - net.longest_lease);
+        let mut aliases = aliases.iter().filter(|(at, _)| at == number);
+        aliases.any(|(_, token)| {
+            let name = Hold::new(hold.key.clone(), hold.mode, *token);
+            let kept = server.table().held_until(&name, server.clock.at(net.now));
+            forgot || kept.is_some_and(|kept| server.clock.when(kept) >= *until)
+        })
+    };
+    servers.iter().enumerate().filter(keeps).count() >= majority(servers.len())
+}

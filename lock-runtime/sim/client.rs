@@ -1,0 +1,418 @@
+//! One client: its process, and its calls to a single store, or the session of its store and the
+//! calls to a majority of servers.
+
+use std::{collections::BTreeMap, mem::take, slice::from_ref, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    Broken,
+    clock::Clock,
+    link::{Calling, Link},
+    message::{self, Call, introduces},
+    network::{Conn, Event, Network},
+    process::{self, Began, Message, Process, StoreReply, Who},
+    server::MICROS,
+};
+use crate::{
+    protocol::{
+        self, Request,
+        quorum::{Cx, LONGEST_CALL, Reply, RequestId, ServerReply, Session, Step},
+    },
+    store::{
+        AcquireReply, Grant, Hold, PollReply, ReleaseReply, RenewReply, RevokeScope, StoreError,
+        StoreEvent, Token,
+    },
+};
+
+/// An event in a client. A second number distinguishes the current wait from earlier ones.
+#[derive(Clone, Debug)]
+pub(super) enum Input {
+    /// An event of the process.
+    Process(process::Event),
+    /// A reply reaches the sender of the request.
+    Replied(Conn, Call, message::Reply),
+    Pushed(Conn, StoreEvent),
+    /// The client notices the end of a connection.
+    Broken(Conn),
+    /// A call cannot be sent.
+    Failed(Call, StoreError),
+    /// The time-out of an attempt to connect.
+    Attempt(Conn),
+    Redial(usize),
+    /// The next step of a request to the session.
+    Request(RequestId, u32),
+    /// The calls that a finished request has left are no longer awaited.
+    Forget(RequestId),
+    /// The time-out of a call.
+    Call(Call, Duration),
+}
+
+impl Input {
+    pub(super) fn reply(conn: Conn, call: Call, reply: message::Reply) -> Self {
+        match reply {
+            message::Reply::Direct(reply) => {
+                Self::Process(process::Event::Replied(call, Some(reply)))
+            }
+            reply => Self::Replied(conn, call, reply),
+        }
+    }
+
+    pub(super) fn from_store(event: StoreEvent) -> Self {
+        Self::Process(process::Event::FromStore(event))
+    }
+}
+
+/// A request to the session of the store.
+struct Asked {
+    /// The call of the process that it belongs to. `None` if the session began it.
+    call: Option<u32>,
+    plan: u32,
+}
+
+/// The votes for a lock that the process holds or has held.
+#[derive(Clone)]
+pub(super) struct Votes {
+    /// When the grant reached the process, in true time.
+    pub(super) since: Instant,
+    /// All aliases that it has had so far, each with its server.
+    pub(super) aliases: Vec<(usize, Token)>,
+}
+
+pub(super) struct Client {
+    pub(super) who: Who,
+    pub(super) clock: Clock,
+    /// The difference between its clock and the true time, in microseconds.
+    pub(super) ahead: i64,
+    pub(super) process: Process,
+    /// The way to a single store.
+    direct: Option<Conn>,
+    pub(super) session: Session,
+    /// The requests to the session.
+    asked: BTreeMap<RequestId, Asked>,
+    pub(super) links: Vec<Link>,
+    pub(super) calls: BTreeMap<Call, Calling>,
+    votes: BTreeMap<Token, Votes>,
+    /// The process has received the latest event about data that the store has lost.
+    pub(super) is_warned: bool,
+    /// The events that wait for the client while it is paused.
+    pub(super) stopped: Option<Vec<Input>>,
+}
+
+impl Client {
+    /// A client of a single store, to which `direct` leads, or of a majority of these servers.
+    pub(super) fn new(
+        process: Process,
+        clock: Clock,
+        ahead: i64,
+        direct: Option<Conn>,
+        servers: usize,
+    ) -> Self {
+        Self {
+            who: process.who,
+            clock,
+            ahead,
+            process,
+            direct,
+            session: Session::new((0..servers).map(|server| format!("s{server}"))),
+            asked: BTreeMap::new(),
+            links: (0..servers).map(|_| Link::default()).collect(),
+            calls: BTreeMap::new(),
+            votes: BTreeMap::new(),
+            is_warned: true,
+            stopped: None,
+        }
+    }
+
+    /// The time of its monotonic clock.
+    pub(super) fn now(&self, net: &Network) -> Instant {
+        self.clock.at(net.now)
+    }
+
+    pub(super) fn at(&self, net: &mut Network, local: Instant, input: Input) {
+        net.at(self.clock.when(local), Event::InClient(self.who, input));
+    }
+
+    /// The time of its wall clock, in microseconds since 1970.
+    fn micros(&self, net: &Network) -> u64 {
+        (MICROS + (net.now - net.start).as_micros() as u64).saturating_add_signed(self.ahead)
+    }
+
+    pub(super) fn handle(&mut self, net: &mut Network, input: Input) {
+        match input {
+            Input::Process(event) => self.happens(net, event),
+            Input::Replied(conn, call, reply) => self.replied(net, conn, call, reply),
+            Input::Pushed(conn, event) => self.pushed(net, conn, &event),
+            Input::Broken(conn) => self.broken(net, conn),
+            Input::Failed(call, error) => self.failed(net, call, error),
+            Input::Attempt(conn) => self.attempt_over(net, conn),
+            Input::Redial(server) => self.dial(net, server, true),
+            Input::Request(id, plan) => {
+                if self.asked.get(&id).is_some_and(|asked| asked.plan == plan) {
+                    self.advance(net, id);
+                }
+            }
+            Input::Forget(id) => {
+                let calls = self.calls.iter();
+                let calls = calls.filter(|(_, call)| call.ticket.id == id && !call.is_limited);
+                let calls: Vec<_> = calls.map(|(call, _)| *call).collect();
+                calls
+                    .into_iter()
+                    .for_each(|call| drop(self.drop_call(net, call)));
+            }
+            Input::Call(call, timeout) => {
+                if let Some(calling) = self.drop_call(net, call) {
+                    self.replied_to(net, call, calling, Err(StoreError::timed_out(timeout)));
+                }
+            }
+        }
+    }
+
+    /// Visits the session, and performs its output.
+    fn visit<T>(
+        &mut self,
+        net: &mut Network,
+        visit: impl FnOnce(&mut Session, &mut Cx<'_>) -> T,
+    ) -> T {
+        let (now, micros, mutation) = (self.now(net), self.micros(net), net.of_majority());
+        let mut fraction = || net.dice.fraction();
+        let mut cx = Cx::new(now, micros, &mut fraction);
+        cx.mutation = mutation;
+        let result = visit(&mut self.session, &mut cx);
+        let out = cx.out;
+        for id in out.abandonments {
+            self.asked.insert(
+                id,
+                Asked {
+                    call: None,
+                    plan: 0,
+                },
+            );
+            self.advance(net, id);
+        }
+        for send in out.background.into_iter().chain(out.sends) {
+            self.call(net, send);
+        }
+        result
+    }
+
+    /// Advances a request whose reply is awaited.
+    fn advance(&mut self, net: &mut Network, id: RequestId) {
+        if !self.asked.contains_key(&id) {
+            return;
+        }
+        let step = self.visit(net, |session, cx| session.step(id, cx));
+        match step {
+            Step::Wait(until) => {
+                if let (Some(until), Some(asked)) = (until, self.asked.get_mut(&id)) {
+                    asked.plan += 1;
+                    let plan = asked.plan;
+                    self.at(net, until, Input::Request(id, plan));
+                }
+            }
+            Step::Done(reply, _) => match (self.forget(net, id), reply) {
+                (Some(Asked { call: None, .. }), Ok(Reply::NotAbandoned(_, hold, _))) => {
+                    net.leave(self.who, &hold);
+                }
+                (
+                    Some(Asked {
+                        call: Some(call), ..
+                    }),
+                    reply,
+                ) => {
+                    let reply = reply.ok().and_then(|reply| answer(net, reply));
+                    self.happens(net, process::Event::Replied(call, reply));
+                }
+                _ => {}
+            },
+        }
+    }
+
+    /// Handles an event in the process, and performs its effects.
+    fn happens(&mut self, net: &mut Network, event: process::Event) {
+        self.is_warned |= matches!(event, process::Event::FromStore(StoreEvent::Disconnected));
+        let now = self.now(net);
+        self.process.happens(now, event);
+        self.perform(net);
+    }
+
+    pub(super) fn perform(&mut self, net: &mut Network) {
+        let out = take(&mut self.process.out);
+        for line in out.log {
+            net.say(|_| format!("{}: {line}", self.who));
+        }
+        if self.direct.is_some() {
+            net.excused.extend(out.given_up);
+        }
+        for (when, event) in out.timers {
+            self.at(net, when, Input::Process(event));
+        }
+        for began in out.began {
+            net.look = true;
+            let (since, aliases) = (net.now, Vec::new());
+            self.votes
+                .entry(began.hold.token)
+                .or_insert(Votes { since, aliases });
+            let asked_at = self.clock.when(began.asked_at);
+            net.began.push((self.who, Began { asked_at, ..began }));
+        }
+        // The futures of calls that the process no longer awaits are dropped.
+        let dropped: Vec<_> = self
+            .asked
+            .iter()
+            .filter(|(_, asked)| asked.call.is_some_and(|call| !self.process.awaits(call)))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in dropped {
+            self.session.cancel(id, self.clock.at(net.now));
+            self.forget(net, id);
+        }
+        for (call, message) in out.sent {
+            for token in introduces(&message) {
+                net.introduce(token, self.who);
+            }
+            match self.direct {
+                Some(conn) => net.send(conn, call, message::Request::Direct(message)),
+                None => self.ask(net, call, &message),
+            }
+        }
+        if let Some(wrong) = out.wrong {
+            net.wrong.get_or_insert(wrong);
+        }
+    }
+
+    /// Begins the request of a call of the process.
+    fn ask(&mut self, net: &mut Network, call: u32, message: &Message) {
+        let id = self.visit(net, |session, cx| match message {
+            Message::All(requests) => session.acquire_all(requests, cx),
+            Message::Revoke(key, kind) => session.revoke(key, *kind, RevokeScope::Leased, cx),
+            Message::One(Request::Acquire(request)) => session.acquire(request, cx),
+            Message::One(Request::Poll(hold)) => session.poll(hold, cx),
+            Message::One(Request::Renew(renewal)) => session.renew(from_ref(renewal), cx),
+            Message::One(Request::Release(release)) => session.release(release, cx),
+            Message::One(Request::Abandon(hold)) => session.abandon(hold, cx),
+            Message::One(Request::Convert(hold)) => session.convert(hold, cx),
+        });
+        let call = Some(call);
+        self.asked.insert(id, Asked { call, plan: 0 });
+        // The request may be decided without a reply.
+        self.at(net, self.now(net), Input::Request(id, 0));
+    }
+
+    /// Ends a request. Its calls complete in the background.
+    fn forget(&mut self, net: &mut Network, id: RequestId) -> Option<Asked> {
+        self.at(net, self.now(net) + LONGEST_CALL, Input::Forget(id));
+        self.asked.remove(&id)
+    }
+
+    /// Handles the end of a call.
+    pub(super) fn done(
+        &mut self,
+        net: &mut Network,
+        id: Call,
+        result: Result<ServerReply, StoreError>,
+    ) {
+        if let Some(call) = self.calls.remove(&id) {
+            self.replied_to(net, id, call, result);
+        }
+    }
+
+    fn replied_to(
+        &mut self,
+        net: &mut Network,
+        id: Call,
+        call: Calling,
+        result: Result<ServerReply, StoreError>,
+    ) {
+        if let Err(error) = &result {
+            net.say(|_| format!("{} #{id} failed: {error}", self.who));
+        }
+        let request = call.ticket.id;
+        self.visit(net, |session, cx| session.replied(call.ticket, result, cx));
+        self.advance(net, request);
+    }
+
+    /// Handles a grant that a server has pushed.
+    fn pushed(&mut self, net: &mut Network, conn: Conn, event: &StoreEvent) {
+        net.say(|net| format!("{} receives {}", self.who, net.show_event(event)));
+        if let StoreEvent::Granted { hold, grant } = event
+            && (self.session).pushed(net.connections[conn].server, hold.token, *grant)
+        {
+            self.free_now(net, hold);
+        }
+    }
+
+    /// Handles the loss of an established connection, and with it of push messages.
+    pub(super) fn disconnected(&mut self, net: &mut Network, server: usize) {
+        let mut waiting = self.session.waiting_at(server);
+        waiting.sort_by_key(|hold| net.introduced_at(hold.token));
+        waiting.iter().for_each(|hold| self.free_now(net, hold));
+    }
+
+    fn free_now(&mut self, net: &mut Network, hold: &Hold) {
+        let event = StoreEvent::FreeIn {
+            key: hold.key.clone(),
+            kind: hold.mode.kind(),
+            ttl: Duration::ZERO,
+        };
+        self.happens(net, process::Event::FromStore(event));
+    }
+
+    /// Whether this client knows that the server may know the token, and takes care of it.
+    pub(super) fn owns(&self, server: usize, token: Token) -> bool {
+        let releases = |call: &Calling| call.ticket.server == server && call.ticket.releases(token);
+        if self.direct.is_some() {
+            return self.process.session.knows(token);
+        }
+        self.session.owns(server, token) || self.calls.values().any(releases)
+    }
+
+    /// The names under which a majority holds a lock for this client, unless they are not known.
+    pub(super) fn votes(&mut self, hold: &Hold) -> Option<Votes> {
+        let round = self.session.round(hold.token)?;
+        let votes = self.votes.get_mut(&hold.token)?;
+        // An alias is replaced when its server no longer knows it.
+        let fresh = round.known().filter(|known| !votes.aliases.contains(known));
+        let fresh: Vec<_> = fresh.collect();
+        votes.aliases.extend(fresh);
+        Some(votes.clone())
+    }
+
+    /// Describes the state that is left in the client, or returns `None` if there is none.
+    pub(super) fn unrest(&mut self, net: &Network) -> Option<String> {
+        let (rounds, requests) = self.session.rest(self.clock.at(net.now));
+        let rounds: Vec<_> = rounds.into_iter().map(|token| net.name(token)).collect();
+        let left = self.process.session.rest();
+        (left.is_some() || requests + rounds.len() > 0)
+            .then(|| format!("{left:?}, {requests} requests, rounds {rounds:?}"))
+    }
+}
+
+/// The reply of the store, as the process receives it.
+fn answer(net: &Network, reply: Reply) -> Option<StoreReply> {
+    use protocol::Reply as One;
+    let mut one = match reply {
+        Reply::Acquire(reply) => One::Acquire(reply),
+        Reply::Poll(reply) => One::Poll(reply),
+        Reply::Renew(mut replies) => One::Renew(replies.pop()?.ok()?),
+        Reply::Release(reply) => One::Release(reply),
+        Reply::Convert(reply) => One::Convert(reply),
+        Reply::Abandoned => One::Abandoned,
+        Reply::AcquireAll(reply) => return Some(StoreReply::All(reply)),
+        Reply::Revoke(reply) => return Some(StoreReply::Revoke(reply)),
+        Reply::NotAbandoned(..) | Reply::Inspect(_) => return None,
+    };
+    match &mut one {
+        One::Acquire(AcquireReply::Granted(Grant { ttl, .. }))
+        | One::Poll(PollReply::Granted(Grant { ttl, .. }))
+        | One::Release(ReleaseReply::Passed(Grant { ttl, .. }))
+        | One::Renew(RenewReply::Renewed { ttl })
+            if net.is_broken(Broken::NoDrift) =>
+        {
+            // The lease is valid for the whole `ttl`, without an allowance for clock drift.
+            *ttl = (*ttl + Duration::from_millis(2)).mul_f64(1.0 / 0.99);
+        }
+        _ => {}
+    }
+    Some(StoreReply::One(one))
+}

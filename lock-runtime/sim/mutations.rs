@@ -1,0 +1,36 @@
+//! The rules of the protocol, each switched off in turn: the simulator must find the violation that
+//! the rule prevents. It would find the same error in the code.
+
+use super::{
+    Broken::{Client, Majority, MarkerOnly, NoDrift, UptimeOnly},
+    checker::Wrong,
+    explore::found,
+};
+use crate::protocol::{Mutation, quorum::Mutation as Quorum};
+
+found! {
+    found_client_that_accepts_an_abandoned_request: Client(Mutation::AcceptsAbandoned) => NotHeld,
+    found_client_that_counts_a_lease_from_the_reply: Client(Mutation::CountsFromReply) => TwoHolders,
+    found_client_that_ignores_the_counter: Client(Mutation::IgnoresCounter) => NotHeld,
+    found_client_that_counts_a_grant_from_its_push: Client(Mutation::CountsFromPush) => TwoHolders,
+    found_client_that_confirms_no_grant: Client(Mutation::ConfirmsNothing) => TooShort,
+    found_client_that_abandons_a_request_once: Client(Mutation::AbandonsOnce) => Orphan,
+    found_store_whose_renewals_shorten_a_lease: Client(Mutation::RenewalShortens) => TwoHolders,
+    found_store_whose_queue_advances_by_a_release_only: Client(Mutation::OnlyReleaseAdvances) => Stuck,
+    found_reader_that_takes_an_old_grant: Client(Mutation::ReaderTakesOldGrant) => Fence,
+    found_client_that_hands_off_without_end: Client(Mutation::HandsOffWithoutBudget) => Budget,
+    found_client_that_hands_off_after_a_data_loss: Client(Mutation::HandsOffAfterDataLoss) => Fence,
+    found_client_that_awaits_a_lost_report: Client(Mutation::AwaitsReport) => Stuck,
+    found_client_that_wakes_no_head: Client(Mutation::WakesNoHead) => Asleep,
+    found_client_that_writes_no_number_back: Majority(Quorum::NoWriteBack) => Fence,
+    found_reader_that_counts_a_number_which_others_may_have: Majority(Quorum::CountsWhatOthersHave) => Fence,
+    found_client_that_is_content_with_half_of_the_servers: Majority(Quorum::MajorityOffByOne) => TwoHolders,
+    found_client_content_with_half_of_the_renewals: Majority(Quorum::RenewsByHalf) => TwoHolders,
+    found_client_that_adds_up_the_votes_of_several_rounds: Majority(Quorum::AddsUpExchanges) => TwoHolders,
+    found_client_that_sums_renewals_of_several_rounds: Majority(Quorum::AddsUpRenewals) => TwoHolders,
+    found_client_that_leaves_no_room_for_drift: NoDrift => TwoHolders,
+    found_quarantine_by_the_marker_alone: MarkerOnly => TwoHolders,
+    found_quarantine_by_the_uptime_alone: UptimeOnly => TwoHolders,
+    found_client_that_accepts_an_abandoned_acquire: Majority(Quorum::BelievesTheAbandoned) => TwoHolders,
+    found_client_that_gives_up_a_name_once: Majority(Quorum::AbandonsOnce) => Orphan,
+}

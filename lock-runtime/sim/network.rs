@@ -1,0 +1,370 @@
+//! The shared state of a run: the true time, the event queue, the network, the dice, the history.
+
+use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    Broken,
+    client::Input,
+    dice::Dice,
+    message::{Call, Reply, Request, acquires, alias_number},
+    process::{Began, Who},
+    schedule::{Action, Schedule},
+    search::Search,
+};
+use crate::{
+    key::LockKey,
+    protocol::{
+        self,
+        quorum::{Mutation, ServerRequest},
+    },
+    store::{Hold, StoreEvent, Token},
+};
+
+/// The longest delay of a message that is not late.
+const SHORT: Duration = Duration::from_millis(1);
+/// The same when there are no more faults.
+const AT_LAST: Duration = Duration::from_micros(200);
+
+/// The fault rates of the network. Probabilities are in thousandths.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Rates {
+    pub(super) lost: usize,
+    pub(super) doubled: usize,
+    /// Messages that take more than a millisecond, up to `longest`.
+    pub(super) late: usize,
+    /// The same for push messages.
+    pub(super) pushes_late: usize,
+    /// Messages after which the connection ends. The client notices its end after a delay.
+    pub(super) breaks: usize,
+    pub(super) longest: Duration,
+}
+
+/// The number of a connection.
+pub(super) type Conn = usize;
+
+/// The connection of a client to a server of a majority, on which messages do not overtake each
+/// other, or the way to a single store, on which they do.
+pub(super) struct Connection {
+    pub(super) who: Who,
+    pub(super) server: usize,
+    /// The life of the server to which it leads, once the greeting has been executed.
+    pub(super) life: Option<u32>,
+    /// The latest arrival at the server, and at the client.
+    latest: [Instant; 2],
+}
+
+pub(super) enum Event {
+    /// A request reaches a server.
+    AtServer(Conn, Call, Request),
+    InClient(Who, Input),
+    Action(Action),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Request,
+    Reply,
+    Push,
+}
+
+/// The first appearance of an acquisition.
+struct Origin {
+    /// Its number in the history.
+    place: usize,
+    /// Its first alias.
+    first: Token,
+    who: Who,
+    at: Instant,
+}
+
+pub(super) struct Network {
+    pub(super) start: Instant,
+    pub(super) now: Instant,
+    pub(super) events: BTreeMap<(Instant, u64), Event>,
+    numbers: u64,
+    pub(super) dice: Dice,
+    rates: Rates,
+    /// It leads to a single store, and not to a majority of servers.
+    pub(super) is_single: bool,
+    pub(super) connections: Vec<Connection>,
+    /// Clients and servers that cannot reach each other until the given time.
+    pub(super) parted: Vec<(usize, usize, Instant)>,
+    /// There are no more faults.
+    pub(super) is_quiet: bool,
+    pub(super) broken: Option<Broken>,
+    pub(super) keys: Vec<LockKey>,
+    pub(super) longest_lease: Duration,
+    /// Makes all choices, in place of the dice.
+    pub(super) search: Option<Search>,
+    /// By the stems of their tokens.
+    origins: BTreeMap<u128, Origin>,
+    /// Tokens that may stay at a server without an owner: they came back with old data, or retries
+    /// of their abandonment had to end. With a single store, they may also be granted twice: their
+    /// acquire was duplicated by the network, which rule 10 excludes.
+    pub(super) excused: Vec<Token>,
+    /// Tokens that were revoked. Their holders may not know of it yet.
+    pub(super) revoked: Vec<Token>,
+    /// The guards that were handed out in this event.
+    pub(super) began: Vec<(Who, Began)>,
+    /// There is something to check.
+    pub(super) look: bool,
+    /// A request was refused in a way that its schedule excludes.
+    pub(super) wrong: Option<String>,
+    pub(super) history: Option<String>,
+}
+
+impl Network {
+    pub(super) fn new(
+        schedule: &Schedule,
+        dice: Dice,
+        broken: Option<Broken>,
+        is_traced: bool,
+    ) -> Self {
+        let start = Instant::now();
+        let keys = ["a", "b", "c"].into_iter().take(schedule.locks);
+        Self {
+            start,
+            now: start,
+            events: BTreeMap::new(),
+            numbers: 0,
+            dice,
+            rates: schedule.rates,
+            is_single: schedule.servers.len() == 1,
+            connections: Vec::new(),
+            parted: Vec::new(),
+            is_quiet: false,
+            broken,
+            keys: keys.filter_map(|name| LockKey::new(name).ok()).collect(),
+            longest_lease: schedule.longest_lease,
+            search: None,
+            origins: BTreeMap::new(),
+            excused: Vec::new(),
+            revoked: Vec::new(),
+            began: Vec::new(),
+            look: false,
+            wrong: None,
+            history: is_traced.then(String::new),
+        }
+    }
+
+    pub(super) fn is_broken(&self, rule: Broken) -> bool {
+        self.broken == Some(rule)
+    }
+
+    /// The rule of a client's session that is switched off.
+    pub(super) fn of_client(&self) -> Option<protocol::Mutation> {
+        match self.broken {
+            Some(Broken::Client(mutation)) => Some(mutation),
+            _ => None,
+        }
+    }
+
+    /// The rule of the session of a majority that is switched off.
+    pub(super) fn of_majority(&self) -> Option<Mutation> {
+        match self.broken {
+            Some(Broken::Majority(mutation)) => Some(mutation),
+            _ => None,
+        }
+    }
+
+    pub(super) fn number(&mut self) -> u32 {
+        self.numbers += 1;
+        self.numbers as u32
+    }
+
+    pub(super) fn at(&mut self, when: Instant, event: Event) {
+        self.numbers += 1;
+        self.events
+            .insert((when.max(self.now), self.numbers), event);
+    }
+
+    pub(super) fn after(&mut self, pause: Duration, event: Event) {
+        self.at(self.now + pause, event);
+    }
+
+    /// Opens a connection. That to a server of a majority is established by a greeting.
+    pub(super) fn connect(&mut self, who: Who, server: usize) -> Conn {
+        self.connections.push(Connection {
+            who,
+            server,
+            life: self.is_single.then_some(0),
+            latest: [self.now; 2],
+        });
+        self.connections.len() - 1
+    }
+
+    /// Sends a request. No two acquires are ever sent under one alias, so an acquire by a majority
+    /// is not duplicated.
+    pub(super) fn send(&mut self, conn: Conn, call: Call, request: Request) {
+        let may_double = match &request {
+            Request::Greet | Request::Call(ServerRequest::Acquire(..), _) => false,
+            Request::Call(..) | Request::Direct(_) => true,
+        };
+        let copies = self.copies(conn, Way::Request, may_double, |net| {
+            format!(
+                "to s{} #{call} {}",
+                net.connections[conn].server,
+                net.show(&request)
+            )
+        });
+        // The reply to the copy of a request to a majority is not awaited.
+        let mut of_copy = 0;
+        if let Request::Direct(message) = &request {
+            of_copy = call;
+            if let [Some(_), Some(_)] = copies {
+                self.excused.extend(acquires(message));
+            }
+        }
+        let calls = [call, of_copy].into_iter();
+        for (when, call) in copies.into_iter().zip(calls) {
+            if let Some(when) = when {
+                self.at(when, Event::AtServer(conn, call, request.clone()));
+            }
+        }
+    }
+
+    pub(super) fn reply(&mut self, conn: Conn, call: Call, reply: Reply) {
+        if call == 0 && !matches!(reply, Reply::Greeted(_)) {
+            return;
+        }
+        let copies = self.copies(conn, Way::Reply, self.is_single, |net| {
+            format!("is sent the reply to #{call} {}", net.show_reply(&reply))
+        });
+        self.deliver(conn, copies, Input::reply(conn, call, reply));
+    }
+
+    pub(super) fn push(&mut self, conn: Conn, event: StoreEvent) {
+        let copies = self.copies(conn, Way::Push, self.is_single, |net| {
+            format!("is pushed {}", net.show_event(&event))
+        });
+        let input = if self.is_single {
+            Input::from_store(event)
+        } else {
+            Input::Pushed(conn, event)
+        };
+        self.deliver(conn, copies, input);
+    }
+
+    fn deliver(&mut self, conn: Conn, copies: [Option<Instant>; 2], input: Input) {
+        let who = self.connections[conn].who;
+        if let Some(when) = copies[1] {
+            self.at(when, Event::InClient(who, input.clone()));
+        }
+        if let Some(when) = copies[0] {
+            self.at(when, Event::InClient(who, input));
+        }
+    }
+
+    /// The times at which a message that is sent now arrives, and its copy, if they do.
+    fn copies(
+        &mut self,
+        conn: Conn,
+        way: Way,
+        may_double: bool,
+        what: impl FnOnce(&Self) -> String,
+    ) -> [Option<Instant>; 2] {
+        let now = self.now;
+        let copies = if let Some(search) = &mut self.search {
+            let copies = search.copies();
+            [copies > 0, copies > 1].map(|arrives| arrives.then_some(now))
+        } else {
+            let is_doubled = may_double && !self.is_quiet && self.dice.chance(self.rates.doubled);
+            let copy = is_doubled.then(|| now + self.dice.up_to(self.rates.longest));
+            [self.arrival(conn, way), copy]
+        };
+        self.say(|net| {
+            let times: Vec<_> = copies.iter().flatten().map(|when| *when - now).collect();
+            let who = net.connections[conn].who;
+            format!("    {who} {}, arrives after {times:?}", what(net))
+        });
+        copies
+    }
+
+    fn arrival(&mut self, conn: Conn, way: Way) -> Option<Instant> {
+        let Connection { who, server, .. } = self.connections[conn];
+        let (mut sent, mut longest) = (self.now, AT_LAST);
+        if !self.is_quiet {
+            let rates = self.rates;
+            let parted = |(client, other, until): &&(usize, usize, Instant)| {
+                *client == who.process && *other == server && *until > self.now
+            };
+            if let Some((_, _, until)) = self.parted.iter().find(parted).copied() {
+                if self.dice.chance(500) {
+                    return None;
+                }
+                sent = until;
+            }
+            if self.dice.chance(rates.lost) {
+                return None;
+            }
+            let late = match way {
+                Way::Request | Way::Reply => rates.late,
+                Way::Push => rates.pushes_late,
+            };
+            longest = if self.dice.chance(late) {
+                rates.longest
+            } else {
+                SHORT
+            };
+            if self.dice.chance(rates.breaks) {
+                let soon = self.dice.up_to(longest);
+                self.after(soon, Event::InClient(who, Input::Broken(conn)));
+            }
+        }
+        let mut when = sent + self.dice.up_to(longest);
+        if !self.is_single {
+            let latest = &mut self.connections[conn].latest[usize::from(way != Way::Request)];
+            when = when.max(*latest);
+            *latest = when;
+        }
+        Some(when)
+    }
+
+    /// Records the client that takes care of a token and of its aliases.
+    pub(super) fn introduce(&mut self, token: Token, who: Who) {
+        let place = self.origins.len();
+        self.origins.entry(token.stem()).or_insert(Origin {
+            place,
+            first: token,
+            who,
+            at: self.now,
+        });
+    }
+
+    pub(super) fn whose(&self, token: Token) -> Option<Who> {
+        self.origins.get(&token.stem()).map(|origin| origin.who)
+    }
+
+    /// When an acquisition began.
+    pub(super) fn introduced_at(&self, token: Token) -> Option<Instant> {
+        self.origins.get(&token.stem()).map(|origin| origin.at)
+    }
+
+    /// The name of a token in the history.
+    pub(super) fn name(&self, token: Token) -> String {
+        let origin = self.origins.get(&token.stem());
+        origin.map_or("t?".into(), |origin| {
+            let alias = alias_number(token).wrapping_sub(alias_number(origin.first));
+            format!("t{}.{alias}", origin.place)
+        })
+    }
+
+    /// Writes a line to the history, if there is one.
+    pub(super) fn say(&mut self, line: impl FnOnce(&Self) -> String) {
+        if self.history.is_some() {
+            let (at, line) = ((self.now - self.start).as_secs_f64() * 1e3, line(self));
+            if let Some(history) = &mut self.history {
+                // Writing to a string does not fail.
+                let _ = writeln!(history, "{at:>10.3} ms  {line}");
+            }
+        }
+    }
+
+    /// Records that a client leaves a token to its lease.
+    pub(super) fn leave(&mut self, who: Who, hold: &Hold) {
+        self.say(|net| format!("{who} leaves {} to its lease", net.name(hold.token)));
+        self.excused.push(hold.token);
+    }
+}

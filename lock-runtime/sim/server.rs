@@ -1,0 +1,375 @@
+//! A single store, or one of the servers of a majority: its data, its clock, and its replies.
+
+use std::{collections::BTreeMap, mem::take, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    client::Input,
+    clock::Clock,
+    message::{Call, Conditions, Greeted, Reply, Request, alias},
+    network::{Conn, Connection, Event, Network},
+    process::{Message, StoreReply},
+};
+use crate::{
+    key::LockKey,
+    protocol::{
+        self, Mutation,
+        quorum::{ServerReply, ServerRequest},
+    },
+    spec::LockKind,
+    store::{
+        AcquireAllReply, AcquireReply, Grant, Hold, IfBusy, KeyRequest, RenewReply, StoreEvent,
+        Token,
+        memory::table::{Fences, Step, Table},
+    },
+};
+
+/// The start of the run in true time, in microseconds since 1970.
+pub(super) const MICROS: u64 = 1_800_000_000_000_000;
+
+/// The kinds of locks that share a key.
+pub(super) const KINDS: [LockKind; 2] = [LockKind::Lock, LockKind::Permits];
+
+/// The data that a server has after a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    All,
+    /// The data that were saved last.
+    Saved,
+    Nothing,
+}
+
+struct Data {
+    table: Table,
+    fences: Fences,
+    /// Its name, and when it was written.
+    marker: Option<(u64, u64)>,
+}
+
+impl Data {
+    fn none(start: Instant, epoch: u64) -> Self {
+        Self {
+            table: Table::default(),
+            fences: Fences::since(start, epoch),
+            marker: None,
+        }
+    }
+
+    fn save(&self) -> Self {
+        Self {
+            table: self.table.clone(),
+            fences: self.fences.saved(),
+            marker: self.marker,
+        }
+    }
+}
+
+pub(super) struct Server {
+    number: usize,
+    pub(super) clock: Clock,
+    /// The time of its clock at the start of the run.
+    epoch: u64,
+    data: Data,
+    saved: Data,
+    pub(super) up: bool,
+    pub(super) life: u32,
+    started: u64,
+    pub(super) stalls_until: Instant,
+    /// Everything that the server kept before is lost.
+    pub(super) lost_data_at: Option<Instant>,
+    /// When a single store granted each token its lock.
+    granted_at: BTreeMap<Token, Instant>,
+}
+
+impl Server {
+    pub(super) fn new(number: usize, start: Instant, fast: u32, ahead: i64) -> Self {
+        let epoch = MICROS.saturating_add_signed(ahead);
+        // The server has been up for long, with its marker.
+        let long_ago = epoch - 1_000_000_000;
+        let mut data = Data::none(start, epoch);
+        data.marker = Some((0, long_ago));
+        Self {
+            number,
+            clock: Clock::new(start, fast),
+            epoch,
+            saved: data.save(),
+            data,
+            up: true,
+            life: 0,
+            started: long_ago,
+            stalls_until: start,
+            lost_data_at: None,
+            granted_at: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn table(&self) -> &Table {
+        &self.data.table
+    }
+
+    /// Whether the lock was granted to this token before the single store lost its data. It is no
+    /// longer exclusive.
+    pub(super) fn has_lost(&self, token: Token) -> bool {
+        let granted_at = self.granted_at.get(&token);
+        self.lost_data_at
+            .is_some_and(|lost_at| granted_at.is_none_or(|at| *at <= lost_at))
+    }
+
+    fn micros(&self, now: Instant) -> u64 {
+        self.epoch + self.clock.micros(now)
+    }
+
+    pub(super) fn save(&mut self) {
+        self.saved = self.data.save();
+    }
+
+    pub(super) fn crash(&mut self, net: &mut Network) {
+        self.up = false;
+        self.life += 1;
+        for conn in 0..net.connections.len() {
+            let connection = &net.connections[conn];
+            if connection.server == self.number && connection.life == Some(self.life - 1) {
+                let broken = Event::InClient(connection.who, Input::Broken(conn));
+                let soon = net.dice.up_to(Duration::from_millis(2));
+                net.after(soon, broken);
+            }
+        }
+    }
+
+    pub(super) fn start(&mut self, net: &mut Network, left: Left) {
+        match left {
+            Left::All => {}
+            Left::Saved => self.data = self.saved.save(),
+            Left::Nothing => self.data = Data::none(net.start, self.epoch),
+        }
+        if left != Left::All {
+            self.lost_data_at = Some(net.now);
+        }
+        let now = self.clock.at(net.now);
+        for key in &net.keys {
+            let tokens = self.data.table.tokens(key, LockKind::Lock, now);
+            net.excused.extend(tokens.map(|(token, _)| token));
+        }
+        self.up = true;
+        self.started = self.micros(net.now);
+    }
+
+    /// Deletes all data. The clock of a single store continues.
+    pub(super) fn flush(&mut self, net: &Network) {
+        let fences = self.data.fences.saved();
+        self.data = Data::none(net.start, self.epoch);
+        if net.is_single {
+            self.data.fences = fences;
+        }
+        self.lost_data_at = Some(net.now);
+    }
+
+    pub(super) fn execute(&mut self, net: &mut Network, conn: Conn, call: Call, request: &Request) {
+        let (now, micros) = (self.clock.at(net.now), self.micros(net.now));
+        let caller = match request {
+            Request::Call(request, _) if call != 0 => alias(request).map(|hold| hold.token),
+            Request::Direct(Message::One(protocol::Request::Acquire(request))) => {
+                Some(request.hold.token)
+            }
+            Request::Direct(Message::One(protocol::Request::Poll(hold))) => Some(hold.token),
+            _ => None,
+        };
+        let Data {
+            table,
+            fences,
+            marker,
+        } = &mut self.data;
+        let mut step = Step::new(now, fences, caller);
+        let reply = match request {
+            Request::Greet => {
+                let (name, since) = *marker.get_or_insert((u64::from(net.number()), micros));
+                let seconds = micros / 1_000_000 - self.started / 1_000_000;
+                net.connections[conn].life = Some(self.life);
+                Reply::Greeted(Greeted {
+                    micros,
+                    uptime: Duration::from_secs(seconds),
+                    marker: name,
+                    with_data: Duration::from_micros(micros - since),
+                })
+            }
+            Request::Direct(message) => {
+                let mutation = net.of_client();
+                step.lets_nobody_in = mutation == Some(Mutation::OnlyReleaseAdvances)
+                    && !matches!(message, Message::One(protocol::Request::Release(_)));
+                Reply::Direct(match message {
+                    Message::One(request) => {
+                        // It names another token, which is then excused as well.
+                        if let protocol::Request::Release(release) = request
+                            && net.excused.contains(&release.hold.token)
+                        {
+                            net.excused
+                                .extend(release.next.iter().map(|next| next.token));
+                        }
+                        StoreReply::One(execute_one(table, request, mutation, &mut step))
+                    }
+                    Message::All(requests) => {
+                        StoreReply::All(execute_all(table, requests, &mut step))
+                    }
+                    Message::Revoke(key, kind) => {
+                        StoreReply::Revoke(table.revoke(key, *kind, &mut step))
+                    }
+                })
+            }
+            Request::Call(_, Conditions { deadline, .. })
+                if deadline.is_some_and(|deadline| micros > deadline) =>
+            {
+                Reply::Call(ServerReply::Acquire(AcquireReply::Late), micros)
+            }
+            Request::Call(_, conditions)
+                if conditions.marker.is_some()
+                    && conditions.marker != marker.map(|(name, _)| name) =>
+            {
+                Reply::Strange(micros)
+            }
+            Request::Call(request, conditions) => {
+                // Without recent replies, the client's estimate of the server's clock is outdated.
+                if let ServerRequest::Acquire(request, _) = request
+                    && (conditions.deadline_there).is_some_and(|there| net.now > there)
+                {
+                    net.excused.push(request.hold.token);
+                }
+                net.look |= matches!(request, ServerRequest::Abandon(_));
+                Reply::Call(vote(table, fences, request, &mut step), micros)
+            }
+        };
+        let events = take(&mut step.events);
+        if let Request::Direct(_) = request {
+            self.record_grants(&net.keys, now);
+        }
+        let is_single = net.is_single;
+        // The events of a step are sent before its reply, and may arrive after it.
+        for event in events {
+            match event {
+                StoreEvent::Revoked { token } => {
+                    net.revoked.push(token);
+                    self.push(net, token, event);
+                }
+                StoreEvent::Granted {
+                    hold: Hold { token, .. },
+                    ..
+                } => self.push(net, token, event),
+                // The clients of a majority poll instead.
+                event => {
+                    for conn in (0..net.connections.len()).filter(|_| is_single) {
+                        net.push(conn, event.clone());
+                    }
+                }
+            }
+        }
+        net.reply(conn, call, reply);
+    }
+
+    fn record_grants(&mut self, keys: &[LockKey], now: Instant) {
+        let locks = keys.iter().flat_map(|key| KINDS.map(|kind| (key, kind)));
+        for (token, mode) in locks.flat_map(|(key, kind)| self.data.table.tokens(key, kind, now)) {
+            if mode.is_some() {
+                self.granted_at.entry(token).or_insert(now);
+            }
+        }
+    }
+
+    /// Sends an event to the client of a token, on its latest connection.
+    fn push(&self, net: &mut Network, token: Token, event: StoreEvent) {
+        let (whose, life) = (net.whose(token), Some(self.life));
+        let leads_there =
+            |it: &Connection| Some(it.who) == whose && it.server == self.number && it.life == life;
+        if let Some(conn) = net.connections.iter().rposition(leads_there) {
+            net.push(conn, event);
+        }
+    }
+}
+
+/// Executes a request to a server of a majority, as its store does.
+fn vote(
+    table: &mut Table,
+    fences: &Fences,
+    request: &ServerRequest,
+    step: &mut Step<'_>,
+) -> ServerReply {
+    match request {
+        ServerRequest::Acquire(request, proposal) => {
+            step.proposal = Some(*proposal);
+            // The deadline was checked before.
+            let request = KeyRequest {
+                deadline: step.now,
+                ..request.clone()
+            };
+            ServerReply::Acquire(table.acquire(&request, step))
+        }
+        ServerRequest::Poll(hold) => ServerReply::Poll(table.poll(hold, step)),
+        ServerRequest::Renew(renewals) => {
+            let renewed = renewals.iter().map(|it| Ok(table.renew(it, step.now)));
+            ServerReply::Renew(renewed.collect())
+        }
+        ServerRequest::Release(release) => ServerReply::Release(table.release(release, step)),
+        ServerRequest::Convert(hold) => ServerReply::Convert(table.convert(hold, step)),
+        ServerRequest::Abandon(hold) => {
+            table.abandon(hold, step);
+            ServerReply::Abandoned
+        }
+        ServerRequest::Raise(_, _, fence) => ServerReply::Raise(*fence, fences.raise(*fence)),
+        ServerRequest::Inspect(key, kind) => {
+            ServerReply::Inspect(table.inspect(key, *kind, step.now))
+        }
+        ServerRequest::Revoke(..) => unreachable!("no lock of a majority is revoked"),
+    }
+}
+
+/// Executes a request to a single store, as [`MemoryStore`](crate::store::MemoryStore) does.
+fn execute_one(
+    table: &mut Table,
+    request: &protocol::Request,
+    mutation: Option<Mutation>,
+    step: &mut Step<'_>,
+) -> protocol::Reply {
+    use protocol::{Reply, Request};
+    match request {
+        Request::Acquire(request) => Reply::Acquire(table.acquire(request, step)),
+        Request::Poll(hold) => Reply::Poll(table.poll(hold, step)),
+        Request::Release(release) => Reply::Release(table.release(release, step)),
+        Request::Abandon(hold) => {
+            table.abandon(hold, step);
+            Reply::Abandoned
+        }
+        Request::Convert(hold) => Reply::Convert(table.convert(hold, step)),
+        Request::Renew(renewal) => match table.renew(renewal, step.now) {
+            RenewReply::Renewed { .. } if mutation == Some(Mutation::RenewalShortens) => {
+                table.shorten(&renewal.hold, renewal.lease, step.now);
+                Reply::Renew(RenewReply::Renewed { ttl: renewal.lease })
+            }
+            reply => Reply::Renew(reply),
+        },
+    }
+}
+
+fn execute_all(table: &mut Table, requests: &[KeyRequest], step: &mut Step<'_>) -> AcquireAllReply {
+    let requests: Vec<_> = requests
+        .iter()
+        .map(|request| KeyRequest {
+            if_busy: IfBusy::Refuse,
+            ..request.clone()
+        })
+        .collect();
+    for (index, request) in requests.iter().enumerate() {
+        if let Some(reply) = table.verdict(request, step) {
+            if let AcquireReply::Granted(_) = reply {
+                continue;
+            }
+            return AcquireAllReply::Refused { index, reply };
+        }
+    }
+    let grants: Vec<Grant> = requests
+        .iter()
+        .map(|request| match table.acquire(request, step) {
+            AcquireReply::Granted(grant) => grant,
+            reply => panic!("free a moment ago: {reply:?}"),
+        })
+        .collect();
+    AcquireAllReply::Granted(grants)
+}
