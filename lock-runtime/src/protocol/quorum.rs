@@ -250,6 +250,8 @@ impl Session {
             self.servers[server].replied(answer.error(), cx.now);
             if let Some(round) = self.rounds.get_mut(&token.stem()) {
                 round.replied(server, token, exchange, answer, sent, cx);
+                // No later step may follow, if the request that made this call is over.
+                self.abandon_unused(token.stem(), cx);
             }
             return;
         }

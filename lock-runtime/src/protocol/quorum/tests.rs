@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Cx, Output, Reply, ServerReply, ServerRequest, Session, Step};
+use super::{Cx, Output, Reply, Send, ServerReply, ServerRequest, Session, Step};
 use crate::{
     fence::FencingToken,
     key::LockKey,
     spec::Mode,
     store::{
-        AcquireReply, Grant, Hold, IfBusy, KeyRequest, RenewReply, Renewal, StoreError, Token,
+        AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, RenewReply, Renewal, StoreError,
+        Token,
     },
 };
 
@@ -78,7 +79,7 @@ fn renewal_of_an_abandoned_alias_does_not_count() {
     assert_eq!(out.abandonments.len(), 1);
     assert!(matches!(
         out.background[..],
-        [super::Send {
+        [Send {
             request: ServerRequest::Acquire(..),
             ..
         }]
@@ -101,4 +102,74 @@ fn renewal_of_an_abandoned_alias_does_not_count() {
         panic!("{step:?}")
     };
     assert!(replies[0].is_err(), "{replies:?}");
+}
+
+/// The reply of a server arrives after the request that has polled it: the server no longer knows
+/// the alias as it was polled. A duplicate of the conversion that followed may have made a reader of
+/// it, so it is abandoned at once: the release that follows does not know it any more.
+#[test]
+fn an_alias_that_is_gone_is_abandoned_without_a_further_step() {
+    let (now, key) = (Instant::now(), LockKey::new("a").unwrap());
+    let mut session = Session::new(["a", "b", "c"].map(String::from));
+    let hold = Hold::new(key, Mode::Exclusive, Token::random());
+    let request = KeyRequest {
+        if_busy: IfBusy::Queue,
+        ..KeyRequest::new(hold.clone(), LEASE, now + LEASE)
+    };
+    let (id, out) = visit(&mut session, now, |session, cx| {
+        session.acquire(&request, cx)
+    });
+    let coordinator = out.sends[0].ticket.server;
+    let grant = Grant::new(FencingToken::new(7).unwrap(), LEASE);
+    let queued = AcquireReply::Queued {
+        counter: None,
+        holder_ttl: Some(LEASE),
+    };
+    let busy = AcquireReply::Busy {
+        holder_ttl: Some(LEASE),
+        has_waiters: false,
+    };
+    let replies = |session: &mut Session, send: Send, reply| {
+        let replied = visit(session, now, |session, cx| {
+            session.replied(send.ticket, Ok(reply), cx);
+        });
+        replied.1.abandonments.len()
+    };
+    for send in out.sends {
+        let is_coordinator = send.ticket.server == coordinator;
+        let reply = if is_coordinator { queued } else { busy };
+        replies(&mut session, send, ServerReply::Acquire(reply));
+    }
+    visit(&mut session, now, |session, cx| session.step(id, cx));
+    assert!(session.pushed(coordinator, hold.token, grant));
+
+    // The coordinator holds the lock, and the other two queue the alias.
+    let (id, out) = visit(&mut session, now, |session, cx| session.poll(&hold, cx));
+    let mut aliases = Vec::new();
+    for send in out.sends {
+        let reply = match &send.request {
+            ServerRequest::Acquire(request, _) => {
+                aliases.push((send.ticket.server, request.hold.token));
+                ServerReply::Acquire(queued)
+            }
+            _ => ServerReply::Renew(vec![Ok(RenewReply::Renewed { ttl: LEASE })]),
+        };
+        replies(&mut session, send, reply);
+    }
+    visit(&mut session, now, |session, cx| session.step(id, cx));
+    let (server, alias) = aliases[0];
+    assert!(session.pushed(server, alias, grant));
+
+    // One more of them grants it. The reply of the last one is late.
+    let (id, out) = visit(&mut session, now, |session, cx| session.poll(&hold, cx));
+    let (late, timely): (Vec<_>, Vec<_>) =
+        (out.sends.into_iter()).partition(|send| matches!(send.request, ServerRequest::Poll(_)));
+    for send in timely {
+        let renewed = ServerReply::Renew(vec![Ok(RenewReply::Renewed { ttl: LEASE })]);
+        replies(&mut session, send, renewed);
+    }
+    visit(&mut session, now, |session, cx| session.step(id, cx));
+    let [late] = late.try_into().unwrap();
+    let gone = ServerReply::Poll(PollReply::Gone);
+    assert_eq!(replies(&mut session, late, gone), 1);
 }
