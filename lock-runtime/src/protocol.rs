@@ -30,7 +30,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 pub(crate) use self::{
-    abandon::{Abandonment, Ending, Progress},
+    abandon::{Abandonment, Ending, Latest},
     acquire::{Refused, SHORTEST_CALL, STRAGGLE, Step},
     convert::ConvertError,
     held::{DueRenewal, ExtendError, Granted},

@@ -50,13 +50,19 @@ pub(crate) struct Abandonment {
 
 /// The consequence of a reply.
 #[derive(Debug)]
-pub(crate) enum Progress {
-    /// The next call is due at this instant. The store has executed the latest one if `confirmed`.
-    Next { at: Instant, confirmed: bool },
-    /// The same, after a first call that is no longer repeated because of this error.
-    GaveUpFirst { at: Instant, error: StoreError },
-    /// No further call is needed.
-    Done,
+pub(crate) struct Progress {
+    /// When the next call is due. `None` if no further call is needed.
+    pub(crate) next: Option<Instant>,
+    pub(crate) latest: Latest,
+}
+
+/// The state of the hold that the latest call was to end.
+#[derive(Debug)]
+pub(crate) enum Latest {
+    /// The store has executed the call.
+    Confirmed,
+    /// The call is repeated.
+    Unconfirmed,
     /// The lease has expired, or the store refuses the call.
     GaveUp(StoreError),
 }
@@ -133,33 +139,30 @@ impl Abandonment {
         jitter: f64,
         now: Instant,
     ) -> Progress {
-        match (reply, self.straggler_until) {
-            (Ok(_), Some(deadline)) if self.sent <= deadline => {
-                self.next(deadline + Duration::from_millis(1), true)
+        let latest = match reply {
+            Ok(_) => Latest::Confirmed,
+            Err(error) if error.is_transient() && now < self.give_up_at => Latest::Unconfirmed,
+            Err(error) => Latest::GaveUp(error),
+        };
+        self.due = match (&latest, self.straggler_until) {
+            (Latest::Confirmed, Some(deadline)) if self.sent <= deadline => {
+                Some(deadline + Duration::from_millis(1))
             }
-            (Err(error), _) if error.is_transient() && now < self.give_up_at => {
+            (Latest::Unconfirmed, _) => {
                 let pause = self.pause.mul_f64(0.5 + 0.5 * jitter);
                 self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-                self.next(now + pause, false)
+                Some(now + pause)
             }
-            (reply, _) => match (self.afterwards.take(), reply) {
-                // From now on the release that named the next holder has no effect if it is
-                // executed late.
-                (Some((ending, lease)), reply) => {
-                    *self = Self::new(ending, lease, None, self.timeout, now);
-                    match reply {
-                        Ok(_) => self.next(now, true),
-                        Err(error) => Progress::GaveUpFirst { at: now, error },
-                    }
-                }
-                (None, Ok(_)) => Progress::Done,
-                (None, Err(error)) => Progress::GaveUp(error),
-            },
+            // From now on the release that named the next holder has no effect if it is executed
+            // late.
+            _ => self.afterwards.take().map(|(ending, lease)| {
+                *self = Self::new(ending, lease, None, self.timeout, now);
+                now
+            }),
+        };
+        Progress {
+            next: self.due,
+            latest,
         }
-    }
-
-    fn next(&mut self, at: Instant, confirmed: bool) -> Progress {
-        self.due = Some(at);
-        Progress::Next { at, confirmed }
     }
 }
