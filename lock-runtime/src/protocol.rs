@@ -29,6 +29,8 @@ use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+#[cfg(test)]
+pub(crate) use self::several::Together;
 pub(crate) use self::{
     abandon::{Abandonment, Ending, Latest},
     acquire::{Refused, SHORTEST_CALL, STRAGGLE, Step},
@@ -38,7 +40,7 @@ pub(crate) use self::{
     queue::Refusal,
     reenter::may_enter,
     release::{ReleaseError, ReleaseStep, Released},
-    several::{AllStep, Together},
+    several::AllStep,
 };
 use self::{
     acquire::Acquisition,
@@ -209,7 +211,7 @@ impl Cx<'_> {
 }
 
 /// The limits on the requests that wait in this process.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WaiterLimits {
     /// The limit for each lock, not counting the head of its queue.
     pub(crate) per_key: usize,
@@ -225,6 +227,7 @@ pub(crate) enum Job {
 
 /// The state of one client: its requests, its held locks and its background calls.
 #[cfg_attr(test, derive(Clone))]
+#[derive(Default)]
 pub(crate) struct Session {
     limits: WaiterLimits,
     /// The wait queues, by kind and key.
@@ -248,18 +251,7 @@ impl Session {
     pub(crate) fn new(limits: WaiterLimits) -> Self {
         Self {
             limits,
-            by_key: Default::default(),
-            queues: Slab::default(),
-            acquisitions: Slab::default(),
-            waiting: 0,
-            held: Slab::default(),
-            conversions: Slab::default(),
-            releases: Slab::default(),
-            abandonments: Slab::default(),
-            leases: Schedule::default(),
-            jobs: Schedule::default(),
-            data_lost_at: None,
-            closed: false,
+            ..Self::default()
         }
     }
 
@@ -382,7 +374,10 @@ impl Session {
             || self.held.iter().any(|(_, held)| held.hold.token == token)
             || self.releases.iter().any(|(_, it)| it.knows(token))
             || self.abandonments.iter().any(|(_, it)| in_abandonment(it))
-            || self.converts(token)
+            || self
+                .conversions
+                .iter()
+                .any(|(_, it)| it.writer.hold.token == token)
     }
 
     /// Returns the locks that are certain to be held at `now`, each with the end of its validity.

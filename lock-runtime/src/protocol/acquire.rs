@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{
     AcquireId, Cx, Mutation, Note, QueueId, Session,
-    entry::{Claim, Proven, QueueEntry},
+    entry::{Claim, QueueEntry},
     handoff::MAX_HANDOFFS,
     held::Granted,
     message::{Call, Request},
@@ -34,7 +34,7 @@ pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_millis(100);
 
 /// The next step of a task that waits for a lock.
 #[derive(Debug)]
-pub(crate) enum Step {
+pub(crate) enum Step<G = Granted> {
     /// Make this call, and pass its answer to [`Session::replied`].
     Call(Call),
     /// The same, but call [`Session::resume`] whenever the task is woken, and drop the call for
@@ -44,7 +44,7 @@ pub(crate) enum Step {
     /// goes on.
     Wait(Instant),
     /// The request is over.
-    Done(Result<Granted, Refused>),
+    Done(Result<G, Refused>),
 }
 
 /// The reason why a request was not granted.
@@ -362,10 +362,10 @@ impl Session {
             let proven = entry.proven();
             // The entry may be that of an earlier waiter. Its grant is then older than grants
             // that other holders got before this waiter came; a poll draws a larger fencing token.
-            let is_outdated = proven.is_some_and(|proven| {
-                claim.mode != Mode::Exclusive && proven.as_of < acquisition.entered
+            let is_outdated = proven.is_some_and(|(_, as_of)| {
+                claim.mode != Mode::Exclusive && as_of < acquisition.entered
             }) && !cx.breaks(Mutation::ReaderTakesOldGrant);
-            if let (Some(Proven { grant, as_of }), false) = (proven, is_outdated) {
+            if let (Some((grant, as_of)), false) = (proven, is_outdated) {
                 return self.granted(id, token, grant, as_of, cx);
             }
             if !is_outdated {

@@ -19,7 +19,7 @@ use crate::{
 /// An unconfirmed conversion of a writer to a reader.
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Conversion {
-    writer: Held,
+    pub(super) writer: Held,
     sent: Instant,
 }
 
@@ -110,13 +110,5 @@ impl Session {
             let keep_for = writer.left_to_hold(cx.now);
             self.give_up_converted(writer.hold, keep_for, writer.longest_lease, cx);
         }
-    }
-
-    /// Returns whether a conversion in flight uses the token.
-    #[cfg(test)]
-    pub(super) fn converts(&self, token: crate::store::Token) -> bool {
-        self.conversions
-            .iter()
-            .any(|(_, conversion)| conversion.writer.hold.token == token)
     }
 }
