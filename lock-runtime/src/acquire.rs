@@ -388,19 +388,17 @@ fn error_of(
 /// The error of a request whose wait has ended.
 fn timed_out(last: Refusal, key: &LockKey, waited: Duration) -> LockError {
     tracing::debug!(%key, ?waited, "wait timed out");
-    let timed_out = |holder_ttl, hint| {
-        let message = format!("still held after waiting for {waited:.1?}{hint}");
-        LockError::new(LockErrorKind::WaitTimeout, message)
-            .with_key(key)
-            .with_retry_after(holder_ttl)
-    };
-    match last {
-        Refusal::None => timed_out(None, ""),
-        Refusal::Busy(None) => timed_out(
+    let (holder_ttl, hint) = match last {
+        Refusal::None => (None, ""),
+        Refusal::Busy(None) => (
             None,
             ", by a holder without an expiry; `revoke` with `AlsoEndless` frees it",
         ),
-        Refusal::Busy(holder_ttl) => timed_out(holder_ttl, ""),
-        Refusal::Unavailable(error) => LockError::from_store(error).with_key(key),
-    }
+        Refusal::Busy(holder_ttl) => (holder_ttl, ""),
+        Refusal::Unavailable(error) => return LockError::from_store(error).with_key(key),
+    };
+    let message = format!("still held after waiting for {waited:.1?}{hint}");
+    LockError::new(LockErrorKind::WaitTimeout, message)
+        .with_key(key)
+        .with_retry_after(holder_ttl)
 }

@@ -284,12 +284,14 @@ impl Session {
 
     /// Returns whether a release or an abandonment of this token is pending.
     fn is_abandoned(&self, token: Token) -> bool {
-        let mut abandonments = self.abandonments.iter();
-        abandonments.any(|(_, abandonment)| abandonment.hold().token == token)
-            || self
-                .releases
-                .iter()
-                .any(|(_, releasing)| releasing.is_background() && releasing.hold().token == token)
+        let mut abandoned = self.abandonments.iter().map(|(_, it)| it.hold());
+        let mut released = self.background_releases().map(Releasing::hold);
+        abandoned.any(|hold| hold.token == token) || released.any(|hold| hold.token == token)
+    }
+
+    fn background_releases(&self) -> impl Iterator<Item = &Releasing> {
+        let releases = self.releases.iter().map(|(_, releasing)| releasing);
+        releases.filter(|releasing| releasing.is_background())
     }
 
     /// Handles a store that may have lost data and push messages. Locks are no longer handed off
@@ -347,11 +349,7 @@ impl Session {
 
     /// Returns whether no background call is left.
     pub(crate) fn is_drained(&self) -> bool {
-        self.abandonments.is_empty()
-            && !self
-                .releases
-                .iter()
-                .any(|(_, releasing)| releasing.is_background())
+        self.abandonments.is_empty() && self.background_releases().next().is_none()
     }
 }
 

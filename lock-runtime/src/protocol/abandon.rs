@@ -48,14 +48,6 @@ pub(crate) struct Abandonment {
     sent: Instant,
 }
 
-/// The consequence of a reply.
-#[derive(Debug)]
-pub(crate) struct Progress {
-    /// When the next call is due. `None` if no further call is needed.
-    pub(crate) next: Option<Instant>,
-    pub(crate) latest: Latest,
-}
-
 /// The state of the hold that the latest call was to end.
 #[derive(Debug)]
 pub(crate) enum Latest {
@@ -132,13 +124,14 @@ impl Abandonment {
         Call::new(request, self.timeout)
     }
 
-    /// Records the reply to the latest call. `jitter` in 0..1 spreads the retries after an outage.
+    /// Records the reply to the latest call. `jitter` in 0..1 spreads the retries after an
+    /// outage. No further call is needed if none is [`due`](Self::due) then.
     pub(crate) fn replied<T>(
         &mut self,
         reply: Result<T, StoreError>,
         jitter: f64,
         now: Instant,
-    ) -> Progress {
+    ) -> Latest {
         let latest = match reply {
             Ok(_) => Latest::Confirmed,
             Err(error) if error.is_transient() && now < self.give_up_at => Latest::Unconfirmed,
@@ -160,9 +153,6 @@ impl Abandonment {
                 now
             }),
         };
-        Progress {
-            next: self.due,
-            latest,
-        }
+        latest
     }
 }

@@ -76,10 +76,9 @@ pub(crate) struct Acquisition {
     in_flight: Option<Attempt>,
     /// The error of the first attempt of a request that does not wait.
     first_error: Option<StoreError>,
-    /// The store refused the attempt outside of the queue.
-    was_refused: bool,
-    /// It was the head of the queue from the start.
-    pub(super) was_first: bool,
+    /// The store refused the attempt outside of the queue, or others waited when it entered the
+    /// queue.
+    pub(super) contended: bool,
     /// The time at which it entered its queue.
     entered: Instant,
     /// The wait queue, once the request has entered it.
@@ -204,8 +203,7 @@ impl Session {
             until,
             in_flight: None,
             first_error: None,
-            was_refused: false,
-            was_first: true,
+            contended: false,
             entered: cx.now,
             queue: None,
             ticket: 0,

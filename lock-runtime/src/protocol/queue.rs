@@ -317,7 +317,7 @@ impl Session {
         queue.push(id, &mut self.acquisitions);
         let acquisition = &mut self.acquisitions[id];
         acquisition.queue = Some(queue_id);
-        acquisition.was_first = is_first;
+        acquisition.contended |= !is_first;
         Ok(is_first)
     }
 

@@ -400,12 +400,12 @@ impl Session {
             return;
         };
         let (hold, is_release) = (abandonment.hold().clone(), abandonment.is_release());
-        let progress = abandonment.replied(answer, cx.fraction(), cx.now);
-        match progress.next {
+        let latest = abandonment.replied(answer, cx.fraction(), cx.now);
+        match abandonment.due() {
             Some(at) => self.plan_job(at, Job::Abandon(id), cx),
             None => self.abandonments.discard(id),
         }
-        match progress.latest {
+        match latest {
             Latest::Unconfirmed => return,
             Latest::Confirmed if is_release => cx.debug(|| Note::Released(hold.key.clone())),
             Latest::Confirmed => {}

@@ -60,7 +60,7 @@ impl Session {
                 self.hold_granted(id, attempt.token, grant, lease, attempt.sent, cx)
             }
             Outcome::Busy(_) | Outcome::Queued { .. } if waits => {
-                acquisition.was_refused = true;
+                acquisition.contended = true;
                 self.queued_or_refused(id, cx)
             }
             Outcome::Busy(holder_ttl) | Outcome::Queued { holder_ttl, .. } => {
@@ -323,10 +323,11 @@ impl Session {
         granted: Granted,
         cx: &mut Cx<'_>,
     ) -> Step {
-        let handoff_until = self.handoff_until(granted.held);
+        let budget = self.held[granted.held].budget;
+        let handoff_until = budget.map(|budget| budget.until);
         let acquisition = &self.acquisitions[id];
         let (mode, ticket) = (acquisition.terms.mode, acquisition.ticket);
-        let mut contended = acquisition.was_refused || !acquisition.was_first;
+        let mut contended = acquisition.contended;
         if let Some(queue) = acquisition.queue {
             let queue = &mut self.queues[queue];
             contended |= queue.contended;

@@ -118,11 +118,11 @@ impl Session {
             return;
         };
         let jitter = cx.jitter();
-        let progress = abandonment.replied(reply, jitter, cx.now);
-        if progress.next.is_some() {
+        let latest = abandonment.replied(reply, jitter, cx.now);
+        if abandonment.due().is_some() {
             return;
         }
-        let over = match progress.latest {
+        let over = match latest {
             Latest::GaveUp(error) => {
                 Reply::NotAbandoned(*server, abandonment.hold().clone(), error)
             }
