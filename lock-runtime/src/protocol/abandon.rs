@@ -5,8 +5,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::message::{Call, Request};
-use crate::store::{Hold, Release, StoreError};
+use super::{
+    AbandonId, Cx, Job, Mutation, Note, Session,
+    message::{Answer, Call, Request},
+};
+use crate::{
+    spec::{DEFAULT_LEASE, call_timeout},
+    store::{Hold, Release, StoreError},
+};
 
 /// The pause after the first failure. It doubles after each further failure, up to the longest
 /// pause.
@@ -154,5 +160,59 @@ impl Abandonment {
             }),
         };
         latest
+    }
+}
+
+impl Session {
+    /// Releases a lock that no waiter takes.
+    pub(super) fn give_back(&mut self, hold: Hold, lease: Duration, cx: &mut Cx<'_>) {
+        self.end(Ending::Release(Release::new(hold)), lease, None, None, cx);
+    }
+
+    /// Abandons a token that is no longer used. `straggler_until` is the deadline of a request
+    /// whose outcome is unknown.
+    pub(super) fn abandon(
+        &mut self,
+        hold: Hold,
+        lease: Duration,
+        straggler_until: Option<Instant>,
+        cx: &mut Cx<'_>,
+    ) {
+        let straggler_until = straggler_until.filter(|_| !cx.breaks(Mutation::AbandonsOnce));
+        self.end(Ending::Abandon(hold), lease, straggler_until, None, cx);
+    }
+
+    /// Ends a hold in the background, and another one, with a lease of its own, afterwards.
+    pub(super) fn end(
+        &mut self,
+        ending: Ending,
+        lease: Duration,
+        straggler_until: Option<Instant>,
+        afterwards: Option<(Ending, Duration)>,
+        cx: &mut Cx<'_>,
+    ) {
+        let timeout = call_timeout(DEFAULT_LEASE);
+        let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
+        let id = self.abandonments.insert(abandonment.then(afterwards));
+        self.plan_job(cx.now, Job::Abandon(id), cx);
+    }
+
+    pub(super) fn abandon_replied(&mut self, id: AbandonId, answer: Answer, cx: &mut Cx<'_>) {
+        let Some(abandonment) = self.abandonments.get_mut(id) else {
+            return;
+        };
+        let (hold, is_release) = (abandonment.hold().clone(), abandonment.is_release());
+        let latest = abandonment.replied(answer, cx.fraction(), cx.now);
+        match abandonment.due() {
+            Some(at) => self.plan_job(at, Job::Abandon(id), cx),
+            None => self.abandonments.discard(id),
+        }
+        match latest {
+            Latest::Unconfirmed => return,
+            Latest::Confirmed if is_release => cx.debug(|| Note::Released(hold.key.clone())),
+            Latest::Confirmed => {}
+            Latest::GaveUp(error) => cx.note(|| Note::GaveUp(hold.clone(), error)),
+        }
+        self.freed(hold.mode.kind(), &hold.key, cx);
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    AbandonId, Cx, HeldId, Job, Mutation, Note, ReleaseId, Session,
-    abandon::{Abandonment, Ending, Latest},
+    Cx, HeldId, Job, Mutation, Note, ReleaseId, Session,
+    abandon::{Abandonment, Ending},
     handoff::{Budget, Handoff, MAX_HANDOFFS},
     held::Held,
     lease::Lease,
@@ -299,59 +299,7 @@ impl Session {
         }
     }
 
-    /// Releases a lock that no waiter takes.
-    pub(super) fn give_back(&mut self, hold: Hold, lease: Duration, cx: &mut Cx<'_>) {
-        self.end(Ending::Release(Release::new(hold)), lease, None, None, cx);
-    }
-
-    /// Ends a writer that a delayed conversion may make a reader, first as a writer and then as a
-    /// reader: once the writer is gone, the conversion has no effect. The lock stays reserved for
-    /// `keep_for`.
-    pub(super) fn give_up_converted(
-        &mut self,
-        writer: Hold,
-        keep_for: Option<Duration>,
-        lease: Duration,
-        cx: &mut Cx<'_>,
-    ) {
-        let reader = Hold::new(writer.key.clone(), Mode::Shared, writer.token);
-        let ending = |hold| match keep_for {
-            None => Ending::Abandon(hold),
-            keep_for => Ending::Release(Release::new(hold).keep_for(keep_for)),
-        };
-        let afterwards = Some((ending(reader), lease));
-        self.end(ending(writer), lease, None, afterwards, cx);
-    }
-
-    /// Abandons a token that is no longer used. `straggler_until` is the deadline of a request
-    /// whose outcome is unknown.
-    pub(super) fn abandon(
-        &mut self,
-        hold: Hold,
-        lease: Duration,
-        straggler_until: Option<Instant>,
-        cx: &mut Cx<'_>,
-    ) {
-        let straggler_until = straggler_until.filter(|_| !cx.breaks(Mutation::AbandonsOnce));
-        self.end(Ending::Abandon(hold), lease, straggler_until, None, cx);
-    }
-
-    /// Ends a hold in the background, and another one, with a lease of its own, afterwards.
-    fn end(
-        &mut self,
-        ending: Ending,
-        lease: Duration,
-        straggler_until: Option<Instant>,
-        afterwards: Option<(Ending, Duration)>,
-        cx: &mut Cx<'_>,
-    ) {
-        let timeout = call_timeout(DEFAULT_LEASE);
-        let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
-        let id = self.abandonments.insert(abandonment.then(afterwards));
-        self.plan_job(cx.now, Job::Abandon(id), cx);
-    }
-
-    fn plan_job(&mut self, at: Instant, job: Job, cx: &mut Cx<'_>) {
+    pub(super) fn plan_job(&mut self, at: Instant, job: Job, cx: &mut Cx<'_>) {
         let Self {
             jobs,
             releases,
@@ -393,25 +341,6 @@ impl Session {
             }
             Job::Abandon(id) => self.abandon_replied(id, answer, cx),
         }
-    }
-
-    fn abandon_replied(&mut self, id: AbandonId, answer: Answer, cx: &mut Cx<'_>) {
-        let Some(abandonment) = self.abandonments.get_mut(id) else {
-            return;
-        };
-        let (hold, is_release) = (abandonment.hold().clone(), abandonment.is_release());
-        let latest = abandonment.replied(answer, cx.fraction(), cx.now);
-        match abandonment.due() {
-            Some(at) => self.plan_job(at, Job::Abandon(id), cx),
-            None => self.abandonments.discard(id),
-        }
-        match latest {
-            Latest::Unconfirmed => return,
-            Latest::Confirmed if is_release => cx.debug(|| Note::Released(hold.key.clone())),
-            Latest::Confirmed => {}
-            Latest::GaveUp(error) => cx.note(|| Note::GaveUp(hold.clone(), error)),
-        }
-        self.freed(hold.mode.kind(), &hold.key, cx);
     }
 
     /// Plans again every background call whose answer will not arrive.
