@@ -23,8 +23,9 @@ use crate::{
     error::{LockError, LockErrorKind},
     guard::{Entries, Entry, LockGuard},
     key::LockKey,
+    on_drop::OnDrop,
     owner,
-    protocol::{AcquireId, AllStep, Call, Cx, Granted, Refusal, Refused, Step, Together},
+    protocol::{AcquireId, AllStep, Call, Cx, Granted, Refusal, Refused, Step},
     runtime,
     spec::{LockKind, Terms, Wait},
 };
@@ -158,51 +159,39 @@ impl fmt::Display for Effort {
     }
 }
 
-/// The next move of a request. As [`Step`], with the view of a granted lock.
-enum Move {
-    Call(Call),
-    CallOrWake(Call),
-    Wait(Instant),
-    Done(Result<Entry, Refused>),
-}
-
-/// A request that the session knows. When dropped before its end, it is cancelled.
+/// A request that the session knows.
 struct Pending<'a> {
     core: &'a Arc<Core>,
     key: &'a LockKey,
     terms: &'a Terms,
     id: AcquireId,
-    is_over: bool,
-}
-
-impl Drop for Pending<'_> {
-    fn drop(&mut self) {
-        if !self.is_over {
-            self.core.visit(|state, cx| {
-                state.discard_waker(self.id);
-                state.session.cancel(self.id, cx);
-            });
-        }
-    }
 }
 
 impl Pending<'_> {
     /// Passes one input to the session.
-    fn input(&self, input: impl FnOnce(&mut State, &mut Cx<'_>) -> Step) -> Move {
+    fn input(&self, input: impl FnOnce(&mut State, &mut Cx<'_>) -> Step) -> Step<Entry> {
         self.core.visit(|state, cx| {
             let step = input(state, cx);
-            next_move(state, self.core, self.key, self.terms, step)
+            with_guard(state, self.core, self.key, self.terms, step)
         })
     }
 
+    /// Ends a request whose future is dropped before its end.
+    fn cancel(&self) {
+        self.core.visit(|state, cx| {
+            state.discard_waker(self.id);
+            state.session.cancel(self.id, cx);
+        });
+    }
+
     /// Makes a call and passes its answer to the session.
-    async fn call(&self, call: Call) -> Move {
+    async fn call(&self, call: Call) -> Step<Entry> {
         let answer = perform(&*self.core.store, &call).await;
         self.input(|state, cx| state.session.replied(self.id, answer, cx))
     }
 
     /// Returns the next move of a task that was woken. If there is none, registers the task.
-    fn resume(&self, cx: &Context<'_>) -> Move {
+    fn resume(&self, cx: &Context<'_>) -> Step<Entry> {
         self.input(|state, session_cx| {
             let step = state.session.resume(self.id, session_cx);
             match step {
@@ -214,12 +203,12 @@ impl Pending<'_> {
     }
 
     /// Waits for the next move.
-    async fn wait(&self, at: Instant) -> Move {
+    async fn wait(&self, at: Instant) -> Step<Entry> {
         let mut alarm = pin!(sleep_until(at));
         poll_fn(|cx| {
             loop {
                 match self.resume(cx) {
-                    Move::Wait(at) => {
+                    Step::Wait(at) => {
                         if alarm.deadline() != at {
                             alarm.as_mut().reset(at);
                         }
@@ -235,11 +224,11 @@ impl Pending<'_> {
     }
 
     /// Makes a call that a wake-up may end.
-    async fn call_or_wake(&self, call: Call) -> Move {
+    async fn call_or_wake(&self, call: Call) -> Step<Entry> {
         let mut calling = pin!(perform(&*self.core.store, &call));
         let answer = poll_fn(|cx| {
             match self.resume(cx) {
-                Move::Wait(_) => {}
+                Step::Wait(_) => {}
                 next => return Poll::Ready(Err(next)),
             }
             calling.as_mut().poll(cx).map(Ok)
@@ -254,22 +243,22 @@ impl Pending<'_> {
     }
 }
 
-fn next_move(
+/// Returns the step with the first guard of a lock that was granted.
+fn with_guard(
     state: &mut State,
     core: &Arc<Core>,
     key: &LockKey,
     terms: &Terms,
     step: Step,
-) -> Move {
+) -> Step<Entry> {
     match step {
-        Step::Call(call) => Move::Call(call),
-        Step::CallOrWake(call) => Move::CallOrWake(call),
-        Step::Wait(at) => Move::Wait(at),
-        Step::Done(Err(refused)) => Move::Done(Err(refused)),
-        Step::Done(Ok(granted)) => {
+        Step::Call(call) => Step::Call(call),
+        Step::CallOrWake(call) => Step::CallOrWake(call),
+        Step::Wait(at) => Step::Wait(at),
+        Step::Done(outcome) => Step::Done(outcome.map(|granted| {
             let view = state.add_view(core, key, terms.mode, &granted);
-            Move::Done(Ok(Entry::first(view, granted.contended)))
-        }
+            Entry::first(view, granted.contended)
+        })),
     }
 }
 
@@ -282,30 +271,30 @@ async fn acquire_one(
 ) -> Result<Entry, LockError> {
     let begun = core.visit_at(now, |state, cx| {
         let (id, step) = state.session.begin(key, terms, effort.since, cx)?;
-        Ok((id, next_move(state, core, key, terms, step)))
+        Ok((id, with_guard(state, core, key, terms, step)))
     });
     let (id, mut next) = begun.map_err(|refused| error_of(core, key, terms, effort, refused))?;
-    let mut pending = Pending {
+    let pending = Pending {
         core,
         key,
         terms,
         id,
-        is_over: false,
     };
+    let cancels = OnDrop::new(|| pending.cancel());
     loop {
         next = match next {
-            Move::Call(call) => {
+            Step::Call(call) => {
                 effort.attempt();
                 pending.call(call).await
             }
             // Boxed: these are rare, and would enlarge the future of every waiter.
-            Move::CallOrWake(call) => {
+            Step::CallOrWake(call) => {
                 effort.attempt();
                 Box::pin(pending.call_or_wake(call)).await
             }
-            Move::Wait(at) => pending.wait(at).await,
-            Move::Done(outcome) => {
-                pending.is_over = true;
+            Step::Wait(at) => pending.wait(at).await,
+            Step::Done(outcome) => {
+                cancels.disarm();
                 let entry =
                     outcome.map_err(|refused| error_of(core, key, terms, effort, refused))?;
                 tracing::debug!(
@@ -320,22 +309,6 @@ async fn acquire_one(
     }
 }
 
-/// Requests for several keys that are made in one call. When dropped before their end, they are
-/// cancelled.
-struct PendingAll<'a> {
-    core: &'a Arc<Core>,
-    together: Together,
-}
-
-impl Drop for PendingAll<'_> {
-    fn drop(&mut self) {
-        if !self.together.is_empty() {
-            self.core
-                .visit(|state, cx| state.session.cancel_all(&self.together, cx));
-        }
-    }
-}
-
 /// Acquires all keys or none, in one call.
 async fn acquire_together(
     core: &Arc<Core>,
@@ -347,14 +320,13 @@ async fn acquire_together(
         |(index, refused): (usize, Refused)| error_of(core, &keys[index], terms, effort, refused);
     let begun = core.visit(|state, cx| state.session.begin_all(keys, terms, effort.since, cx));
     let (together, mut requests) = begun.map_err(refused)?;
-    let mut pending = PendingAll { core, together };
+    let cancels = OnDrop::new(|| core.visit(|state, cx| state.session.cancel_all(&together, cx)));
     let outcome = loop {
         effort.attempt();
         let reply = core.store.acquire_all(&requests);
         let answer = within(terms.call_timeout(), reply).await;
-        let together = &pending.together;
         let next = core.visit(|state, cx| {
-            match state.session.all_replied(together, answer, cx) {
+            match state.session.all_replied(&together, answer, cx) {
                 AllStep::Call(requests) => Ok(requests),
                 // The views exist before a loss can be reported to them.
                 AllStep::Done(outcome) => Err(outcome.map(|granted| {
@@ -371,7 +343,7 @@ async fn acquire_together(
             Err(outcome) => break outcome,
         }
     };
-    pending.together.clear();
+    cancels.disarm();
     let entries = outcome.map_err(refused)?;
     for (key, entry) in keys.iter().zip(&entries) {
         tracing::debug!(%key, fence = %entry.fence(), "acquired");
@@ -416,19 +388,17 @@ fn error_of(
 /// The error of a request whose wait has ended.
 fn timed_out(last: Refusal, key: &LockKey, waited: Duration) -> LockError {
     tracing::debug!(%key, ?waited, "wait timed out");
-    let timed_out = |holder_ttl, hint| {
-        let message = format!("still held after waiting for {waited:.1?}{hint}");
-        LockError::new(LockErrorKind::WaitTimeout, message)
-            .with_key(key)
-            .with_retry_after(holder_ttl)
-    };
-    match last {
-        Refusal::None => timed_out(None, ""),
-        Refusal::Busy(None) => timed_out(
+    let (holder_ttl, hint) = match last {
+        Refusal::None => (None, ""),
+        Refusal::Busy(None) => (
             None,
             ", by a holder without an expiry; `revoke` with `AlsoEndless` frees it",
         ),
-        Refusal::Busy(holder_ttl) => timed_out(holder_ttl, ""),
-        Refusal::Unavailable(error) => LockError::from_store(error).with_key(key),
-    }
+        Refusal::Busy(holder_ttl) => (holder_ttl, ""),
+        Refusal::Unavailable(error) => return LockError::from_store(error).with_key(key),
+    };
+    let message = format!("still held after waiting for {waited:.1?}{hint}");
+    LockError::new(LockErrorKind::WaitTimeout, message)
+        .with_key(key)
+        .with_retry_after(holder_ttl)
 }

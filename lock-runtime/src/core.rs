@@ -44,6 +44,7 @@ pub(crate) struct Core {
 }
 
 /// The session, and the parts of its users that it refers to by number.
+#[derive(Default)]
 pub(crate) struct State {
     pub(crate) session: Session,
     /// The wakers of waiting requests, by the slot of their acquisitions.
@@ -87,11 +88,7 @@ impl Core {
             defaults,
             state: Mutex::new(State {
                 session: Session::new(waiters),
-                wakers: Vec::new(),
-                discarded: Vec::new(),
-                views: Vec::new(),
-                driver_runs: false,
-                orphaned: false,
+                ..State::default()
             }),
             work: Notify::new(),
             changed: Notify::new(),

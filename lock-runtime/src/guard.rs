@@ -17,12 +17,12 @@ use smallvec::{SmallVec, smallvec};
 pub use self::release::ReleaseFuture;
 use crate::{
     call::perform,
-    core::Core,
     error::{LockError, LockErrorKind},
     fence::FencingToken,
     key::LockKey,
+    on_drop::OnDrop,
     owner::{Frame, ScopeFuture},
-    protocol::{ConversionId, ConvertError},
+    protocol::ConvertError,
     runtime,
     spec::{MAX_LEASE, MIN_LEASE, Mode},
     view::View,
@@ -237,9 +237,11 @@ impl Entry {
             Err(error) => Err(error),
             Ok((id, call)) => {
                 self.has_left = true;
-                let mut converting = Converting { core, id: Some(id) };
+                let given_up = OnDrop::new(|| {
+                    core.visit(|state, cx| state.session.convert_dropped(id, cx));
+                });
                 let answer = perform(&*core.store, &call).await;
-                converting.id = None;
+                given_up.disarm();
                 core.visit(|state, cx| {
                     let granted = state.session.convert_replied(id, answer, cx)?;
                     Ok(state.add_view(core, key, Mode::Shared, &granted))
@@ -267,21 +269,6 @@ impl Drop for Entry {
             self.view
                 .core()
                 .visit(|state, cx| state.session.guard_dropped(self.view.id(), cx));
-        }
-    }
-}
-
-/// A conversion whose outcome the session awaits. When dropped, it is given up in the background.
-struct Converting<'a> {
-    core: &'a Arc<Core>,
-    id: Option<ConversionId>,
-}
-
-impl Drop for Converting<'_> {
-    fn drop(&mut self) {
-        if let Some(id) = self.id {
-            self.core
-                .visit(|state, cx| state.session.convert_dropped(id, cx));
         }
     }
 }

@@ -60,6 +60,7 @@ mod error;
 mod fence;
 mod guard;
 mod key;
+mod on_drop;
 mod options;
 mod owner;
 mod protocol;

@@ -29,8 +29,10 @@ use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+#[cfg(test)]
+pub(crate) use self::several::Together;
 pub(crate) use self::{
-    abandon::{Abandonment, Ending, Progress},
+    abandon::{Abandonment, Ending, Latest},
     acquire::{Refused, SHORTEST_CALL, STRAGGLE, Step},
     convert::ConvertError,
     held::{DueRenewal, ExtendError, Granted},
@@ -38,7 +40,7 @@ pub(crate) use self::{
     queue::Refusal,
     reenter::may_enter,
     release::{ReleaseError, ReleaseStep, Released},
-    several::{AllStep, Together},
+    several::AllStep,
 };
 use self::{
     acquire::Acquisition,
@@ -209,7 +211,7 @@ impl Cx<'_> {
 }
 
 /// The limits on the requests that wait in this process.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WaiterLimits {
     /// The limit for each lock, not counting the head of its queue.
     pub(crate) per_key: usize,
@@ -225,6 +227,7 @@ pub(crate) enum Job {
 
 /// The state of one client: its requests, its held locks and its background calls.
 #[cfg_attr(test, derive(Clone))]
+#[derive(Default)]
 pub(crate) struct Session {
     limits: WaiterLimits,
     /// The wait queues, by kind and key.
@@ -248,18 +251,7 @@ impl Session {
     pub(crate) fn new(limits: WaiterLimits) -> Self {
         Self {
             limits,
-            by_key: Default::default(),
-            queues: Slab::default(),
-            acquisitions: Slab::default(),
-            waiting: 0,
-            held: Slab::default(),
-            conversions: Slab::default(),
-            releases: Slab::default(),
-            abandonments: Slab::default(),
-            leases: Schedule::default(),
-            jobs: Schedule::default(),
-            data_lost_at: None,
-            closed: false,
+            ..Self::default()
         }
     }
 
@@ -292,12 +284,14 @@ impl Session {
 
     /// Returns whether a release or an abandonment of this token is pending.
     fn is_abandoned(&self, token: Token) -> bool {
-        let mut abandonments = self.abandonments.iter();
-        abandonments.any(|(_, abandonment)| abandonment.hold().token == token)
-            || self
-                .releases
-                .iter()
-                .any(|(_, releasing)| releasing.is_background() && releasing.hold().token == token)
+        let mut abandoned = self.abandonments.iter().map(|(_, it)| it.hold());
+        let mut released = self.background_releases().map(Releasing::hold);
+        abandoned.any(|hold| hold.token == token) || released.any(|hold| hold.token == token)
+    }
+
+    fn background_releases(&self) -> impl Iterator<Item = &Releasing> {
+        let releases = self.releases.iter().map(|(_, releasing)| releasing);
+        releases.filter(|releasing| releasing.is_background())
     }
 
     /// Handles a store that may have lost data and push messages. Locks are no longer handed off
@@ -355,11 +349,7 @@ impl Session {
 
     /// Returns whether no background call is left.
     pub(crate) fn is_drained(&self) -> bool {
-        self.abandonments.is_empty()
-            && !self
-                .releases
-                .iter()
-                .any(|(_, releasing)| releasing.is_background())
+        self.abandonments.is_empty() && self.background_releases().next().is_none()
     }
 }
 
@@ -382,7 +372,10 @@ impl Session {
             || self.held.iter().any(|(_, held)| held.hold.token == token)
             || self.releases.iter().any(|(_, it)| it.knows(token))
             || self.abandonments.iter().any(|(_, it)| in_abandonment(it))
-            || self.converts(token)
+            || self
+                .conversions
+                .iter()
+                .any(|(_, it)| it.writer.hold.token == token)
     }
 
     /// Returns the locks that are certain to be held at `now`, each with the end of its validity.

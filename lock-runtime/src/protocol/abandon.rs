@@ -5,8 +5,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::message::{Call, Request};
-use crate::store::{Hold, Release, StoreError};
+use super::{
+    AbandonId, Cx, Job, Mutation, Note, Session,
+    message::{Answer, Call, Request},
+};
+use crate::{
+    spec::{DEFAULT_LEASE, call_timeout},
+    store::{Hold, Release, StoreError},
+};
 
 /// The pause after the first failure. It doubles after each further failure, up to the longest
 /// pause.
@@ -48,15 +54,13 @@ pub(crate) struct Abandonment {
     sent: Instant,
 }
 
-/// The consequence of a reply.
+/// The state of the hold that the latest call was to end.
 #[derive(Debug)]
-pub(crate) enum Progress {
-    /// The next call is due at this instant. The store has executed the latest one if `confirmed`.
-    Next { at: Instant, confirmed: bool },
-    /// The same, after a first call that is no longer repeated because of this error.
-    GaveUpFirst { at: Instant, error: StoreError },
-    /// No further call is needed.
-    Done,
+pub(crate) enum Latest {
+    /// The store has executed the call.
+    Confirmed,
+    /// The call is repeated.
+    Unconfirmed,
     /// The lease has expired, or the store refuses the call.
     GaveUp(StoreError),
 }
@@ -126,40 +130,89 @@ impl Abandonment {
         Call::new(request, self.timeout)
     }
 
-    /// Records the reply to the latest call. `jitter` in 0..1 spreads the retries after an outage.
+    /// Records the reply to the latest call. `jitter` in 0..1 spreads the retries after an
+    /// outage. No further call is needed if none is [`due`](Self::due) then.
     pub(crate) fn replied<T>(
         &mut self,
         reply: Result<T, StoreError>,
         jitter: f64,
         now: Instant,
-    ) -> Progress {
-        match (reply, self.straggler_until) {
-            (Ok(_), Some(deadline)) if self.sent <= deadline => {
-                self.next(deadline + Duration::from_millis(1), true)
+    ) -> Latest {
+        let latest = match reply {
+            Ok(_) => Latest::Confirmed,
+            Err(error) if error.is_transient() && now < self.give_up_at => Latest::Unconfirmed,
+            Err(error) => Latest::GaveUp(error),
+        };
+        self.due = match (&latest, self.straggler_until) {
+            (Latest::Confirmed, Some(deadline)) if self.sent <= deadline => {
+                Some(deadline + Duration::from_millis(1))
             }
-            (Err(error), _) if error.is_transient() && now < self.give_up_at => {
+            (Latest::Unconfirmed, _) => {
                 let pause = self.pause.mul_f64(0.5 + 0.5 * jitter);
                 self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-                self.next(now + pause, false)
+                Some(now + pause)
             }
-            (reply, _) => match (self.afterwards.take(), reply) {
-                // From now on the release that named the next holder has no effect if it is
-                // executed late.
-                (Some((ending, lease)), reply) => {
-                    *self = Self::new(ending, lease, None, self.timeout, now);
-                    match reply {
-                        Ok(_) => self.next(now, true),
-                        Err(error) => Progress::GaveUpFirst { at: now, error },
-                    }
-                }
-                (None, Ok(_)) => Progress::Done,
-                (None, Err(error)) => Progress::GaveUp(error),
-            },
-        }
+            // From now on the release that named the next holder has no effect if it is executed
+            // late.
+            _ => self.afterwards.take().map(|(ending, lease)| {
+                *self = Self::new(ending, lease, None, self.timeout, now);
+                now
+            }),
+        };
+        latest
+    }
+}
+
+impl Session {
+    /// Releases a lock that no waiter takes.
+    pub(super) fn give_back(&mut self, hold: Hold, lease: Duration, cx: &mut Cx<'_>) {
+        self.end(Ending::Release(Release::new(hold)), lease, None, None, cx);
     }
 
-    fn next(&mut self, at: Instant, confirmed: bool) -> Progress {
-        self.due = Some(at);
-        Progress::Next { at, confirmed }
+    /// Abandons a token that is no longer used. `straggler_until` is the deadline of a request
+    /// whose outcome is unknown.
+    pub(super) fn abandon(
+        &mut self,
+        hold: Hold,
+        lease: Duration,
+        straggler_until: Option<Instant>,
+        cx: &mut Cx<'_>,
+    ) {
+        let straggler_until = straggler_until.filter(|_| !cx.breaks(Mutation::AbandonsOnce));
+        self.end(Ending::Abandon(hold), lease, straggler_until, None, cx);
+    }
+
+    /// Ends a hold in the background, and another one, with a lease of its own, afterwards.
+    pub(super) fn end(
+        &mut self,
+        ending: Ending,
+        lease: Duration,
+        straggler_until: Option<Instant>,
+        afterwards: Option<(Ending, Duration)>,
+        cx: &mut Cx<'_>,
+    ) {
+        let timeout = call_timeout(DEFAULT_LEASE);
+        let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
+        let id = self.abandonments.insert(abandonment.then(afterwards));
+        self.plan_job(cx.now, Job::Abandon(id), cx);
+    }
+
+    pub(super) fn abandon_replied(&mut self, id: AbandonId, answer: Answer, cx: &mut Cx<'_>) {
+        let Some(abandonment) = self.abandonments.get_mut(id) else {
+            return;
+        };
+        let (hold, is_release) = (abandonment.hold().clone(), abandonment.is_release());
+        let latest = abandonment.replied(answer, cx.fraction(), cx.now);
+        match abandonment.due() {
+            Some(at) => self.plan_job(at, Job::Abandon(id), cx),
+            None => self.abandonments.discard(id),
+        }
+        match latest {
+            Latest::Unconfirmed => return,
+            Latest::Confirmed if is_release => cx.debug(|| Note::Released(hold.key.clone())),
+            Latest::Confirmed => {}
+            Latest::GaveUp(error) => cx.note(|| Note::GaveUp(hold.clone(), error)),
+        }
+        self.freed(hold.mode.kind(), &hold.key, cx);
     }
 }

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::answers::{Outcome, outcome};
 use super::{
     AcquireId, Cx, Mutation, Note, QueueId, Session,
-    entry::{Claim, Proven, QueueEntry},
+    entry::{Claim, QueueEntry},
     handoff::MAX_HANDOFFS,
     held::Granted,
-    message::{Answer, Call, Request},
+    message::{Call, Request},
     queue::{Refusal, Ticket},
 };
 use crate::{
@@ -35,7 +34,7 @@ pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_millis(100);
 
 /// The next step of a task that waits for a lock.
 #[derive(Debug)]
-pub(crate) enum Step {
+pub(crate) enum Step<G = Granted> {
     /// Make this call, and pass its answer to [`Session::replied`].
     Call(Call),
     /// The same, but call [`Session::resume`] whenever the task is woken, and drop the call for
@@ -45,7 +44,7 @@ pub(crate) enum Step {
     /// goes on.
     Wait(Instant),
     /// The request is over.
-    Done(Result<Granted, Refused>),
+    Done(Result<G, Refused>),
 }
 
 /// The reason why a request was not granted.
@@ -73,13 +72,13 @@ pub(crate) struct Acquisition {
     since: Instant,
     /// The end of its wait, or `None` if it does not wait.
     until: Option<Instant>,
-    state: State,
+    /// The call in flight. `None` behind others, or at the head while no call is made.
+    in_flight: Option<Attempt>,
     /// The error of the first attempt of a request that does not wait.
     first_error: Option<StoreError>,
-    /// The store refused the attempt outside of the queue.
-    was_refused: bool,
-    /// It was the head of the queue from the start.
-    pub(super) was_first: bool,
+    /// The store refused the attempt outside of the queue, or others waited when it entered the
+    /// queue.
+    pub(super) contended: bool,
     /// The time at which it entered its queue.
     entered: Instant,
     /// The wait queue, once the request has entered it.
@@ -89,31 +88,32 @@ pub(crate) struct Acquisition {
     pub(super) next: Option<AcquireId>,
 }
 
-/// An acquire request in flight.
+/// A call in flight.
 #[derive(Clone, Copy, Debug)]
 struct Attempt {
     token: Token,
     sent: Instant,
-    deadline: Instant,
+    purpose: Purpose,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum State {
-    /// An attempt outside of the queue: of a request that does not wait, or of one that other
-    /// holders may admit.
-    Trying(Attempt),
-    /// Behind others, or at the head with no call in flight.
-    Waiting,
-    /// The head has an acquire request in flight.
-    Asking(Attempt),
+enum Purpose {
+    /// An acquire request outside of the queue: of a request that does not wait, or of one that
+    /// other holders may admit.
+    Try,
+    /// An acquire request of the head.
+    Ask,
     /// The head polls the queue entry.
-    Polling { token: Token, sent: Instant },
+    Poll,
     /// The head extends a grant to its full lease before the lock is used.
-    Confirming {
-        token: Token,
-        sent: Instant,
-        grant: Grant,
-    },
+    Confirm(Grant),
+}
+
+impl Attempt {
+    /// Returns whether this is an acquire request.
+    fn acquires(&self) -> bool {
+        matches!(self.purpose, Purpose::Try | Purpose::Ask)
+    }
 }
 
 impl Acquisition {
@@ -143,17 +143,24 @@ impl Acquisition {
         Hold::new(self.key.clone(), self.terms.mode, token)
     }
 
-    /// An acquire request that is sent at `now`, and its deadline.
-    fn request(&self, token: Token, now: Instant) -> (Attempt, KeyRequest, Duration) {
-        let timeout = self.timeout(now);
-        let deadline = now + timeout + STRAGGLE;
-        let attempt = Attempt {
+    /// Returns the deadline of an acquire request that is sent at `now`.
+    fn deadline(&self, now: Instant) -> Instant {
+        now + self.timeout(now) + STRAGGLE
+    }
+
+    /// An acquire request that is sent at `now`.
+    fn request(&self, token: Token, now: Instant) -> KeyRequest {
+        KeyRequest::new(self.hold(token), self.terms.lease, self.deadline(now))
+    }
+
+    /// Returns the call of a request that is sent at `now`, and awaits its answer.
+    fn call(&mut self, token: Token, purpose: Purpose, request: Request, now: Instant) -> Call {
+        self.in_flight = Some(Attempt {
             token,
             sent: now,
-            deadline,
-        };
-        let request = KeyRequest::new(self.hold(token), self.terms.lease, deadline);
-        (attempt, request, timeout)
+            purpose,
+        });
+        Call::new(request, self.timeout(now))
     }
 
     #[cfg(test)]
@@ -163,13 +170,7 @@ impl Acquisition {
 
     #[cfg(test)]
     pub(super) fn knows(&self, token: Token) -> bool {
-        match self.state {
-            State::Trying(attempt) | State::Asking(attempt) => attempt.token == token,
-            State::Polling { token: other, .. } | State::Confirming { token: other, .. } => {
-                other == token
-            }
-            State::Waiting => false,
-        }
+        self.in_flight.is_some_and(|it| it.token == token)
     }
 }
 
@@ -200,10 +201,9 @@ impl Session {
             terms: *terms,
             since,
             until,
-            state: State::Waiting,
+            in_flight: None,
             first_error: None,
-            was_refused: false,
-            was_first: true,
+            contended: false,
             entered: cx.now,
             queue: None,
             ticket: 0,
@@ -226,35 +226,19 @@ impl Session {
         let Some(acquisition) = self.acquisitions.get_mut(id) else {
             return Step::Done(Err(Refused::ShuttingDown));
         };
-        match acquisition.state {
-            State::Trying(_) | State::Asking(_) | State::Confirming { .. } => {
+        match acquisition.in_flight.map(|attempt| attempt.purpose) {
+            Some(Purpose::Try | Purpose::Ask | Purpose::Confirm(_)) => {
                 acquisition.wakes(cx.now + STRAGGLE)
             }
-            State::Polling { .. } if !self.closed => {
+            Some(Purpose::Poll) if !self.closed => {
                 let queue = acquisition.queue.map(|queue| &mut self.queues[queue]);
                 if queue.is_some_and(|queue| std::mem::take(&mut queue.news)) {
-                    acquisition.state = State::Waiting;
+                    acquisition.in_flight = None;
                     return self.go_on(id, cx);
                 }
                 acquisition.wakes(cx.now + STRAGGLE)
             }
-            State::Waiting | State::Polling { .. } => self.go_on(id, cx),
-        }
-    }
-
-    /// Returns the next step after the answer to a call.
-    pub(crate) fn replied(&mut self, id: AcquireId, answer: Answer, cx: &mut Cx<'_>) -> Step {
-        let Some(acquisition) = self.acquisitions.get_mut(id) else {
-            return Step::Done(Err(Refused::ShuttingDown));
-        };
-        match std::mem::replace(&mut acquisition.state, State::Waiting) {
-            State::Trying(attempt) => self.tried(id, attempt, answer, cx),
-            State::Asking(attempt) => self.asked(id, attempt, answer, cx),
-            State::Polling { token, sent } => self.polled(id, token, sent, answer, cx),
-            State::Confirming { token, sent, grant } => {
-                self.confirmed(id, token, sent, grant, answer, cx)
-            }
-            State::Waiting => self.go_on(id, cx),
+            Some(Purpose::Poll) | None => self.go_on(id, cx),
         }
     }
 
@@ -264,10 +248,12 @@ impl Session {
         let Some(acquisition) = self.acquisitions.get_mut(id) else {
             return;
         };
-        let state = std::mem::replace(&mut acquisition.state, State::Waiting);
-        if let State::Trying(attempt) | State::Asking(attempt) = state {
+        let (in_flight, queue) = (acquisition.in_flight.take(), acquisition.queue);
+        if let Some(attempt) = in_flight.filter(Attempt::acquires) {
             self.abandon_attempt(id, attempt, cx);
-            self.failed(id, attempt.token, None, cx);
+            if let Some(queue) = queue {
+                self.queues[queue].failed(attempt.token, None, cx);
+            }
         }
         self.leave(id, cx);
     }
@@ -280,55 +266,11 @@ impl Session {
     /// Makes one acquire attempt outside of the wait queues.
     fn try_beside(&mut self, id: AcquireId, cx: &mut Cx<'_>) -> Step {
         let acquisition = &mut self.acquisitions[id];
-        let (attempt, mut request, timeout) = acquisition.request(cx.token(), cx.now);
+        let token = cx.token();
+        let mut request = acquisition.request(token, cx.now);
         request.then_queues = acquisition.until.is_some();
-        acquisition.state = State::Trying(attempt);
-        Step::Call(Call::new(Request::Acquire(request), timeout))
-    }
-
-    fn tried(&mut self, id: AcquireId, attempt: Attempt, answer: Answer, cx: &mut Cx<'_>) -> Step {
-        let acquisition = &mut self.acquisitions[id];
-        let waits = acquisition.until.is_some();
-        let error = match outcome(answer, &acquisition.terms, attempt.sent, cx) {
-            Outcome::Granted(grant, lease) => {
-                let granted =
-                    self.hold_from_reply(id, attempt.token, grant, lease, attempt.sent, cx);
-                self.leave(id, cx);
-                return Step::Done(Ok(granted));
-            }
-            Outcome::Busy(_) | Outcome::Queued { .. } if waits => {
-                acquisition.was_refused = true;
-                return self.queued_or_refused(id, cx);
-            }
-            Outcome::Busy(holder_ttl) | Outcome::Queued { holder_ttl, .. } => {
-                // The token of the first attempt may be the reason for a refusal of the second.
-                let first_error = acquisition.first_error.take();
-                let refused = first_error.map_or(Refused::Contended(holder_ttl), Refused::Store);
-                return self.refuse(id, refused, cx);
-            }
-            Outcome::Refused(refused) => return self.refuse(id, refused, cx),
-            Outcome::Late(error) => error,
-            Outcome::Unknown(error) => {
-                self.abandon_attempt(id, attempt, cx);
-                error
-            }
-        };
-        let acquisition = &mut self.acquisitions[id];
-        if !error.is_transient() {
-            return self.refuse(id, Refused::Store(error), cx);
-        }
-        if waits {
-            return self.queued_or_refused(id, cx);
-        }
-        // Less time has passed than one call may take: the connection was broken and the store
-        // not silent, so a second attempt is made under a fresh token.
-        let is_early =
-            cx.now.saturating_duration_since(acquisition.since) < acquisition.terms.call_timeout();
-        if acquisition.first_error.is_none() && is_early {
-            acquisition.first_error = Some(error);
-            return self.try_beside(id, cx);
-        }
-        self.refuse(id, Refused::Store(error), cx)
+        let request = Request::Acquire(request);
+        Step::Call(acquisition.call(token, Purpose::Try, request, cx.now))
     }
 
     fn queued_or_refused(&mut self, id: AcquireId, cx: &mut Cx<'_>) -> Step {
@@ -418,10 +360,10 @@ impl Session {
             let proven = entry.proven();
             // The entry may be that of an earlier waiter. Its grant is then older than grants
             // that other holders got before this waiter came; a poll draws a larger fencing token.
-            let is_outdated = proven.is_some_and(|proven| {
-                claim.mode != Mode::Exclusive && proven.as_of < acquisition.entered
+            let is_outdated = proven.is_some_and(|(_, as_of)| {
+                claim.mode != Mode::Exclusive && as_of < acquisition.entered
             }) && !cx.breaks(Mutation::ReaderTakesOldGrant);
-            if let (Some(Proven { grant, as_of }), false) = (proven, is_outdated) {
+            if let (Some((grant, as_of)), false) = (proven, is_outdated) {
                 return self.granted(id, token, grant, as_of, cx);
             }
             if !is_outdated {
@@ -443,14 +385,11 @@ impl Session {
             let is_poll = entry.asked(cx.now);
             queue.asks();
             if is_poll {
-                acquisition.state = State::Polling {
-                    token,
-                    sent: cx.now,
-                };
                 let request = Request::Poll(acquisition.hold(token));
-                return Step::CallOrWake(Call::new(request, acquisition.timeout(cx.now)));
+                let call = acquisition.call(token, Purpose::Poll, request, cx.now);
+                return Step::CallOrWake(call);
             }
-            let (attempt, mut request, timeout) = acquisition.request(token, cx.now);
+            let mut request = acquisition.request(token, cx.now);
             request.if_busy = IfBusy::Queue;
             if claim.hands_off && queue.behind > 0 {
                 request.reserved = MAX_HANDOFFS;
@@ -458,8 +397,8 @@ impl Session {
             if claim.mode == Mode::Shared {
                 request.reader_group = queue.reader_group(acquisition.ticket);
             }
-            acquisition.state = State::Asking(attempt);
-            return Step::Call(Call::new(Request::Acquire(request), timeout));
+            let request = Request::Acquire(request);
+            return Step::Call(acquisition.call(token, Purpose::Ask, request, cx.now));
         }
     }
 }

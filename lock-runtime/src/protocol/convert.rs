@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     ConversionId, Cx, HeldId, Session,
+    abandon::Ending,
     held::{Granted, Held},
     lease::Lease,
     message::{Answer, Call, Reply, Request},
@@ -13,13 +14,13 @@ use super::{
 use crate::{
     error::Loss,
     spec::{LockKind, Mode, Terms},
-    store::{ConvertReply, Hold, StoreError},
+    store::{ConvertReply, Hold, Release, StoreError},
 };
 
 /// An unconfirmed conversion of a writer to a reader.
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Conversion {
-    writer: Held,
+    pub(super) writer: Held,
     sent: Instant,
 }
 
@@ -103,20 +104,21 @@ impl Session {
         Err(error)
     }
 
-    /// Ends a conversion whose outcome is unknown: the token is given up in both modes. The lock
+    /// Ends a conversion whose outcome is unknown: the token is given up in both modes, first as a
+    /// writer and then as a reader. Once the writer is gone, the conversion has no effect. The lock
     /// stays reserved for the rest of `min_hold`.
     pub(crate) fn convert_dropped(&mut self, id: ConversionId, cx: &mut Cx<'_>) {
-        if let Some(Conversion { writer, .. }) = self.conversions.remove(id) {
-            let keep_for = writer.left_to_hold(cx.now);
-            self.give_up_converted(writer.hold, keep_for, writer.longest_lease, cx);
-        }
-    }
-
-    /// Returns whether a conversion in flight uses the token.
-    #[cfg(test)]
-    pub(super) fn converts(&self, token: crate::store::Token) -> bool {
-        self.conversions
-            .iter()
-            .any(|(_, conversion)| conversion.writer.hold.token == token)
+        let Some(Conversion { writer, .. }) = self.conversions.remove(id) else {
+            return;
+        };
+        let (keep_for, lease) = (writer.left_to_hold(cx.now), writer.longest_lease);
+        let ending = |hold| match keep_for {
+            None => Ending::Abandon(hold),
+            keep_for => Ending::Release(Release::new(hold).keep_for(keep_for)),
+        };
+        let writer = writer.hold;
+        let reader = Hold::new(writer.key.clone(), Mode::Shared, writer.token);
+        let afterwards = Some((ending(reader), lease));
+        self.end(ending(writer), lease, None, afterwards, cx);
     }
 }

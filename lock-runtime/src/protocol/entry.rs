@@ -82,14 +82,6 @@ enum Standing {
     },
 }
 
-/// A pushed grant that a reply has shown to be current.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Proven {
-    pub(super) grant: Grant,
-    /// The lease is counted from this instant (rule 4).
-    pub(super) as_of: Instant,
-}
-
 impl QueueEntry {
     pub(super) fn new(claim: Claim, cx: &mut Cx<'_>) -> Self {
         Self {
@@ -185,15 +177,14 @@ impl QueueEntry {
         }
     }
 
-    /// Returns the pushed grant once a reply has shown that it is current.
-    pub(super) fn proven(&self) -> Option<Proven> {
+    /// Returns the pushed grant once a reply has shown that it is current, and the instant from
+    /// which its lease is counted (rule 4).
+    pub(super) fn proven(&self) -> Option<(Grant, Instant)> {
         let Standing::Queued { as_of, counter } = self.standing else {
             return None;
         };
-        let grant = self
-            .pushed
-            .filter(|grant| counter.is_none_or(|counter| grant.fence > counter))?;
-        Some(Proven { grant, as_of })
+        let is_current = |grant: &Grant| counter.is_none_or(|counter| grant.fence > counter);
+        Some((self.pushed.filter(is_current)?, as_of))
     }
 
     /// Records the refusal of a store that keeps no wait queue. The next attempt is due after a

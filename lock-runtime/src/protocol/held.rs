@@ -120,12 +120,6 @@ impl Session {
         }
     }
 
-    /// Returns until when the lock may be handed off locally, or taken up again for the
-    /// waiters of this process.
-    pub(super) fn handoff_until(&self, id: HeldId) -> Option<Instant> {
-        self.held[id].budget.map(|budget| budget.until)
-    }
-
     /// Moves a lease to its position in the schedule.
     fn plan_lease(&mut self, id: HeldId, cx: &mut Cx<'_>) {
         let held = &mut self.held[id];

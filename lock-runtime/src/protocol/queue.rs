@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    AcquireId, Cx, Effect, Mutation, QueueId, Session,
+    AcquireId, Cx, Effect, Mutation, Session,
     acquire::Acquisition,
     entry::{Claim, QueueEntry},
     handoff::Handoff,
@@ -37,9 +37,8 @@ pub(crate) enum Refusal {
 /// The waiters for one lock: a list through their acquisitions, so that a waiter leaves without a
 /// search and needs no memory of its own.
 #[cfg_attr(test, derive(Clone))]
+#[derive(Default)]
 pub(crate) struct WaitQueue {
-    pub(super) key: LockKey,
-    pub(super) kind: LockKind,
     pub(super) head: Option<AcquireId>,
     tail: Option<AcquireId>,
     /// The number of waiters behind the head.
@@ -70,27 +69,6 @@ pub(crate) struct WaitQueue {
 }
 
 impl WaitQueue {
-    fn new(key: LockKey, kind: LockKind) -> Self {
-        Self {
-            key,
-            kind,
-            head: None,
-            tail: None,
-            behind: 0,
-            next: 0,
-            entry: None,
-            handoff: None,
-            handoff_until: None,
-            group: None,
-            ask_by: None,
-            news: false,
-            released: false,
-            stuck: false,
-            contended: false,
-            last: Refusal::None,
-        }
-    }
-
     fn push(&mut self, id: AcquireId, all: &mut Slab<Acquisition>) {
         all[id].ticket = self.next;
         self.next += 1;
@@ -329,7 +307,7 @@ impl Session {
         let queues = &mut self.queues;
         let queue_id = *self.by_key[kind as usize]
             .entry(key.clone())
-            .or_insert_with_key(|key| queues.insert(WaitQueue::new(key.clone(), kind)));
+            .or_insert_with(|| queues.insert(WaitQueue::default()));
         let queue = &mut self.queues[queue_id];
         let is_first = queue.head.is_none();
         if !is_first && queue.behind >= terms.max_waiters.min(self.limits.per_key) {
@@ -339,7 +317,7 @@ impl Session {
         queue.push(id, &mut self.acquisitions);
         let acquisition = &mut self.acquisitions[id];
         acquisition.queue = Some(queue_id);
-        acquisition.was_first = is_first;
+        acquisition.contended |= !is_first;
         Ok(is_first)
     }
 
@@ -349,9 +327,12 @@ impl Session {
         let Some(left) = self.acquisitions.get(id) else {
             return;
         };
-        let (queue_id, previous, next) = (left.queue, left.previous, left.next);
+        let Some(queue_id) = left.queue else {
+            return self.acquisitions.discard(id);
+        };
+        let (previous, next) = (left.previous, left.next);
+        let (key, kind) = (left.key.clone(), left.terms.mode.kind());
         self.acquisitions.discard(id);
-        let Some(queue_id) = queue_id else { return };
         self.waiting -= 1;
         let queue = &mut self.queues[queue_id];
         let was_head = queue.head == Some(id);
@@ -365,16 +346,15 @@ impl Session {
             .entry
             .take_if(|entry| breaks || claim.is_none_or(|claim| !entry.fits(claim)))
             .filter(QueueEntry::is_known)
-            .map(|entry| {
-                let hold = Hold::new(queue.key.clone(), entry.mode, entry.token);
-                (hold, entry.lease)
-            });
+            .map(|entry| (Hold::new(key.clone(), entry.mode, entry.token), entry.lease));
         let handoff = queue
             .handoff
             .take_if(|handoff| claim.is_none_or(|claim| !claim.takes(handoff.lease.length())));
-        match claim {
-            Some(_) => queue.wake_head(cx),
-            None => self.remove_queue(queue_id),
+        if claim.is_some() {
+            queue.wake_head(cx);
+        } else {
+            self.by_key[kind as usize].remove(&key);
+            self.queues.discard(queue_id);
         }
         if let Some((hold, lease)) = orphan {
             self.abandon(hold, lease, None, cx);
@@ -382,12 +362,6 @@ impl Session {
         if let Some(Handoff { hold, lease, .. }) = handoff {
             self.give_back(hold, lease.length(), cx);
         }
-    }
-
-    fn remove_queue(&mut self, id: QueueId) {
-        let WaitQueue { key, kind, .. } = &self.queues[id];
-        self.by_key[*kind as usize].remove(key);
-        self.queues.discard(id);
     }
 
     /// Records that the lock was released or lost in this process. Its queue may make

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    AbandonId, Cx, HeldId, Job, Mutation, Note, ReleaseId, Session,
-    abandon::{Abandonment, Ending, Progress},
+    Cx, HeldId, Job, Mutation, Note, ReleaseId, Session,
+    abandon::{Abandonment, Ending},
     handoff::{Budget, Handoff, MAX_HANDOFFS},
     held::Held,
     lease::Lease,
@@ -29,14 +29,9 @@ pub(crate) struct Releasing {
     lease: Duration,
     /// The time at which the call was sent, or `None` if the driver is to send it.
     sent: Option<Instant>,
-    performer: Performer,
-}
-
-/// The task that sends a release. If it ends, the call ends with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Performer {
-    Caller,
-    Driver,
+    /// The driver sends the release, and not the caller's task. If its performer ends, the call
+    /// ends with it.
+    is_background: bool,
 }
 
 /// The next step of a task that releases a lock.
@@ -69,8 +64,7 @@ pub(crate) enum ReleaseError {
 
 /// The work that remains after the removal of a guard.
 enum Left {
-    Locally,
-    Lost(Loss),
+    Over(Result<Released, ReleaseError>),
     Last(Releasing),
 }
 
@@ -93,7 +87,13 @@ impl Releasing {
     }
 
     pub(super) fn is_background(&self) -> bool {
-        self.performer == Performer::Driver
+        self.is_background
+    }
+
+    /// Returns the call of the release, which is sent at `now`.
+    fn call(&mut self, now: Instant, timeout: Duration) -> Call {
+        self.sent = Some(now);
+        Call::new(Request::Release(self.release.clone()), timeout)
     }
 }
 
@@ -104,7 +104,7 @@ impl Session {
     fn part(&mut self, id: HeldId, cx: &mut Cx<'_>) -> Left {
         self.notice_loss(id, cx);
         let Some(held) = self.held.get_mut(id) else {
-            return Left::Locally;
+            return Left::Over(Ok(Released::Locally));
         };
         held.guards = held.guards.saturating_sub(1);
         let is_last = held.guards == 0;
@@ -112,10 +112,10 @@ impl Session {
             if is_last {
                 self.remove_held(id, cx);
             }
-            return Left::Lost(loss);
+            return Left::Over(Err(ReleaseError::Lost(loss)));
         }
         if !is_last {
-            return Left::Locally;
+            return Left::Over(Ok(Released::Locally));
         }
         let Held {
             fence,
@@ -147,7 +147,7 @@ impl Session {
             if let Some(handoff) = handoff.filter(|_| is_sound && !was_extended) {
                 queue.hand_off(handoff, cx);
                 cx.debug(|| Note::HandedOff(key.clone(), fence));
-                return Left::Locally;
+                return Left::Over(Ok(Released::Locally));
             }
             // A head with a queue entry is notified by the store.
             if queue.entry.is_none() {
@@ -160,22 +160,20 @@ impl Session {
             timeout: terms.call_timeout(),
             lease: longest_lease,
             sent: None,
-            performer: Performer::Driver,
+            is_background: true,
         })
     }
 
     /// Releases a guard on behalf of a task that waits for the outcome.
     pub(crate) fn release(&mut self, id: HeldId, cx: &mut Cx<'_>) -> ReleaseStep {
-        let mut releasing = match self.part(id, cx) {
-            Left::Locally => return ReleaseStep::Done(Ok(Released::Locally)),
-            Left::Lost(loss) => return ReleaseStep::Done(Err(ReleaseError::Lost(loss))),
-            Left::Last(releasing) => releasing,
-        };
-        releasing.performer = Performer::Caller;
-        releasing.sent = Some(cx.now);
-        let request = Request::Release(releasing.release.clone());
-        let call = Call::new(request, releasing.timeout);
-        ReleaseStep::Call(self.releases.insert(releasing), call)
+        match self.part(id, cx) {
+            Left::Last(mut releasing) => {
+                releasing.is_background = false;
+                let call = releasing.call(cx.now, releasing.timeout);
+                ReleaseStep::Call(self.releases.insert(releasing), call)
+            }
+            Left::Over(outcome) => ReleaseStep::Done(outcome),
+        }
     }
 
     /// Releases a guard in the background.
@@ -205,11 +203,8 @@ impl Session {
             self.drop_entry(hold, cx);
         }
         let Releasing { release, lease, .. } = releasing;
-        let ending = Ending::Release(release);
-        let abandonment =
-            Abandonment::new(ending, lease, None, call_timeout(DEFAULT_LEASE), cx.now);
         let afterwards = next_holder.map(|(hold, lease)| (Ending::Abandon(hold), lease));
-        self.start(abandonment.then(afterwards), cx);
+        self.end(Ending::Release(release), lease, None, afterwards, cx);
     }
 
     /// Removes the queue entry that a release should have opened and did not.
@@ -304,54 +299,7 @@ impl Session {
         }
     }
 
-    /// Releases a lock that no waiter takes.
-    pub(super) fn give_back(&mut self, hold: Hold, lease: Duration, cx: &mut Cx<'_>) {
-        let ending = Ending::Release(Release::new(hold));
-        let timeout = call_timeout(DEFAULT_LEASE);
-        self.start(Abandonment::new(ending, lease, None, timeout, cx.now), cx);
-    }
-
-    /// Ends a writer that a delayed conversion may make a reader, first as a writer and then as a
-    /// reader: once the writer is gone, the conversion has no effect. The lock stays reserved for
-    /// `keep_for`.
-    pub(super) fn give_up_converted(
-        &mut self,
-        writer: Hold,
-        keep_for: Option<Duration>,
-        lease: Duration,
-        cx: &mut Cx<'_>,
-    ) {
-        let reader = Hold::new(writer.key.clone(), Mode::Shared, writer.token);
-        let ending = |hold| match keep_for {
-            None => Ending::Abandon(hold),
-            keep_for => Ending::Release(Release::new(hold).keep_for(keep_for)),
-        };
-        let timeout = call_timeout(DEFAULT_LEASE);
-        let abandonment = Abandonment::new(ending(writer), lease, None, timeout, cx.now);
-        self.start(abandonment.then(Some((ending(reader), lease))), cx);
-    }
-
-    /// Abandons a token that is no longer used. `straggler_until` is the deadline of a request
-    /// whose outcome is unknown.
-    pub(super) fn abandon(
-        &mut self,
-        hold: Hold,
-        lease: Duration,
-        straggler_until: Option<Instant>,
-        cx: &mut Cx<'_>,
-    ) {
-        let straggler_until = straggler_until.filter(|_| !cx.breaks(Mutation::AbandonsOnce));
-        let (ending, timeout) = (Ending::Abandon(hold), call_timeout(DEFAULT_LEASE));
-        let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
-        self.start(abandonment, cx);
-    }
-
-    fn start(&mut self, abandonment: Abandonment, cx: &mut Cx<'_>) {
-        let id = self.abandonments.insert(abandonment);
-        self.plan_job(cx.now, Job::Abandon(id), cx);
-    }
-
-    fn plan_job(&mut self, at: Instant, job: Job, cx: &mut Cx<'_>) {
+    pub(super) fn plan_job(&mut self, at: Instant, job: Job, cx: &mut Cx<'_>) {
         let Self {
             jobs,
             releases,
@@ -373,12 +321,7 @@ impl Session {
             }
             let call = match job {
                 Job::Abandon(id) => self.abandonments[id].call(cx.now),
-                Job::Release(id) => {
-                    let releasing = &mut self.releases[id];
-                    releasing.sent = Some(cx.now);
-                    let request = Request::Release(releasing.release.clone());
-                    Call::new(request, call_timeout(DEFAULT_LEASE))
-                }
+                Job::Release(id) => self.releases[id].call(cx.now, call_timeout(DEFAULT_LEASE)),
             };
             return Some((job, call));
         }
@@ -397,41 +340,6 @@ impl Session {
                 }
             }
             Job::Abandon(id) => self.abandon_replied(id, answer, cx),
-        }
-    }
-
-    fn abandon_replied(&mut self, id: AbandonId, answer: Answer, cx: &mut Cx<'_>) {
-        let Some(abandonment) = self.abandonments.get_mut(id) else {
-            return;
-        };
-        let (hold, is_release) = (abandonment.hold().clone(), abandonment.is_release());
-        let is_free = match abandonment.replied(answer, cx.fraction(), cx.now) {
-            Progress::Next { at, confirmed } => {
-                self.plan_job(at, Job::Abandon(id), cx);
-                confirmed
-            }
-            Progress::Done => {
-                self.abandonments.remove(id);
-                true
-            }
-            Progress::GaveUpFirst { at, error } => {
-                self.plan_job(at, Job::Abandon(id), cx);
-                cx.note(|| Note::GaveUp(hold.clone(), error));
-                self.freed(hold.mode.kind(), &hold.key, cx);
-                return;
-            }
-            Progress::GaveUp(error) => {
-                self.abandonments.remove(id);
-                cx.note(|| Note::GaveUp(hold.clone(), error));
-                self.freed(hold.mode.kind(), &hold.key, cx);
-                return;
-            }
-        };
-        if is_free {
-            if is_release {
-                cx.debug(|| Note::Released(hold.key.clone()));
-            }
-            self.freed(hold.mode.kind(), &hold.key, cx);
         }
     }
 

@@ -970,8 +970,8 @@ proptest! {
             for id in line.iter().skip(1).filter(|_| resumes) {
                 waits(&bench.resume(*id));
             }
-            let was_first = |id: &AcquireId| bench.session.acquisitions[*id].was_first;
-            prop_assert!(line.iter().skip(1).all(|id| !was_first(id)));
+            let contended = |id: &AcquireId| bench.session.acquisitions[*id].contended;
+            prop_assert!(line.iter().skip(1).all(contended));
         }
         prop_assert_eq!(bench.session.waiting, line.len() + others.len());
         prop_assert_eq!(order(&mut bench), line.clone());

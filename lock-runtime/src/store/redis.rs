@@ -62,7 +62,6 @@ mod error;
 mod handshake;
 mod link;
 mod names;
-mod on_drop;
 mod pushes;
 pub(crate) mod quarantine;
 pub(crate) mod redlock;
@@ -83,7 +82,7 @@ use self::{
     replicas::Replicas, servers::Servers, target::Target,
 };
 use super::StoreError;
-use crate::{error::LockError, runtime};
+use crate::{error::LockError, on_drop, runtime};
 
 pub(crate) use self::names::check_namespace;
 pub use self::settings::RedisOptions;

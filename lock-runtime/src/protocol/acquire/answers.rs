@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Attempt, CONFIRM_WITHIN, Refused, State, Step};
+use super::{Attempt, CONFIRM_WITHIN, Purpose, Refused, Step};
 use crate::{
     fence::FencingToken,
     key::LockKey,
@@ -13,17 +13,16 @@ use crate::{
         handoff::{Budget, Handoff},
         held::{Granted, Held},
         lease::Lease,
-        message::{Answer, Call, Reply, Request},
+        message::{Answer, Reply, Request},
         queue::{Refusal, WaitQueue},
     },
-    spec::Terms,
     store::{
         AcquireReply, Grant, HANDOFF_LEASE, PollReply, RenewReply, Renewal, StoreError, Token,
     },
 };
 
-/// The meaning of the reply to an acquire request.
-pub(super) enum Outcome {
+/// The meaning of the answer to an acquire request.
+enum Outcome {
     Granted(Grant, Lease),
     /// The store has a queue entry for the token.
     Queued {
@@ -31,27 +30,66 @@ pub(super) enum Outcome {
         holder_ttl: Option<Duration>,
     },
     Busy(Option<Duration>),
-    /// Nothing was done.
-    Late(StoreError),
-    /// The token may hold the lock, and must be abandoned.
-    Unknown(StoreError),
+    /// The same request may succeed a moment later, under a fresh token.
+    Failed(StoreError),
     Refused(Refused),
 }
 
 impl Session {
-    pub(super) fn asked(
-        &mut self,
-        id: AcquireId,
-        attempt: Attempt,
-        answer: Answer,
-        cx: &mut Cx<'_>,
-    ) -> Step {
-        let Attempt { token, sent, .. } = attempt;
-        let terms = self.acquisitions[id].terms;
-        match outcome(answer, &terms, sent, cx) {
+    /// Returns the next step after the answer to a call.
+    pub(crate) fn replied(&mut self, id: AcquireId, answer: Answer, cx: &mut Cx<'_>) -> Step {
+        let Some(acquisition) = self.acquisitions.get_mut(id) else {
+            return Step::Done(Err(Refused::ShuttingDown));
+        };
+        let Some(attempt) = acquisition.in_flight.take() else {
+            return self.go_on(id, cx);
+        };
+        match attempt.purpose {
+            Purpose::Try => self.tried(id, attempt, answer, cx),
+            Purpose::Ask => self.asked(id, attempt, answer, cx),
+            Purpose::Poll | Purpose::Confirm(_) => self.polled(id, attempt, answer, cx),
+        }
+    }
+
+    fn tried(&mut self, id: AcquireId, attempt: Attempt, answer: Answer, cx: &mut Cx<'_>) -> Step {
+        let outcome = self.outcome(id, attempt, answer, cx);
+        let acquisition = &mut self.acquisitions[id];
+        let waits = acquisition.until.is_some();
+        match outcome {
             Outcome::Granted(grant, lease) => {
-                let granted = self.hold_from_reply(id, token, grant, lease, sent, cx);
-                return self.serve(id, Some(token), granted, cx);
+                self.hold_granted(id, attempt.token, grant, lease, attempt.sent, cx)
+            }
+            Outcome::Busy(_) | Outcome::Queued { .. } if waits => {
+                acquisition.contended = true;
+                self.queued_or_refused(id, cx)
+            }
+            Outcome::Busy(holder_ttl) | Outcome::Queued { holder_ttl, .. } => {
+                // The token of the first attempt may be the reason for a refusal of the second.
+                let first_error = acquisition.first_error.take();
+                let refused = first_error.map_or(Refused::Contended(holder_ttl), Refused::Store);
+                self.refuse(id, refused, cx)
+            }
+            Outcome::Refused(refused) => self.refuse(id, refused, cx),
+            Outcome::Failed(_) if waits => self.queued_or_refused(id, cx),
+            Outcome::Failed(error) => {
+                // Less time has passed than one call may take: the connection was broken and the
+                // store not silent, so a second attempt is made under a fresh token.
+                let passed = cx.now.saturating_duration_since(acquisition.since);
+                let is_early = passed < acquisition.terms.call_timeout();
+                if acquisition.first_error.is_none() && is_early {
+                    acquisition.first_error = Some(error);
+                    return self.try_beside(id, cx);
+                }
+                self.refuse(id, Refused::Store(error), cx)
+            }
+        }
+    }
+
+    fn asked(&mut self, id: AcquireId, attempt: Attempt, answer: Answer, cx: &mut Cx<'_>) -> Step {
+        let Attempt { token, sent, .. } = attempt;
+        match self.outcome(id, attempt, answer, cx) {
+            Outcome::Granted(grant, lease) => {
+                return self.hold_granted(id, token, grant, lease, sent, cx);
             }
             Outcome::Queued {
                 counter,
@@ -68,44 +106,111 @@ impl Session {
                 }
                 queue.refused(token, holder_ttl, cx);
             }
-            Outcome::Late(error) => self.failed_or_silent(id, token, error, cx),
-            Outcome::Unknown(error) => {
-                self.abandon_attempt(id, attempt, cx);
-                if !error.is_transient() {
-                    self.failed(id, token, None, cx);
-                    return self.refuse(id, Refused::Store(error), cx);
-                }
-                self.failed_or_silent(id, token, error, cx);
-            }
+            Outcome::Failed(error) => return self.unanswered(id, attempt, error, cx),
             Outcome::Refused(refused) => {
-                self.failed(id, token, None, cx);
+                self.key_and_queue(id).1.failed(token, None, cx);
                 return self.refuse(id, refused, cx);
             }
         }
         self.go_on(id, cx)
     }
 
-    pub(super) fn polled(
-        &mut self,
-        id: AcquireId,
-        token: Token,
-        sent: Instant,
-        answer: Answer,
-        cx: &mut Cx<'_>,
-    ) -> Step {
-        let (_, queue) = self.key_and_queue(id);
-        match answer {
-            Ok(Reply::Poll(PollReply::Granted(grant))) => {
+    /// Handles the answer to a poll or to the confirmation of a grant.
+    fn polled(&mut self, id: AcquireId, attempt: Attempt, answer: Answer, cx: &mut Cx<'_>) -> Step {
+        let Attempt { token, sent, .. } = attempt;
+        match (attempt.purpose, answer) {
+            (Purpose::Poll, Ok(Reply::Poll(PollReply::Granted(grant)))) => {
                 return self.granted(id, token, grant, sent, cx);
             }
-            Ok(Reply::Poll(PollReply::Queued {
-                counter,
-                holder_ttl,
-            })) => drop(queue.queued(token, sent, counter, holder_ttl, cx)),
-            Ok(_) => queue.gone(token, cx),
-            Err(error) => return self.unanswered(id, token, error, cx),
+            (
+                Purpose::Poll,
+                Ok(Reply::Poll(PollReply::Queued {
+                    counter,
+                    holder_ttl,
+                })),
+            ) => {
+                let (_, queue) = self.key_and_queue(id);
+                queue.queued(token, sent, counter, holder_ttl, cx);
+            }
+            (Purpose::Confirm(grant), Ok(Reply::Renew(RenewReply::Renewed { ttl }))) => {
+                let terms = &self.acquisitions[id].terms;
+                let lease = Lease::granted(terms.lease, terms.renew, sent, ttl, cx.fraction());
+                if lease.validity(cx.now).is_zero() {
+                    // A poll after a pause returns the current state.
+                    let error = StoreError::timed_out(cx.now - sent);
+                    return self.unanswered(id, attempt, error, cx);
+                }
+                let lease = lease.held_since(sent, terms.max_hold);
+                return self.hold_granted(id, token, grant, lease, sent, cx);
+            }
+            (purpose, Ok(_)) => {
+                self.key_and_queue(id).1.gone(token, cx);
+                if matches!(purpose, Purpose::Confirm(_)) {
+                    // With several servers, some may still hold it (rule 9).
+                    let acquisition = &self.acquisitions[id];
+                    let (hold, lease) = (acquisition.hold(token), acquisition.terms.lease);
+                    self.abandon(hold, lease, None, cx);
+                }
+            }
+            (_, Err(error)) => return self.unanswered(id, attempt, error, cx),
         }
         self.go_on(id, cx)
+    }
+
+    /// Interprets the answer to an acquire request. A token that may hold the lock is abandoned
+    /// unless the lock is granted.
+    fn outcome(
+        &mut self,
+        id: AcquireId,
+        attempt: Attempt,
+        answer: Answer,
+        cx: &mut Cx<'_>,
+    ) -> Outcome {
+        let (terms, sent) = (&self.acquisitions[id].terms, attempt.sent);
+        let error = match answer {
+            Ok(Reply::Acquire(AcquireReply::Granted(grant))) => {
+                let from = if cx.breaks(Mutation::CountsFromReply) {
+                    cx.now
+                } else {
+                    sent
+                };
+                let lease =
+                    Lease::granted(terms.lease, terms.renew, from, grant.ttl, cx.fraction());
+                if !lease.validity(cx.now).is_zero() {
+                    return Outcome::Granted(grant, lease.held_since(sent, terms.max_hold));
+                }
+                StoreError::timed_out(cx.now.saturating_duration_since(sent))
+            }
+            Ok(Reply::Acquire(AcquireReply::Queued {
+                counter,
+                holder_ttl,
+            })) => {
+                return Outcome::Queued {
+                    counter,
+                    holder_ttl,
+                };
+            }
+            Ok(Reply::Acquire(AcquireReply::Busy { holder_ttl, .. })) => {
+                return Outcome::Busy(holder_ttl);
+            }
+            Ok(Reply::Acquire(AcquireReply::ForeignKey(part))) => {
+                return Outcome::Refused(Refused::ForeignKey(part));
+            }
+            Ok(Reply::Acquire(AcquireReply::ModeMismatch)) => {
+                return Outcome::Refused(Refused::ModeMismatch);
+            }
+            // Nothing was done.
+            Ok(_) => return Outcome::Failed(StoreError::late()),
+            // A script may fail after its first writes if the server forbids one of its commands,
+            // so the token is abandoned after a refusal as well.
+            Err(error) => error,
+        };
+        self.abandon_attempt(id, attempt, cx);
+        if error.is_transient() {
+            Outcome::Failed(error)
+        } else {
+            Outcome::Refused(Refused::Store(error))
+        }
     }
 
     /// Takes over a grant from the store's wait queue, whose short lease counts from `as_of`
@@ -127,110 +232,40 @@ impl Session {
         let is_enough = lease.validity(cx.now) > terms.call_timeout();
         if terms.renew && (is_enough || cx.breaks(Mutation::ConfirmsNothing)) {
             let lease = lease.held_since(cx.now, terms.max_hold);
-            let granted = self.hold_granted(id, token, grant, lease, as_of, cx);
-            return self.serve(id, Some(token), granted, cx);
+            return self.hold_granted(id, token, grant, lease, as_of, cx);
         }
-        acquisition.state = State::Confirming {
-            token,
-            sent: cx.now,
-            grant,
-        };
-        let renewal = Renewal::new(acquisition.hold(token), terms.lease);
-        Step::Call(Call::new(
-            Request::Renew(renewal),
-            acquisition.timeout(cx.now),
-        ))
+        let request = Request::Renew(Renewal::new(acquisition.hold(token), terms.lease));
+        Step::Call(acquisition.call(token, Purpose::Confirm(grant), request, cx.now))
     }
 
-    pub(super) fn confirmed(
+    /// Records a call of the head without a usable reply. After a poll or a confirmation, the
+    /// queue entry is unchanged.
+    fn unanswered(
         &mut self,
         id: AcquireId,
-        token: Token,
-        sent: Instant,
-        grant: Grant,
-        answer: Answer,
-        cx: &mut Cx<'_>,
-    ) -> Step {
-        let acquisition = &self.acquisitions[id];
-        let terms = acquisition.terms;
-        match answer {
-            Ok(Reply::Renew(RenewReply::Renewed { ttl })) => {
-                let lease = Lease::granted(terms.lease, terms.renew, sent, ttl, cx.fraction());
-                if lease.validity(cx.now).is_zero() {
-                    // A poll after a pause returns the current state.
-                    let error = StoreError::timed_out(cx.now - sent);
-                    return self.unanswered(id, token, error, cx);
-                }
-                let granted = self.hold_from_reply(id, token, grant, lease, sent, cx);
-                self.serve(id, Some(token), granted, cx)
-            }
-            Ok(_) => {
-                // With several servers, some may still hold it (rule 9).
-                let hold = acquisition.hold(token);
-                self.key_and_queue(id).1.gone(token, cx);
-                self.abandon(hold, terms.lease, None, cx);
-                self.go_on(id, cx)
-            }
-            Err(error) => self.unanswered(id, token, error, cx),
-        }
-    }
-
-    /// Records a poll or a confirmation without a reply. The queue entry is unchanged.
-    pub(super) fn unanswered(
-        &mut self,
-        id: AcquireId,
-        token: Token,
+        attempt: Attempt,
         error: StoreError,
         cx: &mut Cx<'_>,
     ) -> Step {
-        let is_informative = self.is_informative(id, &error, cx);
+        let is_over = self.acquisitions[id].is_over(cx.now);
         let (key, queue) = self.key_and_queue(id);
+        // A call that the end of the wait has cut short must not replace a more informative last
+        // reply.
+        let is_informative = match queue.last {
+            Refusal::None => true,
+            Refusal::Busy(_) => !is_over,
+            Refusal::Unavailable(_) => !(is_over && error.is_timed_out()),
+        };
         cx.debug(|| Note::Unavailable(key.clone(), error.clone()));
-        if is_informative {
-            queue.unanswered(token, &error, cx);
+        if attempt.acquires() {
+            queue.failed(attempt.token, is_informative.then_some(&error), cx);
+        } else if is_informative {
+            queue.unanswered(attempt.token, &error, cx);
         }
         if error.is_transient() {
             self.go_on(id, cx)
         } else {
             self.refuse(id, Refused::Store(error), cx)
-        }
-    }
-
-    /// Records an acquire request without a usable reply.
-    pub(super) fn failed_or_silent(
-        &mut self,
-        id: AcquireId,
-        token: Token,
-        error: StoreError,
-        cx: &mut Cx<'_>,
-    ) {
-        let is_informative = self.is_informative(id, &error, cx);
-        let key = &self.acquisitions[id].key;
-        cx.debug(|| Note::Unavailable(key.clone(), error.clone()));
-        self.failed(id, token, is_informative.then_some(&error), cx);
-    }
-
-    pub(super) fn failed(
-        &mut self,
-        id: AcquireId,
-        token: Token,
-        error: Option<&StoreError>,
-        cx: &mut Cx<'_>,
-    ) {
-        if let Some(queue) = self.acquisitions[id].queue {
-            self.queues[queue].failed(token, error, cx);
-        }
-    }
-
-    /// Returns whether `error` reflects more than the end of the request's wait: a call that the
-    /// time limit has cut short must not replace a more informative last reply.
-    pub(super) fn is_informative(&self, id: AcquireId, error: &StoreError, cx: &Cx<'_>) -> bool {
-        let acquisition = &self.acquisitions[id];
-        let last = acquisition.queue.map(|queue| &self.queues[queue].last);
-        match last {
-            None | Some(Refusal::None) => true,
-            Some(Refusal::Busy(_)) => !acquisition.is_over(cx.now),
-            Some(Refusal::Unavailable(_)) => !(acquisition.is_over(cx.now) && error.is_timed_out()),
         }
     }
 
@@ -260,22 +295,8 @@ impl Session {
         Some(self.serve(id, None, granted, cx))
     }
 
-    /// Starts holding a grant whose lease was extended by the reply to a request sent at `sent`.
-    pub(super) fn hold_from_reply(
-        &mut self,
-        id: AcquireId,
-        token: Token,
-        grant: Grant,
-        lease: Lease,
-        sent: Instant,
-        cx: &mut Cx<'_>,
-    ) -> Granted {
-        let max_hold = self.acquisitions[id].terms.max_hold;
-        self.hold_granted(id, token, grant, lease.held_since(sent, max_hold), sent, cx)
-    }
-
     /// Starts holding a grant whose fencing tokens were reserved by a request sent at `as_of`.
-    pub(super) fn hold_granted(
+    fn hold_granted(
         &mut self,
         id: AcquireId,
         token: Token,
@@ -283,28 +304,30 @@ impl Session {
         lease: Lease,
         as_of: Instant,
         cx: &mut Cx<'_>,
-    ) -> Granted {
+    ) -> Step {
         let acquisition = &self.acquisitions[id];
         let hands_off = acquisition.claim().hands_off;
         let budget = hands_off.then(|| Budget::new(grant.reserved, as_of, cx.now));
         let hold = acquisition.hold(token);
         let held = Held::new(hold, grant.fence, acquisition.terms, lease, budget);
-        self.hold(held, cx)
+        let granted = self.hold(held, cx);
+        self.serve(id, Some(token), granted, cx)
     }
 
-    /// Ends a waiter that holds the lock: under the token of its queue entry, or by a local
+    /// Ends a request that holds the lock: under the token of its attempt, or by a local
     /// hand-off.
-    pub(super) fn serve(
+    fn serve(
         &mut self,
         id: AcquireId,
         token: Option<Token>,
         granted: Granted,
         cx: &mut Cx<'_>,
     ) -> Step {
-        let handoff_until = self.handoff_until(granted.held);
+        let budget = self.held[granted.held].budget;
+        let handoff_until = budget.map(|budget| budget.until);
         let acquisition = &self.acquisitions[id];
         let (mode, ticket) = (acquisition.terms.mode, acquisition.ticket);
-        let mut contended = acquisition.was_refused || !acquisition.was_first;
+        let mut contended = acquisition.contended;
         if let Some(queue) = acquisition.queue {
             let queue = &mut self.queues[queue];
             contended |= queue.contended;
@@ -317,7 +340,7 @@ impl Session {
         }))
     }
 
-    pub(super) fn key_and_queue(&mut self, id: AcquireId) -> (&LockKey, &mut WaitQueue) {
+    fn key_and_queue(&mut self, id: AcquireId) -> (&LockKey, &mut WaitQueue) {
         let acquisition = &self.acquisitions[id];
         #[expect(clippy::expect_used, reason = "only waiters make these calls")]
         let queue = acquisition.queue.expect("a waiter is in a queue");
@@ -329,7 +352,8 @@ impl Session {
     pub(super) fn abandon_attempt(&mut self, id: AcquireId, attempt: Attempt, cx: &mut Cx<'_>) {
         let acquisition = &self.acquisitions[id];
         let (hold, lease) = (acquisition.hold(attempt.token), acquisition.terms.lease);
-        self.abandon(hold, lease, Some(attempt.deadline), cx);
+        let deadline = acquisition.deadline(attempt.sent);
+        self.abandon(hold, lease, Some(deadline), cx);
     }
 }
 
@@ -338,40 +362,5 @@ fn waiting(key: &LockKey, holder_ttl: Option<Duration>, in_store_queue: bool) ->
         key: key.clone(),
         holder_ttl,
         in_store_queue,
-    }
-}
-
-/// Interprets the reply to an acquire request that was sent at `sent`.
-pub(super) fn outcome(answer: Answer, terms: &Terms, sent: Instant, cx: &mut Cx<'_>) -> Outcome {
-    match answer {
-        Ok(Reply::Acquire(AcquireReply::Granted(grant))) => {
-            let from = if cx.breaks(Mutation::CountsFromReply) {
-                cx.now
-            } else {
-                sent
-            };
-            let lease = Lease::granted(terms.lease, terms.renew, from, grant.ttl, cx.fraction());
-            if lease.validity(cx.now).is_zero() {
-                let took = cx.now.saturating_duration_since(sent);
-                return Outcome::Unknown(StoreError::timed_out(took));
-            }
-            Outcome::Granted(grant, lease)
-        }
-        Ok(Reply::Acquire(AcquireReply::Queued {
-            counter,
-            holder_ttl,
-        })) => Outcome::Queued {
-            counter,
-            holder_ttl,
-        },
-        Ok(Reply::Acquire(AcquireReply::Busy { holder_ttl, .. })) => Outcome::Busy(holder_ttl),
-        Ok(Reply::Acquire(AcquireReply::ForeignKey(part))) => {
-            Outcome::Refused(Refused::ForeignKey(part))
-        }
-        Ok(Reply::Acquire(AcquireReply::ModeMismatch)) => Outcome::Refused(Refused::ModeMismatch),
-        Ok(_) => Outcome::Late(StoreError::late()),
-        // A script may fail after its first writes if the server forbids one of its commands, so
-        // the token is abandoned after a refusal as well.
-        Err(error) => Outcome::Unknown(error),
     }
 }

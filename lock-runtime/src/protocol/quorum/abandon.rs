@@ -9,7 +9,7 @@ use super::{
     ServerRequest, Session,
 };
 use crate::{
-    protocol::{Abandonment, Ending, Progress, SHORTEST_CALL},
+    protocol::{Abandonment, Ending, Latest, SHORTEST_CALL},
     spec::{Mode, call_timeout},
     store::{Hold, StoreError},
 };
@@ -118,12 +118,15 @@ impl Session {
             return;
         };
         let jitter = cx.jitter();
-        let over = match abandonment.replied(reply, jitter, cx.now) {
-            Progress::Next { .. } | Progress::GaveUpFirst { .. } => return,
-            Progress::Done => Reply::Abandoned,
-            Progress::GaveUp(error) => {
+        let latest = abandonment.replied(reply, jitter, cx.now);
+        if abandonment.due().is_some() {
+            return;
+        }
+        let over = match latest {
+            Latest::GaveUp(error) => {
                 Reply::NotAbandoned(*server, abandonment.hold().clone(), error)
             }
+            Latest::Confirmed | Latest::Unconfirmed => Reply::Abandoned,
         };
         self.requests.insert(id, Request::Over(Ok(over), None));
     }

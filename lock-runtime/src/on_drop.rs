@@ -1,14 +1,14 @@
 //! A function that runs when a scope, a future or a task ends early.
 
 /// Calls a function when it is dropped, unless it is disarmed first.
-pub(super) struct OnDrop<F: FnOnce()>(Option<F>);
+pub(crate) struct OnDrop<F: FnOnce()>(Option<F>);
 
 impl<F: FnOnce()> OnDrop<F> {
-    pub(super) fn new(function: F) -> Self {
+    pub(crate) fn new(function: F) -> Self {
         Self(Some(function))
     }
 
-    pub(super) fn disarm(mut self) {
+    pub(crate) fn disarm(mut self) {
         self.0 = None;
     }
 }
