@@ -205,6 +205,10 @@ impl Store for FaultyStore {
         Box::pin(self.call(Operation::Release(release.clone())))
     }
 
+    fn release_owned(self: Arc<Self>, release: Release) -> Reply<'static, ReleaseReply> {
+        Box::pin(async move { self.release(&release).await })
+    }
+
     fn convert<'a>(&'a self, hold: &'a Hold) -> Reply<'a, ConvertReply> {
         Box::pin(self.call(Operation::Convert(hold.clone())))
     }

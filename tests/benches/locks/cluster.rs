@@ -1,5 +1,5 @@
-//! Acquire and release on a cluster of three masters, every task its own key; the limit is the same
-//! two scripts sent raw, each to the node that keeps the key, by a connection for each node.
+//! Acquire and release on a cluster of three masters, every task its own key; the other subjects
+//! send their commands to the node that keeps the key, by a connection for each node.
 
 use std::time::Duration;
 
@@ -8,11 +8,12 @@ use lock_runtime::LockClient;
 use lock_tests::RedisCluster;
 
 use crate::{
-    contest::{Contest, LIMIT},
-    raw::{self, Raw, RawLock},
+    contest::Contest,
+    raw::{self, Raw, RawLock, SCRIPTS},
     report::Row,
     subject::Ours,
     turns::each,
+    wire::{BareLock, Socket, WIRE, WIRE_REDIS_RS},
 };
 
 const TASKS: usize = 256;
@@ -23,23 +24,27 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
         .connect_cluster(cluster.urls())
         .await
         .expect("our own cluster answers");
-    let nodes = join_all(
-        cluster
-            .nodes()
+    let servers = cluster.nodes();
+    let raw = join_all(
+        servers
             .iter()
             .map(async |node| Raw::connect(&raw::client(&node.url())).await),
     )
     .await;
-    let mut raw = Vec::with_capacity(TASKS);
+    let sockets = join_all(servers.iter().map(|node| Socket::connect(node.addr()))).await;
+    let sockets = BareLock::load(sockets).await;
+    let connections = BareLock::load(raw.iter().map(|raw| raw.connection.clone())).await;
+    let mut nodes = Vec::with_capacity(TASKS);
     for task in 0..TASKS {
-        let key = format!("raw:{task}");
-        let owner = cluster.owner_of(&format!("lock:{key}")).await.port();
+        // Bare locks use the name of the task's lock, so that they are on the same node.
+        let key = format!("lock:raw:{task}");
+        let owner = cluster.owner_of(&key).await.port();
         let node = cluster
             .nodes()
             .iter()
             .position(|node| node.port() == owner)
             .expect("a node of the cluster");
-        raw.push((nodes[node].clone(), key));
+        nodes.push(node);
     }
     let contest = Contest::new("cluster", TASKS, slice)
         .servers(&cluster.nodes()[..3])
@@ -48,9 +53,25 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
                 Ours::new(&locks, format!("bench:{task}"))
             })
         })
-        .subject(LIMIT, |_, slice| {
+        .subject(WIRE, |_, slice| {
             each(slice, TASKS, |task| {
-                RawLock::new(&raw[task].0, &raw[task].1)
+                BareLock::new(
+                    &sockets[nodes[task]..=nodes[task]],
+                    format!("lock:raw:{task}"),
+                )
+            })
+        })
+        .subject(WIRE_REDIS_RS, |_, slice| {
+            each(slice, TASKS, |task| {
+                BareLock::new(
+                    &connections[nodes[task]..=nodes[task]],
+                    format!("lock:raw:{task}"),
+                )
+            })
+        })
+        .subject(SCRIPTS, |_, slice| {
+            each(slice, TASKS, |task| {
+                RawLock::new(&raw[nodes[task]], &format!("raw:{task}"))
             })
         });
     let rows = contest.run().await;

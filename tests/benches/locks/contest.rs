@@ -6,12 +6,12 @@ use futures_util::future::{FutureExt, LocalBoxFuture};
 use hdrhistogram::Histogram;
 use lock_tests::redis_server::RedisServer;
 
-use crate::{cpu::cpu_of_all, report::Row};
+use crate::{cpu::cpu_of_all, report::Row, wire::WIRE};
 
 /// Number of rounds that count, after a shorter one for warm-up.
 pub(crate) const ROUNDS: usize = 3;
 
-/// The subject that the others are compared with.
+/// The subject that the others are compared with, where there is no [`WIRE`].
 pub(crate) const LIMIT: &str = "limit";
 
 /// Measurements of one subject during one round.
@@ -166,9 +166,11 @@ pub(crate) fn rows(
     clients: usize,
     measured: &[(&'static str, Vec<Round>)],
 ) -> Vec<Row> {
-    let limit = measured.iter().find(|&&(name, _)| name == LIMIT);
+    let limit = measured
+        .iter()
+        .find(|&&(name, _)| [WIRE, LIMIT].contains(&name));
     let of_limit = |name, rounds: &[Round]| {
-        let (_, limit) = limit.filter(|_| name != LIMIT)?;
+        let (_, limit) = limit.filter(|&&(limit, _)| name != limit)?;
         Some(median(
             rounds
                 .iter()

@@ -7,7 +7,10 @@
 //! | subject | meaning |
 //! |---|---|
 //! | `lock-runtime` | ours |
-//! | `limit` | the minimum for the same task: the scripts sent directly, or a map of mutexes |
+//! | `wire` | bare `SET NX PX` and a script that deletes, over one plain socket: the least that a lock may cost |
+//! | `wire redis-rs` | the same over a connection of that crate |
+//! | `scripts` | our own scripts, sent directly: what the client adds to them |
+//! | `limit` | where there is no `wire`: a hand-off in one script, or a map of mutexes |
 //! | `rslock` | the best Rust peer, over one server; it has no fencing tokens and no wait queue |
 
 mod cluster;
@@ -29,6 +32,7 @@ mod subject;
 mod turns;
 mod uncontended;
 mod wait;
+mod wire;
 
 use std::{path::PathBuf, time::Duration};
 

@@ -1,5 +1,4 @@
-//! The upper limit: the store's own scripts, sent directly over a connection with the store's own
-//! settings.
+//! The store's own scripts, sent directly over a connection with the store's own settings.
 //!
 //! All use of the scripts' keys, arguments and replies in this bench is in this file.
 
@@ -24,6 +23,8 @@ macro_rules! script {
     };
 }
 
+pub(crate) const SCRIPTS: &str = "scripts";
+
 /// A deadline that no request misses.
 const DEADLINE: &str = "9000000000000000";
 
@@ -41,7 +42,7 @@ pub(crate) fn client(url: &str) -> Client {
 /// A connection, and the digests of the scripts that are sent over it.
 #[derive(Clone)]
 pub(crate) struct Raw {
-    connection: MultiplexedConnection,
+    pub(crate) connection: MultiplexedConnection,
     acquire: String,
     release: String,
     pass: String,

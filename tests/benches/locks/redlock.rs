@@ -8,11 +8,12 @@ use lock_runtime::{LockClient, RedisOptions};
 use lock_tests::redis_server::RedisServer;
 
 use crate::{
-    contest::{Contest, LIMIT},
-    raw::{self, MARKER, Raw, RawMajority},
+    contest::Contest,
+    raw::{self, MARKER, Raw, RawMajority, SCRIPTS},
     report::Row,
     subject::{Ours, Rslock, Subject},
     turns::{Watch, contend, each, together},
+    wire::{BareLock, Socket, WIRE, WIRE_REDIS_RS},
 };
 
 /// Lease of all locks, and the time for which new servers do not vote.
@@ -37,6 +38,9 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
         )
     }));
     let raw = raw.await;
+    let sockets = join_all(servers.iter().map(|server| Socket::connect(server.addr()))).await;
+    let sockets = BareLock::load(sockets).await;
+    let connections = BareLock::load(raw.iter().map(|(raw, _)| raw.connection.clone())).await;
     let manager = Rslock::manager_of(&clients);
     let mut rows = Vec::new();
     for tasks in TASKS {
@@ -44,7 +48,17 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
         let contest = Contest::new("redlock", tasks, slice)
             .servers(&servers)
             .subject("lock-runtime", |_, slice| each(slice, tasks, ours))
-            .subject(LIMIT, |_, slice| {
+            .subject(WIRE, |_, slice| {
+                each(slice, tasks, |task| {
+                    BareLock::new(&sockets, format!("wire:{task}"))
+                })
+            })
+            .subject(WIRE_REDIS_RS, |_, slice| {
+                each(slice, tasks, |task| {
+                    BareLock::new(&connections, format!("wire-rs:{task}"))
+                })
+            })
+            .subject(SCRIPTS, |_, slice| {
                 each(slice, tasks, |task| {
                     RawMajority::new(&raw, &format!("raw:{task}"))
                 })

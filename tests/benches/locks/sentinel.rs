@@ -1,6 +1,5 @@
 //! Acquire and release behind Sentinels, one key for each task: as over one server, and with a
-//! replica that must confirm each grant before it is returned. The limit is the same two scripts
-//! sent directly to the primary.
+//! replica that must confirm each grant before it is returned.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -8,11 +7,12 @@ use lock_runtime::{LockClient, LockClientBuilder, RedisOptions};
 use lock_tests::SentinelSet;
 
 use crate::{
-    contest::{Contest, LIMIT},
-    raw::{self, Raw, RawLock},
+    contest::Contest,
+    raw::{self, Raw, RawLock, SCRIPTS},
     report::Row,
     subject::Ours,
     turns::each,
+    wire::{BareLock, Socket, WIRE, WIRE_REDIS_RS},
 };
 
 const TASKS: [usize; 2] = [1, 64];
@@ -32,7 +32,10 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
         LockClient::builder().redis(RedisOptions::new().min_replicas(NonZeroU32::MIN, PATIENCE)),
     )
     .await;
-    let raw = Raw::connect(&raw::client(&set.master().await.url())).await;
+    let primary = set.master().await;
+    let raw = Raw::connect(&raw::client(&primary.url())).await;
+    let sockets = BareLock::load([Socket::connect(primary.addr()).await]).await;
+    let connections = BareLock::load([raw.connection.clone()]).await;
     let mut rows = Vec::new();
     for tasks in TASKS {
         let contest = Contest::new("sentinel", tasks, slice)
@@ -47,7 +50,17 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
                     Ours::new(&replicated, format!("replicated:{task}"))
                 })
             })
-            .subject(LIMIT, |_, slice| {
+            .subject(WIRE, |_, slice| {
+                each(slice, tasks, |task| {
+                    BareLock::new(&sockets, format!("wire:{task}"))
+                })
+            })
+            .subject(WIRE_REDIS_RS, |_, slice| {
+                each(slice, tasks, |task| {
+                    BareLock::new(&connections, format!("wire-rs:{task}"))
+                })
+            })
+            .subject(SCRIPTS, |_, slice| {
                 each(slice, tasks, |task| {
                     RawLock::new(&raw, &format!("raw:{task}"))
                 })

@@ -1,5 +1,4 @@
-//! Acquire and release, every task its own key, over one connection; the limit is the same two
-//! scripts sent raw.
+//! Acquire and release, every task its own key, over one connection.
 
 use std::time::Duration;
 
@@ -7,11 +6,12 @@ use lock_runtime::LockClient;
 use lock_tests::redis_server::RedisServer;
 
 use crate::{
-    contest::{Contest, LIMIT},
-    raw::{self, Raw, RawLock},
+    contest::Contest,
+    raw::{self, Raw, RawLock, SCRIPTS},
     report::Row,
     subject::{Ours, Rslock},
     turns::each,
+    wire::{BareLock, Socket, WIRE, WIRE_REDIS_RS},
 };
 
 const TASKS: [usize; 3] = [1, 64, 1024];
@@ -23,6 +23,8 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
         .await
         .expect("our own server answers");
     let raw = Raw::connect(&client).await;
+    let sockets = BareLock::load([Socket::connect(server.addr()).await]).await;
+    let connections = BareLock::load([raw.connection.clone()]).await;
     let manager = Rslock::manager(&client);
     let mut rows = Vec::new();
     for tasks in TASKS {
@@ -33,7 +35,17 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
                     Ours::new(&locks, format!("bench:{task}"))
                 })
             })
-            .subject(LIMIT, |_, slice| {
+            .subject(WIRE, |_, slice| {
+                each(slice, tasks, |task| {
+                    BareLock::new(&sockets, format!("wire:{task}"))
+                })
+            })
+            .subject(WIRE_REDIS_RS, |_, slice| {
+                each(slice, tasks, |task| {
+                    BareLock::new(&connections, format!("wire-rs:{task}"))
+                })
+            })
+            .subject(SCRIPTS, |_, slice| {
                 each(slice, tasks, |task| {
                     RawLock::new(&raw, &format!("raw:{task}"))
                 })

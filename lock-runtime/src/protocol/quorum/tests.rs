@@ -104,9 +104,9 @@ fn renewal_of_an_abandoned_alias_does_not_count() {
     assert!(replies[0].is_err(), "{replies:?}");
 }
 
-/// The reply of a server arrives after the request that has polled it: the server no longer knows
-/// the alias as it was polled. A duplicate of the conversion that followed may have made a reader of
-/// it, so it is abandoned at once: the release that follows does not know it any more.
+/// The reply to a poll arrives after its request is over: the server no longer knows the alias as
+/// it was polled. A duplicate of the conversion that followed may have made it a reader, so it is
+/// abandoned at once. The release that follows does not know it any more.
 #[test]
 fn an_alias_that_is_gone_is_abandoned_without_a_further_step() {
     let (now, key) = (Instant::now(), LockKey::new("a").unwrap());
