@@ -22,7 +22,6 @@ found! {
     found_client_that_hands_off_after_a_data_loss: Client(Mutation::HandsOffAfterDataLoss) => Fence,
     found_client_that_awaits_a_lost_report: Client(Mutation::AwaitsReport) => Stuck,
     found_client_that_wakes_no_head: Client(Mutation::WakesNoHead) => Asleep,
-    found_client_that_wakes_no_other_head: Client(Mutation::WakesNoOtherHead) => Asleep,
     found_client_that_takes_silence_for_a_holder: Client(Mutation::TakesSilenceForHolder) => Contended,
     found_client_that_writes_no_number_back: Majority(Quorum::NoWriteBack) => Fence,
     found_reader_that_counts_a_number_which_others_may_have: Majority(Quorum::CountsWhatOthersHave) => Fence,
