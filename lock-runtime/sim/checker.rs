@@ -121,7 +121,8 @@ impl Checker {
         }
         for lock in take(&mut net.contended) {
             let taken_at = self.taken_at.get(&lock).copied();
-            if taken_at.is_none_or(|at| at + LATELY < net.now) {
+            let known_at = taken_at.max(net.paused_until);
+            if known_at.is_none_or(|at| at + LATELY < net.now) {
                 self.report(Wrong::Contended, || {
                     format!("{} is said to be held, last {taken_at:?}", lock.1)
                 });

@@ -113,6 +113,8 @@ pub(super) struct Network {
     pub(super) began: Vec<(Who, Began)>,
     /// The locks of requests that were refused as contended in this event.
     pub(super) contended: Vec<(LockKind, LockKey)>,
+    /// When a client was paused last: what it knows is as old as the pause is long.
+    pub(super) paused_until: Option<Instant>,
     /// There is something to check.
     pub(super) look: bool,
     /// A request was refused in a way that its schedule excludes.
@@ -149,6 +151,7 @@ impl Network {
             revoked: Vec::new(),
             began: Vec::new(),
             contended: Vec::new(),
+            paused_until: None,
             look: false,
             wrong: None,
             history: is_traced.then(String::new),
