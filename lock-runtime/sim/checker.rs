@@ -1,6 +1,6 @@
 //! The invariants of a run: those that hold at every moment, and those that hold at its end.
 
-use std::{collections::BTreeMap, mem::take};
+use std::{collections::BTreeMap, mem::take, time::Duration};
 
 use tokio::time::Instant;
 
@@ -43,7 +43,13 @@ pub(super) enum Wrong {
     Leak,
     /// A request was refused in a way that its schedule excludes.
     Refusal,
+    /// A request was refused as contended, but the store kept the lock for no other one.
+    Contended,
 }
+
+/// The time after the end of a hold in which a process may still count it as current: it learns of
+/// the end from the replies to its waiters, which poll every second.
+const LATELY: Duration = Duration::from_secs(2);
 
 /// The longest sequence of local hand-offs.
 const MAX_HANDOFFS: u32 = 32;
@@ -72,6 +78,8 @@ pub(super) struct Checker {
     /// The number of guards that each token of a writer was handed out to, one after the other.
     writers: BTreeMap<Token, u32>,
     dead: Vec<Holder>,
+    /// When the single store last had a holder, a reservation or a waiter of each lock.
+    taken_at: BTreeMap<(LockKind, LockKey), Instant>,
     found: Option<Violation>,
     /// If set, all other violations are ignored.
     pub(super) only: Option<Wrong>,
@@ -98,6 +106,28 @@ impl Checker {
             self.began(net, servers, &began, is_warned);
         }
         self.holders(net, clients, servers);
+        if net.is_single {
+            self.contended(net, &servers[0]);
+        }
+    }
+
+    /// Checks that requests are refused as contended only if the store had something to refuse them
+    /// for. A reply that the store did not give proves nothing.
+    fn contended(&mut self, net: &mut Network, server: &Server) {
+        for (key, kind) in (net.keys.iter()).flat_map(|key| KINDS.map(|kind| (key, kind))) {
+            if server.table().is_taken(key, kind, server.clock.at(net.now)) {
+                self.taken_at.insert((kind, key.clone()), net.now);
+            }
+        }
+        for lock in take(&mut net.contended) {
+            let taken_at = self.taken_at.get(&lock).copied();
+            let known_at = taken_at.max(net.paused_until);
+            if known_at.is_none_or(|at| at + LATELY < net.now) {
+                self.report(Wrong::Contended, || {
+                    format!("{} is said to be held, last {taken_at:?}", lock.1)
+                });
+            }
+        }
     }
 
     /// Checks the order of fencing tokens. A token is larger than all that were handed out before

@@ -244,6 +244,7 @@ impl Client {
         if self.direct.is_some() {
             net.excused.extend(out.given_up);
         }
+        net.contended.extend(out.contended);
         for (when, event) in out.timers {
             self.at(net, when, Input::Process(event));
         }
@@ -380,7 +381,9 @@ impl Client {
 
     /// Describes the state that is left in the client, or returns `None` if there is none.
     pub(super) fn unrest(&mut self, net: &Network) -> Option<String> {
-        let (rounds, requests) = self.session.rest(self.clock.at(net.now));
+        // The round of a release that was given up stays until its votes have expired.
+        let later = self.clock.at(net.now + net.longest_lease);
+        let (rounds, requests) = self.session.rest(later);
         let rounds: Vec<_> = rounds.into_iter().map(|token| net.name(token)).collect();
         let left = self.process.session.rest();
         (left.is_some() || requests + rounds.len() > 0)

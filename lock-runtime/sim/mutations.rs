@@ -22,6 +22,7 @@ found! {
     found_client_that_hands_off_after_a_data_loss: Client(Mutation::HandsOffAfterDataLoss) => Fence,
     found_client_that_awaits_a_lost_report: Client(Mutation::AwaitsReport) => Stuck,
     found_client_that_wakes_no_head: Client(Mutation::WakesNoHead) => Asleep,
+    found_client_that_takes_silence_for_a_holder: Client(Mutation::TakesSilenceForHolder) => Contended,
     found_client_that_writes_no_number_back: Majority(Quorum::NoWriteBack) => Fence,
     found_reader_that_counts_a_number_which_others_may_have: Majority(Quorum::CountsWhatOthersHave) => Fence,
     found_client_that_is_content_with_half_of_the_servers: Majority(Quorum::MajorityOffByOne) => TwoHolders,
@@ -33,4 +34,5 @@ found! {
     found_quarantine_by_the_uptime_alone: UptimeOnly => TwoHolders,
     found_client_that_accepts_an_abandoned_acquire: Majority(Quorum::BelievesTheAbandoned) => TwoHolders,
     found_client_that_gives_up_a_name_once: Majority(Quorum::AbandonsOnce) => Orphan,
+    found_client_whose_time_outs_are_fixed: Majority(Quorum::FixedTimeOuts) => Stuck,
 }

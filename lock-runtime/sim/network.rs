@@ -19,6 +19,7 @@ use crate::{
         self,
         quorum::{Mutation, ServerRequest},
     },
+    spec::LockKind,
     store::{Hold, StoreEvent, Token},
 };
 
@@ -39,6 +40,8 @@ pub(super) struct Rates {
     /// Messages after which the connection ends. The client notices its end after a delay.
     pub(super) breaks: usize,
     pub(super) longest: Duration,
+    /// The shortest delay of a message, also when there are no more faults.
+    pub(super) shortest: Duration,
 }
 
 /// The number of a connection.
@@ -108,6 +111,10 @@ pub(super) struct Network {
     pub(super) revoked: Vec<Token>,
     /// The guards that were handed out in this event.
     pub(super) began: Vec<(Who, Began)>,
+    /// The locks of requests that were refused as contended in this event.
+    pub(super) contended: Vec<(LockKind, LockKey)>,
+    /// When a client was paused last: what it knows is as old as the pause is long.
+    pub(super) paused_until: Option<Instant>,
     /// There is something to check.
     pub(super) look: bool,
     /// A request was refused in a way that its schedule excludes.
@@ -143,6 +150,8 @@ impl Network {
             excused: Vec::new(),
             revoked: Vec::new(),
             began: Vec::new(),
+            contended: Vec::new(),
+            paused_until: None,
             look: false,
             wrong: None,
             history: is_traced.then(String::new),
@@ -313,7 +322,7 @@ impl Network {
                 self.after(soon, Event::InClient(who, Input::Broken(conn)));
             }
         }
-        let mut when = sent + self.dice.up_to(longest);
+        let mut when = sent + self.rates.shortest + self.dice.up_to(longest);
         if !self.is_single {
             let latest = &mut self.connections[conn].latest[usize::from(way != Way::Request)];
             when = when.max(*latest);

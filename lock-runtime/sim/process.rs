@@ -206,6 +206,8 @@ pub(super) struct Out {
     pub(super) sent: Vec<(u32, Message)>,
     pub(super) timers: Vec<(Instant, Event)>,
     pub(super) began: Vec<Began>,
+    /// The locks of requests that were refused as contended.
+    pub(super) contended: Vec<(LockKind, LockKey)>,
     /// Tokens whose abandonment was given up.
     pub(super) given_up: Vec<Token>,
     /// The lines of the history.
@@ -452,7 +454,7 @@ impl Process {
                         self.after(pause, Event::DropCall(call));
                     }
                 }
-                Err((_, refused)) => self.refused(&refused),
+                Err((index, refused)) => self.refused(&arrival, index, &refused),
             }
             return;
         }
@@ -473,12 +475,17 @@ impl Process {
                     self.after(pause, Event::Cancel(id));
                 }
             }
-            Err(refused) => self.refused(&refused),
+            Err(refused) => self.refused(&arrival, 0, &refused),
         }
     }
 
-    fn refused(&mut self, refused: &Refused) {
+    /// A request is refused, because of the key with this index.
+    fn refused(&mut self, arrival: &Arrival, index: usize, refused: &Refused) {
         self.say(|| format!("refused: {refused:?}"));
+        if let Refused::Contended(_) = refused {
+            let key = self.keys[arrival.keys[index]].clone();
+            self.out.contended.push((arrival.terms.mode.kind(), key));
+        }
         let is_wrong = match refused {
             Refused::ForeignKey(_) | Refused::ModeMismatch => true,
             Refused::ShuttingDown => !self.session.is_closed(),
@@ -525,7 +532,7 @@ impl Process {
                         let key = waiter.arrival.keys[0];
                         self.begins(key, waiter.arrival, granted, waiter.since);
                     }
-                    Err(refused) => self.refused(&refused),
+                    Err(refused) => self.refused(&waiter.arrival, 0, &refused),
                 }
             }
         }
@@ -565,7 +572,7 @@ impl Process {
                     arrival.again = 0;
                 }
             }
-            AllStep::Done(Err((_, refused))) => self.refused(&refused),
+            AllStep::Done(Err((index, refused))) => self.refused(&arrival, index, &refused),
         }
         None
     }

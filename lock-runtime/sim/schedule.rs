@@ -150,6 +150,7 @@ impl Schedule {
             pushes_late: dice.one_of(&[0, 100, 500]),
             breaks: 0,
             longest: dice.one_of(&[millis(20), leases[0], horizon, millis(3500)]),
+            shortest: Duration::ZERO,
         };
         if is_echoing {
             rates = Rates {
@@ -159,6 +160,7 @@ impl Schedule {
                 pushes_late: 900,
                 breaks: 0,
                 longest: millis(900),
+                shortest: Duration::ZERO,
             };
         }
         let kind = dice.one_of(&[
@@ -254,6 +256,7 @@ impl Schedule {
             pushes_late: late,
             breaks: dice.one_of(&[0, 0, 5, 30]),
             longest: dice.one_of(&[millis(20), leases[0] / 10, leases[0] / 2, leases[0] * 2]),
+            shortest: Duration::ZERO,
         };
         if is_sluggish {
             rates = Rates {
@@ -262,6 +265,10 @@ impl Schedule {
                 longest: leases[0] / dice.one_of(&[4, 7, 10]),
                 ..rates
             };
+        }
+        // Some servers take longer to reply than the shortest time-out of their requests.
+        if (late, rates.lost, is_sluggish) == (0, 0, false) && rates.longest == millis(20) {
+            rates.shortest = leases[0].min(leases[1]) / 36;
         }
         let count = dice.one_of(&[3, 3, 3, 5]);
         let clients = 2 + dice.below(3);
@@ -283,7 +290,7 @@ impl Schedule {
             // A lock that is handed off in a process asks the servers less often.
             strict: 700,
             cancelled: 150,
-            min_held: 0,
+            min_held: 30,
             extended: 20,
             again: 2,
             repeated: 700,
@@ -431,7 +438,7 @@ impl Crowd {
             + millis(3000)
             + millis(5500)
             + millis(2000)
-            + millis(100) * turns as u32;
+            + (millis(100) + rates.shortest * 8) * turns as u32;
         let mut schedule = Schedule {
             clients: vec![(0, 0); self.clients],
             locks: self.locks,

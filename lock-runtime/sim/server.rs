@@ -238,7 +238,10 @@ impl Server {
                 Reply::Call(vote(table, fences, request, &mut step), micros)
             }
         };
-        let events = take(&mut step.events);
+        let mut events = take(&mut step.events);
+        if net.of_client() == Some(Mutation::AnnouncesNoEnd) {
+            events.retain(|event| !matches!(event, StoreEvent::FreeIn { .. }));
+        }
         if let Request::Direct(_) = request {
             self.record_grants(&net.keys, now);
         }

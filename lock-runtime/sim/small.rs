@@ -244,3 +244,17 @@ fn the_search_finds_rules_that_are_switched_off() {
         .with_depth(9)
         .finds(Mutation::CountsFromPush, Wrong::NotHeld);
 }
+
+/// A lock comes back to a process for a waiter that leaves at the same time. The next one renews
+/// nothing, so it cannot take the lock over.
+#[test]
+fn a_lock_that_comes_back_for_a_waiter_that_leaves() {
+    let scope = Scope::of(&[0, 0, 0, 0])
+        .one_by_one()
+        .with(0, |arrival| arrival.hold_for = LATER * 4)
+        .with(2, |arrival| arrival.cancel_after = Some(LATER * 2))
+        .with(3, |arrival| arrival.terms.renew = false)
+        .with_depth(9);
+    scope.is_sound();
+    scope.finds(Mutation::WakesNoOtherHead, Wrong::Asleep);
+}

@@ -1,4 +1,4 @@
-//! A scenario that random schedules hardly ever produce.
+//! Scenarios that random schedules hardly ever produce.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{
     world::World,
 };
 use crate::{
-    protocol::Mutation,
+    protocol::{Mutation, quorum},
     spec::{Mode, Wait},
 };
 
@@ -36,12 +36,16 @@ fn turns_of_the_impatient(mutation: Option<Mutation>) -> u32 {
     let mut schedule = Schedule::perfect(busy.chain(impatient), SECOND * 60);
     // The waits of the last requests have ended.
     schedule.actions.push((SECOND * 62, Action::Quiet));
-    let broken = mutation.map(Broken::Client);
+    served(schedule, mutation.map(Broken::Client), BUSY)
+}
+
+/// Runs a schedule. Returns how often a process is served.
+fn served(schedule: Schedule, broken: Option<Broken>, process: usize) -> u32 {
     let mut world = World::new(schedule, Dice::new(0), broken, false);
     if let Err(violation) = world.run(None) {
         panic!("{violation}");
     }
-    world.clients[BUSY].process.served
+    world.clients[process].process.served
 }
 
 #[test]
@@ -55,4 +59,69 @@ fn wait_for_a_short_time_gets_turns_behind_busy_ones() {
 fn found_client_that_inherits_no_entry() {
     let turns = turns_of_the_impatient(Some(Mutation::InheritsNoEntry));
     assert_eq!(turns, 0, "turns in a minute");
+}
+
+/// A reader leaves a reservation behind, and a second reader leaves while a writer waits for both.
+/// Returns how often the writer, which waits until a little after the reservation, is served.
+fn writers_behind_a_reservation(mutation: Option<Mutation>) -> u32 {
+    let millis = Duration::from_millis;
+    let arrival = |process, mode, wait, hold_for| {
+        let terms = terms(mode, LEASE, Wait::AtMost(wait));
+        schedule::arrival(process, terms, hold_for)
+    };
+    let mut first = arrival(0, Mode::Shared, SECOND, millis(10));
+    first.terms.min_hold = Some(millis(300));
+    let second = arrival(1, Mode::Shared, SECOND, millis(60));
+    let writer = arrival(2, Mode::Exclusive, millis(350), millis(1));
+    let arrivals = [(0, first), (1, second), (30, writer)];
+    let arrivals = arrivals.map(|(when, arrival)| (millis(when), arrival));
+    let schedule = Schedule::perfect(arrivals, SECOND);
+    served(schedule, mutation.map(Broken::Client), 2)
+}
+
+#[test]
+fn writer_gets_the_lock_at_the_end_of_a_reservation() {
+    assert_eq!(writers_behind_a_reservation(None), 1, "writers");
+}
+
+#[test]
+fn found_store_that_announces_no_end() {
+    let writers = writers_behind_a_reservation(Some(Mutation::AnnouncesNoEnd));
+    assert_eq!(writers, 0, "writers");
+}
+
+/// A client dies with the vote of the coordinator alone. Returns how many of two requests of
+/// another client are served long before that vote expires: one that waits, and one that does not.
+fn served_beside_a_dead_vote(mutation: Option<quorum::Mutation>) -> u32 {
+    // The coordinator of this lock.
+    const COORDINATOR: usize = 1;
+    let millis = Duration::from_millis;
+    let arrival =
+        |process, wait| schedule::arrival(process, terms(Mode::Exclusive, LEASE, wait), millis(1));
+    let arrivals = [
+        (SECOND, arrival(0, Wait::AtMost(LEASE))),
+        (SECOND * 2, arrival(1, Wait::No)),
+        (SECOND * 3, arrival(1, Wait::AtMost(SECOND * 5))),
+    ];
+    let mut schedule = Schedule::perfect(arrivals, SECOND);
+    schedule.servers = vec![(0, 0); 3];
+    schedule.longest_lease = LEASE;
+    let others = (0..3).filter(|server| *server != COORDINATOR);
+    let parts = others.map(|server| (Duration::ZERO, Action::Part(0, server, LEASE)));
+    schedule.actions.extend(parts);
+    schedule
+        .actions
+        .push((SECOND + millis(10), Action::Crash(0)));
+    served(schedule, mutation.map(Broken::Majority), 1)
+}
+
+#[test]
+fn one_dead_vote_blocks_no_request() {
+    assert_eq!(served_beside_a_dead_vote(None), 2, "requests");
+}
+
+#[test]
+fn found_client_that_yields_to_a_dead_vote() {
+    let requests = served_beside_a_dead_vote(Some(quorum::Mutation::YieldsToDeadVote));
+    assert_eq!(requests, 0, "requests");
 }

@@ -381,6 +381,9 @@ impl World {
     /// Delivers the deferred events of a paused client, in any order.
     fn go_on(&mut self, process: usize) {
         let client = &mut self.clients[process];
+        if client.stopped.is_some() {
+            self.net.paused_until = Some(self.net.now);
+        }
         for input in client.stopped.take().into_iter().flatten() {
             let pause = self.net.dice.up_to(Duration::from_micros(100));
             self.net.after(pause, Event::InClient(client.who, input));

@@ -172,6 +172,12 @@ pub(crate) enum Mutation {
     AwaitsReport,
     /// The head of a wait queue is not woken.
     WakesNoHead,
+    /// The head is not woken when the lock comes back for a waiter that has left.
+    WakesNoOtherHead,
+    /// A request is refused as if the lock were held, because the store did not reply to another.
+    TakesSilenceForHolder,
+    /// The store does not announce the end of a reservation.
+    AnnouncesNoEnd,
 }
 
 impl Cx<'_> {

@@ -307,7 +307,10 @@ impl Session {
             .queue_of(mode.kind(), key)
             .map(|queue| queue.last.clone());
         match last {
-            Some(Refusal::Unavailable(error)) if !self.excludes(key, mode, cx.now) => {
+            Some(Refusal::Unavailable(error))
+                if !self.excludes(key, mode, cx.now)
+                    && !cx.breaks(Mutation::TakesSilenceForHolder) =>
+            {
                 // It is unknown whether the lock is held.
                 Refused::Store(error)
             }

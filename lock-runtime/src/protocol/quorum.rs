@@ -72,6 +72,10 @@ pub(crate) enum Mutation {
     BelievesTheAbandoned,
     /// Rule 8: an alias is abandoned once, even if an acquire may still be delayed.
     AbandonsOnce,
+    /// A majority without the coordinator's vote waits until that vote has expired.
+    YieldsToDeadVote,
+    /// The time in which a server must reply does not follow the measured round trip.
+    FixedTimeOuts,
 }
 
 /// The surroundings of one visit to a [`Session`], and its output.

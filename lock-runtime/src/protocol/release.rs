@@ -290,7 +290,10 @@ impl Session {
                 queue.hand_off(handoff, cx);
             }
             _ => {
-                if had_entry && let Some(queue) = self.queue_of(LockKind::Lock, &key) {
+                if had_entry
+                    && !cx.breaks(Mutation::WakesNoOtherHead)
+                    && let Some(queue) = self.queue_of(LockKind::Lock, &key)
+                {
                     // The head stood behind the entry, whatever its claim.
                     queue.freed(cx);
                 }

@@ -34,7 +34,7 @@ impl Session {
         let lease = round.longest_lease;
         self.abandon_unused(stem, cx);
         self.rounds.remove(&stem);
-        Some(cx.now + self.server_timeout(lease))
+        Some(cx.now + self.server_timeout(lease, cx))
     }
 
     /// Abandons the aliases that an acquisition no longer uses.

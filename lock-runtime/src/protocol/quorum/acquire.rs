@@ -116,7 +116,7 @@ impl Session {
         let terms = Terms::of(round, cx.now);
         let calls = round.poll(terms.deadline, cx.now);
         let lease = round.lease;
-        let timeout = self.server_timeout(lease);
+        let timeout = self.server_timeout(lease, cx);
         let acquiring = Acquiring::new(hold.token, Kind::Poll, terms, timeout, cx.now);
         let id = self.next_id();
         self.exchange(id, &acquiring, calls, cx);
@@ -168,7 +168,8 @@ impl Session {
             self.rounds.insert(token.stem(), round);
             calls
         };
-        let acquiring = Acquiring::new(token, kind, terms, self.server_timeout(lease), now);
+        let timeout = self.server_timeout(lease, cx);
+        let acquiring = Acquiring::new(token, kind, terms, timeout, now);
         self.exchange(id, &acquiring, calls, cx);
         acquiring
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Session;
+use super::{Cx, Mutation, Session};
 use crate::spec::call_timeout;
 
 /// The time in which a majority must reply: 90 % of the caller's time-out, so that the caller gets
@@ -19,7 +19,10 @@ fn server_timeout(lease: Duration) -> Duration {
 impl Session {
     /// The time in which one server must reply to an acquire. It is longer if all servers are slow;
     /// otherwise no request would ever get its replies.
-    pub(super) fn server_timeout(&self, lease: Duration) -> Duration {
+    pub(super) fn server_timeout(&self, lease: Duration, cx: &Cx<'_>) -> Duration {
+        if cx.breaks(Mutation::FixedTimeOuts) {
+            return server_timeout(lease);
+        }
         let slow = self.round_trip * 10;
         slow.clamp(server_timeout(lease), call_timeout(lease) * 2 / 3)
     }

@@ -382,6 +382,7 @@ impl Round {
         let before = self.was_free.take();
         if let (Some(before), Some(obstacle)) = (before, obstacle)
             && before.may_be(&obstacle, self.hold.mode)
+            && !cx.breaks(Mutation::YieldsToDeadVote)
         {
             return self.has_majority(cx);
         }

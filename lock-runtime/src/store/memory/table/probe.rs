@@ -41,6 +41,16 @@ impl Table {
         })
     }
 
+    /// Returns whether there is a holder, a reservation or a waiter.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_taken(&self, key: &LockKey, kind: LockKind, now: Instant) -> bool {
+        self.entry(key, kind).is_some_and(|entry| {
+            let mut places = entry.line.iter();
+            entry.slots.iter().any(|slot| slot.expires > now)
+                || places.any(|place| now < place.seen + ENTRY_TTL)
+        })
+    }
+
     /// Switches rule 11 off: keeps the lock for `lease` from now, even if that shortens the
     /// lease.
     pub(crate) fn shorten(&mut self, hold: &Hold, lease: Duration, now: Instant) {
