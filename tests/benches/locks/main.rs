@@ -7,7 +7,7 @@
 //! | subject | meaning |
 //! |---|---|
 //! | `lock-runtime` | ours |
-//! | `wire` | bare `SET NX PX` and a script that deletes, over one plain socket: the least that a lock may cost |
+//! | `wire` | bare `SET NX PX`, and a script that deletes, over one plain socket |
 //! | `wire redis-rs` | the same over a connection of that crate |
 //! | `scripts` | our own scripts, sent directly: what the client adds to them |
 //! | `limit` | where there is no `wire`: a hand-off in one script, or a map of mutexes |

@@ -276,6 +276,7 @@ impl Round {
         if state.token != token || is_outdated {
             return;
         }
+        let renewed = matches!(answer, Answer::Renew(RenewReply::Renewed { .. }));
         let held = |grant: Grant| Standing::Holds(Vote::new(grant, sent));
         let (standing, status) = match answer {
             Answer::Acquire(AcquireReply::Granted(grant))
@@ -364,6 +365,7 @@ impl Round {
         state.straggler_until = None;
         state.pushed = None;
         state.standing = standing;
+        state.renewed = renewed;
     }
 
     fn fresh_name(&mut self) -> Token {

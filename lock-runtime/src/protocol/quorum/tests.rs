@@ -173,3 +173,53 @@ fn an_alias_that_is_gone_is_abandoned_without_a_further_step() {
     let gone = ServerReply::Poll(PollReply::Gone);
     assert_eq!(replies(&mut session, late, gone), 1);
 }
+
+/// A server grants the lock from its queue, and the push message is lost. Its vote counts once it
+/// was renewed, so the next renewal must not abandon it to ask for another one.
+#[test]
+fn a_vote_that_was_renewed_is_not_abandoned() {
+    let (now, key) = (Instant::now(), LockKey::new("a").unwrap());
+    let mut session = Session::new(["a", "b", "c"].map(String::from));
+    let hold = Hold::new(key, Mode::Exclusive, Token::random());
+    let request = KeyRequest {
+        if_busy: IfBusy::Queue,
+        ..KeyRequest::new(hold.clone(), LEASE, now + LEASE)
+    };
+    let (id, out) = visit(&mut session, now, |session, cx| {
+        session.acquire(&request, cx)
+    });
+    let grant = Grant::new(FencingToken::new(7).unwrap(), LEASE);
+    let mut sends = out.sends.into_iter();
+    for send in sends.by_ref().take(2) {
+        visit(&mut session, now, |session, cx| {
+            let reply = ServerReply::Acquire(AcquireReply::Granted(grant));
+            session.replied(send.ticket, Ok(reply), cx);
+        });
+    }
+    let late = sends.next().unwrap();
+    visit(&mut session, now, |session, cx| session.step(id, cx));
+
+    let (renewals, later) = ([Renewal::new(hold, LEASE)], now + LEASE / 3);
+    let (_, out) = visit(&mut session, later, |session, cx| {
+        session.renew(&renewals, cx)
+    });
+    let queued = ServerReply::Acquire(AcquireReply::Queued {
+        counter: None,
+        holder_ttl: Some(LEASE),
+    });
+    visit(&mut session, later, |session, cx| {
+        session.replied(late.ticket, Ok(queued), cx);
+    });
+    assert_eq!(out.sends.len(), 3);
+    for send in out.sends {
+        visit(&mut session, later, |session, cx| {
+            let reply = ServerReply::Renew(vec![Ok(RenewReply::Renewed { ttl: LEASE })]);
+            session.replied(send.ticket, Ok(reply), cx);
+        });
+    }
+
+    let (_, out) = visit(&mut session, later, |session, cx| {
+        session.renew(&renewals, cx)
+    });
+    assert_eq!((out.sends.len(), out.abandonments.len()), (3, 0));
+}

@@ -81,8 +81,14 @@ impl Round {
     pub(crate) fn heal(&mut self, deadline: Instant) -> Calls {
         let is_held = self.fence.is_some() && self.phase == Phase::Over && !self.closed;
         self.ask_each(|round, server| {
-            let standing = round.states[server].standing;
-            if !is_held || !matches!(standing, Standing::Outside | Standing::Queued) {
+            let state = &round.states[server];
+            // A vote that was renewed counts for the validity of the lock, so it is kept.
+            let is_missing = match state.standing {
+                Standing::Outside => true,
+                Standing::Queued => !state.renewed,
+                Standing::Asked | Standing::Holds(_) => false,
+            };
+            if !is_held || !is_missing {
                 return None;
             }
             // A holder must not stay in a wait queue.

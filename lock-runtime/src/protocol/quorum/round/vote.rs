@@ -18,6 +18,8 @@ pub(super) struct VoteState {
     pub(super) token: Token,
     pub(super) was_writer: bool,
     pub(super) standing: Standing,
+    /// The server has renewed the lock, so it holds it although its grant has not arrived.
+    pub(super) renewed: bool,
     /// A grant that the server has pushed and that is not verified yet.
     pub(super) pushed: Option<Grant>,
     /// The deadline of an acquire whose reply is outstanding.
@@ -33,6 +35,7 @@ impl VoteState {
             token,
             was_writer: false,
             standing: Standing::Outside,
+            renewed: false,
             pushed: None,
             straggler_until: None,
             as_of: None,
