@@ -55,9 +55,11 @@ impl LockRequest {
         Self { core, keys, spec }
     }
 
-    fn with(mut self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
-        self.spec = set(self.spec);
-        self
+    fn with(self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
+        Self {
+            spec: set(self.spec),
+            ..self
+        }
     }
 
     crate::__lock_options!(crate::__lock_setters);

@@ -61,11 +61,16 @@ impl<T> fmt::Debug for Id<T> {
 
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Slab<T> {
-    /// The entries, each with its generation.
-    slots: Vec<Option<(u32, T)>>,
+    slots: Vec<Slot<T>>,
     free: Vec<u32>,
-    /// The generation of the next entry: no entry has had it in any slot.
+    /// The generation of new slots: no id of an earlier slot has it.
     generation: u32,
+}
+
+#[cfg_attr(test, derive(Clone))]
+struct Slot<T> {
+    generation: u32,
+    value: Option<T>,
 }
 
 impl<T> Default for Slab<T> {
@@ -85,57 +90,73 @@ impl<T> Slab<T> {
     #[inline]
     pub(crate) fn insert(&mut self, value: T) -> Id<T> {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(None);
+            self.slots.push(Slot {
+                generation: self.generation,
+                value: None,
+            });
             (self.slots.len() - 1) as u32
         });
-        let generation = self.generation;
-        self.generation = generation.wrapping_add(1);
-        self.slots[index as usize] = Some((generation, value));
+        let slot = &mut self.slots[index as usize];
+        slot.value = Some(value);
         Id {
             index,
-            generation,
+            generation: slot.generation,
             of: PhantomData,
         }
     }
 
     #[inline]
     pub(crate) fn get(&self, id: Id<T>) -> Option<&T> {
-        let (generation, value) = self.slots.get(id.slot())?.as_ref()?;
-        (*generation == id.generation).then_some(value)
+        let slot = self.slots.get(id.slot())?;
+        (slot.generation == id.generation).then_some(slot.value.as_ref()?)
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, id: Id<T>) -> Option<&mut T> {
-        let (generation, value) = self.slots.get_mut(id.slot())?.as_mut()?;
-        (*generation == id.generation).then_some(value)
+        let slot = self.slots.get_mut(id.slot())?;
+        (slot.generation == id.generation).then_some(slot.value.as_mut()?)
     }
 
     #[inline]
     pub(crate) fn remove(&mut self, id: Id<T>) -> Option<T> {
-        self.vacate(id, |slot| slot.take().map(|(_, value)| value))?
+        self.get(id)?;
+        // The value is moved once, to the caller: it is taken last.
+        if self.len() == 1 && self.slots.len() > KEPT {
+            return self.remove_all().slots[id.slot()].value.take();
+        }
+        self.vacate(id).value.take()
     }
 
     /// Removes an entry and drops it in its place.
     #[inline]
     pub(crate) fn discard(&mut self, id: Id<T>) {
-        self.vacate(id, |slot| *slot = None);
+        if self.get(id).is_none() {
+            return;
+        }
+        if self.len() == 1 && self.slots.len() > KEPT {
+            self.remove_all();
+        } else {
+            self.vacate(id).value = None;
+        }
     }
 
-    /// Makes the slot of an entry available to others, after `empty` has emptied it.
-    #[inline]
-    fn vacate<R>(
-        &mut self,
-        id: Id<T>,
-        empty: impl FnOnce(&mut Option<(u32, T)>) -> R,
-    ) -> Option<R> {
-        self.get(id)?;
-        // The value is moved once, to the caller: it is taken last.
-        if self.len() == 1 && self.slots.len() > KEPT {
-            self.free = Vec::new();
-            return Some(empty(&mut std::mem::take(&mut self.slots)[id.slot()]));
-        }
+    /// Makes the slot of an entry available to others.
+    fn vacate(&mut self, id: Id<T>) -> &mut Slot<T> {
         self.free.push(id.index);
-        Some(empty(&mut self.slots[id.slot()]))
+        let slot = &mut self.slots[id.slot()];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot
+    }
+
+    /// Returns all slots, with a last entry, and starts again without any.
+    #[cold]
+    fn remove_all(&mut self) -> Self {
+        let used = self.slots.iter().map(|slot| slot.generation).max();
+        let empty = Self {
+            generation: used.unwrap_or(0).wrapping_add(1),
+            ..Self::default()
+        };
+        std::mem::replace(self, empty)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -148,13 +169,12 @@ impl<T> Slab<T> {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Id<T>, &T)> {
         self.slots.iter().zip(0..).filter_map(|(slot, index)| {
-            let (generation, value) = slot.as_ref()?;
             let id = Id {
                 index,
-                generation: *generation,
+                generation: slot.generation,
                 of: PhantomData,
             };
-            Some((id, value))
+            Some((id, slot.value.as_ref()?))
         })
     }
 
