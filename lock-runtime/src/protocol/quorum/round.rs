@@ -96,9 +96,11 @@ pub(crate) struct Round {
     /// When all servers were asked last.
     asked_all_at: Instant,
     fence: Option<FencingToken>,
-    /// A reader that has its fencing token polls again: others may have received larger tokens
-    /// since, so the reply carries a new one.
+    /// A reader polls that has a number already: others may have received larger fencing tokens
+    /// since, and it may be the number of an earlier waiter, so the reply carries a new one.
     redraws: bool,
+    /// The new number.
+    redrawn: Option<FencingToken>,
     abandoned: SmallVec<[AbandonedAlias; 5]>,
 }
 
@@ -152,6 +154,7 @@ impl Round {
             asked_all_at: now,
             fence: None,
             redraws: false,
+            redrawn: None,
             abandoned: SmallVec::new(),
         }
     }

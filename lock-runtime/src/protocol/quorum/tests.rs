@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Cx, Output, Reply, Send, ServerReply, ServerRequest, Session, Step};
+use super::{Cx, Output, Reply, RequestId, Send, ServerReply, ServerRequest, Session, Step};
 use crate::{
     fence::FencingToken,
     key::LockKey,
@@ -16,16 +16,95 @@ use crate::{
 };
 
 const LEASE: Duration = Duration::from_secs(30);
+const QUEUED: ServerReply = ServerReply::Acquire(AcquireReply::Queued {
+    counter: None,
+    holder_ttl: Some(LEASE),
+});
 
-fn visit<T>(
-    session: &mut Session,
+fn grant() -> Grant {
+    Grant::new(FencingToken::new(7).unwrap(), LEASE)
+}
+
+fn granted() -> ServerReply {
+    ServerReply::Acquire(AcquireReply::Granted(grant()))
+}
+
+fn renewed() -> ServerReply {
+    ServerReply::Renew(vec![Ok(RenewReply::Renewed { ttl: LEASE })])
+}
+
+/// The client of three servers, and its acquisition.
+struct Client {
+    session: Session,
     now: Instant,
-    visit: impl FnOnce(&mut Session, &mut Cx<'_>) -> T,
-) -> (T, Output) {
-    let mut fraction = || 0.5;
-    let mut cx = Cx::new(now, 1, &mut fraction);
-    let result = visit(session, &mut cx);
-    (result, cx.out)
+    hold: Hold,
+}
+
+impl Client {
+    /// Begins an acquisition that queues. Returns its request, and the calls to the servers, that to
+    /// the coordinator first.
+    fn acquire(mode: Mode) -> (Self, RequestId, Vec<Send>) {
+        let mut client = Self {
+            session: Session::new(["a", "b", "c"].map(String::from)),
+            now: Instant::now(),
+            hold: Hold::new(LockKey::new("a").unwrap(), mode, Token::random()),
+        };
+        let request = KeyRequest {
+            if_busy: IfBusy::Queue,
+            ..KeyRequest::new(client.hold.clone(), LEASE, client.now + LEASE)
+        };
+        let (id, out) = client.visit(|session, cx| session.acquire(&request, cx));
+        assert_eq!(out.sends.len(), 3);
+        (client, id, out.sends)
+    }
+
+    /// Acquires the lock as far as the coordinator's queue, which then grants it. Returns the
+    /// calls of the poll that follows, that to the coordinator first.
+    fn granted_by_coordinator(mode: Mode) -> (Self, RequestId, Vec<Send>) {
+        let (mut client, id, sends) = Self::acquire(mode);
+        let coordinator = sends[0].ticket.server;
+        for send in sends {
+            let busy = ServerReply::Acquire(AcquireReply::Busy {
+                holder_ttl: Some(LEASE),
+                has_waiters: false,
+            });
+            let is_coordinator = send.ticket.server == coordinator;
+            client.reply(send, if is_coordinator { QUEUED } else { busy });
+        }
+        client.step(id);
+        let token = client.hold.token;
+        assert!(client.session.pushed(coordinator, token, grant()));
+        let (id, mut sends) = client.poll();
+        sends.sort_by_key(|send| send.ticket.server != coordinator);
+        (client, id, sends)
+    }
+
+    fn visit<T>(&mut self, visit: impl FnOnce(&mut Session, &mut Cx<'_>) -> T) -> (T, Output) {
+        let mut fraction = || 0.5;
+        let mut cx = Cx::new(self.now, 1, &mut fraction);
+        let result = visit(&mut self.session, &mut cx);
+        (result, cx.out)
+    }
+
+    fn reply(&mut self, send: Send, reply: ServerReply) -> Output {
+        self.visit(|session, cx| session.replied(send.ticket, Ok(reply), cx))
+            .1
+    }
+
+    fn step(&mut self, id: RequestId) -> (Step, Output) {
+        self.visit(|session, cx| session.step(id, cx))
+    }
+
+    fn poll(&mut self) -> (RequestId, Vec<Send>) {
+        let hold = self.hold.clone();
+        let (id, out) = self.visit(|session, cx| session.poll(&hold, cx));
+        (id, out.sends)
+    }
+
+    fn renew(&mut self) -> (RequestId, Output) {
+        let renewals = [Renewal::new(self.hold.clone(), LEASE)];
+        self.visit(|session, cx| session.renew(&renewals, cx))
+    }
 }
 
 /// Two of three servers hold the lock, and it is queued at the third, where it is granted without
@@ -33,37 +112,13 @@ fn visit<T>(
 /// if the abandonment is late and the old alias is renewed there, it must not count.
 #[test]
 fn renewal_of_an_abandoned_alias_does_not_count() {
-    let (now, key) = (Instant::now(), LockKey::new("a").unwrap());
-    let mut session = Session::new(["a", "b", "c"].map(String::from));
-    let hold = Hold::new(key, Mode::Exclusive, Token::random());
-    let request = KeyRequest {
-        if_busy: IfBusy::Queue,
-        ..KeyRequest::new(hold.clone(), LEASE, now + LEASE)
-    };
-    let (id, out) = visit(&mut session, now, |session, cx| {
-        session.acquire(&request, cx)
-    });
-    let coordinator = out.sends[0].ticket.server;
-    let grant = Grant::new(FencingToken::new(7).unwrap(), LEASE);
-    let mut queued_at = None;
-    for send in out.sends {
-        let server = send.ticket.server;
-        let is_queued = server != coordinator && queued_at.is_none();
-        let reply = if is_queued {
-            queued_at = Some(server);
-            AcquireReply::Queued {
-                counter: None,
-                holder_ttl: Some(LEASE),
-            }
-        } else {
-            AcquireReply::Granted(grant)
-        };
-        let reply = Ok(ServerReply::Acquire(reply));
-        visit(&mut session, now, |session, cx| {
-            session.replied(send.ticket, reply, cx);
-        });
+    let (mut client, id, sends) = Client::acquire(Mode::Exclusive);
+    let [coordinator, queued_at] = [0, 1].map(|index| sends[index].ticket.server);
+    for send in sends {
+        let is_queued = send.ticket.server == queued_at;
+        client.reply(send, if is_queued { QUEUED } else { granted() });
     }
-    let (step, _) = visit(&mut session, now, |session, cx| session.step(id, cx));
+    let (step, _) = client.step(id);
     assert!(
         matches!(
             step,
@@ -72,10 +127,7 @@ fn renewal_of_an_abandoned_alias_does_not_count() {
         "{step:?}"
     );
 
-    let renewals = [Renewal::new(hold, LEASE)];
-    let (id, out) = visit(&mut session, now, |session, cx| {
-        session.renew(&renewals, cx)
-    });
+    let (id, out) = client.renew();
     assert_eq!(out.abandonments.len(), 1);
     assert!(matches!(
         out.background[..],
@@ -85,19 +137,14 @@ fn renewal_of_an_abandoned_alias_does_not_count() {
         }]
     ));
     for send in out.sends {
-        let server = send.ticket.server;
-        let reply = if server == coordinator || Some(server) == queued_at {
-            Ok(ServerReply::Renew(vec![Ok(RenewReply::Renewed {
-                ttl: LEASE,
-            })]))
+        if [coordinator, queued_at].contains(&send.ticket.server) {
+            client.reply(send, renewed());
         } else {
-            Err(StoreError::timed_out(LEASE))
-        };
-        visit(&mut session, now, |session, cx| {
-            session.replied(send.ticket, reply, cx);
-        });
+            let silent = Err(StoreError::timed_out(LEASE));
+            client.visit(|session, cx| session.replied(send.ticket, silent, cx));
+        }
     }
-    let (step, _) = visit(&mut session, now, |session, cx| session.step(id, cx));
+    let (step, _) = client.step(id);
     let Step::Done(Ok(Reply::Renew(replies)), _) = step else {
         panic!("{step:?}")
     };
@@ -109,117 +156,79 @@ fn renewal_of_an_abandoned_alias_does_not_count() {
 /// abandoned at once. The release that follows does not know it any more.
 #[test]
 fn an_alias_that_is_gone_is_abandoned_without_a_further_step() {
-    let (now, key) = (Instant::now(), LockKey::new("a").unwrap());
-    let mut session = Session::new(["a", "b", "c"].map(String::from));
-    let hold = Hold::new(key, Mode::Exclusive, Token::random());
-    let request = KeyRequest {
-        if_busy: IfBusy::Queue,
-        ..KeyRequest::new(hold.clone(), LEASE, now + LEASE)
-    };
-    let (id, out) = visit(&mut session, now, |session, cx| {
-        session.acquire(&request, cx)
-    });
-    let coordinator = out.sends[0].ticket.server;
-    let grant = Grant::new(FencingToken::new(7).unwrap(), LEASE);
-    let queued = AcquireReply::Queued {
-        counter: None,
-        holder_ttl: Some(LEASE),
-    };
-    let busy = AcquireReply::Busy {
-        holder_ttl: Some(LEASE),
-        has_waiters: false,
-    };
-    let replies = |session: &mut Session, send: Send, reply| {
-        let replied = visit(session, now, |session, cx| {
-            session.replied(send.ticket, Ok(reply), cx);
-        });
-        replied.1.abandonments.len()
-    };
-    for send in out.sends {
-        let is_coordinator = send.ticket.server == coordinator;
-        let reply = if is_coordinator { queued } else { busy };
-        replies(&mut session, send, ServerReply::Acquire(reply));
-    }
-    visit(&mut session, now, |session, cx| session.step(id, cx));
-    assert!(session.pushed(coordinator, hold.token, grant));
-
     // The coordinator holds the lock, and the other two queue the alias.
-    let (id, out) = visit(&mut session, now, |session, cx| session.poll(&hold, cx));
+    let (mut client, id, sends) = Client::granted_by_coordinator(Mode::Exclusive);
     let mut aliases = Vec::new();
-    for send in out.sends {
-        let reply = match &send.request {
-            ServerRequest::Acquire(request, _) => {
-                aliases.push((send.ticket.server, request.hold.token));
-                ServerReply::Acquire(queued)
-            }
-            _ => ServerReply::Renew(vec![Ok(RenewReply::Renewed { ttl: LEASE })]),
-        };
-        replies(&mut session, send, reply);
+    for send in sends {
+        if let ServerRequest::Acquire(request, _) = &send.request {
+            aliases.push((send.ticket.server, request.hold.token));
+            client.reply(send, QUEUED);
+        } else {
+            client.reply(send, renewed());
+        }
     }
-    visit(&mut session, now, |session, cx| session.step(id, cx));
+    client.step(id);
     let (server, alias) = aliases[0];
-    assert!(session.pushed(server, alias, grant));
+    assert!(client.session.pushed(server, alias, grant()));
 
     // One more of them grants it. The reply of the last one is late.
-    let (id, out) = visit(&mut session, now, |session, cx| session.poll(&hold, cx));
+    let (id, sends) = client.poll();
     let (late, timely): (Vec<_>, Vec<_>) =
-        (out.sends.into_iter()).partition(|send| matches!(send.request, ServerRequest::Poll(_)));
+        (sends.into_iter()).partition(|send| matches!(send.request, ServerRequest::Poll(_)));
     for send in timely {
-        let renewed = ServerReply::Renew(vec![Ok(RenewReply::Renewed { ttl: LEASE })]);
-        replies(&mut session, send, renewed);
+        client.reply(send, renewed());
     }
-    visit(&mut session, now, |session, cx| session.step(id, cx));
+    client.step(id);
     let [late] = late.try_into().unwrap();
-    let gone = ServerReply::Poll(PollReply::Gone);
-    assert_eq!(replies(&mut session, late, gone), 1);
+    let out = client.reply(late, ServerReply::Poll(PollReply::Gone));
+    assert_eq!(out.abandonments.len(), 1);
 }
 
 /// A server grants the lock from its queue, and the push message is lost. Its vote counts once it
 /// was renewed, so the next renewal must not abandon it to ask for another one.
 #[test]
 fn a_vote_that_was_renewed_is_not_abandoned() {
-    let (now, key) = (Instant::now(), LockKey::new("a").unwrap());
-    let mut session = Session::new(["a", "b", "c"].map(String::from));
-    let hold = Hold::new(key, Mode::Exclusive, Token::random());
-    let request = KeyRequest {
-        if_busy: IfBusy::Queue,
-        ..KeyRequest::new(hold.clone(), LEASE, now + LEASE)
-    };
-    let (id, out) = visit(&mut session, now, |session, cx| {
-        session.acquire(&request, cx)
-    });
-    let grant = Grant::new(FencingToken::new(7).unwrap(), LEASE);
-    let mut sends = out.sends.into_iter();
+    let (mut client, id, sends) = Client::acquire(Mode::Exclusive);
+    let mut sends = sends.into_iter();
     for send in sends.by_ref().take(2) {
-        visit(&mut session, now, |session, cx| {
-            let reply = ServerReply::Acquire(AcquireReply::Granted(grant));
-            session.replied(send.ticket, Ok(reply), cx);
-        });
+        client.reply(send, granted());
     }
     let late = sends.next().unwrap();
-    visit(&mut session, now, |session, cx| session.step(id, cx));
+    client.step(id);
 
-    let (renewals, later) = ([Renewal::new(hold, LEASE)], now + LEASE / 3);
-    let (_, out) = visit(&mut session, later, |session, cx| {
-        session.renew(&renewals, cx)
-    });
-    let queued = ServerReply::Acquire(AcquireReply::Queued {
-        counter: None,
-        holder_ttl: Some(LEASE),
-    });
-    visit(&mut session, later, |session, cx| {
-        session.replied(late.ticket, Ok(queued), cx);
-    });
+    client.now += LEASE / 3;
+    let (_, out) = client.renew();
+    client.reply(late, QUEUED);
     assert_eq!(out.sends.len(), 3);
     for send in out.sends {
-        visit(&mut session, later, |session, cx| {
-            let reply = ServerReply::Renew(vec![Ok(RenewReply::Renewed { ttl: LEASE })]);
-            session.replied(send.ticket, Ok(reply), cx);
-        });
+        client.reply(send, renewed());
     }
 
-    let (_, out) = visit(&mut session, later, |session, cx| {
-        session.renew(&renewals, cx)
-    });
+    let (_, out) = client.renew();
     assert_eq!((out.sends.len(), out.abandonments.len()), (3, 0));
+}
+
+/// A reader has votes without a majority, and its wait ends. The next reader of the process
+/// continues with its queue entry. Others may have received larger tokens before this reader came,
+/// so the number of the old votes must not become its token.
+#[test]
+fn a_reader_that_polls_again_gets_a_new_number() {
+    let (mut client, _, sends) = Client::granted_by_coordinator(Mode::Shared);
+    let mut sends = sends.into_iter();
+    client.reply(sends.next().unwrap(), renewed());
+    client.reply(sends.next().unwrap(), granted());
+    // The request ends before it has taken its next step.
+
+    let (id, sends) = client.poll();
+    for send in sends {
+        let holds = matches!(send.request, ServerRequest::Renew(_));
+        client.reply(send, if holds { renewed() } else { QUEUED });
+    }
+    let (step, out) = client.step(id);
+    assert!(!matches!(step, Step::Done(..)), "{step:?}");
+    let raised = out.sends.iter().map(|send| match &send.request {
+        ServerRequest::Raise(_, _, fence) => *fence,
+        request => panic!("{request:?}"),
+    });
+    assert!(raised.clone().count() >= 2 && raised.clone().all(|fence| fence > grant().fence));
 }

@@ -60,7 +60,7 @@ impl Round {
     pub(crate) fn poll(&mut self, deadline: Instant, now: Instant) -> Calls {
         self.begin_exchange(now);
         self.polls = true;
-        self.redraws = self.hold.mode == Mode::Shared;
+        self.redraws = self.hold.mode == Mode::Shared && self.fence.or(self.drawn()).is_some();
         let queued_at = self
             .coordinator
             .filter(|coordinator| self.states[*coordinator].standing == Standing::Queued);

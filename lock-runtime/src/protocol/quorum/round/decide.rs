@@ -35,7 +35,7 @@ impl Round {
     /// `beyond` returns a fencing token larger than its argument.
     pub(crate) fn next(&mut self, deadline: Instant, beyond: Beyond<'_>, cx: &Cx<'_>) -> Next {
         if mem::take(&mut self.redraws) {
-            self.fence = self.fence.map(beyond);
+            self.redrawn = self.fence.or(self.drawn()).map(beyond);
         }
         match self.phase {
             Phase::Coordinator => self.next_of_coordinator(deadline, cx),
@@ -205,7 +205,7 @@ impl Round {
     pub(super) fn has_majority(&mut self, cx: &Cx<'_>) -> Next {
         let largest = self.votes().map(|vote| vote.fence).max();
         // A repeated grant keeps its fencing token or gets a larger one.
-        let Some(fence) = largest.max(self.fence) else {
+        let Some(fence) = largest.max(self.fence).max(self.redrawn) else {
             return self.give_up(Outcome::Unreachable);
         };
         self.agree(fence, cx)
@@ -265,6 +265,7 @@ impl Round {
     pub(super) fn granted(&mut self, fence: FencingToken, until: Instant) -> Next {
         let reserved = self.reserved_left();
         self.fence = Some(fence);
+        self.redrawn = None;
         self.headless_since = None;
         self.over(Outcome::Granted {
             fence,
