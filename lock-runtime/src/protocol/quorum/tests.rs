@@ -41,8 +41,8 @@ struct Client {
 }
 
 impl Client {
-    /// Begins an acquisition that queues. Returns its request, and the calls to the servers, that to
-    /// the coordinator first.
+    /// Begins an acquisition that queues. Returns its request and the calls to the servers; the
+    /// first one is to the coordinator.
     fn acquire(mode: Mode) -> (Self, RequestId, Vec<Send>) {
         let mut client = Self {
             session: Session::new(["a", "b", "c"].map(String::from)),
