@@ -91,7 +91,7 @@ impl Session {
                     let hold = Hold::new(writer.hold.key.clone(), Mode::Shared, writer.hold.token);
                     let mut reader = Held::new(hold, grant.fence, terms, lease, None);
                     reader.longest_lease = writer.longest_lease;
-                    self.conversions.discard(id);
+                    self.conversions.remove(id);
                     self.freed(LockKind::Lock, &reader.hold.key, cx);
                     return Ok(self.hold(reader, cx));
                 }

@@ -329,12 +329,12 @@ impl Session {
     /// Removes a lock whose last guard leaves.
     pub(super) fn remove_held(&mut self, id: HeldId, cx: &mut Cx<'_>) {
         cx.out.push(Effect::Released(id));
-        self.held.discard(id);
+        self.held.remove(id);
     }
 
     /// Renews every lease soon, as the store may have lost data.
     pub(super) fn renew_all_soon(&mut self, cx: &mut Cx<'_>) {
-        for id in self.held.ids() {
+        for id in self.held.keys().collect::<Vec<_>>() {
             let held = &mut self.held[id];
             let within = CHECK_WITHIN.mul_f64(cx.fraction());
             held.lease.hurry(cx.now + within);
@@ -345,7 +345,7 @@ impl Session {
     /// Plans again every renewal whose answer will not arrive.
     pub(super) fn renewals_interrupted(&mut self, cx: &mut Cx<'_>) {
         self.leases.unchecked();
-        for id in self.held.ids() {
+        for id in self.held.keys().collect::<Vec<_>>() {
             let held = &mut self.held[id];
             held.lease.renewal_failed(cx.now);
             self.plan_lease(id, cx);

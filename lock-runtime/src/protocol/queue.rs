@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use slotmap::SlotMap;
 use tokio::time::Instant;
 
 use super::{
@@ -10,7 +11,6 @@ use super::{
     acquire::Acquisition,
     entry::{Claim, QueueEntry},
     handoff::Handoff,
-    slab::Slab,
 };
 use crate::{
     fence::FencingToken,
@@ -33,6 +33,8 @@ pub(crate) enum Refusal {
     /// The store did not reply.
     Unavailable(StoreError),
 }
+
+type Waiters = SlotMap<AcquireId, Acquisition>;
 
 /// The waiters for one lock: a list through their acquisitions, so that a waiter leaves without a
 /// search and needs no memory of its own.
@@ -69,7 +71,7 @@ pub(crate) struct WaitQueue {
 }
 
 impl WaitQueue {
-    fn push(&mut self, id: AcquireId, all: &mut Slab<Acquisition>) {
+    fn push(&mut self, id: AcquireId, all: &mut Waiters) {
         all[id].ticket = self.next;
         self.next += 1;
         match self.tail {
@@ -83,12 +85,7 @@ impl WaitQueue {
         self.tail = Some(id);
     }
 
-    fn unlink(
-        &mut self,
-        previous: Option<AcquireId>,
-        next: Option<AcquireId>,
-        all: &mut Slab<Acquisition>,
-    ) {
+    fn unlink(&mut self, previous: Option<AcquireId>, next: Option<AcquireId>, all: &mut Waiters) {
         match previous {
             Some(previous) => all[previous].next = next,
             None => self.head = next,
@@ -328,11 +325,12 @@ impl Session {
             return;
         };
         let Some(queue_id) = left.queue else {
-            return self.acquisitions.discard(id);
+            self.acquisitions.remove(id);
+            return;
         };
         let (previous, next) = (left.previous, left.next);
         let (key, kind) = (left.key.clone(), left.terms.mode.kind());
-        self.acquisitions.discard(id);
+        self.acquisitions.remove(id);
         self.waiting -= 1;
         let queue = &mut self.queues[queue_id];
         let was_head = queue.head == Some(id);
@@ -354,7 +352,7 @@ impl Session {
             queue.wake_head(cx);
         } else {
             self.by_key[kind as usize].remove(&key);
-            self.queues.discard(queue_id);
+            self.queues.remove(queue_id);
         }
         if let Some((hold, lease)) = orphan {
             self.abandon(hold, lease, None, cx);

@@ -3,16 +3,16 @@
 
 use std::time::Duration;
 
+use slotmap::SlotMap;
 use tokio::time::Instant;
 
 use super::{
-    Cx, HeldId, Job, Mutation, Note, ReleaseId, Session,
+    AbandonId, Cx, HeldId, Job, Mutation, Note, ReleaseId, Session,
     abandon::{Abandonment, Ending},
     handoff::{Budget, Handoff, MAX_HANDOFFS},
     held::Held,
     lease::Lease,
     message::{Answer, Call, Reply, Request},
-    slab::Slab,
 };
 use crate::{
     error::Loss,
@@ -349,14 +349,14 @@ impl Session {
     /// Plans again every background call whose answer will not arrive.
     pub(super) fn jobs_interrupted(&mut self, cx: &mut Cx<'_>) {
         self.jobs.unchecked();
-        for id in self.abandonments.ids() {
+        for id in self.abandonments.keys().collect::<Vec<_>>() {
             let abandonment = &mut self.abandonments[id];
             if abandonment.due().is_none() {
                 abandonment.interrupted(cx.now);
                 self.plan_job(cx.now, Job::Abandon(id), cx);
             }
         }
-        for id in self.releases.ids() {
+        for id in self.releases.keys().collect::<Vec<_>>() {
             let releasing = &self.releases[id];
             if releasing.is_background() && releasing.sent.is_some() {
                 self.release_dropped(id, cx);
@@ -369,8 +369,8 @@ impl Session {
 }
 
 fn is_due(
-    releases: &Slab<Releasing>,
-    abandonments: &Slab<Abandonment>,
+    releases: &SlotMap<ReleaseId, Releasing>,
+    abandonments: &SlotMap<AbandonId, Abandonment>,
     at: Instant,
     job: Job,
 ) -> bool {
