@@ -126,6 +126,14 @@ impl Core {
         #[cfg(test)]
         VISITS.with(|visits| visits.set(visits.get() + 1));
         let output = input(&mut state, &mut cx);
+        if !effects.is_empty() || state.needs_care() {
+            self.perform(effects, state);
+        }
+        output
+    }
+
+    /// Performs the effects of an input.
+    fn perform(self: &Arc<Self>, effects: Effects, mut state: MutexGuard<'_, State>) {
         let mut wakers = SmallVec::<[Waker; 2]>::new();
         let mut notes = SmallVec::<[Box<Note>; 2]>::new();
         let mut has_work = false;
@@ -172,7 +180,6 @@ impl Core {
         if is_closed {
             self.changed.notify_waiters();
         }
-        output
     }
 
     /// Locks the state. Inputs take less than a microsecond, so a task spins for a few of them
@@ -253,6 +260,12 @@ impl State {
         let view = Arc::new(View::new(core, key, mode, granted));
         self.views.insert(granted.held, view.clone());
         view
+    }
+
+    /// Returns whether there may be work after an input without effects.
+    fn needs_care(&self) -> bool {
+        let is_calm = self.driver_runs && !self.orphaned && !self.session.is_closed();
+        !is_calm || !self.discarded.is_empty()
     }
 
     /// Returns the views of all locks that are held.
