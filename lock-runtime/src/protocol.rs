@@ -50,6 +50,7 @@ use crate::{
     error::Loss,
     fence::FencingToken,
     key::LockKey,
+    spec::MAX_LEASE,
     store::{Hold, StoreError, StoreEvent, Token},
 };
 
@@ -268,18 +269,12 @@ impl Session {
                     queue.wake_head(cx);
                 } else if self.is_abandoned(hold.token) {
                     // The store may have executed the abandon before it granted the lock (rule 6).
-                    self.abandon(hold.clone(), grant.ttl, None, cx);
+                    self.abandon(hold.clone(), grant.ttl.min(MAX_LEASE), None, cx);
                 }
                 // Otherwise a reply has already delivered the grant.
             }
             StoreEvent::FreeIn { key, kind, ttl } => self.free_in(*kind, key, *ttl, cx),
-            StoreEvent::Revoked { token } => {
-                let id_of = |(id, held): (HeldId, &Held)| (held.hold.token == *token).then_some(id);
-                let revoked = self.held.iter().find_map(id_of);
-                if let Some(id) = revoked {
-                    self.lose(id, Loss::Revoked, cx);
-                }
-            }
+            StoreEvent::Revoked { token } => self.revoke(*token, cx),
             StoreEvent::Disconnected => self.disconnected(cx),
         }
     }
@@ -345,9 +340,9 @@ impl Session {
         self.closed
     }
 
-    /// Returns whether no request waits.
+    /// Returns whether no request is left.
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiting == 0
+        self.acquisitions.is_empty()
     }
 
     /// Returns whether no background call is left.

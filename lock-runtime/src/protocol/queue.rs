@@ -55,10 +55,9 @@ pub(crate) struct WaitQueue {
     pub(super) handoff_until: Option<Instant>,
     /// The last admitted reader, and the first ticket of the next reader group.
     group: Option<(Token, Ticket)>,
-    /// When the lock may be free, as announced by the store since the latest request was sent.
+    /// When to call the store at the latest, because of an announcement or a broken connection
+    /// since the latest request was sent.
     ask_by: Option<Instant>,
-    /// Whether there is news for the head.
-    pub(super) news: bool,
     /// Whether there was a release in this process since the latest request was sent.
     released: bool,
     /// The store refused the head or did not reply, or the head holds the lock exclusively: a
@@ -106,9 +105,7 @@ impl WaitQueue {
         self.entry.take_if(|entry| entry.token == token)
     }
 
-    /// Records news for the head and wakes it.
     pub(super) fn wake_head(&mut self, cx: &mut Cx<'_>) {
-        self.news = true;
         if !cx.breaks(Mutation::WakesNoHead) {
             cx.out.extend(self.head.map(Effect::Wake));
         }
@@ -237,6 +234,7 @@ impl WaitQueue {
     /// head calls the store by `at`.
     pub(super) fn doubt(&mut self, at: Instant, cx: &mut Cx<'_>) {
         self.handoff_until = None;
+        self.ask_by = Some(self.ask_by.map_or(at, |by| by.min(at)));
         if let Some(entry) = &mut self.entry {
             entry.doubt(at);
         }
@@ -321,20 +319,17 @@ impl Session {
     /// Removes a request, served or not. The next waiter becomes the head of its queue, and
     /// continues with its queue entry and its hand-off if they fit.
     pub(super) fn leave(&mut self, id: AcquireId, cx: &mut Cx<'_>) {
-        let Some(left) = self.acquisitions.get(id) else {
+        let Some(left) = self.acquisitions.remove(id) else {
             return;
         };
         let Some(queue_id) = left.queue else {
-            self.acquisitions.remove(id);
             return;
         };
-        let (previous, next) = (left.previous, left.next);
-        let (key, kind) = (left.key.clone(), left.terms.mode.kind());
-        self.acquisitions.remove(id);
+        let (key, kind) = (left.key, left.terms.mode.kind());
         self.waiting -= 1;
         let queue = &mut self.queues[queue_id];
         let was_head = queue.head == Some(id);
-        queue.unlink(previous, next, &mut self.acquisitions);
+        queue.unlink(left.previous, left.next, &mut self.acquisitions);
         if !was_head {
             return;
         }

@@ -107,28 +107,25 @@ impl Session {
             return Left::Over(Ok(Released::Locally));
         };
         held.guards = held.guards.saturating_sub(1);
-        let is_last = held.guards == 0;
-        if let Some(loss) = held.loss {
-            if is_last {
-                self.remove_held(id, cx);
-            }
+        let (is_last, loss) = (held.guards == 0, held.loss);
+        let held = is_last.then(|| self.remove_held(id, cx)).flatten();
+        if let Some(loss) = loss {
             return Left::Over(Err(ReleaseError::Lost(loss)));
         }
-        if !is_last {
+        let Some(held) = held else {
             return Left::Over(Ok(Released::Locally));
-        }
+        };
+        let keep_for = held.left_to_hold(cx.now);
+        let lease = held.lease.passed_on(cx.now);
         let Held {
+            hold,
             fence,
             terms,
-            ref lease,
             longest_lease,
             budget,
             ..
-        } = *held;
-        let keep_for = held.left_to_hold(cx.now);
-        let mut release = Release::new(held.hold.clone()).keep_for(keep_for);
-        let lease = lease.passed_on(cx.now);
-        self.remove_held(id, cx);
+        } = held;
+        let mut release = Release::new(hold).keep_for(keep_for);
         let key = &release.hold.key;
         let data_lost_at = self.data_lost_at;
         if let Some(mut budget) = budget.filter(|_| keep_for.is_none())
