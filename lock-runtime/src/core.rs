@@ -38,7 +38,7 @@ pub(crate) struct Core {
     /// Notified of changes of the session after the shutdown, and when the driver has ended.
     changed: Notify,
     /// The instant from which the views count.
-    epoch: Instant,
+    pub(crate) epoch: Instant,
     listeners: AtomicU64,
     /// Keeps the listener alive; the store has only a weak reference to it.
     _listener: Arc<dyn Listener>,
@@ -221,10 +221,6 @@ impl Core {
     /// Returns a number that identifies a listener of this client.
     pub(crate) fn next_listener(&self) -> u64 {
         self.listeners.fetch_add(1, Ordering::Relaxed)
-    }
-
-    pub(crate) fn epoch(&self) -> Instant {
-        self.epoch
     }
 
     /// Returns the time since the client was created.
