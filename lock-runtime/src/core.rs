@@ -286,12 +286,11 @@ impl State {
 fn log(note: Note) {
     match note {
         Note::Behind(key) => tracing::debug!(%key, "waiting behind others in this process"),
-        Note::Waiting {
-            key,
-            holder_ttl,
-            in_store_queue,
-        } => {
-            tracing::debug!(%key, ?holder_ttl, in_line = in_store_queue, "waiting for its holder");
+        Note::Queued(key, holder_ttl) => {
+            tracing::debug!(%key, ?holder_ttl, in_line = true, "waiting for its holder");
+        }
+        Note::Waiting(key, holder_ttl) => {
+            tracing::debug!(%key, ?holder_ttl, in_line = false, "waiting for its holder");
         }
         Note::Unavailable(key, error) => tracing::debug!(%key, %error, "waiting for the store"),
         Note::HandedOff(key, fence) => {

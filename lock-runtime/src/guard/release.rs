@@ -12,7 +12,7 @@ use pin_project::{pin_project, pinned_drop};
 
 use super::{Entry, LockGuard};
 use crate::{
-    call::{ReleaseCall, release_call},
+    call::{ReleaseCall, within},
     error::{LockError, LockErrorKind, Loss},
     protocol::{ReleaseError, ReleaseId, ReleaseStep, Released, Reply},
     runtime,
@@ -111,11 +111,12 @@ impl Future for Part {
                 ReleaseStep::Done(released) => {
                     return Poll::Ready(outcome(&this.entry.view, released));
                 }
-                ReleaseStep::Call(id, call) => {
-                    let store = &this.entry.view.core.store;
+                ReleaseStep::Call(id, release, timeout) => {
+                    let store = this.entry.view.core.store.clone();
                     // First, as a release whose call panics is continued in the background.
                     *this.in_flight = Some(id);
-                    this.call.set(Some(release_call(store, call)));
+                    let call = within(timeout, store.release_owned(release));
+                    this.call.set(Some(call));
                 }
             }
         }

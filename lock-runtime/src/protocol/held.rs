@@ -139,16 +139,14 @@ impl Session {
     /// Adds a guard to a lease. Returns `false` if the last guard has already left.
     pub(crate) fn reenter(&mut self, id: HeldId, cx: &mut Cx<'_>) -> Result<bool, Loss> {
         self.notice_loss(id, cx);
-        match self.held.get_mut(id) {
-            None => Ok(false),
-            Some(Held {
-                loss: Some(loss), ..
-            }) => Err(*loss),
-            Some(held) => {
-                held.guards += 1;
-                Ok(true)
-            }
+        let Some(held) = self.held.get_mut(id) else {
+            return Ok(false);
+        };
+        if let Some(loss) = held.loss {
+            return Err(loss);
         }
+        held.guards += 1;
+        Ok(true)
     }
 
     /// Handles the leases that are due, and adds the renewals to send to `renewals`. A renewal
@@ -338,7 +336,7 @@ impl Session {
 
     /// Returns whether a lease of this process surely excludes a request for `key` in `mode`.
     pub(super) fn excludes(&self, key: &LockKey, mode: Mode, now: Instant) -> bool {
-        self.held.iter().any(|(_, held)| {
+        self.held.values().any(|held| {
             let excludes = held.hold.mode == Mode::Exclusive || mode == Mode::Exclusive;
             excludes
                 && held.hold.key == *key

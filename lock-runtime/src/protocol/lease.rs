@@ -96,18 +96,12 @@ impl Lease {
 
     /// The same lease for the next holder. The outcome of a renewal in flight goes to
     /// the previous one.
-    pub(crate) fn passed_on(&self, now: Instant) -> Self {
-        let renewal = match self.renewal {
-            Renewal::InFlight => Renewal::At(now),
-            Renewal::At(at) => Renewal::At(at),
-            Renewal::Off => Renewal::Off,
-        };
-        Self {
-            renewal,
-            ends_at: None,
-            warn_at: None,
-            ..*self
+    pub(crate) fn passed_on(mut self, now: Instant) -> Self {
+        if self.renewal == Renewal::InFlight {
+            self.renewal = Renewal::At(now);
         }
+        (self.ends_at, self.warn_at) = (None, None);
+        self
     }
 
     pub(crate) fn since(&self) -> Instant {
@@ -131,10 +125,8 @@ impl Lease {
 
     /// Returns the remaining validity of the lease.
     pub(crate) fn validity(&self, now: Instant) -> Duration {
-        let end = self
-            .ends_at
-            .map_or(self.valid_until, |ends_at| ends_at.min(self.valid_until));
-        end.saturating_duration_since(now)
+        let ends_at = self.ends_at.unwrap_or(self.valid_until);
+        ends_at.min(self.valid_until).saturating_duration_since(now)
     }
 
     /// Returns the kind of loss if the lease is lost at `now`.
@@ -151,10 +143,8 @@ impl Lease {
             Renewal::At(at) => Some(at),
             Renewal::Off | Renewal::InFlight => None,
         };
-        [renew_at, self.ends_at, self.warn_at]
-            .into_iter()
-            .flatten()
-            .fold(self.valid_until, Instant::min)
+        let planned = [renew_at, self.ends_at, self.warn_at].into_iter();
+        planned.flatten().fold(self.valid_until, Instant::min)
     }
 
     /// Returns the action that is due at `now`. A renewal may be due a little early, to

@@ -234,15 +234,12 @@ impl Bench {
     fn releases(&mut self, held: HeldId) -> Option<(ReleaseId, Release)> {
         match self.input(|session, cx| session.release(held, cx)) {
             ReleaseStep::Done(Ok(Released::Locally)) => None,
-            ReleaseStep::Call(id, call) => match call.request {
-                Request::Release(release) => {
-                    if let Some(next) = &release.next {
-                        assert_eq!(next.reserved, MAX_HANDOFFS);
-                    }
-                    Some((id, release))
+            ReleaseStep::Call(id, release, _) => {
+                if let Some(next) = &release.next {
+                    assert_eq!(next.reserved, MAX_HANDOFFS);
                 }
-                request => panic!("{request:?}"),
-            },
+                Some((id, release))
+            }
             step => panic!("{step:?}"),
         }
     }
