@@ -28,6 +28,7 @@ use crate::{
     runtime,
     spec::{LockKind, Terms, Wait},
     store::StoreError,
+    view::View,
 };
 
 /// Inline storage for one key, which is the common case.
@@ -225,8 +226,8 @@ impl Effort<'_> {
     }
 
     fn first_guard(&self, state: &mut State, key: &LockKey, granted: Granted) -> Entry {
-        let view = state.add_view(self.core, key, self.terms.mode, &granted);
-        Entry::first(view, granted.contended)
+        let view = View::new(self.core, key, self.terms.mode, &granted);
+        Entry::first(state.add_view(view), granted.contended)
     }
 
     /// The error of a request that was not granted.

@@ -18,10 +18,8 @@ use crate::{
     driver,
     error::LockError,
     key::LockKey,
-    protocol::{
-        AcquireId, Cx, Effect, Effects, Entropy, Granted, HeldId, Note, Session, WaiterLimits,
-    },
-    spec::{LockKind, LockSpec, Mode},
+    protocol::{AcquireId, Cx, Effect, Effects, Entropy, HeldId, Note, Session, WaiterLimits},
+    spec::{LockKind, LockSpec},
     store::{KeyPart, Limits, Listener, Store, StoreError, Token},
     sync::lock,
     view::View,
@@ -245,16 +243,10 @@ impl fmt::Debug for Core {
 }
 
 impl State {
-    /// Creates the view of a lock that was just granted.
-    pub(crate) fn add_view(
-        &mut self,
-        core: &Arc<Core>,
-        key: &LockKey,
-        mode: Mode,
-        granted: &Granted,
-    ) -> Arc<View> {
-        let view = Arc::new(View::new(core, key, mode, granted));
-        self.views.insert(granted.held, view.clone());
+    /// Adds the view of a lock that was just granted.
+    pub(crate) fn add_view(&mut self, view: View) -> Arc<View> {
+        let view = Arc::new(view);
+        self.views.insert(view.id, view.clone());
         view
     }
 

@@ -235,7 +235,7 @@ impl Entry {
                 given_up.disarm();
                 core.visit(|state, cx| {
                     let granted = state.session.convert_replied(id, answer, cx)?;
-                    Ok(state.add_view(core, key, Mode::Shared, &granted))
+                    Ok(state.add_view(View::new(core, key, Mode::Shared, &granted)))
                 })
             }
         };

@@ -48,29 +48,23 @@ impl Limits {
 
     /// Sets the shortest lease.
     #[must_use]
-    pub const fn shortest_lease(self, shortest_lease: Duration) -> Self {
-        Self {
-            shortest_lease,
-            ..self
-        }
+    pub const fn shortest_lease(mut self, shortest_lease: Duration) -> Self {
+        self.shortest_lease = shortest_lease;
+        self
     }
 
     /// Sets the longest lease.
     #[must_use]
-    pub const fn longest_lease(self, longest_lease: Duration) -> Self {
-        Self {
-            longest_lease,
-            ..self
-        }
+    pub const fn longest_lease(mut self, longest_lease: Duration) -> Self {
+        self.longest_lease = longest_lease;
+        self
     }
 
     /// Sets the largest number of keys in one call.
     #[must_use]
-    pub const fn keys_at_once(self, keys_at_once: NonZeroUsize) -> Self {
-        Self {
-            keys_at_once: Some(keys_at_once),
-            ..self
-        }
+    pub const fn keys_at_once(mut self, keys_at_once: NonZeroUsize) -> Self {
+        self.keys_at_once = Some(keys_at_once);
+        self
     }
 
     /// Sets whether the store grants permits.
