@@ -373,11 +373,8 @@ mod tests {
         }
         let patient = LockSpec::read().min_hold(SECOND * 2);
         assert!(patient.check().is_ok(), "valid with other defaults");
-        let hasty = open().max_hold(SECOND);
-        assert!(
-            patient.terms(&hasty).is_err(),
-            "invalid with these defaults"
-        );
+        let is_refused = patient.terms(&open().max_hold(SECOND)).is_err();
+        assert!(is_refused, "invalid with these defaults");
     }
 
     #[test]

@@ -214,10 +214,8 @@ mod tests {
 
     fn granted(max_hold: Option<Duration>) -> (Lease, Instant) {
         let t0 = Instant::now();
-        (
-            Lease::granted(LEASE, true, t0, LEASE, 0.0).held_since(t0, max_hold),
-            t0,
-        )
+        let lease = Lease::granted(LEASE, true, t0, LEASE, 0.0);
+        (lease.held_since(t0, max_hold), t0)
     }
 
     #[test]
@@ -261,19 +259,14 @@ mod tests {
         let (mut lease, t0) = granted(None);
         let renew_at = lease.next_due();
         for second in 1..10 {
-            lease.reported(
-                t0 + Duration::from_secs(second),
-                LEASE - Duration::from_secs(second),
-            );
+            let passed = Duration::from_secs(second);
+            lease.reported(t0 + passed, LEASE - passed);
             assert_eq!(lease.next_due(), renew_at);
         }
         assert_eq!(lease.due(renew_at), Some(Due::Renew));
         lease.reported(renew_at, LEASE * 2 / 3);
-        assert_eq!(
-            lease.due(renew_at + LEASE / 3),
-            None,
-            "the renewal is still in flight"
-        );
+        // The renewal is still in flight.
+        assert_eq!(lease.due(renew_at + LEASE / 3), None);
         // Another program has shortened the lease at the store.
         let (mut lease, t0) = granted(None);
         lease.reported(t0, LEASE / 10);

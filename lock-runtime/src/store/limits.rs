@@ -187,10 +187,8 @@ mod tests {
         let limits = Limits::new().keys_at_once(NonZeroUsize::MIN);
         let refused = check(limits, LockSpec::exclusive().no_wait(), 2).unwrap_err();
         assert!(refused.contains("2 keys are more than the 1 "), "{refused}");
-        for spec in [
-            LockSpec::exclusive(),
-            LockSpec::permits(NonZeroU32::MIN).no_wait(),
-        ] {
+        let permits = LockSpec::permits(NonZeroU32::MIN).no_wait();
+        for spec in [LockSpec::exclusive(), permits] {
             assert_eq!(check(limits, spec, 2), Ok(()));
         }
     }

@@ -54,8 +54,8 @@ impl Fences {
         let micros = proposed.unwrap_or(micros);
         let next = |latest| FencingToken::next(FencingToken::new(latest), micros);
         let last = |latest| Some(next(latest).later(reserved).number());
-        let (relaxed, latest) = (Ordering::Relaxed, &self.latest);
-        let (Ok(latest) | Err(latest)) = latest.fetch_update(relaxed, relaxed, last);
+        let relaxed = Ordering::Relaxed;
+        let (Ok(latest) | Err(latest)) = self.latest.fetch_update(relaxed, relaxed, last);
         next(latest)
     }
 
