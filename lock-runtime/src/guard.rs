@@ -223,34 +223,28 @@ impl Entry {
         let view = &self.view;
         let (core, key) = (&view.core, &view.key);
         runtime::check().map_err(|error| error.with_key(key))?;
-        let begun = core.visit(|state, cx| state.session.convert(view.id, cx));
-        let converted = match begun {
-            Err(error) => Err(error),
-            Ok((id, call)) => {
-                self.has_left = true;
-                let given_up = OnDrop::new(|| {
-                    core.visit(|state, cx| state.session.convert_dropped(id, cx));
-                });
-                let answer = perform(&*core.store, &call).await;
-                given_up.disarm();
-                core.visit(|state, cx| {
-                    let granted = state.session.convert_replied(id, answer, cx)?;
-                    Ok(state.add_view(View::new(core, key, Mode::Shared, &granted)))
-                })
+        let refused = |error| match error {
+            ConvertError::Reentered => {
+                mismatch(key, "a lock that was re-entered cannot be downgraded")
             }
+            ConvertError::Lost(loss) => view.lost_error(loss),
+            ConvertError::Store(error) => LockError::from_store(error).with_key(key),
         };
-        match converted {
-            Ok(reader) => {
-                tracing::debug!(%key, fence = %reader.fence, "downgraded");
-                Ok(Self::first(reader, self.contended))
-            }
-            Err(ConvertError::Reentered) => {
-                let message = "a lock that was re-entered cannot be downgraded";
-                Err(mismatch(key, message))
-            }
-            Err(ConvertError::Lost(loss)) => Err(view.lost_error(loss)),
-            Err(ConvertError::Store(error)) => Err(LockError::from_store(error).with_key(key)),
-        }
+        let begun = core.visit(|state, cx| state.session.convert(view.id, cx));
+        let (id, call) = begun.map_err(refused)?;
+        self.has_left = true;
+        let given_up = OnDrop::new(|| {
+            core.visit(|state, cx| state.session.convert_dropped(id, cx));
+        });
+        let answer = perform(&*core.store, &call).await;
+        given_up.disarm();
+        let converted = core.visit(|state, cx| {
+            let granted = state.session.convert_replied(id, answer, cx)?;
+            Ok(state.add_view(View::new(core, key, Mode::Shared, &granted)))
+        });
+        let reader = converted.map_err(refused)?;
+        tracing::debug!(%key, fence = %reader.fence, "downgraded");
+        Ok(Self::first(reader, self.contended))
     }
 }
 

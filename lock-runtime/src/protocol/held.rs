@@ -309,13 +309,12 @@ impl Session {
         if let Some((id, _)) = held.find(|(_, held)| held.hold.token == token) {
             return self.lose(id, Loss::Revoked, cx);
         }
-        let is_revoked = |handoff: &mut Handoff| handoff.hold.token == token;
-        let mut queues = self.queues.values_mut();
-        if let Some(Handoff { hold, lease, .. }) = queues.find_map(|queue| {
-            let revoked = queue.handoff.take_if(is_revoked)?;
+        let revoked = self.queues.values_mut().find_map(|queue| {
+            let handoff = queue.handoff.take_if(|it| it.hold.token == token)?;
             queue.freed(cx);
-            Some(revoked)
-        }) {
+            Some(handoff)
+        });
+        if let Some(Handoff { hold, lease, .. }) = revoked {
             self.abandon(hold, lease.length(), None, cx);
         }
     }

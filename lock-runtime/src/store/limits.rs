@@ -110,10 +110,9 @@ impl Limits {
     /// `InvalidSpec`, with the remedy.
     pub(crate) fn check_lease(&self, lease: Duration) -> Result<(), LockError> {
         if lease < self.shortest_lease {
+            let (lease, shortest) = (Short(lease), Short(self.shortest_lease));
             return refused(format!(
-                "a lease of {} is shorter than {}, the shortest of the store; use a longer lease",
-                Short(lease),
-                Short(self.shortest_lease)
+                "a lease of {lease} is shorter than {shortest}, the shortest of the store; use a longer lease"
             ));
         }
         self.check_longest("lease", lease)
@@ -140,11 +139,10 @@ impl Limits {
     /// `InvalidSpec`, with the remedy.
     pub(super) fn check_longest(&self, option: &str, time: Duration) -> Result<(), LockError> {
         if time > self.longest_lease {
+            let (time, longest) = (Short(time), Short(self.longest_lease));
             return refused(format!(
-                "a {option} of {} is longer than {}, the longest lease of the store; \
-                 use a shorter {option} or, over several servers, set a longer `longest_lease` on all clients",
-                Short(time),
-                Short(self.longest_lease)
+                "a {option} of {time} is longer than {longest}, the longest lease of the store; \
+                 use a shorter {option} or, over several servers, set a longer `longest_lease` on all clients"
             ));
         }
         Ok(())
