@@ -439,7 +439,11 @@ fn is_missing_provider(panic: &(dyn Any + Send)) -> bool {
 impl Link {
     /// Waits for the connection to be established.
     pub(super) async fn connected(&self) -> Result<Connected, StoreError> {
-        self.connected.clone().await
+        self.connected.clone().await.map_err(|error| {
+            // An attempt that ended with its runtime has not recorded that itself.
+            self.end();
+            error.with_unsent(true)
+        })
     }
 
     pub(super) fn is_over(&self) -> bool {

@@ -60,9 +60,8 @@ impl Cluster {
         self.refresh_soon();
         // The task that refreshes the map may end with its runtime.
         let _ = timeout(LONGEST_PAUSE, looked_up.changed()).await;
-        self.owner(slot)
-            .ok()
-            .filter(|owner| owner.address != dead.address)
+        let owner = self.owner(slot).ok()?;
+        (owner.address != dead.address).then_some(owner)
     }
 
     /// Refreshes the map in the background, if there is a runtime.
@@ -126,26 +125,23 @@ impl Cluster {
 
     /// Queries the map from any node, connected ones first.
     async fn look_up(&self) -> Option<Slots> {
-        let mut nodes: Vec<_> = self.read().nodes.values().cloned().collect();
+        let mut nodes: Vec<_> = lock(&self.map).nodes.values().cloned().collect();
         nodes.shuffle(&mut rand::rng());
         nodes.sort_by_key(|node| !node.connection.stands());
         if let Some(slots) = first_of(&nodes).await {
             return Some(slots);
         }
-        let mut others: Vec<_> = self.read().slots.members.clone();
+        let mut others = lock(&self.map).slots.members.clone();
         others.retain(|member| nodes.iter().all(|node| node.address != *member));
         others.shuffle(&mut rand::rng());
         others.extend(self.seed_addresses().cloned());
-        let others: Vec<_> = others
-            .iter()
-            .filter_map(|address| self.node(address).ok())
-            .collect();
-        first_of(&others).await
+        let others = others.iter().filter_map(|address| self.node(address).ok());
+        first_of(&others.collect::<Vec<_>>()).await
     }
 
     /// Replaces the map. Returns whether it has changed.
     pub(super) fn adopt(&self, slots: Slots) -> bool {
-        let mut map = self.write();
+        let mut map = lock(&self.map);
         let is_news = !map.slots.agrees_with(&slots);
         let is_failover = is_news && !map.slots.owners().is_subset(&slots.owners());
         map.slots = slots;
@@ -153,9 +149,8 @@ impl Cluster {
         // These are closed after the map is unlocked. A replica that only supplied the map is not
         // needed any more.
         let owners = slots.owners();
-        let _left: Vec<_> = nodes
-            .extract_if(|address, _| !owners.contains(address))
-            .collect();
+        let left = nodes.extract_if(|address, _| !owners.contains(address));
+        let _left: Vec<_> = left.collect();
         drop(map);
         if is_failover && self.is_another_failover() {
             // A node does not serve any slot any more. The node in its place may lack its
