@@ -172,10 +172,8 @@ impl Cluster {
 /// The map of the first node that answers.
 async fn first_of(nodes: &[Arc<Node>]) -> Option<Slots> {
     for some in nodes.chunks(ASKED_AT_ONCE) {
-        let mut answers: FuturesUnordered<_> = some
-            .iter()
-            .map(|node| timeout(PATIENCE, node.slots()))
-            .collect();
+        let asked = some.iter().map(|node| timeout(PATIENCE, node.slots()));
+        let mut answers: FuturesUnordered<_> = asked.collect();
         while let Some(answer) = answers.next().await {
             if let Ok(Ok(slots)) = answer {
                 return Some(slots);
