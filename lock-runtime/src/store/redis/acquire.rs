@@ -28,11 +28,8 @@ impl RedisStore {
         request: &KeyRequest,
         proposal: Option<FencingToken>,
     ) -> Result<AcquireReply, StoreError> {
-        let requests = slice::from_ref(request);
-        match self
-            .acquire_in_time(requests, request.if_busy, proposal)
-            .await?
-        {
+        let (requests, if_busy) = (slice::from_ref(request), request.if_busy);
+        match self.acquire_in_time(requests, if_busy, proposal).await? {
             AcquireAllReply::Granted(grants) => {
                 let grant = grants.first().copied().ok_or_else(unexpected)?;
                 Ok(AcquireReply::Granted(grant))
@@ -53,10 +50,8 @@ impl RedisStore {
         }
         let mut grants = vec![None; requests.len()];
         for (taken, indices) in slots.iter().enumerate() {
-            let some: Vec<_> = indices
-                .iter()
-                .map(|index| requests[*index].clone())
-                .collect();
+            let some = indices.iter().map(|index| requests[*index].clone());
+            let some: Vec<_> = some.collect();
             match self.acquire_in_time(&some, IfBusy::Refuse, None).await? {
                 AcquireAllReply::Granted(granted) => {
                     for (index, grant) in indices.iter().zip(granted) {
@@ -66,25 +61,18 @@ impl RedisStore {
                 AcquireAllReply::Refused { index, reply } => {
                     // A refused caller expects to hold nothing, and does not abandon
                     // anything itself.
-                    let held = slots[..taken]
-                        .iter()
-                        .flatten()
-                        .map(|index| self.abandon_one(&requests[*index].hold));
-                    for abandoned in join_all(held).await {
+                    let held = slots[..taken].iter().flatten();
+                    let abandoned = held.map(|index| self.abandon_one(&requests[*index].hold));
+                    for abandoned in join_all(abandoned).await {
                         abandoned?;
                     }
-                    return Ok(AcquireAllReply::Refused {
-                        index: indices[index],
-                        reply,
-                    });
+                    let index = indices[index];
+                    return Ok(AcquireAllReply::Refused { index, reply });
                 }
             }
         }
-        grants
-            .into_iter()
-            .collect::<Option<Vec<_>>>()
-            .map(AcquireAllReply::Granted)
-            .ok_or_else(unexpected)
+        let grants: Option<Vec<_>> = grants.into_iter().collect();
+        Ok(AcquireAllReply::Granted(grants.ok_or_else(unexpected)?))
     }
 
     /// Acquires with one script, and tries again if the server rejects the request as late although
@@ -98,10 +86,7 @@ impl RedisStore {
     ) -> Result<AcquireAllReply, StoreError> {
         let mut reply = self.try_acquire(requests, if_busy, proposal).await?;
         let now = Instant::now();
-        if let AcquireAllReply::Refused {
-            reply: AcquireReply::Late,
-            ..
-        } = reply
+        if matches!(&reply, AcquireAllReply::Refused { reply, .. } if *reply == AcquireReply::Late)
             && requests.iter().all(|request| request.deadline > now)
         {
             reply = self.try_acquire(requests, if_busy, proposal).await?;
@@ -133,10 +118,8 @@ impl RedisStore {
         let write = |deadline: u64| {
             // Known once the first connection is established.
             let marker = self.servers.marker();
-            let mut call = Call::new(
-                &scripts::ACQUIRE,
-                3 * requests.len() + usize::from(marker.is_some()),
-            );
+            let keys = 3 * requests.len() + usize::from(marker.is_some());
+            let mut call = Call::new(&scripts::ACQUIRE, keys);
             for KeyRequest { hold, .. } in requests {
                 call = call.names(Names::new(&self.namespace, &hold.key, hold.mode.kind()));
             }
@@ -144,20 +127,13 @@ impl RedisStore {
                 call = call.arg(marker_name(&self.namespace));
             }
             call = call.arg(deadline.to_string()).arg(channel.as_bytes());
-            for KeyRequest {
-                hold,
-                lease,
-                reserved,
-                reader_group,
-                ..
-            } in requests
-            {
-                call = call.hold(hold).millis(*lease);
+            for request in requests {
+                call = call.hold(&request.hold).millis(request.lease);
                 // Only writers reserve tokens: the reserved tokens of readers would not increase
                 // in the order of their grants.
-                call = match (hold.mode, reader_group) {
-                    (Mode::Exclusive, _) => call.number(*reserved),
-                    (Mode::Shared, Some(reader_group)) => call.token(*reader_group),
+                call = match (request.hold.mode, request.reader_group) {
+                    (Mode::Exclusive, _) => call.number(request.reserved),
+                    (Mode::Shared, Some(reader_group)) => call.token(reader_group),
                     (Mode::Shared, None) => call.arg(""),
                     (Mode::Permits(_), _) => call.number(0),
                 };
@@ -183,11 +159,10 @@ impl RedisStore {
                 Ok(AcquireAllReply::Granted(grants.collect::<Result<_, _>>()?))
             }
             "queued" if requests.len() == 1 => {
-                let (counter, holder_ttl) = reply.place()?;
                 self.servers.waits(hold, &answer);
                 let reply = AcquireReply::Queued {
-                    counter,
-                    holder_ttl,
+                    counter: reply.counter()?,
+                    holder_ttl: reply.known_ttl()?,
                 };
                 Ok(AcquireAllReply::Refused { index: 0, reply })
             }
@@ -206,10 +181,10 @@ impl RedisStore {
                 Ok(AcquireAllReply::Refused { index, reply })
             }
             "strange" => Err(self.lost_its_data()),
-            "late" => Ok(AcquireAllReply::Refused {
-                index: 0,
-                reply: AcquireReply::Late,
-            }),
+            "late" => {
+                let reply = AcquireReply::Late;
+                Ok(AcquireAllReply::Refused { index: 0, reply })
+            }
             _ => Err(unexpected()),
         }
     }
