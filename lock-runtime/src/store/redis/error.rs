@@ -35,9 +35,6 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
             "the server does not speak the Redis protocol; check host and port, and whether it requires TLS (rediss://)",
         ),
         ErrorKind::RESP3NotSupported => too_old(None),
-        ErrorKind::InvalidClientConfig if error.to_string().contains(NO_PROVIDER) => {
-            unavailable(NO_PROVIDER)
-        }
         ErrorKind::AuthenticationFailed => unauthenticated(),
         ErrorKind::Io if error.is_connection_refusal() => unavailable(format!(
             "no connection: {error}; is Redis running there? check host and port"

@@ -16,8 +16,7 @@ use futures_util::{
     future::{BoxFuture, Shared},
 };
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ErrorKind, PushInfo, PushKind, RedisError,
-    aio::MultiplexedConnection,
+    AsyncConnectionConfig, Client, Cmd, PushInfo, PushKind, RedisError, aio::MultiplexedConnection,
 };
 use tokio::{
     task::AbortHandle,
@@ -146,27 +145,22 @@ impl Dial {
 
     /// The same parameters for a connection that receives no push messages.
     pub(super) fn deaf(&self) -> Self {
-        Self {
-            listens: false,
-            ..self.clone()
-        }
+        let mut deaf = self.clone();
+        deaf.listens = false;
+        deaf
     }
 
     /// The same parameters for a server that votes with others. It does not vote for
     /// `longest_lease` if it may have forgotten a lock.
-    pub(super) fn member(self, longest_lease: Duration) -> Self {
-        let question = Call::new(&scripts::MARKER, 1)
-            .arg(marker_name(&self.pushes.namespace))
-            .token(Token::random())
-            .into_text();
-        Self {
-            membership: Some(Membership {
-                longest_lease,
-                question,
-                latest: Arc::default(),
-            }),
-            ..self
-        }
+    pub(super) fn member(mut self, longest_lease: Duration) -> Self {
+        let name = marker_name(&self.pushes.namespace);
+        let marker = Call::new(&scripts::MARKER, 1).arg(name);
+        self.membership = Some(Membership {
+            longest_lease,
+            question: marker.token(Token::random()).into_text(),
+            latest: Arc::default(),
+        });
+        self
     }
 
     /// The latest tenure of a server of a quorum.
@@ -176,9 +170,8 @@ impl Dial {
 
     /// The same parameters for a node of a cluster, which has a clock of its own.
     pub(super) fn to_node(&self, client: Client) -> Self {
-        let target = Target::Server(Arc::new(client));
         Self {
-            target,
+            target: Target::Server(Arc::new(client)),
             kind: Kind::Node,
             clock: Arc::default(),
             ..self.clone()
@@ -239,15 +232,13 @@ impl Dial {
         };
         // rustls panics if the application has not chosen a crypto provider. Return an error with
         // that cause instead.
-        let connected = AssertUnwindSafe(connecting)
-            .catch_unwind()
-            .await
-            .unwrap_or_else(|panic| {
-                if !is_missing_provider(panic.as_ref()) {
-                    resume_unwind(panic);
-                }
-                Err(RedisError::from((ErrorKind::InvalidClientConfig, error::NO_PROVIDER)).into())
-            });
+        let connected = AssertUnwindSafe(connecting).catch_unwind().await;
+        let connected = connected.unwrap_or_else(|panic| {
+            if !is_missing_provider(panic.as_ref()) {
+                resume_unwind(panic);
+            }
+            Err(error::unavailable(error::NO_PROVIDER).into())
+        });
         connected.map_err(|unconnected| {
             life.end();
             match unconnected {
@@ -295,10 +286,8 @@ impl Dial {
         if self.listens {
             self.subscribe(&mut connection).await?;
         }
-        let marker = self
-            .membership
-            .as_ref()
-            .map(|membership| &membership.question);
+        let membership = self.membership.as_ref();
+        let marker = membership.map(|membership| &membership.question);
         let greeting = Greeting::exchange(&mut connection, &self.pushes.namespace, marker);
         let greeting = timeout(ATTEMPT, greeting).await;
         let tenure = self.accept(&greeting.unwrap_or_else(|_| Err(silence()))?)?;
@@ -351,9 +340,8 @@ impl Dial {
         // Set the tenure before the clock: an acquire waits for the clock, and then
         // needs the tenure.
         let tenure = self.tenure_by(greeting, info)?;
-        let clock = self
-            .clock
-            .get_or_init(|| ServerClock::new(micros, greeting.received));
+        let first = || ServerClock::new(micros, greeting.received);
+        let clock = self.clock.get_or_init(first);
         clock.observe(micros, greeting.sent, greeting.received);
         Ok(tenure)
     }
@@ -370,22 +358,16 @@ impl Dial {
         let (marker, with_data) = greeting.marker(&self.acl)?;
         let info = info?;
         let uptime = info.uptime().ok_or_else(unexpected)?;
-        let tenure = Tenure::new(
-            membership.longest_lease,
-            uptime,
-            with_data,
-            marker,
-            greeting.sent,
-        );
-        let tenure = tenure.with_run_id(info.run_id());
-        let tenure = match &*lock(&membership.latest) {
+        let (sent, longest_lease) = (greeting.sent, membership.longest_lease);
+        let mut tenure = Tenure::new(longest_lease, uptime, with_data, marker, sent);
+        tenure.run_id = info.run_id();
+        if let Some(before) = &*lock(&membership.latest)
+            && !before.is_of_the_same(&tenure)
+        {
             // The change was observed here, so the full quarantine applies whatever the
             // server's clock shows.
-            Some(before) if !before.is_of_the_same(&tenure) => {
-                tenure.not_before(greeting.sent + membership.longest_lease)
-            }
-            _ => tenure,
-        };
+            tenure.not_before(sent + longest_lease);
+        }
         if let Some(left) = tenure.keeps_away(greeting.received) {
             let server = &self.target;
             tracing::warn!(%server, ?left, "the server may have forgotten a lock, and does not vote yet");
