@@ -241,8 +241,6 @@ fn duration(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use redis::Client;
-
     use super::*;
 
     fn open(url: &str) -> Result<(Sentinels, RedisOptions), LockError> {
@@ -254,8 +252,7 @@ mod tests {
     }
 
     fn addresses(sentinels: &Sentinels) -> Vec<String> {
-        let address = |sentinel: &Client| sentinel.get_connection_info().addr().to_string();
-        sentinels.sentinels.iter().map(address).collect()
+        sentinels.addresses().collect()
     }
 
     /// The user, the password and the database.
