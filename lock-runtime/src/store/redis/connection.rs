@@ -88,11 +88,11 @@ impl Connection {
 
     /// The server's clock. Waits for the first connection if there was none.
     pub(super) async fn clock(&self) -> Result<&ServerClock, StoreError> {
-        if self.dial.clock().is_none() {
+        if self.dial.clock.get().is_none() {
             self.link().connected().await?;
         }
         // An established connection has set the clock.
-        self.dial.clock().ok_or_else(unexpected)
+        self.dial.clock.get().ok_or_else(unexpected)
     }
 
     /// Runs a script.

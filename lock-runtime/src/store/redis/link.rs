@@ -60,8 +60,8 @@ pub(super) struct Dial {
     /// Set for a server of a quorum.
     membership: Option<Membership>,
     pub(super) kind: Kind,
-    /// Set by the first established connection.
-    clock: Arc<OnceLock<ServerClock>>,
+    /// The server's clock. Set by the first established connection.
+    pub(super) clock: Arc<OnceLock<ServerClock>>,
     /// Limits the warnings about missing rights to one each, whatever the number of connections.
     no_pushes: Arc<Once>,
     no_info: Arc<Once>,
@@ -185,11 +185,6 @@ impl Dial {
         });
     }
 
-    /// The server's clock, once a connection has been established.
-    pub(super) fn clock(&self) -> Option<&ServerClock> {
-        self.clock.get()
-    }
-
     /// Starts to connect in a separate task, as a caller may stop waiting for the connection.
     pub(super) fn dial(&self) -> Link {
         let life = Arc::new(Life {
@@ -202,13 +197,11 @@ impl Dial {
         // with that runtime.
         let connecting = tokio::spawn(self.clone().connect(life.clone()));
         let attempt = connecting.abort_handle();
-        let acl = self.acl.clone();
-        let connected = connecting.map(move |connected| {
+        let connected = connecting.map(|connected| {
             connected.unwrap_or_else(|ended| match ended.try_into_panic() {
                 Ok(panic) => resume_unwind(panic),
-                Err(_) => Err(error::disconnected(
-                    &io::Error::other("the runtime on which it was connecting has ended").into(),
-                    &acl,
+                Err(_) => Err(error::unavailable(
+                    "no connection: the runtime on which it was connecting has ended",
                 )),
             })
         });
@@ -280,9 +273,8 @@ impl Dial {
                 Ok::<_, redis::aio::SendError>(())
             });
         let (server, named) = self.target.server().await?;
-        let mut connection = server
-            .get_multiplexed_async_connection_with_config(&config)
-            .await?;
+        let connect = server.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = connect.await?;
         if self.listens {
             self.subscribe(&mut connection).await?;
         }
@@ -322,7 +314,7 @@ impl Dial {
     }
 
     /// Checks that the server can store locks, and returns its tenure.
-    fn accept(&self, greeting: &Greeting) -> Result<Option<Arc<Tenure>>, Unconnected> {
+    fn accept(&self, greeting: &Greeting) -> Result<Option<Arc<Tenure>>, StoreError> {
         let info = greeting.info(&self.acl);
         match &info {
             Ok(info) => info.check(self.kind)?,
@@ -333,7 +325,7 @@ impl Dial {
                     );
                 })
             }
-            Err(error) => return Err(error.clone().into()),
+            Err(error) => return Err(error.clone()),
         }
         greeting.check_format(&self.pushes.namespace, &self.acl)?;
         let micros = greeting.micros(&self.acl)?;
@@ -351,7 +343,7 @@ impl Dial {
         &self,
         greeting: &Greeting,
         info: Result<Info, StoreError>,
-    ) -> Result<Option<Arc<Tenure>>, Unconnected> {
+    ) -> Result<Option<Arc<Tenure>>, StoreError> {
         let Some(membership) = &self.membership else {
             return Ok(None);
         };
@@ -411,10 +403,8 @@ impl Drop for Link {
 /// Whether rustls panicked because it has no crypto provider. This cannot be checked in advance,
 /// as the enabled features matter too.
 fn is_missing_provider(panic: &(dyn Any + Send)) -> bool {
-    let text = panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied());
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     text.is_some_and(|text| text.contains("CryptoProvider"))
 }
 

@@ -69,16 +69,16 @@ pub(super) fn open(
 ///
 /// # Errors
 /// The errors of [`open`].
-pub(super) fn open_each<'a>(
+pub(super) fn open_each(
     primary: &str,
-    urls: impl IntoIterator<Item = &'a str>,
+    urls: &[impl AsRef<str>],
     settings: &RedisOptions,
 ) -> Result<Sentinels, LockError> {
     check_tls(primary)?;
     let (name, primary) = name_and_primary(&with_lower_scheme(primary))
         .map_err(|complaint| PRIMARY.refuse(complaint))?;
     let mut sentinels = Vec::new();
-    for url in urls {
+    for url in urls.iter().map(AsRef::as_ref) {
         check_tls(url)?;
         let added = add_url(&mut sentinels, &with_lower_scheme(url));
         added.map_err(|complaint| SENTINEL.refuse(complaint))?;
@@ -358,7 +358,7 @@ mod tests {
             "redis://:pw@10.0.0.2:26379/",
         ];
         let primary = "REDIS://app:secret@MyMaster/2";
-        let sentinels = open_each(primary, urls, &RedisOptions::default()).unwrap();
+        let sentinels = open_each(primary, &urls, &RedisOptions::default()).unwrap();
         assert_eq!(sentinels.name, "MyMaster");
         assert_eq!(addresses(&sentinels), ["10.0.0.1:7", "10.0.0.2:26379"]);
         let watching = sentinels.sentinels[0].get_connection_info();
@@ -369,7 +369,7 @@ mod tests {
     #[test]
     fn each_wrong_one_of_several_urls_has_a_message_of_its_own() {
         let refusal = |primary: &str, sentinels: &[&str]| {
-            let opened = open_each(primary, sentinels.iter().copied(), &RedisOptions::default());
+            let opened = open_each(primary, sentinels, &RedisOptions::default());
             opened.err().unwrap_or_else(|| panic!("{primary}"))
         };
         for (primary, words) in [
