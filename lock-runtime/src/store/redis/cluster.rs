@@ -279,20 +279,18 @@ impl Cluster {
         results
     }
 
-    /// Runs the scripts of one node.
+    /// Runs scripts of one node, at least one.
     async fn run_batch(
         &self,
         batch: Vec<(usize, Call)>,
         write: &(dyn Fn(usize) -> Call + Sync),
     ) -> Vec<(usize, Result<Answer, StoreError>)> {
-        let Some(slot) = batch.first().map(|(_, call)| slot_of(call.key())) else {
-            return Vec::new();
-        };
-        let (indices, calls): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+        let (indices, calls): (Vec<_>, Vec<Call>) = batch.into_iter().unzip();
         let fail = |indices: Vec<usize>, error: StoreError| {
             let failed = indices.into_iter().map(|index| (index, Err(error.clone())));
             failed.collect()
         };
+        let slot = slot_of(calls[0].key());
         let node = match self.owner(slot) {
             Ok(node) => node,
             Err(error) => return fail(indices, error),
@@ -308,11 +306,8 @@ impl Cluster {
                         elsewhere.push(index);
                         continue;
                     }
-                    let node_of = |value| Answer {
-                        value,
-                        node: Some(node.clone()),
-                    };
-                    results.push((index, node.connection.settle(value).map(node_of)));
+                    let (value, node) = (node.connection.settle(value), Some(node.clone()));
+                    results.push((index, value.map(|value| Answer { value, node })));
                 }
             }
             Err(error) => {

@@ -216,46 +216,33 @@ mod tests {
     #[test]
     fn every_reply_has_its_kind() {
         use StoreErrorKind::*;
-        let replies = [
-            (
-                ReadOnly,
-                "READONLY You can't write against a read only replica.
-                 ERR Error running script (call to f_1): @user_script:1: -READONLY You can't write",
-            ),
-            (
-                Forbidden,
-                "NOPERM this user has no permissions to run the 'evalsha' command
-                 ERR ACL failure in script: User x has no permissions to access the 'k' key",
-            ),
-            (
-                Unauthenticated,
-                "NOAUTH Authentication required.
-                 WRONGPASS invalid username-password pair or user is disabled.
-                 ERR AUTH <password> called without any password configured",
-            ),
-            (
-                ForeignKey,
-                "WRONGTYPE Operation against a key holding the wrong kind of value
-                 ERR Error running script (call to f_1): @user_script:1: WRONGTYPE Operation against",
-            ),
-            (
-                WrongServer,
-                "ERR unknown command 'EVALSHA', with args beginning with: 'x'",
-            ),
-            (
-                Unavailable,
-                "OOM command not allowed when used memory > 'maxmemory'.
-                 ERR Error running script (call to f_1): @user_script:1: -OOM command not allowed
-                 LOADING Redis is loading the dataset in memory
-                 BUSY Redis is busy running a script.
-                 MASTERDOWN Link with MASTER is down
-                 CLUSTERDOWN The cluster is down
-                 TRYAGAIN Multiple keys request during rehashing of slot
-                 MOVED 1 127.0.0.1:1
-                 ERR max number of clients reached",
-            ),
-        ];
-        for (kind, replies) in replies {
+        let read_only = "READONLY You can't write against a read only replica.
+             ERR Error running script (call to f_1): @user_script:1: -READONLY You can't write";
+        let forbidden = "NOPERM this user has no permissions to run the 'evalsha' command
+             ERR ACL failure in script: User x has no permissions to access the 'k' key";
+        let unauthenticated = "NOAUTH Authentication required.
+             WRONGPASS invalid username-password pair or user is disabled.
+             ERR AUTH <password> called without any password configured";
+        let foreign = "WRONGTYPE Operation against a key holding the wrong kind of value
+             ERR Error running script (call to f_1): @user_script:1: WRONGTYPE Operation against";
+        let wrong = "ERR unknown command 'EVALSHA', with args beginning with: 'x'";
+        let unavailable = "OOM command not allowed when used memory > 'maxmemory'.
+             ERR Error running script (call to f_1): @user_script:1: -OOM command not allowed
+             LOADING Redis is loading the dataset in memory
+             BUSY Redis is busy running a script.
+             MASTERDOWN Link with MASTER is down
+             CLUSTERDOWN The cluster is down
+             TRYAGAIN Multiple keys request during rehashing of slot
+             MOVED 1 127.0.0.1:1
+             ERR max number of clients reached";
+        for (kind, replies) in [
+            (ReadOnly, read_only),
+            (Forbidden, forbidden),
+            (Unauthenticated, unauthenticated),
+            (ForeignKey, foreign),
+            (WrongServer, wrong),
+            (Unavailable, unavailable),
+        ] {
             for reply in replies.lines() {
                 let (code, details) = reply.trim().split_once(' ').unwrap();
                 assert_eq!(classified(code, details).kind(), kind, "{reply}");
@@ -281,11 +268,8 @@ mod tests {
 
     #[test]
     fn arguments_that_the_server_repeats_are_not_shown() {
-        for (code, text) in [
-            ("ERR", "unknown command 'HELLO', "),
-            ("NOPERM", "no, "),
-            ("OTHER", "no, "),
-        ] {
+        let unknown = ("ERR", "unknown command 'HELLO', ");
+        for (code, text) in [unknown, ("NOPERM", "no, "), ("OTHER", "no, ")] {
             let details = format!("{text}with args beginning with: 'secret'");
             let error = classified(code, &details).to_string();
             assert!(!error.contains("secret"), "{error}");

@@ -4,8 +4,10 @@ use std::{num::NonZeroU32, time::Duration};
 
 use redis::{Client, ConnectionInfo};
 #[cfg(feature = "rustls")]
-use redis::{ClientTlsConfig, ConnectionAddr, TlsCertificates};
+use redis::{ClientTlsConfig, TlsCertificates};
 
+#[cfg(feature = "rustls")]
+use super::target::is_tls;
 use crate::{
     error::{LockError, LockErrorKind},
     spec::{DEFAULT_LEASE, LockSpec},
@@ -193,9 +195,7 @@ impl RedisOptions {
     /// `InvalidSpec` for certificates that cannot be used.
     pub(super) fn client(&self, info: ConnectionInfo) -> Result<Client, LockError> {
         #[cfg(feature = "rustls")]
-        if let ConnectionAddr::TcpTls {
-            tls_params: None, ..
-        } = info.addr()
+        if is_tls(info.addr())
             && let Some(certificates) = self.certificates.clone()
         {
             return Client::build_with_tls(info, certificates).map_err(|error| {

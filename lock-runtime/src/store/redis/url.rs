@@ -324,22 +324,15 @@ pub(super) fn for_locks(info: ConnectionInfo) -> ConnectionInfo {
 
 /// The connection settings for any server.
 pub(super) fn tuned(info: ConnectionInfo) -> ConnectionInfo {
-    let mut redis = info.redis_settings().clone();
-    if redis.lib_name().is_none() {
-        // A user with few access rights may not set the library name, and would fill the server's
-        // log of denials.
-        redis = redis.set_skip_set_lib_name();
-    }
+    // A user with few access rights may not set the library name, and would fill the server's log
+    // of denials.
+    let redis = info.redis_settings().clone().set_skip_set_lib_name();
     // Every message is a small request that a caller waits for.
-    let mut tcp = info.tcp_settings().clone().set_nodelay(true);
-    if tcp.keepalive().is_none() {
-        let keepalive = TcpKeepalive::new().with_time(SILENCE / 2);
-        tcp = tcp.set_keepalive(keepalive.with_interval(SILENCE / 5));
-    }
+    let tcp = info.tcp_settings().clone().set_nodelay(true);
+    let keepalive = TcpKeepalive::new().with_time(SILENCE / 2);
+    let tcp = tcp.set_keepalive(keepalive.with_interval(SILENCE / 5));
     #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-    if tcp.user_timeout().is_none() {
-        tcp = tcp.set_user_timeout(SILENCE);
-    }
+    let tcp = tcp.set_user_timeout(SILENCE);
     info.set_redis_settings(redis).set_tcp_settings(tcp)
 }
 
