@@ -25,8 +25,8 @@ use crate::{
     spec::{LockKind, Mode},
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyPart, KeyRequest,
-        Limits, Listener, NextHolder, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
-        RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError,
+        Limits, Listener, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply, RenewReply,
+        Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError,
     },
 };
 
@@ -294,6 +294,7 @@ impl RedisStore {
             Freed::HalfWay => return Ok(ReleaseReply::Released),
         };
         let mut reply = answer.reply()?;
+        let heir = || Some(Hold::new(hold.key.clone(), hold.mode, next?.token));
         match reply.word() {
             "released" => Ok(ReleaseReply::Released),
             "handed_over" => {
@@ -302,10 +303,12 @@ impl RedisStore {
                 tokio::task::yield_now().await;
                 Ok(ReleaseReply::Released)
             }
-            "passed" => self.passed(hold, next, reply.grant()?).await,
+            "passed" => {
+                let heir = heir().ok_or_else(unexpected)?;
+                self.passed(heir, reply.grant()?).await
+            }
             "queued" => {
-                if let Some(next) = next {
-                    let heir = Hold::new(hold.key.clone(), hold.mode, next.token);
+                if let Some(heir) = heir() {
                     self.servers.waits(&heir, &answer);
                 }
                 Ok(ReleaseReply::Queued {
@@ -319,14 +322,7 @@ impl RedisStore {
     }
 
     /// Handles a release that granted the lock to the next token.
-    async fn passed(
-        &self,
-        hold: &Hold,
-        next: Option<NextHolder>,
-        grant: Grant,
-    ) -> Result<ReleaseReply, StoreError> {
-        let next = next.ok_or_else(unexpected)?;
-        let heir = Hold::new(hold.key.clone(), Mode::Exclusive, next.token);
+    async fn passed(&self, heir: Hold, grant: Grant) -> Result<ReleaseReply, StoreError> {
         let Err(error) = self.settle([&heir]).await else {
             return Ok(ReleaseReply::Passed(grant));
         };

@@ -110,7 +110,7 @@ impl Errand<'_> {
     fn slot(&self) -> Slot {
         match self {
             Self::Call(call, _) => slot_of(call.key()),
-            Self::By { slot, .. } => *slot,
+            Self::By(_, _, slot) => *slot,
         }
     }
 

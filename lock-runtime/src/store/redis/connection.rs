@@ -30,6 +30,7 @@ use super::{
     pushes::Pushes,
     reply::unexpected,
     scripts::Call,
+    servers::Answer,
     target::Target,
 };
 use crate::{
@@ -109,9 +110,7 @@ impl Connection {
     ) -> Result<Value, Failed> {
         let (deadline, write) = match errand {
             Errand::Call(call, repeat) => return self.send_script(first, call, repeat).await,
-            Errand::By {
-                deadline, write, ..
-            } => (deadline, write),
+            Errand::By(deadline, write, _) => (deadline, write),
         };
         let clock = self.clock().await?;
         let sent = Instant::now();
@@ -159,12 +158,13 @@ impl Connection {
         &self,
         count: usize,
         write: &(dyn Fn(usize) -> Call + Sync),
-    ) -> Vec<Result<Value, StoreError>> {
+    ) -> Vec<Result<Answer, StoreError>> {
+        let answer = |value| self.settle(value).map(Answer::of_one);
         let mut results = Vec::with_capacity(count);
         while results.len() < count {
             let batch = results.len()..count.min(results.len() + BATCH);
             match self.answer_each(batch.clone().map(write)).await {
-                Ok(values) => results.extend(values.into_iter().map(|value| self.settle(value))),
+                Ok(values) => results.extend(values.into_iter().map(answer)),
                 Err(error) => results.extend(batch.map(|_| Err(error.clone()))),
             }
         }
@@ -317,13 +317,8 @@ pub(super) enum Errand<'a> {
     Call(&'a Call, Repeat),
     /// A script that takes a deadline in the server's time, and returns that time as the second
     /// word of its reply. It is written for the clock of the server that executes it, and never
-    /// repeated.
-    By {
-        deadline: Instant,
-        write: Writer<'a>,
-        /// The slot of its keys, in a cluster.
-        slot: Slot,
-    },
+    /// repeated. In a cluster its keys are in the slot.
+    By(Instant, Writer<'a>, Slot),
 }
 
 /// Writes a call for a deadline in the server's time, in microseconds since 1970.

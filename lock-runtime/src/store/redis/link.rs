@@ -144,10 +144,9 @@ impl Dial {
     }
 
     /// The same parameters for a connection that receives no push messages.
-    pub(super) fn deaf(&self) -> Self {
-        let mut deaf = self.clone();
-        deaf.listens = false;
-        deaf
+    pub(super) fn deaf(mut self) -> Self {
+        self.listens = false;
+        self
     }
 
     /// The same parameters for a server that votes with others. It does not vote for
@@ -155,9 +154,10 @@ impl Dial {
     pub(super) fn member(mut self, longest_lease: Duration) -> Self {
         let name = marker_name(&self.pushes.namespace);
         let marker = Call::new(&scripts::MARKER, 1).arg(name);
+        let marker = marker.token(Token::random()).command;
         self.membership = Some(Membership {
             longest_lease,
-            question: marker.token(Token::random()).into_text(),
+            question: scripts::MARKER.by_text(&marker),
             latest: Arc::default(),
         });
         self

@@ -61,17 +61,16 @@ impl Replicas {
         required: MinReplicas,
     ) -> Result<Arc<Self>, StoreError> {
         let replicas = Self {
-            connection: Connection::begin(store.dial.deaf()),
+            connection: Connection::begin(store.dial.clone().deaf()),
             required,
             queue: Mutex::default(),
         };
         // Find out now whether `WAIT` is allowed, and not with the first grant.
         let (_, found) = replicas.wait(Pipeline::new()).await?;
         if found < u64::from(required.count.get()) {
-            let required = required.count;
             tracing::warn!(
                 found,
-                required,
+                required = required.count,
                 "too few replicas: no lock is granted until there are enough"
             );
         }
@@ -100,13 +99,10 @@ impl Replicas {
         queue.waiting.push(Asked { grants, sender });
         if !mem::replace(&mut queue.served, true) {
             drop(queue);
-            let this = self.clone();
+            let (this, cut_off) = (self.clone(), self.clone());
             // The runtime of the task may end. Dropping the senders notifies the waiting callers.
-            let cut_off = OnDrop::new({
-                let this = this.clone();
-                move || {
-                    let _left = mem::take(&mut *lock(&this.queue));
-                }
+            let cut_off = OnDrop::new(move || {
+                let _left = mem::take(&mut *lock(&cut_off.queue));
             });
             // A separate task, as the caller that starts it may stop waiting.
             tokio::spawn(async move {

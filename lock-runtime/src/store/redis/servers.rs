@@ -40,7 +40,7 @@ pub(super) enum Freed {
 
 impl Answer {
     /// The reply of a server that stores all locks.
-    fn of_one(value: Value) -> Self {
+    pub(super) fn of_one(value: Value) -> Self {
         Self { value, node: None }
     }
 
@@ -177,11 +177,7 @@ impl Servers {
         write: &(dyn Fn(usize) -> Call + Sync),
     ) -> Vec<Result<Answer, StoreError>> {
         match self {
-            Self::One(connection) => {
-                let values = connection.call_all(count, write).await;
-                let answers = values.into_iter().map(|value| value.map(Answer::of_one));
-                answers.collect()
-            }
+            Self::One(connection) => connection.call_all(count, write).await,
             Self::Cluster(cluster) => cluster.run_each(count, write).await,
         }
     }
