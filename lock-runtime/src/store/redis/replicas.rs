@@ -90,7 +90,9 @@ impl Replicas {
         };
         let answer = self.ask(grants.into_iter().map(about).collect()).await;
         let ended = "the runtime that waited for the replicas has ended";
-        answer.unwrap_or_else(|_| Err(unavailable(ended)))
+        let answer = answer.unwrap_or_else(|_| Err(unavailable(ended)));
+        // The grants were made, also if the question about them was not sent.
+        answer.map_err(|error| error.with_unsent(false))
     }
 
     fn ask(self: &Arc<Self>, grants: Vec<Cmd>) -> oneshot::Receiver<Result<(), StoreError>> {
