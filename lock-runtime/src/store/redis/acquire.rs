@@ -149,6 +149,7 @@ impl RedisStore {
         let mut answer = self.servers.run(errand).await?;
         let mut reply = answer.reply()?;
         let _server_time = reply.count()?;
+        let refused = |index, reply| Ok(AcquireAllReply::Refused { index, reply });
         match reply.word() {
             "granted" => {
                 let grants = requests.iter().map(|_| reply.grant());
@@ -160,7 +161,7 @@ impl RedisStore {
                     counter: reply.counter()?,
                     holder_ttl: reply.known_ttl()?,
                 };
-                Ok(AcquireAllReply::Refused { index: 0, reply })
+                refused(0, reply)
             }
             "refused" => {
                 let index = usize::try_from(reply.count()?).map_err(|_| unexpected())?;
@@ -174,13 +175,10 @@ impl RedisStore {
                     "mismatch" => AcquireReply::ModeMismatch,
                     word => AcquireReply::ForeignKey(foreign_part(word).ok_or_else(unexpected)?),
                 };
-                Ok(AcquireAllReply::Refused { index, reply })
+                refused(index, reply)
             }
             "strange" => Err(self.lost_its_data()),
-            "late" => {
-                let reply = AcquireReply::Late;
-                Ok(AcquireAllReply::Refused { index: 0, reply })
-            }
+            "late" => refused(0, AcquireReply::Late),
             _ => Err(unexpected()),
         }
     }

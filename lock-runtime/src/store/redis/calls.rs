@@ -171,12 +171,9 @@ impl QuorumMember for RedisStore {
             let marker = self.servers.marker();
             let call = Call::new(&scripts::RAISE, 1 + usize::from(marker.is_some()))
                 .arg(Names::new(&self.namespace, key, kind).fence);
-            let number = fence.to_string();
+            let (name, number) = (marker_name(&self.namespace), fence.to_string());
             let call = match marker {
-                Some(marker) => call
-                    .arg(marker_name(&self.namespace))
-                    .arg(number)
-                    .arg(marker),
+                Some(marker) => call.arg(name).arg(number).arg(marker),
                 None => call.arg(number),
             };
             let mut reply = self.run(call).await?;

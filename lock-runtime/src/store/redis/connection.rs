@@ -96,13 +96,8 @@ impl Connection {
         self.dial.clock.get().ok_or_else(unexpected)
     }
 
-    /// Runs a script.
-    pub(super) async fn run(&self, errand: Errand<'_>) -> Result<Value, StoreError> {
-        self.settle(self.answer(None, errand).await?)
-    }
-
-    /// Same as [`run`](Self::run), but sends the command `first` right before the script each time.
-    /// An error reply of the server is returned as a value.
+    /// Runs a script, and sends the command `first`, if there is one, right before it each time. An
+    /// error reply of the server is returned as a value.
     pub(super) async fn answer(
         &self,
         first: Option<&Cmd>,

@@ -16,7 +16,8 @@ use futures_util::{
     future::{BoxFuture, Shared},
 };
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, PushInfo, PushKind, RedisError, aio::MultiplexedConnection,
+    AsyncConnectionConfig, Client, Cmd, PushInfo, PushKind, RedisError, RedisResult,
+    aio::MultiplexedConnection,
 };
 use tokio::{
     task::AbortHandle,
@@ -281,8 +282,7 @@ impl Dial {
         let membership = self.membership.as_ref();
         let marker = membership.map(|membership| &membership.question);
         let greeting = Greeting::exchange(&mut connection, &self.pushes.namespace, marker);
-        let greeting = timeout(ATTEMPT, greeting).await;
-        let tenure = self.accept(&greeting.unwrap_or_else(|_| Err(silence()))?)?;
+        let tenure = self.accept(&in_time(greeting).await?)?;
         stood.store(true, Ordering::Release);
         life.stood.store(true, Ordering::Release);
         // The connection ends once its server is no longer the primary. Connections without
@@ -299,8 +299,7 @@ impl Dial {
 
     async fn subscribe(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
         let channels = self.pushes.channels();
-        let subscribed = timeout(ATTEMPT, connection.subscribe(&channels)).await;
-        match subscribed.unwrap_or_else(|_| Err(silence())) {
+        match in_time(connection.subscribe(&channels)).await {
             // An explicit refusal holds as long as the connection. Locks work without the
             // messages, but hand-offs are slower.
             Err(cause)
@@ -389,8 +388,10 @@ impl From<StoreError> for Unconnected {
     }
 }
 
-fn silence() -> RedisError {
-    io::Error::from(io::ErrorKind::TimedOut).into()
+/// Ends an exchange that takes too long with an error of the connection.
+async fn in_time<T>(exchange: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
+    let timed_out = |_| Err(io::Error::from(io::ErrorKind::TimedOut).into());
+    timeout(ATTEMPT, exchange).await.unwrap_or_else(timed_out)
 }
 
 impl Drop for Link {

@@ -138,7 +138,10 @@ impl Servers {
     /// Runs a script.
     pub(super) async fn run(&self, errand: Errand<'_>) -> Result<Answer, StoreError> {
         match self {
-            Self::One(connection) => connection.run(errand).await.map(Answer::of_one),
+            Self::One(connection) => {
+                let value = connection.answer(None, errand).await?;
+                connection.settle(value).map(Answer::of_one)
+            }
             Self::Cluster(cluster) => Ok(cluster.run(errand).await?),
         }
     }
@@ -151,9 +154,8 @@ impl Servers {
         repeat: Repeat,
     ) -> Result<Freed, StoreError> {
         let errand = Errand::Call(call, repeat);
-        let cluster = match self {
-            Self::One(_) => return self.run(errand).await.map(Freed::Wholly),
-            Self::Cluster(cluster) => cluster,
+        let Self::Cluster(cluster) = self else {
+            return self.run(errand).await.map(Freed::Wholly);
         };
         match cluster.run(errand).await {
             Ok(answer) => Ok(Freed::Wholly(answer)),

@@ -297,8 +297,7 @@ impl<'a> Hosts<'a> {
 
     /// The URL of one of the hosts.
     fn url_of(&self, host: &str) -> String {
-        let Self { scheme, user, .. } = self;
-        format!("{scheme}://{user}{host}")
+        format!("{}://{}{host}", self.scheme, self.user)
     }
 
     /// The connection settings that all hosts share, without an address.
