@@ -131,7 +131,12 @@ impl Store for RedisStore {
     }
 
     fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
-        Some(Names::new(&self.namespace, key, kind).into_part(part))
+        let names = Names::new(&self.namespace, key, kind);
+        Some(match part {
+            KeyPart::Lock => names.lock,
+            KeyPart::Fence => names.fence,
+            KeyPart::Queue => names.queue,
+        })
     }
 
     fn server_of(&self, key: &LockKey, kind: LockKind) -> u64 {

@@ -312,12 +312,10 @@ pub(super) enum Errand<'a> {
     Call(&'a Call, Repeat),
     /// A script that takes a deadline in the server's time, and returns that time as the second
     /// word of its reply. It is written for the clock of the server that executes it, and never
-    /// repeated. In a cluster its keys are in the slot.
-    By(Instant, Writer<'a>, Slot),
+    /// repeated: the function writes it for that deadline in microseconds since 1970. In a cluster
+    /// its keys are in the slot.
+    By(Instant, &'a (dyn Fn(u64) -> Call + Sync), Slot),
 }
-
-/// Writes a call for a deadline in the server's time, in microseconds since 1970.
-pub(super) type Writer<'a> = &'a (dyn Fn(u64) -> Call + Sync);
 
 /// Whether a call may be sent again after the connection broke.
 #[derive(Clone, Copy, PartialEq, Eq)]

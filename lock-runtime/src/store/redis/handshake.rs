@@ -147,18 +147,13 @@ impl Info {
         (major < 6).then_some(version)
     }
 
-    /// The identifier of the current run of the server.
-    pub(super) fn run_id(&self) -> Option<String> {
-        self.field("run_id").map(str::to_owned)
-    }
-
     /// The time since the server was started.
     pub(super) fn uptime(&self) -> Option<Duration> {
         let seconds = self.field("uptime_in_seconds")?.parse();
         seconds.ok().map(Duration::from_secs)
     }
 
-    fn field(&self, name: &str) -> Option<&str> {
+    pub(super) fn field(&self, name: &str) -> Option<&str> {
         let mut lines = self.0.lines();
         let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         value.map(str::trim)

@@ -351,7 +351,7 @@ impl Dial {
         let uptime = info.uptime().ok_or_else(unexpected)?;
         let (sent, longest_lease) = (greeting.sent, membership.longest_lease);
         let mut tenure = Tenure::new(longest_lease, uptime, with_data, marker, sent);
-        tenure.run_id = info.run_id();
+        tenure.run_id = info.field("run_id").map(str::to_owned);
         if let Some(before) = &*lock(&membership.latest)
             && !before.is_of_the_same(&tenure)
         {
