@@ -52,7 +52,13 @@ impl RedisStore {
         for (taken, indices) in slots.iter().enumerate() {
             let some = indices.iter().map(|index| requests[*index].clone());
             let some: Vec<_> = some.collect();
-            match self.acquire_in_time(&some, IfBusy::Refuse, None).await? {
+            // The locks of the slots before may be held.
+            let failed = |error: StoreError| {
+                let unsent = error.is_unsent() && taken == 0;
+                error.with_unsent(unsent)
+            };
+            let reply = self.acquire_in_time(&some, IfBusy::Refuse, None).await;
+            match reply.map_err(failed)? {
                 AcquireAllReply::Granted(granted) => {
                     for (index, grant) in indices.iter().zip(granted) {
                         grants[*index] = Some(grant);
@@ -64,7 +70,7 @@ impl RedisStore {
                     let held = slots[..taken].iter().flatten();
                     let abandoned = held.map(|index| self.abandon_one(&requests[*index].hold));
                     for abandoned in join_all(abandoned).await {
-                        abandoned?;
+                        abandoned.map_err(failed)?;
                     }
                     let index = indices[index];
                     return Ok(AcquireAllReply::Refused { index, reply });
