@@ -418,5 +418,7 @@ fn shrink(map: &mut Map, now: Instant) {
             entry.slots.iter().any(|slot| slot.expires > now)
                 || entry.line.iter().any(|place| now < place.seen + ENTRY_TTL)
         });
+        // Otherwise each of the next insertions might visit all entries for a few expired ones.
+        map.reserve(map.len());
     }
 }

@@ -79,7 +79,7 @@ impl Connection {
 
     /// Ends the connection because the server has changed. The next call repeats the handshake.
     pub(super) fn greet_again(&self) {
-        self.link().end();
+        lock(&self.link).end();
     }
 
     /// Returns whether the connection was established and is not known to be over.

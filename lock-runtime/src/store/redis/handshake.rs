@@ -106,7 +106,7 @@ impl Greeting {
     pub(super) fn micros(&self, acl: &AclLine) -> Result<u64, StoreError> {
         let time = redis::from_redis_value_ref(settled(&self.time, acl)?);
         let (seconds, micros): (u64, u64) = time.map_err(|_| unexpected())?;
-        Ok(seconds * 1_000_000 + micros)
+        Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
     }
 }
 

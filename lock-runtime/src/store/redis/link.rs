@@ -349,15 +349,15 @@ impl Dial {
         let (marker, with_data) = greeting.marker(&self.acl)?;
         let info = info?;
         let uptime = info.uptime().ok_or_else(unexpected)?;
-        let (sent, longest_lease) = (greeting.sent, membership.longest_lease);
-        let mut tenure = Tenure::new(longest_lease, uptime, with_data, marker, sent);
+        let (seen, longest_lease) = (greeting.received, membership.longest_lease);
+        let mut tenure = Tenure::new(longest_lease, uptime, with_data, marker, seen);
         tenure.run_id = info.field("run_id").map(str::to_owned);
         if let Some(before) = &*lock(&membership.latest)
             && !before.is_of_the_same(&tenure)
         {
             // The change was observed here, so the full quarantine applies whatever the
             // server's clock shows.
-            tenure.not_before(sent + longest_lease);
+            tenure.not_before(seen + longest_lease);
         }
         if let Some(left) = tenure.keeps_away(greeting.received) {
             let server = &self.target;
